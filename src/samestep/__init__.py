@@ -1,0 +1,59 @@
+"""samestep: the same training run, step for step, on any number of devices.
+
+The names a recipe needs are here. They are loaded on first use, because importing torch takes seconds.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from samestep.core.errors import UserError
+    from samestep.data import noise
+    from samestep.data.feed import Feed, Micros
+    from samestep.train.bench import Bench
+    from samestep.train.config import Config
+    from samestep.train.fit import Fit, evaluate
+    from samestep.train.learner import Learner
+    from samestep.train.metrics import Figure
+    from samestep.train.recipe import Recipe, Stage, Task, Tick
+
+_HOMES = {
+    "Bench": "samestep.train.bench",
+    "Config": "samestep.train.config",
+    "Feed": "samestep.data.feed",
+    "Figure": "samestep.train.metrics",
+    "Fit": "samestep.train.fit",
+    "Learner": "samestep.train.learner",
+    "Micros": "samestep.data.feed",
+    "Recipe": "samestep.train.recipe",
+    "Stage": "samestep.train.recipe",
+    "Task": "samestep.train.recipe",
+    "Tick": "samestep.train.recipe",
+    "UserError": "samestep.core.errors",
+    "evaluate": "samestep.train.fit",
+}
+
+__all__ = [
+    "Bench",
+    "Config",
+    "Feed",
+    "Figure",
+    "Fit",
+    "Learner",
+    "Micros",
+    "Recipe",
+    "Stage",
+    "Task",
+    "Tick",
+    "UserError",
+    "evaluate",
+    "noise",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "noise":
+        return import_module("samestep.data.noise")
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'samestep' has no attribute {name!r}")

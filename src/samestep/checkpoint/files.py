@@ -1,0 +1,48 @@
+"""Files that are on the disk when we say so, with the size and the checksum of what was meant to be in them."""
+
+import hashlib
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """What a file holds."""
+
+    size: int
+    sha256: str
+
+
+def write_file(path: Path, data: bytes) -> FileRecord:
+    """Write a file and have it on the disk."""
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return FileRecord(len(data), hashlib.sha256(data).hexdigest())
+
+
+def damage_of(path: Path, expected: FileRecord) -> str | None:
+    """How a file differs from its record, or None."""
+    try:
+        size = path.stat().st_size
+        if size != expected.size:
+            return f"{path.name} has {size} bytes instead of {expected.size}"
+        with open(path, "rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        return f"{path.name} is missing"
+    except OSError as error:
+        return f"{path.name} cannot be read ({error.strerror})"
+    return None if found == expected.sha256 else f"{path.name} does not match its checksum"
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder with all that is in it, if it is there."""
+    try:
+        shutil.rmtree(path)
+    except FileNotFoundError:
+        if path.exists():  # something in it went while it was being removed, as network disks do
+            shutil.rmtree(path)

@@ -1,0 +1,118 @@
+"""Loading a checkpoint into a state on any number of ranks, and reading tensors out of one without any."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from samestep.checkpoint.agree import settle
+from samestep.checkpoint.manifest import RANKS, STATE, Checkpoint, DamageError, Manifest, check
+from samestep.checkpoint.metadata import read_metadata
+from samestep.checkpoint.spread import spread_tensors, spread_text
+from samestep.checkpoint.state import RankStateful, Stateful, plain_key, put_together, take_apart
+from samestep.checkpoint.tensors import check_tensors, fill_tensors
+from samestep.core.errors import UserError
+from samestep.core.records import Json
+from samestep.world.world import World
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What a checkpoint says before its tensors are read."""
+
+    metadata: Metadata
+    state: str
+    ranks: str
+
+
+def load_state(checkpoint: Checkpoint, state: Mapping[str, Stateful], world: World, shared: bool) -> None:
+    """Fill the tensors of `state` in place and give every part its state back. Collective."""
+    path, doing = checkpoint.path, f"loading the checkpoint {checkpoint.path}"
+    live = {name: part.state_dict() for name, part in state.items()}
+    _, tensors = take_apart(live)
+    content: _Content | None = None
+    failure: Exception | None = None
+
+    def look_inside() -> None:
+        nonlocal content
+        if shared or world.is_main:
+            manifest = checkpoint.manifest if checkpoint.verified or not world.is_main else whole(path)
+            content = _read_content(path, manifest)
+            _check_parts(path, content, state)
+            check_tensors(path, content.metadata, tensors)
+
+    def raise_failure() -> None:
+        if failure is not None:
+            raise failure
+
+    settle(world, doing, look_inside)
+    if content is not None:
+        failure = fill_tensors(path, content.metadata, tensors, world.control if shared else None)
+    settle(world, doing, raise_failure)
+    texts = [content.state, content.ranks] if content else ["", ""]
+    if not shared:
+        spread_tensors(world, tensors)
+        texts = [spread_text(world, text) for text in texts]
+    saved, ranks = (json.loads(text) for text in texts)
+    _hand_back(state, put_together(live, saved, tensors), ranks)
+
+
+def read_tensors(path: Path, prefix: str) -> dict[str, torch.Tensor]:
+    """The tensors under `prefix` of a checkpoint, by the rest of their names: whole, on the CPU, in a lone process.
+
+    With the prefix `learner/model`, a model's weights come under the keys that its own state has.
+    """
+    metadata = _read_content(path, whole(path)).metadata
+    start = f"{prefix}/"
+    tensors: dict[str, torch.Tensor] = {}
+    for name, entry in metadata.state_dict_metadata.items():
+        assert isinstance(entry, TensorStorageMetadata)
+        if name.startswith(start):
+            tensors[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
+    if not tensors:
+        groups = sorted({name.rpartition("/")[0] for name in metadata.state_dict_metadata})
+        raise UserError(f"the checkpoint {path} has no tensors under {prefix!r}; it has some under {', '.join(groups)}")
+    failure = fill_tensors(path, metadata, tensors, None)
+    if failure is not None:
+        raise failure
+    return {plain_key(name.removeprefix(start)): tensor for name, tensor in tensors.items()}
+
+
+def whole(path: Path) -> Manifest:
+    """The manifest of a checkpoint of which every byte was just checked; a damaged one is refused."""
+    try:
+        manifest = check(path).manifest
+    except DamageError as damage:
+        raise UserError(f"the checkpoint {path} is damaged: {damage}; use another one") from None
+    assert manifest is not None
+    return manifest
+
+
+def _read_content(path: Path, manifest: Manifest | None) -> _Content:
+    assert manifest is not None, "a checkpoint without a manifest is damaged"
+    metadata = read_metadata(path, manifest.files)
+    return _Content(metadata, (path / STATE).read_text(), (path / RANKS).read_text())
+
+
+def _check_parts(path: Path, content: _Content, state: Mapping[str, Stateful]) -> None:
+    saved, with_ranks = set(json.loads(content.state)), set(json.loads(content.ranks)[0])
+    wanted, with_ranks_now = set(state), {name for name, part in state.items() if isinstance(part, RankStateful)}
+    problems = [f"it has no {name!r}" for name in sorted(wanted - saved)]
+    problems += [f"it has {name!r}, which is not asked for" for name in sorted(saved - wanted)]
+    problems += [f"it has no rank state of {name!r}" for name in sorted(with_ranks_now - with_ranks)]
+    if problems:
+        raise UserError(
+            f"the checkpoint {path} is of another model: {problems[0]}; "
+            "load it with the recipe and options it was saved with"
+        )
+
+
+def _hand_back(state: Mapping[str, Stateful], loaded: Mapping[str, Any], ranks: Sequence[Mapping[str, Json]]) -> None:
+    for name, part in state.items():
+        part.load_state_dict(loaded[name])
+        if isinstance(part, RankStateful):
+            part.load_rank_state([saved[name] for saved in ranks])

@@ -1,0 +1,170 @@
+"""The manifest: what a checkpoint consists of, and by it whether one is whole.
+
+step_00000100/
+  manifest.json       format, step, every other file with size and checksum, versions, what the saver said about it
+  manifest.sha256     the manifest's own checksum, as `sha256sum --check` reads it
+  state.json          the state that is not tensors
+  ranks.json          what differs from rank to rank
+  .metadata, __0_0.distcp, __1_0.distcp ...    the tensors, as torch.distributed.checkpoint writes them
+"""
+
+import hashlib
+import json
+import math
+import platform
+import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from samestep.checkpoint.files import FileRecord, damage_of, write_file
+from samestep.core.errors import UserError
+from samestep.core.records import Json, sync_folder
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+CHECKSUM = "manifest.sha256"
+STATE = "state.json"
+RANKS = "ranks.json"
+_STEP = re.compile(r"(?:\.replaced_)?step_(\d+)")
+
+
+class DamageError(Exception):
+    """A checkpoint is not whole; the message says how."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What is in a checkpoint."""
+
+    step: int
+    world_size: int
+    files: dict[str, FileRecord]
+    about: dict[str, Json]
+    """What the saver said about it: the configuration, the figure by which checkpoints are compared."""
+    versions: dict[str, str] = field(default_factory=dict)
+    saved_at: str = ""
+    format: int = FORMAT
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One checkpoint on disk."""
+
+    path: Path
+    step: int
+    manifest: Manifest | None
+    """None when it cannot be read."""
+    damage: str | None = None
+    """What is wrong with it, as far as anybody looked."""
+    verified: bool = False
+    """Whether every byte of it was checked."""
+
+    @property
+    def about(self) -> dict[str, Json]:
+        """What the saver said about it."""
+        return self.manifest.about if self.manifest else {}
+
+    @property
+    def figure(self) -> float | None:
+        """The figure by which it is compared with others, if it has one that can be compared."""
+        figure = self.about.get("figure")
+        if not isinstance(figure, int | float) or isinstance(figure, bool) or math.isnan(figure):
+            return None
+        return float(figure)
+
+
+def step_of(name: str) -> int | None:
+    """The step in a checkpoint folder's name, also of one that is just being replaced; None for other folders."""
+    match = _STEP.fullmatch(name)
+    return int(match.group(1)) if match else None
+
+
+def versions() -> dict[str, str]:
+    """What software writes this checkpoint."""
+    return {**{name: _version(name) for name in ("samestep", "torch")}, "python": platform.python_version()}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # run from a copy of the sources
+        return "unknown"
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest beside the files it lists, and have the whole folder on the disk."""
+    text = json.dumps({"format": manifest.format, **asdict(manifest)}, indent=1) + "\n"
+    record = write_file(folder / MANIFEST, text.encode())
+    write_file(folder / CHECKSUM, f"{record.sha256}  {MANIFEST}\n".encode())
+    sync_folder(folder)
+
+
+def manifest_from(found: Mapping[str, Json]) -> Manifest:
+    """The manifest that was written as this JSON."""
+    files = {name: FileRecord(**record) for name, record in found["files"].items()}
+    return Manifest(**{**found, "files": files})
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint. Raises `DamageError` when it is not whole, UserError when it is too new for us."""
+    try:
+        text = (folder / MANIFEST).read_bytes()
+        checksum = (folder / CHECKSUM).read_bytes()
+    except FileNotFoundError as error:
+        raise DamageError(f"{Path(error.filename).name} is missing") from None
+    except OSError as error:
+        raise DamageError(f"{MANIFEST} cannot be read ({error.strerror})") from None
+    if checksum != f"{hashlib.sha256(text).hexdigest()}  {MANIFEST}\n".encode():
+        raise DamageError(f"{MANIFEST} does not match its checksum in {CHECKSUM}")
+    found = json.loads(text)
+    if found["format"] > FORMAT:
+        raise UserError(
+            f"the checkpoint {folder} has format {found['format']} and this version of samestep reads formats up to "
+            f"{FORMAT}; load it with the newer version of samestep that wrote it"
+        )
+    manifest = manifest_from(found)
+    if manifest.step != step_of(folder.name):
+        raise DamageError(f"{MANIFEST} is that of step {manifest.step}")
+    return manifest
+
+
+def find_checkpoints(folder: Path) -> list[Checkpoint]:
+    """The checkpoints in a folder by ascending step, only manifests read; a UserError when one is too new."""
+    by_step: dict[int, Path] = {}
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        step = step_of(
+            path.name
+        )  # a folder that was put aside sorts first: it counts only until its successor is there
+        if step is not None and path.is_dir():
+            by_step[step] = path
+    return [_open(path, step) for step, path in sorted(by_step.items())]
+
+
+def _open(path: Path, step: int) -> Checkpoint:
+    try:
+        return Checkpoint(path, step, read_manifest(path))
+    except DamageError as error:
+        return Checkpoint(path, step, None, damage=str(error))
+
+
+def check(path: Path) -> Checkpoint:
+    """The checkpoint at `path`, every byte of it checked; raises DamageError, or UserError when it is too new."""
+    manifest = read_manifest(path)
+    # hashing leaves the interpreter free, so the files of several ranks are checked side by side
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        for damage in pool.map(lambda item: damage_of(path / item[0], item[1]), sorted(manifest.files.items())):
+            if damage:
+                raise DamageError(damage)
+    return Checkpoint(path, manifest.step, manifest, verified=True)
+
+
+def verify(path: Path) -> str | None:
+    """Why the checkpoint at `path` cannot be used, or None when every byte of it is as it was written."""
+    try:
+        check(path)
+    except (DamageError, UserError) as error:
+        return str(error)
+    return None

@@ -1,0 +1,74 @@
+"""Whether all ranks see one disk, and rank 0's state on all ranks when they do not."""
+
+import secrets
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from samestep.checkpoint.agree import settle
+from samestep.core.errors import UserError
+from samestep.world.world import World
+
+_PATIENCE = 2.0  # seconds until a file of another machine must have shown: network disks take their time
+
+
+def shared_probe(folder: Path, world: World) -> bool:
+    """Whether a file that rank 0 puts into `folder` is there for every rank; all ranks get the same answer."""
+    token = folder / f".probe_{world.share(secrets.token_hex(8))}"
+
+    def put() -> None:
+        if world.is_main:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                token.touch()
+            except OSError as error:
+                raise UserError(f"cannot write to {folder} ({error.strerror}); choose a folder that you own") from error
+
+    settle(world, f"writing to {folder}", put)
+    answers = world.gather(_appears(token))
+    if world.is_main:
+        token.unlink(missing_ok=True)
+    return all(answers)
+
+
+def _appears(path: Path) -> bool:
+    end = time.monotonic() + _PATIENCE
+    while not path.exists():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def spread_text(world: World, text: str) -> str:
+    """Rank 0's text, on every rank."""
+    if world.control is None:
+        return text
+    data = bytearray(text.encode())
+    size = torch.tensor([len(data)])
+    dist.broadcast(size, src=0, group=world.control)
+    data = data if world.is_main else bytearray(int(size))
+    dist.broadcast(torch.frombuffer(data, dtype=torch.uint8), src=0, group=world.control)
+    return data.decode()
+
+
+def spread_tensors(world: World, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Give every rank the tensors of rank 0, in place. They travel as bytes over the CPU: any type, from any device."""
+    if world.control is None:
+        return
+    shapes = {name: [list(tensors[name].shape), str(tensors[name].dtype)] for name in sorted(tensors)}
+    assert world.share(shapes) == shapes, "all ranks must have the same tensors"
+    for name in shapes:
+        tensor = tensors[name].detach()
+        if tensor.numel() == 0:
+            continue
+        if world.is_main:
+            data = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
+        else:
+            data = torch.empty(tensor.numel() * tensor.element_size(), dtype=torch.uint8)
+        dist.broadcast(data, src=0, group=world.control)
+        if not world.is_main:
+            tensor.copy_(data.view(tensor.dtype).reshape(tensor.shape))

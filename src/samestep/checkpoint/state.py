@@ -1,0 +1,111 @@
+"""What may be saved, and how a nested state comes apart into tensors and JSON and goes together again.
+
+Tensors are named by the keys that lead to them, joined by "/": `model/blocks.0.weight`. Inside a key "~" is written
+"~0" and "/" is written "~1" (a JSON pointer), so that keys of any text stay apart.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from samestep.core.records import Json
+
+
+class Stateful(Protocol):
+    """Anything with a state: nested dicts with string keys, whose leaves are tensors or JSON values.
+
+    Tensors are the same on all ranks, or DTensors; of the JSON values rank 0's are saved. Tuples come back as lists.
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state now. Loading writes into these very tensors, so they must already have their final shapes."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
+        """Take back what `state_dict` gave."""
+
+
+@runtime_checkable
+class RankStateful(Protocol):
+    """A `Stateful` with a further part that differs from rank to rank: random generators, metric windows."""
+
+    def rank_state(self) -> Json:
+        """This rank's own part, as JSON."""
+
+    def load_rank_state(self, states: list[Json]) -> None:
+        """Take back the parts of all ranks that saved, by rank: as many as there were then, not as there are now."""
+
+
+def pointer(keys: Sequence[str]) -> str:
+    """The name of the tensor that these keys lead to."""
+    return "/".join(key.replace("~", "~0").replace("/", "~1") for key in keys)
+
+
+def plain_key(part: str) -> str:
+    """One part of a tensor's name as the key that it was."""
+    return part.replace("~1", "/").replace("~0", "~")
+
+
+def take_apart(state: Mapping[str, Any]) -> tuple[dict[str, Json], dict[str, torch.Tensor]]:
+    """The state without its tensors, as JSON, and the tensors by name."""
+    tensors: dict[str, torch.Tensor] = {}
+    return _without_tensors(state, (), tensors), tensors
+
+
+def put_together(
+    live: Mapping[str, Any], saved: Mapping[str, Json], tensors: Mapping[str, torch.Tensor], under: Sequence[str] = ()
+) -> dict[str, Any]:
+    """A state with the shape of `live`, the tensors of `tensors` and the JSON of `saved`.
+
+    JSON comes back just as it was saved: a dict of figures may have had more or fewer keys then than it has now.
+    """
+    # a copy of the same kind, because a module's state carries notes on versions beside its items
+    whole = copy.copy(live) if isinstance(live, dict) else dict(live)
+    for key, value in live.items():
+        if isinstance(value, torch.Tensor):
+            whole[key] = tensors[pointer((*under, key))]
+        elif key not in saved:
+            del whole[key]
+    for key, value in saved.items():
+        nested = live.get(key)
+        if isinstance(value, dict) and isinstance(nested, Mapping):
+            value = put_together(nested, value, tensors, (*under, key))
+        whole[key] = value
+    return whole
+
+
+def _without_tensors(
+    state: Mapping[str, Any], under: tuple[str, ...], tensors: dict[str, torch.Tensor]
+) -> dict[str, Json]:
+    rest: dict[str, Json] = {}
+    for key, value in state.items():
+        here = (*under, _text(key, under))
+        if isinstance(value, torch.Tensor):
+            tensors[pointer(here)] = value
+        elif isinstance(value, Mapping):
+            rest[key] = _without_tensors(value, here, tensors)
+        else:
+            check_json(value, here)
+            rest[key] = value
+    return rest
+
+
+def check_json(value: Json, under: tuple[str, ...]) -> None:
+    """Refuse what JSON would lose or change, naming where it lies."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            check_json(inner, (*under, _text(key, under)))
+    elif isinstance(value, list | tuple):
+        for number, inner in enumerate(value):
+            check_json(inner, (*under, str(number)))
+    elif value is not None and not isinstance(value, str | int | float):
+        raise TypeError(
+            f"state {pointer(under)!r} is a {type(value).__name__}: state is tensors under string keys, or JSON values"
+        )
+
+
+def _text(key: object, under: tuple[str, ...]) -> str:
+    if not isinstance(key, str):
+        raise TypeError(f"state {pointer(under)!r} has the key {key!r}: keys of a state are strings")
+    return key

@@ -1,0 +1,241 @@
+"""The store: the checkpoints of one stage, in one folder.
+
+A save is three steps: `stage` takes the state, `write` brings it into a hidden staging folder, every rank its own files
+with their checksums, and `commit` lets rank 0 write the manifest and rename the folder to its final name. A folder of
+that name is therefore whole, or damaged later; a kill leaves hidden folders that `tidy` removes at the next start.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from samestep.checkpoint.agree import settle
+from samestep.checkpoint.files import FileRecord, remove_folder, write_file
+from samestep.checkpoint.housekeeping import STAGING, make_anew, put_in_place, remove_checkpoints, replaced, tidy
+from samestep.checkpoint.loading import load_state
+from samestep.checkpoint.manifest import (
+    RANKS,
+    STATE,
+    Checkpoint,
+    DamageError,
+    Manifest,
+    check,
+    find_checkpoints,
+    manifest_from,
+    versions,
+    write_manifest,
+)
+from samestep.checkpoint.retention import Retention
+from samestep.checkpoint.state import RankStateful, Stateful, check_json, take_apart
+from samestep.checkpoint.tensors import Written, write_tensors
+from samestep.core.errors import RunFailed, UserError
+from samestep.core.records import Json
+from samestep.world.world import World
+
+_REMEDY = "; earlier checkpoints are untouched, so make room or mend the disk, and start the run again to resume"
+_log = logging.getLogger("samestep.checkpoint")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A state as it was at one step, ready to be written: tensors by name, all else as text."""
+
+    step: int
+    about: dict[str, Json]
+    tensors: dict[str, torch.Tensor]
+    state: str
+    ranks: str
+    """This rank's own part of the state."""
+
+    @property
+    def name(self) -> str:
+        """The folder it will lie in."""
+        return f"step_{self.step:08d}"
+
+
+class Store:
+    """The checkpoints in one folder. Every method is collective: all ranks call it, all return or raise alike."""
+
+    def __init__(
+        self,
+        folder: Path,
+        world: World,
+        *,
+        keep: Retention | None = None,
+        shared: bool = True,
+        on_phase: Callable[[str], None] = lambda phase: None,
+    ) -> None:
+        """`shared`: whether `folder` is the same for all ranks (see `shared_probe`); if not, only rank 0's is used.
+
+        `on_phase` is told how far a save came (staged, written, reported, and on rank 0 manifest, replaced, renamed,
+        pruned), so that tests can end a process just there.
+        """
+        self.folder = folder
+        self.world = world
+        self.keep = keep or Retention()
+        self.shared = shared
+        self._on_phase = on_phase
+        self._damaged: dict[Path, str] = {}
+
+    def tidy(self) -> None:
+        """Remove what killed saves left behind. For the one process group that holds the run, once, before it saves."""
+        self._on_main(f"tidying {self.folder}", lambda: tidy(self.folder))
+
+    def save(self, step: int, state: Mapping[str, Stateful], about: Mapping[str, Json]) -> Path:
+        """Save the state at `step`; a checkpoint of that step is replaced. `about["figure"]` decides what is best."""
+        snapshot = self.stage(step, state, about)
+        return self.commit(snapshot, self.write(snapshot))
+
+    def stage(self, step: int, state: Mapping[str, Stateful], about: Mapping[str, Json]) -> Snapshot:
+        """Take the state. Tensors are not copied: they must not change until they are written."""
+        plain, tensors = take_apart({name: part.state_dict() for name, part in state.items()})
+        if not self.shared and any(isinstance(tensor, DTensor) for tensor in tensors.values()):
+            raise UserError(
+                f"sharded training needs a run directory on a disk that every rank sees, which {self.folder} is not; "
+                "choose a folder on a shared disk, or train replicated"
+            )
+        ranks = {name: part.rank_state() for name, part in state.items() if isinstance(part, RankStateful)}
+        check_json(ranks, ("rank_state",))
+        check_json(about, ("about",))
+        return Snapshot(step, json.loads(json.dumps(about)), tensors, json.dumps(plain), json.dumps(ranks))
+
+    def write(self, snapshot: Snapshot) -> dict[str, FileRecord]:
+        """Bring a snapshot into its staging folder; returns all files in it. If a rank fails, nothing is left of it."""
+        staging = self.folder / f"{STAGING}{snapshot.name}"
+        doing = f"saving the checkpoint {self.folder / snapshot.name}"
+        try:
+            self._on_main(doing, lambda: make_anew(staging), _REMEDY)
+            self._on_phase("staged")
+            written = Written({}, None)
+            if self.shared:
+                written = write_tensors(staging, snapshot.tensors, self.world.control)
+            elif self.world.is_main:
+                written = write_tensors(staging, snapshot.tensors, None)
+            ranks = [json.loads(text) for text in self.world.gather(snapshot.ranks)]
+            self._on_phase("written")
+
+            def report() -> dict[str, Json]:
+                files = written.files()
+                if self.world.is_main:
+                    files[STATE] = write_file(staging / STATE, snapshot.state.encode())
+                    files[RANKS] = write_file(staging / RANKS, json.dumps(ranks).encode())
+                return {name: asdict(record) for name, record in files.items()}
+
+            reports = settle(self.world, doing, report, _REMEDY)
+            self._on_phase("reported")
+        except RunFailed:
+            self._discard(staging)
+            raise
+        return {name: FileRecord(**record) for files in reports for name, record in files.items()}
+
+    def commit(self, snapshot: Snapshot, files: Mapping[str, FileRecord]) -> Path:
+        """Turn a written snapshot into a checkpoint, and remove those that need not be kept."""
+        staging, final = self.folder / f"{STAGING}{snapshot.name}", self.folder / snapshot.name
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        manifest = Manifest(snapshot.step, self.world.size, dict(files), snapshot.about, versions(), now)
+
+        def publish() -> None:
+            write_manifest(staging, manifest)
+            self._on_phase("manifest")
+            put_in_place(staging, final, lambda: self._on_phase("replaced"))
+            self._on_phase("renamed")
+
+        try:
+            self._on_main(f"saving the checkpoint {final}", publish, _REMEDY)
+        except RunFailed:
+            self._discard(staging)
+            raise
+        self._damaged.pop(final, None)
+        if self.world.is_main:
+            self._prune(replaced(final))
+            self._on_phase("pruned")
+        return final
+
+    def newest(self) -> Checkpoint | None:
+        """The newest checkpoint that is whole, None when there is none at all; says which newer ones are damaged."""
+        found, damaged = self._first_whole(lambda found: sorted(found, key=lambda c: c.step, reverse=True))
+        if found is None and damaged:
+            raise UserError(
+                f"no checkpoint in {self.folder} is whole ({'; '.join(damaged)}): put one back from a copy, "
+                "or remove them all to start from the beginning"
+            )
+        return found
+
+    def best(self) -> Checkpoint | None:
+        """The whole checkpoint with the best figure, None when none has one."""
+        return self._first_whole(self.keep.ranked)[0]
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """All checkpoints by ascending step, each either verified or with its damage."""
+
+        def listing() -> list[Json]:
+            return [_entry(self._checked(candidate)) for candidate in find_checkpoints(self.folder)]
+
+        return [_checkpoint_from(entry) for entry in self._on_main(f"reading {self.folder}", listing)]
+
+    def load(self, checkpoint: Checkpoint, state: Mapping[str, Stateful]) -> None:
+        """Load a checkpoint into the state, whatever number of ranks saved it."""
+        load_state(checkpoint, state, self.world, self.shared)
+
+    def _on_main(self, doing: str, work: Callable[[], Json], remedy: str = "") -> Json:
+        """What `work` returned on rank 0, on every rank; or its failure."""
+        return settle(self.world, doing, lambda: work() if self.world.is_main else None, remedy)[0]
+
+    def _first_whole(
+        self, order: Callable[[list[Checkpoint]], Iterable[Checkpoint]]
+    ) -> tuple[Checkpoint | None, list[str]]:
+        """The first whole checkpoint in this order, and what is wrong with those before it."""
+
+        def search() -> Json:
+            damaged: list[str] = []
+            for candidate in order(find_checkpoints(self.folder)):
+                found = self._checked(candidate)
+                if found.damage is None:
+                    return [_entry(found), damaged]
+                _log.warning("the checkpoint %s is damaged and not used: %s", found.path, found.damage)
+                damaged.append(f"{found.path.name}: {found.damage}")
+            return [None, damaged]
+
+        found, damaged = self._on_main(f"reading {self.folder}", search)
+        return (_checkpoint_from(found) if found else None), damaged
+
+    def _checked(self, candidate: Checkpoint) -> Checkpoint:
+        try:
+            return check(candidate.path)
+        except DamageError as damage:
+            self._damaged[candidate.path] = str(damage)
+            return replace(candidate, damage=str(damage))
+
+    def _prune(self, aside: Path) -> None:
+        """Remove what need not be kept. The save itself has succeeded, so a failure here is only worth a word."""
+        try:
+            remove_folder(aside)
+            found = [replace(c, damage=c.damage or self._damaged.get(c.path)) for c in find_checkpoints(self.folder)]
+            remove_checkpoints(c.path for c in self.keep.doomed(found))
+        except (OSError, UserError) as error:
+            _log.warning("old checkpoints in %s could not be removed: %s", self.folder, error)
+
+    def _discard(self, staging: Path) -> None:
+        """Remove a save that failed on all ranks, as far as the disk lets us."""
+        if self.world.is_main:
+            try:
+                remove_folder(staging)
+            except OSError as error:
+                _log.warning("%s could not be removed: %s", staging, error)
+
+
+def _entry(checkpoint: Checkpoint) -> dict[str, Json]:
+    """A checkpoint as JSON, for the other ranks."""
+    manifest = asdict(checkpoint.manifest) if checkpoint.manifest else None
+    return {**asdict(checkpoint), "path": str(checkpoint.path), "manifest": manifest}
+
+
+def _checkpoint_from(entry: Mapping[str, Json]) -> Checkpoint:
+    manifest = manifest_from(entry["manifest"]) if entry["manifest"] else None
+    return Checkpoint(**{**entry, "path": Path(entry["path"]), "manifest": manifest})

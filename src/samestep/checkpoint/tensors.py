@@ -1,0 +1,193 @@
+"""Tensors to and from a checkpoint folder, by torch.distributed.checkpoint (DCP).
+
+Each rank writes its shards of sharded tensors and a fair share of replicated ones; reading fills tensors in place, cut
+as they are now. DCP passes an exception of one rank to the others pickled, which not every exception survives, and then
+ranks wait for each other for ever: so our writer and reader keep a failure to themselves, and the caller settles it.
+"""
+
+import hashlib
+import os
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.futures import Future
+
+from samestep.checkpoint.files import FileRecord
+from samestep.core.errors import UserError
+
+
+def write_tensors(folder: Path, tensors: Mapping[str, torch.Tensor], group: Any) -> "Written":
+    """Write tensors to an existing folder, together with the ranks of `group`, or alone when it is None."""
+    assert all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()), "DCP would pickle anything else"
+    writer = _Writer(folder)
+    planner = DefaultSavePlanner(flatten_state_dict=False)
+    if group is not None:
+        save(dict(tensors), storage_writer=writer, planner=planner, process_group=group)
+        return Written(writer.fs.records, writer.failure)
+    # what `save` does in a lone process, less its warning that it is one
+    planner.set_up_planner(dict(tensors), writer.storage_meta(), is_coordinator=True)
+    writer.set_up_storage_writer(True)
+    plans, metadata = planner.create_global_plan([writer.prepare_local_plan(planner.create_local_plan())])
+    plan = planner.finish_plan(writer.prepare_global_plan(plans)[0])
+    writer.finish(metadata, [writer.write_data(plan, planner).wait()])
+    return Written(writer.fs.records, writer.failure)
+
+
+def fill_tensors(folder: Path, metadata: Metadata, tensors: dict[str, torch.Tensor], group: Any) -> Exception | None:
+    """Fill tensors from a checkpoint in place, together with the ranks of `group` or alone; returns what went wrong."""
+    reader = _Reader(folder, metadata)
+    planner = DefaultLoadPlanner(flatten_state_dict=False)
+    if group is not None:
+        load(tensors, storage_reader=reader, planner=planner, process_group=group)
+        return reader.failure
+    planner.set_up_planner(tensors, metadata, is_coordinator=True)
+    reader.set_up_storage_reader(metadata, True)
+    plans = planner.create_global_plan([reader.prepare_local_plan(planner.create_local_plan())])
+    reader.read_data(planner.finish_plan(reader.prepare_global_plan(plans)[0]), planner).wait()
+    return reader.failure
+
+
+def check_tensors(path: Path, metadata: Metadata, wanted: Mapping[str, torch.Tensor]) -> None:
+    """Refuse a checkpoint whose tensors are not just the wanted ones, naming the first that differs."""
+    saved = metadata.state_dict_metadata
+    problems = [f"it has no tensor {name!r}" for name in sorted(wanted.keys() - saved.keys())]
+    problems += [f"it has a tensor {name!r} that is not asked for" for name in sorted(saved.keys() - wanted.keys())]
+    for name in sorted(wanted.keys() & saved.keys()):
+        here, there = wanted[name], saved[name]
+        assert isinstance(there, TensorStorageMetadata)
+        if here.shape != there.size:
+            problems.append(f"its tensor {name!r} has shape {tuple(there.size)} instead of {tuple(here.shape)}")
+        elif here.dtype != there.properties.dtype:
+            problems.append(f"its tensor {name!r} has type {there.properties.dtype} instead of {here.dtype}")
+    if problems:
+        more = f" (and {len(problems) - 1} more differences)" if len(problems) > 1 else ""
+        raise UserError(
+            f"the checkpoint {path} is of another model: {problems[0]}{more}; "
+            "load it with the model and the options it was saved with"
+        )
+
+
+class Written:
+    """What one rank wrote: its files, or why it could not."""
+
+    def __init__(self, files: Mapping[str, FileRecord], failure: Exception | None) -> None:
+        self._files = dict(files)
+        self._failure = failure
+
+    def files(self) -> dict[str, FileRecord]:
+        """The files this rank wrote; raises what kept it from writing them."""
+        if self._failure is not None:
+            raise self._failure
+        return self._files
+
+
+class _Writer(FileSystemWriter):
+    """DCP's writer, that knows the checksums of what it wrote and leaves no paths or random names in it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, sync_files=True)
+        self.fs: HashingFiles = HashingFiles()
+        self.failure: Exception | None = None
+
+    def storage_meta(self) -> StorageMeta | None:
+        return None
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan  # DCP's own looks for an older checkpoint in the folder, which is new
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[Any]:
+        try:
+            return super().write_data(plan, planner)
+        except Exception as error:
+            self.failure = self.fs.failure or error
+            return _done([])
+
+    def finish(self, metadata: Metadata, results: list[Any]) -> None:
+        try:
+            super().finish(metadata, results)
+        except Exception as error:
+            self.failure = self.failure or error
+
+
+class _Reader(FileSystemReader):
+    """DCP's reader of a folder whose metadata was read already, in our own careful way."""
+
+    def __init__(self, folder: Path, metadata: Metadata) -> None:
+        super().__init__(folder)
+        self._metadata = metadata
+        self.failure: Exception | None = None
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        return self._metadata
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        try:
+            return super().read_data(plan, planner)
+        except Exception as error:
+            self.failure = error
+            return _done(None)
+
+
+def _done(value: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future
+
+
+class HashingFiles(FileSystem):
+    """The file system as DCP sees it, hashing every file while it is written.
+
+    So nothing is read again to learn its checksum, and the checksum is that of what should have reached the disk.
+    """
+
+    def __init__(self) -> None:
+        self.records: dict[str, FileRecord] = {}
+        self.failure: OSError | None = None
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike, mode: str) -> Generator[Any, None, None]:
+        """Open a file; one that is written is on record once it is closed."""
+        with open(path, mode) as file:
+            if "w" not in mode:
+                yield file
+                return
+            stream = _HashingStream(file, self)
+            yield stream
+        self.records[Path(path).name] = FileRecord(stream.size, stream.digest.hexdigest())
+
+    def rename(self, path: str | os.PathLike, new_path: str | os.PathLike) -> None:
+        """Rename a file, and its record with it."""
+        os.replace(path, new_path)
+        self.records[Path(new_path).name] = self.records.pop(Path(path).name)
+
+
+class _HashingStream:
+    """A file being written, and the checksum so far."""
+
+    def __init__(self, file: IO[bytes], owner: HashingFiles) -> None:
+        self._file = file
+        self._owner = owner
+        self.digest = hashlib.sha256()
+        self.size = 0
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self._owner.failure = error  # torch.save replaces it by a complaint about its own bookkeeping
+            raise
+        self.size += memoryview(data).nbytes
+        return memoryview(data).nbytes
+
+    def __getattr__(self, name: str) -> Any:  # tell, flush, fileno, close: those of the file
+        return getattr(self._file, name)

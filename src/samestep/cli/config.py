@@ -1,0 +1,106 @@
+"""`samestep config RECIPE`: every field with its type, default and meaning, and the presets and other names."""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from samestep.core.compose import Aliases, Presets, merge
+from samestep.core.compose_files import options_of
+from samestep.core.compose_tree import flatten
+from samestep.core.config import MISSING, fields_of
+from samestep.core.config_types import listed, plain
+from samestep.core.overrides import Alias
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Row = tuple[str, ...]
+Part = tuple[str, Row, list[Row]]  # title, head and rows of a table
+_HEAD = ("Field", "Type", "Default", "Meaning")
+
+
+def show(
+    recipe_name: str,
+    cls: type,
+    presets: Presets | None = None,
+    aliases: Aliases | None = None,
+    console: "Console | None" = None,
+) -> None:
+    """Print the config of a recipe: a table on a terminal, one line a field elsewhere, so that `grep` finds it."""
+    presets, aliases = presets or {}, aliases or {}
+    parts = [
+        *_field_parts(recipe_name, cls, presets),
+        ("Presets (--preset NAME)", ("Preset", "Sets"), _preset_rows(cls, presets)),
+        ("Other names (--NAME)", ("Name", "Stands for"), _alias_rows(aliases)),
+    ]
+    parts = [part for part in parts if part[2]]
+    if console is None and not sys.stdout.isatty():
+        print("\n\n".join(_plain(*part) for part in parts))
+    else:
+        _draw(parts, console)
+
+
+def _field_parts(recipe_name: str, cls: type, presets: Presets) -> list[Part]:
+    """A part for each section. Defaults are those in force when nothing is given: base group and preset count."""
+    in_force = dict(flatten(cls, merge(cls, presets, {}, None, None, ())))
+    sections: dict[str, list[Row]] = {"": []}
+    for doc in fields_of(cls):
+        default = _text(in_force.get(doc.path, doc.default))
+        sections.setdefault(doc.path.rpartition(".")[0], []).append((doc.path, doc.type, default, doc.doc))
+    return [(_title(recipe_name, path), _HEAD, rows) for path, rows in sections.items()]
+
+
+def _title(recipe_name: str, path: str) -> str:
+    if not path:
+        return f"Fields of {recipe_name}"
+    options = options_of(path)
+    return f"Section {path}" + (f" (set as a whole: {path}={listed(options, 'or')})" if options else "")
+
+
+def _preset_rows(cls: type, presets: Presets) -> list[Row]:
+    return [(name, _settings(cls, presets[name]) or "nothing: the defaults") for name in presets]
+
+
+def _settings(cls: type, data: Mapping[str, Any]) -> str:
+    return " ".join(f"{path}={_text(value)}" for path, value in flatten(cls, data) if value != {})
+
+
+def _alias_rows(aliases: Aliases) -> list[Row]:
+    rows: list[Row] = []
+    for name, alias in aliases.items():
+        alias = Alias(alias) if isinstance(alias, str) else alias
+        words = ", ".join(f"{word}: {_text(value)}" for word, value in (alias.values or {}).items())
+        rows.append((f"--{name}", f"{alias.path} ({words})" if words else alias.path))
+    return rows
+
+
+def _text(value: Any) -> str:
+    """A value as one would write it on the command line."""
+    if value is MISSING:
+        return "(required)"
+    return value if isinstance(value, str) and value else json.dumps(plain(value), ensure_ascii=False)
+
+
+def _plain(title: str, head: Row, rows: list[Row]) -> str:
+    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in [head, *rows])
+    return "\n".join([title, *lines])
+
+
+def _draw(parts: Iterable[Part], console: "Console | None") -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = console or Console()
+    for title, head, rows in parts:
+        console.print(Text(title, style="bold"))
+        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        for at, name in enumerate(head):
+            narrow = console.width // 6 if name in ("Type", "Default") else None
+            table.add_column(name, no_wrap=at == 0, overflow="fold", max_width=narrow, style="bold" if at == 0 else "")
+        for row in rows:
+            table.add_row(*(Text(cell) for cell in row))  # as text: a bracket in it is no markup
+        console.print(table)

@@ -1,0 +1,48 @@
+"""The command `samestep`: finds the verb, runs it, and turns errors into sentences and exit codes.
+
+Nothing heavy is imported here, so `samestep --help` answers at once.
+"""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from samestep.core.errors import EXIT_DONE, EXIT_USER, UserError, complain
+
+VERBS = {
+    "train": "train a recipe, or resume a run",
+    "verify": "prove that a recipe is the same run at any world size and after a kill",
+    "sample": "generate from a trained run",
+    "config": "print every setting of a recipe with type, default and meaning",
+}
+
+USAGE = """samestep: the same run, step for step, on any number of devices
+
+  samestep train RECIPE [--preset NAME] [key=value | --key value ...]
+  samestep train --resume RUN
+  samestep verify RECIPE
+  samestep sample RUN [--prompt TEXT]
+  samestep config RECIPE
+
+verbs:
+"""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run one command line; returns its exit code."""
+    verb, *rest = list(sys.argv[1:] if words is None else words) or ["--help"]
+    if verb in ("-h", "--help", "help"):
+        print(USAGE + "\n".join(f"  {name:8} {meaning}" for name, meaning in VERBS.items()))
+        return EXIT_DONE
+    if verb == "--version":
+        from importlib.metadata import version
+
+        print(version("samestep"))
+        return EXIT_DONE
+    try:
+        if verb not in VERBS:
+            raise UserError(f"there is no verb {verb!r}; choose one of {', '.join(VERBS)}")
+        return int(importlib.import_module(f"samestep.cli.{verb}").run(rest))
+    except UserError as error:
+        complain(str(error))
+        return EXIT_USER

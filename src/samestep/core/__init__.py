@@ -1,0 +1,1 @@
+"""Floor 1: configuration, run directory, records and errors. Knows nothing of torch or training."""

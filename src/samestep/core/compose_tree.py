@@ -1,0 +1,154 @@
+"""Settings of several layers, laid one over another by dotted name."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from samestep.core.config_build import flow
+from samestep.core.config_fields import defaults_of, locate, paths_of, unknown
+from samestep.core.config_types import NULL, NULL_WORDS, members, plain, section
+from samestep.core.errors import UserError
+
+Settings = list[tuple[str, Any]]
+
+
+def flatten(cls: type, data: Mapping[str, Any]) -> Settings:
+    """Nested settings, or dotted ones, or both, as (dotted name, value); names that do not exist are refused."""
+    return _flatten(data, paths_of(cls), "")
+
+
+def _flatten(data: Mapping[str, Any], paths: dict[str, Any], prefix: str) -> Settings:
+    found: Settings = []
+    for key, value in data.items():
+        path = f"{prefix}{key}"
+        if locate(paths, path) is None:
+            raise unknown(path, paths)
+        found.append((path, {} if _nests(path, paths, value) else value))
+        if _nests(path, paths, value):
+            found += _flatten(value, paths, f"{path}.")
+    return found
+
+
+def _nests(path: str, paths: dict[str, Any], value: Any) -> bool:
+    return path in paths and section(paths[path]) is not None and isinstance(value, Mapping)
+
+
+def split_choices(cls: type, settings: Settings) -> tuple[dict[str, str], Settings]:
+    """Tell choices of a group's option, such as ("distributed", "fsdp"), from settings of fields."""
+    paths = paths_of(cls)
+    choices: dict[str, str] = {}
+    fields: Settings = []
+    for path, value in settings:
+        kind = paths.get(path)
+        if section(kind) is None or not isinstance(value, str):
+            fields.append((path, value))
+        elif NULL in members(kind) and value.lower() in NULL_WORDS:
+            fields.append((path, None))
+        elif value.lstrip().startswith("{"):
+            fields += _flatten({path: flow(value)}, paths, "")
+        else:
+            choices[path] = value
+    return choices, fields
+
+
+class Tree:
+    """The settings so far. Text is put in as it stands, or with `${...}` that `resolved` replaces by other settings."""
+
+    def __init__(self, cls: type) -> None:
+        self.paths = paths_of(cls)
+        self.defaults = defaults_of(cls)
+        self.data: dict[str, Any] = {}
+        self._kept: list[str] = []
+
+    def put(self, settings: Settings, *, verbatim: bool) -> None:
+        """Lay settings over what is there. A whole list or mapping replaces; a section is merged field by field."""
+        for path, value in settings:
+            if verbatim:
+                self._set(path, _each_text(value, self._keep))
+            elif value != "???":  # OmegaConf's mark of a value that somebody else must give
+                self._set(path, value)
+
+    def _set(self, path: str, value: Any) -> None:
+        place = locate(self.paths, path)
+        assert place is not None, path
+        field, key = place
+        node = self.data
+        *parents, name = field.split(".")
+        for parent in parents:
+            if not isinstance(node.get(parent), dict):
+                node[parent] = {}
+            node = node[parent]
+        if key is not None:
+            node[name] = {**self._entries(node.get(name), field), key: value}
+        elif section(self.paths[field]) is not None and value == {}:
+            if not isinstance(node.get(name), dict):
+                node[name] = {}
+        else:
+            node[name] = value
+
+    def _entries(self, value: Any, field: str) -> dict[str, Any]:
+        """The entries of a mapping field that one more is added to: those set so far, or else the default ones."""
+        if value is None:
+            value = self.defaults
+            for part in field.split("."):
+                value = value.get(part) if isinstance(value, Mapping) else None
+        value = flow(value) if isinstance(value, str) else value
+        return dict(value) if isinstance(value, Mapping) else {}
+
+    def _keep(self, text: str) -> str:
+        """A mark in place of text that OmegaConf would read as more than text."""
+        if "${" not in text and "\0" not in text and text != "???":
+            return text
+        self._kept.append(text)
+        return f"\0{len(self._kept) - 1}\0"
+
+    def _restore(self, text: str) -> str:
+        return re.sub("\0([0-9]+)\0", lambda mark: self._kept[int(mark[1])], text)
+
+    def resolved(self) -> dict[str, Any]:
+        """The settings as nested values, with every `${...}` of a YAML file replaced."""
+        data = (
+            _interpolated(self.data, _each_text(plain(self.defaults), self._keep)) if _refers(self.data) else self.data
+        )
+        found = _each_text(data, self._restore)
+        assert isinstance(found, dict)
+        return found
+
+
+def _refers(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(_refers(item) for item in value.values())
+    return any(_refers(item) for item in value) if isinstance(value, list) else isinstance(value, str) and "${" in value
+
+
+def _interpolated(data: dict[str, Any], defaults: dict[str, Any]) -> Any:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        whole = OmegaConf.to_container(OmegaConf.create(_over(defaults, data)), resolve=True)
+    except OmegaConfBaseException as error:
+        what = str(error).strip().splitlines()[0].rstrip(".")
+        raise UserError(
+            f"The setting {error.full_key or '?'} cannot be resolved ({what}); mend it in the file."
+        ) from None
+    return _like(data, whole)
+
+
+def _over(below: Any, above: Any) -> Any:
+    if not (isinstance(below, Mapping) and isinstance(above, Mapping)):
+        return above
+    return {**below, **{key: _over(below.get(key), value) for key, value in above.items()}}
+
+
+def _like(shape: Any, whole: Any) -> Any:
+    """The part of `whole` that `shape` has too."""
+    return {key: _like(value, whole[key]) for key, value in shape.items()} if isinstance(shape, dict) else whole
+
+
+def _each_text(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: _each_text(item, change) for key, item in value.items()}
+    return [_each_text(item, change) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,27 @@
+"""What goes wrong, and the exit code each kind ends the process with."""
+
+import os
+import sys
+
+EXIT_DONE = 0
+EXIT_FAILURE = 1
+EXIT_USER = 2
+EXIT_PREEMPTED = 75  # EX_TEMPFAIL: the run stopped in good order and can be resumed
+
+
+class UserError(Exception):
+    """Something the user can mend. The message is one sentence that says how; no traceback is shown."""
+
+    exit_code = EXIT_USER
+
+
+class RunFailed(Exception):
+    """The run itself cannot go on (it diverged, its disk is full). One sentence, no traceback, a failure exit."""
+
+    exit_code = EXIT_FAILURE
+
+
+def complain(sentence: str) -> None:
+    """Say what is wrong, once: rank 0 speaks for all."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"samestep: {sentence}", file=sys.stderr, flush=True)

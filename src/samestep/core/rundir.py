@@ -1,0 +1,112 @@
+"""The run directory: the one class that knows where everything of a run lies, and the lock against two writers.
+
+runs/NAME/
+  config.json           the resolved configuration, written once
+  frozen.json           what the first launch fixed for good, per stage: global batch, learning rate, steps
+  status.json           running, done, preempted or failed, with the last step
+  metrics.jsonl         one row a figure set, each step once
+  events.jsonl          launches, resumes, saves, warnings
+  logs/rank_0.log       one per rank
+  tensorboard/
+  checkpoints/STAGE/step_00000100/
+  weights/              plain weight files, when asked for
+  artifacts/STAGE/      what a stage hands to the next
+  evidence/             what `samestep verify` compares, when asked for
+"""
+
+import fcntl
+import json
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from samestep.core.errors import UserError
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Every path of one run."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration with its recipe."""
+        return self.path / "config.json"
+
+    @property
+    def frozen(self) -> Path:
+        """What the first launch fixed for good."""
+        return self.path / "frozen.json"
+
+    @property
+    def status(self) -> Path:
+        """How the run stands."""
+        return self.path / "status.json"
+
+    @property
+    def metrics(self) -> Path:
+        """The figures, a JSON line each."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def events(self) -> Path:
+        """What happened, a JSON line each."""
+        return self.path / "events.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """TensorBoard's folder."""
+        return self.path / "tensorboard"
+
+    @property
+    def weights(self) -> Path:
+        """Plain weight files."""
+        return self.path / "weights"
+
+    def log(self, rank: int) -> Path:
+        """The log of one rank."""
+        return self.path / "logs" / f"rank_{rank}.log"
+
+    def checkpoints(self, stage: str) -> Path:
+        """The checkpoints of one stage."""
+        return self.path / "checkpoints" / stage
+
+    def artifacts(self, stage: str) -> Path:
+        """What one stage leaves for the next ones."""
+        return self.path / "artifacts" / stage
+
+    def evidence(self, world_size: int, rank: int) -> Path:
+        """What one rank recorded for `samestep verify`."""
+        return self.path / "evidence" / f"world_{world_size}_rank_{rank}.jsonl"
+
+    def lock(self) -> "RunLock":
+        """Take the run for this process, or say who has it."""
+        return RunLock(self.path / "lock")
+
+
+class RunLock:
+    """One writer a run. A POSIX record lock: gone with its process however that ends, and not inherited by a fork."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: TextIO = open(path, "a+", encoding="utf-8")  # noqa: SIM115 (held as long as the lock)
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.seek(0)
+            holder = self._file.read().strip() or "another process"
+            self._file.close()
+            raise UserError(
+                f"the run directory {path.parent} is in use by a live run ({holder}); "
+                "wait for it, stop it, or choose another name with name=..."
+            ) from None
+        self._file.truncate(0)
+        self._file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
+        self._file.flush()
+
+    def release(self) -> None:
+        """Let others have the run."""
+        self._file.close()

@@ -1,0 +1,261 @@
+"""Which samples a step trains on, as a function of the step number.
+
+`order.ids(step)` is the global batch of a step: int64 [n, 2], columns (epoch, index), the same on every rank. Any step
+can be asked for at any time at the same price, so the step number is the whole data position: nothing else is saved,
+and a resume at another number of ranks goes on with the very next sample. `split` and `micros` then share a batch out.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+
+from samestep.core.errors import UserError
+from samestep.data import noise
+from samestep.data.permutation import permute
+
+VALIDATION_EPOCH = 2**31 - 1
+"""The epoch of validation samples: noise keyed by it is fixed, and is never training's."""
+
+BLOCK = 1024
+"""Slots of a block of `Mixed`: proportions are whole numbers of these."""
+
+_SHUFFLE = noise.purpose("order/shuffle")
+_BATCHES = noise.purpose("order/batches")
+_SHORT = noise.purpose("order/short batch")
+_SLOTS = noise.purpose("order/slots")
+_SOURCE = noise.purpose("order/source")
+
+
+class Order(Protocol):
+    """The order of a run's samples, free of ranks: every step's global batch, in O(1)."""
+
+    @property
+    def size(self) -> int:
+        """Samples in an epoch."""
+
+    @property
+    def batch(self) -> int:
+        """Samples in a global batch; an epoch's last batch may be smaller."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in an epoch, ceil(size / batch)."""
+
+    def ids(self, step: int) -> np.ndarray:
+        """The (epoch, index) pairs of a step's global batch, int64 [n, 2]."""
+
+
+@dataclass(frozen=True)
+class Sequential:
+    """Samples 0, 1, 2, ... as they lie, for validation and dumps; `epoch` fixes the epoch all of them are given."""
+
+    size: int
+    batch: int
+    epoch: int | None = None
+
+    def __post_init__(self) -> None:
+        _check(self.size, self.batch)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in an epoch; the last may be smaller."""
+        return -(-self.size // self.batch)
+
+    def ids(self, step: int) -> np.ndarray:
+        """The (epoch, index) pairs of a step's global batch."""
+        epoch, positions = _positions(self, step)
+        return _pairs(epoch if self.epoch is None else self.epoch, positions)
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """Every sample once per epoch, each epoch in a keyed order of its own."""
+
+    size: int
+    batch: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        _check(self.size, self.batch)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in an epoch; the last may be smaller."""
+        return -(-self.size // self.batch)
+
+    def ids(self, step: int) -> np.ndarray:
+        """The (epoch, index) pairs of a step's global batch."""
+        epoch, positions = _positions(self, step)
+        return _pairs(epoch, permute(positions, epoch, self.size, self.seed, _SHUFFLE))
+
+
+class Bucketed:
+    """Shuffled, but a batch's samples have about the same length, so that little is padded.
+
+    The shuffled epoch is cut into chunks of `chunk` batches; a chunk is sorted by length, cut into batches, and the
+    batches are shuffled. The epoch's smaller batch stays last. Only `lengths` is held.
+    """
+
+    def __init__(self, lengths: Sequence[int] | np.ndarray, batch: int, seed: int, chunk: int = 64) -> None:
+        self.lengths = _lengths(lengths)
+        self.size, self.batch, self.seed, self.chunk = len(self.lengths), batch, seed, chunk
+        _check(self.size, batch)
+        if chunk < 1:
+            raise UserError(f"a bucketed order needs chunks of at least 1 batch, not {chunk}")
+        self._last: tuple[tuple[int, int], list[np.ndarray]] | None = None
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in an epoch; the last may be smaller."""
+        return -(-self.size // self.batch)
+
+    def ids(self, step: int) -> np.ndarray:
+        """The (epoch, index) pairs of a step's global batch."""
+        assert step >= 0, f"steps count from 0, not {step}"
+        epoch, inside = divmod(step, self.steps_per_epoch)
+        number, place = divmod(inside, self.chunk)
+        # Neighbouring steps share a chunk: the last one is remembered, which saves time and changes no result.
+        remembered = self._last
+        if remembered is None or remembered[0] != (epoch, number):
+            remembered = (epoch, number), self._batches(epoch, number)
+            self._last = remembered
+        return _pairs(epoch, remembered[1][place])
+
+    def _batches(self, epoch: int, number: int) -> list[np.ndarray]:
+        """The indices of a chunk's batches, in the order in which they are trained on."""
+        start = number * self.chunk * self.batch
+        positions = np.arange(start, min(start + self.chunk * self.batch, self.size))
+        indices = permute(positions, epoch, self.size, self.seed, _SHUFFLE)
+        indices = indices[np.argsort(self.lengths[indices], kind="stable")]
+        full, over = divmod(len(indices), self.batch)
+        last = []
+        if over:
+            # The smaller batch is cut from a keyed place: taken from the end it would always hold the longest samples.
+            cut = self.batch * noise.scale(noise.words(self.seed, _SHORT, epoch), full + 1)
+            last = [indices[cut : cut + over]]
+            indices = np.delete(indices, np.s_[cut : cut + over])
+        if not full:
+            return last
+        shuffled = permute(np.arange(full), number, full, self.seed, _BATCHES, epoch)
+        return [*indices.reshape(full, self.batch)[shuffled], *last]
+
+
+class Mixed:
+    """Several sources in fixed proportion, each running through epochs of its own, each epoch in a keyed order.
+
+    Slots come in blocks of 1024 that hold every source an exact number of times, in a keyed order per block; so how
+    often a source was drawn before any slot is known without counting from the start. An index is the source's offset
+    (the sizes before it) plus the index inside; the epoch is the source's own.
+    """
+
+    def __init__(self, sizes: Sequence[int], weights: Sequence[float], batch: int, seed: int) -> None:
+        if len(sizes) != len(weights) or not sizes:
+            raise UserError(f"a mixture needs one weight per source, not {len(weights)} for {len(sizes)}")
+        for size in sizes:
+            _check(size, batch)
+        self.sizes, self.batch, self.seed = tuple(sizes), batch, seed
+        self.size = sum(sizes)
+        self.counts = np.array(_slots(weights), dtype=np.int64)
+        self._ends = np.cumsum(self.counts)
+        self._offsets = np.cumsum([0, *sizes[:-1]])
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of a nominal epoch: as many samples as all sources hold together."""
+        return -(-self.size // self.batch)
+
+    def ids(self, step: int) -> np.ndarray:
+        """The (epoch, index) pairs of a step's global batch, always full: the sources have no common end."""
+        assert step >= 0, f"steps count from 0, not {step}"
+        start, stop = step * self.batch, (step + 1) * self.batch
+        first, end = start // BLOCK, -(-stop // BLOCK)
+        blocks = np.repeat(np.arange(first, end), BLOCK)
+        places = np.tile(np.arange(BLOCK), end - first)
+        sources = np.searchsorted(self._ends, permute(places, blocks, BLOCK, self.seed, _SLOTS), side="right")
+        earlier, asked = np.split(sources[: stop - first * BLOCK], [start - first * BLOCK])
+        pairs = np.empty((self.batch, 2), dtype=np.int64)
+        for source in np.unique(asked):
+            mine = np.flatnonzero(asked == source)
+            drawn = first * self.counts[source] + np.count_nonzero(earlier == source)
+            pairs[mine] = self._draws(int(source), int(drawn), len(mine))
+        return pairs
+
+    def _draws(self, source: int, start: int, count: int) -> np.ndarray:
+        size = self.sizes[source]
+        epochs, positions = np.divmod(np.arange(start, start + count), size)
+        return _pairs(epochs, self._offsets[source] + permute(positions, epochs, size, self.seed, _SOURCE, source))
+
+
+def split(ids: np.ndarray, rank: int, size: int) -> np.ndarray:
+    """A rank's contiguous share of a global batch; shares differ by at most one sample and none is dropped."""
+    start, stop = _share(len(ids), rank, size)
+    return ids[start:stop]
+
+
+def micros(n_global: int, rank: int, size: int, rows: int) -> list[tuple[int, int]]:
+    """A rank's micro-batches as (start, stop) slices of the global batch, each of at most `rows` samples.
+
+    Every rank has the same number of them, because collectives inside a forward pass need that; some may be empty.
+    """
+    if rows < 1:
+        raise UserError(f"a micro-batch must have at least 1 row, not {rows}")
+    start, stop = _share(n_global, rank, size)
+    largest = -(-n_global // size)
+    pieces = max(1, -(-largest // rows))
+    bounds = [start + (stop - start) * j // pieces for j in range(pieces + 1)]
+    return list(pairwise(bounds))
+
+
+def _share(n: int, rank: int, size: int) -> tuple[int, int]:
+    assert 0 <= rank < size, f"rank {rank} of {size}"
+    return n * rank // size, n * (rank + 1) // size
+
+
+def _check(size: int, batch: int) -> None:
+    if size < 1:
+        raise UserError(f"a dataset must have at least 1 sample, not {size}: check its path and filters")
+    if batch < 1:
+        raise UserError(f"batch size must be at least 1, not {batch}")
+
+
+def _positions(order: Order, step: int) -> tuple[int, np.ndarray]:
+    """The epoch of a step, and its positions in the epoch."""
+    assert step >= 0, f"steps count from 0, not {step}"
+    epoch, inside = divmod(step, order.steps_per_epoch)
+    start = inside * order.batch
+    return epoch, np.arange(start, min(start + order.batch, order.size))
+
+
+def _pairs(epochs: int | np.ndarray, indices: np.ndarray) -> np.ndarray:
+    pairs = np.empty((len(indices), 2), dtype=np.int64)
+    pairs[:, 0], pairs[:, 1] = epochs, indices
+    return pairs
+
+
+def _lengths(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+    held = np.asarray(lengths)
+    if held.ndim != 1 or (held.size and (held.dtype.kind not in "iu" or held.min() < 0 or held.max() >= 2**31)):
+        raise UserError("lengths must be a flat list of whole numbers from 0 to 2147483647, one per sample")
+    return held.astype(np.int32, copy=False)
+
+
+def _slots(weights: Sequence[float]) -> list[int]:
+    """Each source's slots in a block, by largest remainder; a source that is asked for and gets none is refused."""
+    if not all(math.isfinite(w) and w >= 0 for w in weights) or not any(weights):
+        raise UserError(f"mixture weights must be numbers of at least 0, not all of them 0; got {list(weights)}")
+    total = math.fsum(weights)
+    quotas = [w / total * BLOCK for w in weights]
+    slots = [math.floor(q) for q in quotas]
+    by_remainder = sorted(range(len(slots)), key=lambda i: slots[i] - quotas[i])
+    for i in by_remainder[: BLOCK - sum(slots)]:
+        slots[i] += 1
+    assert sum(slots) == BLOCK, slots
+    for i, weight in enumerate(weights):
+        if weight > 0 and slots[i] == 0:
+            share = f"{weight / total:.1e} of the mixture, less than one slot in {BLOCK}"
+            raise UserError(f"source {i} is given {share}: raise its weight or set it to 0")
+    return slots

@@ -1,0 +1,159 @@
+"""Local text as one long run of byte tokens, read through the page cache so that memory does not grow with the file.
+
+A plain file is its own token file: it is mapped, never read. A JSONL file is unpacked once, document by document, into
+a file of 16-bit tokens, which is then mapped in the same way.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from samestep.core.errors import UserError
+
+JSONL = (".jsonl", ".ndjson")
+PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".7z", ".parquet", ".arrow", ".npy", ".npz")
+_CHUNK = 1 << 22
+
+
+class TokenFile:
+    """A span of tokens in a file, mapped where it is used; pickled by name, so a worker process gets no copy of it."""
+
+    def __init__(self, file: Path, dtype: str, start: int, stop: int) -> None:
+        self.file, self.dtype, self.start, self.stop = file, dtype, start, stop
+        self._tokens = np.memmap(file, dtype=dtype, mode="r")[start:stop]
+
+    def __reduce__(self) -> tuple[type["TokenFile"], tuple[Path, str, int, int]]:
+        """How to open it again."""
+        return TokenFile, (self.file, self.dtype, self.start, self.stop)
+
+    def __len__(self) -> int:
+        """Number of tokens."""
+        return self.stop - self.start
+
+    def __getitem__(self, where: slice | np.ndarray) -> np.ndarray:
+        """Tokens in memory: those of a slice, or those at an array of positions."""
+        return np.array(self._tokens[where])
+
+    def span(self, start: int, stop: int) -> "TokenFile":
+        """A part of this span."""
+        return TokenFile(self.file, self.dtype, self.start + start, self.start + stop)
+
+
+Tokens = TokenFile | np.ndarray
+"""A run of tokens: on disk, or in memory where it is small."""
+
+
+def open_text(path: str, *, field: str, separator: int, cache: Path | None = None) -> TokenFile:
+    """The tokens of a local file: bytes, and `separator` between JSONL documents.
+
+    An unpacked JSONL file is kept in the folder `cache` for the other ranks and later runs; by default that is a folder
+    of this user among the temporary files.
+    """
+    file = _existing(path)
+    dtype = "u1"
+    if file.suffix.lower() in JSONL:
+        file, dtype = _unpacked(file, field, separator, cache or _own_folder()), "u2"
+    return TokenFile(file.resolve(), dtype, 0, file.stat().st_size // np.dtype(dtype).itemsize)
+
+
+def fingerprint(tokens: Tokens) -> str:
+    """SHA-256 of the tokens, in hexadecimal; for a plain text file that of the file."""
+    digest = hashlib.sha256()
+    for start in range(0, len(tokens), _CHUNK):
+        digest.update(tokens[start : start + _CHUNK].tobytes())
+    return digest.hexdigest()
+
+
+def split(tokens: Tokens, validation_fraction: float) -> tuple[Tokens, Tokens]:
+    """Two contiguous regions: the head for training, the tail for validation. No window can straddle them."""
+    edge = len(tokens) - round(len(tokens) * validation_fraction)
+    if isinstance(tokens, TokenFile):
+        return tokens.span(0, edge), tokens.span(edge, len(tokens))
+    return tokens[:edge], tokens[edge:]
+
+
+def _existing(path: str) -> Path:
+    file = Path(path).expanduser()
+    if not file.exists():
+        raise UserError(f"Give an existing text or JSONL file; there is none at {path} (from {Path.cwd()}).")
+    if file.is_dir():
+        inside = sorted(p.name for p in file.iterdir() if p.is_file())[:5]
+        raise UserError(f"Name one file inside the folder {path}, such as {', '.join(inside) or 'a .txt file'}.")
+    if file.suffix.lower() in PACKED:
+        raise UserError(f"Unpack {path} into a plain text or JSONL file first; {file.suffix} files are not read.")
+    if not os.access(file, os.R_OK):
+        raise UserError(f"Allow reading of {path}; this user may not read it.")
+    if file.stat().st_size == 0:
+        raise UserError(f"Give a file with text in it; {path} is empty.")
+    return file
+
+
+def _own_folder() -> Path:
+    folder = Path(tempfile.gettempdir()) / f"samestep-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise UserError(f"Set TMPDIR to a folder of your own; {folder} belongs to another user.")
+    return folder
+
+
+def _unpacked(file: Path, field: str, separator: int, cache: Path) -> Path:
+    stat = file.stat()
+    facts = f"{file.resolve()}|{stat.st_size}|{stat.st_mtime_ns}|{field}|{separator}"
+    target = cache / f"{file.stem}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.tokens"
+    if not target.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        # Ranks may race here: each writes a whole file under its own name, and the last rename wins with equal content.
+        part = cache / f"{target.name}.{secrets.token_hex(4)}.part"
+        try:
+            with part.open("xb") as out:
+                _unpack(file, field, separator, out)
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+    return target
+
+
+def _unpack(file: Path, field: str, separator: int, target: BinaryIO) -> None:
+    empty = True
+    for document in _documents(file, field):
+        if not empty:
+            target.write(np.array(separator, dtype="u2").tobytes())
+        target.write(np.frombuffer(document, dtype="u1").astype("u2").tobytes())
+        empty = False
+    if empty:
+        raise UserError(f"Give a JSONL file with text in its field {field!r}; that of {file} is empty on every line.")
+
+
+def _documents(file: Path, field: str) -> Iterator[bytes]:
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                text = _field(line, field, f"line {number} of {file}")
+                if text:
+                    yield text
+
+
+def _field(line: bytes, field: str, where: str) -> bytes:
+    try:
+        record = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError:
+        raise UserError(f"Save the JSONL file as UTF-8; {where} is not.") from None
+    except json.JSONDecodeError as problem:
+        raise UserError(f"Mend {where}, which is not JSON: {problem.msg} at column {problem.colno}.") from None
+    if not isinstance(record, dict):
+        raise UserError(f"Make {where} a JSON object such as {{{json.dumps(field)}: ...}}; it is something else.")
+    if field not in record:
+        raise UserError(f"Set data.field to one of {', '.join(record) or '(none)'}; {where} has no field {field!r}.")
+    if not isinstance(record[field], str):
+        raise UserError(f"Make the field {field!r} a string on {where}; it is {json.dumps(record[field])[:40]}.")
+    try:
+        return str(record[field]).encode("utf-8")
+    except UnicodeEncodeError:
+        raise UserError(f"Mend the field {field!r} on {where}, which holds half of a surrogate pair.") from None

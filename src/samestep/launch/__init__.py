@@ -1,0 +1,1 @@
+"""Floor 2: starting worker processes. Knows nothing of training."""

@@ -1,0 +1,107 @@
+"""Start workers on this machine, each a fresh process that already has torch imported.
+
+The parent holds the rendezvous store, as torchrun's agent does: no port is guessed, and what a failing rank wrote
+there outlives it. Workers are forked from a clean server process, so starting one costs milliseconds, not the
+seconds that importing torch takes, and nothing of the parent (threads, devices) is inherited.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+
+
+@dataclass
+class Workers:
+    """The processes of one attempt, by rank."""
+
+    processes: Sequence[ForkServerProcess]
+    logs: Path
+    store: Any = field(repr=False)  # kept alive as long as the workers
+
+    def wait(self, timeout: float) -> list[int | None]:
+        """Exit codes by rank (negative: the signal). A failing rank ends the others; None: killed at the timeout."""
+        end = time.monotonic() + timeout
+        while any(p.is_alive() for p in self.processes) and time.monotonic() < end:
+            if any(p.exitcode not in (None, 0) for p in self.processes):
+                end = min(end, time.monotonic() + 10)  # a peer of a dead rank gets time to say so itself
+            time.sleep(0.02)
+        late = [p.is_alive() for p in self.processes]
+        self.kill()
+        return [None if is_late else p.exitcode for p, is_late in zip(self.processes, late)]
+
+    def kill(self, *ranks: int) -> None:
+        """SIGKILL these ranks, or all; returns when they are gone."""
+        chosen = [self.processes[r] for r in ranks] or list(self.processes)
+        for process in chosen:
+            if process.is_alive():
+                process.kill()
+        for process in chosen:
+            process.join()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to every rank."""
+        for process in self.processes:
+            if process.is_alive() and process.pid:
+                os.kill(process.pid, number)
+
+    def output(self, rank: int) -> str:
+        """What a rank printed."""
+        return (self.logs / f"output_{rank}.txt").read_text(errors="replace")
+
+
+def start(
+    target: Callable[..., object],
+    nproc: int,
+    *args: object,
+    logs: Path,
+    env: Mapping[str, str] | None = None,
+    preload: Sequence[str] = ("torch",),
+) -> Workers:
+    """Run `target(*args)` in `nproc` processes that find each other; it is imported by name in each."""
+    from torch.distributed.distributed_c10d import TCPStore
+
+    logs.mkdir(parents=True, exist_ok=True)
+    store = TCPStore("127.0.0.1", 0, nproc, is_master=True, wait_for_workers=False)
+    _CONTEXT.set_forkserver_preload(list(preload))
+    shared = {
+        **{k: v for k, v in os.environ.items() if not k.startswith("TORCHELASTIC")},
+        "WORLD_SIZE": str(nproc),
+        "LOCAL_WORLD_SIZE": str(nproc),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "SAMESTEP_LAUNCHER": "local",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        **(env or {}),
+    }
+    processes = []
+    for rank in range(nproc):
+        own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        process = _CONTEXT.Process(target=_enter, args=(own, logs / f"output_{rank}.txt", target, args), daemon=False)
+        process.start()
+        processes.append(process)
+    return Workers(processes, logs, store)
+
+
+def _enter(env: Mapping[str, str], output: Path, target: Callable[..., object], args: Sequence[object]) -> None:
+    """Become a worker: its environment, its output file, its threads; then the target."""
+    os.environ.clear()
+    os.environ.update(env)
+    handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    import torch
+
+    torch.set_num_threads(int(env["OMP_NUM_THREADS"]))  # torch was imported before the variable was set
+    code = target(*args)
+    sys.stdout.flush()
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,219 @@
+"""A plain transformer: RMSNorm, rotary positions, SwiGLU, no biases, an untied head; bidirectional by default.
+
+The configuration uses the field names and the modules the parameter names of the published LLaDA weights (which carry
+one more `model.` in front), so that reading those is a renaming and nothing else.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from samestep.core.errors import UserError
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """The shape of a transformer."""
+
+    d_model: int = 128
+    """Width of the residual stream."""
+    n_layers: int = 4
+    """Number of blocks."""
+    n_heads: int = 4
+    """Attention heads; must divide d_model into an even head size."""
+    n_kv_heads: int | None = None
+    """Heads of keys and values; fewer than n_heads is grouped-query attention, null is n_heads."""
+    mlp_hidden_size: int = 384
+    """Width inside the feed-forward part."""
+    vocab_size: int = 259
+    """Number of tokens, the special ones included."""
+    embedding_size: int | None = None
+    """Rows of the embedding and of the head when rounded up for speed; null is vocab_size."""
+    rope_theta: float = 500000.0
+    """Base of the rotary wavelengths."""
+    max_sequence_length: int = 1024
+    """Longest sequence accepted."""
+    rms_norm_eps: float = 1e-5
+    """Added to the mean square before its root is taken."""
+    init_std: float = 0.02
+    """Standard deviation of fresh weights; layers that write to the residual stream get it over sqrt(2 n_layers)."""
+    causal: bool = False
+    """Let a position see only itself and what is before it."""
+
+    def __post_init__(self) -> None:
+        """Refuse shapes that cannot be built, before any memory is taken."""
+        for name in ("d_model", "n_layers", "n_heads", "mlp_hidden_size", "vocab_size", "max_sequence_length"):
+            if getattr(self, name) < 1:
+                raise UserError(f"Set {name} to 1 or more; it is {getattr(self, name)}.")
+        if self.d_model % self.n_heads or (self.d_model // self.n_heads) % 2:
+            raise UserError(
+                f"Choose n_heads so that it divides d_model into heads of even size; "
+                f"d_model={self.d_model} and n_heads={self.n_heads} do not."
+            )
+        if self.kv_heads < 1 or self.n_heads % self.kv_heads:
+            raise UserError(f"Choose n_kv_heads as a divisor of n_heads={self.n_heads}; it is {self.n_kv_heads}.")
+        if self.embeddings < self.vocab_size:
+            raise UserError(
+                f"Set embedding_size to at least vocab_size={self.vocab_size}, or to null; it is {self.embedding_size}."
+            )
+        if self.rope_theta <= 0 or self.rms_norm_eps <= 0 or self.init_std <= 0:
+            raise UserError("Set rope_theta, rms_norm_eps and init_std to numbers above zero.")
+
+    @property
+    def head_size(self) -> int:
+        """Width of one attention head."""
+        return self.d_model // self.n_heads
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values, resolved."""
+        return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
+
+    @property
+    def embeddings(self) -> int:
+        """Rows of the embedding and of the head, resolved."""
+        return self.vocab_size if self.embedding_size is None else self.embedding_size
+
+
+class Linear(nn.Linear):
+    """A map without bias whose weights are drawn by `Transformer.initialise` alone, so one seed gives one network."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False)
+
+    def reset_parameters(self) -> None:
+        """Draw nothing."""
+
+
+class Embedding(nn.Embedding):
+    """A table whose weights are drawn by `Transformer.initialise` alone."""
+
+    def reset_parameters(self) -> None:
+        """Draw nothing."""
+
+
+class RMSNorm(nn.Module):
+    """Scale to unit mean square (which torch measures in at least float32), then by a learned weight."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+def rotary_tables(length: int, head_size: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [length, head_size] for positions 0..length-1, in at least float32, on the device of `like`.
+
+    They are derived anew in each forward pass (a few microseconds, shared by all blocks), so there is no buffer that a
+    checkpoint, a move to another device, a build without memory or sharding could lose.
+    """
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    halves = torch.arange(0, head_size, 2, dtype=dtype, device=like.device) / head_size
+    positions = torch.arange(length, dtype=dtype, device=like.device)
+    angles = positions[:, None] * torch.pow(theta, -halves)[None, :]
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn each pair (i, i + head_size/2) of `x` [..., length, head_size] by its position's angle."""
+    wide = x.to(cos.dtype)
+    first, second = wide.chunk(2, dim=-1)
+    return (wide * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each normalised before and added to the residual stream after."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        width, kv_width = config.d_model, config.kv_heads * config.head_size
+        self.attn_norm = RMSNorm(width, config.rms_norm_eps)
+        self.ff_norm = RMSNorm(width, config.rms_norm_eps)
+        self.q_proj = Linear(width, width)
+        self.k_proj = Linear(width, kv_width)
+        self.v_proj = Linear(width, kv_width)
+        self.attn_out = Linear(width, width)
+        self.ff_proj = Linear(width, config.mlp_hidden_size)
+        self.up_proj = Linear(width, config.mlp_hidden_size)
+        self.ff_out = Linear(config.mlp_hidden_size, width)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Map the residual stream [rows, length, d_model] to itself."""
+        x = x + self._attend(self.attn_norm(x), cos, sin)
+        y = self.ff_norm(x)
+        return x + self.ff_out(F.silu(self.ff_proj(y)) * self.up_proj(y))
+
+    def _attend(self, y: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        rows, length, width = y.shape
+        heads = (rows, length, -1, self.config.head_size)
+        q = rotate(self.q_proj(y).view(heads).transpose(1, 2), cos, sin)
+        k = rotate(self.k_proj(y).view(heads).transpose(1, 2), cos, sin)
+        v = self.v_proj(y).view(heads).transpose(1, 2)
+        grouped = self.config.kv_heads != self.config.n_heads
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.config.causal, enable_gqa=grouped)
+        return self.attn_out(mixed.transpose(1, 2).reshape(rows, length, width))
+
+
+class Body(nn.Module):
+    """Embedding, blocks, last norm and head: what the published names call `transformer`."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.wte = Embedding(config.embeddings, config.d_model)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        self.ln_f = RMSNorm(config.d_model, config.rms_norm_eps)
+        self.ff_out = Linear(config.d_model, config.embeddings)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits of each position."""
+        x = self.wte(tokens)
+        cos, sin = rotary_tables(tokens.shape[1], self.config.head_size, self.config.rope_theta, x)
+        for block in self.blocks:
+            x = block(x, cos, sin)
+        return self.ff_out(self.ln_f(x))
+
+
+class Transformer(nn.Module):
+    """The whole network: tokens [rows, length] in, logits [rows, length, embedding_size] out."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.transformer = Body(config)
+        self.initialise()
+
+    @property
+    def shard_units(self) -> list[nn.Module]:
+        """The parts to shard or recompute one by one: the blocks."""
+        return list(self.transformer.blocks)
+
+    @torch.no_grad()
+    def initialise(self) -> None:
+        """Draw fresh weights from torch's generator; after building on the meta device and `to_empty`, call it again."""
+        config = self.config
+        residual_std = config.init_std / (2 * config.n_layers) ** 0.5
+        for name, weight in self.named_parameters():
+            if name.endswith(("norm.weight", "ln_f.weight")):
+                weight.fill_(1.0)
+            else:
+                writes_residual = ".blocks." in name and name.endswith(("attn_out.weight", "ff_out.weight"))
+                weight.normal_(0.0, residual_std if writes_residual else config.init_std)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits of each position; in the dtype of the weights, or of autocast where that is on."""
+        if tokens.shape[1] > self.config.max_sequence_length:
+            raise UserError(
+                f"Give at most max_sequence_length={self.config.max_sequence_length} tokens, or raise it; "
+                f"this sequence has {tokens.shape[1]}."
+            )
+        logits: Tensor = self.transformer(tokens)
+        return logits

@@ -1,0 +1,1 @@
+"""Floor 3: replicating or sharding a module over the ranks."""

@@ -1,0 +1,144 @@
+"""One face for a module that is alone, replicated (DDP) or sharded (FSDP2).
+
+Gradients come out as the mean over ranks in every case; the learner scales its loss by the world size, so that the
+mean is the exact global sum whatever the split.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from inspect import signature
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from samestep.core.errors import UserError
+from samestep.world.world import World
+
+# Newer releases of torch call it by another name and warn about the old one.
+_SYNC_BUFFERS = next(
+    n for n in ("forward_sync_buffers", "broadcast_buffers") if n in signature(DistributedDataParallel).parameters
+)
+
+
+class Parallel(Protocol):
+    """A module ready to be called on every rank."""
+
+    inner: nn.Module
+    """The user's own module, for its state and for inference."""
+    module: nn.Module
+    """What the loss function calls; calling around it (`.module`) skips gradient synchronisation."""
+    replicated: bool
+    """Whether every rank holds the whole module."""
+    settles: bool
+    """Whether its reduction order settles only after a first pass (see train/warm.py)."""
+    called: bool
+    """Whether `module` was called since this was last set to false."""
+
+    def syncing(self, last: bool) -> AbstractContextManager[None]:
+        """Around one micro-batch: gradients are reduced only on the last of a step."""
+
+
+def wrap(module: nn.Module, world: World, strategy: str, compute: torch.dtype | None) -> Parallel:
+    """`module` on this rank's device, replicated (`ddp`) or sharded (`fsdp`) over the ranks."""
+    if not any(p.requires_grad for p in module.parameters()):
+        raise UserError(f"{type(module).__name__} has no trainable parameter, so there is nothing to learn")
+    if world.control is None:
+        return Lone(module.to(world.device))
+    if strategy == "fsdp":
+        return Sharded(module, world, compute)
+    return Replicated(module.to(world.device), world)
+
+
+class _Called:
+    """Notes that the wrapper was entered."""
+
+    called = False
+
+    def _watch(self, module: nn.Module) -> None:
+        module.register_forward_pre_hook(lambda *_: setattr(self, "called", True))
+
+
+class Lone(_Called):
+    """One process: nothing to synchronise."""
+
+    replicated = True
+    settles = False
+
+    def __init__(self, module: nn.Module) -> None:
+        self.inner = self.module = module
+        self._watch(module)
+
+    def syncing(self, last: bool) -> AbstractContextManager[None]:
+        """Nothing to hold back."""
+        return nullcontext()
+
+
+class Replicated(_Called):
+    """DDP. Buffers stay as each rank computes them: they are equal, or the recipe reduces them itself."""
+
+    replicated = True
+
+    def __init__(self, module: nn.Module, world: World) -> None:
+        self.inner = module
+        self.settles = world.size > 2  # the sum of two numbers has one order
+        settings: dict[str, Any] = {_SYNC_BUFFERS: False}
+        self._ddp = DistributedDataParallel(
+            module,
+            device_ids=[world.device] if world.device.type != "cpu" else None,
+            gradient_as_bucket_view=True,
+            **settings,
+        )
+        self.module: nn.Module = self._ddp
+        self._watch(self._ddp)
+
+    @contextmanager
+    def syncing(self, last: bool) -> Iterator[None]:
+        """All-reduce overlapped with the last backward pass only."""
+        with nullcontext() if last else self._ddp.no_sync():
+            yield
+
+
+class Sharded(_Called):
+    """FSDP2: parameters, gradients and optimizer state cut over the ranks, gathered a unit at a time."""
+
+    replicated = False
+    settles = False
+
+    def __init__(self, module: nn.Module, world: World, compute: torch.dtype | None) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        mesh = init_device_mesh(world.device.type, (world.size,))
+        policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32 if compute else None)
+        units: Sequence[nn.Module] = getattr(module, "shard_units", ())
+        for unit in units:
+            fully_shard(unit, mesh=mesh, mp_policy=policy)
+        fully_shard(module, mesh=mesh, mp_policy=policy)
+        self.inner = self.module = module
+        self._fsdp = cast(FSDPModule, module)
+        self._watch(module)
+
+    @contextmanager
+    def syncing(self, last: bool) -> Iterator[None]:
+        """Reduce-scatter on the last micro-batch; before it gradients stay whole on each rank."""
+        self._fsdp.set_requires_gradient_sync(last)
+        self._fsdp.set_is_last_backward(last)
+        yield
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The full tensor behind a shard; collective for a sharded one."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor that may be sharded."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def total_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """The 2-norm of all gradients together, equal on every rank."""
+    return whole(torch.nn.utils.get_total_norm(gradients))

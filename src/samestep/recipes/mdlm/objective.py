@@ -1,0 +1,99 @@
+"""Masked diffusion: hide a random share of a row, predict what is hidden, weigh it by one over the share.
+
+A row draws a time t in (0, 1), hides each token with probability p = (1 - least) t + least, and scores
+
+    nll(row) = sum over its hidden tokens of -log q(token | what is left visible) / p
+
+whose expectation bounds the row's negative log-likelihood from above. The weight of a row is ALL its tokens: dividing
+by the number of hidden ones would undo the 1/p and bias the estimate. Every draw is a function of (seed, epoch, index,
+position), hence the same on any number of ranks.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from samestep.data import noise
+from samestep.recipes.mdlm.config import ObjectiveConfig
+from samestep.recipes.mdlm.tokens import Vocabulary
+
+HIDE = noise.purpose("mdlm.hide")
+TIME = noise.purpose("mdlm.time")
+CUT = noise.purpose("mdlm.cut")
+CUT_LENGTH = noise.purpose("mdlm.cut_length")
+
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The loss and the validation measure of one run. A batch holds `tokens`, the real `length` of each row, and `ids`."""
+
+    config: ObjectiveConfig
+    vocabulary: Vocabulary
+    seed: int
+
+    def loss(self, module: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Each row's bound from one draw of its time and its hidden tokens."""
+        share = self._share(self.times(batch["ids"]))
+        return {"nll": self._nll(module, batch, self.lengths(batch), share, draw=0)}
+
+    def count(self, batch: Batch) -> dict[str, Tensor]:
+        """What each row of the loss weighs: all its tokens, hidden or not."""
+        return {"nll": self.lengths(batch)}
+
+    def measure(self, module: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Each row's bound averaged over evenly spread times; rows are never cut. As fixed as the ids of the batch are."""
+        times = self.config.validation_times
+        epoch, index = batch["ids"].unbind(1)
+        offset = noise.uniform(self.seed, TIME, epoch, index, dtype=torch.float64)
+        shares = [self._share((k + offset) / times) for k in range(times)]
+        draws = [self._nll(module, batch, batch["length"], share, draw=k) for k, share in enumerate(shares)]
+        return {"nll": torch.stack(draws).mean(0)}
+
+    def measure_count(self, batch: Batch) -> dict[str, Tensor]:
+        """What each row of the measure weighs: all its tokens."""
+        return {"nll": batch["length"]}
+
+    def times(self, ids: Tensor) -> Tensor:
+        """The time of each training row, in float64."""
+        epoch, index = ids.unbind(1)
+        if not self.config.antithetic:
+            return noise.uniform(self.seed, TIME, epoch, index, dtype=torch.float64)
+        first = noise.uniform(self.seed, TIME, epoch, index // 2, dtype=torch.float64)
+        return torch.where(index % 2 == 0, first, 1 - first)
+
+    def lengths(self, batch: Batch) -> Tensor:
+        """How many tokens of each training row count: its real ones, or fewer in the few rows that are cut."""
+        if not self.config.cut_rows:
+            return batch["length"]
+        epoch, index = batch["ids"].unbind(1)
+        cut = noise.below(self.config.cut_rows, self.seed, CUT, epoch, index)
+        shorter = 1 + noise.integers(batch["tokens"].shape[1], self.seed, CUT_LENGTH, epoch, index)
+        return torch.where(cut, torch.minimum(batch["length"], shorter), batch["length"])
+
+    def _share(self, times: Tensor) -> Tensor:
+        return (1 - self.config.least) * times + self.config.least
+
+    def _nll(self, module: nn.Module, batch: Batch, length: Tensor, share: Tensor, draw: int) -> Tensor:
+        tokens, (epoch, index) = batch["tokens"], batch["ids"].unbind(1)
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        real = positions < length[:, None]
+        keys = (self.seed, HIDE, draw, epoch[:, None], index[:, None], positions)
+        hidden = noise.below(share[:, None], *keys) & real
+        # What is behind the end of a row is padding that the network sees: leaving attention free of a mask keeps its
+        # fast kernels, and all rows keep one shape.
+        visible = torch.where(real, tokens, self.vocabulary.eos)
+        logits = module(torch.where(hidden, self.vocabulary.mask, visible))
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        loss = F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none").view_as(tokens)
+        # Selected by where: a row with nothing hidden is a zero that still hangs on every parameter.
+        return torch.where(hidden, loss / share[:, None].to(loss.dtype), 0.0).sum(1)
+
+
+def figures(nll: float) -> dict[str, float]:
+    """What to report of a mean negative log-likelihood per token, tokens being bytes."""
+    return {"nll": nll, "bits_per_byte": nll / math.log(2), "perplexity": math.exp(min(nll, 700.0))}

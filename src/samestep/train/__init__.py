@@ -1,0 +1,1 @@
+"""Floor 4: recipes, stages, learners and the loop."""

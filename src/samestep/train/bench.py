@@ -1,0 +1,148 @@
+"""The bench: what a stage builds its task from. It knows the world, the configuration and the run directory.
+
+def build(bench):
+    return Fit(bench.learner(Net()), bench.feed(train_rows), loss, validation=bench.rows_once(val_rows))
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from samestep.checkpoint.plain import match
+from samestep.core.errors import UserError
+from samestep.core.records import read_json, write_json
+from samestep.core.rundir import RunDir
+from samestep.data.feed import Count, Feed, Rows
+from samestep.data.order import VALIDATION_EPOCH, Order, Sequential, Shuffled
+from samestep.parallel.wrap import wrap
+from samestep.train.config import Config
+from samestep.train.console import Screen
+from samestep.train.draws import Draws
+from samestep.train.evidence import Recorder
+from samestep.train.learner import Learner
+from samestep.train.optim import OptimSettings
+from samestep.train.plan import Plan
+from samestep.train.weights import find_weights
+from samestep.world.world import World
+
+logger = logging.getLogger(__name__)
+_COMPUTE = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass
+class Bench:
+    """Everything a stage may build with."""
+
+    world: World
+    config: Any
+    rundir: RunDir
+    stage: str
+    screen: Screen
+    recorder: Recorder | None = None
+    learners: list[Learner] = field(default_factory=list)
+    _plan: Plan | None = None
+
+    def plan(self, samples: int) -> Plan:
+        """The stage's numbers for data of so many samples: as frozen by the first launch, or frozen now."""
+        if self._plan is None:
+            self._plan = self._frozen() or self._freeze(Plan.make(self.config, self.world.size, samples))
+        if self._plan.samples != samples:
+            raise UserError(
+                f"this run was started on {self._plan.samples} training samples but the data now has {samples}; "
+                "restore the data, or start a new run (init_from=... keeps the weights)"
+            )
+        return self._plan
+
+    def feed(self, rows: Rows, *, order: Order | None = None, count: Count | None = None) -> Feed:
+        """Training data in an order that any world size shares; shuffled anew each epoch unless one is given."""
+        plan = self.plan(len(rows))
+        order = order or Shuffled(len(rows), plan.global_batch, self.config.seed)
+        return self._feed(rows, order, plan.steps, count)
+
+    def rows_once(self, rows: Rows, *, count: Count | None = None, batch: int | None = None) -> Feed:
+        """Every row exactly once, in order, with fixed noise: for validation and for dumps."""
+        if len(rows) < 1:
+            raise UserError("the validation data is empty: there is no row to validate on")
+        global_batch = batch or self.config.batch_size * self.world.size
+        order = Sequential(len(rows), global_batch, epoch=VALIDATION_EPOCH)
+        return self._feed(rows, order, order.steps_per_epoch, count, track=partial(self.screen.track, "validate"))
+
+    def learner(self, module: nn.Module, *, name: str = "model", rate: Callable[[int], float] | None = None) -> Learner:
+        """A learner of `module`; `rate` gives the learning rate of each update (default: the plan's schedule)."""
+        config: Config = self.config
+        module = self._prepared(module, name)
+        if config.compile:
+            module.compile()
+        compute = _COMPUTE[config.distributed.mixed_precision]
+        learner = Learner(
+            wrap(module, self.world, config.distributed.strategy, compute),
+            self.world,
+            rate or self._planned_rate,
+            OptimSettings.of(config),
+            name=name,
+            mixed_precision=config.distributed.mixed_precision,
+            max_bad_steps=config.max_bad_steps,
+            recorder=self.recorder,
+        )
+        self.learners.append(learner)
+        return learner
+
+    def draws(self, purpose: str) -> Draws:
+        """Keyed sampling of tokens inside the stage, for a named purpose."""
+        return Draws(purpose, self.config.seed, self.recorder)
+
+    @property
+    def known_plan(self) -> Plan | None:
+        """The plan, once a training feed made one."""
+        return self._plan
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """As planned; None for a stage without training data."""
+        return self._plan.steps_per_epoch if self._plan else None
+
+    def artifact(self, name: str, stage: str | None = None) -> Path:
+        """Where this stage, or an earlier one, keeps an artifact."""
+        return self.rundir.artifacts(stage or self.stage) / name
+
+    def _planned_rate(self, update: int) -> float:
+        assert self._plan is not None, "make the training feed before the first update: it fixes the plan"
+        return self._plan.schedule(self.config)(update)
+
+    def _prepared(self, module: nn.Module, name: str) -> nn.Module:
+        """The module in its type, with the initial weights that were asked for."""
+        module = module.to(getattr(torch, self.config.distributed.dtype))
+        if self.config.init_from and name == "model":
+            weights: Mapping[str, Tensor] = find_weights(Path(self.config.init_from), name)
+            expected = {key: value.shape for key, value in module.state_dict().items()}
+            match(weights, expected, self.config.init_from)
+            module.load_state_dict(weights)
+        return module
+
+    def _feed(self, rows: Rows, order: Order, length: int, count: Count | None, track: Any = None) -> Feed:
+        return Feed(
+            rows,
+            order,
+            self.world,
+            micro_rows=self.config.batch_size,
+            length=length,
+            count=count,
+            workers=self.config.num_workers,
+            prefetch=self.config.prefetch,
+            track=track,
+        )
+
+    def _frozen(self) -> Plan | None:
+        known = self.world.share(read_json(self.rundir.frozen) if self.world.is_main else None) or {}
+        return Plan(**known[self.stage]) if self.stage in known else None
+
+    def _freeze(self, plan: Plan) -> Plan:
+        if self.world.is_main:
+            write_json(self.rundir.frozen, {**(read_json(self.rundir.frozen) or {}), self.stage: plan.to_json()})
+        return plan

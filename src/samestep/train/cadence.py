@@ -1,0 +1,152 @@
+"""What happens now and then beside the steps: figures, validation, epoch summaries, saves."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from samestep.checkpoint.store import Store
+from samestep.train.config import Checkpoints
+from samestep.train.console import Screen, show_figures
+from samestep.train.learner import Learner
+from samestep.train.loop import Progress
+from samestep.train.metrics import Book, Metrics
+from samestep.train.recipe import Stage, Tick
+from samestep.train.sinks import Sink
+from samestep.train.stop import Stop
+
+
+@dataclass
+class LogFigures:
+    """Adds every step's figures up and writes their means every `every` steps; the device is read only then."""
+
+    book: Book
+    sinks: list[Sink]
+    screen: Screen
+    progress: Progress
+    every: int
+    unit: str
+    length: int
+    _since: float = field(default_factory=time.monotonic)
+
+    def fire(self, tick: Tick, metrics: Metrics, last: bool) -> None:
+        """Count the step in; write when it is time."""
+        self.book.add(metrics)
+        done = tick.step + 1
+        if done % self.every and not last:
+            return
+        figures = self.book.read()
+        figures |= self._speed(figures, steps=(tick.step % self.every) + 1)
+        figures = {name: value for name, value in figures.items() if not name.startswith("count/")}
+        for sink in self.sinks:
+            sink.write(done, tick.epoch, figures)
+        shown = {name: figures[name] for name in ("loss", f"{self.unit}/s") if name in figures}
+        self.screen.advance("train", done, self.length, show_figures(shown), line=True)
+
+    def _speed(self, figures: Mapping[str, float], steps: int) -> dict[str, float]:
+        now = time.monotonic()
+        elapsed, self._since = max(now - self._since, 1e-9), now
+        self.progress.seconds += elapsed
+        per_step = figures.get(f"count/{self.unit}")
+        return {} if per_step is None else {f"{self.unit}/s": per_step * steps / elapsed}
+
+
+@dataclass
+class Validate:
+    """Validates at epoch ends or every so many steps, and always at the end; keeps the best agreed figure."""
+
+    stage: Stage
+    task: Any
+    sinks: list[Sink]
+    screen: Screen
+    progress: Progress
+    every: int
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+    def fire(self, tick: Tick, metrics: Metrics, last: bool) -> None:
+        """Validate when it is time."""
+        self.figures = {}
+        due = tick.last_of_epoch if self.every == 0 else (tick.step + 1) % self.every == 0
+        if not (due or last):
+            return
+        self.figures = self.stage.validate(self.task, tick)
+        if not self.figures:
+            return
+        for sink in self.sinks:
+            sink.write(tick.step + 1, tick.epoch, self.figures)
+        improved = self._keep_best()
+        self.screen.say(f"step {tick.step + 1}  {show_figures(self.figures)}{'  (best so far)' if improved else ''}")
+
+    def _keep_best(self) -> bool:
+        """The figures are equal on all ranks, so all ranks decide alike."""
+        if self.stage.best is None:
+            return False
+        name, mode = self.stage.best
+        assert name in self.figures, (
+            f"stage {self.stage.name!r}: best is {name!r}, validation gave {sorted(self.figures)}"
+        )
+        value, best = self.figures[name], self.progress.best
+        improved = best is None or (value < best if mode == "min" else value > best)
+        if improved:
+            self.progress.best = value
+        return improved
+
+
+@dataclass
+class EpochSummary:
+    """One line an epoch: its training figures beside its validation."""
+
+    book: Book
+    screen: Screen
+    validate: Validate
+
+    def fire(self, tick: Tick, metrics: Metrics, last: bool) -> None:
+        """Count the step in; sum up at the epoch's end."""
+        self.book.add({name: figure for name, figure in metrics.items() if name == "loss"})
+        if not tick.last_of_epoch:
+            return
+        train = {f"train {name}": value for name, value in self.book.read().items()}
+        self.screen.say(f"epoch {tick.epoch + 1}  {show_figures({**train, **self.validate.figures})}")
+
+
+@dataclass
+class Save:
+    """Saves by steps, epochs, the agreed clock, and at the end."""
+
+    store: Store
+    state: Mapping[str, Any]
+    about: Callable[[], dict[str, Any]]
+    settings: Checkpoints
+    stage: Stage
+    stop: Stop
+    progress: Progress
+    validate: Validate
+    learners: list[Learner]
+    write_weights: Callable[[str], None]
+    saved_at: int = -1
+
+    def fire(self, tick: Tick, metrics: Metrics, last: bool) -> None:
+        """Save when it is time."""
+        done, epochs = tick.step + 1, tick.epoch + 1
+        by_steps = self.settings.every_steps > 0 and done % self.settings.every_steps == 0
+        by_epoch = self.settings.every_epochs > 0 and tick.last_of_epoch and epochs % self.settings.every_epochs == 0
+        if not (by_steps or by_epoch or last or self.stop.save_due):
+            return
+        self.save()
+        if self.settings.weights:
+            if by_steps or last:
+                self.write_weights(f"step_{done}")
+            if by_epoch:
+                self.write_weights(f"epoch_{epochs}")
+
+    def save(self) -> None:
+        """Save now, on every rank, unless this very step is saved already."""
+        if self.saved_at == self.progress.step:
+            return
+        for learner in self.learners:
+            learner.settle()
+        about = self.about()
+        if self.stage.best is not None and self.stage.best[0] in self.validate.figures:
+            about["figure"] = self.validate.figures[self.stage.best[0]]
+        self.store.save(self.progress.step, self.state, about)
+        self.saved_at = self.progress.step

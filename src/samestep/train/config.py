@@ -1,0 +1,143 @@
+"""The configuration every recipe shares. A recipe's own config inherits from `Config` and adds its fields.
+
+Fields made with `free(...)` may change when a run is resumed; all others shape the run's trajectory and are fixed.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from samestep.core.config import free
+
+
+@dataclass(frozen=True)
+class Distributed:
+    """Where the run computes and how its ranks talk."""
+
+    device: str = free("auto")
+    """auto, cpu, cuda, cuda:N or xpu; auto takes the best there is."""
+    backend: Literal["auto", "nccl", "gloo", "xccl", "ccl", "xpu", "mpi"] = free("auto")
+    """Carrier of collectives; auto picks by device."""
+    timeout: float = free(600.0)
+    """Seconds a collective may wait for a peer; the variable NCCL_TIMEOUT overrides it."""
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    """ddp keeps a whole model on every rank, fsdp cuts it over them."""
+    mixed_precision: Literal["none", "bf16", "fp16"] = "none"
+    """Type of the arithmetic; the parameters stay in `dtype`."""
+    dtype: Literal["float32", "float64"] = "float32"
+    """Type of parameters and optimizer state; float64 is for proofs."""
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """When to save, and what to keep."""
+
+    every_steps: int = free(0)
+    """Save every so many steps; 0: not by steps."""
+    every_epochs: int = free(1)
+    """Save every so many epochs; 0: not by epochs."""
+    every_minutes: float = free(0.0)
+    """Save every so many minutes; 0: not by time."""
+    keep_last: int = free(3)
+    """How many of the newest to keep."""
+    keep_best: int = free(1)
+    """How many of the best by the stage's figure to keep."""
+    keep_every: int = free(0)
+    """Also keep those at multiples of so many steps; 0: none."""
+    weights: bool = free(False)
+    """Also write plain weight files, {model}_step_{N}.pt and {model}_epoch_{N}.pt, for older scripts."""
+
+
+@dataclass(frozen=True)
+class Log:
+    """What is shown and written."""
+
+    every: int = 10
+    """Steps between two rows of figures."""
+    level: Literal["debug", "info", "warning", "error"] = free("warning")
+    """What the terminal shows; the log files always hold info and above."""
+    quiet: bool = free(False)
+    """Print nothing but errors."""
+    tensorboard: bool = free(True)
+    """Write TensorBoard events."""
+    wandb: bool = free(False)
+    """Log to Weights & Biases (extra `wandb`); WANDB_MODE=offline works."""
+    wandb_project: str = free("samestep")
+    """Project name at Weights & Biases."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """What every training run has."""
+
+    preset: str = "default"
+    """A named set of values that the recipe ships."""
+    name: str | None = free(None)
+    """Name of the run and of its directory; by default recipe and preset with a number."""
+    out: str = free("runs")
+    """Folder that holds the run directories."""
+    seed: int = 0
+    """The one number that every random choice follows from."""
+
+    batch_size: int = free(8)
+    """Rows a device takes at once. Without global_batch_size: global batch = batch_size x ranks x accumulation."""
+    accumulation: int = free(1)
+    """Micro-batches per step and device, when global_batch_size is not given."""
+    global_batch_size: int | None = None
+    """Rows per step over all devices, the same at any world size; batch_size then only bounds memory."""
+    epochs: int = 1
+    """Passes over the data, unless max_steps is given."""
+    max_steps: int | None = None
+    """Steps of the run, in place of epochs."""
+    max_time: str | None = free(None)
+    """Stop in good order, resumable, after this long: 90s, 30m, 2h, or HH:MM:SS."""
+
+    learning_rate: float = 1e-3
+    """Peak learning rate at the base batch."""
+    lr_scaling: Literal["none", "linear", "sqrt"] = "none"
+    """How the learning rate grows with the global batch."""
+    base_batch_size: int = 256
+    """The global batch that learning_rate is stated for."""
+    schedule: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
+    """Course of the learning rate after warm-up; wsd is warm-up, stable, decay."""
+    warmup_steps: int | None = None
+    """Steps of linear warm-up; overrides warmup_ratio."""
+    warmup_ratio: float = 0.0
+    """Warm-up as a part of the run."""
+    decay_ratio: float = 0.2
+    """Length of wsd's decay as a part of the run."""
+    final_lr_ratio: float = 0.0
+    """Learning rate at the end as a part of the peak."""
+    beta1: float = 0.9
+    """AdamW's decay of the mean."""
+    beta2: float = 0.95
+    """AdamW's decay of the square."""
+    adam_eps: float = 1e-8
+    """AdamW's epsilon."""
+    weight_decay: float = 0.1
+    """AdamW's decay; none on norms, biases and embeddings."""
+    clip: float = 1.0
+    """Largest gradient norm; 0: no clipping."""
+    max_bad_steps: int = free(5)
+    """Stop after so many steps in a row whose gradient is not finite; such steps are skipped by all ranks."""
+
+    init_from: str | None = None
+    """Begin with the weights of a run, checkpoint or weight file; everything else starts afresh."""
+    validate_every: int = 0
+    """Steps between validations; 0: at every epoch's end. The last step is always validated."""
+    compile: bool = free(False)
+    """Compile the model with torch.compile."""
+    deterministic: bool = free(False)
+    """Bit-exact arithmetic on GPUs too, at some cost."""
+    num_workers: int = free(0)
+    """Processes that load data; 0: a thread."""
+    prefetch: int = free(2)
+    """Steps loaded ahead."""
+    evidence: bool = free(False)
+    """Record ids, losses, gradients and hashes of every step, for `samestep verify`."""
+
+    distributed: Distributed = field(default_factory=Distributed)
+    """Where the run computes and how its ranks talk."""
+    checkpoint: Checkpoints = field(default_factory=Checkpoints)
+    """When to save, and what to keep."""
+    log: Log = field(default_factory=Log)
+    """What is shown and written."""

@@ -1,0 +1,107 @@
+"""Losses that couple every row of the global batch with every other, such as in-batch negatives.
+
+Gradients cannot be taken micro-batch by micro-batch there. Instead: embed all rows without gradients, gather the
+embeddings of all ranks in global order, take the loss and its gradient with respect to the embeddings (every rank
+computes the same), then embed each micro-batch again and push its slice of that gradient through the module. The
+memory of one micro-batch is enough, and the result is the exact gradient of the whole batch at any world size.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from samestep.data.feed import Batch, Micros
+from samestep.parallel.wrap import Parallel
+from samestep.world.world import World
+
+Embed = Callable[[nn.Module, Batch], Mapping[str, Tensor]]
+"""Named tensors, one row per row of the batch; those without a gradient (labels) are gathered along."""
+Couple = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
+"""From all rows of the global batch to each term's sum per row."""
+
+
+@dataclass
+class Coupled:
+    """A module and the circumstances under which it embeds."""
+
+    parallel: Parallel
+    world: World
+    autocast: Callable[[], AbstractContextManager[Any]]
+
+    def backward(
+        self,
+        micros: Micros,
+        embed: Embed,
+        couple: Couple,
+        weigh: Callable[[Mapping[str, Tensor]], tuple[Tensor, dict[str, Tensor]]],
+        scale: Tensor | float,
+    ) -> tuple[Tensor, dict[str, Tensor], Mapping[str, Tensor]]:
+        """Gradients in the module; the total loss, its sums per term and its rows, equal on every rank."""
+        before = _random_state(self.world.device)
+        with torch.no_grad(), self.autocast():
+            parts = [embed(self.parallel.inner, batch) for batch in micros.batches]
+        leaves = _gather(parts, micros, self.world)
+        with self.autocast():
+            rows = couple(leaves)
+            total, sums = weigh(rows)
+        total.backward()
+        _set_random_state(before, self.world.device)  # the second pass draws the same dropout as the first
+        for number, (batch, span) in enumerate(zip(micros.batches, micros.spans)):
+            last = number == len(micros.batches) - 1
+            with self.parallel.syncing(last):
+                with self.autocast():
+                    outputs = embed(self.parallel.module, batch)
+                    pushed = _push(outputs, leaves, span)
+                (pushed * self.world.size * scale).backward()
+        return total, sums, rows
+
+
+def _push(outputs: Mapping[str, Tensor], leaves: Mapping[str, Tensor], span: tuple[int, int]) -> Tensor:
+    """A scalar whose gradient in the outputs is the wanted one; a filler row gets none but stays connected."""
+    total = torch.zeros((), device=next(iter(outputs.values())).device)
+    start, stop = span
+    for name, output in outputs.items():
+        gradient = leaves[name].grad
+        if gradient is None:
+            continue
+        wanted = gradient[start:stop] if stop > start else torch.zeros_like(output)
+        total = total + torch.where(wanted != 0, output * wanted, 0.0).sum()
+    return total
+
+
+def _gather(parts: list[Mapping[str, Tensor]], micros: Micros, world: World) -> dict[str, Tensor]:
+    """All rows of the global batch in their order, as leaves that collect gradients."""
+    leaves = {}
+    for name in parts[0]:
+        mine = torch.cat([part[name][: stop - start] for part, (start, stop) in zip(parts, micros.spans)])
+        whole = _concatenate(mine.float() if mine.dtype in (torch.bfloat16, torch.float16) else mine, micros, world)
+        leaves[name] = whole.requires_grad_(whole.is_floating_point())
+    return leaves
+
+
+def _concatenate(mine: Tensor, micros: Micros, world: World) -> Tensor:
+    """Shares are contiguous and differ by at most one row: pad to the largest, gather, cut."""
+    if world.control is None:
+        return mine
+    total = len(micros.ids)
+    sizes = [total * (rank + 1) // world.size - total * rank // world.size for rank in range(world.size)]
+    padded = mine.new_zeros((max(sizes), *mine.shape[1:]))
+    padded[: len(mine)] = mine
+    parts = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(parts, padded)
+    return torch.cat([part[:size] for part, size in zip(parts, sizes)])
+
+
+def _random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
+    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+
+def _set_random_state(state: tuple[Tensor, Tensor | None], device: torch.device) -> None:
+    torch.set_rng_state(state[0])
+    if state[1] is not None:
+        torch.cuda.set_rng_state(state[1], device)

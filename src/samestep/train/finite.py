@@ -1,0 +1,53 @@
+"""Counts steps whose gradient is not finite, and ends the run when there are too many in a row."""
+
+import torch
+from torch import Tensor
+
+from samestep.core.errors import RunFailed
+from samestep.data.feed import Micros
+
+
+class FiniteGuard:
+    """The verdict on a step is copied off the device without waiting and read a step later, on every rank alike."""
+
+    def __init__(self, device: torch.device, name: str, limit: int) -> None:
+        self._name, self._limit = name, limit
+        self._in_row = torch.zeros((), dtype=torch.float32, device=device)
+        self._arriving: tuple[Tensor, torch.cuda.Event | None, Micros] | None = None
+
+    def watch(self, bad: Tensor, micros: Micros) -> None:
+        """Take in the verdict on this step; act on the one before."""
+        self._in_row.add_(1).mul_(bad)
+        self.settle()
+        if self._in_row.device.type == "cuda":
+            host = torch.empty((), dtype=torch.float32, pin_memory=True)
+            host.copy_(self._in_row, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+            self._arriving = (host, event, micros)
+        else:
+            self._arriving = (self._in_row.cpu().clone(), None, micros)
+
+    def settle(self) -> None:
+        """Read the verdict that is still on its way."""
+        if self._arriving is None:
+            return
+        count, event, micros = self._arriving
+        self._arriving = None
+        if event is not None:
+            event.synchronize()
+        if count >= self._limit:
+            named = ", ".join(f"{index} (epoch {epoch})" for epoch, index in micros.ids[:8].tolist())
+            more = f" and {len(micros.ids) - 8} more" if len(micros.ids) > 8 else ""
+            raise RunFailed(
+                f"the gradient of {self._name!r} was not finite for {int(count)} steps in a row, the last at step "
+                f"{micros.step} with samples {named}{more}; lower the learning rate or look at these samples"
+            )
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """How many bad steps in a row there were."""
+        return {"in_row": self._in_row}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on counting."""
+        self._in_row.copy_(state["in_row"])

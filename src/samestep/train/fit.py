@@ -1,0 +1,65 @@
+"""The task most recipes need: one learner, one feed, one loss."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from samestep.data.feed import Feed
+from samestep.train.learner import Learner, Loss
+from samestep.train.metrics import Book, Figure, Metrics
+from samestep.train.recipe import Tick
+
+
+def as_is(figures: dict[str, float]) -> Mapping[str, float]:
+    """The figures, nothing derived."""
+    return figures
+
+
+class Fit:
+    """Fit a learner to a feed; validate on every row of another, once."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        feed: Feed,
+        loss: Loss,
+        *,
+        validation: Feed | None = None,
+        measure: Loss | None = None,
+        derive: Callable[[dict[str, float]], Mapping[str, float]] = as_is,
+    ) -> None:
+        self.length = feed.length
+        self.state: Mapping[str, Any] = {learner.name: learner}
+        self.learner, self.feed, self.validation = learner, feed, validation
+        self._loss, self._measure, self._derive = loss, measure or loss, derive
+
+    def step(self, tick: Tick) -> Metrics:
+        """One update on the step's global batch."""
+        return self.learner.update(self.feed[tick.step], self._loss)
+
+    def validate(self, tick: Tick) -> Mapping[str, float]:
+        """The mean of every term over all validation rows, under `val/`."""
+        if self.validation is None:
+            return {}
+        figures = evaluate(self.learner, self.validation, self._measure, tick.step)
+        return {f"val/{name}": value for name, value in self._derive(figures).items()}
+
+
+def evaluate(learner: Learner, feed: Feed, measure: Loss, step: int = 0) -> dict[str, float]:
+    """Means over every row of `feed`, each counted once, equal on all ranks and at any world size."""
+    book = Book(learner.world)
+    seen = []
+    with learner.inference() as module:
+        for micros in feed:
+            for batch in micros.batches:
+                for term, rows in measure(module, batch).items():
+                    total = torch.where(batch["live"], rows.double(), 0.0).sum()
+                    book.add({term: Figure(total, 0.0)})
+            book.add({term: Figure(0.0, micros.weight(term)) for term in book.names()})
+            seen += [micros.ids[start:stop] for start, stop in micros.spans]
+    figures = book.read()
+    if learner.recorder:
+        learner.recorder.validation(step, np.concatenate(seen), figures)
+    return figures

@@ -1,0 +1,270 @@
+"""A learner is one trainable module with its optimizer and schedule: it turns micro-batches into one exact update.
+
+    metrics = learner.update(feed[step], loss)
+
+A loss is named sums: `loss(module, batch)` returns, per term, each row's sum. The learner selects the live rows,
+divides by the term's global weight (counted before the forward pass), and scales by the world size, so that the mean
+over ranks that DDP and FSDP take is the exact gradient of the global batch, however it was split. Whether the
+gradient is finite is decided on the device from its global norm: all ranks skip together, nobody waits.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from samestep.core.errors import RunFailed
+from samestep.data.feed import Batch, Micros
+from samestep.parallel.wrap import Parallel, local, total_norm
+from samestep.train.coupled import Couple, Coupled, Embed
+from samestep.train.evidence import Recorder
+from samestep.train.finite import FiniteGuard
+from samestep.train.metrics import Figure, Metrics
+from samestep.train.optim import LossScale, OptimSettings, adamw
+from samestep.train.warm import warm_up
+from samestep.world.world import World
+
+Loss = Callable[[nn.Module, Batch], Mapping[str, Tensor]]
+Mix = Mapping[str, float]
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+
+
+class Learner:
+    """One trainable module, its optimizer and its learning rate."""
+
+    def __init__(
+        self,
+        parallel: Parallel,
+        world: World,
+        rate: Callable[[int], float],
+        settings: OptimSettings,
+        *,
+        name: str = "model",
+        mixed_precision: str = "none",
+        max_bad_steps: int = 5,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.name, self.updates = name, 0
+        self._parallel, self.world, self._rate, self._settings = parallel, world, rate, settings
+        self._optimizer = adamw(parallel.inner, settings)
+        self._autocast_type = _AUTOCAST.get(mixed_precision)
+        self._scale = LossScale(world.device) if mixed_precision == "fp16" else None
+        self._guard = FiniteGuard(world.device, name, max_bad_steps)
+        self.recorder = recorder
+        self._settled = not parallel.settles
+
+    def update(self, micros: Micros, loss: Loss, mix: Mix | None = None) -> Metrics:
+        """One optimizer step on the global batch; `mix` gives each term's coefficient (default 1)."""
+        if not any(micros.weights.values()):
+            return self._skip()
+        self._settle_buckets(lambda: self._backward(micros.first(), loss, mix or {}))
+        total, sums, rows = self._backward(micros, loss, mix or {})
+        if self.recorder:
+            self.recorder.rows(self.name, micros, rows)
+        return self._apply(micros, total, sums)
+
+    def update_coupled(self, micros: Micros, embed: Embed, couple: Couple, mix: Mix | None = None) -> Metrics:
+        """One optimizer step on a loss that couples all rows of the global batch with each other (see coupled.py)."""
+        if not any(micros.weights.values()):
+            return self._skip()
+        live = torch.ones(len(micros.ids), dtype=torch.bool, device=self.world.device)
+        coupled = Coupled(self._parallel, self.world, self._autocast)
+
+        def backward() -> tuple[Tensor, dict[str, Tensor], Mapping[str, Tensor]]:
+            scale = self._scale.scale if self._scale else 1.0
+            return coupled.backward(
+                micros, embed, couple, lambda rows: self._weigh(rows, live, micros, mix or {}), scale
+            )
+
+        self._settle_buckets(backward)
+        total, sums, rows = backward()
+        if self.recorder:
+            self.recorder.coupled_rows(self.name, micros, rows)
+        return self._apply(micros, total, sums, same=True)
+
+    @contextmanager
+    def inference(self) -> Iterator[nn.Module]:
+        """The module itself for generation and validation: evaluation mode, no gradients, same arithmetic.
+
+        A sharded module gathers its parts as it is called, so every rank must call it equally often.
+        """
+        inner = self._parallel.inner
+        was_training = inner.training
+        inner.eval()
+        try:
+            with torch.no_grad(), self._autocast():
+                yield inner
+        finally:
+            inner.train(was_training)
+
+    def _settle_buckets(self, backward: Callable[[], object]) -> None:
+        if not self._settled:
+            warm_up(self._parallel.inner, backward)
+            self._settled = True
+
+    def _backward(
+        self, micros: Micros, loss: Loss, mix: Mix
+    ) -> tuple[Tensor, dict[str, Tensor], list[Mapping[str, Tensor]]]:
+        """Gradients of all micro-batches, reduced over ranks once; this rank's total, its sums per term, its rows."""
+        all_rows, all_sums = [], []
+        grand_total = torch.zeros((), device=self.world.device)
+        for number, batch in enumerate(micros.batches):
+            with self._parallel.syncing(last=number == len(micros.batches) - 1):
+                self._parallel.called = False
+                with self._autocast():
+                    rows = loss(self._parallel.module, batch)
+                    total, sums = self._weigh(rows, batch["live"], micros, mix)
+                self._check_called()
+                scaled = total * self.world.size
+                (scaled * self._scale.scale if self._scale else scaled).backward()
+            grand_total = grand_total + total.detach()
+            all_rows.append(rows)
+            all_sums.append(sums)
+        return grand_total, {term: sum(sums[term] for sums in all_sums) for term in all_sums[0]}, all_rows  # type: ignore[misc]
+
+    def _weigh(
+        self, rows: Mapping[str, Tensor], live: Tensor, micros: Micros, mix: Mix
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The scalar to differentiate, the sum over terms of coefficient * live rows / global weight; and the sums."""
+        assert rows, f"the loss of learner {self.name!r} returned no term"
+        assert set(mix) <= set(rows), f"mix names {sorted(mix)}, but the loss returned {sorted(rows)}"
+        sums = {}
+        for term, values in rows.items():
+            assert values.shape == live.shape, (
+                f"term {term!r} of learner {self.name!r} must have one value a row, {tuple(live.shape)}, "
+                f"not {tuple(values.shape)}"
+            )
+            counted = live if micros.weight(term) else torch.zeros_like(live)
+            sums[term] = torch.where(counted, values, 0.0).sum()
+        total = sum(sums[term] * (mix.get(term, 1.0) / (micros.weight(term) or 1.0)) for term in sums)
+        assert isinstance(total, Tensor)
+        return total, {term: value.detach() for term, value in sums.items()}
+
+    def _check_called(self) -> None:
+        if not self._parallel.called:
+            raise RunFailed(
+                f"the loss of learner {self.name!r} did not call the module it was given but went around it "
+                "(for example through .module), which would skip gradient synchronisation"
+            )
+
+    def _apply(self, micros: Micros, total: Tensor, sums: Mapping[str, Tensor], same: bool = False) -> Metrics:
+        """Clip, check, step, and say what happened, all without waiting for the device."""
+        if self.recorder:
+            self.recorder.gradients(self.name, self._parallel.inner)
+        gradients = [p.grad for p in self._parallel.inner.parameters() if p.grad is not None]
+        norm = total_norm(gradients)
+        if self._scale:
+            norm = norm / self._scale.scale
+        bad = (~torch.isfinite(norm)).float()
+        rate = self._rate(self.updates)
+        self._step(gradients, norm, bad, rate)
+        if self._scale:
+            self._scale.update(bad)
+        self.updates += 1
+        if self.recorder:
+            self.recorder.parameters(self.name, self._parallel.inner, micros)
+        self._guard.watch(bad, micros)
+        return self._figures(micros, total, sums, norm, bad, rate, same)
+
+    def _step(self, gradients: list[Tensor], norm: Tensor, bad: Tensor, rate: float) -> None:
+        """The fused optimizer divides gradients by `grad_scale`, and does nothing where `found_inf` is one."""
+        divisor = (norm / self._settings.clip).clamp(min=1.0) if self._settings.clip else torch.ones_like(norm)
+        if self._scale:
+            divisor = divisor * self._scale.scale
+        if norm.dtype == torch.float64:  # the fused divisor is float32, too coarse for a proof in float64
+            torch._foreach_div_([local(gradient) for gradient in gradients], divisor)
+        else:
+            self._optimizer.grad_scale = divisor.float()  # type: ignore[attr-defined]
+        self._optimizer.found_inf = bad  # type: ignore[attr-defined]
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def _figures(
+        self,
+        micros: Micros,
+        total: Tensor,
+        sums: Mapping[str, Tensor],
+        norm: Tensor,
+        bad: Tensor,
+        rate: float,
+        same: bool,
+    ) -> Metrics:
+        """Figures of this update. A skipped step weighs nothing, so its NaN reaches no mean."""
+        good = 1.0 - bad
+
+        def kept(value: Tensor) -> Tensor:
+            return torch.where(bad > 0, 0.0, value)
+
+        figures = {term: Figure(kept(value), good * micros.weight(term), same) for term, value in sums.items()}
+        figures["loss"] = Figure(kept(total), good, same)
+        figures["grad_norm"] = Figure(kept(norm), good, same=True)
+        figures["lr"] = Figure(rate, same=True)
+        figures["skipped"] = Figure(bad, same=True)
+        figures |= {f"count/{name}": Figure(weight, same=True) for name, weight in micros.weights.items()}
+        return figures if self.name == "model" else {f"{self.name}/{key}": value for key, value in figures.items()}
+
+    def _skip(self) -> Metrics:
+        """A step without weight: every rank knows it from the counted weights, so all skip it."""
+        self.updates += 1
+        return {}
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self._autocast_type is None:
+            return nullcontext()
+        return torch.autocast(self.world.device.type, self._autocast_type)
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The module's parameters."""
+        return self._parallel.inner.parameters()
+
+    def settle(self) -> None:
+        """Read what is still on its way from the device; raises when too many steps in a row were bad."""
+        self._guard.settle()
+
+    def weights(self, whole: bool = False) -> dict[str, Any]:
+        """The module's state by its own names; `whole` gathers a sharded one to the CPU of rank 0."""
+        options = StateDictOptions(full_state_dict=whole, cpu_offload=whole)
+        return get_model_state_dict(self._parallel.inner, options=options)
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Take whole weights, given alike on every rank."""
+        set_model_state_dict(self._parallel.inner, dict(weights), options=StateDictOptions(full_state_dict=True))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a resumed run needs to be the same run."""
+        return {
+            "model": self.weights(),
+            "optimizer": self._optimizer_state(),
+            "scale": self._scale.state_dict() if self._scale else {},
+            "guard": self._guard.state_dict(),
+            "updates": self.updates,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Become the learner that was saved."""
+        set_model_state_dict(self._parallel.inner, state["model"])
+        current = get_optimizer_state_dict(self._parallel.inner, self._optimizer, options=_FLAT)
+        set_optimizer_state_dict(
+            self._parallel.inner, self._optimizer, {**current, **state["optimizer"]}, options=_FLAT
+        )
+        if self._scale:
+            self._scale.load_state_dict(state["scale"])
+        self._guard.load_state_dict(state["guard"])
+        self.updates = state["updates"]
+
+    def _optimizer_state(self) -> dict[str, Any]:
+        """Moments and step counts; the groups' settings come from the configuration, not from a checkpoint."""
+        state = get_optimizer_state_dict(self._parallel.inner, self._optimizer, options=_FLAT)
+        return {key: value for key, value in state.items() if isinstance(value, Tensor)}

@@ -1,0 +1,64 @@
+"""The loop. It owns time, cadence and stopping; what a step does is the task's affair."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from samestep.core.records import Json
+from samestep.train.metrics import Metrics
+from samestep.train.recipe import Task, Tick
+from samestep.train.stop import Stop
+
+
+class Outcome(Enum):
+    """How a stage ended."""
+
+    DONE = "done"
+    PREEMPTED = "preempted"
+
+
+@dataclass
+class Progress:
+    """How far a stage has come; checkpoint state."""
+
+    steps_per_epoch: int
+    step: int = 0
+    """Steps done."""
+    best: float | None = None
+    """The best agreed figure so far."""
+    seconds: float = 0.0
+    """Training time so far, over all launches."""
+
+    def tick(self) -> Tick:
+        """The step to do now."""
+        epoch, place = divmod(self.step, self.steps_per_epoch)
+        return Tick(self.step, epoch, last_of_epoch=place == self.steps_per_epoch - 1)
+
+    def state_dict(self) -> dict[str, Json]:
+        """All of it, but for what the plan knows."""
+        return {"step": self.step, "best": self.best, "seconds": self.seconds}
+
+    def load_state_dict(self, state: dict[str, Json]) -> None:
+        """Go on from there."""
+        self.step, self.best, self.seconds = state["step"], state["best"], state["seconds"]
+
+
+class Every(Protocol):
+    """Something that happens now and then: log, validate, save."""
+
+    def fire(self, tick: Tick, metrics: Metrics, last: bool) -> None:
+        """Called on every rank after every step; `last` when the task ends with it."""
+
+
+def run(task: Task, progress: Progress, every: Sequence[Every], stop: Stop) -> Outcome:
+    """Step the task to its end, or to the agreed stop."""
+    while progress.step < task.length:
+        if stop.agreed():
+            return Outcome.PREEMPTED
+        tick = progress.tick()
+        metrics = task.step(tick)
+        progress.step += 1
+        for event in every:
+            event.fire(tick, metrics, last=progress.step == task.length)
+    return Outcome.DONE

@@ -1,0 +1,102 @@
+"""Opening a run directory: a new one, the same run once more, or a refusal."""
+
+import os
+import socket
+import sys
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from samestep.core.config import changed, dump
+from samestep.core.errors import UserError
+from samestep.core.records import Json, read_json, write_json
+from samestep.core.rundir import RunDir, RunLock
+from samestep.train.config import Config
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What config.json says of a run."""
+
+    recipe: str
+    config: dict[str, Any]
+    launch: str
+
+    @classmethod
+    def read(cls, rundir: RunDir) -> "RunRecord | None":
+        """The record of a run directory, or None when it holds no run."""
+        known = read_json(rundir.config)
+        return cls(known["recipe"], known["config"], known.get("launch", "")) if known else None
+
+    def write(self, rundir: RunDir) -> None:
+        """Leave the record, with the versions it was made by."""
+        versions = {"samestep": version("samestep"), "torch": torch.__version__, "python": sys.version.split()[0]}
+        record = {"recipe": self.recipe, "config": self.config, "launch": self.launch, "versions": versions}
+        write_json(rundir.config, record)
+
+
+def open_run(recipe: str, config: Config) -> tuple[RunDir, RunLock]:
+    """Rank 0's part of opening: choose the directory, take its lock, and make sure that it holds this very run."""
+    rundir = RunDir(Path(config.out) / (config.name or _free_name(recipe, config)))
+    known = RunRecord.read(rundir)
+    if known is None and rundir.path.exists() and _foreign(rundir.path):
+        raise UserError(f"{rundir.path} exists but holds no samestep run; choose another name with name=...")
+    try:
+        lock = rundir.lock()
+    except OSError as error:
+        raise UserError(f"the run directory {rundir.path} cannot be written ({error.strerror}); set out=...") from None
+    if known is not None:
+        _require_same(rundir, known, recipe, config)
+    RunRecord(recipe, dump(config), _launch_id()).write(rundir)
+    return rundir, lock
+
+
+def find_run(text: str, out: str = "runs") -> RunDir:
+    """The run that a user named, by path or by name."""
+    for path in (Path(text), Path(out) / text):
+        if RunDir(path).config.exists():
+            return RunDir(path)
+    known = sorted(p.parent.name for p in Path(out).glob("*/config.json"))
+    listed = f"runs in {out}/: {', '.join(known[-8:])}" if known else f"there is no run in {out}/ yet"
+    raise UserError(f"{text!r} is not a run directory; {listed}")
+
+
+def _require_same(rundir: RunDir, known: RunRecord, recipe: str, config: Config) -> None:
+    differing = ["recipe"] if known.recipe != recipe else changed(known.config, dump(config), type(config))
+    if differing:
+        raise UserError(
+            f"{rundir.path} holds a different run ({', '.join(differing[:5])} differ); choose another name with "
+            f"name=..., or resume it as it is with: samestep train --resume {rundir.path}"
+        )
+
+
+def _free_name(recipe: str, config: Config) -> str:
+    """The next free number; after an elastic restart, the run that this launch already began."""
+    plain = recipe.removesuffix(".py").replace("/", ".").rpartition(".")[2]
+    stem = f"{plain}-{config.preset}"
+    taken = [p for p in Path(config.out).glob(f"{stem}-*") if p.name.removeprefix(f"{stem}-").isdigit()]
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
+        for path in taken:
+            record = RunRecord.read(RunDir(path))
+            if record and record.launch == _launch_id():
+                return path.name
+    highest = max((int(p.name.removeprefix(f"{stem}-")) for p in taken), default=0)
+    return f"{stem}-{highest + 1}"
+
+
+def _launch_id() -> str:
+    """The same for every restart of one launch, and for nothing else."""
+    return f"{socket.gethostname()}:{os.getppid()}:{os.environ.get('TORCHELASTIC_RUN_ID', '')}"
+
+
+def _foreign(path: Path) -> bool:
+    ours = {"lock", "logs", "job"}
+    return any(entry.name not in ours for entry in path.iterdir())
+
+
+def set_status(rundir: RunDir, status: str, **details: Json) -> None:
+    """How the run stands, for whoever looks from outside."""
+    write_json(rundir.status, {"status": status, **details})

@@ -1,0 +1,65 @@
+"""AdamW with decay groups, and the loss scale of fp16."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from samestep.train.config import Config
+
+
+@dataclass(frozen=True)
+class OptimSettings:
+    """What an optimizer needs to know."""
+
+    betas: tuple[float, float]
+    eps: float
+    weight_decay: float
+    clip: float
+
+    @classmethod
+    def of(cls, config: Config) -> "OptimSettings":
+        """As the configuration says."""
+        return cls((config.beta1, config.beta2), config.adam_eps, config.weight_decay, config.clip)
+
+
+def adamw(module: nn.Module, settings: OptimSettings) -> torch.optim.AdamW:
+    """Fused AdamW over the trainable parameters; weight decay on matrices only."""
+    embeddings = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
+    trainable = [p for p in module.parameters() if p.requires_grad]
+    decayed = [p for p in trainable if p.ndim >= 2 and id(p) not in embeddings]
+    plain = [p for p in trainable if p.ndim < 2 or id(p) in embeddings]
+    groups = [
+        {"params": decayed, "weight_decay": settings.weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(groups, lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
+
+
+class LossScale:
+    """fp16's loss scale, kept on the device: halved by a step that overflowed, doubled after a quiet stretch.
+
+    The overflow itself is seen in the gradient norm, which is global, so all ranks agree under sharding too.
+    """
+
+    def __init__(self, device: torch.device, start: float = 2.0**16, stretch: int = 2000) -> None:
+        self.scale = torch.full((), start, dtype=torch.float32, device=device)
+        self._quiet = torch.zeros((), dtype=torch.float32, device=device)
+        self._stretch = stretch
+
+    def update(self, bad: Tensor) -> None:
+        """Count one step in."""
+        self._quiet.add_(1).mul_(1 - bad)
+        grow = self._quiet >= self._stretch
+        self.scale.mul_(torch.where(bad > 0, 0.5, torch.where(grow, 2.0, 1.0)))
+        self._quiet.mul_(~grow)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Scale and the length of the quiet stretch."""
+        return {"scale": self.scale, "quiet": self._quiet}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on from a saved scale."""
+        self.scale.copy_(state["scale"])
+        self._quiet.copy_(state["quiet"])

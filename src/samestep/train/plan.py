@@ -1,0 +1,80 @@
+"""Batch arithmetic: what one step and the whole run consist of. Made at the first launch, then frozen."""
+
+import logging
+import math
+import re
+from dataclasses import asdict, dataclass
+
+from samestep.core.errors import UserError
+from samestep.core.records import Json
+from samestep.train.config import Config
+from samestep.train.schedule import Schedule
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The numbers that no resume, at whatever world size, may change."""
+
+    samples: int
+    global_batch: int
+    steps_per_epoch: int
+    steps: int
+    learning_rate: float
+    warmup_steps: int
+
+    @classmethod
+    def make(cls, config: Config, world_size: int, samples: int) -> "Plan":
+        """Work the numbers out from the configuration, the world and the data."""
+        _check(config, samples)
+        batch = config.global_batch_size or config.batch_size * config.accumulation * world_size
+        per_epoch = math.ceil(samples / batch)
+        steps = config.max_steps if config.max_steps is not None else config.epochs * per_epoch
+        ratio = batch / config.base_batch_size
+        scale = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[config.lr_scaling]
+        return cls(samples, batch, per_epoch, steps, config.learning_rate * scale, _warmup(config, steps))
+
+    def schedule(self, config: Config) -> Schedule:
+        """The learning rate of every step."""
+        decay = round(config.decay_ratio * self.steps)
+        return Schedule(
+            self.learning_rate, self.steps, self.warmup_steps, config.schedule, config.final_lr_ratio, decay
+        )
+
+    def to_json(self) -> Json:
+        """For the run directory."""
+        return asdict(self)
+
+
+def _check(config: Config, samples: int) -> None:
+    for name in ("batch_size", "accumulation", "global_batch_size", "base_batch_size", "epochs", "max_steps"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise UserError(f"{name} must be at least 1, not {value}")
+    if config.learning_rate < 0:
+        raise UserError(f"learning_rate must not be negative, but is {config.learning_rate:g}")
+    if samples < 1:
+        raise UserError("the training data is empty: there is no sample to train on")
+
+
+def _warmup(config: Config, steps: int) -> int:
+    wanted = config.warmup_steps if config.warmup_steps is not None else round(config.warmup_ratio * steps)
+    if wanted < 0:
+        raise UserError(f"warm-up must not be negative, but is {wanted} steps")
+    if wanted > steps:
+        logger.warning("warm-up of %d steps is longer than the run; clamped to its %d steps", wanted, steps)
+    return min(wanted, steps)
+
+
+def seconds(text: str) -> float:
+    """A duration in seconds from `90s`, `30m`, `2h`, `1d`, `HH:MM:SS`, or a plain number of seconds."""
+    units = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+    simple = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", text)
+    if simple:
+        return float(simple[1]) * units[simple[2]]
+    clock = re.fullmatch(r"\s*(?:(\d+):)?(\d+):(\d+)\s*", text)
+    if clock:
+        hours, minutes, secs = (int(part or 0) for part in clock.groups())
+        return hours * 3600 + minutes * 60 + secs
+    raise UserError(f"{text!r} is not a duration; write 90s, 30m, 2h or HH:MM:SS")

@@ -1,0 +1,77 @@
+"""The shapes a recipe is made of: a record of functions, stages that are rows, and tasks the loop can step."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from samestep.core.overrides import Alias
+from samestep.train.config import Config
+from samestep.train.metrics import Metrics
+
+if TYPE_CHECKING:
+    from samestep.train.bench import Bench
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Where the loop stands."""
+
+    step: int
+    epoch: int
+    last_of_epoch: bool
+
+
+class Task(Protocol):
+    """An algorithm: all that the loop knows of it."""
+
+    length: int
+    """Steps."""
+    state: Mapping[str, Any]
+    """What must survive a kill: name to Stateful."""
+
+    def step(self, tick: Tick) -> Metrics:
+        """One step; a kill inside replays it whole."""
+
+
+def no_validation(task: Any, tick: Tick) -> Mapping[str, float]:
+    """Nothing to validate."""
+    return {}
+
+
+def no_finish(task: Any, bench: "Bench") -> None:
+    """Nothing to hand over."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One phase of a recipe. Stages run in order, each resumes alone, and they hand over through artifacts on disk."""
+
+    name: str
+    build: Callable[["Bench"], Any]
+    """Makes the stage's task out of what the bench offers."""
+    validate: Callable[[Any, Tick], Mapping[str, float]] = no_validation
+    """Agreed figures of a task, equal on all ranks."""
+    best: tuple[str, str] | None = None
+    """The figure that decides which checkpoint is best, and `min` or `max`."""
+    finish: Callable[[Any, "Bench"], None] = no_finish
+    """Runs after the last step on every rank; leaves artifacts for later stages."""
+    unit: str = "rows"
+    """The counted weight that speed is shown in, such as `tokens`."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A complete training method. `config` inherits from samestep's Config; `stages` makes the rows to run."""
+
+    config: type[Config]
+    stages: Callable[[Any], Sequence[Stage]]
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Named sets of values; `verify` is the small one that proofs run on."""
+    aliases: Mapping[str, str | Alias] = field(default_factory=dict)
+    """Flag names people know from elsewhere."""
+    unused: Sequence[str] = ()
+    """Trainable parameters that are known to get no gradient (glob patterns)."""
+    sample: Callable[..., Any] | None = None
+    """Generates from a trained run."""
+    describe: Callable[[Any], Mapping[str, str]] | None = None
+    """Extra lines for the banner."""

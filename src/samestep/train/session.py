@@ -1,0 +1,219 @@
+"""A training session: one launch of a recipe on this world, from its run directory to its outcome."""
+
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from samestep.checkpoint.plain import save_weights
+from samestep.checkpoint.retention import Retention
+from samestep.checkpoint.spread import shared_probe
+from samestep.checkpoint.store import Store
+from samestep.core.config import dump
+from samestep.core.errors import UserError
+from samestep.core.logging import start_logging
+from samestep.core.records import JsonLines, write_json
+from samestep.core.rundir import RunDir
+from samestep.train.banner import banner_lines
+from samestep.train.bench import Bench
+from samestep.train.cadence import EpochSummary, LogFigures, Save, Validate
+from samestep.train.console import Screen
+from samestep.train.evidence import Recorder
+from samestep.train.loop import Every, Outcome, Progress, run
+from samestep.train.metrics import Book
+from samestep.train.opening import open_run, set_status
+from samestep.train.plan import seconds
+from samestep.train.recipe import Recipe, Stage
+from samestep.train.sinks import Sink, open_sinks
+from samestep.train.stop import Stop
+from samestep.world.seeding import RandomState, seed_everywhere
+from samestep.world.world import World
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Session:
+    """One launch of a recipe."""
+
+    name: str
+    recipe: Recipe
+    config: Any
+    world: World
+
+    def train(self) -> Outcome:
+        """Run every stage that is not done yet, in order."""
+        with ExitStack() as stack:
+            with self.world.together("opening the run directory"):
+                self.rundir = self._open(stack)
+            self.screen = stack.enter_context(Screen(self.world.is_main and not self.config.log.quiet))
+            self.shared = shared_probe(self.rundir.path, self.world)
+            self._event("launch", world=self.world.size, device=str(self.world.device))
+            set_up_torch(self.config, self.world)
+            limit = seconds(self.config.max_time) if self.config.max_time else None
+            self.stop = Stop(self.world, limit, self.config.checkpoint.every_minutes * 60)
+            with self.stop.listening():
+                return self._stages()
+
+    def _stages(self) -> Outcome:
+        for stage in self.recipe.stages(self.config):
+            if self.world.share(self._is_done(stage)):
+                self.screen.say(f"stage {stage.name!r} is done already")
+                continue
+            outcome = StageRun(self, stage).run()
+            if outcome is Outcome.PREEMPTED:
+                self.screen.say(
+                    f"stopped by {self.stop.reason}; resume with: samestep train --resume {self.rundir.path}"
+                )
+                return outcome
+        self._status("done")
+        self.screen.say(f"done: {self.rundir.path}")
+        return Outcome.DONE
+
+    def _open(self, stack: ExitStack) -> RunDir:
+        """Rank 0 opens the directory; the others learn its path through the store, since it may refuse."""
+        path = None
+        if self.world.is_main:
+            rundir, lock = open_run(self.name, self.config)
+            stack.callback(lock.release)
+            path = str(rundir.path.absolute())
+        rundir = RunDir(Path(self.world.tell("run directory", path)))
+        show = "error" if self.config.log.quiet else self.config.log.level
+        start_logging(rundir.log(self.world.rank), show=show if self.world.is_main else None)
+        return rundir
+
+    def _is_done(self, stage: Stage) -> bool:
+        return self.world.is_main and (self.rundir.artifacts(stage.name) / "done.json").exists()
+
+    def _event(self, kind: str, **details: Any) -> None:
+        logger.info("%s %s", kind, details)
+        if self.world.is_main:
+            JsonLines(self.rundir.events).append({"time": time.time(), "kind": kind, **details})
+
+    def _status(self, status: str, **details: Any) -> None:
+        if self.world.is_main:
+            set_status(self.rundir, status, **details)
+
+
+class StageRun:
+    """One stage of a session: build, restore, loop, hand over."""
+
+    def __init__(self, session: Session, stage: Stage) -> None:
+        self.session, self.stage = session, stage
+        self.world, self.config, self.rundir, self.screen = (
+            session.world,
+            session.config,
+            session.rundir,
+            session.screen,
+        )
+        recorder = Recorder(self.rundir.evidence(self.world.size, self.world.rank), stage.name)
+        self.recorder = recorder if self.config.evidence else None
+        self.bench = Bench(self.world, self.config, self.rundir, stage.name, self.screen, self.recorder)
+        self.window, self.epoch = Book(self.world), Book(self.world)
+        self.random = RandomState(self.world, self.config.seed)
+
+    def run(self) -> Outcome:
+        """From set-up to hand-over."""
+        with self.world.together(f"setting up stage {self.stage.name!r}"):
+            seed_everywhere(self.config.seed)
+            self.task = self.stage.build(self.bench)
+            per_epoch = self.bench.steps_per_epoch or self.task.length
+            self.progress = Progress(per_epoch)
+            self.random.spread()
+            resumed = self._restore()
+        self.screen.banner(f"samestep · {self.session.name}", banner_lines(self.session, self, resumed))
+        if self.recorder:
+            self.recorder.started(self.progress.step, self.world.size)
+        self._status("running")
+        sinks = self._sinks()
+        try:
+            outcome = self._loop(sinks)
+        finally:
+            for sink in sinks:
+                sink.close()
+        if outcome is Outcome.DONE:
+            self.stage.finish(self.task, self.bench)
+            self.world.barrier()
+            if self.world.is_main:
+                write_json(self.rundir.artifacts(self.stage.name) / "done.json", {"step": self.progress.step})
+        self._status(outcome.value)
+        return outcome
+
+    def _restore(self) -> str:
+        keep = self.config.checkpoint
+        self.store = Store(
+            self.rundir.checkpoints(self.stage.name),
+            self.world,
+            keep=Retention(keep.keep_last, keep.keep_best, keep.keep_every, (self.stage.best or ("", "min"))[1]),
+            shared=self.session.shared,
+        )
+        self.state: Mapping[str, Any] = {
+            **self.task.state,
+            "progress": self.progress,
+            "window": self.window,
+            "epoch": self.epoch,
+            "random": self.random,
+        }
+        found = self.store.newest()
+        if found is None:
+            return ""
+        self.store.load(found, self.state)
+        self.session._event("resume", stage=self.stage.name, step=self.progress.step)
+        return str(found.path.name)
+
+    def _sinks(self) -> list[Sink]:
+        if not self.world.is_main:
+            return []
+        return open_sinks(self.rundir, self.stage.name, self.progress.step, self.config, dump(self.config))
+
+    def _loop(self, sinks: list[Sink]) -> Outcome:
+        log = LogFigures(
+            self.window, sinks, self.screen, self.progress, self.config.log.every, self.stage.unit, self.task.length
+        )
+        validate = Validate(self.stage, self.task, sinks, self.screen, self.progress, self.config.validate_every)
+        save = Save(
+            self.store,
+            self.state,
+            self._about,
+            self.config.checkpoint,
+            self.stage,
+            self.session.stop,
+            self.progress,
+            validate,
+            self.bench.learners,
+            self._write_weights,
+            saved_at=self.progress.step,
+        )
+        every: list[Every] = [log, validate, EpochSummary(self.epoch, self.screen, validate), save]
+        outcome = run(self.task, self.progress, every, self.session.stop)
+        save.save()
+        return outcome
+
+    def _about(self) -> dict[str, Any]:
+        return {"recipe": self.session.name, "stage": self.stage.name, "config": dump(self.config)}
+
+    def _write_weights(self, suffix: str) -> None:
+        for learner in self.bench.learners:
+            weights = learner.weights(whole=True)
+            if self.world.is_main:
+                save_weights(self.rundir.weights / f"{learner.name}_{suffix}.pt", weights)
+
+    def _status(self, status: str) -> None:
+        self.session._status(status, stage=self.stage.name, step=self.progress.step, steps=self.task.length)
+
+
+def set_up_torch(config: Any, world: World) -> None:
+    """Arithmetic that the whole process shares."""
+    torch.set_default_dtype(getattr(torch, config.distributed.dtype))
+    if config.distributed.mixed_precision == "fp16" and world.device.type == "cpu":
+        raise UserError("mixed_precision=fp16 needs a GPU; on a CPU use bf16 or none")
+    if world.device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    if config.deterministic:
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False

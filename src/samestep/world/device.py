@@ -1,0 +1,76 @@
+"""Which device this rank computes on, and which backend carries its collectives."""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from samestep.core.errors import UserError
+from samestep.world.ranks.place import Place
+
+BACKENDS = ("auto", "nccl", "gloo", "xccl", "ccl", "xpu", "mpi")
+_PREFERRED = {"cuda": "nccl", "xpu": "xccl", "cpu": "gloo"}
+_AVAILABLE: dict[str, Callable[[], bool]] = {
+    "gloo": dist.is_gloo_available,
+    "nccl": dist.is_nccl_available,
+    "xccl": dist.is_xccl_available,
+    "mpi": dist.is_mpi_available,
+    "ccl": lambda: _has_ccl_bindings(),
+}
+
+
+def choose_device(wanted: str, place: Place) -> torch.device:
+    """The device of this rank: the wanted kind, or cuda, xpu, cpu by availability. Ranks never share a card unasked."""
+    kinds = {"cuda": torch.cuda, "xpu": torch.xpu}
+    if wanted == "auto":
+        wanted = next((kind for kind, module in kinds.items() if module.is_available()), "cpu")
+    if wanted == "cpu":
+        return torch.device("cpu")
+    kind, _, index = wanted.partition(":")
+    if kind not in kinds:
+        raise UserError(f"device {wanted!r} is not known; choose auto, cpu, cuda, cuda:N or xpu")
+    if not kinds[kind].is_available():
+        raise UserError(f"device {kind!r} is not available on this machine; choose device=cpu or device=auto")
+    count = kinds[kind].device_count()
+    if index:  # one named card: several ranks may share it, because somebody asked for just that
+        if not index.isdigit() or int(index) >= count:
+            raise UserError(f"device {wanted!r} does not exist: this machine has {count} {kind} device(s)")
+        return torch.device(kind, int(index))
+    if count == 1 and place.local_size > 1 and _one_visible_each():
+        return torch.device(kind, 0)
+    if place.local_rank >= count:
+        raise UserError(
+            f"{place.local_size} ranks on this machine but only {count} {kind} device(s): "
+            f"start at most {count} per machine, or use distributed.device=cpu"
+        )
+    return torch.device(kind, place.local_rank)
+
+
+def _one_visible_each() -> bool:
+    """Whether the launcher showed each rank its own single card (as SLURM's --gpus-per-task does)."""
+    import os
+
+    return any(os.environ.get(name, "").count(",") == 0 and os.environ.get(name) for name in ("SLURM_GPUS_PER_TASK",))
+
+
+def choose_backend(wanted: str, device: torch.device) -> str:
+    """The backend for `device`: the wanted one, or the device's own. An unavailable one is refused, never replaced."""
+    available = [name for name, check in _AVAILABLE.items() if check()]
+    backend = _PREFERRED[device.type] if wanted == "auto" else wanted
+    if backend == "xpu":  # an older name for the same thing
+        backend = "xccl" if "xccl" in available else "ccl"
+    if backend not in available:
+        raise UserError(f"backend {wanted!r} is not available here; available: auto, {', '.join(sorted(available))}")
+    if backend == "nccl" and device.type != "cuda":
+        raise UserError(f"backend 'nccl' needs a cuda device, not {device.type}; available: auto, gloo")
+    return backend
+
+
+def _has_ccl_bindings() -> bool:
+    """oneCCL's bindings register the backend when imported."""
+    import importlib.util
+
+    if importlib.util.find_spec("oneccl_bindings_for_pytorch") is None:
+        return False
+    importlib.import_module("oneccl_bindings_for_pytorch")
+    return True

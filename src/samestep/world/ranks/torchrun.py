@@ -1,0 +1,28 @@
+"""torchrun, and every launcher that sets the same variables."""
+
+from collections.abc import Mapping
+
+from samestep.core.errors import UserError
+from samestep.world.ranks.place import Place
+
+NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def discover(env: Mapping[str, str]) -> Place | None:
+    """This process's place, or None when no rank is set. Half-set variables are refused, never guessed around."""
+    if "RANK" not in env and "WORLD_SIZE" not in env:
+        return None
+    missing = [name for name in NEEDED if name not in env]
+    if missing:
+        raise UserError(
+            f"RANK or WORLD_SIZE is set but {', '.join(missing)} is not: "
+            "start with torchrun, or unset RANK and WORLD_SIZE to run a single process"
+        )
+    try:
+        rank, size, local_rank = (int(env[name]) for name in NEEDED[:3])
+        local_size = int(env.get("LOCAL_WORLD_SIZE", size))
+    except ValueError as error:
+        raise UserError(f"the launcher's variables must be whole numbers ({error})") from None
+    if not 0 <= rank < size:
+        raise UserError(f"RANK={rank} does not lie below WORLD_SIZE={size}")
+    return Place(env.get("SAMESTEP_LAUNCHER", "torchrun"), rank, size, local_rank, local_size)

@@ -1,0 +1,72 @@
+"""Parts with a state, and ways to start workers, shared by the tests of the checkpoint folder."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from samestep.launch.local import start
+
+PRELOAD = ("torch", "torch.distributed.checkpoint", "torch.distributed.fsdp")
+
+
+class Part:
+    """A state that is just what it is given."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+class RankedPart(Part):
+    """A state with a part of its own for every rank."""
+
+    def __init__(self, state: dict[str, Any], own: Any) -> None:
+        super().__init__(state)
+        self.own = own
+        self.loaded: list[Any] = []
+
+    def rank_state(self) -> Any:
+        return self.own
+
+    def load_rank_state(self, states: list[Any]) -> None:
+        self.loaded = states
+
+
+def values(name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Values that depend on the name alone."""
+    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big")
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors agree in shape, type and every bit, also where they are not numbers."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(bits(one), bits(other))
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor, in order."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def run_ranks(target: Callable[..., object], nproc: int, *args: object, logs: Path) -> list[int | None]:
+    """Run a worker function on `nproc` ranks to its end; exit codes by rank."""
+    return start(target, nproc, *args, logs=logs, preload=PRELOAD).wait(60)
+
+
+def must_succeed(target: Callable[..., object], nproc: int, *args: object, logs: Path) -> None:
+    """Run a worker function on `nproc` ranks, all of which must end well and in silence."""
+    workers = start(target, nproc, *args, logs=logs, preload=PRELOAD)
+    codes = workers.wait(60)
+    output = "\n".join(workers.output(rank) for rank in range(nproc))
+    assert codes == [0] * nproc, f"exit codes {codes}\n{output}"
+    assert "Warning" not in output and "warning" not in output, output
