@@ -142,9 +142,7 @@ def _find_weights(path: Path, content: Any) -> Weights:
             extra = {key: value for key, value in content.items() if key != name}
             return Weights(dict(content[name]), extra, [f"took the weights under {name!r}"])
     keys = f"only {_first([str(key) for key in content])}" if isinstance(content, dict) else type(content).__name__
-    raise UserError(
-        f"{path} has no weights in it ({keys}); they must be all of it, or lie under {' or '.join(NAMES)}"
-    )
+    raise UserError(f"{path} has no weights in it ({keys}); they must be all of it, or lie under {' or '.join(NAMES)}")
 
 
 def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:

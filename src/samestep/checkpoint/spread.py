@@ -12,11 +12,12 @@ from samestep.checkpoint.agree import settle
 from samestep.core.errors import UserError
 from samestep.world.world import World
 
-_PATIENCE = 2.0  # seconds until a file of another machine must have shown: network disks take their time
 
+def shared_probe(folder: Path, world: World, patience: float = 2.0) -> bool:
+    """Whether a file that rank 0 puts into `folder` is there for every rank; all ranks get the same answer.
 
-def shared_probe(folder: Path, world: World) -> bool:
-    """Whether a file that rank 0 puts into `folder` is there for every rank; all ranks get the same answer."""
+    `patience` is how many seconds the file may take to show: network disks take their time.
+    """
     token = folder / f".probe_{world.share(secrets.token_hex(8))}"
 
     def put() -> None:
@@ -28,14 +29,14 @@ def shared_probe(folder: Path, world: World) -> bool:
                 raise UserError(f"cannot write to {folder} ({error.strerror}); choose a folder that you own") from error
 
     settle(world, f"writing to {folder}", put)
-    answers = world.gather(_appears(token))
+    answers = world.gather(_appears(token, patience))
     if world.is_main:
         token.unlink(missing_ok=True)
     return all(answers)
 
 
-def _appears(path: Path) -> bool:
-    end = time.monotonic() + _PATIENCE
+def _appears(path: Path, patience: float) -> bool:
+    end = time.monotonic() + patience
     while not path.exists():
         if time.monotonic() > end:
             return False

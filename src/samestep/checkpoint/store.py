@@ -7,7 +7,8 @@ that name is therefore whole, or damaged later; a kill leaves hidden folders tha
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,6 +32,7 @@ from samestep.checkpoint.manifest import (
     versions,
     write_manifest,
 )
+from samestep.checkpoint.metadata import read_metadata
 from samestep.checkpoint.retention import Retention
 from samestep.checkpoint.state import RankStateful, Stateful, check_json, take_apart
 from samestep.checkpoint.tensors import Written, write_tensors
@@ -109,7 +111,7 @@ class Store:
         """Bring a snapshot into its staging folder; returns all files in it. If a rank fails, nothing is left of it."""
         staging = self.folder / f"{STAGING}{snapshot.name}"
         doing = f"saving the checkpoint {self.folder / snapshot.name}"
-        try:
+        with self._discarding(staging):
             self._on_main(doing, lambda: make_anew(staging), _REMEDY)
             self._on_phase("staged")
             written = Written({}, None)
@@ -129,9 +131,6 @@ class Store:
 
             reports = settle(self.world, doing, report, _REMEDY)
             self._on_phase("reported")
-        except RunFailed:
-            self._discard(staging)
-            raise
         return {name: FileRecord(**record) for files in reports for name, record in files.items()}
 
     def commit(self, snapshot: Snapshot, files: Mapping[str, FileRecord]) -> Path:
@@ -141,16 +140,14 @@ class Store:
         manifest = Manifest(snapshot.step, self.world.size, dict(files), snapshot.about, versions(), now)
 
         def publish() -> None:
+            read_metadata(staging, files)  # another torch may write what we refuse: better to learn that now
             write_manifest(staging, manifest)
             self._on_phase("manifest")
             put_in_place(staging, final, lambda: self._on_phase("replaced"))
             self._on_phase("renamed")
 
-        try:
+        with self._discarding(staging):
             self._on_main(f"saving the checkpoint {final}", publish, _REMEDY)
-        except RunFailed:
-            self._discard(staging)
-            raise
         self._damaged.pop(final, None)
         if self.world.is_main:
             self._prune(replaced(final))
@@ -221,13 +218,18 @@ class Store:
         except (OSError, UserError) as error:
             _log.warning("old checkpoints in %s could not be removed: %s", self.folder, error)
 
-    def _discard(self, staging: Path) -> None:
-        """Remove a save that failed on all ranks, as far as the disk lets us."""
-        if self.world.is_main:
-            try:
-                remove_folder(staging)
-            except OSError as error:
-                _log.warning("%s could not be removed: %s", staging, error)
+    @contextmanager
+    def _discarding(self, staging: Path) -> Iterator[None]:
+        """Remove the staging folder of a save that failed on all ranks, as far as the disk lets us."""
+        try:
+            yield
+        except (RunFailed, UserError):
+            if self.world.is_main:
+                try:
+                    remove_folder(staging)
+                except OSError as error:
+                    _log.warning("%s could not be removed: %s", staging, error)
+            raise
 
 
 def _entry(checkpoint: Checkpoint) -> dict[str, Json]:

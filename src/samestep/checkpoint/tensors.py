@@ -7,6 +7,7 @@ ranks wait for each other for ever: so our writer and reader keep a failure to t
 
 import hashlib
 import os
+import pickle
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -132,9 +133,14 @@ class _Reader(FileSystemReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         try:
             return super().read_data(plan, planner)
+        except pickle.UnpicklingError:
+            text = (
+                f"the tensors in {self.path} would run code when read, so they were not; use a checkpoint you can trust"
+            )
+            self.failure = UserError(text)
         except Exception as error:
             self.failure = error
-            return _done(None)
+        return _done(None)
 
 
 def _done(value: Any) -> Future[Any]:

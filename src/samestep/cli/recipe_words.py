@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from samestep.core.compose import compose
+from samestep.core.config import build
 from samestep.core.errors import UserError
-from samestep.core.overrides import take
+from samestep.core.overrides import parse, take
 from samestep.train.finding import find_recipe, known_recipes
 from samestep.train.recipe import Recipe
 
@@ -49,3 +50,14 @@ class RecipeWords:
             config_name=self.options.get("config-name"),
             words=self.settings,
         )
+
+
+def merged(recipe: Recipe, data: dict[str, Any], words: Sequence[str]) -> Any:
+    """A run's own configuration with what the words change; `data` is altered."""
+    for path, value in parse(words, recipe.config, {**COMMON, **recipe.aliases}):
+        *groups, leaf = path.split(".")
+        place = data
+        for group in groups:
+            place = place[group]
+        place[leaf] = value
+    return build(recipe.config, data)

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from samestep.cli.recipe_words import COMMON, RecipeWords
-from samestep.core.config import build, changed, dump
+from samestep.cli.recipe_words import RecipeWords, merged
+from samestep.core.config import changed, dump
 from samestep.core.errors import EXIT_DONE, UserError
-from samestep.core.overrides import parse, take
+from samestep.core.overrides import take
 from samestep.core.rundir import RunDir
 from samestep.train.entry import enter
 from samestep.train.finding import find_recipe
@@ -55,13 +55,7 @@ def _fresh(words: Sequence[str]) -> tuple[str, Recipe, Any]:
 def _resumed(recipe: Recipe, record: RunRecord, rundir: RunDir, words: Sequence[str]) -> Any:
     """The run's own configuration, with changes only where they do not shape its course."""
     data = {**copy.deepcopy(record.config), "name": rundir.path.name, "out": str(rundir.path.parent)}
-    for path, value in parse(words, recipe.config, {**COMMON, **recipe.aliases}):
-        *groups, leaf = path.split(".")
-        place = data
-        for group in groups:
-            place = place[group]
-        place[leaf] = value
-    config = build(recipe.config, data)
+    config = merged(recipe, data, words)
     fixed = changed(record.config, dump(config), recipe.config)
     if fixed:
         raise UserError(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from samestep.core import compose_files
+from samestep.core import compose_files as files
 from samestep.core.compose_tree import Settings, Tree, flatten, split_choices
 from samestep.core.config_build import build
 from samestep.core.config_fields import nearest
@@ -35,7 +35,7 @@ def compose(
     words: Sequence[str] = (),
 ) -> T:
     """The typed config that a preset, a file and the words of a command line make."""
-    source = compose_files.find(config, config_path, config_name)
+    source = files.find(config, config_path, config_name)
     return build(cls, merge(cls, presets or {}, aliases or {}, preset, source, words))
 
 
@@ -54,25 +54,36 @@ def merge(
     presets: Presets,
     aliases: Aliases,
     preset: str | None,
-    source: compose_files.Source | None,
+    source: files.Source | None,
     words: Sequence[str],
 ) -> dict[str, Any]:
     """The settings of all layers as nested plain data; what no layer sets is absent."""
     line = _layer(cls, parse(words, cls, aliases))
-    file = _file_layer(cls, source, line.choices) if source else _Layer([])
+    search = files.search_path(source)
+    file = _file_layer(cls, files.load(source, line.choices, search)) if source else _Layer([])
     name = _preset_name(cls, presets, preset, line, file)
     layers = [_base_layer(cls), _layer(cls, flatten(cls, presets.get(name or "", {}))), file, line]
-    folders = [*([source.folder] if source else []), compose_files.PACKAGE_CONF]
+    if name is not None and "preset" in types_of(cls):
+        layers.append(_Layer([("preset", name)]))
+    return _lay(cls, layers, search)
+
+
+def amend(cls: type[T], data: Mapping[str, Any], *, aliases: Aliases | None = None, words: Sequence[str] = ()) -> T:
+    """A config that was dumped as `data`, with what the words of a command line change in it."""
+    line = _layer(cls, parse(words, cls, aliases))
+    return build(cls, _lay(cls, [_Layer(flatten(cls, data)), line], files.PACKAGE_SEARCH))
+
+
+def _lay(cls: type, layers: Sequence[_Layer], search: Sequence[str]) -> dict[str, Any]:
+    """Lay the layers over each other. The option of a group that a higher layer chooses again is left out."""
     tree = Tree(cls)
     for at, layer in enumerate(layers):
         later = {group for above in layers[at + 1 :] for group in (*above.choices, *above.loaded)}
         for group, option in layer.choices.items():
             if group not in later:
-                loaded = compose_files.load_option(group, option, folders)
+                loaded = files.load_option(group, option, search)
                 tree.put(flatten(cls, loaded.data), verbatim=loaded.verbatim)
         tree.put(layer.settings, verbatim=layer.verbatim)
-    if name is not None and "preset" in types_of(cls):
-        tree.put([("preset", name)], verbatim=True)
     return tree.resolved()
 
 
@@ -81,8 +92,7 @@ def _layer(cls: type, settings: Settings) -> _Layer:
     return _Layer(fields, choices)
 
 
-def _file_layer(cls: type, source: compose_files.Source, replaced: Mapping[str, str]) -> _Layer:
-    loaded = compose_files.load(source, replaced)
+def _file_layer(cls: type, loaded: files.Loaded) -> _Layer:
     choices, fields = split_choices(cls, flatten(cls, loaded.data))
     return _Layer(fields, choices, loaded.groups, loaded.verbatim)
 
@@ -92,16 +102,17 @@ def _base_layer(cls: type) -> _Layer:
     this layer always stays at the bottom."""
     if section(types_of(cls).get("distributed")) is None:
         return _Layer([])
-    loaded = compose_files.load(compose_files.Source(compose_files.PACKAGE_CONF, "base.yaml"), {})
-    return _Layer(flatten(cls, loaded.data), verbatim=False)
+    loaded = files.load(files.Source(files.PACKAGE_CONF, "base.yaml"), {}, files.PACKAGE_SEARCH)
+    return _file_layer(cls, loaded)
 
 
 def _preset_name(cls: type, presets: Presets, given: str | None, line: _Layer, file: _Layer) -> str | None:
     """The preset that the line, the caller, the file or the class chooses, in this order; None: none."""
     own = next((default_of(field) for field in init_fields(cls) if field.name == "preset"), None)
     chosen = dict(line.settings).get("preset") or given or dict(file.settings).get("preset") or own
-    if not isinstance(chosen, str) or chosen in presets or chosen == own:
-        return chosen if isinstance(chosen, str) else None
+    if chosen is None or chosen == own or str(chosen) in presets:
+        return None if chosen is None else str(chosen)
+    chosen = str(chosen)
     if not presets:
         raise UserError(f"There is no preset {chosen!r}; this recipe has none, so leave it out.")
     order = [*nearest(chosen, presets), *(name for name in presets if name not in nearest(chosen, presets))]

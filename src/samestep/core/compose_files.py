@@ -2,6 +2,7 @@
 
 import json
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from samestep.core.config_types import listed
 from samestep.core.errors import UserError
 
 PACKAGE_CONF = Path(__file__).parents[1] / "conf"
+PACKAGE_SEARCH = (f"file://{PACKAGE_CONF}",)
 _SHOWN = 12  # names that a sentence lists at most
 
 
@@ -74,36 +76,63 @@ def _no_file(source: Source) -> str:
     return f"There is no file {source.path.name} in {folder}; {offer}."
 
 
-def load(source: Source, replaced: Mapping[str, str]) -> Loaded:
+def load(source: Source, replaced: Mapping[str, str], search: Sequence[str]) -> Loaded:
     """Read a file. `replaced` are group choices from the command line that stand in for those of its defaults list."""
     text = _read(source.path)
     if source.path.suffix == ".json":
         return Loaded(_json(text, source.path), verbatim=True)
     _require_mapping(text, source.path)
-    searched = _search_path(text)
-    loaded = _compose(source, [], searched)
-    overrides = [
-        f"{group.replace('.', '/')}={_quoted(replaced[group])}" for group in loaded.groups if group in replaced
-    ]
-    return _compose(source, overrides, searched) if overrides else loaded
+    loaded = _compose(source, [], search)
+    chosen = {group: replaced[group] for group in loaded.groups if group in replaced}
+    for group, option in chosen.items():
+        _find_option(group, option, search)
+    overrides = [f"{group.replace('.', '/')}={_quoted(option)}" for group, option in chosen.items()]
+    return _compose(source, overrides, search) if overrides else loaded
 
 
-def load_option(group: str, option: str, folders: Sequence[Path]) -> Loaded:
-    """The settings of one option of a group, from the first of `folders` that has it."""
-    directory = group.replace(".", "/")
-    for folder in folders:
-        source = Source(folder, f"{directory}/{option}.yaml")
+def load_option(group: str, option: str, search: Sequence[str]) -> Loaded:
+    """The settings of one option of a group, from the first folder that has it."""
+    return load(_find_option(group, option, search), {}, search)
+
+
+def _find_option(group: str, option: str, search: Sequence[str]) -> Source:
+    for folder in _folders(search):
+        source = Source(folder, f"{group.replace('.', '/')}/{option}.yaml")
         if source.path.is_file():
-            return load(source, {})
-    found = options_of(group, folders)
+            return source
+    found = options_of(group, search)
     if not found:
         raise UserError(f"{group} is a section, not a setting; set one of its fields with {group}.FIELD=VALUE.")
     raise UserError(f"There is no {group}={option}; choose {listed(found, 'or')}, or set {group}.FIELD=VALUE.")
 
 
-def options_of(group: str, folders: Sequence[Path] = (PACKAGE_CONF,)) -> list[str]:
-    """The options of a group: the names of the YAML files in its folder."""
-    return sorted({file.stem for folder in folders for file in (folder / group.replace(".", "/")).glob("*.yaml")})
+def options_of(group: str, search: Sequence[str] = PACKAGE_SEARCH) -> list[str]:
+    """The options of a group: the names of the YAML files in its folders."""
+    folders = [folder / group.replace(".", "/") for folder in _folders(search)]
+    return sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
+
+
+def search_path(source: Source | None) -> list[str]:
+    """Where groups are looked for: beside the file, where the file sends Hydra itself, and in the package."""
+    if source is None:
+        return list(PACKAGE_SEARCH)
+    own = _own_search_path(source.path) if source.path.suffix == ".yaml" else []
+    return [f"file://{source.folder}", *own, *PACKAGE_SEARCH]
+
+
+def _own_search_path(path: Path) -> list[str]:
+    import yaml
+
+    try:
+        found = yaml.safe_load(_read(path))["hydra"]["searchpath"]
+    except (yaml.YAMLError, ValueError, TypeError, KeyError):  # it sets none; if the file is wrong, `load` will say so
+        return []
+    return [str(entry) for entry in found] if isinstance(found, list) else []
+
+
+def _folders(search: Sequence[str]) -> list[Path]:
+    """The folders of a search path; Hydra knows modules too (`pkg://`), which are left to it."""
+    return [_absolute(Path(entry.removeprefix("file://"))) for entry in search if not entry.startswith("pkg://")]
 
 
 def _read(path: Path) -> str:
@@ -137,26 +166,16 @@ def _require_mapping(text: str, path: Path) -> None:
         raise UserError(f"{path} must hold settings as 'key: value' lines, not a single value or a list.")
 
 
-def _search_path(text: str) -> list[str]:
-    """The folders that a file adds to Hydra's search path itself: ours goes behind them, not in their place."""
-    import yaml
-
-    try:
-        found = yaml.safe_load(text)["hydra"]["searchpath"]
-    except (yaml.YAMLError, ValueError, TypeError, KeyError):  # if it is wrong, Hydra will say so
-        return []
-    return [str(entry) for entry in found] if isinstance(found, list) else []
-
-
-def _compose(source: Source, overrides: list[str], searched: list[str]) -> Loaded:
+def _compose(source: Source, overrides: list[str], search: Sequence[str]) -> Loaded:
     from hydra import compose
     from omegaconf import OmegaConf
 
-    path = [*searched, f"file://{PACKAGE_CONF}"]
-    search = f"hydra.searchpath=[{','.join(_quoted(entry) for entry in path)}]"
+    path = f"hydra.searchpath=[{','.join(_quoted(entry) for entry in search)}]"
     try:
-        with _own_hydra(source.folder):
-            config = compose(source.name, [*overrides, search], return_hydra_config=True)
+        with _own_hydra(source.folder), warnings.catch_warnings():
+            # A list without `_self_` is read as if it ended with it: what the file says itself comes last.
+            warnings.filterwarnings("ignore", message=".*Defaults list is missing `_self_`")
+            config = compose(source.name, [*overrides, path], return_hydra_config=True)
         groups = {key.replace("/", "."): str(choice) for key, choice in config.hydra.runtime.choices.items()}
         data = OmegaConf.to_container(config, resolve=False)
     except Exception as error:  # whatever a user's file makes Hydra, OmegaConf or the YAML reader say

@@ -88,12 +88,17 @@ class Tree:
 
     def _entries(self, value: Any, field: str) -> dict[str, Any]:
         """The entries of a mapping field that one more is added to: those set so far, or else the default ones."""
-        if value is None:
+        if isinstance(value, dict):
+            return value
+        if isinstance(value, str):
+            value = flow(self._restore(value))
+        elif value is None:
             value = self.defaults
             for part in field.split("."):
                 value = value.get(part) if isinstance(value, Mapping) else None
-        value = flow(value) if isinstance(value, str) else value
-        return dict(value) if isinstance(value, Mapping) else {}
+        if not isinstance(value, Mapping | None):
+            raise UserError(f"{field} must be a mapping such as {{a: b}} for an entry to be added, not {value!r}.")
+        return _each_text(dict(value or {}), self._keep)
 
     def _keep(self, text: str) -> str:
         """A mark in place of text that OmegaConf would read as more than text."""
@@ -107,9 +112,9 @@ class Tree:
 
     def resolved(self) -> dict[str, Any]:
         """The settings as nested values, with every `${...}` of a YAML file replaced."""
-        data = (
-            _interpolated(self.data, _each_text(plain(self.defaults), self._keep)) if _refers(self.data) else self.data
-        )
+        data = self.data
+        if _refers(data):
+            data = _interpolated(data, _each_text(plain(self.defaults), self._keep))
         found = _each_text(data, self._restore)
         assert isinstance(found, dict)
         return found

@@ -1,12 +1,11 @@
 """A feed gives this rank its share of a step: the same number of micro-batches on every rank, weights counted ahead.
 
 The step number is the whole data position: `feed[step]` needs no state, so a resumed run seeks by asking for its step.
-While a step computes, the next one is loaded (by a thread, or by `workers` processes), copied to the device on a
-stream of its own, and its weights are summed over the ranks by a message that nobody waits for.
+While a step computes, the next one is loaded (here, or ahead of time by `workers` processes), copied to the device on
+a stream of its own, and its weights are summed over the ranks by a message that nobody waits for.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -182,23 +181,17 @@ class _Coming:
 
 
 def _loader(steps: _Steps, length: int, workers: int, prefetch: int, pin: bool) -> Callable[[int], _Share]:
-    return _Processes(steps, length, workers, prefetch, pin) if workers else _Thread(steps, length, prefetch, pin)
+    return _Processes(steps, length, workers, prefetch, pin) if workers else _Inline(steps, pin)
 
 
-class _Thread:
-    """Loads the next steps in one background thread."""
+class _Inline:
+    """Loads in this process, a step ahead of the computation, which a GPU meanwhile goes on with. No thread: it would
+    fight the training loop for the interpreter and cost more than it hides."""
 
-    def __init__(self, steps: _Steps, length: int, prefetch: int, pin: bool) -> None:
-        self._steps, self._length, self._prefetch, self._pin = steps, length, prefetch, pin
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="feed")
-        self._futures: dict[int, Future[_Share]] = {}
+    def __init__(self, steps: _Steps, pin: bool) -> None:
+        self._steps, self._pin = steps, pin
 
     def __call__(self, step: int) -> _Share:
-        wanted = range(step, min(step + 1 + self._prefetch, self._length))
-        self._futures = {s: self._futures.get(s) or self._pool.submit(self._load, s) for s in wanted}
-        return self._futures.pop(step).result()
-
-    def _load(self, step: int) -> _Share:
         share = self._steps[step]
         return share.pin_memory() if self._pin else share
 

@@ -54,8 +54,9 @@ class Workers:
                 os.kill(process.pid, number)
 
     def output(self, rank: int) -> str:
-        """What a rank printed."""
-        return (self.logs / f"output_{rank}.txt").read_text(errors="replace")
+        """What a rank printed so far."""
+        path = self.logs / f"output_{rank}.txt"
+        return path.read_text(errors="replace") if path.exists() else ""
 
 
 def start(
@@ -67,7 +68,7 @@ def start(
     preload: Sequence[str] = ("torch",),
 ) -> Workers:
     """Run `target(*args)` in `nproc` processes that find each other; it is imported by name in each."""
-    from torch.distributed.distributed_c10d import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
     logs.mkdir(parents=True, exist_ok=True)
     store = TCPStore("127.0.0.1", 0, nproc, is_master=True, wait_for_workers=False)

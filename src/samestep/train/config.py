@@ -129,9 +129,9 @@ class Config:
     deterministic: bool = free(False)
     """Bit-exact arithmetic on GPUs too, at some cost."""
     num_workers: int = free(0)
-    """Processes that load data; 0: a thread."""
+    """Processes per rank that load data; 0: the training process itself, a step ahead."""
     prefetch: int = free(2)
-    """Steps loaded ahead."""
+    """Steps that each loading process works ahead."""
     evidence: bool = free(False)
     """Record ids, losses, gradients and hashes of every step, for `samestep verify`."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from samestep.core.config import build
 from samestep.core.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, RunFailed, UserError, complain
-from samestep.core.logging import FAILURES
+from samestep.core.logging import FAILURES, start_logging
 from samestep.train.finding import find_recipe
 from samestep.train.loop import Outcome
 from samestep.train.recipe import Recipe
@@ -21,6 +21,7 @@ logger = logging.getLogger(FAILURES)
 
 def enter(choose: Callable[[], tuple[str, Recipe, Any]]) -> int:
     """Train what `choose` names, on every rank; exit code 0 done, 2 user error, 75 preempted and resumable."""
+    start_logging(None, show=None)  # until there is a run directory to log to
     world = World.single()
     try:
         world = World.meet()
@@ -42,7 +43,7 @@ def train_with(recipe: str, config: Mapping[str, Any]) -> int:
 
 def preempted_code(env: Mapping[str, str]) -> int:
     """75, but 0 under stock torchrun, which takes any other code for a failure and restarts the run."""
-    return EXIT_DONE if "TORCHELASTIC_RUN_ID" in env and "SAMESTEP_LAUNCHER" not in env else EXIT_PREEMPTED
+    return EXIT_DONE if "TORCHELASTIC_RUN_ID" in env and not env.get("SAMESTEP_LAUNCHER") else EXIT_PREEMPTED
 
 
 def _failed(error: BaseException, world: World) -> int:

@@ -1,12 +1,16 @@
 """What the runtime saw, recorded for `samestep verify`: a recipe cannot report better than it did.
 
-One JSON line a learner's update and rank: which samples it took, each row's loss, a fingerprint of every gradient, and
-a hash of the parameters afterwards. Validation adds a line with its rows.
+One JSON line a learner's update and rank: which samples it took, a checksum of each row's data, each row's loss, a
+fingerprint of every gradient, and a hash of the parameters afterwards. Validation adds a line with its rows. A last
+line closes every step of the loop, with a fingerprint of all that a checkpoint would hold.
 """
 
 import hashlib
+import json
 import os
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from samestep.checkpoint.state import RankStateful, Stateful, take_apart
 from samestep.core.records import JsonLines
 from samestep.data import noise
-from samestep.data.feed import Micros
+from samestep.data.feed import Batch, Micros
 from samestep.parallel.wrap import whole
+from samestep.train.metrics import Metrics
+from samestep.train.recipe import Tick
 
 _PROBE = noise.purpose("gradient probe")
 
@@ -29,6 +36,7 @@ class Recorder:
         self._lines = JsonLines(path)
         self._stage = stage
         self._update: dict[str, dict[str, Any]] = {}
+        self._begun: set[str] = set()
 
     def started(self, step: int, world_size: int) -> None:
         """A process begins at `step`."""
@@ -44,27 +52,24 @@ class Recorder:
             ids += micros.ids[start:stop].tolist()
             for term, value in terms.items():
                 values.setdefault(term, []).extend(value.detach()[: stop - start].tolist())
-        self._update[learner] = {"ids": ids, "rows": values, "weights": micros.weights}
+        self._update[learner] = {"ids": ids, "rows": values, **_given(micros)}
 
     def coupled_rows(self, learner: str, micros: Micros, rows: Mapping[str, Tensor]) -> None:
         """The rows of a coupled loss, which every rank holds whole: each rank keeps those it was given."""
         mine = [number for start, stop in micros.spans for number in range(start, stop)]
         values = {term: value.detach()[mine].tolist() for term, value in rows.items()}
-        self._update[learner] = {"ids": micros.ids[mine].tolist(), "rows": values, "weights": micros.weights}
+        self._update[learner] = {"ids": micros.ids[mine].tolist(), "rows": values, **_given(micros)}
 
     def gradients(self, learner: str, module: nn.Module) -> None:
         """Norm of every parameter's gradient and its product with a fixed random vector; None where there is none."""
         prints: dict[str, list[float] | None] = {}
         for name, parameter in module.named_parameters():
-            if not parameter.requires_grad:
-                continue
-            if parameter.grad is None:
-                prints[name] = None
-                continue
-            gradient = whole(parameter.grad).detach().cpu().double().flatten()
-            probe = noise.uniform(_PROBE, torch.arange(len(gradient)), dtype=torch.float64) - 0.5
-            prints[name] = [float(gradient.norm()), float(gradient @ probe)]
+            if parameter.requires_grad:
+                prints[name] = None if parameter.grad is None else _fingerprint(parameter.grad)
         self._update[learner]["gradients"] = prints
+        if learner not in self._begun:  # what a process began with, drawn or restored
+            self._begun.add(learner)
+            self._update[learner]["before"] = module_hash(module)
 
     def parameters(self, learner: str, module: nn.Module, micros: Micros) -> None:
         """The hash of the module after the update; closes the update's line."""
@@ -101,14 +106,79 @@ class Recorder:
         row = {"kind": "validation", "stage": self._stage, "step": step, "ids": ids.tolist(), "figures": dict(figures)}
         self._lines.append(row)
 
+    def step(self, step: int, state: Mapping[str, Stateful], figures: Mapping[str, float]) -> None:
+        """The end of a step of the loop: the state as a checkpoint would hold it, and this rank's validation figures.
+
+        Whole numbers and text are the same on all ranks too, for of those a checkpoint holds rank 0's.
+        """
+        held = {name: _held(part) for name, part in state.items()}
+        own = {name: part.rank_state() for name, part in state.items() if isinstance(part, RankStateful)}
+        row = {"kind": "step", "stage": self._stage, "step": step, "state": held, "figures": dict(figures), "own": own}
+        self._lines.append(row)
+
+
+@dataclass(frozen=True)
+class Witness:
+    """Closes the evidence of every step of the loop; for the loop's list, before the save."""
+
+    recorder: Recorder
+    state: Mapping[str, Stateful]
+    figures: Callable[[], Mapping[str, float]]
+    """What validation gave at this step, on this rank."""
+
+    def fire(self, tick: Tick, metrics: Metrics, last: bool) -> None:
+        """The step is over."""
+        self.recorder.step(tick.step, self.state, self.figures())
+
 
 def module_hash(module: nn.Module) -> str:
     """One hash over all parameters and buffers, whole."""
     digest = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         digest.update(name.encode())
-        digest.update(whole(tensor).detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        digest.update(_bytes(whole(tensor)))
     return digest.hexdigest()
+
+
+def _given(micros: Micros) -> dict[str, Any]:
+    """How the rows came: their checksums, the sizes of the micro-batches, the weights of the whole."""
+    sizes = [stop - start for start, stop in micros.spans]
+    data = [pair for batch, size in zip(micros.batches, sizes) for pair in _checksums(batch, size)]
+    return {"data": data, "sizes": sizes, "weights": micros.weights}
+
+
+def _checksums(batch: Batch, size: int) -> list[list[int]]:
+    """A row's checksum and its number of values; the number tells a row that was padded to another length."""
+    pairs = [[0, 0] for _ in range(size)]
+    for name in sorted(set(batch) - {"ids", "live"}):
+        values = batch[name].detach().cpu()[:size]
+        for pair, row in zip(pairs, values):
+            pair[0] = zlib.crc32(_bytes(row), pair[0])
+            pair[1] += row.numel()
+    return pairs
+
+
+def _held(part: Stateful) -> dict[str, Any]:
+    """A hash of a whole state, and the fingerprints of its numbers."""
+    plain, tensors = take_apart({"": part.state_dict()})
+    digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
+    prints = {}
+    for name, tensor in sorted(tensors.items()):
+        digest.update(name.encode() + _bytes(whole(tensor)))
+        if tensor.is_floating_point():
+            prints[name.lstrip("/")] = _fingerprint(tensor)
+    return {"hash": digest.hexdigest(), "prints": prints}
+
+
+def _fingerprint(tensor: Tensor) -> list[float]:
+    """The norm, and the product with a fixed random vector."""
+    values = whole(tensor).detach().cpu().double().flatten()
+    probe = noise.uniform(_PROBE, torch.arange(len(values)), dtype=torch.float64) - 0.5
+    return [float(values.norm()), float(values @ probe)]
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
 def _norm(prints: Mapping[str, list[float] | None]) -> float:

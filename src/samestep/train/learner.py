@@ -65,18 +65,16 @@ class Learner:
 
     def update(self, micros: Micros, loss: Loss, mix: Mix | None = None) -> Metrics:
         """One optimizer step on the global batch; `mix` gives each term's coefficient (default 1)."""
-        if not any(micros.weights.values()):
-            return self._skip()
         self._settle_buckets(lambda: self._backward(micros.first(), loss, mix or {}))
         total, sums, rows = self._backward(micros, loss, mix or {})
+        if self._weightless(micros, sums):
+            return self._skip()
         if self.recorder:
             self.recorder.rows(self.name, micros, rows)
         return self._apply(micros, total, sums)
 
     def update_coupled(self, micros: Micros, embed: Embed, couple: Couple, mix: Mix | None = None) -> Metrics:
         """One optimizer step on a loss that couples all rows of the global batch with each other (see coupled.py)."""
-        if not any(micros.weights.values()):
-            return self._skip()
         live = torch.ones(len(micros.ids), dtype=torch.bool, device=self.world.device)
         coupled = Coupled(self._parallel, self.world, self._autocast)
 
@@ -88,6 +86,8 @@ class Learner:
 
         self._settle_buckets(backward)
         total, sums, rows = backward()
+        if self._weightless(micros, sums):
+            return self._skip()
         if self.recorder:
             self.recorder.coupled_rows(self.name, micros, rows)
         return self._apply(micros, total, sums, same=True)
@@ -178,7 +178,9 @@ class Learner:
 
     def _step(self, gradients: list[Tensor], norm: Tensor, bad: Tensor, rate: float) -> None:
         """The fused optimizer divides gradients by `grad_scale`, and does nothing where `found_inf` is one."""
-        divisor = (norm / self._settings.clip).clamp(min=1.0) if self._settings.clip else torch.ones_like(norm)
+        divisor = torch.ones_like(norm)
+        if self._settings.clip:
+            divisor = ((norm + 1e-6) / self._settings.clip).clamp(min=1.0)  # as torch's clip_grad_norm_ has it
         if self._scale:
             divisor = divisor * self._scale.scale
         if norm.dtype == torch.float64:  # the fused divisor is float32, too coarse for a proof in float64
@@ -215,8 +217,13 @@ class Learner:
         figures |= {f"count/{name}": Figure(weight, same=True) for name, weight in micros.weights.items()}
         return figures if self.name == "model" else {f"{self.name}/{key}": value for key, value in figures.items()}
 
+    def _weightless(self, micros: Micros, sums: Mapping[str, Tensor]) -> bool:
+        """Whether none of the loss's terms weighs anything; the weights are global, so all ranks say the same."""
+        return not any(micros.weight(term) for term in sums)
+
     def _skip(self) -> Metrics:
-        """A step without weight: every rank knows it from the counted weights, so all skip it."""
+        """A step without weight moves nothing, not even by momentum or weight decay."""
+        self._optimizer.zero_grad(set_to_none=True)
         self.updates += 1
         return {}
 

@@ -23,7 +23,7 @@ from samestep.train.banner import banner_lines
 from samestep.train.bench import Bench
 from samestep.train.cadence import EpochSummary, LogFigures, Save, Validate
 from samestep.train.console import Screen
-from samestep.train.evidence import Recorder
+from samestep.train.evidence import Recorder, Witness
 from samestep.train.loop import Every, Outcome, Progress, run
 from samestep.train.metrics import Book
 from samestep.train.opening import open_run, set_status
@@ -189,7 +189,8 @@ class StageRun:
             self._write_weights,
             saved_at=self.progress.step,
         )
-        every: list[Every] = [log, validate, EpochSummary(self.epoch, self.screen, validate), save]
+        witness = [Witness(self.recorder, self.task.state, lambda: validate.figures)] if self.recorder else []
+        every: list[Every] = [log, validate, EpochSummary(self.epoch, self.screen, validate), *witness, save]
         outcome = run(self.task, self.progress, every, self.session.stop)
         save.save()
         return outcome

@@ -36,21 +36,12 @@ def choose_device(wanted: str, place: Place) -> torch.device:
         if not index.isdigit() or int(index) >= count:
             raise UserError(f"device {wanted!r} does not exist: this machine has {count} {kind} device(s)")
         return torch.device(kind, int(index))
-    if count == 1 and place.local_size > 1 and _one_visible_each():
-        return torch.device(kind, 0)
     if place.local_rank >= count:
         raise UserError(
             f"{place.local_size} ranks on this machine but only {count} {kind} device(s): "
             f"start at most {count} per machine, or use distributed.device=cpu"
         )
     return torch.device(kind, place.local_rank)
-
-
-def _one_visible_each() -> bool:
-    """Whether the launcher showed each rank its own single card (as SLURM's --gpus-per-task does)."""
-    import os
-
-    return any(os.environ.get(name, "").count(",") == 0 and os.environ.get(name) for name in ("SLURM_GPUS_PER_TASK",))
 
 
 def choose_backend(wanted: str, device: torch.device) -> str:

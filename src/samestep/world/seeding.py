@@ -1,7 +1,6 @@
 """Torch's own random state: equal on all ranks while models are built, apart afterwards, saved per rank."""
 
 import random
-from typing import Any, cast
 
 import numpy as np
 import torch
@@ -37,7 +36,7 @@ class RandomState:
 
     def rank_state(self) -> Json:
         """This rank's generators as text."""
-        numpy_state = cast(dict[str, Any], np.random.get_state(legacy=False))
+        numpy_state = np.random.get_state(legacy=False)
         keys = numpy_state["state"]["key"]
         state = {
             "torch": _text(torch.get_rng_state()),

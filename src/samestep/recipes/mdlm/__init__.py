@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from samestep.core.records import write_json
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.recipes.mdlm import corpus
@@ -57,6 +59,13 @@ def show_sample(task: Fit, bench: Bench) -> None:
     bench.screen.say(f"\nsampled text:\n{text}\n")
 
 
+def sample(config: MdlmConfig, weights: Mapping[str, Tensor], prompt: str, samples: int) -> list[str]:
+    """Continuations of a prompt by a trained network."""
+    network = Transformer(config.model)
+    network.load_state_dict(weights)
+    return write(network.eval(), prompt, samples, config.sampling, seed=config.seed)
+
+
 def stages(config: MdlmConfig) -> list[Stage]:
     """One stage: pre-training."""
     best = ("val/bits_per_byte", "min")
@@ -77,5 +86,6 @@ recipe = Recipe(
     stages=stages,
     presets=PRESETS,
     aliases={"data_dir": "data.path", "save_dir": "out"},
+    sample=sample,
     describe=describe,
 )

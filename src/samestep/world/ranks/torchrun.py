@@ -25,4 +25,4 @@ def discover(env: Mapping[str, str]) -> Place | None:
         raise UserError(f"the launcher's variables must be whole numbers ({error})") from None
     if not 0 <= rank < size:
         raise UserError(f"RANK={rank} does not lie below WORLD_SIZE={size}")
-    return Place(env.get("SAMESTEP_LAUNCHER", "torchrun"), rank, size, local_rank, local_size)
+    return Place(env.get("SAMESTEP_LAUNCHER") or "torchrun", rank, size, local_rank, local_size)

@@ -1,0 +1,119 @@
+"""A checkpoint from somebody else cannot run code here, though part of it is a pickle."""
+
+import builtins
+import io
+import os
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoint_parts import Part
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+
+from samestep.checkpoint.files import write_file
+from samestep.checkpoint.loading import read_tensors
+from samestep.checkpoint.manifest import read_manifest, verify, write_manifest
+from samestep.checkpoint.store import Store
+from samestep.core.errors import UserError
+from samestep.world.world import World
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return Store(tmp_path / "store", World.single()).save(1, {"model": Part({"w": torch.ones(3)})}, {})
+
+
+class Planted:
+    """Calls a function when it is unpickled."""
+
+    def __init__(self, function: object, *args: object) -> None:
+        self.call = (function, args)
+
+    def __reduce__(self) -> tuple:
+        return self.call
+
+
+def plant(path: Path, name: str, data: bytes) -> None:
+    """Put a file into a checkpoint with all checksums right, as one who means harm would."""
+    manifest = read_manifest(path)
+    record = write_file(path / name, data)
+    write_manifest(path, replace(manifest, files={**manifest.files, name: record}))
+    assert verify(path) is None
+
+
+def load(path: Path) -> None:
+    store = Store(path.parent, World.single())
+    checkpoint = store.newest()
+    assert checkpoint is not None
+    store.load(checkpoint, {"model": Part({"w": torch.zeros(3)})})
+
+
+def payloads(marker: Path) -> dict[str, bytes]:
+    command = f"touch {marker}"
+    text = f"__import__('os').system({command!r})"
+    return {
+        "posix.system": pickle.dumps(Planted(os.system, command)),
+        "builtins.eval": pickle.dumps(Planted(builtins.eval, text)),
+        "builtins.exec": pickle.dumps([{"deep": Planted(builtins.exec, text)}]),
+        "builtins.getattr": pickle.dumps(Planted(getattr, "", "format")),
+        "torch.serialization.load": pickle.dumps(Planted(torch.load, str(marker))),
+        "torch.os.system": b"\x80\x04\x8c\x05torch\x8c\x09os.system\x93" + pickle.dumps(command)[2:-1] + b"\x85R.",
+        "torch.serialization.os.system": b"ctorch.serialization\nos.system\n(S'" + command.encode() + b"'\ntR.",
+    }
+
+
+@pytest.mark.parametrize("name", sorted(payloads(Path("x"))))
+def test_a_planted_call_is_refused_by_name_and_not_made(path: Path, tmp_path: Path, name: str) -> None:
+    marker = tmp_path / "ran"
+    plant(path, ".metadata", payloads(marker)[name])
+    for read in (lambda: load(path), lambda: read_tensors(path, "model")):
+        with pytest.raises(UserError, match=rf"names {name}, which samestep never writes.*a checkpoint you can trust"):
+            read()
+    assert not marker.exists()
+
+
+def test_the_planted_calls_would_have_run(tmp_path: Path) -> None:
+    for name in ("posix.system", "builtins.eval", "builtins.exec"):
+        marker = tmp_path / name
+        pickle.loads(payloads(marker)[name])
+        assert marker.exists(), "otherwise the test above proves nothing"
+
+
+def test_a_planted_call_among_the_tensors_is_refused(path: Path, tmp_path: Path) -> None:
+    data = io.BytesIO()
+    torch.save(Planted(os.mkdir, str(tmp_path / "ran")), data)
+    metadata = pickle.loads((path / ".metadata").read_bytes())
+    for place in metadata.storage_data.values():
+        place.offset, place.length = 0, len(data.getvalue())
+    plant(path, ".metadata", pickle.dumps(metadata))
+    plant(path, "__0_0.distcp", data.getvalue())
+    for read in (lambda: load(path), lambda: read_tensors(path, "model")):
+        with pytest.raises(UserError, match="would run code when read, so they were not"):
+            read()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_metadata_may_not_point_outside_of_the_checkpoint(path: Path) -> None:
+    metadata = pickle.loads((path / ".metadata").read_bytes())
+    for place in metadata.storage_data.values():
+        place.relative_path = "../elsewhere.distcp"
+    plant(path, ".metadata", pickle.dumps(metadata))
+    with pytest.raises(UserError, match=r"looks for 'model/w' outside of the checkpoint"):
+        load(path)
+
+
+def test_metadata_may_describe_tensors_only(path: Path) -> None:
+    metadata = pickle.loads((path / ".metadata").read_bytes())
+    metadata.state_dict_metadata["model/w"] = BytesStorageMetadata()
+    plant(path, ".metadata", pickle.dumps(metadata))
+    with pytest.raises(UserError, match="BytesStorageMetadata"):
+        load(path)
+
+
+@pytest.mark.parametrize("data", [b"", b"nonsense", pickle.dumps([1, 2]), pickle.dumps(torch.Size([1]))])
+def test_nonsense_is_refused_in_a_sentence(path: Path, data: bytes) -> None:
+    plant(path, ".metadata", data)
+    with pytest.raises(UserError, match=r"\.metadata .*which samestep never writes"):
+        load(path)

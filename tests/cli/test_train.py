@@ -1,0 +1,172 @@
+"""`samestep train` as its users run it: new, again, resumed, stopped, on one rank and on several."""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from cli.conftest import EXAMPLE, SMALL, Shell
+
+from samestep.checkpoint.manifest import find_checkpoints
+from samestep.core.records import JsonLines, read_json
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def rows(run: Path) -> list[dict]:
+    return list(JsonLines(run / "metrics.jsonl"))
+
+
+def figures(run: Path) -> list[dict]:
+    """Metrics without what depends on the clock."""
+    return [{k: v for k, v in row.items() if not k.endswith("/s")} for row in rows(run)]
+
+
+def test_a_run_leaves_everything_in_its_directory(shell: Shell) -> None:
+    codes, output = shell("train", str(EXAMPLE), *SMALL, "--name", "a", "--checkpoint.weights")
+    assert codes == [0], output
+    run = Path("runs/a")
+    for word in ("device", "backend", "world size", "batch per device", "global batch", "parameters", "steps"):
+        assert word in output
+    assert "done: " in output
+    assert read_json(run / "status.json")["status"] == "done"
+    assert read_json(run / "frozen.json")["fit"]["global_batch"] == 10
+    assert [row["step"] for row in rows(run) if "loss" in row] == list(range(1, 9))
+    assert any("val/error" in row for row in rows(run))
+    assert (run / "logs" / "rank_0.log").exists()
+    weights = torch.load(run / "weights" / "model_step_8.pt", weights_only=True)
+    assert set(weights) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+def test_the_same_command_again_finds_the_run_done(shell: Shell) -> None:
+    shell("train", str(EXAMPLE), *SMALL, "--name", "a")
+    codes, output = shell("train", str(EXAMPLE), *SMALL, "--name", "a")
+    assert codes == [0]
+    assert "done already" in output
+    assert len([row for row in rows(Path("runs/a")) if "loss" in row]) == 8
+
+
+def test_unnamed_runs_are_numbered(shell: Shell) -> None:
+    for _ in range(2):
+        assert shell("train", str(EXAMPLE), *SMALL)[0] == [0]
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["sine-verify-1", "sine-verify-2"]
+
+
+def test_another_run_in_the_directory_is_refused(shell: Shell) -> None:
+    shell("train", str(EXAMPLE), *SMALL, "--name", "a")
+    codes, output = shell("train", str(EXAMPLE), *SMALL, "--name", "a", "--hidden", "5")
+    assert codes == [2]
+    assert "holds a different run (hidden differ)" in output
+    Path("notes").mkdir()
+    Path("notes/x.txt").write_text("mine")
+    assert "holds no samestep run" in shell("train", str(EXAMPLE), *SMALL, "--out", ".", "--name", "notes")[1]
+
+
+def test_a_run_in_use_is_refused_and_left_alone(shell: Shell) -> None:
+    first = shell.start("train", str(EXAMPLE), *SMALL, "--name", "a", "--max_steps", "100000")
+    wait_for(lambda: len(rows(Path("runs/a"))) > 2)
+    codes, output = shell("train", "--resume", "a")
+    assert codes == [2]
+    assert "is in use by a live run" in output
+    first.signal(signal.SIGTERM)
+    assert first.wait(30) == [75]
+
+
+@pytest.mark.parametrize(("ranks", "number"), [(1, signal.SIGINT), (2, signal.SIGTERM), (3, signal.SIGUSR1)])
+def test_a_signal_stops_all_ranks_resumably(shell: Shell, ranks: int, number: signal.Signals) -> None:
+    workers = shell.start("train", str(EXAMPLE), *SMALL, "--name", "a", "--max_steps", "100000", ranks=ranks)
+    wait_for(lambda: len(rows(Path("runs/a"))) > 2)
+    workers.signal(number)
+    assert workers.wait(30) == [75] * ranks, workers.output(0)
+    status = read_json(Path("runs/a/status.json"))
+    assert status["status"] == "preempted"
+    assert find_checkpoints(Path("runs/a/checkpoints/fit"))[-1].step == status["step"] > 2
+    assert "samestep train --resume" in workers.output(0)
+
+
+def test_stock_torchrun_is_told_success_or_it_would_restart(shell: Shell) -> None:
+    env = {"TORCHELASTIC_RUN_ID": "none", "SAMESTEP_LAUNCHER": ""}
+    workers = shell.start("train", str(EXAMPLE), *SMALL, "--name", "a", "--max_steps", "100000", ranks=2, env=env)
+    wait_for(lambda: len(rows(Path("runs/a"))) > 2)
+    workers.signal(signal.SIGTERM)
+    assert workers.wait(30) == [0, 0]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_stopped_and_resumed_equals_uninterrupted_bit_for_bit(shell: Shell, ranks: int) -> None:
+    common = [*SMALL, "--epochs", "2", "--max_steps", "null", "--log.every", "7"]
+    assert shell("train", str(EXAMPLE), *common, "--name", "whole", ranks=ranks)[0] == [0] * ranks
+    workers = shell.start("train", str(EXAMPLE), *common, "--name", "parts", ranks=ranks)
+    wait_for(lambda: len(rows(Path("runs/parts"))) > 3)
+    workers.signal(signal.SIGTERM)
+    assert workers.wait(30) == [75] * ranks, "it must be stopped before it is done"
+    codes, output = shell("train", "--resume", "runs/parts", ranks=ranks)
+    assert codes == [0] * ranks
+    assert "resumed from" in output
+    assert figures(Path("runs/whole")) == figures(Path("runs/parts"))
+    assert weights_of("runs/whole") == weights_of("runs/parts")
+
+
+def test_max_time_stops_resumably(shell: Shell) -> None:
+    codes, output = shell("train", str(EXAMPLE), *SMALL, "--max_steps", "1000000", "--max_time", "1s", ranks=2)
+    assert codes == [75, 75]
+    assert "stopped by max_time" in output
+
+
+def test_resume_may_change_only_what_does_not_shape_the_run(shell: Shell) -> None:
+    shell("train", str(EXAMPLE), *SMALL, "--name", "a", "--max_steps", "100000", "--max_time", "1s")
+    codes, output = shell("train", "--resume", "a", "--learning_rate", "1")
+    assert codes == [2]
+    assert "learning_rate cannot change" in output
+    assert shell("train", "--resume", "a", "max_time=0.5s", "--batch_size", "2")[0] == [75]
+
+
+def test_init_from_takes_weights_only(shell: Shell) -> None:
+    shell("train", str(EXAMPLE), *SMALL, "--name", "a", "--checkpoint.weights")
+    for source in ("runs/a", "runs/a/checkpoints/fit/step_00000008", "runs/a/weights/model_step_8.pt"):
+        name = "from_" + Path(source).stem
+        codes, output = shell("train", str(EXAMPLE), *SMALL, "--name", name, "--init_from", source, "--learning_rate=0")
+        assert codes == [0], output
+        assert weights_of(f"runs/{name}") == weights_of("runs/a"), "with a rate of zero the weights stay"
+        assert next(row["step"] for row in rows(Path("runs") / name) if "loss" in row) == 1
+    codes, output = shell("train", str(EXAMPLE), *SMALL, "--init_from", "runs/a", "--hidden", "5")
+    assert codes == [2]
+    assert "0.weight" in output
+
+
+def test_wandb_offline_keeps_its_id_after_a_resume(shell: Shell) -> None:
+    words = ["train", str(EXAMPLE), *SMALL, "--name", "a", "--log.wandb", "--max_steps", "100000", "--max_time", "1s"]
+    env = {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+    assert shell(*words, env=env)[0] == [75]
+    first = json.loads(Path("runs/a/wandb.json").read_text())["id"]
+    assert shell("train", "--resume", "a", env=env)[0] == [75]
+    assert json.loads(Path("runs/a/wandb.json").read_text())["id"] == first
+    assert len(list(Path("runs/a/wandb").glob(f"offline-run-*-{first}"))) == 2
+
+
+def test_tensorboard_has_each_step_once_after_a_resume(shell: Shell) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    words = ["train", str(EXAMPLE), "--preset", "verify", "--log.every", "1", "--name", "a", "--max_steps", "300"]
+    workers = shell.start(*words)
+    wait_for(lambda: len(rows(Path("runs/a"))) > 3)
+    workers.kill()
+    assert shell("train", "--resume", "a")[0] == [0]
+    events = EventAccumulator("runs/a/tensorboard/fit")
+    events.Reload()
+    assert [event.step for event in events.Scalars("loss")] == list(range(1, 301))
+
+
+def weights_of(run: str) -> dict[str, list[float]]:
+    from samestep.train.weights import find_weights
+
+    return {name: tensor.tolist() for name, tensor in find_weights(Path(run)).items()}
+
+
+def wait_for(condition: object, seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)

@@ -1,0 +1,9 @@
+"""Workers of all tests come from one server process that has everything imported: a launch costs milliseconds."""
+
+import multiprocessing
+from multiprocessing import forkserver
+
+multiprocessing.get_context("forkserver").set_forkserver_preload(
+    ["samestep.cli.train", "samestep.cli.verify", "samestep.recipes.mdlm", "torch.utils.tensorboard", "torch._dynamo"]
+)
+forkserver.ensure_running()

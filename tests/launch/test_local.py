@@ -1,0 +1,43 @@
+"""Workers start, find each other, and leave nothing behind."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from samestep.launch import local
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def say(word: str) -> int:
+    print(word, os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["COLOUR"])
+    return int(os.environ["RANK"])
+
+
+def test_workers_get_their_place_environment_and_exit_code(tmp_path: Path) -> None:
+    workers = local.start(say, 3, "hello", logs=tmp_path, env={"COLOUR": "blue"})
+    assert workers.wait(30) == [0, 1, 2]
+    assert workers.output(2).split() == ["hello", "2", "3", "blue"]
+
+
+def sleep_long(ready: Path) -> None:
+    (ready / os.environ["RANK"]).write_text(str(os.getpid()))
+    time.sleep(60)
+
+
+def test_one_dead_rank_ends_the_others_in_bounded_time(tmp_path: Path) -> None:
+    workers = local.start(sleep_long, 2, tmp_path, logs=tmp_path / "logs")
+    while not all((tmp_path / str(rank)).exists() for rank in range(2)):
+        time.sleep(0.05)
+    pids = [int((tmp_path / str(rank)).read_text()) for rank in range(2)]
+    workers.kill(1)
+    began = time.monotonic()
+    codes = workers.wait(50)
+    assert time.monotonic() - began < 30
+    assert codes == [None, -signal.SIGKILL]
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)

@@ -1,0 +1,126 @@
+"""Real ranks: messages, failures that become everyone's, timeouts that are really passed on."""
+
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from samestep.core.errors import UserError
+from samestep.launch import local
+from samestep.world.agreement import Agreement
+from samestep.world.world import PeerFailed, World
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def talk() -> None:
+    world = World.join(device="cpu")
+    everyone = world.gather({"rank": world.rank, "text": "é" * world.rank})
+    assert everyone == [{"rank": r, "text": "é" * r} for r in range(world.size)]
+    assert world.share(f"from {world.rank}") == "from 0"
+    assert world.share(f"from {world.rank}", source=world.size - 1) == f"from {world.size - 1}"
+    assert world.tell("key", ["x", 1] if world.is_main else None) == ["x", 1]
+    world.leave()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_messages(size: int, tmp_path: Path) -> None:
+    workers = local.start(talk, size, logs=tmp_path)
+    assert workers.wait(40) == [0] * size, workers.output(0)
+
+
+def agree() -> None:
+    world = World.join(device="cpu")
+    agreement = Agreement(world, wishes=2)
+    granted = [agreement.exchange([world.rank == 1 and step == 3, False]) for step in range(6)]
+    assert [row[0] for row in granted] == [False] * 4 + [True, False], granted
+    assert not any(row[1] for row in granted)
+    agreement.settle()
+    world.leave()
+
+
+def test_one_ranks_wish_is_granted_on_all_at_the_same_step(tmp_path: Path) -> None:
+    workers = local.start(agree, 3, logs=tmp_path)
+    assert workers.wait(40) == [0, 0, 0], workers.output(1)
+
+
+def test_a_lone_process_is_granted_its_wish_at_once() -> None:
+    assert Agreement(World.single(), wishes=1).exchange([True]) == [True]
+
+
+def fail_together(kind: str) -> int:
+    world = World.join(device="cpu")
+    try:
+        with world.together("a step that fails on rank 1"):
+            if world.rank == 1:
+                raise UserError("the file is missing") if kind == "user" else RuntimeError("boom")
+    except PeerFailed as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except UserError as error:
+        return error.exit_code
+    except RuntimeError:
+        return 1
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "text"), [("user", 2, "the file is missing"), ("bug", 1, "RuntimeError: boom")]
+)
+def test_a_set_up_failure_on_one_rank_ends_all_with_its_message(
+    kind: str, code: int, text: str, tmp_path: Path
+) -> None:
+    workers = local.start(fail_together, 3, kind, logs=tmp_path)
+    assert workers.wait(30) == [code] * 3
+    for rank in (0, 2):
+        assert "rank 1 on" in workers.output(rank)
+        assert text in workers.output(rank)
+
+
+def unavailable_on_rank_1() -> int:
+    world = World.meet()
+    try:
+        world.connect(device="cpu", backend="ccl" if world.rank == 1 else "gloo")
+    except (PeerFailed, UserError) as error:
+        print(error)
+        return error.exit_code
+    return 0
+
+
+def test_a_backend_missing_on_one_rank_never_leaves_single_runs(tmp_path: Path) -> None:
+    workers = local.start(unavailable_on_rank_1, 2, logs=tmp_path)
+    assert workers.wait(30) == [2, 2]
+    assert "'ccl' is not available" in workers.output(0)
+
+
+def wait_for_a_peer_that_never_comes() -> None:
+    world = World.join(device="cpu", timeout=600)
+    assert world.timeout == timedelta(seconds=2)
+    if world.rank == 1:
+        time.sleep(20)
+        return
+    began = time.monotonic()
+    try:
+        dist.all_reduce(torch.ones(1))
+    except RuntimeError:
+        print(f"gave up after {time.monotonic() - began:.0f} s")
+
+
+def test_nccl_timeout_is_the_process_groups_timeout(tmp_path: Path) -> None:
+    workers = local.start(wait_for_a_peer_that_never_comes, 2, logs=tmp_path, env={"NCCL_TIMEOUT": "2"})
+    end = time.monotonic() + 15
+    while "gave up" not in workers.output(0) and time.monotonic() < end:
+        time.sleep(0.1)
+    workers.kill()
+    assert "gave up after" in workers.output(0)
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "0"])
+def test_nonsense_timeouts_are_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_TIMEOUT", text)
+    with pytest.raises(UserError):
+        World.join(device="cpu")
