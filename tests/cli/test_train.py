@@ -170,3 +170,28 @@ def wait_for(condition: object, seconds: float = 30) -> None:
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.01)
+
+
+def test_resume_from_a_weight_file_says_what_it_lacks(shell: Shell) -> None:
+    shell("train", str(EXAMPLE), *SMALL, "--name", "a", "--checkpoint.weights")
+    weights = "runs/a/weights/model_step_8.pt"
+    codes, output = shell("train", str(EXAMPLE), *SMALL, "--name", "b", "--learning_rate=0", "--resume", weights)
+    assert codes == [0], output
+    assert "does not hold the step (starting at 0), the optimizer's state (starting fresh)" in output
+    assert weights_of("runs/b") == weights_of("runs/a")
+
+
+def test_resume_from_a_weight_file_takes_the_state_it_holds(shell: Shell) -> None:
+    shell("train", str(EXAMPLE), *SMALL, "--name", "a", "--checkpoint.weights")
+    model = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(3, 1)).sum().backward()
+    optimizer.step()
+    held = {"model_state_dict": model.state_dict(), "optimizer_state_dict": optimizer.state_dict(), "step": 5}
+    torch.save(held, "other.pt")
+    codes, output = shell("train", str(EXAMPLE), *SMALL, "--name", "b", "--resume", "other.pt", ranks=2)
+    assert codes == [0, 0], output
+    assert "does not hold the random state" in output
+    assert [row["step"] for row in rows(Path("runs/b")) if "loss" in row] == [6, 7, 8]
+    torch.save({**held, "optimizer_state_dict": torch.optim.AdamW([model[0].weight]).state_dict()}, "odd.pt")
+    assert "does not fit (it is for 1 parameters" in shell("train", str(EXAMPLE), *SMALL, "--resume", "odd.pt")[1]

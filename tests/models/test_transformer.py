@@ -166,9 +166,9 @@ def test_fresh_weights_follow_the_seed_and_the_rule() -> None:
     first, again, other = build(config, 0), build(config, 0), build(config, 1)
     assert torch.equal(first.transformer.wte.weight, again.transformer.wte.weight)
     assert not torch.equal(first.transformer.wte.weight, other.transformer.wte.weight)
-    block = first.transformer.blocks[3]
-    for layer, std in ((block.q_proj, 0.02), (block.up_proj, 0.02), (block.attn_out, 0.005), (block.ff_out, 0.005)):
-        assert float(layer.weight.detach().std()) == pytest.approx(std, rel=0.05)  # type: ignore[union-attr]
+    weights = dict(first.transformer.blocks[3].named_parameters())
+    for name, std in (("q_proj", 0.02), ("up_proj", 0.02), ("attn_out", 0.005), ("ff_out", 0.005)):
+        assert float(weights[f"{name}.weight"].detach().std()) == pytest.approx(std, rel=0.05)
     assert bool((first.transformer.ln_f.weight == 1).all())
 
 

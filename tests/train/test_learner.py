@@ -257,7 +257,7 @@ def generation_inside_a_step(world: World, strategy: str) -> None:
         hand.module.train().get_submodule("calm").eval()
         hand.update(likelihood(hand.module, whole)["nll"].mean(), rate(step))
 
-        micros = feed[step]
+        micros, before = feed[step], weights_of(learner)
         with learner.inference() as module:
             assert not torch.is_grad_enabled()
             assert not any(m.training for m in module.modules())
@@ -265,6 +265,7 @@ def generation_inside_a_step(world: World, strategy: str) -> None:
                 batch["written"] = write(module, batch["x"], batch["ids"], step)
         assert _modes(learner) == modes and torch.is_grad_enabled()
         assert all(p.grad is None for p in learner.parameters())
+        close(weights_of(learner), before, tolerance=0)
         for (start, stop), batch in zip(micros.spans, micros.batches):
             assert torch.equal(batch["written"][: stop - start], whole["written"][start:stop]), "the same tokens"
         learner.update(micros, likelihood)

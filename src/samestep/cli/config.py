@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from samestep.core.compose import Aliases, Presets, merge
@@ -10,6 +10,7 @@ from samestep.core.compose_files import options_of
 from samestep.core.compose_tree import flatten
 from samestep.core.config import MISSING, fields_of
 from samestep.core.config_types import listed, plain
+from samestep.core.errors import EXIT_DONE
 from samestep.core.overrides import Alias
 
 if TYPE_CHECKING:
@@ -18,6 +19,16 @@ if TYPE_CHECKING:
 Row = tuple[str, ...]
 Part = tuple[str, Row, list[Row]]  # title, head and rows of a table
 _HEAD = ("Field", "Type", "Default", "Meaning")
+
+
+def run(words: Sequence[str]) -> int:
+    """Show the settings of the recipe that the words name."""
+    from samestep.cli.recipe_words import COMMON, RecipeWords
+
+    asked = RecipeWords.read(words, "config")
+    recipe = asked.recipe()
+    show(asked.name, recipe.config, recipe.presets, {**COMMON, **recipe.aliases})
+    return EXIT_DONE
 
 
 def show(

@@ -4,6 +4,7 @@ Nothing heavy is imported here, so `samestep --help` answers at once.
 """
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -43,6 +44,9 @@ def main(words: Sequence[str] | None = None) -> int:
         if verb not in VERBS:
             raise UserError(f"there is no verb {verb!r}; choose one of {', '.join(VERBS)}")
         return int(importlib.import_module(f"samestep.cli.{verb}").run(rest))
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_DONE
     except UserError as error:
         complain(str(error))
         return EXIT_USER

@@ -1,14 +1,13 @@
 """What the words after a verb mean: the verb's own options, the recipe, and settings of the recipe."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from samestep.core.compose import compose
-from samestep.core.config import build
+from samestep.core.compose import amend, compose
 from samestep.core.errors import UserError
-from samestep.core.overrides import parse, take
+from samestep.core.overrides import take
 from samestep.train.finding import find_recipe, known_recipes
 from samestep.train.recipe import Recipe
 
@@ -52,12 +51,6 @@ class RecipeWords:
         )
 
 
-def merged(recipe: Recipe, data: dict[str, Any], words: Sequence[str]) -> Any:
-    """A run's own configuration with what the words change; `data` is altered."""
-    for path, value in parse(words, recipe.config, {**COMMON, **recipe.aliases}):
-        *groups, leaf = path.split(".")
-        place = data
-        for group in groups:
-            place = place[group]
-        place[leaf] = value
-    return build(recipe.config, data)
+def amended(recipe: Recipe, data: Mapping[str, Any], words: Sequence[str]) -> Any:
+    """A run's own configuration with what the words change."""
+    return amend(recipe.config, data, aliases={**COMMON, **recipe.aliases}, words=words)

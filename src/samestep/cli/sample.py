@@ -1,9 +1,8 @@
 """`samestep sample RUN [--prompt TEXT] [--samples N] [settings]`."""
 
-import copy
 from collections.abc import Sequence
 
-from samestep.cli.recipe_words import merged
+from samestep.cli.recipe_words import amended
 from samestep.core.errors import EXIT_DONE, UserError
 from samestep.core.overrides import take
 from samestep.train.finding import find_recipe
@@ -29,7 +28,7 @@ def run(words: Sequence[str]) -> int:
         raise UserError(f"the recipe {record.recipe!r} does not generate anything; there is nothing to sample")
     if not options.get("samples", "1").isdigit():
         raise UserError(f"--samples must be a whole number, not {options['samples']!r}")
-    config = merged(recipe, copy.deepcopy(record.config), settings)
+    config = amended(recipe, record.config, settings)
     weights = find_weights(rundir.path)
     for text in recipe.sample(config, weights, options.get("prompt", ""), int(options.get("samples", "1"))):
         print(text)

@@ -1,11 +1,10 @@
 """`samestep train RECIPE ...` and `samestep train --resume RUN`."""
 
-import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from samestep.cli.recipe_words import RecipeWords, merged
+from samestep.cli.recipe_words import RecipeWords, amended
 from samestep.core.config import changed, dump
 from samestep.core.errors import EXIT_DONE, UserError
 from samestep.core.overrides import take
@@ -38,7 +37,7 @@ def _what(words: Sequence[str]) -> tuple[str, Recipe, Any]:
         return _fresh(words)
     source = options["resume"]
     if Path(source).is_file():  # a plain weight file knows no recipe: it is where a new run begins
-        return _fresh([*rest, f"--init_from={source}"])
+        return _fresh([*rest, f"--continue_from={source}"])
     rundir = find_run(source)
     record = RunRecord.read(rundir)
     assert record is not None
@@ -54,8 +53,8 @@ def _fresh(words: Sequence[str]) -> tuple[str, Recipe, Any]:
 
 def _resumed(recipe: Recipe, record: RunRecord, rundir: RunDir, words: Sequence[str]) -> Any:
     """The run's own configuration, with changes only where they do not shape its course."""
-    data = {**copy.deepcopy(record.config), "name": rundir.path.name, "out": str(rundir.path.parent)}
-    config = merged(recipe, data, words)
+    data = {**record.config, "name": rundir.path.name, "out": str(rundir.path.parent)}
+    config = amended(recipe, data, words)
     fixed = changed(record.config, dump(config), recipe.config)
     if fixed:
         raise UserError(

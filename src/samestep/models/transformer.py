@@ -198,7 +198,7 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def initialise(self) -> None:
-        """Draw fresh weights from torch's generator; after building on the meta device and `to_empty`, call it again."""
+        """Draw fresh weights from torch's generator; call it again after a build on the meta device and `to_empty`."""
         config = self.config
         residual_std = config.init_std / (2 * config.n_layers) ** 0.5
         for name, weight in self.named_parameters():

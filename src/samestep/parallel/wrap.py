@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from samestep.core.errors import UserError
@@ -137,6 +137,14 @@ def whole(tensor: Tensor) -> Tensor:
 def local(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor that may be sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def distribute_like(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """A whole tensor placed, typed and sharded as `parameter` is."""
+    moved = tensor.to(parameter.device, parameter.dtype)
+    if isinstance(parameter, DTensor):
+        return distribute_tensor(moved, parameter.device_mesh, parameter.placements)
+    return moved.clone()
 
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:

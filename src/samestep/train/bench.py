@@ -118,10 +118,10 @@ class Bench:
     def _prepared(self, module: nn.Module, name: str) -> nn.Module:
         """The module in its type, with the initial weights that were asked for."""
         module = module.to(getattr(torch, self.config.distributed.dtype))
-        if self.config.init_from and name == "model":
-            weights: Mapping[str, Tensor] = find_weights(Path(self.config.init_from), name)
-            expected = {key: value.shape for key, value in module.state_dict().items()}
-            match(weights, expected, self.config.init_from)
+        source = self.config.continue_from or self.config.init_from
+        if source and name == "model":
+            weights: Mapping[str, Tensor] = find_weights(Path(source), name)
+            match(weights, {key: value.shape for key, value in module.state_dict().items()}, f"weights of {source}")
             module.load_state_dict(weights)
         return module
 

@@ -45,7 +45,8 @@ class LogFigures:
 
     def _speed(self, figures: Mapping[str, float], steps: int) -> dict[str, float]:
         now = time.monotonic()
-        elapsed, self._since = max(now - self._since, 1e-9), now
+        elapsed, self._since = max(now - self._since - self.progress.aside, 1e-9), now
+        self.progress.aside = 0.0
         self.progress.seconds += elapsed
         per_step = figures.get(f"count/{self.unit}")
         return {} if per_step is None else {f"{self.unit}/s": per_step * steps / elapsed}
@@ -69,7 +70,8 @@ class Validate:
         due = tick.last_of_epoch if self.every == 0 else (tick.step + 1) % self.every == 0
         if not (due or last):
             return
-        self.figures = self.stage.validate(self.task, tick)
+        with self.progress.beside_the_steps():
+            self.figures = self.stage.validate(self.task, tick)
         if not self.figures:
             return
         for sink in self.sinks:
@@ -148,5 +150,6 @@ class Save:
         about = self.about()
         if self.stage.best is not None and self.stage.best[0] in self.validate.figures:
             about["figure"] = self.validate.figures[self.stage.best[0]]
-        self.store.save(self.progress.step, self.state, about)
+        with self.progress.beside_the_steps():
+            self.store.save(self.progress.step, self.state, about)
         self.saved_at = self.progress.step

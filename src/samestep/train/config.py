@@ -122,6 +122,8 @@ class Config:
 
     init_from: str | None = None
     """Begin with the weights of a run, checkpoint or weight file; everything else starts afresh."""
+    continue_from: str | None = None
+    """Go on from a plain weight file: its weights, and its optimizer state and step where it holds them."""
     validate_every: int = 0
     """Steps between validations; 0: at every epoch's end. The last step is always validated."""
     compile: bool = free(False)

@@ -1,5 +1,6 @@
 """Counts steps whose gradient is not finite, and ends the run when there are too many in a row."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +14,7 @@ class FiniteGuard:
     def __init__(self, device: torch.device, name: str, limit: int) -> None:
         self._name, self._limit = name, limit
         self._in_row = torch.zeros((), dtype=torch.float32, device=device)
-        self._arriving: tuple[Tensor, torch.cuda.Event | None, Micros] | None = None
+        self._arriving: tuple[Tensor, torch.cuda.Event | None, int, np.ndarray] | None = None
 
     def watch(self, bad: Tensor, micros: Micros) -> None:
         """Take in the verdict on this step; act on the one before."""
@@ -24,24 +25,24 @@ class FiniteGuard:
             host.copy_(self._in_row, non_blocking=True)
             event = torch.cuda.Event()
             event.record()
-            self._arriving = (host, event, micros)
+            self._arriving = (host, event, micros.step, micros.ids)
         else:
-            self._arriving = (self._in_row.cpu().clone(), None, micros)
+            self._arriving = (self._in_row.cpu().clone(), None, micros.step, micros.ids)
 
     def settle(self) -> None:
         """Read the verdict that is still on its way."""
         if self._arriving is None:
             return
-        count, event, micros = self._arriving
+        count, event, step, ids = self._arriving
         self._arriving = None
         if event is not None:
             event.synchronize()
         if count >= self._limit:
-            named = ", ".join(f"{index} (epoch {epoch})" for epoch, index in micros.ids[:8].tolist())
-            more = f" and {len(micros.ids) - 8} more" if len(micros.ids) > 8 else ""
+            named = ", ".join(f"{index} (epoch {epoch})" for epoch, index in ids[:8].tolist())
+            more = f" and {len(ids) - 8} more" if len(ids) > 8 else ""
             raise RunFailed(
                 f"the gradient of {self._name!r} was not finite for {int(count)} steps in a row, the last at step "
-                f"{micros.step} with samples {named}{more}; lower the learning rate or look at these samples"
+                f"{step} with samples {named}{more}; lower the learning rate or look at these samples"
             )
 
     def state_dict(self) -> dict[str, Tensor]:

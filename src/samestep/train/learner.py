@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from samestep.core.errors import RunFailed
 from samestep.data.feed import Batch, Micros
-from samestep.parallel.wrap import Parallel, local, total_norm
+from samestep.parallel.wrap import Parallel, distribute_like, local, total_norm
 from samestep.train.coupled import Couple, Coupled, Embed
 from samestep.train.evidence import Recorder
 from samestep.train.finite import FiniteGuard
@@ -99,13 +99,14 @@ class Learner:
         A sharded module gathers its parts as it is called, so every rank must call it equally often.
         """
         inner = self._parallel.inner
-        was_training = inner.training
+        modes = [(part, part.training) for part in inner.modules()]  # a frozen part may be in evaluation mode for good
         inner.eval()
         try:
             with torch.no_grad(), self._autocast():
                 yield inner
         finally:
-            inner.train(was_training)
+            for part, was_training in modes:
+                part.training = was_training
 
     def _settle_buckets(self, backward: Callable[[], object]) -> None:
         if not self._settled:
@@ -248,6 +249,19 @@ class Learner:
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Take whole weights, given alike on every rank."""
         set_model_state_dict(self._parallel.inner, dict(weights), options=StateDictOptions(full_state_dict=True))
+
+    def load_plain_optimizer(self, state: Mapping[str, Any]) -> None:
+        """Take the moments of a torch optimizer over the same parameters in the module's order, in whatever groups."""
+        theirs = [number for group in state["param_groups"] for number in group["params"]]
+        ours = [p for p in self._parallel.inner.parameters() if p.requires_grad]
+        assert len(theirs) == len(ours), f"it is for {len(theirs)} parameters, but the model has {len(ours)}"
+        for number, parameter in zip(sorted(theirs), ours):
+            moments = state["state"].get(number, {})
+            for name in ("exp_avg", "exp_avg_sq"):
+                assert moments[name].shape == parameter.shape, f"moment {number} is {tuple(moments[name].shape)}"
+            own = self._optimizer.state[parameter]
+            own["step"] = torch.as_tensor(float(moments["step"]), device=parameter.device)
+            own |= {name: distribute_like(moments[name], parameter) for name in ("exp_avg", "exp_avg_sq")}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs to be the same run."""

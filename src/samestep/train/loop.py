@@ -1,6 +1,8 @@
 """The loop. It owns time, cadence and stopping; what a step does is the task's affair."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -29,6 +31,18 @@ class Progress:
     """The best agreed figure so far."""
     seconds: float = 0.0
     """Training time so far, over all launches."""
+
+    aside: float = 0.0
+    """Seconds spent beside the steps since the last row of figures (validation, saves)."""
+
+    @contextmanager
+    def beside_the_steps(self) -> Iterator[None]:
+        """Keep what is done inside out of the speed figures."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.aside += time.monotonic() - began
 
     def tick(self) -> Tick:
         """The step to do now."""

@@ -1,6 +1,7 @@
 """A training session: one launch of a recipe on this world, from its run directory to its outcome."""
 
 import logging
+import os
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -19,6 +20,7 @@ from samestep.core.errors import UserError
 from samestep.core.logging import start_logging
 from samestep.core.records import JsonLines, write_json
 from samestep.core.rundir import RunDir
+from samestep.train.adopting import adopt
 from samestep.train.banner import banner_lines
 from samestep.train.bench import Bench
 from samestep.train.cadence import EpochSummary, LogFigures, Save, Validate
@@ -53,6 +55,11 @@ class Session:
                 self.rundir = self._open(stack)
             self.screen = stack.enter_context(Screen(self.world.is_main and not self.config.log.quiet))
             self.shared = shared_probe(self.rundir.path, self.world)
+            if not self.shared and self.config.distributed.strategy == "fsdp":
+                raise UserError(
+                    f"the run directory {self.rundir.path} is not seen by all ranks, but every rank of a sharded run "
+                    "writes to it; set out=... to a folder on a shared disk, or use distributed.strategy=ddp"
+                )
             self._event("launch", world=self.world.size, device=str(self.world.device))
             set_up_torch(self.config, self.world)
             limit = seconds(self.config.max_time) if self.config.max_time else None
@@ -161,10 +168,12 @@ class StageRun:
         }
         found = self.store.newest()
         if found is None:
-            return ""
+            if self.config.continue_from:
+                adopt(Path(self.config.continue_from), self.bench.learners, self.progress)
+            return self.config.continue_from or ""
         self.store.load(found, self.state)
         self.session._event("resume", stage=self.stage.name, step=self.progress.step)
-        return str(found.path.name)
+        return found.path.name
 
     def _sinks(self) -> list[Sink]:
         if not self.world.is_main:
@@ -216,5 +225,6 @@ def set_up_torch(config: Any, world: World) -> None:
     if world.device.type == "cuda":
         torch.set_float32_matmul_precision("high")
     if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or cuBLAS refuses to be deterministic
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False

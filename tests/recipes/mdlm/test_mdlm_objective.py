@@ -86,7 +86,7 @@ METHODS: dict[str, tuple[Callable[..., dict[str, Tensor]], dict[str, object], in
 
 @pytest.mark.parametrize(("method", "options", "rows"), METHODS.values(), ids=METHODS.keys())
 def test_the_bound_is_unbiased(method: Callable[..., dict[str, Tensor]], options: dict[str, object], rows: int) -> None:
-    toy, target = ExactConditionals(), objective(**options)
+    toy, target = ExactConditionals(), objective(**options)  # type: ignore[arg-type]
     batch = batch_of(toy_rows(toy, rows), lengths=(torch.arange(rows) % 50 > 0) + torch.full((rows,), LENGTH - 1))
     lengths = target.lengths(batch) if method is Objective.loss else batch["length"]
     off, deviation = relative_error(method(target, toy, batch)["nll"], toy.nll(batch["tokens"], lengths))

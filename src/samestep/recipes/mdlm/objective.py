@@ -30,7 +30,7 @@ Batch = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Objective:
-    """The loss and the validation measure of one run. A batch holds `tokens`, the real `length` of each row, and `ids`."""
+    """The loss and the validation measure of one run; a batch holds `tokens`, each row's real `length`, and `ids`."""
 
     config: ObjectiveConfig
     vocabulary: Vocabulary
@@ -46,7 +46,7 @@ class Objective:
         return {"nll": self.lengths(batch)}
 
     def measure(self, module: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Each row's bound averaged over evenly spread times; rows are never cut. As fixed as the ids of the batch are."""
+        """Each row's bound averaged over evenly spread times; rows are never cut. Fixed by the ids."""
         times = self.config.validation_times
         epoch, index = batch["ids"].unbind(1)
         offset = noise.uniform(self.seed, TIME, epoch, index, dtype=torch.float64)

@@ -1,0 +1,151 @@
+"""Compares two runs of the same recipe step by step, to float tolerance: another number of ranks, the same run."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from samestep.doctor.check import distance
+from samestep.doctor.looks import Difference, Names, Pair, Seen, look, print_distances
+from samestep.doctor.rows import count_ids, told_apart
+from samestep.doctor.tokens import compare_tokens
+from samestep.doctor.trace import BUILDING, Key, Line, Step, Trace
+
+
+@dataclass
+class Comparison:
+    """What two runs have in common, and the first thing they have not."""
+
+    seen: Seen = field(default_factory=Seen)
+    steps: int = 0
+    tokens: int = 0
+    validations: int = 0
+    """Rows of validation."""
+    difference: Difference | None = None
+    tie: str = ""
+    """Where a sampled token differed as it may; what comes after cannot be compared."""
+
+
+def compare(ours: Trace, theirs: Trace, names: Names) -> Comparison:
+    """Walk through both runs until something differs."""
+    found = Comparison()
+    for key in ours:
+        if key not in theirs:
+            break
+        for look_at in (_tokens, _updates, _states, _validation):
+            found.difference = look_at(where(key, ours), ours[key], theirs[key], names, found)
+            if found.difference or found.tie:
+                return found
+        found.steps += 1
+    for key in [*ours, *theirs]:
+        if (key in ours) != (key in theirs):
+            only = names.ours if key in ours else names.theirs
+            found.difference = Difference("samples", f"{where(key, {**ours, **theirs})} happens only at {only}")
+            break
+    return found
+
+
+def where(key: Key, trace: Trace) -> str:
+    """A step in words; the stage is named where there are several."""
+    stage, step = key
+    text = f"step {step}" if step != BUILDING else "the set-up"
+    return f"{text} of stage {stage!r}" if len({known for known, _ in trace}) > 1 else text
+
+
+def _tokens(place: str, ours: list[Step], theirs: list[Step], names: Names, found: Comparison) -> Difference | None:
+    tokens = compare_tokens(place, ours, theirs, (names.ours, names.theirs))
+    found.tokens += tokens.same
+    found.tie = tokens.tie
+    return Difference("tokens", tokens.wrong) if tokens.wrong else None
+
+
+def _updates(place: str, ours: list[Step], theirs: list[Step], names: Names, found: Comparison) -> Difference | None:
+    wanted = _learners(ours[0])
+    for rank, step in enumerate(theirs):
+        if _learners(step) != wanted:
+            return Difference(
+                "samples",
+                f"in {place} rank {rank} at {names.theirs} updates {_listed(_learners(step))}, and {names.ours} updates "
+                f"{_listed(wanted)}: a return or a branch on local data (an early return on one rank?)",
+            )
+    for number, learner in enumerate(wanted):
+        update = place if learner == "model" else f"{place} ({learner})"
+        mine, other = [s.updates[number] for s in ours], [s.updates[number] for s in theirs]
+        difference = look(Pair(mine, other, update, names, first=not found.seen.updates), found.seen)
+        if difference:
+            return difference
+    return None
+
+
+def _learners(step: Step) -> list[str]:
+    return [line["learner"] for line in step.updates]
+
+
+def _listed(learners: Sequence[str]) -> str:
+    return ", ".join(learners) or "nothing"
+
+
+def _states(place: str, ours: list[Step], theirs: list[Step], names: Names, found: Comparison) -> Difference | None:
+    """What a checkpoint would hold after the step: the same on all ranks, and close to the other run's."""
+    for steps, name in ((ours, names.ours), (theirs, names.theirs)):
+        for part, rank in _uneven(steps, lambda mark: {key: held["hash"] for key, held in mark["state"].items()}):
+            return Difference(
+                "ranks",
+                f"after {place} at {name} the state {part!r} of rank {rank} is not that of rank 0, which alone is "
+                "saved: each rank changes it by itself (gradients not synchronised?)",
+            )
+    a, b = ours[0].mark, theirs[0].mark
+    for part, held in (a["state"] if a and b else {}).items():
+        assert b is not None
+        other = b["state"].get(part, {"prints": {}})["prints"]
+        if set(other) != set(held["prints"]):
+            return Difference("gradients", f"after {place} the state {part!r} holds other tensors at {names.theirs}")
+        size = sum(norm**2 for norm, _ in held["prints"].values()) ** 0.5
+        for name, distant in print_distances(held["prints"], other, size):
+            if found.seen.note("gradients", distant):
+                return Difference(
+                    "gradients",
+                    f"after {place} the state {part}/{name} differs by {distant:.1e} between {names.ours} and "
+                    f"{names.theirs}, and no update of a learner explains it: the task changes it by itself, with "
+                    f"weights, noise or an order of its own ({names.weighting}?)",
+                )
+    return None
+
+
+def _uneven(steps: Sequence[Step], content: Callable[[Line], Mapping[str, object]]) -> Iterator[tuple[str, int]]:
+    """Names whose content differs from rank 0's, with the rank."""
+    marks = [step.mark for step in steps]
+    if marks[0] is None:
+        return
+    first = content(marks[0])
+    for rank, mark in enumerate(marks):
+        own = content(mark) if mark else first
+        yield from ((name, rank) for name in sorted({*first, *own}) if first.get(name) != own.get(name))
+
+
+def _validation(place: str, ours: list[Step], theirs: list[Step], names: Names, found: Comparison) -> Difference | None:
+    wrong = told_apart(_validated(ours), _validated(theirs))
+    if wrong:
+        sentence = f"validation after {place} sees other rows at {names.theirs}: {wrong} (padded validation?)"
+        return Difference("validation", sentence)
+    found.validations += _validated(ours).total()
+    for name, rank in _uneven(theirs, lambda mark: mark["figures"]):
+        return Difference(
+            "validation",
+            f"after {place} at {names.theirs} the validation figure {name} of rank {rank} is not that of rank 0: every "
+            "rank must get the agreed figure (does each average its own rows?)",
+        )
+    a, b = ours[0].mark, theirs[0].mark
+    for name, value in (a["figures"] if a and b else {}).items():
+        assert b is not None
+        other = b["figures"].get(name, float("nan"))
+        if found.seen.note("validation", distance(value, other)):
+            return Difference(
+                "validation",
+                f"after {place} {name} is {value:.8g} at {names.ours} and {other:.8g} at {names.theirs} from the same "
+                "parameters: rows are counted twice or left out (padded validation?), or rank means are averaged",
+            )
+    return None
+
+
+def _validated(steps: Sequence[Step]) -> Counter[tuple[int, int]]:
+    return count_ids(line for step in steps for line in step.validations)

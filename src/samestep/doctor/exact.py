@@ -1,0 +1,96 @@
+"""After a kill and a resume at the same world size, everything is bit for bit what it would have been."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+
+from samestep.doctor.compare import where
+from samestep.doctor.trace import Key, Launch, Line, Step
+
+_CAUSE_ORDER = ("ids", "data", "rows", "weights", "gradients", "hash", "tokens", "figures", "state", "own")
+_WORDS = {
+    "ids": "the samples differ",
+    "data": "the data of the samples differs",
+    "rows": "the losses differ",
+    "weights": "the weights differ",
+    "gradients": "the gradients differ",
+    "hash": "the parameters differ",
+    "tokens": "the sampled tokens differ",
+    "figures": "the validation figures differ",
+    "state": "the state differs",
+    "own": "the rank's own state differs",
+}
+
+
+def first_change(wanted: Launch, found: Launch) -> str:
+    """The first thing in which a launch is not, bit for bit, the uninterrupted one; empty when there is none."""
+    trace = wanted.trace()
+    for key in found.trace():
+        for rank, steps in enumerate(found.ranks):
+            reference = wanted.ranks[rank].get(key)
+            if key not in steps:
+                continue
+            if reference is None:
+                return f"{where(key, trace)} does not happen in the uninterrupted run"
+            change = _change(reference, steps[key])
+            if change:
+                return f"from {where(key, trace)} on {change} (rank {rank})"
+    return ""
+
+
+def restored(wanted: Launch, found: Launch) -> str:
+    """Which learner did not begin a resumed launch with the parameters that the uninterrupted run had there."""
+    for rank, steps in enumerate(found.ranks):
+        for key, line in _beginnings(steps):
+            before = [
+                update["hash"]
+                for earlier, step in wanted.ranks[rank].items()
+                for update in step.updates
+                if earlier[0] == key[0] and earlier[1] < key[1] and update["learner"] == line["learner"]
+            ]
+            if before and before[-1] != line["before"]:
+                return f"learner {line['learner']!r} did not get its parameters back"
+    return ""
+
+
+def _beginnings(steps: Mapping[Key, Step]) -> Iterator[tuple[Key, Line]]:
+    for key, step in steps.items():
+        for line in step.updates:
+            if "before" in line:
+                yield key, line
+
+
+def _change(wanted: Step, found: Step) -> str:
+    for name in ("draws", "updates", "validations"):
+        ours, theirs = getattr(wanted, name), getattr(found, name)
+        if len(theirs) > len(ours) or (found.mark is not None and len(theirs) != len(ours)):
+            return f"there are {len(theirs)} {name} and not {len(ours)}"
+        for a, b in zip(ours, theirs):
+            change = _line_change(a, b)
+            if change:
+                return change
+    return _line_change(wanted.mark, found.mark) if wanted.mark and found.mark else ""
+
+
+def _line_change(wanted: Line, found: Line) -> str:
+    names = [name for name in {**wanted, **found} if name != "before" and _differ(wanted.get(name), found.get(name))]
+    names.sort(key=lambda name: _CAUSE_ORDER.index(name) if name in _CAUSE_ORDER else len(_CAUSE_ORDER))
+    if not names:
+        return ""
+    return _WORDS.get(names[0], f"{names[0]} differs") + _which(wanted.get(names[0]), found.get(names[0]))
+
+
+def _which(wanted: object, found: object) -> str:
+    """The names under which a mapping differs."""
+    if not isinstance(wanted, Mapping) or not isinstance(found, Mapping):
+        return ""
+    names = [name for name in {**wanted, **found} if _differ(wanted.get(name), found.get(name))]
+    return f" ({_listed(names)})"
+
+
+def _listed(names: Sequence[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _differ(a: object, b: object) -> bool:
+    """By text, in which NaN equals itself."""
+    return json.dumps(a, sort_keys=True) != json.dumps(b, sort_keys=True)

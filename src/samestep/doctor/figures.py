@@ -1,0 +1,39 @@
+"""The figures of metrics.jsonl, which everybody looks at: the same at any world size and after any kill, but for speed."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from samestep.core.records import JsonLines
+from samestep.core.rundir import RunDir
+from samestep.doctor.check import TOLERANCE, distance
+
+Row = Mapping[str, Any]
+_PLACE = ("stage", "step", "epoch")
+
+
+def read_figures(path: Path) -> list[Row]:
+    """The rows of a run directory, without what depends on the clock."""
+    rows = JsonLines(RunDir(path).metrics)
+    return [{name: value for name, value in row.items() if not name.endswith("/s")} for row in rows]
+
+
+def differing_figure(ours: Sequence[Row], theirs: Sequence[Row], *, exact: bool) -> str:
+    """The first figure that differs, as `name at step 3: 1.5 and 1.6`; empty when there is none."""
+    for a, b in zip(ours, theirs):
+        places = [{name: row[name] for name in _PLACE} for row in (a, b)]
+        if places[0] != places[1]:
+            return f"the row of step {a['step']} stands where step {b['step']} does"
+        for name in [*a, *(set(b) - set(a))]:
+            if name not in _PLACE and _differ(a.get(name), b.get(name), exact):
+                return f"{name} at step {a['step']}: {a.get(name)} and {b.get(name)}"
+    if len(ours) != len(theirs):
+        return f"{len(ours)} and {len(theirs)} rows"
+    return ""
+
+
+def _differ(a: float | None, b: float | None, exact: bool) -> bool:
+    if a is None or b is None or exact:
+        return json.dumps(a) != json.dumps(b)
+    return not distance(a, b) <= TOLERANCE

@@ -1,0 +1,41 @@
+"""What a launch that did not end well shows: which rank left a step that the others are still waiting in."""
+
+from collections.abc import Sequence
+
+from samestep.doctor.check import plural
+from samestep.doctor.compare import where
+from samestep.doctor.trace import Launch, Trace
+
+
+def early_leaver(launch: Launch, reference: Trace) -> str:
+    """The rank that made fewer updates in a step than one process alone does, in words; empty when there is none."""
+    trace = launch.trace()
+    for key, steps in trace.items():
+        if key not in reference:
+            continue
+        wanted = len(reference[key][0].updates)
+        for rank, step in enumerate(steps):
+            if step.mark is not None and len(step.updates) < wanted:
+                others = [number for number in range(len(steps)) if number != rank]
+                return (
+                    f"rank {rank} ended {where(key, reference)} after {plural(len(step.updates), 'update')} of {wanted} "
+                    f"while {_named(others)} waited for it: an early return on one rank (a return, continue or branch "
+                    "on local data skips what all ranks do together)"
+                )
+    return ""
+
+
+def last_words(output: str) -> str:
+    """What a failed process said last, on one line: its exception rather than what follows it, and no traceback."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    for line in reversed(lines):
+        if line.startswith("samestep: "):
+            return line.removeprefix("samestep: ")
+        name, colon, _ = line.partition(":")
+        if colon and name.replace(".", "").isidentifier() and name.endswith(("Error", "Exception", "Failed")):
+            return line
+    return lines[-1] if lines else "it said nothing"
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

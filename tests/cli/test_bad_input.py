@@ -1,0 +1,107 @@
+"""Bad input gets one sentence and exit code 2; nothing is lost, nothing is half done."""
+
+from pathlib import Path
+
+import pytest
+from cli.conftest import EXAMPLE, SMALL, Shell
+
+from samestep.core.records import JsonLines
+from samestep.train import session
+from samestep.train.entry import train_with
+
+pytestmark = pytest.mark.timeout(120)
+FAULTY = str(Path(__file__).with_name("faulty.py"))
+MDLM = ["train", "mdlm", "--preset", "verify", "--no-log.tensorboard"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["fly"], "no verb 'fly'; choose one of train"),
+        (["train", "mdml"], "no recipe 'mdml' (did you mean 'mdlm'?)"),
+        (["train", "no_such_package.recipe"], "no recipe 'no_such_package.recipe'"),
+        (["train", "nowhere.py"], "nowhere.py does not exist"),
+        (["train", "json"], "the module json has no `recipe = Recipe(...)`"),
+        (["train", "--epochs", "3"], "needs a recipe first, one of: mdlm"),
+        (["train", "mdlm", "--preset", "huge"], "tiny"),
+        (["train", "mdlm", "--backend", "gloo"], "distributed.backend"),
+        (["train", "mdlm", "--learning-rte", "1"], "learning_rate"),
+        (["train", "mdlm", "batch_size=many"], "batch_size"),
+        (["train", "mdlm", "schedule=zigzag"], "cosine"),
+        (["train", "mdlm", "--config", "missing.yaml"], "missing.yaml"),
+        (["train", "--resume", "nothing"], "is not a run directory; there is no run in runs/ yet"),
+        (["train", "mdlm", "--max_time", "soon"], "'soon' is not a duration"),
+        ([*MDLM, "--batch_size", "0"], "batch_size must be at least 1, not 0"),
+        ([*MDLM, "--global_batch_size", "0"], "global_batch_size must be at least 1, not 0"),
+        ([*MDLM, "--data.path", "missing.txt"], "missing.txt"),
+        ([*MDLM, "--data.path", "empty.txt"], "empty.txt"),
+        ([*MDLM, "--data.path", "short.txt"], "short.txt has 5 tokens"),
+        ([*MDLM, "--distributed.device", "cuda"], "not available on this machine"),
+        ([*MDLM, "--distributed.backend", "ccl", "--distributed.device", "cpu"], "available: auto"),
+        ([*MDLM, "--init_from", "missing.pt"], "missing.pt does not exist"),
+        ([*MDLM, "--checkpoint.keep_last", "0"], "keep_last"),
+        (["sample", "nothing"], "is not a run directory"),
+        (["verify", "mdml"], "did you mean 'mdlm'?"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_one_sentence_and_exit_code_2(words: list[str], expected: str, shell: Shell) -> None:
+    Path("empty.txt").touch()
+    Path("short.txt").write_text("short")
+    codes, output = shell(*words)
+    assert codes == [2], output
+    said = [line for line in output.splitlines() if line.startswith("samestep: ")]
+    assert len(said) == 1, output
+    assert expected in said[0]
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_nan_is_skipped_by_all_then_stops_with_step_and_samples(shell: Shell, ranks: int) -> None:
+    words = ["--global_batch_size", "5", "--max_bad_steps", "3", "--epochs", "100", "--name", "a", "--log.every", "1"]
+    codes, output = shell("train", FAULTY, *words, "--nan_rows", "30", ranks=ranks)
+    assert codes == [1] * ranks, output
+    assert "not finite for 3 steps in a row, the last at step 2 with samples" in output
+    assert "Traceback" not in output
+
+
+def test_a_few_bad_samples_do_not_end_the_run(shell: Shell) -> None:
+    words = ["--global_batch_size", "5", "--epochs", "2", "--name", "a", "--log.every", "1"]
+    codes, output = shell("train", FAULTY, *words, "--nan_rows", "1", ranks=2)
+    assert codes == [0, 0], output
+    rows = list(JsonLines(Path("runs/a/metrics.jsonl")))
+    assert sum(row["skipped"] for row in rows) == 2, "the bad sample comes once an epoch"
+    assert all(row["loss"] == row["loss"] for row in rows if "loss" in row), "no NaN reaches a mean"
+
+
+def test_a_rank_whose_data_raises_ends_all_with_its_message(shell: Shell) -> None:
+    codes, output = shell("train", FAULTY, "--global_batch_size", "6", "--broken_row", "7", "--name", "a", ranks=3)
+    assert codes == [1, 1, 1]
+    assert "row 7 is unreadable" in output
+    logs = [Path(f"runs/a/logs/rank_{rank}.log").read_text() for rank in range(3)]
+    assert sum("Traceback" in log for log in logs) == 1, "only the rank that failed shows where"
+
+
+def not_shared(config: dict) -> int:
+    session.shared_probe = lambda folder, world: False
+    return train_with(str(EXAMPLE), config)
+
+
+def test_a_sharded_run_needs_a_shared_directory(shell: Shell) -> None:
+    from samestep.launch import local
+
+    settings = {"max_steps": 2, "distributed": {"strategy": "fsdp"}, "log": {"tensorboard": False}}
+    workers = local.start(not_shared, 2, settings, logs=shell.folder / "out")
+    assert workers.wait(60) == [2, 2]
+    assert "is not seen by all ranks" in workers.output(0)
+    settings["distributed"] = {"strategy": "ddp"}
+    assert local.start(not_shared, 2, settings, logs=shell.folder / "out2").wait(60) == [0, 0]
+
+
+def test_a_checkpoint_of_another_model_is_refused(shell: Shell) -> None:
+    assert shell("train", str(EXAMPLE), *SMALL, "--name", "a", "--max_steps", "100000", "--max_time", "1s")[0] == [75]
+    record = Path("runs/a/config.json")
+    record.write_text(record.read_text().replace('"hidden": 4', '"hidden": 5'))
+    codes, output = shell("train", "--resume", "a")
+    assert codes == [2]
+    assert "has shape (4,) instead of (5,)" in output

@@ -1,0 +1,311 @@
+"""An order is a function of the step: every sample once per epoch, the same for any number of ranks, from any start."""
+
+import math
+import pickle
+import tracemalloc
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from samestep.core.errors import UserError
+from samestep.data.order import (
+    BLOCK,
+    VALIDATION_EPOCH,
+    Bucketed,
+    Mixed,
+    Order,
+    Sequential,
+    Shuffled,
+    micros,
+    split,
+)
+
+LENGTHS = np.random.default_rng(0).integers(1, 500, 3000)
+
+
+def epoch_of(order: Order, epoch: int) -> list[np.ndarray]:
+    first = epoch * order.steps_per_epoch
+    return [order.ids(first + k) for k in range(order.steps_per_epoch)]
+
+
+def build(kind: str, size: int, batch: int) -> Order:
+    if kind == "sequential":
+        return Sequential(size, batch)
+    if kind == "shuffled":
+        return Shuffled(size, batch, seed=7)
+    return Bucketed(np.resize(LENGTHS, size), batch, seed=7, chunk=3)
+
+
+KINDS = ["sequential", "shuffled", "bucketed"]
+
+
+# --- what all orders with a common epoch share ---
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(size=st.integers(1, 1500), batch=st.integers(1, 400), world=st.integers(1, 17), epoch=st.integers(0, 5))
+def test_every_index_comes_once_per_epoch(kind: str, size: int, batch: int, world: int, epoch: int):
+    order = build(kind, size, max(batch, size // 40))
+    steps = epoch_of(order, epoch)
+    assert len(steps) == order.steps_per_epoch == math.ceil(size / order.batch)
+    assert [len(ids) for ids in steps[:-1]] == [order.batch] * (len(steps) - 1)
+    shared = [split(ids, rank, world) for ids in steps for rank in range(world)]
+    together = np.concatenate(shared)
+    assert together.dtype == np.int64
+    assert set(together[:, 0].tolist()) == {epoch}
+    assert np.array_equal(np.sort(together[:, 1]), np.arange(size))
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "mixed"])
+def test_steps_can_be_asked_in_any_order(kind: str):
+    def fresh() -> Order:
+        return Mixed([70, 30], [1, 1], 16, seed=7) if kind == "mixed" else build(kind, 300, 16)
+
+    forwards, order = fresh(), fresh()
+    expected = [forwards.ids(step) for step in range(60)]
+    for step in np.random.default_rng(1).permutation(60).tolist():
+        assert np.array_equal(order.ids(step), expected[step])
+        assert np.array_equal(pickle.loads(pickle.dumps(order)).ids(step), expected[step])
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "mixed"])
+def test_what_a_caller_does_to_a_batch_stays_with_the_caller(kind: str):
+    order = Mixed([70, 30], [1, 1], 16, seed=7) if kind == "mixed" else build(kind, 300, 16)
+    before = order.ids(3).copy()
+    order.ids(3)[:] = -1
+    assert np.array_equal(order.ids(3), before)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: Shuffled(10, 0, 7), "batch size must be at least 1, not 0"),
+        (lambda: Sequential(10, -2), "batch size must be at least 1, not -2"),
+        (lambda: Shuffled(0, 4, 7), "a dataset must have at least 1 sample, not 0: check its path and filters"),
+        (lambda: Bucketed([], 4, 7), "a dataset must have at least 1 sample, not 0: check its path and filters"),
+        (lambda: Bucketed([1, 2], 0, 7), "batch size must be at least 1, not 0"),
+        (lambda: Bucketed([1, 2], 1, 7, chunk=0), "a bucketed order needs chunks of at least 1 batch, not 0"),
+        (lambda: Bucketed([1, -2], 1, 7), "lengths must be .* whole numbers"),
+        (lambda: Bucketed([1.5], 1, 7), "lengths must be .* whole numbers"),  # type: ignore[list-item]
+        (lambda: Bucketed([2**31], 1, 7), "lengths must be .* whole numbers"),
+        (lambda: Mixed([10, 0], [1, 1], 4, 7), "a dataset must have at least 1 sample, not 0"),
+        (lambda: Mixed([10, 10], [1, 1], 0, 7), "batch size must be at least 1, not 0"),
+        (lambda: Mixed([10], [1, 1], 4, 7), "one weight per source, not 2 for 1"),
+        (lambda: Mixed([], [], 4, 7), "one weight per source, not 0 for 0"),
+        (lambda: Mixed([10, 10], [1, -1], 4, 7), "weights must be numbers of at least 0"),
+        (lambda: Mixed([10, 10], [1, math.nan], 4, 7), "weights must be numbers of at least 0"),
+        (lambda: Mixed([10, 10], [0, 0], 4, 7), "not all of them 0"),
+        (lambda: Mixed([10, 10], [1, 1e-4], 4, 7), "source 1 .* raise its weight or set it to 0"),
+        (lambda: micros(10, 0, 1, 0), "a micro-batch must have at least 1 row, not 0"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence(make, sentence: str):
+    with pytest.raises(UserError, match=sentence):
+        make()
+
+
+# --- sequential ---
+
+
+def test_sequential_is_as_it_lies():
+    order = Sequential(5, 2)
+    assert order.ids(0).tolist() == [[0, 0], [0, 1]]
+    assert order.ids(2).tolist() == [[0, 4]]
+    assert order.ids(3).tolist() == [[1, 0], [1, 1]]
+
+
+def test_sequential_can_fix_its_epoch():
+    order = Sequential(5, 2, epoch=VALIDATION_EPOCH)
+    assert np.array_equal(order.ids(1), order.ids(4))
+    assert set(order.ids(4)[:, 0].tolist()) == {VALIDATION_EPOCH}
+
+
+# --- shuffled ---
+
+
+def test_shuffled_is_shuffled_anew_in_every_epoch_and_by_every_seed():
+    def run(seed: int, epoch: int) -> list[int]:
+        return np.concatenate(epoch_of(Shuffled(2000, 64, seed), epoch))[:, 1].tolist()
+
+    orders = [run(7, 0), run(7, 1), run(7, 2), run(8, 0), list(range(2000))]
+    for i, one in enumerate(orders):
+        for other in orders[:i]:
+            assert sum(a == b for a, b in zip(one, other, strict=True)) < 10
+
+
+def test_shuffled_does_not_depend_on_the_batch_size():
+    small, large = Shuffled(500, 7, seed=7), Shuffled(500, 100, seed=7)
+    assert np.array_equal(np.concatenate(epoch_of(small, 2)), np.concatenate(epoch_of(large, 2)))
+
+
+def test_a_far_step_costs_no_memory():
+    order = Shuffled(10**9 + 7, 256, seed=7)
+    near = order.ids(0)
+    tracemalloc.start()
+    far = order.ids(10**9)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**20
+    assert set(far[:, 0].tolist()) == {10**9 // order.steps_per_epoch}
+    assert len(set(far[:, 1].tolist())) == len(near) == 256
+    assert len(order.ids(order.steps_per_epoch - 1)) == (10**9 + 7) % 256
+
+
+# --- bucketed ---
+
+
+def padding(order: Order, lengths: np.ndarray) -> float:
+    """The share of a padded epoch that is padding."""
+    steps = [lengths[ids[:, 1]] for ids in epoch_of(order, 1)]
+    padded = sum(int(held.max()) * len(held) for held in steps)
+    return 1 - sum(int(held.sum()) for held in steps) / padded
+
+
+def test_bucketed_pads_far_less():
+    wasted = padding(Shuffled(len(LENGTHS), 16, seed=7), LENGTHS)
+    assert wasted > 0.4
+    assert padding(Bucketed(LENGTHS, 16, seed=7), LENGTHS) < wasted / 8
+
+
+def test_bucketed_does_not_run_from_short_to_long():
+    order = Bucketed(LENGTHS, 16, seed=7, chunk=40)
+    means = np.array([LENGTHS[ids[:, 1]].mean() for ids in epoch_of(order, 0)])
+    assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 4.5 / math.sqrt(len(means))
+    assert abs(np.corrcoef(means[:-1], means[1:])[0, 1]) < 4.5 / math.sqrt(len(means))
+
+
+def test_the_smaller_batch_is_last_and_not_always_the_longest():
+    order = Bucketed(LENGTHS[:1000], 16, seed=7)
+    last = [LENGTHS[epoch_of(order, epoch)[-1][:, 1]] for epoch in range(40)]
+    assert {len(held) for held in last} == {1000 % 16}
+    means = np.array([held.mean() for held in last])
+    assert means.min() < 100
+    assert means.max() > 400
+
+
+def test_bucketed_batches_change_company_between_epochs():
+    order = Bucketed(LENGTHS, 16, seed=7, chunk=8)
+    batches = [{frozenset(ids[:, 1].tolist()) for ids in epoch_of(order, epoch)} for epoch in (0, 1)]
+    assert not batches[0] & batches[1]
+
+
+def test_bucketed_breaks_ties_by_position():
+    constant = Bucketed(np.full(64, 9, dtype=np.int32), 8, seed=7, chunk=8)
+    shuffled = {tuple(ids[:, 1].tolist()) for ids in epoch_of(Shuffled(64, 8, seed=7), 0)}
+    assert {tuple(ids[:, 1].tolist()) for ids in epoch_of(constant, 0)} == shuffled
+
+
+def test_bucketed_holds_the_lengths_it_was_given():
+    lengths = np.arange(1, 11, dtype=np.int32)
+    assert np.shares_memory(Bucketed(lengths, 2, seed=7).lengths, lengths)
+
+
+# --- mixed ---
+
+
+def source_of(order: Mixed, ids: np.ndarray) -> np.ndarray:
+    return np.searchsorted(np.cumsum(order.sizes), ids[:, 1], side="right")
+
+
+@pytest.mark.parametrize(
+    ("weights", "counts"),
+    [([1, 1], [512, 512]), ([1, 2], [341, 683]), ([0.7, 0.2, 0.1], [717, 205, 102]), ([0, 5], [0, 1024])],
+)
+def test_weights_become_whole_slots(weights: list[float], counts: list[int]):
+    order = Mixed([50] * len(weights), weights, BLOCK, seed=7)
+    assert order.counts.tolist() == counts
+    for step in (0, 1, 12345):
+        assert np.bincount(source_of(order, order.ids(step)), minlength=len(weights)).tolist() == counts
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(weights=st.lists(st.floats(0.02, 50), min_size=1, max_size=12))
+def test_slots_are_the_nearest_whole_numbers(weights: list[float]):
+    try:
+        counts = Mixed([10] * len(weights), weights, 4, seed=7).counts
+    except UserError:
+        assert min(weights) / sum(weights) < 1 / BLOCK
+        return
+    assert counts.sum() == BLOCK
+    assert np.abs(counts - np.array(weights) / sum(weights) * BLOCK).max() < 1
+
+
+def test_each_source_runs_through_its_own_epochs():
+    order = Mixed([40, 1, 700], [3, 0.1, 1], 48, seed=7)
+    assert (order.size, order.steps_per_epoch) == (741, 16)
+    ids = np.concatenate([order.ids(step) for step in range(90)])
+    sources = source_of(order, ids)
+    for source, (offset, size) in enumerate(((0, 40), (40, 1), (41, 700))):
+        mine = ids[sources == source]
+        whole = len(mine) // size
+        assert whole >= 1
+        # In the very order of draws: epoch after epoch, each index once in each.
+        assert np.array_equal(mine[:, 0], np.arange(len(mine)) // size)
+        for epoch in range(whole):
+            drawn = mine[mine[:, 0] == epoch, 1]
+            assert np.array_equal(np.sort(drawn), np.arange(offset, offset + size))
+
+
+def test_no_pair_is_ever_drawn_twice():
+    order = Mixed([40, 1, 700], [3, 0.1, 1], 50, seed=7)
+    seen = Counter(tuple(pair) for step in range(120) for pair in order.ids(step).tolist())
+    assert set(seen.values()) == {1}
+
+
+def test_mixed_does_not_depend_on_the_batch_size():
+    small, large = Mixed([40, 60], [1, 2], 50, seed=7), Mixed([40, 60], [1, 2], 3000, seed=7)
+    assert np.array_equal(np.concatenate([small.ids(step) for step in range(60)]), large.ids(0))
+
+
+def test_mixed_shuffles_slots_and_sources():
+    order = Mixed([5000, 5000], [1, 1], BLOCK, seed=7)
+    first, second = (source_of(order, order.ids(step)) for step in (0, 1))
+    assert abs(np.corrcoef(first, second)[0, 1]) < 4.5 / math.sqrt(BLOCK)
+    assert abs(np.corrcoef(first[:-1], first[1:])[0, 1]) < 4.5 / math.sqrt(BLOCK)
+    ids = order.ids(0)
+    halves = [ids[first == 0][:, 1], ids[first == 1][:, 1] - 5000]
+    assert not np.array_equal(*halves)
+
+
+def test_mixed_seeks_far_without_memory():
+    order = Mixed([10**9, 10**6], [2, 1], 256, seed=7)
+    order.ids(0)
+    tracemalloc.start()
+    far = order.ids(10**9)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**20
+    assert far[:, 0].max() > 10**4
+
+
+# --- sharing a batch out ---
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(n=st.integers(0, 3000), world=st.integers(1, 17), rows=st.integers(1, 300))
+def test_micros_tile_the_batch_once_in_equal_counts(n: int, world: int, rows: int):
+    by_rank = [micros(n, rank, world, rows) for rank in range(world)]
+    assert len({len(pieces) for pieces in by_rank}) == 1
+    assert len(by_rank[0]) == max(1, math.ceil(math.ceil(n / world) / rows))
+    pieces = [piece for mine in by_rank for piece in mine]
+    assert all(0 <= stop - start <= rows for start, stop in pieces)
+    assert [index for start, stop in pieces for index in range(start, stop)] == list(range(n))
+    for mine in by_rank:
+        sizes = [stop - start for start, stop in mine]
+        assert max(sizes) - min(sizes) <= 1
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(n=st.integers(0, 500), world=st.integers(1, 17))
+def test_split_and_micros_agree(n: int, world: int):
+    ids = np.arange(2 * n).reshape(n, 2)
+    shares = [split(ids, rank, world) for rank in range(world)]
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    assert np.array_equal(np.concatenate(shares), ids)
+    for rank, share in enumerate(shares):
+        pieces = micros(n, rank, world, rows=3)
+        assert np.array_equal(ids[pieces[0][0] : pieces[-1][1]], share)
