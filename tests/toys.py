@@ -203,7 +203,7 @@ def _worker(folder: Path, cases: Sequence[Case]) -> None:
             words = ""
             try:
                 case(World.single() if strategy == "lone" else world, strategy)
-            except Exception:
+            except BaseException:  # what pytest.raises reports is no Exception
                 words = traceback.format_exc()
             _verdict(folder, case, world.size, strategy, world.rank).write_text(words)
             if not _all_through(world, case, strategy, patience=5 if words else 100):

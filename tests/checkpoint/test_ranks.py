@@ -1,9 +1,12 @@
 """Checkpoints of several ranks: sharded at one world size and loaded at another, replicated, and on separate disks."""
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from checkpoint_parts import Part, RankedPart, must_succeed, same_bits, values
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
@@ -140,6 +143,23 @@ def test_replicated_state_is_written_once_and_shared_out(tmp_path: Path) -> None
     one_copy = 4 * 50 * 40 * 4
     assert one_copy <= sum(written) < 1.5 * one_copy
     assert max(written) < 0.75 * one_copy, "each rank writes a share"
+
+
+def save_in_a_thread(folder: Path) -> None:
+    world = World.join(device="cpu")
+    store = Store(folder, replace(world, control=dist.new_group(backend="gloo")))
+    snapshot = store.stage(1, {"part": Part({"w": values("w", (400, 400))})}, {})
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(lambda: store.commit(snapshot, store.write(snapshot)))
+        for number in range(20):  # the run goes on talking meanwhile, on its own group
+            assert world.gather(number + world.rank) == [number, number + 1]
+        assert done.result(timeout=30) == folder / "step_00000001"
+    world.leave()
+
+
+def test_writing_and_committing_may_be_done_by_a_thread(tmp_path: Path) -> None:
+    must_succeed(save_in_a_thread, 2, tmp_path / "store", logs=tmp_path / "logs")
+    assert same_bits(read_tensors(tmp_path / "store" / "step_00000001", "part")["w"], values("w", (400, 400)))
 
 
 def own_disk(folder: Path) -> None:

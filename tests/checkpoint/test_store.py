@@ -12,6 +12,7 @@ import torch
 from checkpoint_parts import Part, RankedPart, bits, same_bits, values
 from torch import nn
 
+from samestep.checkpoint import housekeeping, metadata
 from samestep.checkpoint.files import FileRecord
 from samestep.checkpoint.loading import read_tensors
 from samestep.checkpoint.manifest import Manifest, find_checkpoints, read_manifest, verify, write_manifest
@@ -221,6 +222,31 @@ def test_left_over_folders_do_not_count_and_are_removed(tmp_path: Path) -> None:
     store.tidy()
     assert os.listdir(tmp_path) == ["step_00000001"]
     assert verify(whole) is None
+
+
+def test_removal_that_is_cut_short_leaves_nothing_that_looks_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_at(tmp_path)
+    for step in (2, 3):
+        store.save(step, {"model": Part(STATE)}, {})
+
+    def cut_short(path: Path) -> None:
+        if path.exists():
+            (path / "state.json").unlink()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(housekeeping, "remove_folder", cut_short)
+    with pytest.raises(KeyboardInterrupt):
+        housekeeping.remove_checkpoints([tmp_path / "step_00000002"])
+    assert [c.step for c in find_checkpoints(tmp_path)] == [3]
+
+
+def test_a_checkpoint_that_could_not_be_read_again_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "_ADMITTED", frozenset())  # as if another torch wrote other classes
+    with pytest.raises(UserError, match=r"names torch.distributed.checkpoint.metadata.Metadata, which samestep never"):
+        store_at(tmp_path).save(1, {"model": Part(STATE)}, {})
+    assert os.listdir(tmp_path) == []
 
 
 def test_what_was_put_aside_counts_until_its_successor_is_there(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import math
 import pickle
 import tracemalloc
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -19,7 +20,6 @@ from samestep.data.order import (
     Order,
     Sequential,
     Shuffled,
-    micros,
     split,
 )
 
@@ -48,7 +48,7 @@ KINDS = ["sequential", "shuffled", "bucketed"]
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(size=st.integers(1, 1500), batch=st.integers(1, 400), world=st.integers(1, 17), epoch=st.integers(0, 5))
-def test_every_index_comes_once_per_epoch(kind: str, size: int, batch: int, world: int, epoch: int):
+def test_every_index_comes_once_per_epoch(kind: str, size: int, batch: int, world: int, epoch: int) -> None:
     order = build(kind, size, max(batch, size // 40))
     steps = epoch_of(order, epoch)
     assert len(steps) == order.steps_per_epoch == math.ceil(size / order.batch)
@@ -61,7 +61,7 @@ def test_every_index_comes_once_per_epoch(kind: str, size: int, batch: int, worl
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "mixed"])
-def test_steps_can_be_asked_in_any_order(kind: str):
+def test_steps_can_be_asked_in_any_order(kind: str) -> None:
     def fresh() -> Order:
         return Mixed([70, 30], [1, 1], 16, seed=7) if kind == "mixed" else build(kind, 300, 16)
 
@@ -73,7 +73,7 @@ def test_steps_can_be_asked_in_any_order(kind: str):
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "mixed"])
-def test_what_a_caller_does_to_a_batch_stays_with_the_caller(kind: str):
+def test_what_a_caller_does_to_a_batch_stays_with_the_caller(kind: str) -> None:
     order = Mixed([70, 30], [1, 1], 16, seed=7) if kind == "mixed" else build(kind, 300, 16)
     before = order.ids(3).copy()
     order.ids(3)[:] = -1
@@ -100,10 +100,9 @@ def test_what_a_caller_does_to_a_batch_stays_with_the_caller(kind: str):
         (lambda: Mixed([10, 10], [1, math.nan], 4, 7), "weights must be numbers of at least 0"),
         (lambda: Mixed([10, 10], [0, 0], 4, 7), "not all of them 0"),
         (lambda: Mixed([10, 10], [1, 1e-4], 4, 7), "source 1 .* raise its weight or set it to 0"),
-        (lambda: micros(10, 0, 1, 0), "a micro-batch must have at least 1 row, not 0"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_sentence(make, sentence: str):
+def test_what_cannot_be_is_refused_in_one_sentence(make: Callable[[], object], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         make()
 
@@ -111,14 +110,14 @@ def test_what_cannot_be_is_refused_in_one_sentence(make, sentence: str):
 # --- sequential ---
 
 
-def test_sequential_is_as_it_lies():
+def test_sequential_is_as_it_lies() -> None:
     order = Sequential(5, 2)
     assert order.ids(0).tolist() == [[0, 0], [0, 1]]
     assert order.ids(2).tolist() == [[0, 4]]
     assert order.ids(3).tolist() == [[1, 0], [1, 1]]
 
 
-def test_sequential_can_fix_its_epoch():
+def test_sequential_can_fix_its_epoch() -> None:
     order = Sequential(5, 2, epoch=VALIDATION_EPOCH)
     assert np.array_equal(order.ids(1), order.ids(4))
     assert set(order.ids(4)[:, 0].tolist()) == {VALIDATION_EPOCH}
@@ -127,7 +126,7 @@ def test_sequential_can_fix_its_epoch():
 # --- shuffled ---
 
 
-def test_shuffled_is_shuffled_anew_in_every_epoch_and_by_every_seed():
+def test_shuffled_is_shuffled_anew_in_every_epoch_and_by_every_seed() -> None:
     def run(seed: int, epoch: int) -> list[int]:
         return np.concatenate(epoch_of(Shuffled(2000, 64, seed), epoch))[:, 1].tolist()
 
@@ -137,12 +136,12 @@ def test_shuffled_is_shuffled_anew_in_every_epoch_and_by_every_seed():
             assert sum(a == b for a, b in zip(one, other, strict=True)) < 10
 
 
-def test_shuffled_does_not_depend_on_the_batch_size():
+def test_shuffled_does_not_depend_on_the_batch_size() -> None:
     small, large = Shuffled(500, 7, seed=7), Shuffled(500, 100, seed=7)
     assert np.array_equal(np.concatenate(epoch_of(small, 2)), np.concatenate(epoch_of(large, 2)))
 
 
-def test_a_far_step_costs_no_memory():
+def test_a_far_step_costs_no_memory() -> None:
     order = Shuffled(10**9 + 7, 256, seed=7)
     near = order.ids(0)
     tracemalloc.start()
@@ -165,20 +164,20 @@ def padding(order: Order, lengths: np.ndarray) -> float:
     return 1 - sum(int(held.sum()) for held in steps) / padded
 
 
-def test_bucketed_pads_far_less():
+def test_bucketed_pads_far_less() -> None:
     wasted = padding(Shuffled(len(LENGTHS), 16, seed=7), LENGTHS)
     assert wasted > 0.4
     assert padding(Bucketed(LENGTHS, 16, seed=7), LENGTHS) < wasted / 8
 
 
-def test_bucketed_does_not_run_from_short_to_long():
+def test_bucketed_does_not_run_from_short_to_long() -> None:
     order = Bucketed(LENGTHS, 16, seed=7, chunk=40)
     means = np.array([LENGTHS[ids[:, 1]].mean() for ids in epoch_of(order, 0)])
     assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 4.5 / math.sqrt(len(means))
     assert abs(np.corrcoef(means[:-1], means[1:])[0, 1]) < 4.5 / math.sqrt(len(means))
 
 
-def test_the_smaller_batch_is_last_and_not_always_the_longest():
+def test_the_smaller_batch_is_last_and_not_always_the_longest() -> None:
     order = Bucketed(LENGTHS[:1000], 16, seed=7)
     last = [LENGTHS[epoch_of(order, epoch)[-1][:, 1]] for epoch in range(40)]
     assert {len(held) for held in last} == {1000 % 16}
@@ -187,19 +186,19 @@ def test_the_smaller_batch_is_last_and_not_always_the_longest():
     assert means.max() > 400
 
 
-def test_bucketed_batches_change_company_between_epochs():
+def test_bucketed_batches_change_company_between_epochs() -> None:
     order = Bucketed(LENGTHS, 16, seed=7, chunk=8)
     batches = [{frozenset(ids[:, 1].tolist()) for ids in epoch_of(order, epoch)} for epoch in (0, 1)]
     assert not batches[0] & batches[1]
 
 
-def test_bucketed_breaks_ties_by_position():
+def test_bucketed_breaks_ties_by_position() -> None:
     constant = Bucketed(np.full(64, 9, dtype=np.int32), 8, seed=7, chunk=8)
     shuffled = {tuple(ids[:, 1].tolist()) for ids in epoch_of(Shuffled(64, 8, seed=7), 0)}
     assert {tuple(ids[:, 1].tolist()) for ids in epoch_of(constant, 0)} == shuffled
 
 
-def test_bucketed_holds_the_lengths_it_was_given():
+def test_bucketed_holds_the_lengths_it_was_given() -> None:
     lengths = np.arange(1, 11, dtype=np.int32)
     assert np.shares_memory(Bucketed(lengths, 2, seed=7).lengths, lengths)
 
@@ -215,7 +214,7 @@ def source_of(order: Mixed, ids: np.ndarray) -> np.ndarray:
     ("weights", "counts"),
     [([1, 1], [512, 512]), ([1, 2], [341, 683]), ([0.7, 0.2, 0.1], [717, 205, 102]), ([0, 5], [0, 1024])],
 )
-def test_weights_become_whole_slots(weights: list[float], counts: list[int]):
+def test_weights_become_whole_slots(weights: list[float], counts: list[int]) -> None:
     order = Mixed([50] * len(weights), weights, BLOCK, seed=7)
     assert order.counts.tolist() == counts
     for step in (0, 1, 12345):
@@ -224,7 +223,7 @@ def test_weights_become_whole_slots(weights: list[float], counts: list[int]):
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(weights=st.lists(st.floats(0.02, 50), min_size=1, max_size=12))
-def test_slots_are_the_nearest_whole_numbers(weights: list[float]):
+def test_slots_are_the_nearest_whole_numbers(weights: list[float]) -> None:
     try:
         counts = Mixed([10] * len(weights), weights, 4, seed=7).counts
     except UserError:
@@ -234,7 +233,7 @@ def test_slots_are_the_nearest_whole_numbers(weights: list[float]):
     assert np.abs(counts - np.array(weights) / sum(weights) * BLOCK).max() < 1
 
 
-def test_each_source_runs_through_its_own_epochs():
+def test_each_source_runs_through_its_own_epochs() -> None:
     order = Mixed([40, 1, 700], [3, 0.1, 1], 48, seed=7)
     assert (order.size, order.steps_per_epoch) == (741, 16)
     ids = np.concatenate([order.ids(step) for step in range(90)])
@@ -250,18 +249,18 @@ def test_each_source_runs_through_its_own_epochs():
             assert np.array_equal(np.sort(drawn), np.arange(offset, offset + size))
 
 
-def test_no_pair_is_ever_drawn_twice():
+def test_no_pair_is_ever_drawn_twice() -> None:
     order = Mixed([40, 1, 700], [3, 0.1, 1], 50, seed=7)
     seen = Counter(tuple(pair) for step in range(120) for pair in order.ids(step).tolist())
     assert set(seen.values()) == {1}
 
 
-def test_mixed_does_not_depend_on_the_batch_size():
+def test_mixed_does_not_depend_on_the_batch_size() -> None:
     small, large = Mixed([40, 60], [1, 2], 50, seed=7), Mixed([40, 60], [1, 2], 3000, seed=7)
     assert np.array_equal(np.concatenate([small.ids(step) for step in range(60)]), large.ids(0))
 
 
-def test_mixed_shuffles_slots_and_sources():
+def test_mixed_shuffles_slots_and_sources() -> None:
     order = Mixed([5000, 5000], [1, 1], BLOCK, seed=7)
     first, second = (source_of(order, order.ids(step)) for step in (0, 1))
     assert abs(np.corrcoef(first, second)[0, 1]) < 4.5 / math.sqrt(BLOCK)
@@ -271,7 +270,7 @@ def test_mixed_shuffles_slots_and_sources():
     assert not np.array_equal(*halves)
 
 
-def test_mixed_seeks_far_without_memory():
+def test_mixed_seeks_far_without_memory() -> None:
     order = Mixed([10**9, 10**6], [2, 1], 256, seed=7)
     order.ids(0)
     tracemalloc.start()
@@ -280,32 +279,3 @@ def test_mixed_seeks_far_without_memory():
     tracemalloc.stop()
     assert peak < 2**20
     assert far[:, 0].max() > 10**4
-
-
-# --- sharing a batch out ---
-
-
-@settings(max_examples=300, deadline=None, derandomize=True)
-@given(n=st.integers(0, 3000), world=st.integers(1, 17), rows=st.integers(1, 300))
-def test_micros_tile_the_batch_once_in_equal_counts(n: int, world: int, rows: int):
-    by_rank = [micros(n, rank, world, rows) for rank in range(world)]
-    assert len({len(pieces) for pieces in by_rank}) == 1
-    assert len(by_rank[0]) == max(1, math.ceil(math.ceil(n / world) / rows))
-    pieces = [piece for mine in by_rank for piece in mine]
-    assert all(0 <= stop - start <= rows for start, stop in pieces)
-    assert [index for start, stop in pieces for index in range(start, stop)] == list(range(n))
-    for mine in by_rank:
-        sizes = [stop - start for start, stop in mine]
-        assert max(sizes) - min(sizes) <= 1
-
-
-@settings(max_examples=100, deadline=None, derandomize=True)
-@given(n=st.integers(0, 500), world=st.integers(1, 17))
-def test_split_and_micros_agree(n: int, world: int):
-    ids = np.arange(2 * n).reshape(n, 2)
-    shares = [split(ids, rank, world) for rank in range(world)]
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
-    assert np.array_equal(np.concatenate(shares), ids)
-    for rank, share in enumerate(shares):
-        pieces = micros(n, rank, world, rows=3)
-        assert np.array_equal(ids[pieces[0][0] : pieces[-1][1]], share)

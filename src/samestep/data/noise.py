@@ -32,7 +32,7 @@ Key: TypeAlias = int | Tensor
 """One component of a key: all 64 bits of a signed integer count. Tensors broadcast against each other."""
 
 WORD = 0xFFFFFFFF
-_START = (0x3C6EF372, 0x54FF53A5)
+_START: tuple[Any, Any] = (0x3C6EF372, 0x54FF53A5)  # any two words; not 0, which stirring would leave as it is
 # Odd and below 2^31: the golden ratio's and the square root of three's fractional parts.
 _MULTIPLIERS = (0x4F1BBCDD, 0x5DB3D743)
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -42,9 +42,7 @@ _ROUNDS = 7
 
 def words(*key: int | np.ndarray | Tensor) -> tuple[Any, Any]:
     """Two independent 32-bit words for a key: Python integers, numpy or torch int64, as the key's components are."""
-    # The number of components comes first, so that (1,) and (1, 0) are different keys.
-    high, low = _START[0], _START[1] ^ len(key)
-    high, low = _stir(high, low)
+    high, low = _START
     for component in map(_integer, key):
         high, low = _stir(high ^ ((component >> 32) & WORD), low ^ (component & WORD))
     return high, low

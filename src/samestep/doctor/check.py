@@ -30,4 +30,4 @@ def distance(a: float, b: float, scale: float = 0.0) -> float:
 
 def plural(count: int, noun: str) -> str:
     """`1 step`, `2 steps`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('sh') else 's'}"

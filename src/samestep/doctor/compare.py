@@ -62,10 +62,11 @@ def _updates(place: str, ours: list[Step], theirs: list[Step], names: Names, fou
     wanted = _learners(ours[0])
     for rank, step in enumerate(theirs):
         if _learners(step) != wanted:
+            made = f"updates {_listed(_learners(step))} on rank {rank} at {names.theirs}"
             return Difference(
                 "samples",
-                f"in {place} rank {rank} at {names.theirs} updates {_listed(_learners(step))}, and {names.ours} updates "
-                f"{_listed(wanted)}: a return or a branch on local data (an early return on one rank?)",
+                f"{place} {made} and {_listed(wanted)} at {names.ours}: a return or a branch on local data (an early "
+                "return on one rank?)",
             )
     for number, learner in enumerate(wanted):
         update = place if learner == "model" else f"{place} ({learner})"

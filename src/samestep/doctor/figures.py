@@ -1,4 +1,4 @@
-"""The figures of metrics.jsonl, which everybody looks at: the same at any world size and after any kill, but for speed."""
+"""The figures of metrics.jsonl, the same at any world size and after any kill, but for speed."""
 
 import json
 from collections.abc import Mapping, Sequence

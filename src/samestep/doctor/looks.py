@@ -141,8 +141,8 @@ def _weights(pair: Pair, seen: Seen) -> str | None:
             found = line["weights"].get(term)
             if found is None or distance(weight, found) > TOLERANCE:
                 return (
-                    f"in {pair.where} the {term} of all rows weigh {weight:.6g} at {pair.names.ours} and {found} on rank "
-                    f"{rank} at {pair.names.theirs}, though the rows are the same: {pair.names.weighting}; a weight is "
+                    f"in {pair.where} the {term} of all rows weigh {weight:.6g} at {pair.names.ours} and {found} on "
+                    f"rank {rank} at {pair.names.theirs}, though the rows agree: {pair.names.weighting}; a weight is "
                     "counted per row and summed over all ranks"
                 )
     return None

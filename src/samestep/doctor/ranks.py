@@ -15,12 +15,12 @@ def early_leaver(launch: Launch, reference: Trace) -> str:
             continue
         wanted = len(reference[key][0].updates)
         for rank, step in enumerate(steps):
-            if step.mark is not None and len(step.updates) < wanted:
+            if step.returned and len(step.updates) < wanted:
                 others = [number for number in range(len(steps)) if number != rank]
+                made = f"{plural(len(step.updates), 'update')} of {wanted}"
                 return (
-                    f"rank {rank} ended {where(key, reference)} after {plural(len(step.updates), 'update')} of {wanted} "
-                    f"while {_named(others)} waited for it: an early return on one rank (a return, continue or branch "
-                    "on local data skips what all ranks do together)"
+                    f"rank {rank} left {where(key, reference)} after {made} while {_named(others)} waited: an early "
+                    "return on one rank (a return, continue or branch on local data skips what all do together)"
                 )
     return ""
 

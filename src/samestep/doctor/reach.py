@@ -23,8 +23,8 @@ def every_parameter_reached(trace: Trace, unused: Sequence[str]) -> Check:
         return Check(
             NAME,
             False,
-            f"{', '.join(idle[:3])}{more} never got one: use it, freeze it (requires_grad_(False)), or declare it in the "
-            "recipe's `unused`",
+            f"{', '.join(idle[:3])}{more} never got one: use it, freeze it (requires_grad_(False)), or declare it in "
+            "the recipe's `unused`",
         )
     allowed = sum(not once for once in reached.values())
     return Check(

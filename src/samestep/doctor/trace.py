@@ -22,6 +22,8 @@ class Step:
     updates: list[Line] = field(default_factory=list)
     draws: list[Line] = field(default_factory=list)
     validations: list[Line] = field(default_factory=list)
+    returned: bool = False
+    """Whether the task came to the end of it."""
     mark: Line | None = None
     """The line that closes the step; None: the process ended inside it, or after the last one."""
 
@@ -81,7 +83,9 @@ def _read(lines: Sequence[Line]) -> tuple[dict[Key, Step], dict[str, int]]:
             continue
         key = stage, now.get(stage, BUILDING)
         step = steps.setdefault(key, Step())
-        if kind == "step":
+        if kind == "returned":
+            step.returned = True
+        elif kind == "step":
             assert line["step"] == key[1], f"step {line['step']} of stage {stage!r} follows step {key[1] - 1}"
             step.mark = line
             now[stage] += 1

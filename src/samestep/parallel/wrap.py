@@ -41,6 +41,9 @@ class Parallel(Protocol):
     def syncing(self, last: bool) -> AbstractContextManager[None]:
         """Around one micro-batch: gradients are reduced only on the last of a step."""
 
+    def rest(self) -> None:
+        """Give back what calls without a backward pass gathered."""
+
 
 def wrap(module: nn.Module, world: World, strategy: str, compute: torch.dtype | None) -> Parallel:
     """`module` on this rank's device, replicated (`ddp`) or sharded (`fsdp`) over the ranks."""
@@ -60,6 +63,9 @@ class _Called:
 
     def _watch(self, module: nn.Module) -> None:
         module.register_forward_pre_hook(lambda *_: setattr(self, "called", True))
+
+    def rest(self) -> None:
+        """Nothing was gathered."""
 
 
 class Lone(_Called):
@@ -127,6 +133,10 @@ class Sharded(_Called):
         self._fsdp.set_requires_gradient_sync(last)
         self._fsdp.set_is_last_backward(last)
         yield
+
+    def rest(self) -> None:
+        """The outermost unit stays whole after a forward pass, in wait for a backward pass that may never come."""
+        self._fsdp.reshard()
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -32,6 +32,8 @@ class Coupled:
     parallel: Parallel
     world: World
     autocast: Callable[[], AbstractContextManager[Any]]
+    check_called: Callable[[], None]
+    """Refuses an `embed` that went around the wrapper, which would skip gradient synchronisation."""
 
     def backward(
         self,
@@ -54,9 +56,11 @@ class Coupled:
         for number, (batch, span) in enumerate(zip(micros.batches, micros.spans)):
             last = number == len(micros.batches) - 1
             with self.parallel.syncing(last):
+                self.parallel.called = False
                 with self.autocast():
                     outputs = embed(self.parallel.module, batch)
                     pushed = _push(outputs, leaves, span)
+                self.check_called()
                 (pushed * self.world.size * scale).backward()
         return total, sums, rows
 

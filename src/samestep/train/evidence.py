@@ -106,6 +106,10 @@ class Recorder:
         row = {"kind": "validation", "stage": self._stage, "step": step, "ids": ids.tolist(), "figures": dict(figures)}
         self._lines.append(row)
 
+    def returned(self, step: int) -> None:
+        """The task is through with a step on this rank; nothing that needs the other ranks has happened since."""
+        self._lines.append({"kind": "returned", "stage": self._stage, "step": step})
+
     def step(self, step: int, state: Mapping[str, Stateful], figures: Mapping[str, float]) -> None:
         """The end of a step of the loop: the state as a checkpoint would hold it, and this rank's validation figures.
 
@@ -115,6 +119,17 @@ class Recorder:
         own = {name: part.rank_state() for name, part in state.items() if isinstance(part, RankStateful)}
         row = {"kind": "step", "stage": self._stage, "step": step, "state": held, "figures": dict(figures), "own": own}
         self._lines.append(row)
+
+
+@dataclass(frozen=True)
+class Returned:
+    """Tells a rank that left a step early from those that wait in it; for the front of the loop's list."""
+
+    recorder: Recorder
+
+    def fire(self, tick: Tick, metrics: Metrics, last: bool) -> None:
+        """The task's step has returned."""
+        self.recorder.returned(tick.step)
 
 
 @dataclass(frozen=True)

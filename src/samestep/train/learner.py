@@ -76,7 +76,7 @@ class Learner:
     def update_coupled(self, micros: Micros, embed: Embed, couple: Couple, mix: Mix | None = None) -> Metrics:
         """One optimizer step on a loss that couples all rows of the global batch with each other (see coupled.py)."""
         live = torch.ones(len(micros.ids), dtype=torch.bool, device=self.world.device)
-        coupled = Coupled(self._parallel, self.world, self._autocast)
+        coupled = Coupled(self._parallel, self.world, self._autocast, self._check_called)
 
         def backward() -> tuple[Tensor, dict[str, Tensor], Mapping[str, Tensor]]:
             scale = self._scale.scale if self._scale else 1.0
@@ -107,6 +107,7 @@ class Learner:
         finally:
             for part, was_training in modes:
                 part.training = was_training
+            self._parallel.rest()
 
     def _settle_buckets(self, backward: Callable[[], object]) -> None:
         if not self._settled:
@@ -146,7 +147,8 @@ class Learner:
                 f"not {tuple(values.shape)}"
             )
             counted = live if micros.weight(term) else torch.zeros_like(live)
-            sums[term] = torch.where(counted, values, 0.0).sum()
+            exact = torch.promote_types(values.dtype, torch.float32)  # bf16 rows must not be summed in bf16
+            sums[term] = torch.where(counted, values, 0.0).sum(dtype=exact)
         total = sum(sums[term] * (mix.get(term, 1.0) / (micros.weight(term) or 1.0)) for term in sums)
         assert isinstance(total, Tensor)
         return total, {term: value.detach() for term, value in sums.items()}
@@ -169,12 +171,14 @@ class Learner:
         bad = (~torch.isfinite(norm)).float()
         rate = self._rate(self.updates)
         self._step(gradients, norm, bad, rate)
+        blamed = bad
         if self._scale:
+            blamed = bad * (self._scale.scale <= 1)  # an overflow is nobody's fault while the scale can still fall
             self._scale.update(bad)
         self.updates += 1
         if self.recorder:
             self.recorder.parameters(self.name, self._parallel.inner, micros)
-        self._guard.watch(bad, micros)
+        self._guard.watch(blamed, micros)
         return self._figures(micros, total, sums, norm, bad, rate, same)
 
     def _step(self, gradients: list[Tensor], norm: Tensor, bad: Tensor, rate: float) -> None:

@@ -25,7 +25,7 @@ from samestep.train.banner import banner_lines
 from samestep.train.bench import Bench
 from samestep.train.cadence import EpochSummary, LogFigures, Save, Validate
 from samestep.train.console import Screen
-from samestep.train.evidence import Recorder, Witness
+from samestep.train.evidence import Recorder, Returned, Witness
 from samestep.train.loop import Every, Outcome, Progress, run
 from samestep.train.metrics import Book
 from samestep.train.opening import open_run, set_status
@@ -166,6 +166,7 @@ class StageRun:
             "epoch": self.epoch,
             "random": self.random,
         }
+        self.store.tidy()
         found = self.store.newest()
         if found is None:
             if self.config.continue_from:
@@ -198,8 +199,10 @@ class StageRun:
             self._write_weights,
             saved_at=self.progress.step,
         )
-        witness = [Witness(self.recorder, self.task.state, lambda: validate.figures)] if self.recorder else []
-        every: list[Every] = [log, validate, EpochSummary(self.epoch, self.screen, validate), *witness, save]
+        every: list[Every] = [log, validate, EpochSummary(self.epoch, self.screen, validate), save]
+        if self.recorder:
+            every.insert(0, Returned(self.recorder))
+            every.insert(-1, Witness(self.recorder, self.task.state, lambda: validate.figures))
         outcome = run(self.task, self.progress, every, self.session.stop)
         save.save()
         return outcome

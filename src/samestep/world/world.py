@@ -175,26 +175,37 @@ class World:
         """The value that rank `source` gave, on every rank."""
         if self.control is None:
             return value
-        return self._exchange(value if self.rank == source else None)[source]
+        data = _bytes(value if self.rank == source else None)
+        size = torch.tensor([len(data)])
+        dist.broadcast(size, source, group=self.control)
+        data = data if self.rank == source else torch.empty(int(size), dtype=torch.uint8)
+        dist.broadcast(data, source, group=self.control)
+        return _value(data)
 
     def gather(self, value: Json) -> list[Json]:
         """Every rank's value, by rank, on every rank."""
-        return [value] if self.control is None else self._exchange(value)
+        if self.control is None:
+            return [value]
+        data = _bytes(value)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(sizes, torch.tensor([len(data)]), group=self.control)
+        padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
+        padded[: len(data)] = data
+        parts = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(parts, padded, group=self.control)
+        return [_value(part[: int(size)]) for part, size in zip(parts, sizes)]
 
     def barrier(self) -> None:
         """Wait for all ranks."""
         self.gather(None)
 
-    def _exchange(self, value: Json) -> list[Json]:
-        data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(sizes, torch.tensor([len(data)]), group=self.control)
-        longest = int(max(sizes))
-        padded = torch.zeros(longest, dtype=torch.uint8)
-        padded[: len(data)] = data
-        parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
-        dist.all_gather(parts, padded, group=self.control)
-        return [json.loads(bytes(part[: int(size)].tolist())) for part, size in zip(parts, sizes)]
+
+def _bytes(value: Json) -> torch.Tensor:
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def _value(data: torch.Tensor) -> Json:
+    return json.loads(data.numpy().tobytes())
 
 
 def _timeout(configured: float) -> float:

@@ -1,0 +1,59 @@
+"""Turns comparisons into rows of the table."""
+
+from collections.abc import Sequence
+
+from samestep.doctor.check import Check, plural
+from samestep.doctor.compare import Comparison
+
+ORDER = ("samples", "tokens", "losses", "ranks", "gradients", "validation")
+"""Checks in the order in which one thing causes the next."""
+_TITLES = {
+    "samples": "same samples",
+    "tokens": "same sampled tokens",
+    "losses": "same loss of every row",
+    "ranks": "same parameters on all ranks",
+    "gradients": "same gradients",
+    "validation": "same validation",
+}
+
+
+def judge(comparisons: Sequence[Comparison], when: str) -> list[Check]:
+    """One check a subject; after the first that fails nothing further is said, since it would only follow from it."""
+    checks: list[Check] = []
+    for subject in ORDER:
+        wrong = [found.difference for found in comparisons if found.difference and found.difference.check == subject]
+        if wrong:
+            return [*checks, Check(f"{_TITLES[subject]} {when}", False, wrong[0].sentence)]
+        if subject == "tokens" and not any(found.tokens or found.tie for found in comparisons):
+            continue
+        checks.append(_passed(subject, comparisons, when))
+    return checks
+
+
+def largest(comparisons: Sequence[Comparison], subject: str) -> float:
+    """The largest difference that was seen."""
+    return max((found.seen.largest.get(subject, 0.0) for found in comparisons), default=0.0)
+
+
+def _passed(subject: str, comparisons: Sequence[Comparison], when: str) -> Check:
+    least = min(comparisons, key=lambda found: found.steps)
+    seen, name = least.seen, f"{_TITLES[subject]} {when}"
+    until = "; compared up to a tie between sampled tokens" if least.tie else ""
+    difference = f"largest difference {largest(comparisons, subject):.1e}"
+    if subject == "samples":
+        sentence = f"{plural(least.steps, 'step')}, {plural(seen.updates, 'update')}, {plural(seen.rows, 'row')}"
+    elif subject == "tokens":
+        ties = [found.tie for found in comparisons if found.tie]
+        sentence = plural(least.tokens, "token") + (f"; {ties[0]}" if ties else "")
+        until = ""
+    elif subject == "ranks":
+        sentence = f"a hash after each of {plural(seen.updates, 'update')} and of every step's state"
+    elif subject == "validation":
+        if "validation" not in seen.largest:
+            return Check(name, None, f"no validation{until}" if until else "the recipe validates nothing")
+        sentence = f"{plural(least.validations, 'row')} once each, {difference}" if least.validations else difference
+    else:
+        sentence = (
+            f"{plural(seen.rows, 'row') if subject == 'losses' else plural(seen.updates, 'update')}, {difference}"
+        )
+    return Check(name, True, sentence + until)

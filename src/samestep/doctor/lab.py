@@ -1,0 +1,194 @@
+"""Where a proof's runs happen: real processes on this machine, some of which are killed."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from samestep.core.records import read_json
+from samestep.core.rundir import RunDir
+from samestep.doctor.ranks import last_words
+from samestep.doctor.trace import Launch
+from samestep.launch.local import Workers, start
+from samestep.train.entry import train_with
+
+PRELOAD = ("samestep.train.session", "samestep.train.entry", "torch._dynamo")
+"""What workers find imported; DDP wants the last one, which takes longer than all else."""
+LIMIT = 600.0
+"""Seconds after which a launch is given up; a rank that waits for another gives up much sooner."""
+_LONE = "import json, sys; from samestep.train.entry import train_with; sys.exit(train_with(*json.loads(sys.argv[1])))"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a launch ended."""
+
+    path: Path
+    world: int
+    codes: Sequence[int | None]
+    outputs: Sequence[str]
+
+    @property
+    def done(self) -> bool:
+        """Whether the run came to its end."""
+        return (read_json(RunDir(self.path).status) or {}).get("status") == "done" and not any(self.codes)
+
+    def evidence(self) -> Launch:
+        """What its ranks recorded."""
+        return Launch.read(self.path, self.world)
+
+    def failure(self) -> str:
+        """Why it did not, on one line."""
+        if None in self.codes:
+            return f"rank {self.codes.index(None)} did not end: {last_words(self.outputs[self.codes.index(None)])}"
+        words = [last_words(output) for output, code in zip(self.outputs, self.codes) if code and output.strip()]
+        signals = [
+            f"rank {rank} died by {signal.Signals(-code).name}"
+            for rank, code in enumerate(self.codes)
+            if code and code < 0
+        ]
+        return "; ".join([*words[:1], *signals[:1]]) or f"exit codes {list(self.codes)}"
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When to kill whom."""
+
+    steps: int
+    """Steps that rank 0 has finished by then."""
+    delay: float
+    """Seconds to wait after that."""
+    victims: tuple[int, ...]
+    """Ranks; the others must end by themselves."""
+
+    @classmethod
+    def choose(cls, chance: random.Random, world: int, first: int, total: int) -> "Moment":
+        """Any moment from step `first` on; all ranks or one of them."""
+        victims = tuple(range(world)) if chance.random() < 0.5 else (chance.randrange(world),)
+        return cls(chance.randrange(first, max(first + 1, total)), chance.random() * 0.02, victims)
+
+    def earlier(self) -> "Moment":
+        """For a run that was faster."""
+        return replace(self, steps=max(0, self.steps - 1), delay=self.delay / 2)
+
+    def words(self, world: int) -> str:
+        """Who was killed, for the table."""
+        if len(self.victims) == world:
+            return "all ranks killed"
+        return f"rank {self.victims[0]} killed"
+
+
+@dataclass
+class Lab:
+    """Starts the runs of a proof, each in a directory of its own under `folder`."""
+
+    recipe: str
+    settings: dict[str, Any]
+    folder: Path
+    preload: tuple[str, ...] = ()
+
+    def begin_alone(self, label: str) -> "Alone":
+        """A process that nobody launched, in a fresh interpreter: other hash seed, nothing imported before."""
+        return Alone(self, label)
+
+    def run(self, label: str, world: int, **changes: Any) -> Outcome:
+        """A launch to its end; of a run that exists already, a resume."""
+        workers = self._start(label, world, changes)
+        try:
+            codes = workers.wait(LIMIT)
+        except BaseException:
+            workers.kill()
+            raise
+        return self._outcome(label, world, workers, codes)
+
+    def kill(self, label: str, world: int, moment: Moment) -> tuple[Outcome, Moment]:
+        """A launch that is killed before it is done: at `moment`, or earlier when it was faster than that."""
+        for attempt in range(6):
+            name = f"{label}-attempt-{attempt + 1}" if attempt else label
+            workers = self._start(name, world, {})
+            try:
+                self._wait_for(name, workers, moment)
+                workers.kill(*moment.victims)
+                codes = workers.wait(LIMIT)
+            except BaseException:
+                workers.kill()
+                raise
+            outcome = self._outcome(name, world, workers, codes)
+            if any(codes) and (read_json(RunDir(outcome.path).status) or {}).get("status") != "done":
+                break
+            moment = moment.earlier()
+        return outcome, moment
+
+    def copy(self, outcome: Outcome, label: str) -> None:
+        """The same run directory once more, under another label."""
+        shutil.copytree(outcome.path, self.folder / label)
+
+    def _start(self, label: str, world: int, changes: dict[str, Any]) -> Workers:
+        config = {**self.settings, "name": label, **changes}
+        preload = (*PRELOAD, *self.preload)
+        return start(train_with, world, self.recipe, config, logs=self._logs(label, world), preload=preload)
+
+    def _logs(self, label: str, world: int) -> Path:
+        return self.folder / "output" / f"{label}-{world}"
+
+    def _outcome(self, label: str, world: int, workers: Workers, codes: Sequence[int | None]) -> Outcome:
+        return Outcome(self.folder / label, world, codes, [workers.output(rank) for rank in range(world)])
+
+    def _wait_for(self, label: str, workers: Workers, moment: Moment) -> None:
+        """Until rank 0 has finished so many steps, or the run is over."""
+        path = RunDir(self.folder / label).evidence(len(workers.processes), 0)
+        while any(process.is_alive() for process in workers.processes):
+            if path.exists() and path.read_bytes().count(b'"kind": "step"') >= moment.steps:
+                time.sleep(moment.delay)
+                return
+            time.sleep(0.001)
+
+
+class Alone:
+    """A run in a lone, fresh process, under way."""
+
+    def __init__(self, lab: Lab, label: str) -> None:
+        self._path = lab.folder / label
+        output = lab._logs(label, 1)
+        output.mkdir(parents=True)
+        self._output = output / "output_0.txt"
+        config = {**lab.settings, "name": label}
+        with open(self._output, "w") as file:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _LONE, json.dumps([lab.recipe, config])],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=_lone_environment(),
+            )
+
+    def end(self) -> Outcome:
+        """Wait for it."""
+        try:
+            code: int | None = self._process.wait(LIMIT)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            self.stop()
+        return Outcome(self._path, 1, [code], [self._output.read_text(errors="replace")])
+
+    def stop(self) -> None:
+        """End it, if it still runs."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+def _lone_environment() -> dict[str, str]:
+    """No launcher's variables, and the import path of this process."""
+    launcher = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONHASHSEED")
+    kept = {name: value for name, value in os.environ.items() if name not in launcher}
+    threads = os.environ.get("OMP_NUM_THREADS", "1")
+    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": threads}

@@ -1,0 +1,197 @@
+"""The proof that a recipe is the same run at any world size and after a kill, one group of checks after another."""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from samestep.core.errors import EXIT_USER, UserError
+from samestep.doctor.check import Check, plural
+from samestep.doctor.compare import Comparison, compare
+from samestep.doctor.exact import first_change, restored
+from samestep.doctor.figures import differing_figure, read_figures
+from samestep.doctor.judge import judge, largest
+from samestep.doctor.lab import Lab, Moment, Outcome
+from samestep.doctor.looks import Names
+from samestep.doctor.ranks import early_leaver
+from samestep.doctor.reach import every_parameter_reached
+from samestep.doctor.settings import other_micro
+from samestep.doctor.trace import Launch, spliced
+from samestep.train.recipe import Recipe
+
+WORLDS = (2, 3)
+_ELSEWHERE = {2: 3, 3: 1}
+_EVERYWHERE = "at 1, 2 and 3 ranks"
+
+
+@dataclass
+class Proof:
+    """Runs a recipe again and again, and compares. It stops after a group of checks in which something failed."""
+
+    lab: Lab
+    recipe: Recipe
+    chance: random.Random
+    say: Callable[[str], None] = lambda text: None
+    """Told what is going on."""
+    _runs: dict[int, Outcome] = field(default_factory=dict)
+    _evidence: dict[int, Launch] = field(default_factory=dict)
+
+    def checks(self) -> Iterator[Check]:
+        """Every check as it is done."""
+        groups: list[tuple[str, Callable[[], Iterator[Check]]]] = [
+            ("one rank", self._one_rank),
+            ("2 and 3 ranks", self._several_ranks),
+            ("kill and resume at 2 ranks", lambda: self._killed(2)),
+            ("kill and resume at 3 ranks", lambda: self._killed(3)),
+        ]
+        for number, (_, group) in enumerate(groups):
+            failed = False
+            for check in group():
+                failed = failed or check.passed is False
+                yield check
+            if failed:
+                rest = [title for title, _ in groups[number + 1 :]]
+                if rest:
+                    yield Check("the rest", None, f"{', '.join(rest)}: stopped at the first failure")
+                return
+
+    def _one_rank(self) -> Iterator[Check]:
+        """A lone process, and a launched one that cuts the batch into other micro-batches."""
+        batch, micro = self.lab.settings["global_batch_size"], self.lab.settings["batch_size"]
+        other = other_micro(batch, micro)
+        self.say("one rank")
+        lone = self.lab.begin_alone("alone")
+        try:
+            split = self.lab.run("split", 1, batch_size=other or micro)
+            alone = lone.end()
+        finally:
+            lone.stop()
+        for outcome in (alone, split):
+            if EXIT_USER in outcome.codes:
+                raise UserError(outcome.failure())
+            if not outcome.done:
+                yield Check("runs on one rank", False, outcome.failure())
+                return
+        self._keep(1, alone)
+        if not self._evidence[1].marks():
+            raise UserError("the recipe made no step on its preset; give it at least 4, for example with max_steps=8")
+        yield every_parameter_reached(self._evidence[1].trace(), self.recipe.unused)
+        names = Names(f"batch_size={micro}", f"batch_size={other or micro}", "wrong accumulation weight")
+        found = compare(self._evidence[1].trace(), split.evidence().trace(), names)
+        wrong = found.difference.sentence if found.difference else self._unlike_figures(split, names, found)
+        name = f"same run with batch_size {micro} and {other}" if other else "same run in another process"
+        yield Check(name, not wrong, wrong or _amount(found))
+
+    def _several_ranks(self) -> Iterator[Check]:
+        comparisons, unlike = [], ""
+        for world in WORLDS:
+            self.say(f"{world} ranks")
+            outcome = self.lab.run(f"ranks-{world}", world)
+            if not outcome.done:
+                yield self._died(outcome)
+                return
+            self._keep(world, outcome)
+            names = Names("1 rank", f"{world} ranks", "mean of means")
+            comparisons.append(compare(self._evidence[1].trace(), self._evidence[world].trace(), names))
+            unlike = unlike or self._unlike_figures(outcome, names, comparisons[-1])
+        checks = judge(comparisons, _EVERYWHERE)
+        yield from checks
+        if all(check.passed is not False for check in checks):
+            rows = len(read_figures(self._runs[1].path))
+            yield Check(f"same logged figures {_EVERYWHERE}", not unlike, unlike or f"{plural(rows, 'row')} of figures")
+
+    def _died(self, outcome: Outcome) -> Check:
+        leaver = early_leaver(outcome.evidence(), self._evidence[1].trace())
+        words = f"{leaver}; it said: {outcome.failure()}" if leaver else outcome.failure()
+        return Check(f"runs at {outcome.world} ranks", False, words)
+
+    def _killed(self, world: int) -> Iterator[Check]:
+        """Killed and resumed at the same world size, then from a copy of the same remains at another."""
+        self.say(f"{world} ranks, killed")
+        first = int(self.lab.settings["checkpoint"]["every_steps"]) + 1
+        wanted = Moment.choose(self.chance, world, first, self._evidence[world].marks())
+        remains, moment = self.lab.kill(f"killed-{world}", world, wanted)
+        name = f"kill -9, resume at {world} ranks"
+        if not any(code == -9 for code in remains.codes):
+            yield Check(name, False, f"the run could not be killed in time: {remains.failure()}")
+            return
+        killed = remains.evidence()
+        (remains.path / "evidence").rename(remains.path / "evidence-killed")
+        elsewhere = _ELSEWHERE[world]
+        self.lab.copy(remains, f"killed-{world}-on-{elsewhere}")
+        story = f"{moment.words(world)} after step {killed.marks()}"
+        yield self._resumed_here(name, world, remains, killed, story)
+        yield self._resumed_elsewhere(world, elsewhere, killed)
+
+    def _resumed_here(self, name: str, world: int, remains: Outcome, killed: Launch, story: str) -> Check:
+        wanted = self._evidence[world]
+        change = first_change(wanted, killed)
+        if change:
+            return Check(
+                name,
+                False,
+                f"two launches at {world} ranks differ before any kill, {change}: a random choice that does not follow "
+                "the run's seed",
+            )
+        saved = _newest(remains.path, killed)
+        self.say(f"{world} ranks, resumed")
+        outcome = self.lab.run(remains.path.name, world)
+        if not outcome.done:
+            return Check(name, False, f"{story}; the resume failed: {outcome.failure()}")
+        resumed = outcome.evidence()
+        stage, step = next(iter(resumed.starts.items()))
+        story = f"{story}, resumed at step {step}" + (f" of {stage!r}" if len(wanted.starts) > 1 else "")
+        if saved is not None and (stage, step) != saved:
+            return Check(name, False, f"{story}, though there is a checkpoint of step {saved[1]} of {saved[0]!r}")
+        change = first_change(wanted, resumed) or restored(wanted, resumed)
+        if change:
+            return Check(name, False, f"{story}: {change}; a forgotten state, missing from the task's `state`?")
+        missing = [key for key in wanted.trace() if key not in spliced(killed, resumed)]
+        unlike = differing_figure(read_figures(self._runs[world].path), read_figures(outcome.path), exact=True)
+        if missing or unlike:
+            return Check(name, False, f"{story}: {f'steps {missing} are missing' if missing else unlike}")
+        hashes = sum(len(step.updates) for steps in resumed.ranks for step in steps.values())
+        return Check(name, True, f"{story}; {plural(hashes, 'hash')} and all figures equal bit for bit")
+
+    def _resumed_elsewhere(self, world: int, elsewhere: int, killed: Launch) -> Check:
+        name = f"killed at {world}, resumed at {plural(elsewhere, 'rank')}"
+        self.say(f"{world} ranks, resumed at {elsewhere}")
+        outcome = self.lab.run(f"killed-{world}-on-{elsewhere}", elsewhere)
+        if not outcome.done:
+            return Check(name, False, f"the resume failed: {outcome.failure()}")
+        resumed = outcome.evidence()
+        names = Names("1 rank without a kill", f"{world} ranks and then {elsewhere}", "mean of means")
+        found = compare(self._evidence[1].trace(), spliced(killed, resumed), names)
+        wrong = found.difference.sentence if found.difference else self._unlike_figures(outcome, names, found)
+        samples = sum(len(line["ids"]) for steps in resumed.ranks for step in steps.values() for line in step.updates)
+        return Check(name, not wrong, wrong or f"{plural(samples, 'remaining sample')} once each; {_amount(found)}")
+
+    def _keep(self, world: int, outcome: Outcome) -> None:
+        self._runs[world], self._evidence[world] = outcome, outcome.evidence()
+
+    def _unlike_figures(self, outcome: Outcome, names: Names, found: Comparison) -> str:
+        """What differs between the logged figures of two runs that are otherwise the same."""
+        if found.difference or found.tie:
+            return ""
+        unlike = differing_figure(read_figures(self._runs[1].path), read_figures(outcome.path), exact=False)
+        if not unlike:
+            return ""
+        return (
+            f"{unlike} at {names.ours} and {names.theirs}: a logged figure is one rank's own, or a mean of rank means "
+            "(return Figure(sum, weight))"
+        )
+
+
+def _newest(path: Path, killed: Launch) -> tuple[str, int] | None:
+    """The last stage that the killed launch began and its newest checkpoint, which a resume must begin with."""
+    stage = list(killed.starts)[-1]
+    steps = [int(folder.name.removeprefix("step_")) for folder in path.glob(f"checkpoints/{stage}/step_*")]
+    return (stage, max(steps)) if steps else None
+
+
+def _amount(found: Comparison) -> str:
+    difference = max(largest([found], subject) for subject in ("losses", "gradients", "validation"))
+    until = "; compared up to a tie between sampled tokens" if found.tie else ""
+    return (
+        f"{plural(found.steps, 'step')}, {plural(found.seen.rows, 'row')}, largest difference {difference:.1e}{until}"
+    )

@@ -1,0 +1,17 @@
+"""Bug: a trainable layer that nothing uses."""
+
+from planted.parts import fit, recipe_of
+from torch import Tensor, nn
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Linear(1, 1)
+        self.idle = nn.Linear(1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x) + 0.0 * self.idle(x)
+
+
+recipe = recipe_of(lambda bench: fit(bench, module=Net()))

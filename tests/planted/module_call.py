@@ -1,0 +1,14 @@
+"""Bug: the wrapper is called to look at something, and the loss is then taken around it, through `.module`."""
+
+import torch
+from planted.parts import Batch, error, fit, recipe_of
+from torch import Tensor, nn
+
+
+def loss(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    with torch.no_grad():
+        module(batch["x"])  # enough for the runtime's guard, which only asks whether the wrapper was called
+    return {"error": error(getattr(module, "module", module), batch)}
+
+
+recipe = recipe_of(lambda bench: fit(bench, loss))
