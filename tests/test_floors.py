@@ -23,7 +23,7 @@ FLOORS = {
     "doctor": 5,
     "cli": 6,
 }
-FORBIDDEN = {("recipes", "checkpoint"), ("recipes", "launch"), ("train", "launch"), ("data", "launch"), ("models", "launch")}
+FORBIDDEN = {("recipes", "checkpoint")} | {(room, "launch") for room in ("recipes", "train", "data", "models")}
 
 
 def imports(source: str) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Toy data and toy modules, a reference loop written by hand, and a way to run many small proofs on real ranks.
 
-The reference knows nothing of ranks, micro-batches or this package: one process, the whole global batch at once, torch's
-own AdamW and clipping. Whatever the runtime does with the same rows must end in the same parameters.
+The reference knows nothing of ranks, micro-batches or this package: one process, the whole global batch at once,
+torch's own AdamW and clipping. Whatever the runtime does with the same rows must end in the same parameters.
 """
 
 import os
@@ -132,7 +132,11 @@ def close(actual: Mapping[str, Tensor], wanted: Mapping[str, Tensor], tolerance:
     assert sorted(actual) == sorted(wanted)
     for name, value in wanted.items():
         torch.testing.assert_close(
-            whole(actual[name].detach()), value.detach(), rtol=tolerance, atol=tolerance / 100, msg=lambda m: f"{name}: {m}"  # noqa: B023
+            whole(actual[name].detach()),
+            value.detach(),
+            rtol=tolerance,
+            atol=tolerance / 100,
+            msg=lambda m: f"{name}: {m}",  # noqa: B023
         )
 
 
@@ -175,7 +179,9 @@ class Proofs:
         """The case must have passed on every rank."""
         if nproc not in self.launched:
             self.launched.add(nproc)
-            start(_worker, nproc, self.folder, self.cases, logs=self.folder / f"logs_{nproc}", preload=PRELOAD).wait(100)
+            start(_worker, nproc, self.folder, self.cases, logs=self.folder / f"logs_{nproc}", preload=PRELOAD).wait(
+                100
+            )
         for rank in range(nproc):
             verdict = _verdict(self.folder, case, nproc, strategy, rank)
             assert verdict.exists(), f"rank {rank} did not get through {case.__name__}, which failed elsewhere"

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from cli.conftest import EXAMPLE, SMALL, Shell
 
+from cli.conftest import EXAMPLE, SMALL, Shell
 from samestep.core.records import JsonLines
 from samestep.train import session
 from samestep.train.entry import train_with

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli.conftest import EXAMPLE, SMALL, Shell
 
+from cli.conftest import EXAMPLE, SMALL, Shell
 from samestep.checkpoint.manifest import find_checkpoints
 from samestep.core.records import JsonLines, read_json
 

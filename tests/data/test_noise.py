@@ -74,8 +74,8 @@ def test_rows_are_the_same_together_or_apart() -> None:
         assert torch.equal(part, whole[start:stop, :9])
 
 
-def everything(epoch: torch.Tensor, index: torch.Tensor, position: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    key = (7, MASK, epoch[:, None], index[:, None], position[None, :])
+def everything(index: torch.Tensor, position: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    key = (7, MASK, index[:, None], position[None, :])
     rates = torch.linspace(0, 1, len(index), device=index.device)[:, None]
     return (
         noise.bits(*key),
@@ -87,7 +87,7 @@ def everything(epoch: torch.Tensor, index: torch.Tensor, position: torch.Tensor)
     )
 
 
-KEYS = (torch.tensor([0, 3, -1, 2**40]), torch.tensor([9, -(2**63), 2**63 - 1, 0]), torch.arange(33) - 5)
+KEYS = (torch.tensor([9, -(2**63), 2**63 - 1, 2**40]), torch.arange(33) - 5)
 
 
 def test_traced_is_the_same_to_the_bit() -> None:
@@ -105,7 +105,7 @@ def test_compiled_is_the_same_to_the_bit() -> None:
 
     torch._dynamo.reset()
     compiled = torch.compile(draw, backend="inductor", fullgraph=True)
-    for ours, eager in zip(compiled(*KEYS[1:]), draw(*KEYS[1:]), strict=True):
+    for ours, eager in zip(compiled(*KEYS), draw(*KEYS), strict=True):
         assert torch.equal(ours, eager)
 
 

@@ -1,7 +1,8 @@
 """Bug: every micro-batch counts as one, whatever its size."""
 
-from planted.parts import Batch, error, fit, recipe_of
 from torch import Tensor, nn
+
+from planted.parts import Batch, error, fit, recipe_of
 
 
 def loss(module: nn.Module, batch: Batch) -> dict[str, Tensor]:

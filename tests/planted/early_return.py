@@ -1,7 +1,6 @@
 """Bug: a rank whose own rows have nothing to learn from returns early, and the others wait for it."""
 
 from planted.parts import loss, net, points, recipe_of
-
 from samestep import Bench, Fit, Tick
 from samestep.train.metrics import Metrics
 

@@ -1,7 +1,6 @@
 """Bug: a running mean steers the loss but is not in the task's state, so a resumed run begins with none."""
 
 from planted.parts import loss, net, points, recipe_of
-
 from samestep import Bench, Fit, Tick, evaluate
 from samestep.train.metrics import Metrics
 

@@ -1,7 +1,8 @@
 """Bug: a trainable layer that nothing uses."""
 
-from planted.parts import fit, recipe_of
 from torch import Tensor, nn
+
+from planted.parts import fit, recipe_of
 
 
 class Net(nn.Module):

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from planted.parts import loss, net, points, recipe_of
-
 from samestep import Bench, Fit, Tick
 from samestep.train.metrics import Metrics
 

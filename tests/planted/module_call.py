@@ -1,8 +1,9 @@
 """Bug: the wrapper is called to look at something, and the loss is then taken around it, through `.module`."""
 
 import torch
-from planted.parts import Batch, error, fit, recipe_of
 from torch import Tensor, nn
+
+from planted.parts import Batch, error, fit, recipe_of
 
 
 def loss(module: nn.Module, batch: Batch) -> dict[str, Tensor]:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
-from planted.parts import error, fit, points, recipe_of
 
+from planted.parts import error, fit, points, recipe_of
 from samestep import Fit, Tick
 
 

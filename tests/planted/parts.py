@@ -44,14 +44,19 @@ def loss(module: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
 
 
 def fit(
-    bench: Bench, loss: Callable[..., Any] = loss, count: Callable[..., Any] | None = None, module: nn.Module | None = None
+    bench: Bench,
+    loss: Callable[..., Any] = loss,
+    count: Callable[..., Any] | None = None,
+    module: nn.Module | None = None,
 ) -> Fit:
     """The sound task, with another loss or count."""
     feed = bench.feed(points(40), count=count)
     return Fit(bench.learner(module or net()), feed, loss, validation=bench.rows_once(points(11)))
 
 
-def recipe_of(build: Callable[[Bench], Any], validate: Callable[..., Any] = Fit.validate, unused: Sequence[str] = ()) -> Recipe:
+def recipe_of(
+    build: Callable[[Bench], Any], validate: Callable[..., Any] = Fit.validate, unused: Sequence[str] = ()
+) -> Recipe:
     """A recipe of one stage."""
     stage = Stage("fit", build, validate=validate)
     return Recipe(config=Small, stages=lambda config: [stage], presets={"verify": VERIFY}, unused=unused)

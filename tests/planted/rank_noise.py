@@ -1,8 +1,9 @@
 """Bug: noise from torch's own generator, which every rank has for itself."""
 
 import torch
-from planted.parts import Batch, error, fit, recipe_of
 from torch import Tensor, nn
+
+from planted.parts import Batch, error, fit, recipe_of
 
 
 def loss(module: nn.Module, batch: Batch) -> dict[str, Tensor]:

@@ -1,8 +1,8 @@
 """Bug: rows are split into training and validation by a generator that nobody seeded."""
 
 import numpy as np
-from planted.parts import loss, net, points, recipe_of
 
+from planted.parts import loss, net, points, recipe_of
 from samestep import Bench, Fit
 
 

@@ -4,7 +4,16 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+from torch import Tensor, nn
+
+from samestep.core.errors import RunFailed
+from samestep.data.feed import Batch
+from samestep.data.order import Shuffled, micros
+from samestep.train.metrics import Book
+from samestep.train.optim import OptimSettings
+from samestep.world.world import World
 from toys import (
+    SETTINGS,
     WORLDS,
     ByHand,
     Case,
@@ -20,13 +29,6 @@ from toys import (
     rate,
     weights_of,
 )
-from torch import Tensor, nn
-
-from samestep.core.errors import RunFailed
-from samestep.data.feed import Batch
-from samestep.data.order import Shuffled, micros
-from samestep.train.metrics import Book
-from samestep.world.world import World
 
 SPLITS = [(23, 8, 2), (23, 8, 100), (10, 7, 1), (9, 4, 3), (5, 2, 1)]
 MIX = {"match": 0.5, "pairs": 2.0}
@@ -146,10 +148,12 @@ def around_the_wrapper(world: World, strategy: str) -> None:
 def low_precision_follows(world: World, strategy: str) -> None:
     """Embeddings in bf16 or fp16 are gathered in float32; fp16's scale cancels out."""
     with default_dtype(torch.float32):
+        # A large epsilon: Adam would otherwise blow the rounding of a gradient near zero up to a full step.
+        settings = OptimSettings(SETTINGS.betas, 0.01, SETTINGS.weight_decay, SETTINGS.clip)
         rows = Points(16)
         ends = {}
         for precision in ("none", "bf16", "fp16"):
-            learner = learner_of(made(Towers), world, strategy, mixed_precision=precision)
+            learner = learner_of(made(Towers), world, strategy, mixed_precision=precision, settings=settings)
             if learner._scale:
                 learner._scale.scale.fill_(2.0**8)  # its usual start would overflow here, and skip the first steps
             feed = feed_of(rows, world, 8, 2, steps=4, count=pairs)
@@ -160,7 +164,7 @@ def low_precision_follows(world: World, strategy: str) -> None:
         begun = torch.cat([value.flatten() for value in made(Towers).state_dict().values()])
         moved = (ends["none"] - begun).norm()
         for precision in ("bf16", "fp16"):
-            assert 0 < (ends[precision] - ends["none"]).norm() < 0.1 * moved, precision
+            assert 0 < (ends[precision] - ends["none"]).norm() < 0.02 * moved, precision
 
 
 CASES: list[Case] = [

@@ -2,15 +2,28 @@
 
 import pytest
 import torch
-from toys import WORLDS, Case, Net, Points, Proofs, close, default_dtype, feed_of, learner_of, made, weights_of
 from torch import Tensor, nn
 
 from samestep.core.errors import RunFailed
 from samestep.data.feed import Batch
 from samestep.train.learner import Learner
 from samestep.train.metrics import Book
-from samestep.train.optim import LossScale
+from samestep.train.optim import LossScale, OptimSettings
 from samestep.world.world import World
+from toys import (
+    SETTINGS,
+    WORLDS,
+    Case,
+    Net,
+    Points,
+    Proofs,
+    close,
+    default_dtype,
+    feed_of,
+    learner_of,
+    made,
+    weights_of,
+)
 
 
 def error(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
@@ -18,7 +31,9 @@ def error(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
 
 
 def trained(world: World, strategy: str, precision: str, steps: int = 6) -> Learner:
-    learner = learner_of(made(Net), world, strategy, mixed_precision=precision)
+    # A large epsilon: Adam would otherwise blow the rounding of a gradient near zero up to a full step.
+    settings = OptimSettings(SETTINGS.betas, 0.01, SETTINGS.weight_decay, SETTINGS.clip)
+    learner = learner_of(made(Net), world, strategy, mixed_precision=precision, settings=settings)
     if learner._scale:
         learner._scale.scale.fill_(2.0**8)  # its usual start would overflow here, and skip the first steps
     feed = feed_of(Points(32), world, 8, 2, steps=steps)
@@ -31,7 +46,7 @@ def trained(world: World, strategy: str, precision: str, steps: int = 6) -> Lear
 def low_precision_follows_float32(world: World, strategy: str) -> None:
     with default_dtype(torch.float32):
         exact = weights_of(trained(world, strategy, "none"))
-        for precision, tolerance in (("bf16", 0.05), ("fp16", 0.01)):
+        for precision, tolerance in (("bf16", 0.02), ("fp16", 0.003)):
             learner = trained(world, strategy, precision)
             weights = weights_of(learner)
             assert all(value.dtype == torch.float32 for value in weights.values())
@@ -54,7 +69,8 @@ def tiny_updates_add_up(world: World, strategy: str) -> None:
         for _ in range(20):
             learner.update(micros, error)
         moved = (weights_of(learner)["first.weight"] - before).abs()
-        assert tiny < 2.0**-9 and float(moved.max()) > 10 * tiny
+        assert tiny < 2.0**-9
+        assert float(moved.max()) > 10 * tiny
 
 
 def rows_in_bf16_are_summed_in_float32(world: World, strategy: str) -> None:
@@ -90,7 +106,8 @@ def an_overflow_halves_the_scale(world: World, strategy: str) -> None:
 
         again = learner_of(made(Net), world, strategy, mixed_precision="fp16")
         again.load_state_dict(learner.state_dict())
-        assert again._scale is not None and float(again._scale.scale) == 2.0**122
+        assert again._scale is not None
+        assert float(again._scale.scale) == 2.0**122
         again._scale.scale.fill_(2.0**10)
         again.update(feed[0], error)
         assert any(not torch.equal(value, begun[name]) for name, value in weights_of(again).items())

@@ -1,9 +1,16 @@
-"""What a learner carries over: a resumed one is the same to the bit, and neither saving nor warming up leaves a trace."""
+"""What a learner carries over: a resumed one is the same to the bit; neither saving nor warming up leaves a trace."""
 
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
+
+from samestep.checkpoint.store import Store
+from samestep.data.feed import Batch
+from samestep.train.learner import Learner
+from samestep.train.metrics import Book
+from samestep.world.world import World
 from toys import (
     WORLDS,
     Case,
@@ -19,13 +26,6 @@ from toys import (
     run_on_ranks,
     weights_of,
 )
-from torch import Tensor, nn
-
-from samestep.checkpoint.store import Store
-from samestep.data.feed import Batch
-from samestep.train.learner import Learner
-from samestep.train.metrics import Book
-from samestep.world.world import World
 
 
 def error(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
@@ -124,6 +124,9 @@ def whole_weights_go_out_and_in(world: World, strategy: str) -> None:
 
 class Counting(nn.Module):
     """Counts its training passes in buffers, one changed in place and one replaced, and draws from torch."""
+
+    passes: Tensor
+    mean: Tensor
 
     def __init__(self) -> None:
         super().__init__()

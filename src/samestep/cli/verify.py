@@ -46,16 +46,18 @@ def run(words: Sequence[str]) -> int:
     folder = _folder(asked.options.get("keep"))
     settings = proof_settings(dump(config), recipe.presets[PRESET], folder, timeout)
     lab = Lab(_everywhere(asked.name), settings, folder, _modules(recipe))
-    with at_work(sys.stdout.isatty()) as say:
-        checks = show(
-            Proof(lab, recipe, random.Random(seed), say).checks(),
-            f"samestep verify {asked.name} (kill moments by --kill-seed {seed})",
-        )
-    failed = [check for check in checks if check.passed is False]
-    if failed or "keep" in asked.options:
+    keep = "keep" in asked.options
+    try:
+        with at_work(sys.stdout.isatty()) as say:
+            proof = Proof(lab, recipe, random.Random(seed), say)
+            checks = show(proof.checks(), f"samestep verify {asked.name} (kill moments by --kill-seed {seed})")
+        failed = [check for check in checks if check.passed is False]
+        keep = keep or bool(failed)
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+    if keep:
         print(f"the runs are kept in {folder}")
-    else:
-        shutil.rmtree(folder, ignore_errors=True)
     print(f"{len(failed)} of {len(checks)} checks failed" if failed else f"all {len(checks)} checks hold")
     return EXIT_FAILURE if failed else EXIT_DONE
 

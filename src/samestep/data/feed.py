@@ -203,19 +203,40 @@ class _Processes:
         self._steps, self._length, self._pin = steps, length, pin
         self._workers, self._prefetch = workers, max(1, prefetch)
         self._next = -1
-        self._iterator: Iterator[_Share] = iter(())
+        self._iterator: Iterator[_Share | UserError] = iter(())
 
     def __call__(self, step: int) -> _Share:
         if step != self._next:
-            self._iterator = iter(
-                DataLoader(
-                    self._steps,
-                    batch_size=None,
-                    sampler=range(step, self._length),
-                    num_workers=self._workers,
-                    prefetch_factor=self._prefetch,
-                    pin_memory=self._pin,
-                )
-            )
+            self._iterator = iter(self._open(step))
         self._next = step + 1
-        return next(self._iterator)
+        share = next(self._iterator)
+        if isinstance(share, UserError):
+            raise share
+        return share
+
+    def _open(self, step: int) -> DataLoader:
+        return DataLoader(
+            _Excused(self._steps),
+            batch_size=None,
+            sampler=range(step, self._length),
+            num_workers=self._workers,
+            prefetch_factor=self._prefetch,
+            pin_memory=self._pin,
+            # A generator of its own: torch's would be drawn from now, and a resumed run opens at another moment.
+            generator=torch.Generator().manual_seed(self._steps.rank),
+            # Said outright: a process that came out of a fork server would start another one, seconds each time.
+            multiprocessing_context="fork",
+        )
+
+
+class _Excused(Dataset):
+    """Brings a user's mistake out of a loader process as it is; torch would wrap the sentence into a traceback."""
+
+    def __init__(self, steps: _Steps) -> None:
+        self._steps = steps
+
+    def __getitem__(self, step: int) -> _Share | UserError:
+        try:
+            return self._steps[step]
+        except UserError as error:
+            return error

@@ -74,9 +74,13 @@ def fingerprint(tokens: Tokens) -> str:
 def split(tokens: Tokens, validation_fraction: float) -> tuple[Tokens, Tokens]:
     """Two contiguous regions: the head for training, the tail for validation. No window can straddle them."""
     edge = len(tokens) - round(len(tokens) * validation_fraction)
-    if isinstance(tokens, TokenFile):
-        return tokens.span(0, edge), tokens.span(edge, len(tokens))
-    return tokens[:edge], tokens[edge:]
+    return part(tokens, 0, edge), part(tokens, edge, len(tokens))
+
+
+def part(tokens: Tokens, start: int, stop: int) -> Tokens:
+    """The tokens from `start` up to `stop`, or to the end where that is nearer, left where they are."""
+    stop = min(stop, len(tokens))
+    return tokens.span(start, stop) if isinstance(tokens, TokenFile) else tokens[start:stop]
 
 
 def _existing(path: str) -> Path:

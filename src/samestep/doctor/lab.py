@@ -71,9 +71,9 @@ class Moment:
 
     @classmethod
     def choose(cls, chance: random.Random, world: int, first: int, total: int) -> "Moment":
-        """Any moment from step `first` on; all ranks or one of them."""
+        """Any moment from step `first` on, the save after the last one included; all ranks or one of them."""
         victims = tuple(range(world)) if chance.random() < 0.5 else (chance.randrange(world),)
-        return cls(chance.randrange(first, max(first + 1, total)), chance.random() * 0.02, victims)
+        return cls(chance.randint(min(first, total), total), chance.random() * 0.02, victims)
 
     def earlier(self) -> "Moment":
         """For a run that was faster."""

@@ -4,6 +4,7 @@ Each look takes the lines of the same update of two runs, by rank, and says what
 likely; the first look that finds something names the cause, since the rest follows from it.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -72,12 +73,12 @@ def look(pair: Pair, seen: Seen) -> Difference | None:
             f"{pair.where} takes other samples at {pair.names.theirs} than at {pair.names.ours}: {wrong}; the order "
             "depends on the rank or on the number of ranks (an unseeded split or shuffle?)",
         )
+    seen.updates += 1
+    seen.rows += sum(len(line["ids"]) for line in pair.ours)
     for check, each in zip(checks, looks):
         sentence = each(pair, seen)
         if sentence:
             return Difference(check, sentence)
-    seen.updates += 1
-    seen.rows += sum(len(line["ids"]) for line in pair.ours)
     return None
 
 
@@ -85,7 +86,7 @@ def _losses(pair: Pair, seen: Seen) -> str | None:
     ours, theirs = gathered(pair.ours), gathered(pair.theirs)
     for key, row in ours.items():
         for term, value in row.values.items():
-            if seen.note("losses", distance(value, theirs[key].values[term])):
+            if seen.note("losses", distance(value, theirs[key].values.get(term, math.nan))):
                 return _why_loss(pair, ours, theirs, key, term)
     return None
 
@@ -93,6 +94,8 @@ def _losses(pair: Pair, seen: Seen) -> str | None:
 def _why_loss(pair: Pair, ours: dict[RowKey, Row], theirs: dict[RowKey, Row], key: RowKey, term: str) -> str:
     a, b, names = ours[key], theirs[key], pair.names
     row = f"row ({key[0]}, {key[1]}) of {pair.where}"
+    if term not in b.values:
+        return f"{row} has a term {term} at {names.ours} and none at {names.theirs}: return every term for every batch"
     values = f"has {term} {a.values[term]:.6g} at {names.ours} and {b.values[term]:.6g} at {names.theirs}"
     if other_data(a, b):
         return (
@@ -141,8 +144,8 @@ def _weights(pair: Pair, seen: Seen) -> str | None:
             found = line["weights"].get(term)
             if found is None or distance(weight, found) > TOLERANCE:
                 return (
-                    f"in {pair.where} the {term} of all rows weigh {weight:.6g} at {pair.names.ours} and {found} on "
-                    f"rank {rank} at {pair.names.theirs}, though the rows agree: {pair.names.weighting}; a weight is "
+                    f"{pair.where} weighs {weight:.6g} {term} at {pair.names.ours} and {found or 0:.6g} on rank {rank} "
+                    f"at {pair.names.theirs}, though every row's loss agrees: {pair.names.weighting}; a weight is "
                     "counted per row and summed over all ranks"
                 )
     return None

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from samestep.core.errors import EXIT_USER, UserError
+from samestep.core.rundir import RunDir
 from samestep.doctor.check import Check, plural
 from samestep.doctor.compare import Comparison, compare
 from samestep.doctor.exact import first_change, restored
@@ -66,16 +67,20 @@ class Proof:
             alone = lone.end()
         finally:
             lone.stop()
-        for outcome in (alone, split):
-            if EXIT_USER in outcome.codes:
-                raise UserError(outcome.failure())
-            if not outcome.done:
-                yield Check("runs on one rank", False, outcome.failure())
-                return
+        if EXIT_USER in alone.codes:
+            raise UserError(alone.failure())
+        if not alone.done:
+            yield Check("runs on one rank", False, alone.failure())
+            return
         self._keep(1, alone)
         if not self._evidence[1].marks():
             raise UserError("the recipe made no step on its preset; give it at least 4, for example with max_steps=8")
-        yield every_parameter_reached(self._evidence[1].trace(), self.recipe.unused)
+        reached = every_parameter_reached(self._evidence[1].trace(), self.recipe.unused)
+        yield reached
+        if not split.done:  # what got no gradient may be why: DDP waits for every gradient
+            if reached.passed:
+                yield Check("runs on one rank", False, split.failure())
+            return
         names = Names(f"batch_size={micro}", f"batch_size={other or micro}", "wrong accumulation weight")
         found = compare(self._evidence[1].trace(), split.evidence().trace(), names)
         wrong = found.difference.sentence if found.difference else self._unlike_figures(split, names, found)
@@ -102,8 +107,7 @@ class Proof:
 
     def _died(self, outcome: Outcome) -> Check:
         leaver = early_leaver(outcome.evidence(), self._evidence[1].trace())
-        words = f"{leaver}; it said: {outcome.failure()}" if leaver else outcome.failure()
-        return Check(f"runs at {outcome.world} ranks", False, words)
+        return Check(f"runs at {outcome.world} ranks", False, leaver or outcome.failure())
 
     def _killed(self, world: int) -> Iterator[Check]:
         """Killed and resumed at the same world size, then from a copy of the same remains at another."""
@@ -113,15 +117,19 @@ class Proof:
         remains, moment = self.lab.kill(f"killed-{world}", world, wanted)
         name = f"kill -9, resume at {world} ranks"
         if not any(code == -9 for code in remains.codes):
-            yield Check(name, False, f"the run could not be killed in time: {remains.failure()}")
+            yield Check(
+                name, False, f"the run was over before it could be killed ({remains.failure()}): use more steps"
+            )
             return
         killed = remains.evidence()
         (remains.path / "evidence").rename(remains.path / "evidence-killed")
         elsewhere = _ELSEWHERE[world]
         self.lab.copy(remains, f"killed-{world}-on-{elsewhere}")
         story = f"{moment.words(world)} after step {killed.marks()}"
-        yield self._resumed_here(name, world, remains, killed, story)
-        yield self._resumed_elsewhere(world, elsewhere, killed)
+        here = self._resumed_here(name, world, remains, killed, story)
+        yield here
+        if here.passed:
+            yield self._resumed_elsewhere(world, elsewhere, killed)
 
     def _resumed_here(self, name: str, world: int, remains: Outcome, killed: Launch, story: str) -> Check:
         wanted = self._evidence[world]
@@ -139,9 +147,9 @@ class Proof:
         if not outcome.done:
             return Check(name, False, f"{story}; the resume failed: {outcome.failure()}")
         resumed = outcome.evidence()
-        stage, step = next(iter(resumed.starts.items()))
-        story = f"{story}, resumed at step {step}" + (f" of {stage!r}" if len(wanted.starts) > 1 else "")
-        if saved is not None and (stage, step) != saved:
+        began = next(iter(resumed.starts.items()), None)
+        story = f"{story}, resumed {_words(began, several=len(wanted.starts) > 1)}"
+        if saved is not None and began != saved:
             return Check(name, False, f"{story}, though there is a checkpoint of step {saved[1]} of {saved[0]!r}")
         change = first_change(wanted, resumed) or restored(wanted, resumed)
         if change:
@@ -160,7 +168,9 @@ class Proof:
         if not outcome.done:
             return Check(name, False, f"the resume failed: {outcome.failure()}")
         resumed = outcome.evidence()
-        names = Names("1 rank without a kill", f"{world} ranks and then {elsewhere}", "mean of means")
+        names = Names(
+            "1 rank without a kill", f"{world} ranks and then {elsewhere}", "a state that depends on the ranks"
+        )
         found = compare(self._evidence[1].trace(), spliced(killed, resumed), names)
         wrong = found.difference.sentence if found.difference else self._unlike_figures(outcome, names, found)
         samples = sum(len(line["ids"]) for steps in resumed.ranks for step in steps.values() for line in step.updates)
@@ -183,10 +193,19 @@ class Proof:
 
 
 def _newest(path: Path, killed: Launch) -> tuple[str, int] | None:
-    """The last stage that the killed launch began and its newest checkpoint, which a resume must begin with."""
+    """The stage that the killed launch was in and its newest checkpoint, which a resume must begin with."""
     stage = list(killed.starts)[-1]
-    steps = [int(folder.name.removeprefix("step_")) for folder in path.glob(f"checkpoints/{stage}/step_*")]
+    if (RunDir(path).artifacts(stage) / "done.json").exists():
+        return None
+    steps = [int(folder.name.removeprefix("step_")) for folder in RunDir(path).checkpoints(stage).glob("step_*")]
     return (stage, max(steps)) if steps else None
+
+
+def _words(began: tuple[str, int] | None, several: bool) -> str:
+    """Where a resumed launch began."""
+    if began is None:
+        return "after its last step"
+    return f"at step {began[1]}" + (f" of {began[0]!r}" if several else "")
 
 
 def _amount(found: Comparison) -> str:

@@ -41,7 +41,7 @@ class LogFigures:
         for sink in self.sinks:
             sink.write(done, tick.epoch, figures)
         shown = {name: figures[name] for name in ("loss", f"{self.unit}/s") if name in figures}
-        self.screen.advance("train", done, self.length, show_figures(shown), line=True)
+        self.screen.advance("train", done, self.length, show_figures(shown))
 
     def _speed(self, figures: Mapping[str, float], steps: int) -> dict[str, float]:
         now = time.monotonic()
@@ -63,10 +63,11 @@ class Validate:
     progress: Progress
     every: int
     figures: Mapping[str, float] = field(default_factory=dict)
+    improved: bool = False
 
     def fire(self, tick: Tick, metrics: Metrics, last: bool) -> None:
         """Validate when it is time."""
-        self.figures = {}
+        self.figures, self.improved = {}, False
         due = tick.last_of_epoch if self.every == 0 else (tick.step + 1) % self.every == 0
         if not (due or last):
             return
@@ -76,8 +77,13 @@ class Validate:
             return
         for sink in self.sinks:
             sink.write(tick.step + 1, tick.epoch, self.figures)
-        improved = self._keep_best()
-        self.screen.say(f"step {tick.step + 1}  {show_figures(self.figures)}{'  (best so far)' if improved else ''}")
+        self.improved = self._keep_best()
+        if not tick.last_of_epoch:  # then the epoch's own line says it
+            self.screen.say(f"step {tick.step + 1}  {self.summary()}")
+
+    def summary(self) -> str:
+        """The newest figures as text."""
+        return show_figures(self.figures) + ("  (best so far)" if self.improved else "")
 
     def _keep_best(self) -> bool:
         """The figures are equal on all ranks, so all ranks decide alike."""
@@ -108,7 +114,7 @@ class EpochSummary:
         if not tick.last_of_epoch:
             return
         train = {f"train {name}": value for name, value in self.book.read().items()}
-        self.screen.say(f"epoch {tick.epoch + 1}  {show_figures({**train, **self.validate.figures})}")
+        self.screen.say(f"epoch {tick.epoch + 1}  {show_figures(train)}  {self.validate.summary()}".rstrip())
 
 
 @dataclass

@@ -10,6 +10,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+LINE_SECONDS = 2.0
+"""How often at most a progress line is printed where there is no terminal."""
+
 
 class Screen(AbstractContextManager["Screen"]):
     """The terminal of rank 0; silent on the others and with `quiet`."""
@@ -57,10 +60,12 @@ class Screen(AbstractContextManager["Screen"]):
         """One line that stays."""
         self.console.print(text, markup=False)
 
-    def advance(self, what: str, done: int, total: int, figures: str, *, line: bool = False) -> None:
-        """Move a bar; without a terminal print a line instead, when `line` asks for one."""
+    def advance(self, what: str, done: int, total: int, figures: str) -> None:
+        """Move a bar; without a terminal print a line now and then, and always at the end."""
         if self._bar is None:
-            if line:
+            now = time.monotonic()
+            if now - self._shown >= LINE_SECONDS or done == total:
+                self._shown = now
                 self.say(f"{what} {done}/{total}  {figures}")
             return
         if what not in self._tasks:

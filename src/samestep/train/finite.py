@@ -52,3 +52,4 @@ class FiniteGuard:
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Go on counting."""
         self._in_row.copy_(state["in_row"])
+        self._arriving = None

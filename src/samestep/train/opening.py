@@ -2,14 +2,11 @@
 
 import os
 import socket
-import sys
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from samestep.checkpoint.manifest import versions
 from samestep.core.config import changed, dump
 from samestep.core.errors import UserError
 from samestep.core.records import Json, read_json, write_json
@@ -33,8 +30,7 @@ class RunRecord:
 
     def write(self, rundir: RunDir) -> None:
         """Leave the record, with the versions it was made by."""
-        versions = {"samestep": version("samestep"), "torch": torch.__version__, "python": sys.version.split()[0]}
-        record = {"recipe": self.recipe, "config": self.config, "launch": self.launch, "versions": versions}
+        record = {"recipe": self.recipe, "config": self.config, "launch": self.launch, "versions": versions()}
         write_json(rundir.config, record)
 
 

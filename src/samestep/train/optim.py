@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from samestep.train.config import Config
 
+_WITHOUT_DECAY = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.RMSNorm)  # norms may be over several dimensions
+
 
 @dataclass(frozen=True)
 class OptimSettings:
@@ -24,14 +26,12 @@ class OptimSettings:
 
 
 def adamw(module: nn.Module, settings: OptimSettings) -> torch.optim.AdamW:
-    """Fused AdamW over the trainable parameters; weight decay on matrices only."""
-    embeddings = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
+    """Fused AdamW over the trainable parameters; weight decay on none of norms, biases and embeddings."""
+    spared = _spared(module)
     trainable = [p for p in module.parameters() if p.requires_grad]
-    decayed = [p for p in trainable if p.ndim >= 2 and id(p) not in embeddings]
-    plain = [p for p in trainable if p.ndim < 2 or id(p) in embeddings]
     groups = [
-        {"params": decayed, "weight_decay": settings.weight_decay},
-        {"params": plain, "weight_decay": 0.0},
+        {"params": [p for p in trainable if id(p) not in spared], "weight_decay": settings.weight_decay},
+        {"params": [p for p in trainable if id(p) in spared], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
     optimizer = torch.optim.AdamW(groups, lr=0.0, betas=settings.betas, eps=settings.eps, fused=True)
@@ -42,6 +42,16 @@ def adamw(module: nn.Module, settings: OptimSettings) -> torch.optim.AdamW:
             "exp_avg_sq": torch.zeros_like(parameter),
         }
     return optimizer
+
+
+def _spared(module: nn.Module) -> set[int]:
+    """Parameters without decay, by identity: one that is shared with an embedding counts as an embedding."""
+    return {
+        id(parameter)
+        for part in module.modules()
+        for name, parameter in part.named_parameters(recurse=False)
+        if parameter.ndim < 2 or name.endswith("bias") or isinstance(part, _WITHOUT_DECAY)
+    }
 
 
 class LossScale:

@@ -10,6 +10,8 @@ from typing import Any
 from samestep.world.agreement import Agreement
 from samestep.world.world import World
 
+ONE_PRESS = 1.0
+"""Seconds within which signals count as one: a terminal and a launcher both pass on the same Ctrl-C."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -25,7 +27,7 @@ class Stop:
     ) -> None:
         self.reason = ""
         self.save_due = False
-        self._received = ""
+        self._received, self._received_at = "", 0.0
         self._clock, self._max, self._save = clock, max_seconds, save_seconds
         self._started = self._saved = clock()
         self._agreement = Agreement(world, wishes=3)
@@ -56,6 +58,8 @@ class Stop:
             self._agreement.settle()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self._received:
+        now = self._clock()
+        if number == signal.SIGINT and self._received and now - self._received_at > ONE_PRESS:
             raise KeyboardInterrupt
-        self._received = signal.Signals(number).name
+        if not self._received:
+            self._received, self._received_at = signal.Signals(number).name, now

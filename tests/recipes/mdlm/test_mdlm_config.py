@@ -1,9 +1,12 @@
 """The settings refuse what cannot work, and every preset can be built."""
 
 import pytest
+import torch
 
 from samestep.core.errors import UserError
-from samestep.recipes.mdlm.config import DataConfig, ObjectiveConfig, SamplingConfig
+from samestep.models.transformer import Transformer, TransformerConfig
+from samestep.recipes.mdlm.config import PRESETS, DataConfig, ObjectiveConfig, SamplingConfig
+from samestep.recipes.mdlm.corpus import load
 
 
 @pytest.mark.parametrize(
@@ -11,6 +14,7 @@ from samestep.recipes.mdlm.config import DataConfig, ObjectiveConfig, SamplingCo
     [
         (DataConfig, {"sequence_length": 0}, "data.sequence_length to 1 or more"),
         (DataConfig, {"validation_fraction": 1.0}, "between 0 and 1"),
+        (DataConfig, {"limit": 0}, "data.limit to 1 or more"),
         (ObjectiveConfig, {"least": 1.0}, "below 1"),
         (ObjectiveConfig, {"cut_rows": -0.1}, "between 0 and 1"),
         (ObjectiveConfig, {"validation_times": 0}, "1 or more"),
@@ -18,9 +22,29 @@ from samestep.recipes.mdlm.config import DataConfig, ObjectiveConfig, SamplingCo
         (SamplingConfig, {"length": 8, "block_length": 9}, "between 1 and length=8"),
         (SamplingConfig, {"length": 9, "block_length": 2, "steps": 4}, "steps to 5 or more"),
         (SamplingConfig, {"temperature": -1.0}, "temperature to 0 or more"),
-        (SamplingConfig, {"remasking": "none"}, "one of low_confidence, random"),
     ],
 )
 def test_impossible_settings_are_refused(kind: type, values: dict[str, object], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         kind(**values)
+
+
+@pytest.mark.parametrize(("preset", "parameters"), [("tiny", 382_176), ("small", 41_234_944), ("verify", 13_488)])
+def test_a_preset_fits_together(preset: str, parameters: int) -> None:
+    values = PRESETS[preset]
+    data, sampling = DataConfig(**values["data"]), SamplingConfig(**values["sampling"])
+    ObjectiveConfig(**values.get("objective", {}))
+    with torch.device("meta"):
+        network = Transformer(TransformerConfig(**values["model"]))
+    assert sum(p.numel() for p in network.parameters()) == parameters
+    assert max(data.sequence_length, sampling.length) <= network.config.max_sequence_length
+    assert values["global_batch_size"] < len(load(data).train)
+
+
+def test_the_verify_preset_has_partial_rows_and_a_partial_batch() -> None:
+    values = PRESETS["verify"]
+    corpus = load(DataConfig(**values["data"]))
+    assert corpus.train[len(corpus.train) - 1]["length"] < 16
+    assert corpus.validation[len(corpus.validation) - 1]["length"] < 16
+    assert len(corpus.train) % values["global_batch_size"]
+    assert len(corpus.train) < 100

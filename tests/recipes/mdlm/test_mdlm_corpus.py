@@ -81,6 +81,14 @@ def test_jsonl_documents_are_joined_by_eos(tmp_path: Path) -> None:
     assert decode(corpus.train[0]["tokens"].tolist()) == "abc"
 
 
+def test_a_limit_takes_the_beginning_of_either_text(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "a.txt").write_bytes(text)
+    for path in (None, str(tmp_path / "a.txt")):
+        corpus = load(DataConfig(path=path, sequence_length=16, limit=1610))
+        assert bytes(corpus.train.tokens[:]) == text[:1449]
+        assert bytes(corpus.validation.tokens[:]) == text[1449:1610]
+
+
 def test_a_text_shorter_than_a_window_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x" * 30)
     with pytest.raises(UserError, match=r"has 30 tokens, of which 27 are for training"):

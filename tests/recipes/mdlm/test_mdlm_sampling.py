@@ -88,7 +88,7 @@ def test_evenly() -> None:
 
 @pytest.mark.parametrize("remasking", ["low_confidence", "random"])
 def test_a_row_does_not_depend_on_the_rows_beside_it(remasking: str) -> None:
-    plan = SamplingConfig(length=12, steps=6, block_length=6, temperature=1.0, remasking=remasking)
+    plan = SamplingConfig(length=12, steps=6, block_length=6, temperature=1.0, remasking=remasking)  # type: ignore[arg-type]
     prompts, ids = prompts_of(4, 3), torch.tensor([10, 3, 7, 8])
     together = sample(NETWORK, prompts, plan, seed=1, ids=ids)
     for rows in ([2], [3, 0]):

@@ -69,7 +69,7 @@ def sample(config: MdlmConfig, weights: Mapping[str, Tensor], prompt: str, sampl
 def stages(config: MdlmConfig) -> list[Stage]:
     """One stage: pre-training."""
     best = ("val/bits_per_byte", "min")
-    return [Stage("pretrain", build, validate=Fit.validate, best=best, finish=show_sample, unit="nll")]
+    return [Stage("pretrain", build, validate=Fit.validate, best=best, finish=show_sample, unit="tokens")]
 
 
 def describe(config: MdlmConfig) -> Mapping[str, str]:

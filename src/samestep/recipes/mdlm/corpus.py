@@ -50,10 +50,12 @@ def load(config: DataConfig, cache: Path | None = None) -> Corpus:
     """
     tokens: text.Tokens
     if config.path is None:
-        name, tokens = "pydoc_data.topics", np.frombuffer(pydoc_text().encode("utf-8"), dtype=np.uint8)
+        name, tokens = "pydoc_data.topics", np.frombuffer(pydoc_text(config.limit).encode("utf-8"), dtype=np.uint8)
     else:
         name = config.path
         tokens = text.open_text(config.path, field=config.field, separator=BYTES.eos, cache=cache)
+    if config.limit is not None:
+        tokens = text.part(tokens, 0, config.limit)
     train, validation = text.split(tokens, config.validation_fraction)
     length = config.sequence_length
     if len(train) < length or not len(validation):
@@ -64,13 +66,20 @@ def load(config: DataConfig, cache: Path | None = None) -> Corpus:
     return Corpus(name, tokens, Windows(train, length, BYTES.eos), Windows(validation, length, BYTES.eos))
 
 
-def pydoc_text() -> str:
-    """The topics of Python's built-in help in alphabetical order, each passage once."""
+def pydoc_text(limit: int | None = None) -> str:
+    """The topics of Python's built-in help in alphabetical order, each passage once, until `limit` is reached."""
     try:
         from pydoc_data.topics import topics
     except ImportError:
         raise UserError("Give a text file with data.path; this Python comes without pydoc_data.topics.") from None
-    return "\n\n".join(distinct(passage for topic in sorted(topics) for passage in passages(topics[topic]))) + "\n"
+    kept: list[str] = []
+    size = 0
+    for passage in distinct(passage for topic in sorted(topics) for passage in passages(topics[topic])):
+        kept.append(passage)
+        size += len(passage)
+        if limit is not None and size >= limit:
+            break
+    return "\n\n".join(kept) + "\n"
 
 
 def passages(topic: str) -> Iterator[str]:

@@ -42,8 +42,8 @@ class Objective:
         return {"nll": self._nll(module, batch, self.lengths(batch), share, draw=0)}
 
     def count(self, batch: Batch) -> dict[str, Tensor]:
-        """What each row of the loss weighs: all its tokens, hidden or not."""
-        return {"nll": self.lengths(batch)}
+        """What each row of the loss weighs: all its tokens, hidden or not; and its tokens, to show the speed in."""
+        return {"nll": self.lengths(batch), "tokens": batch["length"]}
 
     def measure(self, module: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Each row's bound averaged over evenly spread times; rows are never cut. Fixed by the ids."""

@@ -1,0 +1,249 @@
+"""A feed shares any step out to the ranks: every row once, equal micro-batch counts, global weights."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from samestep.core.errors import UserError
+from samestep.data.feed import Batch, Feed, Micros
+from samestep.data.order import VALIDATION_EPOCH, Order, Sequential, Shuffled
+from samestep.world.ranks.place import Place
+from samestep.world.world import World
+from toys import Points, default_dtype, feed_of, run_on_ranks
+
+
+def rank_of(rank: int, size: int) -> World:
+    """A rank without its peers: its weights then stay its own."""
+    return World(Place("test", rank, size), torch.device("cpu"))
+
+
+def tokens(batch: Batch) -> dict[str, Tensor]:
+    return {"tokens": batch["tokens"], "half": batch["tokens"] / 2}
+
+
+def same(one: Micros, other: Micros) -> bool:
+    return (
+        one.step == other.step
+        and one.weights == other.weights
+        and np.array_equal(one.ids, other.ids)
+        and one.spans == other.spans
+        and len(one.batches) == len(other.batches)
+        and all(
+            a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a) for a, b in zip(one.batches, other.batches)
+        )
+    )
+
+
+class OneByOne:
+    """Only __getitem__, as most datasets have it."""
+
+    def __init__(self, size: int) -> None:
+        self.points = Points(size)
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        assert isinstance(index, int)
+        return {name: value[0] for name, value in self.points.rows(np.array([index])).items()}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.integers(1, 40),
+    batch=st.integers(1, 20),
+    ranks=st.integers(1, 7),
+    micro=st.integers(1, 9),
+    whole_order=st.sampled_from([Shuffled, Sequential]),
+)
+def test_ranks_share_every_row_exactly_once(
+    size: int, batch: int, ranks: int, micro: int, whole_order: Callable[..., Order]
+) -> None:
+    rows = Points(size)
+    order = Shuffled(size, batch, seed=5) if whole_order is Shuffled else Sequential(size, batch)
+    steps = 2 * order.steps_per_epoch
+    feeds = [feed_of(rows, rank_of(rank, ranks), batch, micro, steps, tokens, order) for rank in range(ranks)]
+    seen: list[int] = []
+    for step in range(steps):
+        ids = order.ids(step)
+        shares = [feed[step] for feed in feeds]
+        assert len({len(share.batches) for share in shares}) == 1, "every rank runs as many micro-batches"
+        live = [b["ids"][b["live"]] for share in shares for b in share.batches]
+        assert torch.equal(torch.cat(live), torch.as_tensor(ids)), "in the order's order, none twice, none left out"
+        for share in shares:
+            check_share(share, rows, ids, micro)
+        wanted = rows.tokens[ids[:, 1]].sum()
+        for term, weight in {"rows": len(ids), "tokens": wanted, "half": wanted / 2}.items():
+            assert sum(share.weights[term] for share in shares) == weight
+        seen += ids[:, 1].tolist()
+    assert sorted(seen) == sorted(2 * list(range(size))), "two epochs hold every index twice"
+
+
+def check_share(share: Micros, rows: Points, ids: np.ndarray, micro: int) -> None:
+    """The rows of a batch are those its ids name; a filler is a real row."""
+    assert np.array_equal(share.ids, ids)
+    for (start, stop), batch in zip(share.spans, share.batches):
+        held = len(batch["ids"])
+        assert 1 <= held <= micro
+        assert (stop - start, bool(batch["live"].all())) == ((held, True) if stop > start else (0, False))
+        assert stop > start or held == 1
+        assert torch.equal(batch["x"].double(), rows.x[batch["ids"][:, 1]].to(batch["x"].dtype).double())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_any_step_is_the_same_however_it_is_reached(workers: int) -> None:
+    def fresh() -> Feed:
+        order = Shuffled(23, 4, seed=5)
+        return Feed(Points(23), order, rank_of(1, 2), micro_rows=1, length=12, count=tokens, workers=workers)
+
+    walked = list(fresh())
+    assert [micros.step for micros in walked] == list(range(12))
+    jumping = fresh()
+    for step in (7, 8, 2, 2, 11, 0, 1):
+        assert same(jumping[step], walked[step])
+    again = list(jumping)
+    assert all(same(a, b) for a, b in zip(again, walked))
+
+
+def test_workers_bring_the_same_batches_as_none() -> None:
+    def feed(workers: int, prefetch: int) -> Feed:
+        order = Shuffled(23, 6, seed=5)
+        return Feed(
+            OneByOne(23), order, rank_of(0, 2), micro_rows=2, length=8, count=tokens, workers=workers, prefetch=prefetch
+        )
+
+    alone = list(feed(0, 2))
+    for workers, prefetch in ((2, 2), (1, 0)):
+        assert all(same(a, b) for a, b in zip(alone, feed(workers, prefetch), strict=True))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_loading_leaves_torchs_generator_alone(workers: int) -> None:
+    """A resumed run opens its loaders at another moment than the one that was never stopped, and must draw the same."""
+    before = torch.get_rng_state()
+    feed = Feed(Points(9), Shuffled(9, 4, seed=5), World.single(), micro_rows=2, length=3, workers=workers)
+    feed[1]
+    list(feed)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_rows_and_getitem_give_the_same() -> None:
+    order = Shuffled(23, 6, seed=5)
+    at_once, one_by_one = (feed_of(rows, World.single(), 6, 2, 4, tokens, order) for rows in (Points(23), OneByOne(23)))
+    assert all(same(a, b) for a, b in zip(at_once, one_by_one, strict=True))
+
+
+def test_floats_take_the_default_type_and_nothing_else_changes() -> None:
+    with default_dtype(torch.float64):
+        batch = feed_of(Points(4), World.single(), 4, 4, 1)[0].batches[0]
+    assert {name: value.dtype for name, value in batch.items()} == {
+        **{"x": torch.float64, "y": torch.float64, "tokens": torch.int64, "pairs": torch.int64},
+        **{"ids": torch.int64, "live": torch.bool},
+    }
+    assert feed_of(Points(4), World.single(), 4, 4, 1)[0].batches[0]["x"].dtype == torch.float32
+
+
+def test_a_term_that_is_not_counted_weighs_its_rows() -> None:
+    micros = feed_of(Points(10), World.single(), 10, 3, 1, tokens)[0]
+    assert micros.weight("rows") == micros.weight("anything") == 10
+    assert micros.weight("tokens") == float(Points(10).tokens.sum())
+
+
+def test_what_only_filler_rows_weigh_does_not_count() -> None:
+    """Not even when it is not a number."""
+    count = lambda batch: {"odd": torch.where(batch["live"], 1.0, float("nan"))}  # noqa: E731
+    shares = [feed_of(Points(2), rank_of(rank, 3), 2, 1, 1, count)[0] for rank in range(3)]
+    assert sorted(share.weights["odd"] for share in shares) == [0, 1, 1]
+
+
+class Huge:
+    """A million million rows that nobody could hold."""
+
+    def __len__(self) -> int:
+        return 10**12
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"x": torch.tensor(index)}
+
+
+def test_a_huge_dataset_costs_nothing() -> None:
+    last = -(-(10**12) // 7) - 1  # the last step of the first epoch
+    feed = feed_of(Huge(), rank_of(1, 2), 7, 2, steps=10**13)
+    batch = feed[last].batches[0]
+    assert torch.equal(batch["x"], batch["ids"][:, 1])
+    assert int(batch["ids"][0, 0]) == 0
+    assert len(feed[last].ids) == 10**12 - 7 * last
+    assert int(feed[last + 1].batches[0]["ids"][0, 0]) == 1
+
+
+class Faulty(OneByOne):
+    def __init__(self, error: Exception) -> None:
+        super().__init__(12)
+        self.error = error
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        if index == 9:
+            raise self.error
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("error", [UserError("row 9 has no text: remove it"), ValueError("broken")])
+def test_a_failure_of_the_data_surfaces(workers: int, error: Exception) -> None:
+    feed = Feed(Faulty(error), Sequential(12, 2), World.single(), micro_rows=2, length=6, workers=workers)
+    with pytest.raises(type(error)) as caught:
+        list(feed)
+    if isinstance(error, UserError):
+        assert str(caught.value) == "row 9 has no text: remove it", "what the user reads is one sentence"
+    else:
+        assert "broken" in str(caught.value)
+
+
+def test_a_sample_must_be_a_dict() -> None:
+    with pytest.raises(UserError, match="a sample must be a dict of tensors, but the data gave a int"):
+        feed_of([1, 2, 3], World.single(), 3, 3, 1)[0]
+
+
+def test_a_pass_can_be_watched() -> None:
+    watched: list[int] = []
+
+    def track(steps: object, length: int) -> object:
+        watched.append(length)
+        return steps
+
+    order = Sequential(10, 4, epoch=VALIDATION_EPOCH)
+    feed = Feed(Points(10), order, World.single(), micro_rows=3, length=3, track=track)  # type: ignore[arg-type]
+    ids = torch.cat([b["ids"] for micros in feed for b in micros.batches])
+    assert watched == [3]
+    assert ids.tolist() == [[VALIDATION_EPOCH, index] for index in range(10)]
+
+
+class Unpicklable(Points):
+    """Many datasets are: they hold open files, locks, or a function from a recipe."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.function = lambda: None
+
+
+def on_ranks() -> None:
+    """Weights are summed over the ranks, also where a rank has filler rows only, and steps may be skipped over."""
+    world = World.join(device="cpu", timeout=60)
+    for size, batch, micro, workers in [(23, 8, 2, 0), (5, 2, 1, 0), (9, 4, 3, 1)]:
+        rows, order = Unpicklable(size), Shuffled(size, batch, seed=3)
+        feed = Feed(rows, order, world, micro_rows=micro, length=9, count=tokens, workers=workers)
+        for step in (0, 1, 2, 6, 7, 8, 3):
+            wanted = float(rows.tokens[order.ids(step)[:, 1]].sum())
+            assert feed[step].weights == {"rows": len(order.ids(step)), "tokens": wanted, "half": wanted / 2}
+    world.leave()
+
+
+@pytest.mark.parametrize("nproc", [2, 3])
+def test_ranks_sum_their_weights(tmp_path: Path, nproc: int) -> None:
+    run_on_ranks(on_ranks, nproc, logs=tmp_path)

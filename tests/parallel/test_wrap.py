@@ -1,0 +1,107 @@
+"""One face for a module that is alone, replicated or sharded."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from samestep.core.errors import UserError
+from samestep.parallel.wrap import Lone, Replicated, Sharded, local, total_norm, whole, wrap
+from samestep.world.world import World
+from toys import WORLDS, Case, Net, Proofs, made
+
+X, TOKENS = torch.linspace(-1, 1, 8, dtype=torch.float64).reshape(2, 4), torch.tensor([1, 3])
+
+
+def loss_of(module: nn.Module, factor: float) -> Tensor:
+    return module(X * factor, TOKENS).square().sum()
+
+
+def gradients_are_the_mean_over_ranks(world: World, strategy: str) -> None:
+    parallel = wrap(made(Net), world, strategy, None)
+    kind = {"lone": Lone, "ddp": Replicated, "fsdp": Sharded}[strategy]
+    assert isinstance(parallel, kind)
+    assert parallel.replicated == (strategy != "fsdp")
+    assert parallel.settles == (strategy == "ddp" and world.size > 2)
+    factors = [1.0, 2.0, 3.0]
+    for number, factor in enumerate(factors):
+        with parallel.syncing(last=number == 2):
+            loss_of(parallel.module, factor + world.rank).backward()
+    gradients = [p.grad for p in parallel.inner.parameters() if p.grad is not None]
+
+    alone = made(Net)
+    for rank in range(world.size):
+        for factor in factors:
+            (loss_of(alone, factor + rank) / world.size).backward()
+    wanted = [p.grad for p in alone.parameters() if p.grad is not None]
+    assert len(gradients) == len(wanted) == len(list(alone.parameters()))
+    for mine, theirs in zip(gradients, wanted):
+        torch.testing.assert_close(whole(mine), theirs, rtol=1e-12, atol=1e-14)
+    norm = total_norm(gradients)
+    assert not isinstance(norm, DTensor)
+    assert norm.shape == ()
+    torch.testing.assert_close(norm, torch.stack([g.norm() for g in wanted]).norm(), rtol=1e-12, atol=0)
+    assert world.gather(float(norm)) == [float(norm)] * world.size, "the same bits on every rank"
+
+
+def shards_are_shares(world: World, strategy: str) -> None:
+    parallel = wrap(made(Net), world, strategy, None)
+    held = sum(local(p).numel() for p in parallel.inner.parameters())
+    total = sum(p.numel() for p in made(Net).parameters())
+    parts = world.gather(held)
+    if strategy == "fsdp":
+        assert sum(parts) == total
+        assert max(parts) < total or world.size == 1
+        assert isinstance(parallel.inner.get_submodule("first"), FSDPModule), "a unit of its own"
+    else:
+        assert parts == [total] * world.size
+    for name, parameter in parallel.inner.named_parameters():
+        assert torch.equal(whole(parameter.detach()), made(Net).state_dict()[name])
+
+
+def calls_are_noticed(world: World, strategy: str) -> None:
+    parallel = wrap(made(Net), world, strategy, None)
+    assert not parallel.called
+    with torch.no_grad():
+        parallel.inner.get_submodule("first")(X)
+        assert not parallel.called, "a part is not the whole"
+    parallel = wrap(made(Net), world, strategy, None)
+    loss_of(parallel.module, 1.0)
+    assert parallel.called
+    parallel.called = False
+    assert not parallel.called
+
+
+def rest_gives_back_what_was_gathered(world: World, strategy: str) -> None:
+    parallel = wrap(made(Net), world, strategy, None)
+    before = sum(local(p).numel() for p in parallel.inner.parameters())
+    with torch.no_grad():
+        loss_of(parallel.inner, 1.0)
+    parallel.rest()
+    assert sum(local(p).numel() for p in parallel.inner.parameters()) == before
+
+
+def nothing_to_learn_is_refused(world: World, strategy: str) -> None:
+    with pytest.raises(UserError, match="Net has no trainable parameter, so there is nothing to learn"):
+        wrap(made(Net).requires_grad_(False), world, strategy, None)
+
+
+CASES: list[Case] = [
+    gradients_are_the_mean_over_ranks,
+    shards_are_shares,
+    calls_are_noticed,
+    rest_gives_back_what_was_gathered,
+    nothing_to_learn_is_refused,
+]
+
+
+@pytest.fixture(scope="module")
+def proofs(tmp_path_factory: pytest.TempPathFactory) -> Proofs:
+    return Proofs(tmp_path_factory.mktemp("ranks"), CASES)
+
+
+@pytest.mark.parametrize(("nproc", "strategy"), WORLDS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:
+    proofs.check(case, nproc, strategy)
