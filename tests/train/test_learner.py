@@ -1,7 +1,5 @@
 """One update equals the update of the whole global batch by hand, however the batch is split."""
 
-from collections.abc import Mapping
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -10,6 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 from samestep.core.errors import RunFailed
 from samestep.data.feed import Batch
 from samestep.data.order import Order, Shuffled
+from samestep.train.learner import Loss
 from samestep.train.metrics import Book
 from samestep.train.optim import OptimSettings
 from samestep.world.world import World
@@ -61,10 +60,10 @@ def whole_batch(rows: Points, order: Order, step: int) -> Batch:
     return rows.rows(order.ids(step)[:, 1])
 
 
-def mean_loss(module: nn.Module, batch: Batch, mix: Mapping[str, float] = MIX) -> Tensor | None:
+def mean_loss(module: nn.Module, batch: Batch, loss: Loss = two_terms) -> Tensor | None:
     """The loss of the whole batch by hand; None where nothing weighs anything."""
-    sums, weights = two_terms(module, batch), both(batch)
-    parts = [mix[t] * sums[t].sum() / weights[t].sum() for t in sums if weights[t].sum() > 0]
+    sums, weights = loss(module, batch), both(batch)
+    parts = [MIX[t] * sums[t].sum() / weights[t].sum() for t in sums if weights[t].sum() > 0]
     return torch.stack(parts).sum() if parts else None
 
 
@@ -116,17 +115,23 @@ class Gaps(Points):
 
 
 def terms_without_weight(world: World, strategy: str) -> None:
+    """The rows of a term that weighs nothing do not count, whatever they are."""
+
+    def loss_rows(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        out = module(batch["x"], batch["tokens"])
+        return {"tokens": (out - batch["y"]).square().sum(1), "pairs": torch.tanh(out.sum(1))}
+
     rows = Gaps()
     order = in_order(rows, 4)
     hand, learner = ByHand(made(Net)), learner_of(made(Net), world, strategy)
     feed = feed_of(rows, world, 4, 1, steps=5, count=both, order=order)
     for step in range(5):
-        loss = mean_loss(hand.module, whole_batch(rows, order, step))
+        loss = mean_loss(hand.module, whole_batch(rows, order, step), loss_rows)
         if loss is not None:
             hand.update(loss, rate(step))
         assert (loss is None) == (step == 3)
         before, moments = weights_of(learner), moments_of(learner)
-        metrics = learner.update(feed[step], two_terms, MIX)
+        metrics = learner.update(feed[step], loss_rows, MIX)
         if step == 3:
             assert not metrics, "a step without weight has no figures"
             close(weights_of(learner), before, tolerance=0)

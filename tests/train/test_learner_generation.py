@@ -84,6 +84,8 @@ def duel(world: World, strategy: str) -> None:
                 book.add(writer.update(micros, writer_loss))
             figures = book.read()
             assert mean == pytest.approx(expected["reward"], rel=1e-10)
+            assert figures["count/rows"] == len(order.ids(step)), "counts are the step's, whoever learns from it"
+            assert not any(name.endswith("/count/rows") for name in figures)
             for name in ("judge/loss", "writer/loss"):
                 assert figures[name] == pytest.approx(expected[name], rel=1e-9), name
         for learner, hand in zip((writer, judge), hands):

@@ -7,7 +7,7 @@ from samestep.core.records import Json
 from samestep.world.world import World
 
 
-def settle(world: World, doing: str, work: Callable[[], Json], remedy: str = "") -> list[Json]:
+def settle(world: World, doing: str, work: Callable[[], Json]) -> list[Json]:
     """What `work` returned on every rank, by rank; if it failed anywhere, every rank raises that same failure.
 
     `work` must not communicate. Unlike `World.together` a failure here leaves no mark, so a caller may carry on.
@@ -27,7 +27,7 @@ def settle(world: World, doing: str, work: Callable[[], Json], remedy: str = "")
     word = outcomes[failed]
     if word["user"]:
         raise UserError(word["text"]) from failure
-    raise RunFailed(f"{doing} failed on rank {failed}: {word['text']}{remedy}") from failure
+    raise RunFailed(f"{doing} failed on rank {failed}: {word['text']}") from failure
 
 
 def _word(failure: Exception) -> dict[str, Json]:

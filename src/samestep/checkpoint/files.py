@@ -43,6 +43,6 @@ def remove_folder(path: Path) -> None:
     """Remove a folder with all that is in it, if it is there."""
     try:
         shutil.rmtree(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         if path.exists():  # something in it went while it was being removed, as network disks do
             shutil.rmtree(path)

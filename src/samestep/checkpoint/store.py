@@ -3,8 +3,11 @@
 A save is three steps: `stage` takes the state, `write` brings it into a hidden staging folder, every rank its own files
 with their checksums, and `commit` lets rank 0 write the manifest and rename the folder to its final name. A folder of
 that name is therefore whole, or damaged later; a kill leaves hidden folders that `tidy` removes at the next start.
+`Saver` (background.py) does the last two while training goes on.
 """
 
+import copy
+import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,9 +27,7 @@ from samestep.checkpoint.manifest import (
     RANKS,
     STATE,
     Checkpoint,
-    DamageError,
     Manifest,
-    check,
     find_checkpoints,
     manifest_from,
     versions,
@@ -34,13 +35,14 @@ from samestep.checkpoint.manifest import (
 )
 from samestep.checkpoint.metadata import read_metadata
 from samestep.checkpoint.retention import Retention
+from samestep.checkpoint.shares import share_out
 from samestep.checkpoint.state import RankStateful, Stateful, check_json, take_apart
 from samestep.checkpoint.tensors import Written, write_tensors
+from samestep.checkpoint.verifying import verified
 from samestep.core.errors import RunFailed, UserError
 from samestep.core.records import Json
 from samestep.world.world import World
 
-_REMEDY = "; earlier checkpoints are untouched, so make room or mend the disk, and start the run again to resume"
 _log = logging.getLogger("samestep.checkpoint")
 
 
@@ -51,6 +53,9 @@ class Snapshot:
     step: int
     about: dict[str, Json]
     tensors: dict[str, torch.Tensor]
+    """Those that this rank writes: its shards, and a share of what all ranks hold whole."""
+    layout: str
+    """A mark of all tensors' names and shapes, equal on all ranks."""
     state: str
     ranks: str
     """This rank's own part of the state."""
@@ -84,6 +89,13 @@ class Store:
         self.shared = shared
         self._on_phase = on_phase
         self._damaged: dict[Path, str] = {}
+        self._has_written = False
+
+    def over(self, world: World) -> "Store":
+        """The same store, whose ranks talk over another group: for the thread that saves beside the training."""
+        other = copy.copy(self)
+        other.world = world
+        return other
 
     def tidy(self) -> None:
         """Remove what killed saves left behind. For the one process group that holds the run, once, before it saves."""
@@ -105,14 +117,30 @@ class Store:
         ranks = {name: part.rank_state() for name, part in state.items() if isinstance(part, RankStateful)}
         check_json(ranks, ("rank_state",))
         check_json(about, ("about",))
-        return Snapshot(step, json.loads(json.dumps(about)), tensors, json.dumps(plain), json.dumps(ranks))
+        layout = hashlib.sha256(repr([(name, t.shape) for name, t in sorted(tensors.items())]).encode()).hexdigest()
+        about = json.loads(json.dumps(about))
+        return Snapshot(step, about, self._own(tensors), layout, json.dumps(plain), json.dumps(ranks))
+
+    def _own(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What this rank writes. Sharing out before anything is copied spares time and memory on every rank."""
+        if not self.shared:
+            return tensors if self.world.is_main else {}
+        whole = {name: t.nbytes for name, t in tensors.items() if not isinstance(t, DTensor)}
+        mine = set(share_out(whole, self.world.size)[self.world.rank])
+        return {name: t for name, t in tensors.items() if name in mine or isinstance(t, DTensor)}
 
     def write(self, snapshot: Snapshot) -> dict[str, FileRecord]:
         """Bring a snapshot into its staging folder; returns all files in it. If a rank fails, nothing is left of it."""
         staging = self.folder / f"{STAGING}{snapshot.name}"
         doing = f"saving the checkpoint {self.folder / snapshot.name}"
+
+        def begin() -> Json:
+            self._make_room(staging)
+            return snapshot.layout
+
         with self._discarding(staging):
-            self._on_main(doing, lambda: make_anew(staging), _REMEDY)
+            layouts = settle(self.world, doing, begin)
+            assert set(layouts) == {snapshot.layout}, f"the tensors of the state differ between ranks: {layouts}"
             self._on_phase("staged")
             written = Written({}, None)
             if self.shared:
@@ -129,7 +157,7 @@ class Store:
                     files[RANKS] = write_file(staging / RANKS, json.dumps(ranks).encode())
                 return {name: asdict(record) for name, record in files.items()}
 
-            reports = settle(self.world, doing, report, _REMEDY)
+            reports = settle(self.world, doing, report)
             self._on_phase("reported")
         return {name: FileRecord(**record) for files in reports for name, record in files.items()}
 
@@ -147,7 +175,7 @@ class Store:
             self._on_phase("renamed")
 
         with self._discarding(staging):
-            self._on_main(f"saving the checkpoint {final}", publish, _REMEDY)
+            self._on_main(f"saving the checkpoint {final}", publish)
         self._damaged.pop(final, None)
         if self.world.is_main:
             self._prune(replaced(final))
@@ -171,43 +199,50 @@ class Store:
     def checkpoints(self) -> list[Checkpoint]:
         """All checkpoints by ascending step, each either verified or with its damage."""
 
-        def listing() -> list[Json]:
-            return [_entry(self._checked(candidate)) for candidate in find_checkpoints(self.folder)]
-
-        return [_checkpoint_from(entry) for entry in self._on_main(f"reading {self.folder}", listing)]
+        return [self._checked(candidate) for candidate in self._found(lambda found: found)]
 
     def load(self, checkpoint: Checkpoint, state: Mapping[str, Stateful]) -> None:
         """Load a checkpoint into the state, whatever number of ranks saved it."""
         load_state(checkpoint, state, self.world, self.shared)
 
-    def _on_main(self, doing: str, work: Callable[[], Json], remedy: str = "") -> Json:
+    def _make_room(self, staging: Path) -> None:
+        """An empty staging folder, made by rank 0."""
+        if self.world.is_main:
+            if self._has_written and not self.folder.is_dir():
+                _log.warning("the folder %s has vanished with the checkpoints in it; it is made anew", self.folder)
+            make_anew(staging)
+            self._has_written = True
+
+    def _on_main(self, doing: str, work: Callable[[], Json]) -> Json:
         """What `work` returned on rank 0, on every rank; or its failure."""
-        return settle(self.world, doing, lambda: work() if self.world.is_main else None, remedy)[0]
+        return settle(self.world, doing, lambda: work() if self.world.is_main else None)[0]
+
+    def _found(self, order: Callable[[list[Checkpoint]], Iterable[Checkpoint]]) -> list[Checkpoint]:
+        """The checkpoints that rank 0 finds, in this order, not verified."""
+        entries = self._on_main(
+            f"reading {self.folder}", lambda: [_entry(found) for found in order(find_checkpoints(self.folder))]
+        )
+        return [_checkpoint_from(entry) for entry in entries]
 
     def _first_whole(
         self, order: Callable[[list[Checkpoint]], Iterable[Checkpoint]]
     ) -> tuple[Checkpoint | None, list[str]]:
         """The first whole checkpoint in this order, and what is wrong with those before it."""
-
-        def search() -> Json:
-            damaged: list[str] = []
-            for candidate in order(find_checkpoints(self.folder)):
-                found = self._checked(candidate)
-                if found.damage is None:
-                    return [_entry(found), damaged]
+        damaged: list[str] = []
+        for candidate in self._found(order):
+            found = self._checked(candidate)
+            if found.damage is None:
+                return found, damaged
+            if self.world.is_main:
                 _log.warning("the checkpoint %s is damaged and not used: %s", found.path, found.damage)
-                damaged.append(f"{found.path.name}: {found.damage}")
-            return [None, damaged]
-
-        found, damaged = self._on_main(f"reading {self.folder}", search)
-        return (_checkpoint_from(found) if found else None), damaged
+            damaged.append(f"{found.path.name}: {found.damage}")
+        return None, damaged
 
     def _checked(self, candidate: Checkpoint) -> Checkpoint:
-        try:
-            return check(candidate.path)
-        except DamageError as damage:
-            self._damaged[candidate.path] = str(damage)
-            return replace(candidate, damage=str(damage))
+        found = verified(candidate, self.world, self.shared)
+        if found.damage is not None:
+            self._damaged[found.path] = found.damage
+        return found
 
     def _prune(self, aside: Path) -> None:
         """Remove what need not be kept. The save itself has succeeded, so a failure here is only worth a word."""

@@ -25,11 +25,16 @@ from torch.futures import Future
 from samestep.checkpoint.files import FileRecord
 from samestep.core.errors import UserError
 
+COPY_AHEAD = 10_000_000
+"""Bytes that are fetched from a device before the writing has caught up with them."""
+
 
 def write_tensors(folder: Path, tensors: Mapping[str, torch.Tensor], group: Any) -> "Written":
     """Write tensors to an existing folder, together with the ranks of `group`, or alone when it is None."""
     assert all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()), "DCP would pickle anything else"
-    writer = _Writer(folder)
+    # what is on the CPU needs no stream of a device, which would be that of card 0 in a thread
+    ahead = 0 if all(tensor.device.type == "cpu" for tensor in tensors.values()) else COPY_AHEAD
+    writer = _Writer(folder, ahead)
     planner = DefaultSavePlanner(flatten_state_dict=False)
     if group is not None:
         save(dict(tensors), storage_writer=writer, planner=planner, process_group=group)
@@ -94,8 +99,8 @@ class Written:
 class _Writer(FileSystemWriter):
     """DCP's writer, that knows the checksums of what it wrote and leaves no paths or random names in it."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, sync_files=True)
+    def __init__(self, folder: Path, copy_ahead: int) -> None:
+        super().__init__(folder, sync_files=True, per_thread_copy_ahead=copy_ahead)
         self.fs: HashingFiles = HashingFiles()
         self.failure: Exception | None = None
 

@@ -3,7 +3,6 @@
 import random
 import secrets
 import shutil
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from samestep.core.errors import EXIT_DONE, EXIT_FAILURE, UserError
 from samestep.doctor.lab import Lab
 from samestep.doctor.proof import Proof
 from samestep.doctor.settings import PRESET, proof_settings
-from samestep.doctor.table import at_work, show
+from samestep.doctor.table import Board
 from samestep.train.recipe import Recipe
 
 HELP = """samestep verify RECIPE [--kill-seed N] [--timeout SECONDS] [--keep FOLDER] [key=value | --key value ...]
@@ -48,17 +47,18 @@ def run(words: Sequence[str]) -> int:
     lab = Lab(_everywhere(asked.name), settings, folder, _modules(recipe))
     keep = "keep" in asked.options
     try:
-        with at_work(sys.stdout.isatty()) as say:
-            proof = Proof(lab, recipe, random.Random(seed), say)
-            checks = show(proof.checks(), f"samestep verify {asked.name} (kill moments by --kill-seed {seed})")
-        failed = [check for check in checks if check.passed is False]
+        with Board(f"samestep verify {asked.name} (kill moments by --kill-seed {seed})") as board:
+            for check in Proof(lab, recipe, random.Random(seed), board.say).checks():
+                board.add(check)
+        failed = [check for check in board.checks if check.passed is False]
         keep = keep or bool(failed)
     finally:
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
     if keep:
         print(f"the runs are kept in {folder}")
-    print(f"{len(failed)} of {len(checks)} checks failed" if failed else f"all {len(checks)} checks hold")
+    done = [check for check in board.checks if check.passed is not None]
+    print(f"{len(failed)} of {len(done)} checks failed" if failed else f"all {len(done)} checks hold")
     return EXIT_FAILURE if failed else EXIT_DONE
 
 

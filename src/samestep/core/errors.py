@@ -6,6 +6,8 @@ import sys
 EXIT_DONE = 0
 EXIT_FAILURE = 1
 EXIT_USER = 2
+EXIT_MEMORY = 77  # a device or the machine ran out of memory; a smaller micro-batch may fit
+EXIT_INTERRUPTED = 130  # a second Ctrl-C: ended at once, without a save
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL: the run stopped in good order and can be resumed
 
 
@@ -19,6 +21,12 @@ class RunFailed(Exception):
     """The run itself cannot go on (it diverged, its disk is full). One sentence, no traceback, a failure exit."""
 
     exit_code = EXIT_FAILURE
+
+
+class OutOfMemory(RunFailed):
+    """A rank ran out of memory. A launcher restarts the run with half the micro-batch."""
+
+    exit_code = EXIT_MEMORY
 
 
 def complain(sentence: str) -> None:

@@ -211,6 +211,7 @@ class _Processes:
         self._next = step + 1
         share = next(self._iterator)
         if isinstance(share, UserError):
+            self._iterator = iter(())  # ends the processes now; the exception would keep them in a cycle
             raise share
         return share
 

@@ -8,25 +8,25 @@ from samestep.doctor.compare import Comparison
 ORDER = ("samples", "tokens", "losses", "ranks", "gradients", "validation")
 """Checks in the order in which one thing causes the next."""
 _TITLES = {
-    "samples": "same samples",
-    "tokens": "same sampled tokens",
-    "losses": "same loss of every row",
-    "ranks": "same parameters on all ranks",
-    "gradients": "same gradients",
-    "validation": "same validation",
+    "samples": "samples at 1, 2, 3 ranks",
+    "tokens": "sampled tokens at 1, 2, 3 ranks",
+    "losses": "row losses at 1, 2, 3 ranks",
+    "ranks": "parameters equal on all ranks",
+    "gradients": "gradients at 1, 2, 3 ranks",
+    "validation": "validation at 1, 2, 3 ranks",
 }
 
 
-def judge(comparisons: Sequence[Comparison], when: str) -> list[Check]:
+def judge(comparisons: Sequence[Comparison]) -> list[Check]:
     """One check a subject; after the first that fails nothing further is said, since it would only follow from it."""
     checks: list[Check] = []
     for subject in ORDER:
         wrong = [found.difference for found in comparisons if found.difference and found.difference.check == subject]
         if wrong:
-            return [*checks, Check(f"{_TITLES[subject]} {when}", False, wrong[0].sentence)]
+            return [*checks, Check(_TITLES[subject], False, wrong[0].sentence)]
         if subject == "tokens" and not any(found.tokens or found.tie for found in comparisons):
             continue
-        checks.append(_passed(subject, comparisons, when))
+        checks.append(_passed(subject, comparisons))
     return checks
 
 
@@ -35,9 +35,9 @@ def largest(comparisons: Sequence[Comparison], subject: str) -> float:
     return max((found.seen.largest.get(subject, 0.0) for found in comparisons), default=0.0)
 
 
-def _passed(subject: str, comparisons: Sequence[Comparison], when: str) -> Check:
+def _passed(subject: str, comparisons: Sequence[Comparison]) -> Check:
     least = min(comparisons, key=lambda found: found.steps)
-    seen, name = least.seen, f"{_TITLES[subject]} {when}"
+    seen, name = least.seen, _TITLES[subject]
     until = "; compared up to a tie between sampled tokens" if least.tie else ""
     difference = f"largest difference {largest(comparisons, subject):.1e}"
     if subject == "samples":
@@ -56,4 +56,6 @@ def _passed(subject: str, comparisons: Sequence[Comparison], when: str) -> Check
         sentence = (
             f"{plural(seen.rows, 'row') if subject == 'losses' else plural(seen.updates, 'update')}, {difference}"
         )
+    if subject == "gradients" and seen.updates and not any(found.seen.uneven for found in comparisons):
+        until += "; all shares were equal, so a mean of means would not show: use another global_batch_size"
     return Check(name, True, sentence + until)

@@ -24,6 +24,18 @@ PRELOAD = ("samestep.train.session", "samestep.train.entry", "torch._dynamo")
 """What workers find imported; DDP wants the last one, which takes longer than all else."""
 LIMIT = 600.0
 """Seconds after which a launch is given up; a rank that waits for another gives up much sooner."""
+_LAUNCHERS = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_",
+    "MASTER_",
+    "TORCHELASTIC",
+    "SLURM_",
+    "PMI",
+    "PALS",
+    "OMPI",
+    "PYTHONHASHSEED",
+)
 _LONE = "import json, sys; from samestep.train.entry import train_with; sys.exit(train_with(*json.loads(sys.argv[1])))"
 
 
@@ -47,8 +59,6 @@ class Outcome:
 
     def failure(self) -> str:
         """Why it did not, on one line."""
-        if None in self.codes:
-            return f"rank {self.codes.index(None)} did not end: {last_words(self.outputs[self.codes.index(None)])}"
         words = [last_words(output) for output, code in zip(self.outputs, self.codes) if code and output.strip()]
         signals = [
             f"rank {rank} died by {signal.Signals(-code).name}"
@@ -115,7 +125,7 @@ class Lab:
             name = f"{label}-attempt-{attempt + 1}" if attempt else label
             workers = self._start(name, world, {})
             try:
-                self._wait_for(name, workers, moment)
+                self._wait_for(name, workers, moment, saved=attempt < 3)
                 workers.kill(*moment.victims)
                 codes = workers.wait(LIMIT)
             except BaseException:
@@ -142,11 +152,13 @@ class Lab:
     def _outcome(self, label: str, world: int, workers: Workers, codes: Sequence[int | None]) -> Outcome:
         return Outcome(self.folder / label, world, codes, [workers.output(rank) for rank in range(world)])
 
-    def _wait_for(self, label: str, workers: Workers, moment: Moment) -> None:
-        """Until rank 0 has finished so many steps, or the run is over."""
-        path = RunDir(self.folder / label).evidence(len(workers.processes), 0)
+    def _wait_for(self, label: str, workers: Workers, moment: Moment, saved: bool) -> None:
+        """Until rank 0 has finished so many steps and, if `saved`, there is something to resume; or the run is over."""
+        rundir = RunDir(self.folder / label)
+        path = rundir.evidence(len(workers.processes), 0)
         while any(process.is_alive() for process in workers.processes):
-            if path.exists() and path.read_bytes().count(b'"kind": "step"') >= moment.steps:
+            done = path.read_bytes().count(b'"kind": "step"') if path.exists() else -1
+            if done >= moment.steps and (not saved or any(rundir.checkpoints("").glob("*/step_*"))):
                 time.sleep(moment.delay)
                 return
             time.sleep(0.001)
@@ -188,7 +200,6 @@ class Alone:
 
 def _lone_environment() -> dict[str, str]:
     """No launcher's variables, and the import path of this process."""
-    launcher = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONHASHSEED")
-    kept = {name: value for name, value in os.environ.items() if name not in launcher}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": threads}

@@ -41,6 +41,8 @@ class Seen:
 
     updates: int = 0
     rows: int = 0
+    uneven: bool = False
+    """Whether any two micro-batches of an update differed in size; equal ones hide that they count alike."""
     largest: dict[str, float] = field(default_factory=dict)
     """The largest difference by check."""
 
@@ -75,6 +77,9 @@ def look(pair: Pair, seen: Seen) -> Difference | None:
         )
     seen.updates += 1
     seen.rows += sum(len(line["ids"]) for line in pair.ours)
+    seen.uneven |= any(
+        len({size for line in lines for size in line["sizes"]}) > 1 for lines in (pair.ours, pair.theirs)
+    )
     for check, each in zip(checks, looks):
         sentence = each(pair, seen)
         if sentence:

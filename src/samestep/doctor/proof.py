@@ -14,7 +14,7 @@ from samestep.doctor.figures import differing_figure, read_figures
 from samestep.doctor.judge import judge, largest
 from samestep.doctor.lab import Lab, Moment, Outcome
 from samestep.doctor.looks import Names
-from samestep.doctor.ranks import early_leaver
+from samestep.doctor.ranks import early_leaver, stalled
 from samestep.doctor.reach import every_parameter_reached
 from samestep.doctor.settings import other_micro
 from samestep.doctor.trace import Launch, spliced
@@ -22,7 +22,6 @@ from samestep.train.recipe import Recipe
 
 WORLDS = (2, 3)
 _ELSEWHERE = {2: 3, 3: 1}
-_EVERYWHERE = "at 1, 2 and 3 ranks"
 
 
 @dataclass
@@ -41,7 +40,7 @@ class Proof:
         """Every check as it is done."""
         groups: list[tuple[str, Callable[[], Iterator[Check]]]] = [
             ("one rank", self._one_rank),
-            ("2 and 3 ranks", self._several_ranks),
+            ("1, 2 and 3 ranks", self._several_ranks),
             ("kill and resume at 2 ranks", lambda: self._killed(2)),
             ("kill and resume at 3 ranks", lambda: self._killed(3)),
         ]
@@ -81,7 +80,7 @@ class Proof:
             if reached.passed:
                 yield Check("runs on one rank", False, split.failure())
             return
-        names = Names(f"batch_size={micro}", f"batch_size={other or micro}", "wrong accumulation weight")
+        names = Names(f"batch_size {micro}", f"batch_size {other or micro}", "wrong accumulation weight")
         found = compare(self._evidence[1].trace(), split.evidence().trace(), names)
         wrong = found.difference.sentence if found.difference else self._unlike_figures(split, names, found)
         name = f"same run with batch_size {micro} and {other}" if other else "same run in another process"
@@ -99,15 +98,18 @@ class Proof:
             names = Names("1 rank", f"{world} ranks", "mean of means")
             comparisons.append(compare(self._evidence[1].trace(), self._evidence[world].trace(), names))
             unlike = unlike or self._unlike_figures(outcome, names, comparisons[-1])
-        checks = judge(comparisons, _EVERYWHERE)
+        checks = judge(comparisons)
         yield from checks
         if all(check.passed is not False for check in checks):
             rows = len(read_figures(self._runs[1].path))
-            yield Check(f"same logged figures {_EVERYWHERE}", not unlike, unlike or f"{plural(rows, 'row')} of figures")
+            yield Check(
+                "logged figures at 1, 2, 3 ranks", not unlike, unlike or f"{plural(rows, 'row')} of metrics.jsonl"
+            )
 
     def _died(self, outcome: Outcome) -> Check:
         leaver = early_leaver(outcome.evidence(), self._evidence[1].trace())
-        return Check(f"runs at {outcome.world} ranks", False, leaver or outcome.failure())
+        stuck = stalled(outcome.evidence(), outcome.codes)
+        return Check(f"runs at {outcome.world} ranks", False, leaver or f"{stuck}{outcome.failure()}")
 
     def _killed(self, world: int) -> Iterator[Check]:
         """Killed and resumed at the same world size, then from a copy of the same remains at another."""

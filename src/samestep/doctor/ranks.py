@@ -25,6 +25,16 @@ def early_leaver(launch: Launch, reference: Trace) -> str:
     return ""
 
 
+def stalled(launch: Launch, codes: Sequence[int | None]) -> str:
+    """Which rank never ended and how far it came, in words to begin a sentence with; empty when all ended."""
+    if None not in codes:
+        return ""
+    rank = codes.index(None)
+    finished = [key for key, step in launch.ranks[rank].items() if step.mark is not None]
+    place = f"after {where(finished[-1], launch.trace())}" if finished else "before its first step was done"
+    return f"rank {rank} stopped moving {place}, and the others gave up: "
+
+
 def last_words(output: str) -> str:
     """What a failed process said last, on one line: its exception rather than what follows it, and no traceback."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]

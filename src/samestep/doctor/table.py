@@ -1,11 +1,14 @@
-"""Shows the checks: a table on a terminal, one line a check elsewhere, so that `grep` finds it."""
+"""Shows checks as they are done: a table on a terminal, one line a check elsewhere, so that `grep` finds it."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Group
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -14,27 +17,46 @@ from samestep.doctor.check import Check
 _RESULTS = {True: ("ok", "green"), False: ("FAILED", "bold red"), None: ("not run", "dim")}
 
 
-@contextmanager
-def at_work(terminal: bool) -> Iterator[Callable[[str], None]]:
-    """Something to tell what is going on, which a terminal shows until it is over."""
-    if not terminal:
-        yield lambda text: None
-        return
-    with Console(stderr=True).status("starting") as status:
-        yield lambda text: status.update(f"verifying: {text}")
+class Board:
+    """Where checks appear, and on a terminal also what is going on."""
 
+    def __init__(self, title: str) -> None:
+        self.checks: list[Check] = []
+        self._title, self._doing = title, "starting"
+        self._terminal = sys.stdout.isatty()
+        self._stack = ExitStack()
+        self._live: Live | None = None
 
-def show(checks: Iterable[Check], title: str) -> list[Check]:
-    """Show all checks, on a terminal when the last one is done; returns them."""
-    if not sys.stdout.isatty():
-        return _print_lines(checks, title)
-    done = list(checks)
-    Console().print(table(done, title))
-    return done
+    def __enter__(self) -> Self:
+        if self._terminal:
+            self._live = self._stack.enter_context(Live(get_renderable=self._draw, refresh_per_second=4))
+        else:
+            print(self._title, flush=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._doing = ""
+        self._stack.close()
+
+    def say(self, text: str) -> None:
+        """What is going on now."""
+        self._doing = f"now: {text}"
+
+    def add(self, check: Check) -> None:
+        """One more check is done."""
+        self.checks.append(check)
+        if not self._terminal:
+            print(f"{_RESULTS[check.passed][0]:8}{check.name}: {check.sentence}", flush=True)
+
+    def _draw(self) -> Group | Table:
+        drawn = table(self.checks, self._title)
+        return Group(drawn, Text(self._doing, style="dim")) if self._doing else drawn
 
 
 def table(checks: Iterable[Check], title: str) -> Table:
-    """The table; sentences are wrapped, names and results are not."""
+    """The table; sentences are wrapped, results are not."""
     drawn = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     drawn.add_column("check", max_width=34)
     drawn.add_column("result", no_wrap=True)
@@ -43,12 +65,3 @@ def table(checks: Iterable[Check], title: str) -> Table:
         word, style = _RESULTS[check.passed]
         drawn.add_row(Text(check.name), Text(word, style=style), Text(check.sentence))
     return drawn
-
-
-def _print_lines(checks: Iterable[Check], title: str) -> list[Check]:
-    print(title, flush=True)
-    done = []
-    for check in checks:
-        print(f"{_RESULTS[check.passed][0]:8}{check.name}: {check.sentence}", flush=True)
-        done.append(check)
-    return done

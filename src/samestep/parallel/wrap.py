@@ -35,8 +35,10 @@ class Parallel(Protocol):
     """Whether every rank holds the whole module."""
     settles: bool
     """Whether its reduction order settles only after a first pass (see train/warm.py)."""
+    needs_all: bool
+    """Whether every trainable parameter must get a gradient in every step, or the next one fails."""
     called: bool
-    """Whether `module` was called since this was last set to false."""
+    """Whether `module` was called, with gradients on, since this was last set to false."""
 
     def syncing(self, last: bool) -> AbstractContextManager[None]:
         """Around one micro-batch: gradients are reduced only on the last of a step."""
@@ -62,7 +64,10 @@ class _Called:
     called = False
 
     def _watch(self, module: nn.Module) -> None:
-        module.register_forward_pre_hook(lambda *_: setattr(self, "called", True))
+        module.register_forward_pre_hook(self._note)
+
+    def _note(self, *_: object) -> None:
+        self.called = self.called or torch.is_grad_enabled()
 
     def rest(self) -> None:
         """Nothing was gathered."""
@@ -72,7 +77,7 @@ class Lone(_Called):
     """One process: nothing to synchronise."""
 
     replicated = True
-    settles = False
+    settles = needs_all = False
 
     def __init__(self, module: nn.Module) -> None:
         self.inner = self.module = module
@@ -86,7 +91,7 @@ class Lone(_Called):
 class Replicated(_Called):
     """DDP. Buffers stay as each rank computes them: they are equal, or the recipe reduces them itself."""
 
-    replicated = True
+    replicated = needs_all = True
 
     def __init__(self, module: nn.Module, world: World) -> None:
         self.inner = module
@@ -112,7 +117,7 @@ class Sharded(_Called):
     """FSDP2: parameters, gradients and optimizer state cut over the ranks, gathered a unit at a time."""
 
     replicated = False
-    settles = False
+    settles = needs_all = False
 
     def __init__(self, module: nn.Module, world: World, compute: torch.dtype | None) -> None:
         from torch.distributed.device_mesh import init_device_mesh

@@ -5,8 +5,9 @@ def build(bench):
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from samestep.checkpoint.plain import match
 from samestep.core.errors import UserError
-from samestep.core.records import read_json, write_json
+from samestep.core.records import Json, read_json, write_json
 from samestep.core.rundir import RunDir
 from samestep.data.feed import Count, Feed, Rows
 from samestep.data.order import VALIDATION_EPOCH, Order, Sequential, Shuffled
@@ -44,6 +45,8 @@ class Bench:
     rundir: RunDir
     stage: str
     screen: Screen
+    unused: Sequence[str] = ()
+    """Glob patterns of parameters that the recipe declares to be without a gradient."""
     recorder: Recorder | None = None
     learners: list[Learner] = field(default_factory=list)
     _plan: Plan | None = None
@@ -51,7 +54,8 @@ class Bench:
     def plan(self, samples: int) -> Plan:
         """The stage's numbers for data of so many samples: as frozen by the first launch, or frozen now."""
         if self._plan is None:
-            self._plan = self._frozen() or self._freeze(Plan.make(self.config, self.world.size, samples))
+            made = self._freeze("plan", lambda: Plan.make(self.config, self.world.size, samples).to_json())
+            self._plan = Plan(**made)
         if self._plan.samples != samples:
             raise UserError(
                 f"this run was started on {self._plan.samples} training samples but the data now has {samples}; "
@@ -69,8 +73,7 @@ class Bench:
         """Every row exactly once, in order, with fixed noise: for validation and for dumps."""
         if len(rows) < 1:
             raise UserError("the validation data is empty: there is no row to validate on")
-        global_batch = batch or self.config.batch_size * self.world.size
-        order = Sequential(len(rows), global_batch, epoch=VALIDATION_EPOCH)
+        order = Sequential(len(rows), batch or self._once_batch(), epoch=VALIDATION_EPOCH)
         return self._feed(rows, order, order.steps_per_epoch, count, track=partial(self.screen.track, "validate"))
 
     def learner(self, module: nn.Module, *, name: str = "model", rate: Callable[[int], float] | None = None) -> Learner:
@@ -118,6 +121,9 @@ class Bench:
     def _prepared(self, module: nn.Module, name: str) -> nn.Module:
         """The module in its type, with the initial weights that were asked for."""
         module = module.to(getattr(torch, self.config.distributed.dtype))
+        for parameter_name, parameter in module.named_parameters():
+            if any(fnmatch(parameter_name, pattern) for pattern in self.unused):
+                parameter.requires_grad_(False)  # before wrapping: DDP waits for the gradient of every other one
         source = self.config.continue_from or self.config.init_from
         if source and name == "model":
             weights: Mapping[str, Tensor] = find_weights(Path(source), name)
@@ -138,11 +144,16 @@ class Bench:
             track=track,
         )
 
-    def _frozen(self) -> Plan | None:
-        known = self.world.share(read_json(self.rundir.frozen) if self.world.is_main else None) or {}
-        return Plan(**known[self.stage]) if self.stage in known else None
+    def _once_batch(self) -> int:
+        """Frozen too: a dump that is resumed at another world size must count its steps as before."""
+        return self._freeze("rows_once", lambda: self.config.batch_size * self.world.size)
 
-    def _freeze(self, plan: Plan) -> Plan:
-        if self.world.is_main:
-            write_json(self.rundir.frozen, {**(read_json(self.rundir.frozen) or {}), self.stage: plan.to_json()})
-        return plan
+    def _freeze(self, what: str, make: Callable[[], Json]) -> Json:
+        """What the first launch fixed for this stage, or what it fixes now."""
+        known = self.world.share(read_json(self.rundir.frozen) if self.world.is_main else None) or {}
+        mine = known.setdefault(self.stage, {})
+        if what not in mine:
+            mine[what] = make()
+            if self.world.is_main:
+                write_json(self.rundir.frozen, known)
+        return mine[what]

@@ -164,7 +164,7 @@ class Learner:
         """Clip, check, step, and say what happened, all without waiting for the device."""
         if self.recorder:
             self.recorder.gradients(self.name, self._parallel.inner)
-        gradients = [p.grad for p in self._parallel.inner.parameters() if p.grad is not None]
+        gradients = self._gradients()
         norm = total_norm(gradients)
         if self._scale:
             norm = norm / self._scale.scale
@@ -180,6 +180,16 @@ class Learner:
             self.recorder.parameters(self.name, self._parallel.inner, micros)
         self._guard.watch(blamed, micros)
         return self._figures(micros, total, sums, norm, bad, rate, same)
+
+    def _gradients(self) -> list[Tensor]:
+        found = {name: p.grad for name, p in self._parallel.inner.named_parameters() if p.requires_grad}
+        lacking = [name for name, gradient in found.items() if gradient is None]
+        if lacking and self._parallel.needs_all:
+            raise RunFailed(
+                f"{len(lacking)} parameters of learner {self.name!r} got no gradient in this step ({', '.join(lacking[:3])}); "
+                "use them in every loss, or name them in the recipe's `unused`"
+            )
+        return [gradient for gradient in found.values() if gradient is not None]
 
     def _step(self, gradients: list[Tensor], norm: Tensor, bad: Tensor, rate: float) -> None:
         """The fused optimizer divides gradients by `grad_scale`, and does nothing where `found_inf` is one."""
@@ -219,8 +229,9 @@ class Learner:
         figures["grad_norm"] = Figure(kept(norm), good, same=True)
         figures["lr"] = Figure(rate, same=True)
         figures["skipped"] = Figure(bad, same=True)
-        figures |= {f"count/{name}": Figure(weight, same=True) for name, weight in micros.weights.items()}
-        return figures if self.name == "model" else {f"{self.name}/{key}": value for key, value in figures.items()}
+        prefix = "" if self.name == "model" else f"{self.name}/"
+        counts = {f"count/{name}": Figure(weight, same=True) for name, weight in micros.weights.items()}
+        return {**{prefix + name: figure for name, figure in figures.items()}, **counts}
 
     def _weightless(self, micros: Micros, sums: Mapping[str, Tensor]) -> bool:
         """Whether none of the loss's terms weighs anything; the weights are global, so all ranks say the same."""

@@ -120,7 +120,8 @@ class StageRun:
         )
         recorder = Recorder(self.rundir.evidence(self.world.size, self.world.rank), stage.name)
         self.recorder = recorder if self.config.evidence else None
-        self.bench = Bench(self.world, self.config, self.rundir, stage.name, self.screen, self.recorder)
+        unused = session.recipe.unused
+        self.bench = Bench(self.world, self.config, self.rundir, stage.name, self.screen, unused, self.recorder)
         self.window, self.epoch = Book(self.world), Book(self.world)
         self.random = RandomState(self.world, self.config.seed)
 

@@ -1,0 +1,94 @@
+"""What a launcher tells its workers, through the environment, and what they leave for it, in small files.
+
+Launching knows nothing of training and training nothing of launching; they meet here.
+"""
+
+import os
+import socket
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from samestep.core.records import Json, read_json, write_json
+
+LAUNCHER = "SAMESTEP_LAUNCHER"
+"""Who started this process; not set under stock torchrun."""
+LAUNCH_ID = "SAMESTEP_LAUNCH_ID"
+"""The same for every attempt of one launch, and for nothing else."""
+FOLDER = "SAMESTEP_LAUNCH_FOLDER"
+"""Where the workers of a launch leave word. Its launcher speaks for them, so they print no failure themselves."""
+PARENT = "SAMESTEP_PARENT"
+"""The process to end with."""
+GRACE = "SAMESTEP_GRACE"
+"""Seconds between a request to stop and the end by force."""
+
+_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # torch's agent names one a rank and reads it when the rank fails
+_RUN = "run.json"
+_FAILURE = "failure.json"
+
+
+@dataclass(frozen=True)
+class LastWord:
+    """Why a rank ended."""
+
+    text: str
+    code: int
+    rank: int = 0
+    host: str = ""
+    echo: bool = False
+    """Only another rank's failure, as it arrived here."""
+    traceback: str = ""
+    """Empty where the text says it all."""
+    time: float = 0.0
+    details: Mapping[str, Json] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, error: BaseException, code: int, *, plain: bool, **more: Any) -> "LastWord":
+        """The word of a rank that ends with `error`; a `plain` one needs no traceback."""
+        text = str(error) if plain else f"{type(error).__name__}: {error}"
+        trace = "" if plain else "".join(traceback.format_exception(error))
+        rank = int(os.environ.get("RANK", "0"))
+        return cls(text, code, rank, socket.gethostname(), traceback=trace, time=time.time(), **more)
+
+    def leave(self, env: Mapping[str, str]) -> bool:
+        """Write it where the agent looks, in the form that torchrun's own summary understands; false: nobody looks."""
+        path = env.get(_ERROR_FILE)
+        if not path:
+            return False
+        stack = {"py_callstack": self.traceback, "timestamp": str(int(self.time))}
+        try:
+            write_json(Path(path), {"message": {"message": self.text, "extraInfo": stack}, "samestep": asdict(self)})
+        except OSError:  # the disk is full, perhaps the very failure: then it must be printed
+            return False
+        return FOLDER in env
+
+    @classmethod
+    def read(cls, data: Mapping[str, Json]) -> "LastWord | None":
+        """What `leave` wrote; None when a rank ended without a word."""
+        return cls(**data["samestep"]) if "samestep" in data else None
+
+
+def tell_run(path: Path, env: Mapping[str, str]) -> None:
+    """Rank 0 tells its launcher which run directory it opened."""
+    if FOLDER in env:
+        write_json(Path(env[FOLDER]) / _RUN, {"path": str(path.absolute())})
+
+
+def told_run(folder: Path) -> Path | None:
+    """The run directory of a launch, once it is open."""
+    known = read_json(folder / _RUN)
+    return Path(known["path"]) if known else None
+
+
+def tell_failure(folder: Path, word: LastWord) -> None:
+    """A launcher tells whoever called it why the run ended."""
+    write_json(folder / _FAILURE, asdict(word))
+
+
+def told_failure(folder: Path) -> LastWord | None:
+    """Why a launch ended, if it did not end well."""
+    known = read_json(folder / _FAILURE)
+    return LastWord(**known) if known else None

@@ -1,0 +1,104 @@
+"""Which rank failed first, and how to say it: pure functions over what is left of an attempt."""
+
+import signal
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from samestep.core.errors import EXIT_MEMORY, EXIT_PREEMPTED, EXIT_USER
+from samestep.core.handover import LastWord
+
+_LINES = 60
+"""How much of a traceback or of a rank's output is shown; its log has all."""
+_REACTIONS = (signal.SIGABRT, signal.SIGTERM)
+"""Signals that a rank may die of because another one failed."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How one rank ended, when not with 0."""
+
+    rank: int
+    code: int
+    """The exit code; negative: the signal that ended it."""
+    seen: float = 0.0
+    """When the launcher noticed."""
+    word: LastWord | None = None
+    output: Path | None = None
+    """What the rank printed, where that did not go to the terminal."""
+    ended_by_us: bool = False
+
+    @property
+    def is_stop(self) -> bool:
+        """Stopped in good order."""
+        return self.code == EXIT_PREEMPTED
+
+    @property
+    def is_user_error(self) -> bool:
+        """Something the user must mend: another attempt would end in the same way."""
+        return self.code == EXIT_USER
+
+    @property
+    def is_memory(self) -> bool:
+        """Out of memory: a smaller micro-batch may fit."""
+        return self.code == EXIT_MEMORY
+
+
+def cause(failures: Sequence[Failure]) -> Failure:
+    """The failure that the others followed from."""
+    return min(failures, key=_order)
+
+
+def _order(failure: Failure) -> tuple[int, float, int]:
+    """Killed from outside; then a failure of its own, the earliest first; then a stop; then mere consequences."""
+    word = failure.word
+    if failure.ended_by_us or (word and word.echo):
+        return 4, failure.seen, failure.rank
+    if failure.is_stop:
+        return 3, failure.seen, failure.rank
+    if failure.code < 0 and -failure.code in _REACTIONS:
+        return 2, failure.seen, failure.rank
+    if failure.code < 0:  # nothing that another rank does can bring this about
+        return 0, failure.seen, failure.rank
+    return 1, word.time if word else failure.seen, failure.rank
+
+
+def last_word(failure: Failure) -> LastWord:
+    """What the rank said, or what can be said for it."""
+    if failure.word is not None:
+        return failure.word
+    if failure.code < 0:
+        name = signal_name(-failure.code)
+        hint = ", perhaps by the system because memory ran out" if name == "SIGKILL" and not failure.ended_by_us else ""
+        text = f"was killed by {name}{hint}"
+    else:
+        text = f"ended with exit code {failure.code}"
+    return LastWord(text, failure.code, failure.rank, socket.gethostname(), traceback=_tail(failure.output))
+
+
+def headline(failure: Failure) -> str:
+    """One sentence, and the traceback where there is one."""
+    word = last_word(failure)
+    if failure.is_user_error and failure.word:
+        return f"samestep: {word.text}"
+    first_line = (word.text.splitlines() or [""])[0] if word.traceback else word.text
+    said = f"samestep: rank {word.rank} on {word.host} {'failed: ' if failure.word else ''}{first_line}"
+    lines = word.traceback.rstrip().splitlines()
+    shown = ["..."] * (len(lines) > _LINES) + lines[-_LINES:]
+    return "\n".join([said, *(f"  {line}" for line in shown)])
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL for 9, and so on."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _tail(path: Path | None) -> str:
+    """The last lines of a rank that ended without a word."""
+    if path is None or not path.exists():
+        return ""
+    return "\n".join(path.read_text(errors="replace").splitlines()[-_LINES:])

@@ -1,0 +1,38 @@
+"""Each planted mistake is caught, and named."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from samestep.cli.verify import run
+
+PLANTED = {
+    "rank_noise": ("row losses at 1, 2, 3 ranks", r"row \(\d+, \d+\) .*rank-dependent noise"),
+    "mean_of_means": ("gradients at 1, 2, 3 ranks", "mean of means"),
+    "accumulation_weight": ("same run with batch_size 3 and 7", "wrong accumulation weight"),
+    "accumulation_count": ("same run with batch_size 3 and 7", "wrong accumulation weight"),
+    "forgotten_state": ("kill -9, resume at 2 ranks", r"resumed at step (\d): from step \1 on .*forgotten state"),
+    "module_call": ("parameters equal on all ranks", r"after step 0 .*not synchronised .*\.module"),
+    "padded_validation": ("validation at 1, 2, 3 ranks", "padded validation"),
+    "unseeded_split": ("same run with batch_size 3 and 7", "unseeded split"),
+    "hash_order": ("same run with batch_size 3 and 7", "holds other data"),
+    "early_return": (
+        "runs at 2 ranks",
+        r"rank \d left step \d after 0 updates of 1 while rank \d waited: an early return",
+    ),
+    "idle_parameter": ("every parameter gets a gradient", "model.idle.weight, model.idle.bias never got one"),
+}
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_mistake(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check, cause = PLANTED[name]
+    code = run([f"planted.{name}", "--kill-seed", "3", "--timeout", "5", "--keep", str(tmp_path / "runs")])
+    output = capsys.readouterr().out
+    assert code == 1, output
+    failed = [line for line in output.splitlines() if line.startswith("FAILED")]
+    assert len(failed) == 1, output
+    assert re.fullmatch(rf"FAILED  {check}: .*{cause}.*", failed[0]), output
+    assert str(tmp_path / "runs") in output

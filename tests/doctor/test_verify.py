@@ -1,0 +1,33 @@
+"""Every recipe is the same run at any world size and after a kill."""
+
+from pathlib import Path
+
+import pytest
+
+from samestep.cli.verify import run
+from samestep.train.finding import known_recipes
+
+EXAMPLE = str(Path(__file__).parents[2] / "examples" / "sine.py")
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("recipe", [*known_recipes(), EXAMPLE, "planted.sound"])
+def test_recipe(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = run([recipe, "--kill-seed", "7", "--keep", str(tmp_path / "runs")])
+    output = capsys.readouterr().out
+    assert code == 0, output
+    assert "FAILED" not in output
+    for done in (
+        "gradients at 1, 2, 3 ranks",
+        "kill -9, resume at 2",
+        "kill -9, resume at 3",
+        "killed at 3, resumed at 1 rank",
+    ):
+        assert f"ok      {done}" in output
+
+
+def test_a_users_mistake_ends_with_its_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from samestep.cli.main import main
+
+    assert main(["verify", EXAMPLE, "learning_rate=-1", "--keep", str(tmp_path / "runs")]) == 2
+    assert capsys.readouterr().err == "samestep: learning_rate must not be negative, but is -1\n"
