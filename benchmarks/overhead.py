@@ -318,13 +318,14 @@ OTHERS = {
 }
 
 
-def block(world: World, advance: Advance, count: int) -> float:
-    """Milliseconds a step of `count` steps, begun together, of the slower rank."""
+def block(world: World, advance: Advance, count: int) -> tuple[float, float]:
+    """Milliseconds a step of `count` steps begun together: by the clock on the slower rank, and of CPU a rank."""
     world.barrier()
-    began = time.perf_counter()
+    began, used = time.perf_counter(), time.process_time()
     advance(count)
-    took = (time.perf_counter() - began) / count * 1000
-    return max(world.gather(took))
+    mine = [(time.perf_counter() - began) / count * 1000, (time.process_time() - used) / count * 1000]
+    took, cpu = zip(*world.gather(mine))
+    return max(took), sum(cpu) / len(cpu)
 
 
 def calibrated(world: World, job: Job, target: float) -> Job:
@@ -332,7 +333,7 @@ def calibrated(world: World, job: Job, target: float) -> Job:
     for _ in range(3):
         advance = by_hand(job)
         block(world, advance, 3)
-        took = float(np.median([block(world, advance, 2) for _ in range(5)]))
+        took = float(np.median([block(world, advance, 2)[0] for _ in range(5)]))
         job = Job(job.width, job.layers, max(4, round(job.length * target / took)), job.steps, job.folder)
     return job
 
@@ -363,7 +364,7 @@ def breakdown(world: World, ours: Samestep, count: int) -> dict[str, float]:
     ours.stop.agreed = clocked("agreement: stop and save", ours.stop.agreed)  # type: ignore[method-assign]
     for event in ours.every:
         event.fire = clocked("log: figures, sinks, screen", event.fire)  # type: ignore[method-assign]
-    whole = block(world, ours.advance, count)
+    whole, _ = block(world, ours.advance, count)
     return {**spent, "the rest": whole - sum(spent.values()), "a step": whole}
 
 
@@ -381,7 +382,7 @@ def rank(target: float, rounds: int, with_breakdown: bool, folder: Path) -> None
         block(world, advance, WARM_UP)
     gc.collect()
     gc.freeze()
-    times: dict[str, list[float]] = {name: [] for name in contenders}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
     order = list(contenders)
     for _ in range(rounds):
         for name in order:
@@ -413,14 +414,15 @@ def measure(target: float, rounds: int, with_breakdown: bool) -> bool:
         codes = workers.wait(timeout=1800)
         assert codes == [0] * RANKS, "\n".join(workers.output(r)[-4000:] for r in range(RANKS))
         found = json.loads((folder / "result.json").read_text())
-    times = {name: np.array(values) for name, values in found["times"].items()}
+    times = {name: np.array(values)[:, 0] for name, values in found["times"].items()}
+    cpu = {name: float(np.median(np.array(values)[:, 1])) for name, values in found["times"].items()}
     hand = times["by hand"]
     print(f"\nsteps of {np.median(hand):.1f} ms (asked for {target:g}): {found['about']}")
-    print(f"{'':12}{'median ms':>10}{'ratio':>8}   95% interval")
+    print(f"{'':12}{'median ms':>10}{'ratio':>8}   {'95% interval':18}{'CPU ms':>8}")
     for name, values in times.items():
         low, high = interval(hand, values)
         ratio = np.median(hand) / np.median(values)
-        print(f"{name:12}{np.median(values):10.2f}{ratio:8.3f}   {low:.3f} to {high:.3f}")
+        print(f"{name:12}{np.median(values):10.2f}{ratio:8.3f}   {low:.3f} to {high:.3f}{cpu[name]:11.2f}")
     for part, spent in found["parts"].items():
         print(f"    {part:40}{spent:9.3f} ms")
     return interval(hand, times["samestep"])[0] >= LIMIT
@@ -432,7 +434,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40, help="rounds of one block per contender")
     parser.add_argument("--breakdown", action="store_true", help="also time the parts of samestep's loop")
     options = parser.parse_args()
-    print(f"torch {torch.__version__}, {os.cpu_count()} cores, {RANKS} ranks of 1 thread; load {os.getloadavg()[0]:.1f}")
+    print(
+        f"torch {torch.__version__}, {os.cpu_count()} cores, {RANKS} ranks of 1 thread; load {os.getloadavg()[0]:.1f}"
+    )
     for name, (package, _) in OTHERS.items():
         if not importlib.util.find_spec(package):
             print(f"{name} is left out: pip install 'samestep[bench]' brings it")

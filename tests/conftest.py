@@ -8,6 +8,13 @@ import torch
 torch.set_num_threads(1)  # small tensors on few cores: more threads only wait for each other
 
 multiprocessing.get_context("forkserver").set_forkserver_preload(
-    ["samestep.cli.train", "samestep.cli.verify", "samestep.recipes.mdlm", "torch.utils.tensorboard", "torch._dynamo"]
+    [
+        "samestep.cli.train_words",
+        "samestep.train.entry",
+        "samestep.cli.verify",
+        "samestep.recipes.mdlm",
+        "torch.utils.tensorboard",
+        "torch._dynamo",
+    ]
 )
 forkserver.ensure_running()

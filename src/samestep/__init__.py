@@ -7,9 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from samestep.core.errors import UserError
+    from samestep.core.errors import RunFailed, UserError
     from samestep.data import noise
     from samestep.data.feed import Feed, Micros
+    from samestep.launch.call import launch
     from samestep.train.bench import Bench
     from samestep.train.config import Config
     from samestep.train.fit import Fit, evaluate
@@ -26,6 +27,7 @@ _HOMES = {
     "Learner": "samestep.train.learner",
     "Micros": "samestep.data.feed",
     "Recipe": "samestep.train.recipe",
+    "RunFailed": "samestep.core.errors",
     "Stage": "samestep.train.recipe",
     "Task": "samestep.train.recipe",
     "Tick": "samestep.train.recipe",
@@ -42,11 +44,13 @@ __all__ = [
     "Learner",
     "Micros",
     "Recipe",
+    "RunFailed",
     "Stage",
     "Task",
     "Tick",
     "UserError",
     "evaluate",
+    "launch",
     "noise",
 ]
 
@@ -54,6 +58,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "noise":
         return import_module("samestep.data.noise")
+    if name == "launch":  # a package that can be called
+        return import_module("samestep.launch")
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'samestep' has no attribute {name!r}")

@@ -6,8 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from samestep.launch.local import start
+from samestep.world.world import World
 
 PRELOAD = ("torch", "torch.distributed.checkpoint", "torch.distributed.fsdp")
 
@@ -70,3 +77,41 @@ def must_succeed(target: Callable[..., object], nproc: int, *args: object, logs:
     output = "\n".join(workers.output(rank) for rank in range(nproc))
     assert codes == [0] * nproc, f"exit codes {codes}\n{output}"
     assert "warning" not in output.lower(), output
+
+
+class Trainee:
+    """A small model in training, replicated or sharded, with its optimizer."""
+
+    def __init__(self, world: World, strategy: str) -> None:
+        torch.manual_seed(0)
+        self.model: nn.Module = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
+        self._called = self.model
+        if strategy == "fsdp":
+            fully_shard(self.model, mesh=init_device_mesh("cpu", (world.size,)))
+        elif strategy == "ddp":
+            self._called = DistributedDataParallel(self.model)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self._world = world
+
+    def step(self) -> None:
+        """One update, with collectives among all ranks."""
+        self._called(torch.full((2, 5), 1.0 + self._world.rank)).square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "optimizer": get_optimizer_state_dict(self.model, self.optimizer)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"])
+
+    def values(self) -> dict[str, torch.Tensor]:
+        """All weights and moments as they are now, whole. Collective when sharded."""
+        state = self.state_dict()
+        moments = {f"{n}.{k}": v for n, found in state["optimizer"]["state"].items() for k, v in found.items()}
+        return {name: _whole(tensor).clone() for name, tensor in {**state["model"], **moments}.items()}
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -36,7 +36,6 @@ def disk_full(folder: Path, victim: int) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
     text = failing_save(store, 2)
     assert f"step_00000002 failed on rank {victim}: OSError: [Errno 27] File too large" in text
-    assert text.endswith("start the run again to resume")
     assert text.count("\n") == 0
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     if world.is_main:

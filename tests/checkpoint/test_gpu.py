@@ -1,4 +1,5 @@
-"""Tensors on a CUDA device: saved from there, loaded there or elsewhere, over NCCL or with two ranks on one card."""
+"""Tensors on a CUDA device: saved from there, also while they change, loaded there or elsewhere, over NCCL or with two
+ranks on one card."""
 
 from pathlib import Path
 
@@ -9,6 +10,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from samestep.checkpoint.background import Saver
+from samestep.checkpoint.loading import read_tensors
+from samestep.checkpoint.staging import Buffers
 from samestep.checkpoint.store import Store
 from samestep.world.world import World
 
@@ -81,3 +85,61 @@ def two_on_one_card(folder: Path, shared: bool) -> None:
 @pytest.mark.parametrize("shared", [True, False])
 def test_several_ranks_on_one_card(tmp_path: Path, shared: bool) -> None:
     must_succeed(two_on_one_card, 2, tmp_path / "store", shared, logs=tmp_path / "logs")
+
+
+SOME_SECONDS = 2_000_000_000
+"""Cycles of a card."""
+
+
+def test_copies_wait_in_pinned_memory_that_is_used_again() -> None:
+    buffers, source = Buffers(), tensors("cuda")
+    first = buffers.copy(source)
+    first.wait()
+    assert all(same_bits(tensor, source[name]) for name, tensor in first.tensors.items())
+    assert all(tensor.device.type == "cpu" for tensor in first.tensors.values())
+    assert all(tensor.is_pinned() for tensor in first.tensors.values() if tensor.numel())
+    places = {name: tensor.data_ptr() for name, tensor in first.tensors.items()}
+    assert {name: tensor.data_ptr() for name, tensor in buffers.copy(source).tensors.items()} == places
+
+
+def test_the_host_does_not_wait_and_the_state_is_that_of_its_step(tmp_path: Path) -> None:
+    live = tensors("cuda")
+    with Saver(Store(tmp_path, World.single("cuda"))) as saver:
+        saver.save(1, {"model": Part(live)}, {})  # memory is pinned the first time, which takes its time
+        saver.settle()
+        live["a"].add_(1)
+        torch.cuda._sleep(SOME_SECONDS)
+        busy = torch.cuda.Event()
+        busy.record()
+        saver.save(2, {"model": Part(live)}, {})
+        for tensor in live.values():  # the next step, queued behind the copies
+            tensor.zero_()
+        assert not busy.query(), "save() waited for the device"
+        saver.finish(2, {"model": Part(live)}, {})
+    saved = read_tensors(tmp_path / "step_00000002", "model")
+    expected = {**tensors("cpu"), "a": tensors("cuda")["a"].add_(1).cpu()}
+    assert all(same_bits(tensor, expected[name]) for name, tensor in saved.items())
+
+
+def beside_over_nccl(folder: Path) -> None:
+    world = World.join(device="cuda")
+    torch.manual_seed(1)
+    model = torch.nn.Linear(33, 5, device=world.device)
+    expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    fully_shard(model, mesh=init_device_mesh("cuda", (world.size,)))
+    store = Store(folder, world)
+    with Saver(store) as saver:
+        saver.save(1, {"model": model}, {})
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+        saver.settle()
+    found = store.newest()
+    assert found is not None
+    store.load(found, {"model": model})
+    assert all(same_bits(model.state_dict()[name].full_tensor(), tensor) for name, tensor in expected.items())
+    world.leave()
+
+
+def test_sharded_over_nccl_beside_the_training(tmp_path: Path) -> None:
+    must_succeed(beside_over_nccl, 1, tmp_path / "store", logs=tmp_path / "logs")

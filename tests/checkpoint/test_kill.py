@@ -10,6 +10,7 @@ import pytest
 import torch
 from checkpoint_parts import PRELOAD, Part, must_succeed, run_ranks, same_bits, values
 
+from samestep.checkpoint.background import Saver
 from samestep.checkpoint.manifest import find_checkpoints, verify
 from samestep.checkpoint.retention import Retention
 from samestep.checkpoint.store import Store
@@ -36,7 +37,9 @@ def loaded(store: Store, shape: tuple[int, ...] = (20, 30)) -> tuple[int, str]:
     return found.step, mark
 
 
-def save_and_die(folder: Path, steps: tuple[int, int], phase: str, victims: tuple[int, ...]) -> None:
+def save_and_die(
+    folder: Path, steps: tuple[int, int], phase: str, victims: tuple[int, ...], beside: bool = False
+) -> None:
     world = World.join(device="cpu", timeout=30)
 
     def die(reached: str) -> None:
@@ -44,8 +47,18 @@ def save_and_die(folder: Path, steps: tuple[int, int], phase: str, victims: tupl
             os.kill(os.getpid(), signal.SIGKILL)
 
     Store(folder, world, keep=KEEP_ONE).save(steps[0], state("first"), {})
-    Store(folder, world, keep=KEEP_ONE, on_phase=die).save(steps[1], state("second"), {})
-    world.barrier()
+    store = Store(folder, world, keep=KEEP_ONE, on_phase=die)
+    if not beside:
+        store.save(steps[1], state("second"), {})
+        world.barrier()
+        return
+    with Saver(store) as saver:
+        changing = state("second")
+        saver.save(steps[1], changing, {})
+        for tensor in changing["model"].state["weights"].values():
+            tensor.zero_()
+        while True:  # training goes on, as long as there are peers
+            world.barrier()
 
 
 CASES = [
@@ -63,12 +76,13 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("beside", [False, True], ids=["waiting", "beside the training"])
 @pytest.mark.parametrize(("phase", "victims", "expected"), CASES)
 def test_a_kill_at_any_step_of_a_save_loses_nothing(
-    tmp_path: Path, phase: str, victims: tuple[int, ...], expected: str
+    tmp_path: Path, phase: str, victims: tuple[int, ...], expected: str, beside: bool
 ) -> None:
     folder = tmp_path / "store"
-    codes = run_ranks(save_and_die, 2, folder, (1, 2), phase, victims, logs=tmp_path / "logs")
+    codes = run_ranks(save_and_die, 2, folder, (1, 2), phase, victims, beside, logs=tmp_path / "logs")
     assert [codes[rank] for rank in victims] == [-signal.SIGKILL] * len(victims)
     assert all(code not in (0, None) for code in codes), "a survivor notices, and ends with an error"
 
@@ -81,10 +95,11 @@ def test_a_kill_at_any_step_of_a_save_loses_nothing(
     assert all(verify(checkpoint.path) is None for checkpoint in find_checkpoints(folder))
 
 
+@pytest.mark.parametrize("beside", [False, True], ids=["waiting", "beside the training"])
 @pytest.mark.parametrize(("phase", "expected"), [("manifest", "first"), ("replaced", "first"), ("renamed", "second")])
-def test_a_kill_while_a_checkpoint_is_replaced(tmp_path: Path, phase: str, expected: str) -> None:
+def test_a_kill_while_a_checkpoint_is_replaced(tmp_path: Path, phase: str, expected: str, beside: bool) -> None:
     folder = tmp_path / "store"
-    codes = run_ranks(save_and_die, 2, folder, (1, 1), phase, (0,), logs=tmp_path / "logs")
+    codes = run_ranks(save_and_die, 2, folder, (1, 1), phase, (0,), beside, logs=tmp_path / "logs")
     assert codes[0] == -signal.SIGKILL
     store = Store(folder, World.single())
     assert loaded(store) == (1, expected), "also before anybody has tidied up"
@@ -115,12 +130,18 @@ LARGE = (300, 500)
 
 
 def save_for_ever(folder: Path) -> None:
+    """The state changes with every step, whether its save is done or not."""
     world = World.join(device="cpu", timeout=30)
     store = Store(folder, world, keep=KEEP_ONE)
-    step = 0
-    while True:
-        step += 1
-        store.save(step, state(str(step), LARGE), {})
+    changing, step = state("0", LARGE), 0
+    with Saver(store) as saver:
+        while True:
+            step += 1
+            changing["model"].state["mark"] = str(step)
+            for name, tensor in changing["model"].state["weights"].items():
+                tensor.copy_(values(f"{step}{name}", LARGE))
+            if step % 2 == 0:
+                saver.save(step, changing, {})
 
 
 @pytest.mark.parametrize("seed", range(3))

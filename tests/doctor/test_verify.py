@@ -11,7 +11,7 @@ EXAMPLE = str(Path(__file__).parents[2] / "examples" / "sine.py")
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("recipe", [*known_recipes(), EXAMPLE, "planted.sound"])
+@pytest.mark.parametrize("recipe", [*known_recipes(), EXAMPLE, "planted.sound", "planted.declared_unused"])
 def test_recipe(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = run([recipe, "--kill-seed", "7", "--keep", str(tmp_path / "runs")])
     output = capsys.readouterr().out

@@ -1,13 +1,14 @@
 """Figures are global means over ranks and steps; a window that is open at a save goes on at any world size."""
 
 import json
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from samestep.train.metrics import Book, Figure
+from samestep.train.metrics import NOTES, Book, Figure
 from samestep.world.ranks.place import Place
 from samestep.world.world import World
 from toys import run_on_ranks
@@ -49,12 +50,39 @@ def test_sums_are_exact_in_float64() -> None:
 
 
 def test_adding_keeps_no_graph() -> None:
-    value = torch.tensor(1.0, requires_grad=True) * 2
+    class Kept:
+        """What the graph of a figure holds for a backward pass."""
+
+    kept: list[weakref.ref[Kept]] = []
+
+    def pack(tensor: torch.Tensor) -> Kept:
+        made = Kept()
+        kept.append(weakref.ref(made))
+        return made
+
+    value = torch.tensor(2.0, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda made: torch.zeros(())):
+        value = value.square()
     book = Book(World.single())
-    book.add({"loss": Figure(value, 1.0)})
-    kept = book._sums["loss"]
-    assert isinstance(kept, torch.Tensor)
-    assert kept.grad_fn is None
+    book.add({"loss": Figure(value, value)})
+    assert kept
+    assert kept[0]() is not None
+    del value
+    assert kept[0]() is None
+    assert book.read() == {"loss": 1.0}
+
+
+def test_figures_of_many_steps_and_kinds_are_added_exactly() -> None:
+    kinds = [torch.float32, torch.float64, torch.bfloat16, torch.int64]
+    book, total, weight = Book(World.single()), 0.0, 0.0
+    for step in range(3 * NOTES // 2):  # some are added up before they are read
+        value = torch.tensor(0.1 * step if step % 4 < 3 else 2**40 + step, dtype=kinds[step % 4])
+        book.add({"loss": Figure(value, 0.1), "steps": Figure(1.0)})
+        total, weight = total + value.item(), weight + 0.1
+        if step == NOTES // 4:
+            saved = book.rank_state()
+            book.load_rank_state([saved])
+    assert book.read() == {"loss": total / weight, "steps": 1.0}
 
 
 def windows(size: int) -> list[Book]:

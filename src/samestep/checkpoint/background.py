@@ -32,6 +32,8 @@ PATIENCE = timedelta(minutes=30)
 """How long at least ranks wait for each other's files: disks are slower than collectives, and nobody stands still."""
 GRACE = 10.0
 """Seconds that a run which fails gives the save under way to complete."""
+YIELD = 0.01
+"""Seconds that the thread gives the training to go on before it asks for the interpreter itself."""
 LONG = 1.0
 """Seconds of waiting that are worth a word."""
 _REMEDY = "earlier checkpoints are untouched, so make room or mend the disk, and start the run again to resume"
@@ -99,10 +101,8 @@ class Saver:
         Waits for the save before this one, and raises RunFailed when too many in a row have failed.
         """
         self.settle()
-        if self._failures + 1 < self._max:
-            hope = "training goes on, and the next save tries again"
-        else:
-            hope = "if that is not mended, the run ends at its next save"
+        goes_on = self._failures + 1 < self._max
+        hope = "training goes on, and the next save tries again" if goes_on else "the run will stop at its next save"
         self._launch(step, state, about, then, hope)
         if not self._background:
             self.settle()
@@ -120,7 +120,7 @@ class Saver:
         about: Mapping[str, Json],
         then: Callable[[Path], None] = ignore,
     ) -> None:
-        """Have this state on the disk when this returns, trying as often as failures are allowed, or raise RunFailed."""
+        """Have this state on the disk when this returns; tries as often as failures are allowed, then RunFailed."""
         self._landed()
         tries = 0
         while self.taken != step:
@@ -184,6 +184,8 @@ class Saver:
         world = self._store.world
         try:
             copied()
+            if flight.thread is not None:
+                time.sleep(YIELD)
             path = self._store.commit(snapshot, self._store.write(snapshot))
             flight.committed = True
             settle(world, f"writing weights of {path}", lambda: then(path) if world.is_main else None)

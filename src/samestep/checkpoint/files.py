@@ -24,19 +24,32 @@ def write_file(path: Path, data: bytes) -> FileRecord:
     return FileRecord(len(data), hashlib.sha256(data).hexdigest())
 
 
-def damage_of(path: Path, expected: FileRecord) -> str | None:
-    """How a file differs from its record, or None."""
+def size_damage_of(path: Path, expected: FileRecord) -> str | None:
+    """How a file's size differs from its record, or None."""
     try:
         size = path.stat().st_size
-        if size != expected.size:
-            return f"{path.name} has {size} bytes instead of {expected.size}"
+    except OSError as error:
+        return _unreadable(path, error)
+    return None if size == expected.size else f"{path.name} has {size} bytes instead of {expected.size}"
+
+
+def damage_of(path: Path, expected: FileRecord) -> str | None:
+    """How a file differs from its record, or None; every byte of it is read."""
+    damage = size_damage_of(path, expected)
+    if damage:
+        return damage
+    try:
         with open(path, "rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
-    except FileNotFoundError:
-        return f"{path.name} is missing"
     except OSError as error:
-        return f"{path.name} cannot be read ({error.strerror})"
+        return _unreadable(path, error)
     return None if found == expected.sha256 else f"{path.name} does not match its checksum"
+
+
+def _unreadable(path: Path, error: OSError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return f"{path.name} is missing"
+    return f"{path.name} cannot be read ({error.strerror})"
 
 
 def remove_folder(path: Path) -> None:

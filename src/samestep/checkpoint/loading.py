@@ -10,7 +10,7 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from samestep.checkpoint.agree import settle
-from samestep.checkpoint.manifest import RANKS, STATE, Checkpoint, DamageError, Manifest, check
+from samestep.checkpoint.manifest import RANKS, STATE, Checkpoint, DamageError, Manifest, check, read_manifest
 from samestep.checkpoint.metadata import read_metadata
 from samestep.checkpoint.spread import spread_tensors, spread_text
 from samestep.checkpoint.state import RankStateful, Stateful, plain_key, put_together, take_apart
@@ -61,12 +61,12 @@ def load_state(checkpoint: Checkpoint, state: Mapping[str, Stateful], world: Wor
     _hand_back(state, put_together(live, saved, tensors), ranks)
 
 
-def read_tensors(path: Path, prefix: str) -> dict[str, torch.Tensor]:
+def read_tensors(path: Path, prefix: str, *, verify: bool = True) -> dict[str, torch.Tensor]:
     """The tensors under `prefix` of a checkpoint, by the rest of their names: whole, on the CPU, in a lone process.
 
     With the prefix `learner/model`, a model's weights come under the keys that its own state has.
     """
-    metadata = _read_content(path, whole(path)).metadata
+    metadata = _read_content(path, whole(path) if verify else read_manifest(path)).metadata
     start = f"{prefix}/"
     tensors: dict[str, torch.Tensor] = {}
     for name, entry in metadata.state_dict_metadata.items():

@@ -15,11 +15,11 @@ import platform
 import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from samestep.checkpoint.files import FileRecord, damage_of, write_file
+from samestep.checkpoint.files import FileRecord, damage_of, size_damage_of, write_file
 from samestep.core.errors import UserError
 from samestep.core.records import Json, sync_folder
 
@@ -133,14 +133,30 @@ def read_manifest(folder: Path) -> Manifest:
 
 def find_checkpoints(folder: Path) -> list[Checkpoint]:
     """The checkpoints in a folder by ascending step, only manifests read; a UserError when one is too new."""
+    return [_open(path, step) for step, path in sorted(checkpoint_folders(folder).items())]
+
+
+def checkpoint_folders(folder: Path) -> dict[int, Path]:
+    """Where the checkpoint of each step lies; one that was put aside counts only until its successor is there."""
     by_step: dict[int, Path] = {}
-    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        step = step_of(
-            path.name
-        )  # a folder that was put aside sorts first: it counts only until its successor is there
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:  # what was put aside sorts first
+        step = step_of(path.name)
         if step is not None and path.is_dir():
             by_step[step] = path
-    return [_open(path, step) for step, path in sorted(by_step.items())]
+    return by_step
+
+
+def glance(path: Path, step: int) -> Checkpoint:
+    """The checkpoint at `path` by its manifest and the sizes of its files; nothing else is read, nothing is raised."""
+    try:
+        found = _open(path, step)
+    except UserError as error:
+        return Checkpoint(path, step, None, damage=str(error))
+    for name, record in sorted(found.manifest.files.items()) if found.manifest else ():
+        damage = size_damage_of(path / name, record)
+        if damage:
+            return replace(found, damage=damage)
+    return found
 
 
 def _open(path: Path, step: int) -> Checkpoint:

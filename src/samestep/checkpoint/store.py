@@ -109,6 +109,7 @@ class Store:
     def stage(self, step: int, state: Mapping[str, Stateful], about: Mapping[str, Json]) -> Snapshot:
         """Take the state. Tensors are not copied: they must not change until they are written."""
         plain, tensors = take_apart({name: part.state_dict() for name, part in state.items()})
+        tensors = dict(sorted(tensors.items()))  # the same state makes the same files, in whatever order it comes
         if not self.shared and any(isinstance(tensor, DTensor) for tensor in tensors.values()):
             raise UserError(
                 f"sharded training needs a run directory on a disk that every rank sees, which {self.folder} is not; "
@@ -117,9 +118,9 @@ class Store:
         ranks = {name: part.rank_state() for name, part in state.items() if isinstance(part, RankStateful)}
         check_json(ranks, ("rank_state",))
         check_json(about, ("about",))
-        layout = hashlib.sha256(repr([(name, t.shape) for name, t in sorted(tensors.items())]).encode()).hexdigest()
-        about = json.loads(json.dumps(about))
-        return Snapshot(step, about, self._own(tensors), layout, json.dumps(plain), json.dumps(ranks))
+        layout = hashlib.sha256(repr([(name, t.shape) for name, t in tensors.items()]).encode()).hexdigest()
+        told = json.loads(json.dumps(about))
+        return Snapshot(step, told, self._own(tensors), layout, json.dumps(plain), json.dumps(ranks))
 
     def _own(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """What this rank writes. Sharing out before anything is copied spares time and memory on every rank."""
@@ -208,10 +209,11 @@ class Store:
     def _make_room(self, staging: Path) -> None:
         """An empty staging folder, made by rank 0."""
         if self.world.is_main:
-            if self._has_written and not self.folder.is_dir():
-                _log.warning("the folder %s has vanished with the checkpoints in it; it is made anew", self.folder)
+            has_vanished = self._has_written and not self.folder.is_dir()
             make_anew(staging)
             self._has_written = True
+            if has_vanished:
+                _log.warning("the folder %s had vanished with the checkpoints in it; it was made anew", self.folder)
 
     def _on_main(self, doing: str, work: Callable[[], Json]) -> Json:
         """What `work` returned on rank 0, on every rank; or its failure."""

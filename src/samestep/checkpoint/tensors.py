@@ -9,6 +9,7 @@ import hashlib
 import os
 import pickle
 from collections.abc import Generator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -27,6 +28,9 @@ from samestep.core.errors import UserError
 
 COPY_AHEAD = 10_000_000
 """Bytes that are fetched from a device before the writing has caught up with them."""
+
+LARGE = 1_000_000
+"""Bytes whose hashing is worth a thread."""
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, torch.Tensor], group: Any) -> "Written":
@@ -171,8 +175,9 @@ class HashingFiles(FileSystem):
             if "w" not in mode:
                 yield file
                 return
-            stream = _HashingStream(file, self)
-            yield stream
+            with ThreadPoolExecutor(max_workers=1) as hasher:
+                stream = _HashingStream(file, self, hasher)
+                yield stream
         self.records[Path(path).name] = FileRecord(stream.size, stream.digest.hexdigest())
 
     def rename(self, path: str | os.PathLike, new_path: str | os.PathLike) -> None:
@@ -184,21 +189,33 @@ class HashingFiles(FileSystem):
 class _HashingStream:
     """A file being written, and the checksum so far."""
 
-    def __init__(self, file: IO[bytes], owner: HashingFiles) -> None:
+    def __init__(self, file: IO[bytes], owner: HashingFiles, hasher: Executor) -> None:
         self._file = file
         self._owner = owner
+        self._hasher = hasher
         self.digest = hashlib.sha256()
         self.size = 0
 
     def write(self, data: Any) -> int:
-        self.digest.update(data)
+        size = memoryview(data).nbytes
+        if size < LARGE:
+            self.digest.update(data)
+            self._write(data)
+        else:  # side by side, since hashing takes as long as writing; the data is the caller's again once we return
+            hashed = self._hasher.submit(self.digest.update, data)
+            try:
+                self._write(data)
+            finally:
+                hashed.result()
+        self.size += size
+        return size
+
+    def _write(self, data: Any) -> None:
         try:
             self._file.write(data)
         except OSError as error:
             self._owner.failure = error  # torch.save replaces it by a complaint about its own bookkeeping
             raise
-        self.size += memoryview(data).nbytes
-        return memoryview(data).nbytes
 
     def __getattr__(self, name: str) -> Any:  # tell, flush, fileno, close: those of the file
         return getattr(self._file, name)

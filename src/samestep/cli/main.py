@@ -14,6 +14,7 @@ VERBS = {
     "train": "train a recipe, or resume a run",
     "verify": "prove that a recipe is the same run at any world size and after a kill",
     "sample": "generate from a trained run",
+    "checkpoints": "list the checkpoints of a run, and check them",
     "config": "print every setting of a recipe with type, default and meaning",
 }
 
@@ -23,6 +24,7 @@ USAGE = """samestep: the same run, step for step, on any number of devices
   samestep train --resume RUN
   samestep verify RECIPE
   samestep sample RUN [--prompt TEXT]
+  samestep checkpoints RUN [--verify]
   samestep config RECIPE
 
 verbs:
@@ -33,7 +35,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run one command line; returns its exit code."""
     verb, *rest = list(sys.argv[1:] if words is None else words) or ["--help"]
     if verb in ("-h", "--help", "help"):
-        print(USAGE + "\n".join(f"  {name:8} {meaning}" for name, meaning in VERBS.items()))
+        print(USAGE + "\n".join(f"  {name:12} {meaning}" for name, meaning in VERBS.items()))
         return EXIT_DONE
     if verb == "--version":
         from importlib.metadata import version

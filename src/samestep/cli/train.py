@@ -1,25 +1,36 @@
-"""`samestep train RECIPE ...` and `samestep train --resume RUN`."""
+"""`samestep train RECIPE ...` and `samestep train --resume RUN`, in this process or, with --nproc, in several.
 
-from collections.abc import Sequence
+Training is imported only once it begins here: whoever launches workers does not need it, and Ctrl-C while torch is
+being imported should not end in a traceback.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from types import FrameType
 
-from samestep.cli.recipe_words import RecipeWords, amended
-from samestep.core.config import changed, dump
-from samestep.core.errors import EXIT_DONE, UserError
+from samestep.core import handover
+from samestep.core.errors import EXIT_DONE, EXIT_PREEMPTED, UserError
 from samestep.core.overrides import take
-from samestep.core.rundir import RunDir
-from samestep.train.entry import enter
-from samestep.train.finding import find_recipe
-from samestep.train.opening import RunRecord, find_run
-from samestep.train.recipe import Recipe
+from samestep.core.parent import stop_with
 
-HELP = """samestep train RECIPE [--preset NAME] [--config FILE] [key=value | --key value ...]
-samestep train --resume RUN [settings that may change, such as max_time=2h]
+HELP = """samestep train RECIPE [--nproc N] [--preset NAME] [--config FILE] [key=value | --key value ...]
+samestep train --resume RUN [--nproc N] [settings that may change, such as max_time=2h]
 
 RECIPE is a recipe's name, the import path of your own (my_package.my_recipe), or a file (my_recipe.py).
-`samestep config RECIPE` lists every setting. On several processes:
-torchrun --nproc_per_node=2 -m samestep train RECIPE ..."""
+`samestep config RECIPE` lists every setting.
+
+--nproc         so many processes on this machine; auto: one for each GPU, or two on a CPU. Without it: this process
+                alone. `torchrun --nproc_per_node=2 -m samestep train RECIPE ...` works as well
+--max-restarts  with --nproc: how often a failed run starts again from its last checkpoint (0); one that ran out of
+                memory always does, with half the batch_size and the same global batch
+--grace         with --nproc: seconds that a run has to stop and save after Ctrl-C or SIGTERM (30)"""
+LAUNCHING = ("nproc", "max-restarts", "grace")
+TORCHRUN_GRACE = 30.0
+"""Seconds to stop in good order after torchrun itself was killed; it allows as many when it is stopped."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -27,38 +38,73 @@ def run(words: Sequence[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(HELP)
         return EXIT_DONE
-    return enter(lambda: _what(words))
+    options, rest = take(words, LAUNCHING)
+    if options and "nproc" not in options:
+        raise UserError(f"--{next(iter(options))} is for launching several processes; add --nproc N, or leave it out")
+    with _leaving_quietly():
+        return _launch(options, rest) if options else _work(rest)
 
 
-def _what(words: Sequence[str]) -> tuple[str, Recipe, Any]:
-    """The recipe and the configuration that the words name."""
-    options, rest = take(words, ["resume"])
-    if "resume" not in options:
-        return _fresh(words)
-    source = options["resume"]
-    if Path(source).is_file():  # a plain weight file knows no recipe: it is where a new run begins
-        return _fresh([*rest, f"--continue_from={source}"])
-    rundir = find_run(source)
-    record = RunRecord.read(rundir)
-    assert record is not None
-    recipe = find_recipe(record.recipe)
-    return record.recipe, recipe, _resumed(recipe, record, rundir, rest)
+def _launch(options: Mapping[str, str], words: Sequence[str]) -> int:
+    """Start workers that run the same command without the launching options."""
+    from samestep.launch.elastic import GRACE, Launch, how_many
+
+    if "RANK" in os.environ or "WORLD_SIZE" in os.environ:
+        raise UserError("this process is one of several that a launcher has started; leave out --nproc")
+    folder = os.environ.get(handover.FOLDER)  # of the program that called this one, if one did
+    launch = Launch(
+        ["-m", "samestep", "train", *words],
+        how_many(options["nproc"]),
+        max_restarts=int(_number(options, "max-restarts", 0)),
+        grace=_number(options, "grace", GRACE),
+        folder=Path(folder) if folder else None,
+    )
+    return launch.run()
 
 
-def _fresh(words: Sequence[str]) -> tuple[str, Recipe, Any]:
-    asked = RecipeWords.read(words, "train")
-    recipe = asked.recipe()
-    return asked.name, recipe, asked.config(recipe)
+def _number(options: Mapping[str, str], name: str, default: float) -> float:
+    text = options.get(name, str(default))
+    if not text.replace(".", "", isinstance(default, float)).isdigit():
+        kind = "number" if isinstance(default, float) else "whole number"
+        raise UserError(f"--{name} must be a {kind} of at least 0, not {text!r}")
+    return float(text)
 
 
-def _resumed(recipe: Recipe, record: RunRecord, rundir: RunDir, words: Sequence[str]) -> Any:
-    """The run's own configuration, with changes only where they do not shape its course."""
-    data = {**record.config, "name": rundir.path.name, "out": str(rundir.path.parent)}
-    config = amended(recipe, data, words)
-    fixed = changed(record.config, dump(config), recipe.config)
-    if fixed:
-        raise UserError(
-            f"{', '.join(fixed)} cannot change when {rundir.path} is resumed, since the run would be another one; "
-            f"leave it out, or start a new run with init_from={rundir.path}"
-        )
-    return config
+def _work(words: Sequence[str]) -> int:
+    """Train in this process: alone, or as one of the ranks that a launcher started."""
+    _stop_with_launcher(os.environ)
+    from samestep.cli.train_words import chosen
+    from samestep.train.entry import enter
+
+    code = enter(lambda: chosen(words))
+    if code not in (EXIT_DONE, EXIT_PREEMPTED) and "RANK" in os.environ:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # the group of a failed rank is broken: parting from it in good order could take for ever
+    return code
+
+
+@contextmanager
+def _leaving_quietly() -> Iterator[None]:
+    """Until somebody else listens, a request to stop just ends this process: there is nothing to save yet."""
+    before = {number: signal.signal(number, _leave) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        with suppress(OSError):
+            os.write(2, b"samestep: stopped before training began\n")
+    os._exit(handover.preempted_code(os.environ))
+
+
+def _stop_with_launcher(env: Mapping[str, str]) -> None:
+    """No rank outlives the process that started it, if that was a launcher of this machine."""
+    if handover.PARENT in env:
+        stop_with(int(env[handover.PARENT]), float(env[handover.GRACE]))
+    elif "TORCHELASTIC_RUN_ID" in env:
+        stop_with(os.getppid(), TORCHRUN_GRACE)

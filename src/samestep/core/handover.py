@@ -7,11 +7,12 @@ import os
 import socket
 import time
 import traceback
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from samestep.core.errors import EXIT_DONE, EXIT_PREEMPTED
 from samestep.core.records import Json, read_json, write_json
 
 LAUNCHER = "SAMESTEP_LAUNCHER"
@@ -43,7 +44,10 @@ class LastWord:
     traceback: str = ""
     """Empty where the text says it all."""
     time: float = 0.0
-    details: Mapping[str, Json] = field(default_factory=dict)
+    remedy: Sequence[str] = ()
+    """Words to add to the command line of another attempt, which may then succeed."""
+    remedy_text: str = ""
+    """What they change, after "restarting from the last checkpoint"."""
 
     @classmethod
     def of(cls, error: BaseException, code: int, *, plain: bool, **more: Any) -> "LastWord":
@@ -69,6 +73,11 @@ class LastWord:
     def read(cls, data: Mapping[str, Json]) -> "LastWord | None":
         """What `leave` wrote; None when a rank ended without a word."""
         return cls(**data["samestep"]) if "samestep" in data else None
+
+
+def preempted_code(env: Mapping[str, str]) -> int:
+    """75, but 0 under stock torchrun, which takes any other code for a failure and restarts the run."""
+    return EXIT_DONE if "TORCHELASTIC_RUN_ID" in env and not env.get(LAUNCHER) else EXIT_PREEMPTED
 
 
 def tell_run(path: Path, env: Mapping[str, str]) -> None:

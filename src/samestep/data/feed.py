@@ -5,9 +5,11 @@ While a step computes, the next one is loaded (here, or ahead of time by `worker
 a stream of its own, and its weights are summed over the ranks by a message that nobody waits for.
 """
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from samestep.core.errors import UserError
+from samestep.core.parent import end_with
 from samestep.data.order import Order, micros
 from samestep.world.world import World
 
@@ -47,7 +50,7 @@ class Micros:
     """Which rows of the global batch each micro-batch holds; an empty one is a filler row of weight zero."""
 
     def weight(self, term: str) -> float:
-        """The global weight of a term."""
+        """The global weight of a term: as counted, or its rows where it was not."""
         return self.weights.get(term, self.weights["rows"])
 
     def first(self) -> "Micros":
@@ -82,13 +85,19 @@ class _Steps(Dataset):
         ids = self.order.ids(step)
         spans = micros(len(ids), self.rank, self.size, self.micro_rows)
         batches = [self._batch(ids[start:stop], ids) for start, stop in spans]
-        weights: dict[str, float] = {"rows": 0.0}
-        for batch in batches:
-            counted = {"rows": batch["live"].double(), **(self.count(batch) if self.count else {})}
-            for term, weight in counted.items():
-                live = torch.where(batch["live"], weight.double(), 0.0)
-                weights[term] = weights.get(term, 0.0) + float(live.sum())
+        weights: dict[str, float] = {}
+        for batch, (start, stop) in zip(batches, spans):
+            for term, weight in self._weights(batch, stop - start).items():
+                weights[term] = weights.get(term, 0.0) + weight
         return _Share(batches, weights, ids, spans)
+
+    def _weights(self, batch: Batch, rows: int) -> dict[str, float]:
+        """What a batch weighs in each term; one of no rows is a filler, which weighs nothing."""
+        weights = {"rows": float(rows)}
+        for term, weight in (self.count(batch) if self.count else {}).items():
+            assert weight.shape == batch["live"].shape, f"{term!r} is counted a row, not as {tuple(weight.shape)}"
+            weights[term] = float(weight.sum(dtype=torch.float64)) if rows else 0.0
+        return weights
 
     def _batch(self, mine: np.ndarray, all_ids: np.ndarray) -> Batch:
         ids = mine if len(mine) else all_ids[:1]  # a real row of weight zero still touches every parameter
@@ -149,7 +158,7 @@ class Feed:
                 {k: v.to(self._world.device, non_blocking=True) for k, v in batch.items()} for batch in share.batches
             ]
         terms = sorted(share.weights)
-        message = torch.tensor([share.weights[term] for term in terms], dtype=torch.float64)
+        message = torch.from_numpy(np.array([share.weights[term] for term in terms], dtype=np.float64))
         group = self._world.control
         work = dist.all_reduce(message, group=group, async_op=True) if group is not None else None
         return _Coming(step, share, batches, terms, message, work, self._stream)
@@ -227,7 +236,13 @@ class _Processes:
             generator=torch.Generator().manual_seed(self._steps.rank),
             # Said outright: a process that came out of a fork server would start another one, seconds each time.
             multiprocessing_context="fork",
+            worker_init_fn=partial(_follow, os.getpid()),
         )
+
+
+def _follow(rank_process: int, worker: int) -> None:
+    """A loading process ends when its rank does, and leaves requests to stop to it."""
+    end_with(rank_process)
 
 
 class _Excused(Dataset):

@@ -7,7 +7,7 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Signa
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
+from samestep.core.errors import EXIT_PREEMPTED
 from samestep.core.handover import LastWord
 from samestep.launch.failure import Failure
 from samestep.launch.requests import StopRequests
@@ -47,7 +48,7 @@ def attempt(command: Sequence[str], nproc: int, launch_id: str, folder: Path, st
             result = agent.run()
             return agent.failures(result)
         except SignalException:  # came while workers were being started: the agent has ended them
-            return []
+            return [Failure(0, EXIT_PREEMPTED)]
         finally:
             stop.ended()
             spec.rdzv_handler.shutdown()
@@ -160,9 +161,3 @@ def _quiet() -> Iterator[None]:
     finally:
         logger.propagate = passes_on
         logger.removeHandler(silent)
-
-
-def environment(nproc: int) -> Mapping[str, str]:
-    """What workers find set unless the user set it."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return {"OMP_NUM_THREADS": str(max(1, cores // nproc)), "PYTHONFAULTHANDLER": "1"}

@@ -46,22 +46,23 @@ class Failure:
 
 
 def cause(failures: Sequence[Failure]) -> Failure:
-    """The failure that the others followed from."""
-    return min(failures, key=_order)
+    """The failure that the others followed from, or the stop that all agreed on."""
+    stopped = any(failure.is_stop for failure in failures)
+    return min(failures, key=lambda failure: _order(failure, stopped))
 
 
-def _order(failure: Failure) -> tuple[int, float, int]:
-    """Killed from outside; then a failure of its own, the earliest first; then a stop; then mere consequences."""
+def _order(failure: Failure, stopped: bool) -> tuple[int, float, int]:
+    """Killed from outside; a failure of its own, the earliest first; a stop; mere consequences."""
     word = failure.word
     if failure.ended_by_us or (word and word.echo):
         return 4, failure.seen, failure.rank
     if failure.is_stop:
-        return 3, failure.seen, failure.rank
-    if failure.code < 0 and -failure.code in _REACTIONS:
         return 2, failure.seen, failure.rank
-    if failure.code < 0:  # nothing that another rank does can bring this about
-        return 0, failure.seen, failure.rank
-    return 1, word.time if word else failure.seen, failure.rank
+    if failure.code > 0:
+        return 1, word.time if word else failure.seen, failure.rank
+    if stopped or -failure.code in _REACTIONS:  # the run was saved before a rank died in parting
+        return 3, failure.seen, failure.rank
+    return 0, failure.seen, failure.rank  # nothing that another rank does can bring this about
 
 
 def last_word(failure: Failure) -> LastWord:

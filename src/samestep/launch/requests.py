@@ -79,8 +79,8 @@ class StopRequests(AbstractContextManager["StopRequests"]):
         now = self._clock()
         if self.reason is None:
             self.reason, self._since = signal.Signals(number), now
-            if number == signal.SIGINT:  # written past Python's buffers, which may be in use at this very moment
-                os.write(2, b"\nsamestep: stopping after this step, with a save; Ctrl-C again ends at once\n")
+            if number == signal.SIGINT and self._workers:
+                _say(b"\nsamestep: stopping after this step, with a save; Ctrl-C again ends at once\n")
             self._pass_on(self.reason)
         elif number == signal.SIGINT and now - self._since > ONE_PRESS:
             self.at_once = True
@@ -92,3 +92,9 @@ class StopRequests(AbstractContextManager["StopRequests"]):
         for process in self._workers:
             with suppress(OSError):
                 os.kill(process, _PASSED_ON[number])
+
+
+def _say(text: bytes) -> None:
+    """Written past Python's buffers, which may be in use at the very moment of a signal."""
+    with suppress(OSError):
+        os.write(2, text)

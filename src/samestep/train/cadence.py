@@ -3,9 +3,10 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from samestep.checkpoint.store import Store
+from samestep.checkpoint.background import Saver
 from samestep.train.config import Checkpoints
 from samestep.train.console import Screen, show_figures
 from samestep.train.learner import Learner
@@ -40,7 +41,7 @@ class LogFigures:
         figures = {name: value for name, value in figures.items() if not name.startswith("count/")}
         for sink in self.sinks:
             sink.write(done, tick.epoch, figures)
-        shown = {name: figures[name] for name in ("loss", f"{self.unit}/s") if name in figures}
+        shown = {name: figures[name] for name in figures if name.split("/")[-1] == "loss" or name == f"{self.unit}/s"}
         self.screen.advance("train", done, self.length, show_figures(shown))
 
     def _speed(self, figures: Mapping[str, float], steps: int) -> dict[str, float]:
@@ -110,7 +111,7 @@ class EpochSummary:
 
     def fire(self, tick: Tick, metrics: Metrics, last: bool) -> None:
         """Count the step in; sum up at the epoch's end."""
-        self.book.add({name: figure for name, figure in metrics.items() if name == "loss"})
+        self.book.add({name: figure for name, figure in metrics.items() if name.split("/")[-1] == "loss"})
         if not tick.last_of_epoch:
             return
         train = {f"train {name}": value for name, value in self.book.read().items()}
@@ -119,9 +120,9 @@ class EpochSummary:
 
 @dataclass
 class Save:
-    """Saves by steps, epochs, the agreed clock, and at the end."""
+    """Has the state saved by steps, epochs, the agreed clock, and at the end, while training goes on."""
 
-    store: Store
+    saver: Saver
     state: Mapping[str, Any]
     about: Callable[[], dict[str, Any]]
     settings: Checkpoints
@@ -130,32 +131,46 @@ class Save:
     progress: Progress
     validate: Validate
     learners: list[Learner]
-    write_weights: Callable[[str], None]
-    saved_at: int = -1
+    sinks: list[Sink]
+    write_weights: Callable[[Path, list[str]], None]
+    """Makes plain weight files of these names out of a checkpoint; called on rank 0 alone."""
+    _names: list[str] = field(default_factory=list)
 
     def fire(self, tick: Tick, metrics: Metrics, last: bool) -> None:
         """Save when it is time."""
+        self.saver.poll()
         done, epochs = tick.step + 1, tick.epoch + 1
         by_steps = self.settings.every_steps > 0 and done % self.settings.every_steps == 0
         by_epoch = self.settings.every_epochs > 0 and tick.last_of_epoch and epochs % self.settings.every_epochs == 0
-        if not (by_steps or by_epoch or last or self.stop.save_due):
-            return
-        self.save()
+        self._names = []
         if self.settings.weights:
-            if by_steps or last:
-                self.write_weights(f"step_{done}")
-            if by_epoch:
-                self.write_weights(f"epoch_{epochs}")
+            self._names += [f"step_{done}"] if by_steps or last else []
+            self._names += [f"epoch_{epochs}"] if by_epoch else []
+        if by_steps or by_epoch or last or self.stop.save_due:
+            with self.progress.beside_the_steps():
+                self._prepare()
+                self.saver.save(self.progress.step, self.state, self._about(), self._then())
 
-    def save(self) -> None:
-        """Save now, on every rank, unless this very step is saved already."""
-        if self.saved_at == self.progress.step:
-            return
+    def finish(self) -> None:
+        """The last save of a stage: on the disk when this returns."""
+        self._prepare()
+        self.saver.finish(self.progress.step, self.state, self._about(), self._then())
+
+    def _prepare(self) -> None:
+        """What the checkpoint takes for granted: good steps, and figures that a kill right after it cannot take."""
         for learner in self.learners:
             learner.settle()
+        for sink in self.sinks:
+            sink.flush()
+
+    def _about(self) -> dict[str, Any]:
         about = self.about()
         if self.stage.best is not None and self.stage.best[0] in self.validate.figures:
-            about["figure"] = self.validate.figures[self.stage.best[0]]
-        with self.progress.beside_the_steps():
-            self.store.save(self.progress.step, self.state, about)
-        self.saved_at = self.progress.step
+            name, mode = self.stage.best
+            about |= {"figure": self.validate.figures[name], "figure_name": name, "figure_mode": mode}
+        return about
+
+    def _then(self) -> Callable[[Path], None]:
+        """Weight files come out of the checkpoint once it is one, so there are none of a state that was not saved."""
+        names = list(self._names)
+        return lambda checkpoint: self.write_weights(checkpoint, names)

@@ -43,6 +43,10 @@ class Checkpoints:
     """How many of the best by the stage's figure to keep."""
     keep_every: int = free(0)
     """Also keep those at multiples of so many steps; 0: none."""
+    background: bool = free(True)
+    """Write while training goes on, from a copy of the state in memory; false: no copy, and training waits."""
+    max_failures: int = free(3)
+    """Stop after so many saves in a row that failed; until then training goes on and the next save tries again."""
     weights: bool = free(False)
     """Also write plain weight files, {model}_step_{N}.pt and {model}_epoch_{N}.pt, for older scripts."""
 
@@ -60,7 +64,7 @@ class Log:
     tensorboard: bool = free(True)
     """Write TensorBoard events."""
     wandb: bool = free(False)
-    """Log to Weights & Biases (extra `wandb`); WANDB_MODE=offline works."""
+    """Log to Weights & Biases (extra `wandb`), a row once a checkpoint covers it; WANDB_MODE=offline works."""
     wandb_project: str = free("samestep")
     """Project name at Weights & Biases."""
 

@@ -41,7 +41,7 @@ class Coupled:
         embed: Embed,
         couple: Couple,
         weigh: Callable[[Mapping[str, Tensor]], tuple[Tensor, dict[str, Tensor]]],
-        scale: Tensor | float,
+        boost: Tensor | float,
     ) -> tuple[Tensor, dict[str, Tensor], Mapping[str, Tensor]]:
         """Gradients in the module; the total loss, its sums per term and its rows, equal on every rank."""
         before = _random_state(self.world.device)
@@ -61,7 +61,7 @@ class Coupled:
                     outputs = embed(self.parallel.module, batch)
                     pushed = _push(outputs, leaves, span)
                 self.check_called()
-                (pushed * self.world.size * scale).backward()
+                (pushed * boost).backward()
         return total, sums, rows
 
 

@@ -2,18 +2,29 @@
 
 import logging
 import os
+import signal
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from samestep.core.config import build
-from samestep.core.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, RunFailed, UserError, complain
+from samestep.core.errors import (
+    EXIT_DONE,
+    EXIT_FAILURE,
+    EXIT_INTERRUPTED,
+    OutOfMemory,
+    RunFailed,
+    UserError,
+    complain,
+)
+from samestep.core.handover import LastWord, preempted_code
 from samestep.core.logging import FAILURES, start_logging
 from samestep.train.finding import find_recipe
 from samestep.train.loop import Outcome
+from samestep.train.memory import is_out_of_memory, memory_sentence
 from samestep.train.recipe import Recipe
 from samestep.train.session import Session
+from samestep.train.stop import SIGNALS
 from samestep.world.world import PeerFailed, World
 
 logger = logging.getLogger(FAILURES)
@@ -22,16 +33,19 @@ logger = logging.getLogger(FAILURES)
 def enter(choose: Callable[[], tuple[str, Recipe, Any]]) -> int:
     """Train what `choose` names, on every rank; exit code 0 done, 2 user error, 75 preempted and resumable."""
     start_logging(None, show=None)  # until there is a run directory to log to
-    world = World.single()
+    world, session = World.single(), None
     try:
         world = World.meet()
         with world.together("reading the configuration"):
             name, recipe, config = choose()
         world.connect(config.distributed.device, config.distributed.backend, config.distributed.timeout)
-        outcome = Session(name, recipe, config, world).train()
+        session = Session(name, recipe, config, world)
+        outcome = session.train()
+        _stop_listening()
         world.leave()
     except BaseException as error:
-        return _failed(error, world)
+        _stop_listening()
+        return _failed(error, world, session)
     return EXIT_DONE if outcome is Outcome.DONE else preempted_code(os.environ)
 
 
@@ -41,13 +55,16 @@ def train_with(recipe: str, config: Mapping[str, Any]) -> int:
     return enter(lambda: (recipe, found, build(found.config, config)))
 
 
-def preempted_code(env: Mapping[str, str]) -> int:
-    """75, but 0 under stock torchrun, which takes any other code for a failure and restarts the run."""
-    return EXIT_DONE if "TORCHELASTIC_RUN_ID" in env and not env.get("SAMESTEP_LAUNCHER") else EXIT_PREEMPTED
+def _stop_listening() -> None:
+    """The outcome is settled: a signal now must not change it."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
-def _failed(error: BaseException, world: World) -> int:
+def _failed(error: BaseException, world: World, session: Session | None) -> int:
     """The exit code of a failure, told to the peers and shown as the user needs it."""
+    if is_out_of_memory(error):
+        return _out_of_memory(error, world, session)
     if not isinstance(error, UserError | RunFailed | PeerFailed):
         try:
             world.raise_peer_failure()  # a broken connection is only the echo of what a peer reported
@@ -56,11 +73,38 @@ def _failed(error: BaseException, world: World) -> int:
     world.report_failure(error)
     if isinstance(error, UserError | RunFailed | PeerFailed):
         logger.error("%s", error)
-        complain(str(error))
+        _speak(LastWord.of(error, error.exit_code, plain=True, echo=isinstance(error, PeerFailed)))
         return error.exit_code
     if isinstance(error, KeyboardInterrupt):
         complain("interrupted twice: ended at once, without a save")
-        return 130
+        return EXIT_INTERRUPTED
     logger.error("%s", error, exc_info=error)
-    traceback.print_exception(error, file=sys.stderr)
+    _speak(LastWord.of(error, EXIT_FAILURE, plain=False))
     return EXIT_FAILURE
+
+
+def _out_of_memory(error: BaseException, world: World, session: Session | None) -> int:
+    """Ends the attempt on all ranks; a launcher starts another one with half the micro-batch, if there is one."""
+    logger.error("%s", error, exc_info=error)
+    remedy: dict[str, Any] = {}
+    if session is not None and session.is_planned:
+        size, whole = session.config.batch_size, session.config.global_batch_size
+        told = OutOfMemory(memory_sentence(error, size, session.rundir.path))
+        if size > 1:
+            text = f"with batch_size {size // 2}; the global batch stays {whole}"
+            remedy = {"remedy": [f"--batch_size={size // 2}"], "remedy_text": text}
+    else:
+        told = OutOfMemory(f"out of memory before the first step ({type(error).__name__}: {error})")
+    world.report_failure(told)
+    _speak(LastWord.of(told, told.exit_code, plain=True, **remedy))
+    return told.exit_code
+
+
+def _speak(word: LastWord) -> None:
+    """Leave the word for the launcher to show, or show it."""
+    if word.leave(os.environ):
+        return
+    if word.traceback:
+        print(word.traceback, file=sys.stderr, end="", flush=True)
+    else:
+        complain(word.text)

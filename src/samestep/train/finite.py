@@ -14,7 +14,7 @@ class FiniteGuard:
     def __init__(self, device: torch.device, name: str, limit: int) -> None:
         self._name, self._limit = name, limit
         self._in_row = torch.zeros((), dtype=torch.float32, device=device)
-        self._arriving: tuple[Tensor, torch.cuda.Event | None, int, np.ndarray] | None = None
+        self._arriving: tuple[Tensor | float, torch.cuda.Event | None, int, np.ndarray] | None = None
 
     def watch(self, bad: Tensor, micros: Micros) -> None:
         """Take in the verdict on this step; act on the one before."""
@@ -27,7 +27,7 @@ class FiniteGuard:
             event.record()
             self._arriving = (host, event, micros.step, micros.ids)
         else:
-            self._arriving = (self._in_row.cpu().clone(), None, micros.step, micros.ids)
+            self._arriving = (float(self._in_row), None, micros.step, micros.ids)
 
     def settle(self) -> None:
         """Read the verdict that is still on its way."""

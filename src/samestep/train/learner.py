@@ -10,6 +10,8 @@ gradient is finite is decided on the device from its global norm: all ranks skip
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import reduce
+from operator import add
 from typing import Any
 
 import torch
@@ -56,12 +58,15 @@ class Learner:
     ) -> None:
         self.name, self.updates = name, 0
         self._parallel, self.world, self._rate, self._settings = parallel, world, rate, settings
+        # Listed once: walking over the modules would take as long as the norm of the gradients.
+        self._trained = [(name, p) for name, p in parallel.inner.named_parameters() if p.requires_grad]
         self._optimizer = adamw(parallel.inner, settings)
         self._autocast_type = _AUTOCAST.get(mixed_precision)
         self._scale = LossScale(world.device) if mixed_precision == "fp16" else None
         self._guard = FiniteGuard(world.device, name, max_bad_steps)
         self.recorder = recorder
         self._settled = not parallel.settles
+        self._ranks = torch.full((), float(world.size), device=world.device)
 
     def update(self, micros: Micros, loss: Loss, mix: Mix | None = None) -> Metrics:
         """One optimizer step on the global batch; `mix` gives each term's coefficient (default 1)."""
@@ -79,9 +84,8 @@ class Learner:
         coupled = Coupled(self._parallel, self.world, self._autocast, self._check_called)
 
         def backward() -> tuple[Tensor, dict[str, Tensor], Mapping[str, Tensor]]:
-            scale = self._scale.scale if self._scale else 1.0
             return coupled.backward(
-                micros, embed, couple, lambda rows: self._weigh(rows, live, micros, mix or {}), scale
+                micros, embed, couple, lambda rows: self._weigh(rows, live, micros, mix or {}), self._boost()
             )
 
         self._settle_buckets(backward)
@@ -118,8 +122,7 @@ class Learner:
         self, micros: Micros, loss: Loss, mix: Mix
     ) -> tuple[Tensor, dict[str, Tensor], list[Mapping[str, Tensor]]]:
         """Gradients of all micro-batches, reduced over ranks once; this rank's total, its sums per term, its rows."""
-        all_rows, all_sums = [], []
-        grand_total = torch.zeros((), device=self.world.device)
+        totals, all_sums, all_rows = [], [], []
         for number, batch in enumerate(micros.batches):
             with self._parallel.syncing(last=number == len(micros.batches) - 1):
                 self._parallel.called = False
@@ -127,12 +130,11 @@ class Learner:
                     rows = loss(self._parallel.module, batch)
                     total, sums = self._weigh(rows, batch["live"], micros, mix)
                 self._check_called()
-                scaled = total * self.world.size
-                (scaled * self._scale.scale if self._scale else scaled).backward()
-            grand_total = grand_total + total.detach()
-            all_rows.append(rows)
+                total.backward(self._boost().to(total.dtype))
+            totals.append(total.detach())
             all_sums.append(sums)
-        return grand_total, {term: sum(sums[term] for sums in all_sums) for term in all_sums[0]}, all_rows  # type: ignore[misc]
+            all_rows.append(rows)
+        return reduce(add, totals), {term: reduce(add, [s[term] for s in all_sums]) for term in all_sums[0]}, all_rows
 
     def _weigh(
         self, rows: Mapping[str, Tensor], live: Tensor, micros: Micros, mix: Mix
@@ -149,9 +151,13 @@ class Learner:
             counted = live if micros.weight(term) else torch.zeros_like(live)
             exact = torch.promote_types(values.dtype, torch.float32)  # bf16 rows must not be summed in bf16
             sums[term] = torch.where(counted, values, 0.0).sum(dtype=exact)
-        total = sum(sums[term] * (mix.get(term, 1.0) / (micros.weight(term) or 1.0)) for term in sums)
-        assert isinstance(total, Tensor)
+        total = reduce(add, [sums[term] * (mix.get(term, 1.0) / (micros.weight(term) or 1.0)) for term in sums])
         return total, {term: value.detach() for term, value in sums.items()}
+
+    def _boost(self) -> Tensor:
+        """What gradients are multiplied by from the start of the backward pass. The mean over ranks is to be a sum;
+        fp16 does that afterwards, so that what overflows does not depend on the number of ranks."""
+        return self._scale.scale if self._scale else self._ranks
 
     def _check_called(self) -> None:
         if not self._parallel.called:
@@ -167,8 +173,8 @@ class Learner:
         gradients = self._gradients()
         norm = total_norm(gradients)
         if self._scale:
-            norm = norm / self._scale.scale
-        bad = (~torch.isfinite(norm)).float()
+            norm = norm * (self.world.size / self._scale.scale)
+        bad = (~(norm < torch.inf)).float()  # also where it is NaN
         rate = self._rate(self.updates)
         self._step(gradients, norm, bad, rate)
         blamed = bad
@@ -182,22 +188,22 @@ class Learner:
         return self._figures(micros, total, sums, norm, bad, rate, same)
 
     def _gradients(self) -> list[Tensor]:
-        found = {name: p.grad for name, p in self._parallel.inner.named_parameters() if p.requires_grad}
-        lacking = [name for name, gradient in found.items() if gradient is None]
-        if lacking and self._parallel.needs_all:
+        gradients = [p.grad for _, p in self._trained if p.grad is not None]
+        if self._parallel.needs_all and len(gradients) < len(self._trained):
+            lacking = [name for name, p in self._trained if p.grad is None]
             raise RunFailed(
-                f"{len(lacking)} parameters of learner {self.name!r} got no gradient in this step ({', '.join(lacking[:3])}); "
-                "use them in every loss, or name them in the recipe's `unused`"
+                f"{len(lacking)} parameters of learner {self.name!r} got no gradient in this step, the first of them "
+                f"{lacking[0]!r}; use them in every loss, or name them in the recipe's `unused`"
             )
-        return [gradient for gradient in found.values() if gradient is not None]
+        return gradients
 
     def _step(self, gradients: list[Tensor], norm: Tensor, bad: Tensor, rate: float) -> None:
         """The fused optimizer divides gradients by `grad_scale`, and does nothing where `found_inf` is one."""
-        divisor = torch.ones_like(norm)
-        if self._settings.clip:
-            divisor = ((norm + 1e-6) / self._settings.clip).clamp(min=1.0)  # as torch's clip_grad_norm_ has it
+        clip = self._settings.clip
+        # As torch's clip_grad_norm_ has it.
+        divisor = ((norm + 1e-6) / clip).clamp(min=1.0) if clip else torch.ones_like(norm)
         if self._scale:
-            divisor = divisor * self._scale.scale
+            divisor = divisor * (self._scale.scale / self.world.size)
         if norm.dtype == torch.float64:  # the fused divisor is float32, too coarse for a proof in float64
             torch._foreach_div_([local(gradient) for gradient in gradients], divisor)
         else:
@@ -206,7 +212,7 @@ class Learner:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        self._drop_gradients()
 
     def _figures(
         self,
@@ -218,15 +224,10 @@ class Learner:
         rate: float,
         same: bool,
     ) -> Metrics:
-        """Figures of this update. A skipped step weighs nothing, so its NaN reaches no mean."""
-        good = 1.0 - bad
-
-        def kept(value: Tensor) -> Tensor:
-            return torch.where(bad > 0, 0.0, value)
-
-        figures = {term: Figure(kept(value), good * micros.weight(term), same) for term, value in sums.items()}
-        figures["loss"] = Figure(kept(total), good, same)
-        figures["grad_norm"] = Figure(kept(norm), good, same=True)
+        """Figures of this update."""
+        figures = {term: Figure(value, micros.weight(term), same, bad) for term, value in sums.items()}
+        figures["loss"] = Figure(total, 1.0, same, bad)
+        figures["grad_norm"] = Figure(norm, 1.0, same=True, skipped=bad)
         figures["lr"] = Figure(rate, same=True)
         figures["skipped"] = Figure(bad, same=True)
         prefix = "" if self.name == "model" else f"{self.name}/"
@@ -239,9 +240,13 @@ class Learner:
 
     def _skip(self) -> Metrics:
         """A step without weight moves nothing, not even by momentum or weight decay."""
-        self._optimizer.zero_grad(set_to_none=True)
+        self._drop_gradients()
         self.updates += 1
         return {}
+
+    def _drop_gradients(self) -> None:
+        for _, parameter in self._trained:
+            parameter.grad = None
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self._autocast_type is None:

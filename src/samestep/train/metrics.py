@@ -1,6 +1,6 @@
 """Figures are global (sum, weight) pairs, kept on the device and read only when they are shown."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,51 +10,66 @@ from torch import Tensor
 from samestep.core.records import Json
 from samestep.world.world import World
 
+Number = Tensor | float
+NOTES = 512
+"""Figures noted at most before they are added up, which waits for the device: far rarer than rows of figures."""
+
 
 @dataclass(frozen=True)
 class Figure:
-    """This rank's part of a sum, and the weight of the whole. A figure equal on all ranks is counted once."""
+    """This rank's part of a sum, and the weight of the whole. A figure equal on all ranks is counted once.
 
-    sum: Tensor | float
-    weight: Tensor | float = 1.0
+    A tensor in it must not be changed afterwards: it is read later.
+    """
+
+    sum: Number
+    weight: Number = 1.0
     same: bool = False
     """Whether every rank holds the whole figure already (a learning rate, a gradient norm)."""
+    skipped: Number = 0.0
+    """1 for a step that was skipped: it counts for nothing, so its NaN reaches no mean."""
 
 
 Metrics = Mapping[str, Figure]
 
 
 class Book:
-    """Adds figures up over steps, and reduces them over ranks when asked: one collective for all of them."""
+    """Adds figures up over steps, and reduces them over ranks when asked: one collective for all of them.
+
+    Figures are only noted as they come. What is on the device is fetched in one go when the sums are needed, and then
+    added in the order of the steps, so that it makes no difference to any bit when that is.
+    """
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._sums: dict[str, Tensor | float] = {}
-        self._weights: dict[str, Tensor | float] = {}
+        self._totals: dict[str, tuple[float, float]] = {}
+        self._noted: list[tuple[str, Number, Number, Number]] = []
 
     def add(self, metrics: Metrics) -> None:
         """Count a step's figures in; nothing is read from the device."""
         for name, figure in metrics.items():
-            counted = 0.0 if figure.same and not self._world.is_main else figure.sum
-            self._sums[name] = self._sums.get(name, 0.0) + _exact(counted)
-            self._weights[name] = self._weights.get(name, 0.0) + _exact(figure.weight)
+            counted = 0.0 if figure.same and not self._world.is_main else _apart(figure.sum)
+            self._noted.append((name, counted, _apart(figure.weight), figure.skipped))
+            self._totals.setdefault(name, (0.0, 0.0))
+        if len(self._noted) >= NOTES:
+            self._add_up()
 
     def names(self) -> list[str]:
         """What was added so far."""
-        return list(self._sums)
+        return list(self._totals)
 
     def read(self) -> dict[str, float]:
         """The mean of every figure over what was added, the same on all ranks; the book is empty afterwards."""
-        names = sorted(self._sums)
+        totals = self._add_up()
+        names = sorted(totals)
         if not names:
             return {}
-        sums = torch.stack([self._tensor(self._sums[name]) for name in names])
-        weights = torch.stack([self._tensor(self._weights[name]) for name in names])
+        sums = torch.tensor([totals[name][0] for name in names], dtype=torch.float64, device=self._world.device)
         if self._world.control is not None:
             dist.all_reduce(sums)
-        values = torch.stack([sums, weights]).tolist()
-        self._sums, self._weights = {}, {}
-        return {name: total / weight for name, total, weight in zip(names, *values) if weight > 0}
+        self._totals = {}
+        means = zip(names, sums.tolist(), [totals[name][1] for name in names])
+        return {name: total / weight for name, total, weight in means if weight > 0}
 
     def state_dict(self) -> dict[str, Json]:
         """Nothing is shared."""
@@ -65,22 +80,44 @@ class Book:
 
     def rank_state(self) -> Json:
         """The open window of this rank."""
-        return {name: [float(self._sums[name]), float(self._weights[name])] for name in self._sums}
+        return {name: list(total) for name, total in self._add_up().items()}
 
     def load_rank_state(self, states: list[Json]) -> None:
         """Go on with the window; at another world size rank 0 takes all that was summed so far."""
-        self._sums, self._weights = {}, {}
+        self._totals, self._noted = {}, []
         for name, (_, weight) in states[0].items():
             parts = [state[name][0] for state in states]
             if len(parts) == self._world.size:
                 part = parts[self._world.rank]
             else:
                 part = sum(parts) if self._world.is_main else 0.0
-            self._sums[name], self._weights[name] = part, weight
+            self._totals[name] = part, weight
 
-    def _tensor(self, value: Tensor | float) -> Tensor:
-        return torch.as_tensor(value, dtype=torch.float64, device=self._world.device)
+    def _add_up(self) -> dict[str, tuple[float, float]]:
+        """All sums and weights so far, as plain numbers."""
+        noted, self._noted = self._noted, []
+        numbers = _fetched([number for _, *numbers in noted for number in numbers])
+        for (name, *_), more, weight, skipped in zip(noted, numbers[::3], numbers[1::3], numbers[2::3]):
+            if not skipped:
+                total, total_weight = self._totals[name]
+                self._totals[name] = total + more, total_weight + weight
+        return self._totals
 
 
-def _exact(value: Tensor | float) -> Tensor | float:
-    return value.detach().double() if isinstance(value, Tensor) else value
+def _apart(number: Number) -> Number:
+    """A figure without the graph that it came from, which would be kept alive with it."""
+    return number.detach() if isinstance(number, Tensor) and number.requires_grad else number
+
+
+def _fetched(numbers: Sequence[Number]) -> list[float]:
+    """Plain numbers, exact in float64, out of tensors of any type and device, by one transfer a type and device."""
+    kinds: dict[tuple[torch.dtype, torch.device], dict[int, Tensor]] = {}
+    plain: dict[int, float] = {}
+    for place, number in enumerate(numbers):
+        if isinstance(number, Tensor):
+            kinds.setdefault((number.dtype, number.device), {})[place] = number
+        else:
+            plain[place] = number
+    for tensors in kinds.values():
+        plain |= zip(tensors, torch.stack(list(tensors.values())).tolist())
+    return [plain[place] for place in range(len(numbers))]

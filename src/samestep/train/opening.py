@@ -2,16 +2,19 @@
 
 import os
 import socket
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from samestep.checkpoint.manifest import versions
 from samestep.core.config import changed, dump
 from samestep.core.errors import UserError
+from samestep.core.handover import LAUNCH_ID, tell_run
 from samestep.core.records import Json, read_json, write_json
 from samestep.core.rundir import RunDir, RunLock
 from samestep.train.config import Config
+from samestep.train.plan import global_batch
 
 
 @dataclass(frozen=True)
@@ -21,21 +24,25 @@ class RunRecord:
     recipe: str
     config: dict[str, Any]
     launch: str
+    global_batch: int
+    """Rows per step: of all stages, also of those that begin after a resume with other ranks or another batch_size."""
 
     @classmethod
     def read(cls, rundir: RunDir) -> "RunRecord | None":
         """The record of a run directory, or None when it holds no run."""
         known = read_json(rundir.config)
-        return cls(known["recipe"], known["config"], known.get("launch", "")) if known else None
+        return cls(known["recipe"], known["config"], known["launch"], known.get("global_batch", 0)) if known else None
 
     def write(self, rundir: RunDir) -> None:
         """Leave the record, with the versions it was made by."""
-        record = {"recipe": self.recipe, "config": self.config, "launch": self.launch, "versions": versions()}
-        write_json(rundir.config, record)
+        write_json(rundir.config, {**asdict(self), "versions": versions()})
 
 
-def open_run(recipe: str, config: Config) -> tuple[RunDir, RunLock]:
-    """Rank 0's part of opening: choose the directory, take its lock, and make sure that it holds this very run."""
+def open_run(recipe: str, config: Config, world_size: int = 1) -> tuple[RunDir, RunLock, int]:
+    """Rank 0's part of opening: choose the directory, take its lock, and make sure that it holds this very run.
+
+    Also gives the run's global batch.
+    """
     rundir = RunDir(Path(config.out) / (config.name or _free_name(recipe, config)))
     known = RunRecord.read(rundir)
     if known is None and rundir.path.exists() and _foreign(rundir.path):
@@ -46,8 +53,11 @@ def open_run(recipe: str, config: Config) -> tuple[RunDir, RunLock]:
         raise UserError(f"the run directory {rundir.path} cannot be written ({error.strerror}); set out=...") from None
     if known is not None:
         _require_same(rundir, known, recipe, config)
-    RunRecord(recipe, dump(config), _launch_id()).write(rundir)
-    return rundir, lock
+    begun = rundir.frozen.exists()  # until then, another batch_size may mean another global batch
+    batch = (known.global_batch if known and begun else 0) or global_batch(config, world_size)
+    RunRecord(recipe, dump(config), _launch_id(os.environ), batch).write(rundir)
+    tell_run(rundir.path, os.environ)
+    return rundir, lock, batch
 
 
 def find_run(text: str, out: str = "runs") -> RunDir:
@@ -70,22 +80,22 @@ def _require_same(rundir: RunDir, known: RunRecord, recipe: str, config: Config)
 
 
 def _free_name(recipe: str, config: Config) -> str:
-    """The next free number; after an elastic restart, the run that this launch already began."""
+    """The next free number; after a restart, the run that this launch already began."""
     plain = recipe.removesuffix(".py").replace("/", ".").rpartition(".")[2]
     stem = f"{plain}-{config.preset}"
     taken = [p for p in Path(config.out).glob(f"{stem}-*") if p.name.removeprefix(f"{stem}-").isdigit()]
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
+    if LAUNCH_ID in os.environ or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
         for path in taken:
             record = RunRecord.read(RunDir(path))
-            if record and record.launch == _launch_id():
+            if record and record.launch == _launch_id(os.environ):
                 return path.name
     highest = max((int(p.name.removeprefix(f"{stem}-")) for p in taken), default=0)
     return f"{stem}-{highest + 1}"
 
 
-def _launch_id() -> str:
+def _launch_id(env: Mapping[str, str]) -> str:
     """The same for every restart of one launch, and for nothing else."""
-    return f"{socket.gethostname()}:{os.getppid()}:{os.environ.get('TORCHELASTIC_RUN_ID', '')}"
+    return env.get(LAUNCH_ID) or f"{socket.gethostname()}:{os.getppid()}:{env.get('TORCHELASTIC_RUN_ID', '')}"
 
 
 def _foreign(path: Path) -> bool:

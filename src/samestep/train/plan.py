@@ -28,7 +28,7 @@ class Plan:
     def make(cls, config: Config, world_size: int, samples: int) -> "Plan":
         """Work the numbers out from the configuration, the world and the data."""
         _check(config, samples)
-        batch = config.global_batch_size or config.batch_size * config.accumulation * world_size
+        batch = global_batch(config, world_size)
         per_epoch = math.ceil(samples / batch)
         steps = config.max_steps if config.max_steps is not None else config.epochs * per_epoch
         ratio = batch / config.base_batch_size
@@ -45,6 +45,12 @@ class Plan:
     def to_json(self) -> Json:
         """For the run directory."""
         return asdict(self)
+
+
+def global_batch(config: Config, world_size: int) -> int:
+    """Rows per step over all devices."""
+    given = config.global_batch_size
+    return config.batch_size * config.accumulation * world_size if given is None else given
 
 
 def _check(config: Config, samples: int) -> None:

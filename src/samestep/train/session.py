@@ -5,15 +5,18 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from samestep.checkpoint.background import Flight, Saver
+from samestep.checkpoint.loading import read_tensors
 from samestep.checkpoint.plain import save_weights
 from samestep.checkpoint.retention import Retention
 from samestep.checkpoint.spread import shared_probe
+from samestep.checkpoint.state import pointer
 from samestep.checkpoint.store import Store
 from samestep.core.config import dump
 from samestep.core.errors import UserError
@@ -26,6 +29,7 @@ from samestep.train.bench import Bench
 from samestep.train.cadence import EpochSummary, LogFigures, Save, Validate
 from samestep.train.console import Screen
 from samestep.train.evidence import Recorder, Returned, Witness
+from samestep.train.learner import Learner
 from samestep.train.loop import Every, Outcome, Progress, run
 from samestep.train.metrics import Book
 from samestep.train.opening import open_run, set_status
@@ -83,16 +87,23 @@ class Session:
         return Outcome.DONE
 
     def _open(self, stack: ExitStack) -> RunDir:
-        """Rank 0 opens the directory; the others learn its path through the store, since it may refuse."""
-        path = None
+        """Rank 0 opens the directory; the others learn of it through the store, since it may refuse."""
+        opened = None
         if self.world.is_main:
-            rundir, lock = open_run(self.name, self.config)
+            rundir, lock, batch = open_run(self.name, self.config, self.world.size)
             stack.callback(lock.release)
-            path = str(rundir.path.absolute())
-        rundir = RunDir(Path(self.world.tell("run directory", path)))
+            opened = [str(rundir.path.absolute()), batch]
+        path, batch = self.world.tell("run directory", opened)
+        rundir = RunDir(Path(path))
+        self.config = replace(self.config, global_batch_size=batch)  # from now on at any world size and batch_size
         show = "error" if self.config.log.quiet else self.config.log.level
         start_logging(rundir.log(self.world.rank), show=show if self.world.is_main else None)
         return rundir
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the numbers of the run are frozen, so that another batch_size leaves it the same run."""
+        return hasattr(self, "rundir") and self.rundir.frozen.exists()
 
     def _is_done(self, stage: Stage) -> bool:
         return self.world.is_main and (self.rundir.artifacts(stage.name) / "done.json").exists()
@@ -140,7 +151,8 @@ class StageRun:
         self._status("running")
         sinks = self._sinks()
         try:
-            outcome = self._loop(sinks)
+            with self._saver(sinks) as saver:
+                outcome = self._loop(sinks, saver)
         finally:
             for sink in sinks:
                 sink.close()
@@ -182,13 +194,32 @@ class StageRun:
             return []
         return open_sinks(self.rundir, self.stage.name, self.progress.step, self.config, dump(self.config))
 
-    def _loop(self, sinks: list[Sink]) -> Outcome:
+    def _saver(self, sinks: list[Sink]) -> Saver:
+        settings = self.config.checkpoint
+
+        def told(flight: Flight) -> None:
+            if flight.committed:
+                self.session._event("save", stage=self.stage.name, step=flight.step)
+                for sink in sinks:
+                    sink.committed(flight.step)
+            if flight.failure is not None:
+                self.session._event("save_failed", stage=self.stage.name, step=flight.step, why=str(flight.failure))
+
+        return Saver(
+            self.store,
+            background=settings.background,
+            max_failures=settings.max_failures,
+            taken=self.progress.step,
+            told=told,
+        )
+
+    def _loop(self, sinks: list[Sink], saver: Saver) -> Outcome:
         log = LogFigures(
             self.window, sinks, self.screen, self.progress, self.config.log.every, self.stage.unit, self.task.length
         )
         validate = Validate(self.stage, self.task, sinks, self.screen, self.progress, self.config.validate_every)
         save = Save(
-            self.store,
+            saver,
             self.state,
             self._about,
             self.config.checkpoint,
@@ -197,25 +228,26 @@ class StageRun:
             self.progress,
             validate,
             self.bench.learners,
+            sinks,
             self._write_weights,
-            saved_at=self.progress.step,
         )
         every: list[Every] = [log, validate, EpochSummary(self.epoch, self.screen, validate), save]
         if self.recorder:
             every.insert(0, Returned(self.recorder))
             every.insert(-1, Witness(self.recorder, self.task.state, lambda: validate.figures))
         outcome = run(self.task, self.progress, every, self.session.stop)
-        save.save()
+        save.finish()
         return outcome
 
     def _about(self) -> dict[str, Any]:
         return {"recipe": self.session.name, "stage": self.stage.name, "config": dump(self.config)}
 
-    def _write_weights(self, suffix: str) -> None:
-        for learner in self.bench.learners:
-            weights = learner.weights(whole=True)
-            if self.world.is_main:
-                save_weights(self.rundir.weights / f"{learner.name}_{suffix}.pt", weights)
+    def _write_weights(self, checkpoint: Path, suffixes: list[str]) -> None:
+        for key, part in self.task.state.items() if suffixes else ():
+            if isinstance(part, Learner):
+                weights = read_tensors(checkpoint, pointer((key, "model")), verify=False)  # it was written just now
+                for suffix in suffixes:
+                    save_weights(self.rundir.weights / f"{part.name}_{suffix}.pt", weights)
 
     def _status(self, status: str) -> None:
         self.session._status(status, stage=self.stage.name, step=self.progress.step, steps=self.task.length)

@@ -3,12 +3,10 @@
 After a resume, what lies beyond the checkpoint is cut off first, so each step stands once.
 """
 
-import secrets
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from samestep.core.errors import UserError
-from samestep.core.records import JsonLines, read_json, write_json
+from samestep.core.records import JsonLines
 from samestep.core.rundir import RunDir
 from samestep.train.config import Config
 
@@ -20,6 +18,12 @@ class Sink(Protocol):
 
     def write(self, step: int, epoch: int, figures: Figures) -> None:
         """Figures after `step` steps."""
+
+    def flush(self) -> None:
+        """Bring what was written so far where a kill cannot take it: the checkpoint to be saved will not repeat it."""
+
+    def committed(self, step: int) -> None:
+        """A checkpoint after `step` steps is on the disk: nothing up to there will be written again."""
 
     def close(self) -> None:
         """Write out what is pending."""
@@ -36,6 +40,12 @@ class JsonSink:
     def write(self, step: int, epoch: int, figures: Figures) -> None:
         """One row."""
         self._lines.append({"stage": self._stage, "step": step, "epoch": epoch, **figures})
+
+    def flush(self) -> None:
+        """Every row is flushed as it is written."""
+
+    def committed(self, step: int) -> None:
+        """Rows beyond the checkpoint are cut when the run is resumed."""
 
     def close(self) -> None:
         """Close the file."""
@@ -55,41 +65,16 @@ class TensorBoardSink:
         for name, value in figures.items():
             self._writer.add_scalar(name, value, step)
 
+    def flush(self) -> None:
+        """Write out what is queued."""
+        self._writer.flush()
+
+    def committed(self, step: int) -> None:
+        """Events beyond the checkpoint are void when the run is resumed."""
+
     def close(self) -> None:
-        """Flush."""
+        """Write out what is queued."""
         self._writer.close()
-
-
-class WandbSink:
-    """Weights & Biases, under the same run id after a resume."""
-
-    def __init__(self, rundir: RunDir, stage: str, step: int, config: Config, data: Mapping[str, Any]) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise UserError("log.wandb=true needs the package wandb: pip install 'samestep[wandb]'") from None
-        note = rundir.path / "wandb.json"
-        run_id = (read_json(note) or {}).get("id") or secrets.token_hex(4)
-        write_json(note, {"id": run_id})
-        self._prefix, self._from = f"{stage}/", step
-        self._run = wandb.init(
-            project=config.log.wandb_project,
-            name=rundir.path.name,
-            id=run_id,
-            resume="allow",
-            dir=str(rundir.path),
-            config=dict(data),
-        )
-        self._run.define_metric(f"{stage}/*", step_metric=f"{stage}/step")
-
-    def write(self, step: int, epoch: int, figures: Figures) -> None:
-        """One row with its own step, so that stages do not collide."""
-        named = {self._prefix + name: value for name, value in figures.items()}
-        self._run.log({**named, self._prefix + "step": step, self._prefix + "epoch": epoch})
-
-    def close(self) -> None:
-        """End the run."""
-        self._run.finish()
 
 
 def open_sinks(rundir: RunDir, stage: str, step: int, config: Config, data: Mapping[str, Any]) -> list[Sink]:
@@ -98,5 +83,7 @@ def open_sinks(rundir: RunDir, stage: str, step: int, config: Config, data: Mapp
     if config.log.tensorboard:
         sinks.append(TensorBoardSink(rundir, stage, step))
     if config.log.wandb:
-        sinks.append(WandbSink(rundir, stage, step, config, data))
+        from samestep.train.wandb_sink import WandbSink
+
+        sinks.append(WandbSink(rundir, stage, config, data))
     return sinks

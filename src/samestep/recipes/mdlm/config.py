@@ -145,7 +145,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "objective": {"cut_rows": 0.1, "validation_times": 2},
         "sampling": {"length": 16, "steps": 4, "block_length": 8},
         "distributed": {"dtype": "float64"},
-        "global_batch_size": 13,
+        "global_batch_size": 11,
         "batch_size": 4,
         "epochs": 2,
         "learning_rate": 1e-2,

@@ -1,0 +1,132 @@
+"""`samestep checkpoints RUN [--verify]`: what was saved, when, how large, and whether it is whole.
+
+Torch is not needed for that and not imported, so the answer comes at once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from samestep.checkpoint.housekeeping import STAGING
+from samestep.checkpoint.manifest import Checkpoint, checkpoint_folders, glance, step_of, verify
+from samestep.checkpoint.retention import MODES, Retention
+from samestep.core.errors import EXIT_DONE, EXIT_FAILURE, UserError
+from samestep.core.rundir import RunDir
+from samestep.train.opening import find_run
+
+HELP = """samestep checkpoints RUN [--verify]
+
+Lists the checkpoints of a run. Without --verify only manifests and file sizes are looked at; with it every byte is
+read and compared with its checksum. The exit code is 1 when one is damaged."""
+_HEAD = ("step", "size", "age", "figure", "state")
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def run(words: Sequence[str]) -> int:
+    """List the checkpoints of a run; 1 when some are damaged."""
+    if not words or "-h" in words or "--help" in words:
+        print(HELP)
+        return EXIT_DONE
+    names = [word for word in words if not word.startswith("-")]
+    unknown = [word for word in words if word.startswith("-") and word != "--verify"]
+    if unknown or len(names) != 1:
+        what = f"there is no option {unknown[0]}" if unknown else f"one run is expected, not {len(names)}"
+        raise UserError(f"{what}; the command is: samestep checkpoints RUN [--verify]")
+    rundir = find_run(names[0])
+    stages = [
+        Listing.of(folder)
+        for folder in sorted(rundir.checkpoints("x").parent.glob("*"), key=lambda path: path.stat().st_mtime)
+    ]
+    if not any(stage.found for stage in stages):
+        print(f"the run {rundir.path} has no checkpoint yet")
+    return _show(rundir, stages, read_all="--verify" in words)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The checkpoints of one stage."""
+
+    folder: Path
+    found: list[Checkpoint]
+    unfinished: list[int]
+    """Steps of saves that are under way or were cut off."""
+
+    @classmethod
+    def of(cls, folder: Path) -> "Listing":
+        """What a look at manifests and sizes tells."""
+        found = [glance(path, step) for step, path in sorted(checkpoint_folders(folder).items())]
+        staging = [step_of(path.name.removeprefix(STAGING)) for path in sorted(folder.glob(f"{STAGING}*"))]
+        # a live run may have removed one while we looked
+        return cls(folder, [c for c in found if c.path.is_dir()], [step for step in staging if step is not None])
+
+    def figure_name(self) -> str:
+        """What the checkpoints are compared by."""
+        return next((str(c.about["figure_name"]) for c in self.found if "figure_name" in c.about), "figure")
+
+    def roles(self) -> dict[int, str]:
+        """Which is the newest and which the best of those that are not known to be damaged."""
+        good = [c for c in self.found if c.damage is None]
+        mode = next((c.about["figure_mode"] for c in good if c.about.get("figure_mode") in MODES), "min")
+        roles = {c.step: ", best" for c in Retention(mode=mode).ranked(good)[:1]}
+        if good:
+            roles[good[-1].step] = ", newest" + roles.get(good[-1].step, "")
+        return roles
+
+
+def _show(rundir: RunDir, stages: Sequence[Listing], read_all: bool) -> int:
+    damaged = 0
+    for stage in stages:
+        if read_all:
+            stage = replace(stage, found=[_read(found) for found in stage.found])
+        total = _bytes(sum(_size(found) for found in stage.found))
+        print(f"stage {stage.folder.name}: {len(stage.found)} checkpoints, {total} in {stage.folder}")
+        _table(stage)
+        for step in stage.unfinished:
+            print(f"  the save of step {step} is under way, or was cut off and goes at the next start")
+        damaged += sum(found.damage is not None for found in stage.found)
+    if not read_all and any(stage.found for stage in stages):
+        print(f"only manifests and sizes were looked at; samestep checkpoints {rundir.path} --verify reads everything")
+    return EXIT_FAILURE if damaged else EXIT_DONE
+
+
+def _read(found: Checkpoint) -> Checkpoint:
+    damage = found.damage or verify(found.path)
+    return replace(found, damage=damage, verified=damage is None)
+
+
+def _table(stage: Listing) -> None:
+    roles = stage.roles()
+    rows = [(*_HEAD[:3], stage.figure_name(), _HEAD[4])]
+    for found in stage.found:
+        state = f"damaged: {found.damage}" if found.damage else "whole" if found.verified else "not checked"
+        figure = "-" if found.figure is None else f"{found.figure:.6g}"
+        rows.append((str(found.step), _bytes(_size(found)), _age(found), figure, state + roles.get(found.step, "")))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    for row in rows if stage.found else ():
+        print("  " + "  ".join([*(cell.rjust(width) for cell, width in zip(row, widths)), row[4]]))
+
+
+def _size(found: Checkpoint) -> int:
+    """The size of all files, by the manifest or, without one, on the disk."""
+    if found.manifest is not None:
+        return sum(record.size for record in found.manifest.files.values())
+    return sum(path.stat().st_size for path in found.path.glob("*") if path.is_file())
+
+
+def _bytes(size: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
+
+
+def _age(found: Checkpoint) -> str:
+    if found.manifest is not None:
+        saved = datetime.fromisoformat(found.manifest.saved_at)
+    else:
+        saved = datetime.fromtimestamp(found.path.stat().st_mtime, UTC)
+    seconds = max(0.0, (datetime.now(UTC) - saved).total_seconds())
+    length, unit = next((pair for pair in _UNITS if seconds >= pair[0]), (1, "s"))
+    return f"{seconds / length:.0f} {unit}"

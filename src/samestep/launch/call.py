@@ -1,0 +1,183 @@
+"""`samestep.launch(...)`: launch workers from a Python program, a notebook or an interactive session.
+
+The workers are started by another process that runs `samestep train --nproc`. Nothing is forked, so it does not
+matter that this process has used a GPU or has threads, and no signal handler of it is touched.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from samestep.core import handover
+from samestep.core.config import dump
+from samestep.core.config_types import plain
+from samestep.core.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_USER, RunFailed, UserError
+from samestep.launch.elastic import GRACE, how_many
+
+
+@dataclass(frozen=True)
+class Launched:
+    """How a launch ended."""
+
+    exit_code: int
+    """0 done, 75 preempted and resumable."""
+    path: Path | None
+    """The run directory; None when the run was stopped before it had one."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the run is complete; otherwise it can be resumed."""
+        return self.exit_code == EXIT_DONE
+
+
+def launch(
+    recipe: Any,
+    config: Any = None,
+    *,
+    nproc: int | str = "auto",
+    max_restarts: int = 0,
+    grace: float = GRACE,
+    **settings: Any,
+) -> Launched:
+    """Train a recipe on `nproc` processes of this machine and wait for the end.
+
+    `recipe` is a recipe's name, import path, file or object, or a configuration, whose recipe is then found beside its
+    class. Settings are a mapping, a configuration, keywords, or several of these, the later ones first in rank.
+    Ctrl-C stops the run in good order, and a second one at once.
+    """
+    if "RANK" in os.environ:
+        raise UserError("samestep.launch was called by one of the workers; call it under `if __name__ == '__main__':`")
+    if nproc != "auto":
+        how_many(str(nproc))
+    name, given = _recipe(recipe)
+    data = _over(_over(_settings(given), _settings(config)), settings)
+    folder = Path(tempfile.mkdtemp(prefix="samestep-launch-"))
+    try:
+        path = folder / "settings.json"
+        path.write_text(json.dumps(plain(data)), encoding="utf-8")
+        options = [f"--nproc={nproc}", f"--max-restarts={max_restarts}", f"--grace={grace}", f"--config={path}"]
+        code = _run([sys.executable, "-m", "samestep", "train", name, *options], folder)
+        return _outcome(code, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _recipe(recipe: Any) -> tuple[str, Any]:
+    """The name by which workers find the recipe, and the configuration that came in its place, if one did."""
+    if isinstance(recipe, str | os.PathLike):
+        return os.fspath(recipe), None
+    if dataclasses.is_dataclass(recipe) and not isinstance(recipe, type) and not hasattr(recipe, "stages"):
+        return _home(type(recipe), lambda found: found.config is type(recipe)), recipe
+    if hasattr(recipe, "stages") and isinstance(getattr(recipe, "config", None), type):
+        return _home(recipe.config, lambda found: found is recipe), None
+    raise UserError(
+        f"samestep.launch needs a recipe's name, a Recipe or a configuration, not a {type(recipe).__name__}"
+    )
+
+
+def _home(config: type, fits: Callable[[Any], bool]) -> str:
+    """The module, or the package around it, that has this recipe as `recipe`."""
+    parts = config.__module__.split(".")
+    for length in range(len(parts), 0, -1):
+        module = sys.modules.get(".".join(parts[:length]))
+        found = getattr(module, "recipe", None)
+        if module is None or found is None or not fits(found):
+            continue
+        if module.__name__ != "__main__":
+            return module.__name__.removeprefix("samestep.recipes.")
+        file = getattr(module, "__file__", None)
+        if file and Path(file).exists():  # a script; what is typed in has no file
+            return str(Path(file).absolute())
+    raise UserError(
+        f"workers cannot import a recipe with the configuration {config.__qualname__}; put it into a file such as "
+        "my_recipe.py as `recipe = Recipe(...)`, and launch 'my_recipe.py'"
+    )
+
+
+def _settings(config: Any) -> dict[str, Any]:
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        return dump(config)
+    if config is None or isinstance(config, Mapping):
+        return dict(config or {})
+    raise UserError(f"settings are a mapping, a configuration or keywords, not a {type(config).__name__}")
+
+
+def _over(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of two origins in one; a section is merged, not replaced."""
+    merged = dict(lower)
+    for name, value in upper.items():
+        below = merged.get(name)
+        merged[name] = _over(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _run(command: Sequence[str], folder: Path) -> int:
+    """Run the launching process to its end and show what it shows; returns its exit code."""
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),  # what is importable here, is there too
+        handover.FOLDER: str(folder),
+        handover.PARENT: str(os.getpid()),
+    }
+    output = None if _has_terminal() else subprocess.PIPE
+    # In a session of its own, a terminal's Ctrl-C reaches it only through us, and so just once.
+    process = subprocess.Popen(
+        command, env=env, stdout=output, stderr=output and subprocess.STDOUT, start_new_session=True
+    )
+    shown = threading.Thread(target=_show, args=(process.stdout, sys.stdout), daemon=True)
+    if output:
+        shown.start()
+    try:
+        code = _wait(process)
+    except BaseException:
+        process.terminate()
+        raise
+    if output:
+        shown.join(timeout=5)
+    return code
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGINT)
+
+
+def _has_terminal() -> bool:
+    """Whether what a child process prints appears where this one's output does; not so in a notebook."""
+    try:
+        return sys.stdout is sys.__stdout__ and sys.stdout is not None and sys.stdout.fileno() == 1
+    except (OSError, ValueError):
+        return False
+
+
+def _show(source: IO[bytes], target: IO[str]) -> None:
+    for line in source:
+        target.write(line.decode(errors="replace"))
+        target.flush()
+
+
+def _outcome(code: int, folder: Path) -> Launched:
+    """What the launch comes to for the program that called it."""
+    if code in (EXIT_DONE, EXIT_PREEMPTED):
+        return Launched(code, handover.told_run(folder))
+    if code == EXIT_INTERRUPTED:
+        raise KeyboardInterrupt
+    word = handover.told_failure(folder)
+    if code == EXIT_USER:
+        raise UserError(word.text if word else "the launch was refused; the reason is printed above")
+    if word is None:
+        raise RunFailed(f"the launching process ended with exit code {code}; what it printed says more")
+    raise RunFailed(f"rank {word.rank} on {word.host}: {word.text}")

@@ -1,0 +1,276 @@
+"""Saving while training goes on: what is saved is the state of its step, one save at a time, at any number of ranks."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoint_parts import Part, RankedPart, Trainee, must_succeed, run_ranks, same_bits, values
+
+from samestep.checkpoint import background, verifying
+from samestep.checkpoint.background import Flight, Saver
+from samestep.checkpoint.files import damage_of
+from samestep.checkpoint.loading import read_tensors
+from samestep.checkpoint.manifest import read_manifest, verify
+from samestep.checkpoint.shares import share_out
+from samestep.checkpoint.staging import Buffers
+from samestep.checkpoint.store import Store
+from samestep.core.errors import UserError
+from samestep.world.world import World
+
+
+class Gate:
+    """Holds the saves of this rank at a phase until it is opened."""
+
+    def __init__(self, phase: str) -> None:
+        self._phase, self._open, self.reached = phase, threading.Event(), threading.Event()
+
+    def __call__(self, phase: str) -> None:
+        if phase == self._phase:
+            self.reached.set()
+            assert self._open.wait(60), "the gate was never opened"
+
+    def open(self) -> None:
+        self._open.set()
+
+
+def overlapping(folder: Path, strategy: str) -> None:
+    world = World.join(device="cpu")
+    gate = Gate("staged")
+    told: list[tuple[int, bool]] = []
+    trainee, own = Trainee(world, strategy), RankedPart({"step": 1}, own=[world.rank])
+    trainee.step()
+    saved = trainee.values()
+    store = Store(folder, world, on_phase=gate)
+    with Saver(store, told=lambda flight: told.append((flight.step, flight.committed))) as saver:
+        saver.save(1, {"trainee": trainee, "own": own}, {"figure": 1.0})
+        assert gate.reached.wait(30)
+        own.state["step"] = 4  # whatever the owner does with it now
+        own.own[0] = "changed"
+        for _ in range(3):  # the save stands still, the training does not
+            trainee.step()
+            saver.poll()
+        assert told == []
+        assert not (folder / "step_00000001").exists()
+        assert not all(same_bits(saved[name], tensor) for name, tensor in trainee.values().items())
+        gate.open()
+        last = trainee.values()
+        saver.finish(4, {"trainee": trainee, "own": own}, {})
+    assert told == [(1, True), (4, True)]
+
+    for found in store.checkpoints():
+        assert found.verified
+        expected = {1: saved, 4: last}[found.step]
+        store.load(found, {"trainee": trainee, "own": own})
+        assert all(same_bits(tensor, expected[name]) for name, tensor in trainee.values().items()), found.step
+        assert own.state["step"] == found.step
+        assert own.loaded == ([[rank] for rank in range(world.size)] if found.step == 1 else [["changed"]] * world.size)
+    world.leave()
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), [("ddp", 2), ("ddp", 3), ("fsdp", 2), ("fsdp", 3)])
+def test_training_goes_on_during_a_save_of_the_state_as_it_was(tmp_path: Path, strategy: str, ranks: int) -> None:
+    must_succeed(overlapping, ranks, tmp_path / "store", strategy, logs=tmp_path / "logs")
+
+
+def test_a_lone_process_saves_in_the_background_too(tmp_path: Path) -> None:
+    gate, weight = Gate("written"), torch.ones(3)
+    with Saver(Store(tmp_path, World.single(), on_phase=gate)) as saver:
+        saver.save(1, {"part": Part({"w": weight})}, {})
+        weight += 1
+        assert gate.reached.wait(30)
+        gate.open()
+        saver.settle()
+    assert torch.equal(read_tensors(tmp_path / "step_00000001", "part")["w"], torch.ones(3))
+
+
+def waiting(folder: Path) -> None:
+    world = World.join(device="cpu")
+    gate = Gate("written")
+    weight = torch.zeros(1000)
+    with Saver(Store(folder, world, on_phase=gate)) as saver:
+        for step in (1, 2):
+            weight.fill_(step)
+            if step == 2:
+                threading.Timer(0.2, gate.open).start()
+            saver.save(step, {"part": Part({"w": weight})}, {})
+        assert (folder / "step_00000001").exists(), "the second save began before the first had ended"
+        weight.fill_(3)
+        saver.finish(2, {"part": Part({"w": weight})}, {})
+    world.leave()
+
+
+def test_the_next_save_waits_for_the_one_under_way(tmp_path: Path) -> None:
+    must_succeed(waiting, 2, tmp_path / "store", logs=tmp_path / "logs")
+    for step in (1, 2):
+        found = read_tensors(tmp_path / "store" / f"step_0000000{step}", "part")
+        assert torch.equal(found["w"], torch.full((1000,), float(step)))
+
+
+def test_without_background_nothing_is_copied_and_the_caller_waits(tmp_path: Path) -> None:
+    store = Store(tmp_path, World.single())
+    with Saver(store, background=False) as saver:
+        threads = threading.active_count()
+        saver.save(1, {"part": Part({"w": torch.ones(2)})}, {})
+        assert (tmp_path / "step_00000001").exists()
+        assert threading.active_count() == threads
+        assert saver._buffers._kept == {}
+
+
+def test_both_ways_write_the_same_files(tmp_path: Path) -> None:
+    tensors = {"a": values("a", (30, 20)), "b": values("b", (7,)).bfloat16(), "c": values("c", ())}
+    for beside in (True, False):
+        with Saver(Store(tmp_path / str(beside), World.single()), background=beside) as saver:
+            saver.finish(3, {"part": Part({**tensors, "n": 1})}, {})
+    one, other = (read_manifest(tmp_path / name / "step_00000003").files for name in ("True", "False"))
+    assert one == other
+
+
+def test_a_state_that_came_from_the_disk_is_not_saved_again(tmp_path: Path) -> None:
+    with Saver(Store(tmp_path, World.single()), taken=5) as saver:
+        saver.finish(5, {"part": Part({})}, {})
+    assert os.listdir(tmp_path) == []
+
+
+def test_nonsense_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="max_failures is 0; set it to 1 to stop at the first save that fails"):
+        Saver(Store(tmp_path, World.single()), max_failures=0)
+
+
+def test_memory_for_copies_is_used_again(tmp_path: Path) -> None:
+    buffers, source = Buffers(), {"a": torch.ones(4, 4), "b": torch.ones(2)}
+    first = buffers.copy(source).tensors
+    places = {name: tensor.data_ptr() for name, tensor in first.items()}
+    source = {"a": torch.full((4, 4), 2.0), "b": torch.ones(3), "c": torch.ones(1)}  # b has grown, c is new
+    second = buffers.copy(source).tensors
+    assert second["a"].data_ptr() == places["a"]
+    assert all(torch.equal(second[name], source[name]) for name in source)
+    assert all(second[name].data_ptr() != source[name].data_ptr() for name in source)
+
+
+def stuck(folder: Path, everywhere: bool) -> None:
+    """A save that never ends, here or on the other rank, while the training fails."""
+    world = World.join(device="cpu")
+    background.GRACE = 0.2
+    gate = Gate("staged")
+    with Saver(Store(folder, world, on_phase=gate if everywhere or world.rank == 1 else lambda phase: None)) as saver:
+        saver.save(1, {"part": Part({"w": torch.ones(10)})}, {})
+        world.barrier()
+        raise ValueError("the training failed")
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_a_save_that_never_ends_does_not_keep_a_failing_run_alive(tmp_path: Path, everywhere: bool) -> None:
+    began = time.monotonic()
+    codes = run_ranks(stuck, 2, tmp_path / "store", everywhere, logs=tmp_path / "logs")
+    assert codes == [1, 1]
+    assert time.monotonic() - began < 40, "the gate holds for 60 s"
+
+
+LONE = """
+import sys, time, torch
+from pathlib import Path
+from samestep.checkpoint import background
+from samestep.checkpoint.store import Store
+from samestep.world.world import World
+background.GRACE = 0.2
+class Part:
+    def state_dict(self): return {"w": torch.ones(10)}
+store = Store(Path(sys.argv[1]), World.single(), on_phase=lambda phase: time.sleep(60))
+with background.Saver(store) as saver:
+    saver.save(1, {"part": Part()}, {})
+    raise ValueError("the training failed")
+"""
+
+
+def test_the_interpreter_ends_beside_a_save_that_does_not(tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", LONE, tmp_path / "store"], capture_output=True, text=True, timeout=50)
+    assert ended.returncode == 1, ended.stderr
+    assert ended.stderr.strip().endswith("ValueError: the training failed")
+
+
+def failing_run(folder: Path) -> None:
+    world = World.join(device="cpu")
+    with Saver(Store(folder, world, on_phase=lambda phase: time.sleep(0.05))) as saver:
+        saver.save(1, {"part": Part({"w": torch.ones(10)})}, {})
+        raise ValueError("the training failed")
+
+
+def test_a_failing_run_lets_the_save_under_way_complete(tmp_path: Path) -> None:
+    assert run_ranks(failing_run, 2, tmp_path / "store", logs=tmp_path / "logs") == [1, 1]
+    assert verify(tmp_path / "store" / "step_00000001") is None
+
+
+def different_tensors(folder: Path) -> None:
+    world = World.join(device="cpu")
+    state = {"part": Part({"w": torch.ones(10), f"rank_{world.rank}": torch.ones(1)})}
+    with pytest.raises(AssertionError, match="the tensors of the state differ between ranks"):
+        Store(folder, world).save(1, state, {})
+    world.leave()
+
+
+def test_tensors_that_differ_between_ranks_are_refused_rather_than_lost(tmp_path: Path) -> None:
+    must_succeed(different_tensors, 2, tmp_path / "store", logs=tmp_path / "logs")
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 7])
+def test_shares_are_fair_and_complete(parts: int) -> None:
+    sizes = {f"n{i}": (i * 37) % 11 for i in range(40)}
+    shares = share_out(sizes, parts)
+    assert sorted(name for share in shares for name in share) == sorted(sizes)
+    loads = [sum(sizes[name] for name in share) for share in shares]
+    assert max(loads) - min(loads) <= 11
+    assert shares == share_out(dict(reversed(sizes.items())), parts), "a matter of sizes and names alone"
+
+
+def verify_together(folder: Path, blind: bool) -> None:
+    world = World.join(device="cpu")
+    read: list[str] = []
+
+    def noting(path: Path, expected: object) -> str | None:
+        read.append(path.name)
+        return "cannot be read (planted)" if blind and world.rank == 1 else damage_of(path, expected)  # type: ignore[arg-type]
+
+    store = Store(folder, world)
+    for step in (1, 2):
+        store.save(step, {"part": Part({name: values(name, (50, 40)) for name in "abcd"})}, {})
+    verifying.damage_of = noting
+    newest = store.newest()
+    assert newest is not None
+    assert newest.step == 2
+    shares = world.gather(sorted(read))
+    if not blind:
+        assert sorted(shares[0] + shares[1]) == sorted(newest.manifest.files if newest.manifest else [])
+        assert all("distcp" in " ".join(share) for share in shares), "the large files are shared"
+        if world.is_main:
+            (folder / "step_00000002" / "__1_0.distcp").write_bytes(b"damaged")
+        world.barrier()
+        newest = store.newest()
+        assert newest is not None
+        assert newest.step == 1
+    world.leave()
+
+
+@pytest.mark.parametrize("blind", [False, True])
+def test_all_ranks_verify_a_share_and_rank_0_has_the_last_word(tmp_path: Path, blind: bool) -> None:
+    workers: Callable[..., object] = verify_together
+    codes = run_ranks(workers, 2, tmp_path / "store", blind, logs=tmp_path / "logs")
+    output = "".join(path.read_text() for path in (tmp_path / "logs").rglob("*") if path.is_file())
+    assert codes == [0, 0], output
+    assert output.count("is damaged and not used") == (0 if blind else 1)
+
+
+def test_who_is_told_hears_of_each_save_once(tmp_path: Path) -> None:
+    told: list[Flight] = []
+    with Saver(Store(tmp_path, World.single()), told=told.append) as saver:
+        saver.save(1, {"part": Part({})}, {})
+        while not told:
+            saver.poll()
+        saver.poll()
+        saver.settle()
+    assert [(flight.step, flight.committed, flight.failure) for flight in told] == [(1, True, None)]

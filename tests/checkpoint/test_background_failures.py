@@ -1,0 +1,244 @@
+"""Saves in the background that fail: said at once, cleaned up, tried again, and at last the end of the run."""
+
+import logging
+import os
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoint_parts import Part, must_succeed, run_ranks, same_bits, values
+
+from samestep.checkpoint import store as store_module
+from samestep.checkpoint.background import Flight, Saver
+from samestep.checkpoint.housekeeping import make_anew
+from samestep.checkpoint.store import Store
+from samestep.core.errors import RunFailed
+from samestep.world.world import World
+
+SHAPE = (100, 100)
+
+
+def state(step: int) -> dict[str, Part]:
+    return {"model": Part({name: values(f"{name}{step}", SHAPE) for name in ("a", "b", "c", "d")})}
+
+
+def loaded(store: Store) -> int:
+    """The step of the newest checkpoint, every bit of it compared."""
+    found = store.newest()
+    assert found is not None
+    blank = {"model": Part({name: torch.zeros(SHAPE) for name in ("a", "b", "c", "d")})}
+    store.load(found, blank)
+    assert all(
+        same_bits(tensor, state(found.step)["model"].state[name]) for name, tensor in blank["model"].state.items()
+    )
+    return found.step
+
+
+class Heard(logging.Handler):
+    """What this rank was told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+        self.flights: list[tuple[int, bool, bool]] = []
+        logging.getLogger("samestep.checkpoint").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+    def told(self, flight: Flight) -> None:
+        self.flights.append((flight.step, flight.committed, flight.failure is not None))
+
+
+@contextmanager
+def no_room() -> Iterator[None]:
+    """No file of this process may grow beyond some size, so that writing fails in the middle, as on a full disk."""
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+
+
+def recovering(folder: Path, victim: int) -> None:
+    world, heard = World.join(device="cpu"), Heard()
+    store = Store(folder, world)
+    with Saver(store, max_failures=2, told=heard.told) as saver:
+        saver.save(1, state(1), {})
+        for first in (2, 4):  # one failure, one success, twice: failures count only in a row
+            saver.settle()
+            if world.rank == victim:
+                with no_room():
+                    saver.save(first, state(first), {})
+                    saver.settle()
+            else:
+                saver.save(first, state(first), {})
+                saver.settle()
+            if world.is_main:
+                assert not list(folder.glob(".*")), "nothing is left of a save that failed"
+            assert world.gather("training goes on") == ["training goes on"] * world.size
+            saver.save(first + 1, state(first + 1), {})
+        saver.finish(5, state(5), {})
+    assert heard.flights == [(1, True, False), (2, False, True), (3, True, False), (4, False, True), (5, True, False)]
+    assert loaded(store) == 5
+    if world.is_main:
+        assert len(heard.said) == 2
+        assert f"step_00000002 failed on rank {victim}: OSError: [Errno 27] File too large" in heard.said[0]
+        assert heard.said[0].endswith("; training goes on, and the next save tries again")
+    else:
+        assert heard.said == []
+    world.leave()
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_full_disk_is_reported_and_the_next_save_tries_again(tmp_path: Path, victim: int) -> None:
+    logs = tmp_path / "logs"
+    must_succeed(recovering, 2, tmp_path / "store", victim, logs=logs)
+
+
+def giving_up(folder: Path) -> None:
+    world, heard = World.join(device="cpu"), Heard()
+    store = Store(folder, world)
+    with pytest.raises(RunFailed) as caught, Saver(store, max_failures=3) as saver:  # noqa: PT012
+        saver.save(1, state(1), {})
+        saver.settle()
+        if world.is_main:
+            os.rename(folder, folder.with_name("aside"))
+            folder.write_text("in its place")
+        for step in range(2, 10):
+            reached = step
+            saver.save(step, state(step), {})
+    assert reached == 5, "the fourth save after three failures"
+    told = world.gather(str(caught.value))
+    assert told == [told[0]] * world.size, "every rank raises the same"
+    assert "step_00000004 failed on rank 0: NotADirectoryError" in told[0]
+    assert "(3 failures in a row); earlier checkpoints are untouched, so make room or mend the disk" in told[0]
+    if world.is_main:
+        assert [said.rpartition("; ")[2] for said in heard.said] == [
+            *["training goes on, and the next save tries again"] * 2,
+            "the run will stop at its next save",
+        ]
+        os.unlink(folder)
+        os.rename(folder.with_name("aside"), folder)
+    assert loaded(store) == 1
+    world.leave()
+
+
+def test_too_many_failures_in_a_row_end_the_run_on_all_ranks_alike(tmp_path: Path) -> None:
+    must_succeed(giving_up, 2, tmp_path / "store", logs=tmp_path / "logs")
+
+
+def vanishing(folder: Path) -> None:
+    world, heard = World.join(device="cpu"), Heard()
+    doomed = [True]
+
+    def vanish(phase: str) -> None:
+        if phase == "staged" and world.is_main and doomed:
+            doomed.clear()
+            shutil.rmtree(folder)
+        if phase == "staged":
+            saver._store.world.barrier()
+
+    store = Store(folder, world, on_phase=vanish)
+    with Saver(store) as saver:
+        saver.save(1, state(1), {})
+        saver.settle()
+        saver.finish(2, state(2), {})
+    assert loaded(store) == 2
+    if world.is_main:
+        assert "failed on rank 0: FileNotFoundError" in heard.said[0]
+        assert heard.said[1:] == [f"the folder {folder} had vanished with the checkpoints in it; it was made anew"]
+    world.leave()
+
+
+def test_a_folder_that_vanishes_is_made_anew(tmp_path: Path) -> None:
+    must_succeed(vanishing, 2, tmp_path / "store", logs=tmp_path / "logs")
+
+
+def last_save(folder: Path, mended_at: int) -> None:
+    world = World.join(device="cpu")
+    tries: list[int] = []
+
+    def make_or_fail(staging: Path) -> None:
+        tries.append(len(tries) + 1)
+        if tries[-1] < mended_at:
+            raise OSError(28, "No space left on device")
+        make_anew(staging)
+
+    store_module.make_anew = make_or_fail
+    store = Store(folder, world)
+    if mended_at <= 3:
+        with Saver(store, max_failures=3, pause=0.01) as saver:
+            saver.finish(7, state(7), {})
+        assert loaded(store) == 7
+    else:
+        sentence = r"failed on rank 0: OSError: \[Errno 28\] No space left on device \(3 failures in a row\); earlier"
+        with pytest.raises(RunFailed, match=sentence), Saver(store, max_failures=3, pause=0.01) as saver:
+            saver.finish(7, state(7), {})
+    assert len(tries) == (min(mended_at, 3) if world.is_main else 0)
+    world.barrier()
+    world.leave()
+
+
+@pytest.mark.parametrize("mended_at", [1, 3, 4])
+def test_the_last_save_is_tried_again_and_must_succeed(tmp_path: Path, mended_at: int) -> None:
+    assert run_ranks(last_save, 2, tmp_path / "store", mended_at, logs=tmp_path / "logs") == [0, 0]
+
+
+def afterwards(folder: Path) -> None:
+    world = World.join(device="cpu")
+    heard, calls = Heard(), []
+
+    def then(checkpoint: Path) -> None:
+        calls.append(checkpoint.name)
+        assert checkpoint.is_dir(), "it comes after the commit"
+        if len(calls) == 1:
+            raise OSError(28, "No space left on device")
+
+    with Saver(Store(folder, world), told=heard.told) as saver:
+        saver.save(1, state(1), {}, then)
+        saver.save(2, state(2), {}, then)
+        saver.finish(2, state(2), {}, then)
+    assert heard.flights == [(1, True, True), (2, True, False)], "the checkpoint counts, the failure too"
+    assert calls == (["step_00000001", "step_00000002"] if world.is_main else [])
+    world.leave()
+
+
+def test_what_is_made_of_a_checkpoint_may_fail_like_a_save(tmp_path: Path) -> None:
+    assert run_ranks(afterwards, 2, tmp_path / "store", logs=tmp_path / "logs") == [0, 0]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 1 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, check=False)
+    if made.returncode:
+        pytest.skip("mounting a disk needs rights that we do not have")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_disk_that_is_really_full(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = Store(small_disk / "store", World.single())
+    with Saver(store) as saver:
+        saver.save(1, state(1), {})
+        saver.settle()
+        (small_disk / "other").write_bytes(bytes(700_000))
+        saver.save(2, state(2), {})
+        saver.save(3, state(3), {})
+        saver.settle()
+        assert sorted(os.listdir(small_disk / "store")) == ["step_00000001"]
+        (small_disk / "other").unlink()
+        saver.finish(4, state(4), {})
+    assert [record.getMessage().partition("; ")[0].rpartition(": ")[2] for record in caplog.records] == [
+        "[Errno 28] No space left on device"
+    ] * 2
+    assert loaded(store) == 4
