@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint clean
+.PHONY: demo test faults lint clean
 
 # torch comes first and alone, in the tested version; what follows is held to it and pulls no other build.
 .venv/installed: pyproject.toml constraints.txt
@@ -27,6 +27,11 @@ lint: .venv/installed-test
 
 test: lint
 	$(BIN)/python -m pytest
+
+# 100 random kills and 50 corruptions after the selection that `make test` has too; SEED=N tries a seed again.
+faults: .venv/installed-test
+	$(BIN)/python -m pytest tests/faults
+	PYTHONPATH=tests $(BIN)/python -m faults.campaign $(if $(SEED),--seed $(SEED))
 
 clean:
 	rm -rf .venv runs build src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

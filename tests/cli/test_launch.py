@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from samestep.core.errors import RunFailed, UserError
 from samestep.core.records import JsonLines, read_json
 from samestep.launch.call import _recipe
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(180)
 FAULTY = str(Path(__file__).with_name("faulty.py"))
 TROUBLE = str(Path(__file__).with_name("trouble.py"))
 PLAIN = ["--no-log.tensorboard", "--log.every", "1", "--distributed.device", "cpu"]
@@ -31,7 +32,8 @@ CPU = {"device": "cpu"}
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # for the processes that are started
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 def workers(mark: str) -> dict[int, int]:
@@ -65,12 +67,12 @@ def command(*words: str, nproc: int = 2) -> Iterator[subprocess.Popen[str]]:
         process.wait()
 
 
-def result(process: subprocess.Popen[str], timeout: float = 60) -> tuple[int, str]:
+def result(process: subprocess.Popen[str], timeout: float = 90) -> tuple[int, str]:
     output, _ = process.communicate(timeout=timeout)
     return process.returncode, output
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 40) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited in vain"
@@ -144,12 +146,12 @@ def test_workers_of_a_killed_launcher_save_and_go(shell: Shell) -> None:
 
 
 def test_out_of_memory_halves_the_micro_batch_and_keeps_the_global_batch(shell: Shell) -> None:
-    settings = ["--batch_size", "5", "--epochs", "2", "--checkpoint.every_steps", "1", "--evidence"]
+    settings = ["--batch_size", "5", "--checkpoint.every_steps", "1", "--evidence"]
     assert shell("train", TROUBLE, *PLAIN, *settings, "--name", "whole", "--later", ranks=2)[0] == [0, 0]
     with command(TROUBLE, *settings, "--name", "tight", "--later", "--room", "2") as process:
         code, output = result(process, timeout=90)
     assert code == 0, output
-    assert "failed: out of memory with batch_size 5 (OutOfMemoryError: no room for 5 rows)" in output
+    assert "failed: out of memory with batch_size 5 (OutOfMemoryError: no room for 5 rows)\n" in output
     assert "restarting from the last checkpoint with batch_size 2; the global batch stays 10" in output
     assert "Traceback" not in output
     frozen = read_json(Path("runs/tight/frozen.json"))
@@ -250,7 +252,11 @@ def test_the_first_failing_rank_is_the_headline(capsys: pytest.CaptureFixture[st
 def test_a_users_mistake_is_one_sentence_and_is_not_restarted(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError, match=r"^batch_size must be at least 1, not 0$"):
         samestep.launch(FAULTY, nproc=2, max_restarts=3, batch_size=0, name="a", distributed=CPU)
-    assert capsys.readouterr().out == "samestep: batch_size must be at least 1, not 0\n"
+    output = capsys.readouterr().out
+    assert [line for line in output.splitlines() if "batch_size" in line] == [
+        "samestep: batch_size must be at least 1, not 0"
+    ]
+    assert "Traceback" not in output and "restarting" not in output
     assert len([row for row in JsonLines(Path("runs/a/events.jsonl")) if row["kind"] == "launch"]) == 1
 
 
@@ -299,3 +305,14 @@ def test_launch_after_cuda_was_used_here() -> None:
     launched = samestep.launch(str(EXAMPLE), preset="verify", nproc=1, log={"tensorboard": False})
     assert launched.done
     assert torch.ones(3, device="cuda").sum() == 3
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_that_is_full_gets_half_the_micro_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {"batch_size": 8, "megabytes": 200, "log": {"tensorboard": False}, "name": "a"}
+    assert samestep.launch(TROUBLE, settings, nproc=1).done
+    output = capsys.readouterr().out
+    assert "failed: out of memory with batch_size 8 (OutOfMemoryError: CUDA out of memory" in output
+    assert "with batch_size 4; the global batch stays 8" in output
+    assert "with batch_size 2" not in output

@@ -20,6 +20,8 @@ class Trouble(Config):
     """The second step takes for ever."""
     room: int = 0
     """Rank 1 has memory for so many rows at once; 0: for all."""
+    megabytes: int = 0
+    """What a row takes on a GPU that is allowed 1,000."""
     later: bool = False
     """A second stage follows."""
 
@@ -31,13 +33,17 @@ def points(count: int) -> list[dict[str, Tensor]]:
 def build(bench: Bench) -> Fit:
     config: Trouble = bench.config
     calls: list[int] = []
+    if config.megabytes:
+        whole = torch.cuda.get_device_properties(bench.world.device).total_memory
+        torch.cuda.set_per_process_memory_fraction(1000 * 2**20 / whole)
 
     def loss(module: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         calls.append(len(batch["ids"]))
         if config.room and calls[-1] > config.room and len(calls) > 3 and os.environ.get("RANK") == "1":
             raise torch.OutOfMemoryError(f"no room for {calls[-1]} rows")
+        hold = torch.ones(config.megabytes * calls[-1], 2**20, dtype=torch.uint8, device=batch["x"].device)
         time.sleep(60 if config.stuck and len(calls) > 1 else config.pause)
-        return {"error": (module(batch["x"]) - 1).square().sum(1)}
+        return {"error": (module(batch["x"]) - 1).square().sum(1) + 0 * hold.sum()}
 
     return Fit(bench.learner(nn.Linear(1, 1)), bench.feed(points(40)), loss)
 

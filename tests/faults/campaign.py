@@ -96,7 +96,11 @@ def run(count: int, damages: int, seed: int, folder: Path) -> list[Trial]:
     yard, chance = Yard(folder), random.Random(seed)
     for world in WORLDS:
         yard.reference(world)
-    trials = list(_all(yard, count, damages, chance))
+    trials = []
+    for trial in _all(yard, count, damages, chance):
+        trials.append(trial)
+        if len(trials) % 25 == 0:
+            print(f"{len(trials)} trials, {sum(t.kills for t in trials)} kills", flush=True)
     print(f"a peer of a killed rank had to be ended as well in {len(yard.ended_by_force)} runs: {yard.ended_by_force}")
     return trials
 

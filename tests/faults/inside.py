@@ -49,7 +49,7 @@ class Blow:
 def train_under(blow: Blow, recipe: str, config: Mapping[str, Any]) -> int:
     """Train, with a blow inside a save."""
 
-    class Struck(session.Store):
+    class Struck(store_module.Store):
         def write(self, snapshot: Any) -> Any:
             def reached(phase: str) -> None:
                 if (snapshot.step, phase) == (blow.step, blow.phase) and self.world.rank in blow.ranks:
@@ -58,7 +58,7 @@ def train_under(blow: Blow, recipe: str, config: Mapping[str, Any]) -> int:
             self._on_phase = reached
             return super().write(snapshot)
 
-    session.Store = Struck  # type: ignore[misc]
+    session.Store = Struck  # type: ignore[attr-defined]
     return train_with(recipe, config)
 
 
@@ -83,5 +83,5 @@ def train_in_odd_time(blow: Blow | None, recipe: str, config: Mapping[str, Any])
             return cls.fromtimestamp(time.time(), tz)
 
     time.time = lambda: real() + next(jumps)
-    store_module.datetime = Jumping  # type: ignore[misc]
+    store_module.datetime = Jumping  # type: ignore[attr-defined]
     return train_under(blow, recipe, config) if blow else train_with(recipe, config)

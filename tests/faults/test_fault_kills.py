@@ -6,7 +6,7 @@ import pytest
 
 from faults.campaign import blows
 from faults.inside import Blow
-from faults.trials import kill_inside, launcher_restart, random_kill
+from faults.trials import kill_inside, random_kill
 from faults.yard import Yard
 
 pytestmark = pytest.mark.timeout(120)
@@ -25,11 +25,5 @@ def test_a_random_kill(yard: Yard, world: int, everyone: bool) -> None:
 @pytest.mark.parametrize("blow", blows(2), ids=lambda blow: f"{blow.phase}-{blow.ranks}")
 def test_a_kill_inside_a_save(yard: Yard, blow: Blow) -> None:
     trial = kill_inside(yard, f"inside-{blow.phase}-{len(blow.ranks)}-{blow.ranks[0]}", 2, blow)
-    assert trial.kills == 1
-    assert not trial.problems, trial
-
-
-def test_a_rank_killed_under_the_launcher(yard: Yard) -> None:
-    trial = launcher_restart(yard, "under-launcher", 2, random.Random(SEED))
     assert trial.kills == 1
     assert not trial.problems, trial

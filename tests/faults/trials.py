@@ -5,6 +5,7 @@ import random
 import signal
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from faults import same
 from faults.damage import spoil
@@ -15,6 +16,9 @@ from samestep.core.rundir import RunDir
 COLUMNS = ("lost", "not bit-exact", "undetected", "orphans", "leftovers")
 STOPPING = 45.0
 """Seconds in which the ranks of a killed launcher must be gone: they may finish their step and save."""
+
+SELDOM = {"checkpoint": {"every_steps": 5, "every_epochs": 0, "keep_last": 3}}
+"""How a killed run is saved once resumed: at other steps, so that what the kill left is not written over by chance."""
 
 
 @dataclass
@@ -41,7 +45,7 @@ def random_kill(yard: Yard, label: str, world: int, everyone: bool, chance: rand
     for _ in range(wanted):
         victims = range(world) if everyone else [chance.randrange(world)]
         trial.kills += yard.kill(label, world, list(victims), chance)
-    return conclude(yard, trial, world)
+    return conclude(yard, trial, world, **SELDOM)
 
 
 def launcher_kill(yard: Yard, label: str, world: int, chance: random.Random) -> Trial:
@@ -51,7 +55,7 @@ def launcher_kill(yard: Yard, label: str, world: int, chance: random.Random) -> 
     yard.wait_for(label, world, launcher, chance.randint(0, 11), chance.random() * 0.02)
     launcher.kill()
     trial.kills += launcher.wait() == -signal.SIGKILL
-    return conclude(yard, trial, world, STOPPING)
+    return conclude(yard, trial, world, STOPPING, **SELDOM)
 
 
 def launcher_restart(yard: Yard, label: str, world: int, chance: random.Random) -> Trial:
@@ -80,7 +84,8 @@ def kill_inside(yard: Yard, label: str, world: int, blow: Blow) -> Trial:
     codes = [workers.processes[rank].exitcode for rank in blow.ranks]
     trial.kills += codes == [-signal.SIGKILL] * len(blow.ranks)
     trial.note("undetected", "" if trial.kills else f"the blow did not fall: {codes} {workers.output(0)}")
-    return conclude(yard, trial, world)
+    changes = {} if blow.phase == "replaced" else SELDOM  # a damaged checkpoint is there until it is replaced
+    return conclude(yard, trial, world, **changes)
 
 
 def corruption(yard: Yard, label: str, world: int, name: str, kind: str, chance: random.Random) -> Trial:
@@ -108,10 +113,10 @@ def newest(yard: Yard, label: str) -> Path:
     return max(RunDir(yard.path(label)).checkpoints("fit").glob("step_*"))
 
 
-def conclude(yard: Yard, trial: Trial, world: int, patience: float = 10.0) -> Trial:
+def conclude(yard: Yard, trial: Trial, world: int, patience: float = 10.0, **changes: Any) -> Trial:
     """Resume the run to its end and look at what became of it."""
     trial.note("orphans", same.orphans(yard.folder, trial.label, patience))
-    trial.note("lost", yard.resume(trial.label, world) or same.lost(yard.path(trial.label)))
+    trial.note("lost", yard.resume(trial.label, world, **changes) or same.lost(yard.path(trial.label)))
     return judged(yard, trial, world)
 
 

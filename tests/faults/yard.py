@@ -43,14 +43,18 @@ class Yard:
     """Runs of which a rank was killed and a peer had to be ended."""
     references: dict[int, Reference] = field(default_factory=dict)
 
-    def begin(self, label: str, world: int, target: Callable[..., object] = train_with, *more: Any, **changes: Any):  # type: ignore[no-untyped-def]
+    def begin(
+        self, label: str, world: int, target: Callable[..., object] = train_with, *more: Any, **changes: Any
+    ) -> Workers:
         """Start a launch; of a run that exists already, a resume. `more` comes before the recipe."""
         self.launches += 1
         config = toy.settings(self.folder, name=label, **changes)
         logs = (self.printed or self.folder / "output") / label / str(self.launches)
         return start(target, world, *more, toy.NAME, config, logs=logs, preload=PRELOAD)
 
-    def run(self, label: str, world: int, target: Callable[..., object] = train_with, *more: Any, **changes: Any):  # type: ignore[no-untyped-def]
+    def run(
+        self, label: str, world: int, target: Callable[..., object] = train_with, *more: Any, **changes: Any
+    ) -> tuple[list[int | None], str]:
         """A launch to its end: the exit codes, and what the ranks printed."""
         workers = self.begin(label, world, target, *more, **changes)
         try:
@@ -160,10 +164,10 @@ class Yard:
         shutil.copytree(self.path(label), self.path(new))
         return new
 
-    def resume(self, label: str, world: int) -> str:
+    def resume(self, label: str, world: int, **changes: Any) -> str:
         """Start it until it is done, at most three times; what the last launch said when it is not."""
         for _ in range(3):
-            codes, output = self.run(label, world)
+            codes, output = self.run(label, world, **changes)
             if codes == [0] * world:
                 return ""
         return f"exit codes {codes}: {output[-2000:]}"

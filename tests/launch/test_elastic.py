@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.timeout(60)
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
     """Makes a worker out of a few lines; it runs in a folder of its own and knows its rank and attempt."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
     def make(body: str) -> str:

@@ -3,6 +3,8 @@
 import os
 import sys
 
+from samestep.core.terminal import put
+
 EXIT_DONE = 0
 EXIT_FAILURE = 1
 EXIT_USER = 2
@@ -32,4 +34,4 @@ class OutOfMemory(RunFailed):
 def complain(sentence: str) -> None:
     """Say what is wrong, once: rank 0 speaks for all."""
     if os.environ.get("RANK", "0") == "0":
-        print(f"samestep: {sentence}", file=sys.stderr, flush=True)
+        put(f"samestep: {sentence}", sys.stderr)

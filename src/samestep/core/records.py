@@ -12,7 +12,7 @@ Json = Any  # None, bool, int, float, str, and lists and string-keyed dicts of t
 def write_atomically(path: Path, text: str) -> None:
     """Replace `path` by `text`: a reader, or a kill at any instant, sees the old file or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    fresh = path.with_name(f".{path.name}.tmp")  # always the same, so that the next write takes away what a kill left
     with open(fresh, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -54,6 +54,7 @@ class JsonLines:
         """Add one row; it reaches the operating system before this returns, so a killed process loses no row."""
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            _cut_half_line(self.path)
             self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 (kept open over many rows)
         self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
         self._file.flush()
@@ -78,3 +79,14 @@ class JsonLines:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _cut_half_line(path: Path) -> None:
+    """Remove what a full disk or a power cut left of a last line, or the next row would be written behind it."""
+    try:
+        with open(path, "rb+") as file:
+            content = file.read()
+            if content and not content.endswith(b"\n"):
+                file.truncate(content.rfind(b"\n") + 1)
+    except FileNotFoundError:
+        return

@@ -17,6 +17,7 @@ from pathlib import Path
 from samestep.core import handover
 from samestep.core.errors import EXIT_DONE, EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_PREEMPTED, UserError
 from samestep.core.parent import stop_with
+from samestep.core.terminal import put
 from samestep.launch.failure import Failure, cause, headline, last_word
 from samestep.launch.requests import StopRequests
 
@@ -95,7 +96,7 @@ class _Attempts:
         if run is not None:
             _keep_outputs(outputs, run / "logs")
         if failures and sys.stdout.isatty():
-            print("\r\x1b[2K\x1b[?25h", end="", flush=True)  # a killed rank 0 leaves half a bar and no cursor
+            put("\r\x1b[2K\x1b[?25h", sys.stdout, end="")  # a killed rank 0 leaves half a bar and no cursor
         return failures
 
     def _judge(self, failures: Sequence[Failure]) -> int | None:
@@ -133,7 +134,7 @@ class _Attempts:
 
     def _show(self, first: Failure) -> None:
         """The headline: the first failing rank and its traceback; for all else there are the logs."""
-        print(headline(first), file=sys.stderr, flush=True)
+        put(headline(first), sys.stderr)
         handover.tell_failure(self._folder, last_word(first))
         if not first.is_user_error:
             run = handover.told_run(self._folder)
@@ -168,7 +169,7 @@ def _keep_outputs(source: Path, logs: Path) -> None:
 
 
 def _say(sentence: str) -> None:
-    print(f"samestep: {sentence}", file=sys.stderr, flush=True)
+    put(f"samestep: {sentence}", sys.stderr)
 
 
 @contextmanager

@@ -1,14 +1,17 @@
 """What rank 0 shows: a banner, one progress bar on a terminal, plain lines elsewhere."""
 
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Self
+from typing import IO, Self, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+
+from samestep.core.terminal import Lasting
 
 LINE_SECONDS = 2.0
 """How often at most a progress line is printed where there is no terminal."""
@@ -18,7 +21,8 @@ class Screen(AbstractContextManager["Screen"]):
     """The terminal of rank 0; silent on the others and with `quiet`."""
 
     def __init__(self, visible: bool) -> None:
-        self.console = Console(quiet=not visible, highlight=False, soft_wrap=True)
+        output = cast(IO[str], Lasting(sys.stdout))
+        self.console = Console(quiet=not visible, highlight=False, soft_wrap=True, file=output)
         self._bar: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._shown = time.monotonic()

@@ -12,6 +12,7 @@ from samestep.core.errors import (
     EXIT_DONE,
     EXIT_FAILURE,
     EXIT_INTERRUPTED,
+    EXIT_MEMORY,
     OutOfMemory,
     RunFailed,
     UserError,
@@ -19,9 +20,10 @@ from samestep.core.errors import (
 )
 from samestep.core.handover import LastWord, preempted_code
 from samestep.core.logging import FAILURES, start_logging
+from samestep.core.terminal import put
 from samestep.train.finding import find_recipe
 from samestep.train.loop import Outcome
-from samestep.train.memory import is_out_of_memory, memory_sentence
+from samestep.train.memory import is_out_of_memory, memory_advice, memory_sentence
 from samestep.train.recipe import Recipe
 from samestep.train.session import Session
 from samestep.train.stop import SIGNALS
@@ -86,18 +88,19 @@ def _failed(error: BaseException, world: World, session: Session | None) -> int:
 def _out_of_memory(error: BaseException, world: World, session: Session | None) -> int:
     """Ends the attempt on all ranks; a launcher starts another one with half the micro-batch, if there is one."""
     logger.error("%s", error, exc_info=error)
-    remedy: dict[str, Any] = {}
-    if session is not None and session.is_planned:
-        size, whole = session.config.batch_size, session.config.global_batch_size
-        told = OutOfMemory(memory_sentence(error, size, session.rundir.path))
-        if size > 1:
-            text = f"with batch_size {size // 2}; the global batch stays {whole}"
-            remedy = {"remedy": [f"--batch_size={size // 2}"], "remedy_text": text}
+    if session is None or not session.is_planned:
+        told, advice, remedy = f"out of memory before the first step ({type(error).__name__}: {error})", "", {}
     else:
-        told = OutOfMemory(f"out of memory before the first step ({type(error).__name__}: {error})")
-    world.report_failure(told)
-    _speak(LastWord.of(told, told.exit_code, plain=True, **remedy))
-    return told.exit_code
+        size, whole = session.config.batch_size, session.config.global_batch_size
+        told, advice = memory_sentence(error, size), memory_advice(size, session.rundir.path)
+        text = f"with batch_size {size // 2}; the global batch stays {whole}"
+        remedy = {"remedy": [f"--batch_size={size // 2}"], "remedy_text": text} if size > 1 else {}
+    whole_story = OutOfMemory(f"{told}; {advice}" if advice else told)
+    world.report_failure(whole_story)
+    word = LastWord.of(OutOfMemory(told) if remedy else whole_story, EXIT_MEMORY, plain=True, **remedy)
+    if not word.leave(os.environ):
+        complain(str(whole_story))
+    return EXIT_MEMORY
 
 
 def _speak(word: LastWord) -> None:
@@ -105,6 +108,6 @@ def _speak(word: LastWord) -> None:
     if word.leave(os.environ):
         return
     if word.traceback:
-        print(word.traceback, file=sys.stderr, end="", flush=True)
+        put(word.traceback, sys.stderr, end="")
     else:
         complain(word.text)

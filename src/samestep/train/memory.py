@@ -14,13 +14,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _TEXTS)
 
 
-def memory_sentence(error: BaseException, batch_size: int, run: Path) -> str:
-    """What happened, and what to do about it by hand."""
+def memory_sentence(error: BaseException, batch_size: int) -> str:
+    """What happened."""
     said = (str(error).splitlines() or [""])[0].strip().rstrip(".")
-    told = f"out of memory with batch_size {batch_size} ({type(error).__name__}{': ' if said else ''}{said})"
-    if batch_size > 1:
-        return (
-            f"{told}; half of it needs less and leaves the run the same: "
-            f"samestep train --resume {run} --batch_size {batch_size // 2}"
-        )
-    return f"{told}, and no smaller one exists; use a smaller model, shorter rows, or distributed.strategy=fsdp"
+    return f"out of memory with batch_size {batch_size} ({type(error).__name__}{': ' if said else ''}{said})"
+
+
+def memory_advice(batch_size: int, run: Path) -> str:
+    """What to do about it by hand."""
+    if batch_size == 1:
+        return "and no smaller one exists; use a smaller model, shorter rows, or distributed.strategy=fsdp"
+    return f"half of it leaves the run the same: samestep train --resume {run} --batch_size {batch_size // 2}"

@@ -60,10 +60,10 @@ def show_sample(task: Fit, bench: Bench) -> None:
 
 
 def sample(config: MdlmConfig, weights: Mapping[str, Tensor], prompt: str, samples: int) -> list[str]:
-    """Continuations of a prompt by a trained network."""
+    """A prompt continued by a trained network, several times."""
     network = Transformer(config.model)
     network.load_state_dict(weights)
-    return write(network.eval(), prompt, samples, config.sampling, seed=config.seed)
+    return [prompt + text for text in write(network.eval(), prompt, samples, config.sampling, seed=config.seed)]
 
 
 def stages(config: MdlmConfig) -> list[Stage]:

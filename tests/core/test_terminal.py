@@ -1,0 +1,35 @@
+"""A terminal or pipe that vanishes ends the showing, not the program, and does not change its exit code."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+BODY = """
+import sys, time
+from samestep.core.terminal import Lasting, put
+sys.stdin.readline()          # until nobody reads what is printed
+{show}
+open(sys.argv[1], "w").write("went on")
+sys.exit(75)
+"""
+SHOWS = {
+    "put": "put('x' * 100_000, sys.stdout); put('again', sys.stdout)",
+    "lasting": "out = Lasting(sys.stdout); out.write('x' * 100_000); out.flush(); out.write('again'); print('more')",
+    "errors": "put('x' * 100_000, sys.stderr); put('again', sys.stderr)",
+}
+
+
+@pytest.mark.parametrize("show", SHOWS)
+def test_a_vanished_reader_changes_nothing(show: str, tmp_path: Path) -> None:
+    code = textwrap.dedent(BODY).format(show=SHOWS[show])
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "after")], **pipes)  # type: ignore[call-overload]
+    process.stdout.close()
+    process.stderr.close()
+    process.stdin.write("go\n")
+    process.stdin.close()
+    assert process.wait(30) == 75
+    assert (tmp_path / "after").read_text() == "went on"
