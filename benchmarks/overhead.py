@@ -29,7 +29,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -203,7 +202,7 @@ class Samestep:
 
 def with_accelerate(job: Job) -> Advance:
     """As its documentation shows it. Its scheduler makes a step for every process, so the course is that much longer."""
-    from accelerate import Accelerator
+    """As its documentation shows it. Its scheduler steps once for every process, so the course is that much longer."""
 
     accelerator = Accelerator(cpu=True)
     model = job.model()

@@ -315,4 +315,3 @@ def test_a_gpu_that_is_full_gets_half_the_micro_batch(capsys: pytest.CaptureFixt
     output = capsys.readouterr().out
     assert "failed: out of memory with batch_size 8 (OutOfMemoryError: CUDA out of memory" in output
     assert "with batch_size 4; the global batch stays 8" in output
-    assert "with batch_size 2" not in output

@@ -78,7 +78,7 @@ class Saver:
         if max_failures < 1:
             raise UserError(f"max_failures is {max_failures}; set it to 1 to stop at the first save that fails")
         self._background, self._max, self._told, self._pause = background, max_failures, told, pause
-        self._group: Any = None
+        self._world, self._group = store.world, None
         if background and store.world.control is not None:
             self._group = dist.new_group(backend="gloo", timeout=max(store.world.timeout, PATIENCE))
             store = store.over(replace(store.world, control=self._group))
@@ -146,6 +146,7 @@ class Saver:
         if error is None:
             assert self._flight is None, "finish or settle before leaving"
             if self._group is not None:
+                self._world.barrier()  # nobody closes a connection that another still reads from
                 dist.destroy_process_group(self._group)
         elif isinstance(error, Exception) and self._flight is not None and self._flight.thread is not None:
             # other ranks may be gone, so the thread may wait for ever; it is a daemon and ends with the process

@@ -15,8 +15,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def memory_sentence(error: BaseException, batch_size: int) -> str:
-    """What happened."""
-    said = (str(error).splitlines() or [""])[0].strip().rstrip(".")
+    """What happened, with the first two sentences of what torch says of it."""
+    said = ". ".join(str(error).split(". ")[:2]).strip().rstrip(".")
     return f"out of memory with batch_size {batch_size} ({type(error).__name__}{': ' if said else ''}{said})"
 
 
