@@ -201,8 +201,8 @@ class Samestep:
 
 
 def with_accelerate(job: Job) -> Advance:
-    """As its documentation shows it. Its scheduler makes a step for every process, so the course is that much longer."""
     """As its documentation shows it. Its scheduler steps once for every process, so the course is that much longer."""
+    from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
     model = job.model()
