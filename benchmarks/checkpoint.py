@@ -60,11 +60,12 @@ class Bench:
         """How long the slowest rank took; all begin together."""
         self.sync()
         self.world.barrier()
-        began = time.perf_counter()
+        began, used = time.perf_counter(), time.process_time()
         work()
         taken = max(self.world.gather(time.perf_counter() - began))
         if name:
             self.samples.setdefault(name, []).append(taken)
+            self.samples.setdefault(f"CPU: {name}", []).append(sum(self.world.gather(time.process_time() - used)))
         return taken
 
     def fresh(self, name: str) -> Path:
@@ -226,7 +227,8 @@ def table(found: dict[str, float], size: int) -> list[tuple[str, float, str]]:
     alone = found["loop alone"]
     for name in ("samestep", "DCP", "torch.save"):
         lost = found[f"loop: {name}"]
-        rows.append((f"longer loop with one save by {name}", lost, f"of {alone:.1f} s without one"))
+        used = f"of {alone:.1f} s without one; {found[f'CPU: {name}']:.2f} s of CPU time on all ranks"
+        rows.append((f"longer loop with one save by {name}", lost, used))
     for name in ("plain write", "samestep", "DCP", "torch.save"):
         speed = f"{size / found[name] / 1e6:.0f} MB/s, {plain / found[name]:.2f} of a plain write"
         rows.append((f"on the disk by {name}", found[name], speed))

@@ -159,8 +159,11 @@ class Feed:
             ]
         terms = sorted(share.weights)
         message = torch.from_numpy(np.array([share.weights[term] for term in terms], dtype=np.float64))
-        group = self._world.control
-        work = dist.all_reduce(message, group=group, async_op=True) if group is not None else None
+        group, work = self._world.control, None
+        if group is not None and terms == ["rows"]:
+            message.fill_(len(share.ids))  # how many rows there are is known without asking
+        elif group is not None:
+            work = dist.all_reduce(message, group=group, async_op=True)
         return _Coming(step, share, batches, terms, message, work, self._stream)
 
 
