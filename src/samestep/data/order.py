@@ -23,6 +23,9 @@ VALIDATION_EPOCH = 2**31 - 1
 BLOCK = 1024
 """Slots of a block of `Mixed`: proportions are whole numbers of these."""
 
+_AT_ONCE = 4096
+"""Samples of `Shuffled` worked out together: these take three times as long as one small batch alone."""
+
 _SHUFFLE = noise.purpose("order/shuffle")
 _BATCHES = noise.purpose("order/batches")
 _SHORT = noise.purpose("order/short batch")
@@ -71,41 +74,15 @@ class Sequential:
         return _pairs(epoch if self.epoch is None else self.epoch, positions)
 
 
-@dataclass(frozen=True)
-class Shuffled:
-    """Every sample once per epoch, each epoch in a keyed order of its own."""
+class _InChunks:
+    """An order that works out a chunk of an epoch's batches at once: neighbouring steps share one.
 
-    size: int
-    batch: int
-    seed: int
-
-    def __post_init__(self) -> None:
-        _check(self.size, self.batch)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps in an epoch; the last may be smaller."""
-        return -(-self.size // self.batch)
-
-    def ids(self, step: int) -> np.ndarray:
-        """The (epoch, index) pairs of a step's global batch."""
-        epoch, positions = _positions(self, step)
-        return _pairs(epoch, permute(positions, epoch, self.size, self.seed, _SHUFFLE))
-
-
-class Bucketed:
-    """Shuffled, but a batch's samples have about the same length, so that little is padded.
-
-    The shuffled epoch is cut into chunks of `chunk` batches; a chunk is sorted by length, cut into batches, and the
-    batches are shuffled. The epoch's smaller batch stays last. Only `lengths` is held.
+    The last chunk is remembered, which saves time and changes no result.
     """
 
-    def __init__(self, lengths: Sequence[int] | np.ndarray, batch: int, seed: int, chunk: int = 64) -> None:
-        self.lengths = _lengths(lengths)
-        self.size, self.batch, self.seed, self.chunk = len(self.lengths), batch, seed, chunk
-        _check(self.size, batch)
-        if chunk < 1:
-            raise UserError(f"a bucketed order needs chunks of at least 1 batch, not {chunk}")
+    def __init__(self, size: int, batch: int, seed: int, chunk: int) -> None:
+        _check(size, batch)
+        self.size, self.batch, self.seed, self.chunk = size, batch, seed, chunk
         self._last: tuple[tuple[int, int], list[np.ndarray]] | None = None
 
     @property
@@ -118,18 +95,44 @@ class Bucketed:
         assert step >= 0, f"steps count from 0, not {step}"
         epoch, inside = divmod(step, self.steps_per_epoch)
         number, place = divmod(inside, self.chunk)
-        # Neighbouring steps share a chunk: the last one is remembered, which saves time and changes no result.
         remembered = self._last
         if remembered is None or remembered[0] != (epoch, number):
-            remembered = (epoch, number), self._batches(epoch, number)
+            start = number * self.chunk * self.batch
+            positions = np.arange(start, min(start + self.chunk * self.batch, self.size))
+            indices = permute(positions, epoch, self.size, self.seed, _SHUFFLE)
+            remembered = (epoch, number), self._batches(epoch, number, indices)
             self._last = remembered
         return _pairs(epoch, remembered[1][place])
 
-    def _batches(self, epoch: int, number: int) -> list[np.ndarray]:
-        """The indices of a chunk's batches, in the order in which they are trained on."""
-        start = number * self.chunk * self.batch
-        positions = np.arange(start, min(start + self.chunk * self.batch, self.size))
-        indices = permute(positions, epoch, self.size, self.seed, _SHUFFLE)
+    def _batches(self, epoch: int, number: int, indices: np.ndarray) -> list[np.ndarray]:
+        """The batches of a chunk in the order in which they are trained on, out of its shuffled indices."""
+        raise NotImplementedError
+
+
+class Shuffled(_InChunks):
+    """Every sample once per epoch, each epoch in a keyed order of its own."""
+
+    def __init__(self, size: int, batch: int, seed: int) -> None:
+        super().__init__(size, batch, seed, chunk=max(1, _AT_ONCE // max(1, batch)))
+
+    def _batches(self, epoch: int, number: int, indices: np.ndarray) -> list[np.ndarray]:
+        return [indices[start : start + self.batch] for start in range(0, len(indices), self.batch)]
+
+
+class Bucketed(_InChunks):
+    """Shuffled, but a batch's samples have about the same length, so that little is padded.
+
+    The shuffled epoch is cut into chunks of `chunk` batches; a chunk is sorted by length, cut into batches, and the
+    batches are shuffled. The epoch's smaller batch stays last. Only `lengths` is held.
+    """
+
+    def __init__(self, lengths: Sequence[int] | np.ndarray, batch: int, seed: int, chunk: int = 64) -> None:
+        if chunk < 1:
+            raise UserError(f"a bucketed order needs chunks of at least 1 batch, not {chunk}")
+        self.lengths = _lengths(lengths)
+        super().__init__(len(self.lengths), batch, seed, chunk)
+
+    def _batches(self, epoch: int, number: int, indices: np.ndarray) -> list[np.ndarray]:
         indices = indices[np.argsort(self.lengths[indices], kind="stable")]
         full, over = divmod(len(indices), self.batch)
         last = []
