@@ -72,6 +72,6 @@ class Recipe:
     unused: Sequence[str] = ()
     """Trainable parameters that are known to get no gradient (glob patterns)."""
     sample: Callable[..., Any] | None = None
-    """Generates from a trained run."""
+    """Generates from a trained model: (trained, prompt, samples) to texts."""
     describe: Callable[[Any], Mapping[str, str]] | None = None
     """Extra lines for the banner."""

@@ -5,8 +5,10 @@ import torch
 
 from samestep.core.errors import UserError
 from samestep.models.transformer import Transformer, TransformerConfig
-from samestep.recipes.mdlm.config import PRESETS, DataConfig, ObjectiveConfig, SamplingConfig
-from samestep.recipes.mdlm.corpus import load
+from samestep.recipes.mdlm.corpus import DataConfig, load
+from samestep.recipes.mdlm.objective import ObjectiveConfig
+from samestep.recipes.mdlm.presets import PRESETS
+from samestep.recipes.mdlm.sampling import SamplingConfig
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from samestep.core.errors import UserError
-from samestep.recipes.mdlm.config import DataConfig
-from samestep.recipes.mdlm.corpus import distinct, load, passages, pydoc_text
-from samestep.recipes.mdlm.tokens import BYTES, decode, encode
+from samestep.data.vocabulary import BYTES, ByteTokenizer
+from samestep.recipes.mdlm.corpus import DataConfig, distinct, load, passages, pydoc_text
 from samestep.recipes.mdlm.windows import Windows
 
 
@@ -78,7 +77,7 @@ def test_jsonl_documents_are_joined_by_eos(tmp_path: Path) -> None:
     config = DataConfig(path=str(tmp_path / "a.jsonl"), field="body", sequence_length=5, validation_fraction=0.3)
     corpus = load(config, cache=tmp_path / "cache")
     assert corpus.train[0]["tokens"].tolist() == [*b"abc", BYTES.eos, *b"d"]
-    assert decode(corpus.train[0]["tokens"].tolist()) == "abc"
+    assert ByteTokenizer().decode(corpus.train[0]["tokens"].tolist()) == "abc"
 
 
 def test_a_limit_takes_the_beginning_of_either_text(tmp_path: Path, text: bytes) -> None:
@@ -137,6 +136,7 @@ def test_rows_of_a_file_travel_to_a_worker_by_name(tmp_path: Path) -> None:
 
 
 def test_text_survives_encoding() -> None:
-    assert decode(encode("naïve ☃ text")) == "naïve ☃ text"
-    assert decode([104, BYTES.mask, BYTES.bos, 105, BYTES.eos, 106]) == "h_i"
+    tokenizer = ByteTokenizer()
+    assert tokenizer.decode(tokenizer.encode("naïve ☃ text")) == "naïve ☃ text"
+    assert tokenizer.decode([104, BYTES.mask, BYTES.bos, 105, BYTES.eos, 106]) == "h_i"
     assert BYTES.forbidden(264) == [256, 258, 259, 260, 261, 262, 263]

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from samestep.data.order import VALIDATION_EPOCH
+from samestep.data.vocabulary import BYTES, Vocabulary
 from samestep.models.transformer import Transformer, TransformerConfig
-from samestep.recipes.mdlm.config import ObjectiveConfig
-from samestep.recipes.mdlm.objective import Objective, figures
-from samestep.recipes.mdlm.tokens import BYTES, Vocabulary
+from samestep.recipes.mdlm.objective import Objective, ObjectiveConfig, figures
 
-TOY = Vocabulary(text=3, mask=3, eos=4, bos=5, size=6)
+TOY = Vocabulary(size=6, mask=3, eos=4, bos=5, silent=(5,))
 LENGTH = 4
 
 

@@ -3,19 +3,19 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from samestep.core.records import write_json
+from samestep.data.vocabulary import BYTES
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.recipes.mdlm import corpus
-from samestep.recipes.mdlm.config import PRESETS, DataConfig, ObjectiveConfig, SamplingConfig
-from samestep.recipes.mdlm.objective import Objective, figures
-from samestep.recipes.mdlm.sampling import write
-from samestep.recipes.mdlm.tokens import BYTES
+from samestep.recipes.mdlm.corpus import DataConfig
+from samestep.recipes.mdlm.objective import Objective, ObjectiveConfig, figures
+from samestep.recipes.mdlm.presets import PRESETS
+from samestep.recipes.mdlm.sampling import SamplingConfig, write
 from samestep.train.bench import Bench
 from samestep.train.config import Config
 from samestep.train.fit import Fit
 from samestep.train.recipe import Recipe, Stage
+from samestep.train.trained import Trained
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,11 @@ def show_sample(task: Fit, bench: Bench) -> None:
     bench.screen.say(f"\nsampled text:\n{text}\n")
 
 
-def sample(config: MdlmConfig, weights: Mapping[str, Tensor], prompt: str, samples: int) -> list[str]:
+def sample(trained: Trained, prompt: str, samples: int) -> list[str]:
     """A prompt continued by a trained network, several times."""
+    config: MdlmConfig = trained.config
     network = Transformer(config.model)
-    network.load_state_dict(weights)
+    trained.load(network)
     return [prompt + text for text in write(network.eval(), prompt, samples, config.sampling, seed=config.seed)]
 
 

@@ -9,12 +9,36 @@ import numpy as np
 
 from samestep.core.errors import UserError
 from samestep.data import text
-from samestep.recipes.mdlm.config import DataConfig
-from samestep.recipes.mdlm.tokens import BYTES
+from samestep.data.vocabulary import BYTES
 from samestep.recipes.mdlm.windows import Windows
 
 LONGEST_REPEAT = 80
 """A passage that shares a run of this many characters with an earlier one is a repetition of it."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What to learn from."""
+
+    path: str | None = None
+    """A local text or JSONL file; null is the English text that comes with Python (`pydoc_data.topics`)."""
+    field: str = "text"
+    """Where a line of a JSONL file holds its text."""
+    sequence_length: int = 128
+    """Tokens (bytes) in a row."""
+    validation_fraction: float = 0.1
+    """Share of the text, at its end, that is kept for validation."""
+    limit: int | None = None
+    """Use only so many tokens from the beginning of the text, for a quick trial; null is all of it."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be cut into rows."""
+        if self.sequence_length < 1:
+            raise UserError(f"Set data.sequence_length to 1 or more; it is {self.sequence_length}.")
+        if not 0 < self.validation_fraction < 1:
+            raise UserError(f"Set data.validation_fraction between 0 and 1; it is {self.validation_fraction}.")
+        if self.limit is not None and self.limit < 1:
+            raise UserError(f"Set data.limit to 1 or more, or to null; it is {self.limit}.")
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from samestep.core.errors import UserError
 from samestep.data import noise
-from samestep.recipes.mdlm.config import ObjectiveConfig
-from samestep.recipes.mdlm.tokens import Vocabulary
+from samestep.data.vocabulary import Vocabulary
 
 HIDE = noise.purpose("mdlm.hide")
 TIME = noise.purpose("mdlm.time")
@@ -26,6 +26,29 @@ CUT = noise.purpose("mdlm.cut")
 CUT_LENGTH = noise.purpose("mdlm.cut_length")
 
 Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """How tokens are hidden, and how validation averages over it."""
+
+    least: float = 1e-3
+    """Smallest share of hidden tokens: a time t in (0, 1) hides a share of (1 - least) t + least."""
+    antithetic: bool = True
+    """Give rows 2k and 2k+1 of an epoch the times t and 1 - t, so that an epoch covers all times evenly."""
+    cut_rows: float = 0.0
+    """Share of training rows that are cut to a random length, as LLaDA does with 0.01."""
+    validation_times: int = 8
+    """Times, evenly spread, at which each validation row is measured; more is less noise and more work."""
+
+    def __post_init__(self) -> None:
+        """Refuse shares that are none."""
+        if not 0 <= self.least < 1:
+            raise UserError(f"Set objective.least to at least 0 and below 1; it is {self.least}.")
+        if not 0 <= self.cut_rows <= 1:
+            raise UserError(f"Set objective.cut_rows between 0 and 1; it is {self.cut_rows}.")
+        if self.validation_times < 1:
+            raise UserError(f"Set objective.validation_times to 1 or more; it is {self.validation_times}.")
 
 
 @dataclass(frozen=True)

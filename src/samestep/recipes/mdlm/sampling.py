@@ -5,16 +5,46 @@ again. With a block length the text grows from left to right, block by block; wi
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from samestep.core.errors import UserError
 from samestep.data import noise
-from samestep.recipes.mdlm.config import SamplingConfig
-from samestep.recipes.mdlm.tokens import BYTES, Vocabulary, decode, encode
+from samestep.data.vocabulary import BYTES, ByteTokenizer, Tokenizer, Vocabulary
 
 DRAFT = noise.purpose("mdlm.draft")
 KEEP = noise.purpose("mdlm.keep")
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """How text is written from a trained network."""
+
+    length: int = 96
+    """Tokens to write."""
+    steps: int = 48
+    """Forward passes in all; each reveals an equal share of the tokens."""
+    block_length: int | None = None
+    """Write from left to right in blocks of this many tokens; null is one block, all positions at once."""
+    temperature: float = 0.7
+    """0 takes the likeliest token, 1 draws from the network's own probabilities."""
+    remasking: Literal["low_confidence", "random"] = "low_confidence"
+    """Which drafts are hidden again after a pass: low_confidence (keep the surest) or random."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be carried out, before a network is loaded."""
+        block = self.length if self.block_length is None else self.block_length
+        if self.length < 1:
+            raise UserError(f"Set length to 1 or more; it is {self.length}.")
+        if not 1 <= block <= self.length:
+            raise UserError(f"Set block_length between 1 and length={self.length}, or to null; it is {block}.")
+        if self.steps < -(-self.length // block):
+            raise UserError(f"Set steps to {-(-self.length // block)} or more, one a block; it is {self.steps}.")
+        if not 0 <= self.temperature < float("inf"):
+            raise UserError(f"Set temperature to 0 or more; it is {self.temperature}.")
 
 
 @torch.no_grad()
@@ -52,12 +82,20 @@ def sample(
     return tokens
 
 
-def write(module: nn.Module, prompt: str, samples: int, options: SamplingConfig, *, seed: int) -> list[str]:
+def write(
+    module: nn.Module,
+    prompt: str,
+    samples: int,
+    options: SamplingConfig,
+    *,
+    seed: int,
+    tokenizer: Tokenizer = ByteTokenizer(),  # noqa: B008
+) -> list[str]:
     """Several continuations of one prompt as text, without the prompt."""
     device = next(module.parameters()).device
-    prompts = torch.tensor([encode(prompt)] * samples, dtype=torch.int64, device=device).view(samples, -1)
-    written = sample(module, prompts, options, seed=seed)[:, prompts.shape[1] :]
-    return [decode(row) for row in written.tolist()]
+    prompts = torch.tensor([tokenizer.encode(prompt)] * samples, dtype=torch.int64, device=device).view(samples, -1)
+    written = sample(module, prompts, options, seed=seed, vocabulary=tokenizer.vocabulary)[:, prompts.shape[1] :]
+    return [tokenizer.decode(row) for row in written.tolist()]
 
 
 def passes(options: SamplingConfig) -> Iterator[tuple[int, int, int]]:
