@@ -25,15 +25,15 @@ class ExactConditionals(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(0)
-        self.texts = torch.tensor(list(itertools.product(range(TOY.text), repeat=LENGTH)))
+        self.texts = torch.tensor(list(itertools.product(range(TOY.mask), repeat=LENGTH)))
         self.table = torch.softmax(1.5 * torch.randn(len(self.texts), generator=generator, dtype=torch.float64), 0)
-        self.answers = self.conditionals(torch.tensor(list(itertools.product(range(TOY.text + 1), repeat=LENGTH))))
+        self.answers = self.conditionals(torch.tensor(list(itertools.product(range(TOY.mask + 1), repeat=LENGTH))))
         self.seen: list[Tensor] = []
 
     def conditionals(self, tokens: Tensor) -> Tensor:
-        weights = self.fits(tokens, tokens < TOY.text) * self.table
-        each = torch.stack([weights @ (self.texts == token).double() for token in range(TOY.text)], dim=-1)
-        special = torch.zeros(*tokens.shape, TOY.size - TOY.text, dtype=torch.float64)
+        weights = self.fits(tokens, tokens < TOY.mask) * self.table
+        each = torch.stack([weights @ (self.texts == token).double() for token in range(TOY.mask)], dim=-1)
+        special = torch.zeros(*tokens.shape, TOY.size - TOY.mask, dtype=torch.float64)
         return torch.cat((each, special), dim=-1).log()
 
     def fits(self, tokens: Tensor, known: Tensor) -> Tensor:
@@ -41,14 +41,14 @@ class ExactConditionals(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         self.seen.append(tokens)
-        digits = tokens.clamp(max=TOY.text)  # what is hidden and what is padding are unknown alike
-        return self.answers[digits @ (TOY.text + 1) ** torch.arange(LENGTH - 1, -1, -1)]
+        digits = tokens.clamp(max=TOY.mask)  # what is hidden and what is padding are unknown alike
+        return self.answers[digits @ (TOY.mask + 1) ** torch.arange(LENGTH - 1, -1, -1)]
 
     def nll(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """The exact negative log-probability of the first `length` tokens of each row."""
         first = torch.arange(LENGTH) < torch.arange(LENGTH + 1)[:, None]
         exact = torch.stack([(self.fits(self.texts, known[None]) * self.table).sum(1) for known in first])
-        return -exact[lengths, tokens @ TOY.text ** torch.arange(LENGTH - 1, -1, -1)].log()
+        return -exact[lengths, tokens @ TOY.mask ** torch.arange(LENGTH - 1, -1, -1)].log()
 
 
 def batch_of(tokens: Tensor, epoch: int = 0, lengths: Tensor | None = None) -> dict[str, Tensor]:
