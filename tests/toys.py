@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from samestep.data.feed import Count, Feed
+from samestep.data.feed import Feed
+from samestep.data.loading import Count
 from samestep.data.order import Order, Sequential, Shuffled
 from samestep.launch.local import start
 from samestep.parallel.wrap import whole, wrap

@@ -6,12 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from samestep.core.errors import UserError
-from samestep.data.feed import Batch, Feed, Micros
+from samestep.data.feed import TOGETHER, Feed, Micros
+from samestep.data.loading import Batch
 from samestep.data.order import VALIDATION_EPOCH, Order, Sequential, Shuffled
 from samestep.world.ranks.place import Place
 from samestep.world.world import World
@@ -79,7 +81,8 @@ def test_ranks_share_every_row_exactly_once(
         for share in shares:
             check_share(share, rows, ids, micro)
         wanted = rows.tokens[ids[:, 1]].sum()
-        for term, weight in {"rows": len(ids), "tokens": wanted, "half": wanted / 2}.items():
+        assert all(share.weights["rows"] == len(ids) for share in shares)
+        for term, weight in {"tokens": wanted, "half": wanted / 2}.items():
             assert sum(share.weights[term] for share in shares) == weight
         seen += ids[:, 1].tolist()
     assert sorted(seen) == sorted(2 * list(range(size))), "two epochs hold every index twice"
@@ -204,7 +207,7 @@ def test_a_failure_of_the_data_surfaces(workers: int, error: Exception) -> None:
     else:
         assert "broken" in str(caught.value)
         if workers:  # torch's loader is caught in a cycle with its exception, and takes 5 s when that is collected
-            feed._loader._iterator._shutdown_workers()  # type: ignore[attr-defined]
+            feed._load._iterator._shutdown_workers()  # type: ignore[attr-defined]
 
 
 def test_a_sample_must_be_a_dict() -> None:
@@ -226,6 +229,16 @@ def test_a_pass_can_be_watched() -> None:
     assert ids.tolist() == [[VALIDATION_EPOCH, index] for index in range(10)]
 
 
+class Watched(Points):
+    """Notes every batch that is asked for."""
+
+    loaded: list[int]
+
+    def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
+        self.loaded.append(int(indices[0]))
+        return super().rows(indices)
+
+
 class Unpicklable(Points):
     """Many datasets are: they hold open files, locks, or a function from a recipe."""
 
@@ -244,6 +257,30 @@ def on_ranks() -> None:
             wanted = float(rows.tokens[order.ids(step)[:, 1]].sum())
             assert feed[step].weights == {"rows": len(order.ids(step)), "tokens": wanted, "half": wanted / 2}
     world.leave()
+
+
+def counting_messages() -> None:
+    """Steps share their messages; the first does not wait for others to be loaded."""
+    world = World.join(device="cpu", timeout=60)
+    sent: list[int] = []
+    all_reduce = dist.all_reduce
+    dist.all_reduce = lambda message, **how: (sent.append(len(message)), all_reduce(message, **how))[1]
+    rows, loaded = Watched(400), []
+    rows.loaded = loaded
+    feed = Feed(rows, Sequential(400, 4), world, micro_rows=4, length=100, count=tokens)
+    ahead = []
+    for step in range(100):
+        feed[step]
+        ahead.append(len(loaded) - 1 - step)
+    assert ahead[0] == 3, "the step itself and the group of two after it, and one more"
+    assert max(ahead) == TOGETHER and ahead[-1] == 0
+    assert len(sent) == pytest.approx(100 / TOGETHER, abs=3), sent
+    world.leave()
+
+
+@pytest.mark.parametrize("nproc", [2])
+def test_a_few_steps_share_a_message(tmp_path: Path, nproc: int) -> None:
+    run_on_ranks(counting_messages, nproc, logs=tmp_path)
 
 
 @pytest.mark.parametrize("nproc", [2, 3])

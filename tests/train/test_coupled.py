@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep.core.errors import RunFailed
-from samestep.data.feed import Batch
+from samestep.data.loading import Batch
 from samestep.data.order import Shuffled, micros
 from samestep.train.metrics import Book
 from samestep.train.optim import OptimSettings

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from samestep.data.feed import Batch, Feed
+from samestep.data.feed import Feed
+from samestep.data.loading import Batch
 from samestep.data.order import VALIDATION_EPOCH, Sequential, Shuffled
 from samestep.train.fit import Fit, evaluate
 from samestep.train.recipe import Tick

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from samestep.core.errors import RunFailed
-from samestep.data.feed import Batch
+from samestep.data.loading import Batch
 from samestep.data.order import Order, Shuffled
 from samestep.train.learner import Loss
 from samestep.train.metrics import Book

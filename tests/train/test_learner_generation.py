@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from samestep.data.feed import Batch
+from samestep.data.loading import Batch
 from samestep.data.order import Order, Shuffled
 from samestep.train.draws import Draws
 from samestep.train.metrics import Book, Figure

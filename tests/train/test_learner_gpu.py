@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from samestep.core.errors import RunFailed
-from samestep.data.feed import Batch, Feed
+from samestep.data.feed import Feed
+from samestep.data.loading import Batch
 from samestep.data.order import Shuffled
 from samestep.train.learner import Learner
 from samestep.train.metrics import Book

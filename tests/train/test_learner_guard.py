@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from samestep.core.errors import RunFailed
-from samestep.data.feed import Batch, Feed
+from samestep.data.feed import Feed
+from samestep.data.loading import Batch
 from samestep.train.metrics import Book
 from samestep.train.optim import OptimSettings
 from samestep.world.world import World

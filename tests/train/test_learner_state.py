@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep.checkpoint.store import Store
-from samestep.data.feed import Batch
+from samestep.data.loading import Batch
 from samestep.train.learner import Learner
 from samestep.train.metrics import Book
 from samestep.world.world import World

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from samestep.core.records import JsonLines, read_json
 from samestep.core.rundir import RunDir
-from samestep.data.feed import Batch
+from samestep.data.loading import Batch
 from samestep.data.order import Shuffled
 from samestep.launch.local import start
 from samestep.train.bench import Bench

@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from samestep.core.errors import UserError
 from samestep.launch import local
-from samestep.world.agreement import Agreement
 from samestep.world.world import PeerFailed, World
 
 pytestmark = pytest.mark.timeout(60)
@@ -31,25 +30,6 @@ def talk() -> None:
 def test_messages(size: int, tmp_path: Path) -> None:
     workers = local.start(talk, size, logs=tmp_path)
     assert workers.wait(40) == [0] * size, workers.output(0)
-
-
-def agree() -> None:
-    world = World.join(device="cpu")
-    agreement = Agreement(world, wishes=2)
-    granted = [agreement.exchange([world.rank == 1 and step == 3, False]) for step in range(6)]
-    assert [row[0] for row in granted] == [False] * 4 + [True, False], granted
-    assert not any(row[1] for row in granted)
-    agreement.settle()
-    world.leave()
-
-
-def test_one_ranks_wish_is_granted_on_all_at_the_same_step(tmp_path: Path) -> None:
-    workers = local.start(agree, 3, logs=tmp_path)
-    assert workers.wait(40) == [0, 0, 0], workers.output(1)
-
-
-def test_a_lone_process_is_granted_its_wish_at_once() -> None:
-    assert Agreement(World.single(), wishes=1).exchange([True]) == [True]
 
 
 def fail_together(kind: str) -> int:

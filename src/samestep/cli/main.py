@@ -14,6 +14,9 @@ VERBS = {
     "train": "train a recipe, or resume a run",
     "verify": "prove that a recipe is the same run at any world size and after a kill",
     "sample": "generate from a trained run",
+    "evaluate": "score a trained model on tasks of lm-evaluation-harness",
+    "export": "write a trained model as a folder of published weights",
+    "data": "turn text into token files that training maps",
     "checkpoints": "list the checkpoints of a run, and check them",
     "config": "print every setting of a recipe with type, default and meaning",
 }
@@ -24,6 +27,8 @@ USAGE = """samestep: the same run, step for step, on any number of devices
   samestep train --resume RUN
   samestep verify RECIPE
   samestep sample RUN [--prompt TEXT]
+  samestep export RUN FOLDER
+  samestep data prepare FILE ... --out FOLDER
   samestep checkpoints RUN [--verify]
   samestep config RECIPE
 

@@ -5,7 +5,7 @@ def build(bench):
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import partial
@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from samestep.checkpoint.plain import match
 from samestep.core.errors import UserError
 from samestep.core.records import Json, read_json, write_json
 from samestep.core.rundir import RunDir
-from samestep.data.feed import Count, Feed, Rows
+from samestep.data.feed import Feed
+from samestep.data.loading import Count, Rows
 from samestep.data.order import VALIDATION_EPOCH, Order, Sequential, Shuffled
-from samestep.parallel.wrap import wrap
+from samestep.parallel.wrap import Fill, build_blank, wrap
 from samestep.train.config import Config
 from samestep.train.console import Screen
 from samestep.train.draws import Draws
@@ -29,7 +29,7 @@ from samestep.train.evidence import Recorder
 from samestep.train.learner import Learner
 from samestep.train.optim import OptimSettings
 from samestep.train.plan import Plan
-from samestep.train.weights import find_weights
+from samestep.train.weights import fill, open_weights
 from samestep.world.world import World
 
 logger = logging.getLogger(__name__)
@@ -76,15 +76,26 @@ class Bench:
         order = Sequential(len(rows), batch or self._once_batch(), epoch=VALIDATION_EPOCH)
         return self._feed(rows, order, order.steps_per_epoch, count, track=partial(self.screen.track, "validate"))
 
-    def learner(self, module: nn.Module, *, name: str = "model", rate: Callable[[int], float] | None = None) -> Learner:
-        """A learner of `module`; `rate` gives the learning rate of each update (default: the plan's schedule)."""
+    def learner(
+        self,
+        module: nn.Module | Callable[[], nn.Module],
+        *,
+        name: str = "model",
+        rate: Callable[[int], float] | None = None,
+    ) -> Learner:
+        """A learner of `module`, or of the one that `module` builds when it is called.
+
+        The latter is for large networks: one that begins with the weights of a file is then built without memory, and
+        filled on each device, its own part only. `rate` gives the learning rate of each update (default: as planned).
+        """
         config: Config = self.config
-        module = self._prepared(module, name)
+        initial = self._initial_weights(name)
+        module = self._prepared(module, blank=initial is not None)
         if config.compile:
             module.compile()
         compute = _COMPUTE[config.distributed.mixed_precision]
         learner = Learner(
-            wrap(module, self.world, config.distributed.strategy, compute),
+            wrap(module, self.world, config.distributed.strategy, compute, initial),
             self.world,
             rate or self._planned_rate,
             OptimSettings.of(config),
@@ -118,17 +129,22 @@ class Bench:
         assert self._plan is not None, "make the training feed before the first update: it fixes the plan"
         return self._plan.schedule(self.config)(update)
 
-    def _prepared(self, module: nn.Module, name: str) -> nn.Module:
-        """The module in its type, with the initial weights that were asked for."""
-        module = module.to(getattr(torch, self.config.distributed.dtype))
-        for parameter_name, parameter in module.named_parameters():
-            if any(fnmatch(parameter_name, pattern) for pattern in self.unused):
-                parameter.requires_grad_(False)  # before wrapping: DDP waits for the gradient of every other one
+    def _initial_weights(self, name: str) -> Fill | None:
+        """What fills the learner's module with the weights that were asked for."""
         source = self.config.continue_from or self.config.init_from
-        if source and name == "model":
-            weights: Mapping[str, Tensor] = find_weights(Path(source), name)
-            match(weights, {key: value.shape for key, value in module.state_dict().items()}, f"weights of {source}")
-            module.load_state_dict(weights)
+        if not source or name != "model":
+            return None
+        weights = open_weights(Path(source), name)
+        return lambda module: fill(module, weights, f"weights of {source}")
+
+    def _prepared(self, module: nn.Module | Callable[[], nn.Module], blank: bool) -> nn.Module:
+        """The module in its type, and without what it does not train."""
+        if not isinstance(module, nn.Module):
+            module = build_blank(module) if blank else module()
+        module = module.to(getattr(torch, self.config.distributed.dtype))
+        for name, parameter in module.named_parameters():
+            if any(fnmatch(name, pattern) for pattern in self.unused):
+                parameter.requires_grad_(False)  # before wrapping: DDP waits for the gradient of every other one
         return module
 
     def _feed(self, rows: Rows, order: Order, length: int, count: Count | None, track: Any = None) -> Feed:

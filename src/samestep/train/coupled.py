@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from samestep.data.feed import Batch, Micros
+from samestep.data.feed import Micros
+from samestep.data.loading import Batch
 from samestep.parallel.wrap import Parallel
 from samestep.world.world import World
 

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from samestep.checkpoint.state import RankStateful, Stateful, take_apart
 from samestep.core.records import JsonLines
 from samestep.data import noise
-from samestep.data.feed import Batch, Micros
+from samestep.data.feed import Micros
+from samestep.data.loading import Batch
 from samestep.parallel.wrap import whole
 from samestep.train.metrics import Metrics
 from samestep.train.recipe import Tick

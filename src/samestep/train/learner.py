@@ -25,7 +25,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from samestep.core.errors import RunFailed
-from samestep.data.feed import Batch, Micros
+from samestep.data.feed import Micros
+from samestep.data.loading import Batch
 from samestep.parallel.wrap import Parallel, distribute_like, local, total_norm
 from samestep.train.coupled import Couple, Coupled, Embed
 from samestep.train.evidence import Recorder

@@ -1,0 +1,158 @@
+"""Loading a rank's share of a step: in this process, or ahead of time in loader processes."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from samestep.core.errors import UserError
+from samestep.core.parent import end_with
+from samestep.data.order import Order, micros
+from samestep.world.world import World
+
+Batch = dict[str, Tensor]
+Count = Callable[[Batch], Mapping[str, Tensor]]
+"""Each term's weight per row ([rows]); a term that is not named weighs its rows."""
+
+
+class Rows(Protocol):
+    """Samples by index. A `rows(indices)` method that returns a whole batch is used where there is one."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+@dataclass
+class Share:
+    """This rank's part of a step as the loader made it."""
+
+    batches: list[Batch]
+    weights: dict[str, float]
+    """Per counted term, in the order of their names, which all ranks share."""
+    ids: np.ndarray
+    spans: list[tuple[int, int]]
+
+    def pin_memory(self) -> "Share":
+        """In page-locked memory, from where a copy to the device runs beside the computation."""
+        self.batches = [{key: value.pin_memory() for key, value in batch.items()} for batch in self.batches]
+        return self
+
+
+class Steps(Dataset):
+    """A dataset whose items are steps, so that torch's own loader workers can prefetch them."""
+
+    def __init__(self, rows: Rows, order: Order, world: World, micro_rows: int, count: Count | None) -> None:
+        self.rows, self.order, self.micro_rows, self.count = rows, order, micro_rows, count
+        self.rank, self.size = world.rank, world.size  # plain numbers: a worker process gets no group
+        self.dtype = torch.get_default_dtype()
+
+    def __getitem__(self, step: int) -> Share:
+        ids = self.order.ids(step)
+        spans = micros(len(ids), self.rank, self.size, self.micro_rows)
+        batches = [self._batch(ids[start:stop], ids) for start, stop in spans]
+        return Share(batches, self._weights(batches, spans), ids, spans)
+
+    def _weights(self, batches: list[Batch], spans: list[tuple[int, int]]) -> dict[str, float]:
+        """What the batches weigh in each counted term; one of no rows is a filler, which weighs nothing."""
+        weights: dict[str, float] = {}
+        for batch, (start, stop) in zip(batches, spans):
+            for term, weight in (self.count(batch) if self.count else {}).items():
+                assert weight.shape == batch["live"].shape, f"{term!r} is counted a row, not as {tuple(weight.shape)}"
+                counted = float(weight.sum(dtype=torch.float64)) if stop > start else 0.0
+                weights[term] = weights.get(term, 0.0) + counted
+        return dict(sorted(weights.items()))
+
+    def _batch(self, mine: np.ndarray, all_ids: np.ndarray) -> Batch:
+        ids = mine if len(mine) else all_ids[:1]  # a real row of weight zero still touches every parameter
+        batch = {key: self._cast(value) for key, value in self._fetch(ids[:, 1]).items()}
+        batch["ids"] = torch.from_numpy(np.ascontiguousarray(ids))
+        batch["live"] = torch.full((len(ids),), len(mine) > 0)
+        return batch
+
+    def _fetch(self, indices: np.ndarray) -> Mapping[str, Tensor]:
+        if hasattr(self.rows, "rows"):
+            return self.rows.rows(indices)
+        samples = [self.rows[int(i)] for i in indices]
+        if not isinstance(samples[0], Mapping):
+            raise UserError(f"a sample must be a dict of tensors, but the data gave a {type(samples[0]).__name__}")
+        return default_collate(samples)
+
+    def _cast(self, value: Tensor) -> Tensor:
+        return value.to(self.dtype) if value.is_floating_point() else value
+
+
+def loader(steps: Steps, length: int, workers: int, prefetch: int, pin: bool) -> Callable[[int], Share]:
+    """What loads a step when it is called; in order, where `workers` processes load ahead."""
+    return _Processes(steps, length, workers, prefetch, pin) if workers else _Inline(steps, pin)
+
+
+class _Inline:
+    """Loads in this process, a step ahead of the computation, which a GPU meanwhile goes on with. No thread: it would
+    fight the training loop for the interpreter and cost more than it hides."""
+
+    def __init__(self, steps: Steps, pin: bool) -> None:
+        self._steps, self._pin = steps, pin
+
+    def __call__(self, step: int) -> Share:
+        share = self._steps[step]
+        return share.pin_memory() if self._pin else share
+
+
+class _Processes:
+    """Loads the next steps in torch's loader workers; asked for another step than the next, it starts anew there."""
+
+    def __init__(self, steps: Steps, length: int, workers: int, prefetch: int, pin: bool) -> None:
+        self._steps, self._length, self._pin = steps, length, pin
+        self._workers, self._prefetch = workers, max(1, prefetch)
+        self._next = -1
+        self._iterator: Iterator[Share | UserError] = iter(())
+
+    def __call__(self, step: int) -> Share:
+        if step != self._next:
+            self._iterator = iter(self._open(step))
+        self._next = step + 1
+        share = next(self._iterator)
+        if isinstance(share, UserError):
+            self._iterator = iter(())  # ends the processes now; the exception would keep them in a cycle
+            raise share
+        return share
+
+    def _open(self, step: int) -> DataLoader:
+        return DataLoader(
+            _Excused(self._steps),
+            batch_size=None,
+            sampler=range(step, self._length),
+            num_workers=self._workers,
+            prefetch_factor=self._prefetch,
+            pin_memory=self._pin,
+            # A generator of its own: torch's would be drawn from now, and a resumed run opens at another moment.
+            generator=torch.Generator().manual_seed(self._steps.rank),
+            # Said outright: a process that came out of a fork server would start another one, seconds each time.
+            multiprocessing_context="fork",
+            worker_init_fn=partial(_follow, os.getpid()),
+        )
+
+
+def _follow(rank_process: int, worker: int) -> None:
+    """A loading process ends when its rank does, and leaves requests to stop to it."""
+    end_with(rank_process)
+
+
+class _Excused(Dataset):
+    """Brings a user's mistake out of a loader process as it is; torch would wrap the sentence into a traceback."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+
+    def __getitem__(self, step: int) -> Share | UserError:
+        try:
+            return self._steps[step]
+        except UserError as error:
+            return error
