@@ -144,7 +144,7 @@ class Bench:
 
     def ours(self, saver: Saver, store: Store, step: int) -> None:
         """In the background, with nothing else to do."""
-        part = self._part()
+        part = self.part()
 
         def save() -> None:
             began = time.perf_counter()
@@ -173,7 +173,7 @@ class Bench:
         steps = max(10, int(seconds / (self.timed("", lambda: loop(10)) / 10)))
         alone = statistics.median(self.timed("", lambda: loop(steps)) for _ in range(3))
         ways: dict[str, Callable[[], object]] = {
-            "samestep": lambda: saver.save(1000 + len(self.samples.get("loop: samestep", ())), self._part(), {}),
+            "samestep": lambda: saver.save(1000 + len(self.samples.get("loop: samestep", ())), self.part(), {}),
             "DCP": self._dcp_save,
             "torch.save": self._torch_save,
         }
@@ -188,7 +188,7 @@ class Bench:
             saver.settle()
         self.samples.setdefault("loop alone", []).append(alone)
 
-    def _part(self) -> dict[str, Any]:
+    def part(self) -> dict[str, Any]:
         return {"model": Part(self.state)}
 
 
@@ -199,6 +199,7 @@ def measure(folder: str, size: int, repeats: int, device: str) -> None:
     bench = Bench(world, Path(folder), size)
     store = Store(Path(folder) / "store", world)
     with Saver(store) as saver:
+        saver.reserve(bench.part())
         bench.ours(saver, store, 1)
         for number in range(repeats):
             bench.copies()

@@ -153,6 +153,18 @@ def test_memory_for_copies_is_used_again(tmp_path: Path) -> None:
     assert all(second[name].data_ptr() != source[name].data_ptr() for name in source)
 
 
+def test_the_first_save_finds_its_memory_reserved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = {"part": Part({"w": torch.ones(10), "v": torch.ones(3, 3)})}
+    with Saver(Store(tmp_path, World.single())) as saver:
+        saver.reserve(state)
+        places = {name: room.data_ptr() for name, room in saver._buffers._kept.items()}
+        assert len(places) == 2
+        monkeypatch.setattr(torch, "empty", None)  # no memory is taken from here on
+        saver.save(1, state, {})
+        saver.settle()
+        assert {name: room.data_ptr() for name, room in saver._buffers._kept.items()} == places
+
+
 def stuck(folder: Path, everywhere: bool) -> None:
     """A save that never ends, here or on the other rank, while the training fails."""
     world = World.join(device="cpu")

@@ -1,6 +1,7 @@
 """Saving while training goes on.
 
     with Saver(store) as saver:
+        saver.reserve(state)                # takes the memory for copies
         saver.save(step, state, about)      # returns as soon as the state is copied
         ...                                 # training changes the state; a thread writes the copy
         saver.finish(step, state, about)    # at the end: waits, and tries again what failed
@@ -88,6 +89,11 @@ class Saver:
         self._failures = 0
         self.taken = taken
         """The step of the state that was handed over last, unless it is known that saving it failed."""
+
+    def reserve(self, state: Mapping[str, Stateful]) -> None:
+        """Take the memory for copies of this state before there is a loop that would wait for it."""
+        if self._background:
+            self._buffers.reserve(self._store.stage(0, state, {}).tensors)
 
     def save(
         self,

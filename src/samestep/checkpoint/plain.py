@@ -3,15 +3,17 @@
 Nothing here runs code out of a file: `.pt` is read by torch's weights-only loader, and what that refuses we refuse.
 """
 
-import json
 import os
 import pickle
-from collections.abc import Collection, Mapping, Sequence
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from samestep.checkpoint.safetensor_files import SafetensorsFiles, first_few
+from samestep.checkpoint.sources import Held, Renamed, Source, read_whole
 from samestep.core.errors import UserError
 from samestep.core.records import sync_folder
 
@@ -20,6 +22,16 @@ NAMES = ("model_state_dict", "state_dict", "model")
 _WRAPPED = "module."
 _COMPILED = "_orig_mod."
 _PLAIN = (type(None), bool, int, float, str, torch.Tensor)
+
+
+class Plain(NamedTuple):
+    """A weight file whose weights are yet to be read."""
+
+    source: Source
+    extra: dict[str, Any]
+    """What else was in it."""
+    notes: list[str]
+    """How it was read, where that is worth saying."""
 
 
 class Weights(NamedTuple):
@@ -56,19 +68,25 @@ def save_weights(path: Path, weights: Mapping[str, torch.Tensor], extra: Mapping
 
 def load_weights(path: Path) -> Weights:
     """The weights in a `.pt` or `.safetensors` file or a folder of safetensors, named as without wrappers."""
+    source, extra, notes = open_plain(path)
+    return Weights(read_whole(source), extra, notes)
+
+
+def open_plain(path: Path) -> Plain:
+    """The same, with the weights left on the disk until they are copied to where they belong."""
     if not path.exists():
         raise UserError(f"there is no {path}; give a .pt or .safetensors file, or a folder of safetensors")
     if path.is_dir() or path.suffix == ".safetensors":
-        found = Weights(_read_safetensors(path), {}, [])
+        found = Plain(SafetensorsFiles(path), {}, [])
     else:
         found = _find_weights(path, _read_pt(path))
-    names = _plain_names(found.weights)
-    weights = {names[name]: tensor for name, tensor in found.weights.items()}
-    if len(weights) < len(found.weights):
+    names = {plain: theirs for theirs, plain in _plain_names(found.source.layout).items()}
+    if len(names) < len(found.source.layout):
         raise UserError(f"two names in {path} are the same without {_COMPILED!r}; rename one and save the file again")
-    if weights.keys() != found.weights.keys():
-        found.notes.append(f"removed what wrappers had put into the names ({_WRAPPED} or {_COMPILED})")
-    return found._replace(weights=weights)
+    if names.keys() == found.source.layout.keys():
+        return found
+    found.notes.append(f"removed what wrappers had put into the names ({_WRAPPED} or {_COMPILED})")
+    return found._replace(source=Renamed(found.source, names))
 
 
 def match(weights: Mapping[str, torch.Tensor], expected: Mapping[str, Sequence[int]], source: str = "weights") -> None:
@@ -83,16 +101,12 @@ def match(weights: Mapping[str, torch.Tensor], expected: Mapping[str, Sequence[i
             if tuple(weights[name].shape) != tuple(expected[name])
         ],
     }
-    said = [f"{len(names)} {what}, namely {_first(names)}" for what, names in differences.items() if names]
+    said = [f"{len(names)} {what}, namely {first_few(names)}" for what, names in differences.items() if names]
     if said:
         raise UserError(f"the {source} do not fit the model ({'; '.join(said)}); choose the model they were made with")
 
 
-def _first(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-
-
-def _plain_names(names: Collection[str]) -> dict[str, str]:
+def _plain_names(names: Iterable[str]) -> dict[str, str]:
     """Every name without what wrappers put into it: torch.compile anywhere, DDP before all of them."""
     plain = {name: name.replace(_COMPILED, "") for name in names}
     while plain and all(name.startswith(_WRAPPED) for name in plain.values()):
@@ -121,8 +135,9 @@ def _check_plain(value: Any) -> None:
 
 
 def _read_pt(path: Path) -> Any:
+    is_mappable = zipfile.is_zipfile(path)  # what torch.save wrote before 2020 is not
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_mappable)
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
         raise UserError(
             f"{path} cannot be read as plain weights, without running code from it; save it again with "
@@ -134,46 +149,12 @@ def _is_weights(value: Any) -> bool:
     return isinstance(value, dict) and bool(value) and all(isinstance(v, torch.Tensor) for v in value.values())
 
 
-def _find_weights(path: Path, content: Any) -> Weights:
+def _find_weights(path: Path, content: Any) -> Plain:
     if _is_weights(content):
-        return Weights(dict(content), {}, [])
+        return Plain(Held(content), {}, [])
     for name in NAMES:
         if isinstance(content, dict) and _is_weights(content.get(name)):
             extra = {key: value for key, value in content.items() if key != name}
-            return Weights(dict(content[name]), extra, [f"took the weights under {name!r}"])
-    keys = f"only {_first([str(key) for key in content])}" if isinstance(content, dict) else type(content).__name__
+            return Plain(Held(content[name]), extra, [f"took the weights under {name!r}"])
+    keys = f"only {first_few([str(key) for key in content])}" if isinstance(content, dict) else type(content).__name__
     raise UserError(f"{path} has no weights in it ({keys}); they must be all of it, or lie under {' or '.join(NAMES)}")
-
-
-def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    weights: dict[str, torch.Tensor] = {}
-    for file in _safetensors_files(path):
-        try:
-            weights.update(load_file(file))
-        except (SafetensorError, OSError) as error:
-            raise UserError(f"{file} cannot be read ({error}); fetch or copy it again") from error
-    return weights
-
-
-def _safetensors_files(path: Path) -> list[Path]:
-    """One file, or those that the index of a folder names, or the only one in it."""
-    if path.is_file():
-        return [path]
-    indices = sorted(path.glob("*.safetensors.index.json"))
-    if len(indices) == 1:
-        names = sorted(set(json.loads(indices[0].read_text())["weight_map"].values()))
-        files = [path / Path(name).name for name in names]  # only from this folder, whatever the index says
-        absent = [file.name for file in files if not file.is_file()]
-        if absent:
-            raise UserError(f"{path} lacks {_first(absent)}, which {indices[0].name} names; fetch the missing files")
-        return files
-    files = sorted(path.glob("*.safetensors"))
-    if len(indices) > 1 or len(files) != 1:
-        raise UserError(
-            f"{path} has {len(files)} safetensors files and {len(indices)} index files; give the path of the one file, "
-            "or of a folder with one file or one index"
-        )
-    return files

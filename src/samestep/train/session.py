@@ -152,6 +152,7 @@ class StageRun:
         sinks = self._sinks()
         try:
             with self._saver(sinks) as saver:
+                saver.reserve(self.state)
                 outcome = self._loop(sinks, saver)
         finally:
             for sink in sinks:

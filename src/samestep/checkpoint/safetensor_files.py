@@ -1,0 +1,151 @@
+"""Safetensors, in one file or in several with an index: read tensor by tensor, written file by file.
+
+The files are mapped, not read: all processes of a machine share one copy in the page cache.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from samestep.checkpoint.files import write_file
+from samestep.checkpoint.sources import Part, Source, put
+from samestep.core.errors import UserError
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+class SafetensorsFiles:
+    """The weights of a file, or of a folder with one file or one index."""
+
+    def __init__(self, path: Path) -> None:
+        self.layout: dict[str, Tensor] = {}
+        self._files: dict[str, Path] = {}
+        for file, promised in _files_of(path).items():
+            with _opened(file) as content:
+                for name in content.keys():  # noqa: SIM118 (not a dict)
+                    self._add(name, file, content)
+                absent = sorted(promised - set(content.keys()))
+            if absent:
+                raise UserError(f"{file} lacks {first_few(absent)}, which the index puts there; fetch or copy it again")
+
+    def _add(self, name: str, file: Path, content: Any) -> None:
+        if name in self._files:
+            raise UserError(f"{name} is both in {self._files[name]} and in {file.name}; keep one of these files")
+        self._files[name] = file
+        self.layout[name] = torch.empty_like(content.get_tensor(name), device="meta")
+
+    def fill(self, targets: Mapping[str, Tensor]) -> None:
+        """Copy them out of the map. Each is mapped anew, so that what was read counts no longer as memory in use."""
+        for name, target in targets.items():
+            with _opened(self._files[name]) as content:
+
+                def read(part: Part | None) -> Tensor:
+                    found = content.get_tensor(name) if part is None else content.get_slice(name)[part]  # noqa: B023
+                    assert isinstance(found, Tensor)
+                    return found
+
+                put(target, read)
+
+
+def write_safetensors(folder: Path, source: Source, names: Sequence[str], dtype: torch.dtype, limit: int) -> list[Path]:
+    """Write the named weights in one type, in files of at most `limit` bytes each, with an index where there are more.
+
+    Only the weights of one file are in memory at a time. A weight that is larger than `limit` has a file of its own.
+    """
+    sizes = {name: source.layout[name].numel() * dtype.itemsize for name in names}
+    parts = _packed(sizes, limit)
+    files = {_file_name(number, len(parts)): part for number, part in enumerate(parts)}
+    for file, part in files.items():
+        weights = {name: torch.empty(source.layout[name].shape, dtype=dtype) for name in part}
+        source.fill(weights)
+        _save(folder / file, weights)
+        del weights  # before the next ones are made
+    if len(files) > 1:
+        where = {name: file for file, part in files.items() for name in part}
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
+        write_file(folder / INDEX, (json.dumps(index, indent=2) + "\n").encode())
+    return [folder / file for file in files]
+
+
+def _packed(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
+    """The names in order, cut where the next one would not fit any more."""
+    parts: list[list[str]] = [[]]
+    room = limit
+    for name, size in sizes.items():
+        if size > room and parts[-1]:
+            parts.append([])
+            room = limit
+        parts[-1].append(name)
+        room -= size
+    return parts
+
+
+def _file_name(number: int, total: int) -> str:
+    return SINGLE if total == 1 else f"model-{number + 1:05d}-of-{total:05d}.safetensors"
+
+
+def _save(path: Path, weights: dict[str, Tensor]) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(weights, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # as it calls a full disk
+        raise OSError(str(error)) from error
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as content:
+            yield content
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{file} cannot be read ({error}); fetch or copy it again") from error
+
+
+def _files_of(path: Path) -> dict[Path, set[str]]:
+    """One file, or those that the index of a folder names, or the only one in it; each with the names it must hold."""
+    if path.is_file():
+        return {path: set()}
+    indices = sorted(path.glob("*.safetensors.index.json"))
+    if len(indices) == 1:
+        files = _indexed(indices[0])
+        absent = [file.name for file in files if not file.is_file()]
+        if absent:
+            raise UserError(f"{path} lacks {first_few(absent)}, which {indices[0].name} names; fetch the missing files")
+        return files
+    found = sorted(path.glob("*.safetensors"))
+    if len(indices) > 1 or len(found) != 1:
+        raise UserError(
+            f"{path} has {len(found)} safetensors files and {len(indices)} index files; give the path of the one file, "
+            "or of a folder with one file or one index"
+        )
+    return {found[0]: set()}
+
+
+def _indexed(index: Path) -> dict[Path, set[str]]:
+    """The files that an index names, and what it says is in each; only from its own folder, whatever it says."""
+    try:
+        where = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        files: dict[Path, set[str]] = {index.parent / Path(name).name: set() for name in sorted(set(where.values()))}
+        for name, file in where.items():
+            files[index.parent / Path(file).name].add(name)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{index} is no index of safetensors files; fetch or copy it again") from None
+    return files
+
+
+def first_few(names: Sequence[str]) -> str:
+    """Enough of them for a sentence."""
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
