@@ -5,6 +5,7 @@ import os
 import resource
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -212,6 +213,45 @@ def afterwards(folder: Path) -> None:
 
 def test_what_is_made_of_a_checkpoint_may_fail_like_a_save(tmp_path: Path) -> None:
     assert run_ranks(afterwards, 2, tmp_path / "store", logs=tmp_path / "logs") == [0, 0]
+
+
+NOBODY = 65534
+
+
+def denied(folder: Path) -> None:
+    """The right to write is lost while training, and comes back."""
+    world, heard = World.join(device="cpu"), Heard()
+    if os.geteuid() == 0:  # who may do anything loses no right
+        os.seteuid(NOBODY)
+    store = Store(folder / "store", world)
+    with Saver(store, told=heard.told) as saver:
+        saver.save(1, state(1), {})
+        saver.settle()
+        world.barrier()
+        if world.is_main:
+            (folder / "store").chmod(0o500)
+        world.barrier()
+        saver.save(2, state(2), {})
+        saver.settle()
+        world.barrier()
+        if world.is_main:
+            (folder / "store").chmod(0o700)
+            assert sorted(os.listdir(folder / "store")) == ["step_00000001"]
+        world.barrier()
+        saver.finish(3, state(3), {})
+    assert heard.flights == [(1, True, False), (2, False, True), (3, True, False)]
+    assert loaded(store) == 3
+    if world.is_main:
+        assert "[Errno 13] Permission denied" in heard.said[0]
+        assert heard.said[0].endswith("; training goes on, and the next save tries again")
+    world.leave()
+
+
+def test_a_lost_permission_is_reported_and_the_next_save_tries_again(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory() as name:  # pytest's own folders let nobody else in
+        if os.geteuid() == 0:
+            os.chown(name, NOBODY, -1)
+        must_succeed(denied, 2, Path(name), logs=tmp_path / "logs")
 
 
 @pytest.fixture

@@ -27,13 +27,11 @@ LAUNCHERS = 4
 
 
 def kills(yard: Yard, count: int, chance: random.Random, launchers: int = LAUNCHERS) -> Iterator[Trial]:
-    """Trials until so many kills have hit a living run."""
-    done = 0
+    """Trials under a real launcher, then until so many kills at random moments have hit a living run."""
     for number in range(launchers):
         kind = launcher_kill if number % 2 else launcher_restart
-        trial = kind(yard, f"launcher-{number}", 1 + number % 3, chance)
-        done += trial.kills
-        yield trial
+        yield kind(yard, f"launcher-{number}", 1 + number % 3, chance)
+    done = 0
     for number in range(2 * count):
         if done >= count:
             return
