@@ -36,12 +36,25 @@ def choose_device(wanted: str, place: Place) -> torch.device:
         if not index.isdigit() or int(index) >= count:
             raise UserError(f"device {wanted!r} does not exist: this machine has {count} {kind} device(s)")
         return torch.device(kind, int(index))
+    if count == 1:  # the only card that there is, or the one that the launcher lets this rank see: see `card`
+        return torch.device(kind, 0)
     if place.local_rank >= count:
-        raise UserError(
-            f"{place.local_size} ranks on this machine but only {count} {kind} device(s): "
-            f"start at most {count} per machine, or use distributed.device=cpu"
-        )
+        raise too_few(place, kind, count)
     return torch.device(kind, place.local_rank)
+
+
+def card(device: torch.device) -> str:
+    """What tells a card from all others of its machine, however a launcher renumbers them."""
+    properties = getattr(torch, device.type).get_device_properties(device)
+    return str(getattr(properties, "uuid", None) or device)
+
+
+def too_few(place: Place, kind: str, count: int) -> UserError:
+    """Ranks would have to share a card."""
+    return UserError(
+        f"{place.local_size} ranks on this machine but only {count} {kind} device(s): "
+        f"start at most {count} per machine, or use distributed.device=cpu"
+    )
 
 
 def choose_backend(wanted: str, device: torch.device) -> str:

@@ -26,7 +26,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from samestep.core.errors import EXIT_FAILURE, UserError
 from samestep.core.records import Json
-from samestep.world.device import choose_backend, choose_device
+from samestep.world.device import card, choose_backend, choose_device, too_few
+from samestep.world.meeting import open_store
 from samestep.world.ranks import discover
 from samestep.world.ranks.place import Place
 
@@ -79,7 +80,9 @@ class World:
         """Find the other ranks, before anything can fail: from here on one rank's failure is everyone's."""
         place = discover(os.environ)
         world = cls(place, torch.device("cpu"), timeout=timedelta(seconds=_timeout(600.0)))
-        if place.grouped:
+        if place.job:
+            world.store = open_store(place, os.environ, world.timeout)
+        elif place.grouped:
             world.store, _, _ = next(iter(rendezvous("env://", timeout=world.timeout)))
         return world
 
@@ -88,6 +91,8 @@ class World:
         with self.together("choosing the device"):
             self.timeout = timedelta(seconds=_timeout(timeout))
             self.device = _enter(choose_device(device, self.place))
+            if self.store is not None and self.device.type != "cpu" and ":" not in device:
+                self._claim(self.device)
             self.backend = choose_backend(backend, self.device) if self.place.grouped else None
         if self.backend is not None:
             dist.init_process_group(
@@ -100,6 +105,11 @@ class World:
             )
             self.control = dist.new_group(backend="gloo", timeout=self.timeout)
         return self
+
+    def _claim(self, device: torch.device) -> None:
+        """No two ranks on one card, unless it was asked for by its number: each would be slow, or out of memory."""
+        if self.store.add(f"samestep/card/{socket.gethostname()}/{card(device)}", 1) > 1:
+            raise too_few(self.place, device.type, getattr(torch, device.type).device_count())
 
     @classmethod
     def join(cls, device: str = "auto", backend: str = "auto", timeout: float = 600.0) -> "World":

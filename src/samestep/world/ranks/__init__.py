@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 
-from samestep.world.ranks import single, torchrun
+from samestep.world.ranks import hydra, openmpi, pals, single, slurm, torchrun
 from samestep.world.ranks.place import Place
 
-LAUNCHERS = (torchrun, single)  # the last one always answers
+# torchrun may itself be started by any of the others, and an mpiexec by srun; the last one always answers.
+LAUNCHERS = (torchrun, pals, openmpi, hydra, slurm, single)
 
 
 def discover(env: Mapping[str, str]) -> Place:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from samestep.core.errors import UserError
-from samestep.world.ranks.place import Place
+from samestep.world.ranks.place import Place, numbers
 
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -18,11 +18,6 @@ def discover(env: Mapping[str, str]) -> Place | None:
             f"RANK or WORLD_SIZE is set but {', '.join(missing)} is not: "
             "start with torchrun, or unset RANK and WORLD_SIZE to run a single process"
         )
-    try:
-        rank, size, local_rank = (int(env[name]) for name in NEEDED[:3])
-        local_size = int(env.get("LOCAL_WORLD_SIZE", size))
-    except ValueError as error:
-        raise UserError(f"the launcher's variables must be whole numbers ({error})") from None
-    if not 0 <= rank < size:
-        raise UserError(f"RANK={rank} does not lie below WORLD_SIZE={size}")
+    rank, size, local_rank = numbers(env, "torchrun", *NEEDED[:3])
+    local_size = numbers(env, "torchrun", "LOCAL_WORLD_SIZE")[0] if "LOCAL_WORLD_SIZE" in env else size
     return Place(env.get("SAMESTEP_LAUNCHER") or "torchrun", rank, size, local_rank, local_size)
