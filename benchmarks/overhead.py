@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from contenders import OTHERS, RANKS, ROWS, Advance, Job, Samestep, by_hand
+from contenders import LOG_EVERY, OTHERS, RANKS, ROWS, Advance, Job, Samestep, by_hand
 
 from samestep.launch.local import start
 from samestep.train.recipe import Tick
@@ -96,7 +96,7 @@ def breakdown(world: World, ours: Samestep) -> dict[str, float]:
 def rank(target: float, rounds: int, with_breakdown: bool, folder: Path) -> None:
     """One of the two processes: measures one step size, and rank 0 leaves the times."""
     world = World.join("cpu")
-    wanted = max(4, round(400 / target))
+    wanted = max(4, min(LOG_EVERY, round(2000 / target)))  # short steps: each block writes one row of figures
     steps = WARM_UP + rounds * wanted + (BREAKDOWN if with_breakdown else 0)
     width, layers = (64, 2) if target < 60 else (128, 6)
     job = calibrated(world, Job(width, layers, 64, steps, folder), target)

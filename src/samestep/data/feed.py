@@ -42,6 +42,11 @@ class Micros:
         """The global weight of a term: as counted, or its rows where it was not."""
         return self.weights.get(term, self.weights["rows"])
 
+    def is_filler(self, number: int) -> bool:
+        """Whether a micro-batch holds nothing that counts."""
+        start, stop = self.spans[number]
+        return start == stop
+
     def first(self) -> "Micros":
         """The first micro-batch alone."""
         return replace(self, batches=self.batches[:1], spans=self.spans[:1])

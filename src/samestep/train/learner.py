@@ -2,7 +2,7 @@
 
     metrics = learner.update(feed[step], loss)
 
-A loss is named sums: `loss(module, batch)` returns, per term, each row's sum. The learner selects the live rows,
+A loss is named sums: `loss(module, batch)` returns, per term, each row's sum. The learner adds the live rows up,
 divides by the term's global weight (counted before the forward pass), and scales by the world size, so that the mean
 over ranks that DDP and FSDP take is the exact gradient of the global batch, however it was split. Whether the
 gradient is finite is decided on the device from its global norm: all ranks skip together, nobody waits.
@@ -81,12 +81,11 @@ class Learner:
 
     def update_coupled(self, micros: Micros, embed: Embed, couple: Couple, mix: Mix | None = None) -> Metrics:
         """One optimizer step on a loss that couples all rows of the global batch with each other (see coupled.py)."""
-        live = torch.ones(len(micros.ids), dtype=torch.bool, device=self.world.device)
         coupled = Coupled(self._parallel, self.world, self._autocast, self._check_called)
 
         def backward() -> tuple[Tensor, dict[str, Tensor], Mapping[str, Tensor]]:
             return coupled.backward(
-                micros, embed, couple, lambda rows: self._weigh(rows, live, micros, mix or {}), self._boost()
+                micros, embed, couple, lambda rows: self._weigh(rows, len(micros.ids), micros, mix or {}), self._boost()
             )
 
         self._settle_buckets(backward)
@@ -129,7 +128,7 @@ class Learner:
                 self._parallel.called = False
                 with self._autocast():
                     rows = loss(self._parallel.module, batch)
-                    total, sums = self._weigh(rows, batch["live"], micros, mix)
+                    total, sums = self._weigh(rows, len(batch["live"]), micros, mix, micros.is_filler(number))
                 self._check_called()
                 total.backward(self._boost().to(total.dtype))
             totals.append(total.detach())
@@ -138,20 +137,21 @@ class Learner:
         return reduce(add, totals), {term: reduce(add, [s[term] for s in all_sums]) for term in all_sums[0]}, all_rows
 
     def _weigh(
-        self, rows: Mapping[str, Tensor], live: Tensor, micros: Micros, mix: Mix
+        self, rows: Mapping[str, Tensor], count: int, micros: Micros, mix: Mix, filler: bool = False
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The scalar to differentiate, the sum over terms of coefficient * live rows / global weight; and the sums."""
         assert rows, f"the loss of learner {self.name!r} returned no term"
         assert set(mix) <= set(rows), f"mix names {sorted(mix)}, but the loss returned {sorted(rows)}"
         sums = {}
         for term, values in rows.items():
-            assert values.shape == live.shape, (
-                f"term {term!r} of learner {self.name!r} must have one value a row, {tuple(live.shape)}, "
+            assert values.shape == (count,), (
+                f"term {term!r} of learner {self.name!r} must have one value a row, {(count,)}, "
                 f"not {tuple(values.shape)}"
             )
-            counted = live if micros.weight(term) else torch.zeros_like(live)
+            if filler or not micros.weight(term):  # selected, not multiplied by zero: a row may be NaN
+                values = torch.where(torch.zeros_like(values, dtype=torch.bool), values, 0.0)
             exact = torch.promote_types(values.dtype, torch.float32)  # bf16 rows must not be summed in bf16
-            sums[term] = torch.where(counted, values, 0.0).sum(dtype=exact)
+            sums[term] = values.sum(dtype=exact)
         total = reduce(add, [sums[term] * (mix.get(term, 1.0) / (micros.weight(term) or 1.0)) for term in sums])
         return total, {term: value.detach() for term, value in sums.items()}
 

@@ -1,7 +1,7 @@
 """Figures are global (sum, weight) pairs, kept on the device and read only when they are shown."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,8 +15,7 @@ NOTES = 512
 """Figures noted at most before they are added up, which waits for the device: far rarer than rows of figures."""
 
 
-@dataclass(frozen=True)
-class Figure:
+class Figure(NamedTuple):
     """This rank's part of a sum, and the weight of the whole. A figure equal on all ranks is counted once.
 
     A tensor in it must not be changed afterwards: it is read later.

@@ -31,7 +31,9 @@ class RunRecord:
     def read(cls, rundir: RunDir) -> "RunRecord | None":
         """The record of a run directory, or None when it holds no run."""
         known = read_json(rundir.config)
-        return cls(known["recipe"], known["config"], known["launch"], known.get("global_batch", 0)) if known else None
+        if not known or "recipe" not in known:  # folders of published weights have a config.json too
+            return None
+        return cls(known["recipe"], known["config"], known["launch"], known.get("global_batch", 0))
 
     def write(self, rundir: RunDir) -> None:
         """Leave the record, with the versions it was made by."""
@@ -63,7 +65,7 @@ def open_run(recipe: str, config: Config, world_size: int = 1) -> tuple[RunDir, 
 def find_run(text: str, out: str = "runs") -> RunDir:
     """The run that a user named, by path or by name."""
     for path in (Path(text), Path(out) / text):
-        if RunDir(path).config.exists():
+        if RunRecord.read(RunDir(path)) is not None:
             return RunDir(path)
     known = sorted(p.parent.name for p in Path(out).glob("*/config.json"))
     listed = f"runs in {out}/: {', '.join(known[-8:])}" if known else f"there is no run in {out}/ yet"

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Mapping
 from datetime import timedelta
 
-import torch.distributed as dist
+from torch.distributed.distributed_c10d import TCPStore
 
 from samestep.core.errors import UserError
 from samestep.world.ranks.place import Place
@@ -23,7 +23,7 @@ ASK = 2.0
 """Seconds that an open door has to answer."""
 
 
-def open_store(place: Place, env: Mapping[str, str], timeout: timedelta) -> dist.TCPStore:
+def open_store(place: Place, env: Mapping[str, str], timeout: timedelta) -> TCPStore:
     """The store of this launch, on every rank; an address or port that the user set is taken as it is."""
     address = env.get("MASTER_ADDR") or place.address
     if not address:
@@ -32,11 +32,11 @@ def open_store(place: Place, env: Mapping[str, str], timeout: timedelta) -> dist
         )
     given = env.get("MASTER_PORT")
     if given:
-        return dist.TCPStore(address, _number(given), place.size, place.rank == 0, timeout, wait_for_workers=False)
+        return TCPStore(address, _number(given), place.size, place.rank == 0, timeout, wait_for_workers=False)
     if place.rank > 0:
         port = _ask(address, place, timeout)
-        return dist.TCPStore(address, port, place.size, False, timeout, wait_for_workers=False)
-    store = dist.TCPStore("0.0.0.0", 0, place.size, True, timeout, wait_for_workers=False)
+        return TCPStore(address, port, place.size, False, timeout, wait_for_workers=False)
+    store = TCPStore("0.0.0.0", 0, place.size, True, timeout, wait_for_workers=False)
     if place.size > 1:
         door = _free_door(place.job)
         threading.Thread(target=_answer, args=(door, place, store.port), name="door", daemon=True).start()
