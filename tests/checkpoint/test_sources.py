@@ -1,6 +1,7 @@
 """Weights on disk, filled into tensors one by one; safetensors in one file and in many."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,7 @@ def test_any_weights_are_cut_into_files_within_the_limit(
     assert [name for part in held for name in sorted(part, key=lambda n: int(n[1:]))] == list(weights), "all, in order"
     for part in held:
         assert sum(weight.nbytes for weight in part.values()) <= limit or len(part) == 1
-    for before, after in zip(held, held[1:]):
+    for before, after in pairwise(held):
         first = min(after, key=lambda n: int(n[1:]))
         assert sum(w.nbytes for w in before.values()) + after[first].nbytes > limit, "no file is needlessly small"
     assert (folder / INDEX).exists() == (len(files) > 1)
@@ -98,11 +99,13 @@ def sharded(folder: Path) -> Path:
 
 
 def test_files_are_readable_by_others_and_index_as_published(tmp_path: Path) -> None:
-    index = json.loads((sharded(tmp_path) / INDEX).read_text())
+    folder = tmp_path / "model"
+    folder.mkdir()
+    index = json.loads((sharded(folder) / INDEX).read_text())
     assert index["metadata"] == {"total_size": 5 * 48}
     assert index["weight_map"]["w0"] == "model-00001-of-00003.safetensors"
     assert index["weight_map"]["w4"] == "model-00003-of-00003.safetensors"
-    modes = {file.stat().st_mode for file in tmp_path.iterdir()}
+    modes = {file.stat().st_mode for file in folder.iterdir()}
     assert len(modes) == 1, "weights are not more secret than the index"
 
 
@@ -136,5 +139,5 @@ def test_an_index_reaches_no_other_folder(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     save_file(WEIGHTS, tmp_path / "out.safetensors")
     (tmp_path / "in" / INDEX).write_text(json.dumps({"weight_map": {"w0": "../out.safetensors"}}))
-    with pytest.raises(UserError, match="lacks out.safetensors"):
+    with pytest.raises(UserError, match=r"lacks out.safetensors"):
         SafetensorsFiles(tmp_path / "in")

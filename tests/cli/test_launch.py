@@ -228,7 +228,7 @@ def test_launch_from_python_is_stopped_by_an_interrupt(capsys: pytest.CaptureFix
     assert (launched.exit_code, launched.done) == (75, False)
     assert launched.path == (Path("runs") / name).absolute()
     output = capsys.readouterr().out
-    assert "world size        2" in output, "what rank 0 shows is shown here"
+    assert "0 (2 processes on the CPU)" in output, "what rank 0 shows is shown here"
     assert "stopped by SIGINT" in output
     assert not workers(name)
     assert not (launched.path / "tensorboard").exists(), "both settings of `log` count"

@@ -28,7 +28,18 @@ def test_a_run_leaves_everything_in_its_directory(shell: Shell) -> None:
     codes, output = shell("train", str(EXAMPLE), *SMALL, "--name", "a", "--checkpoint.weights")
     assert codes == [0], output
     run = Path("runs/a")
-    for word in ("device", "backend", "world size", "batch per device", "global batch", "parameters", "steps"):
+    for word in (
+        "parameters",
+        "batch size per GPU",
+        "total batch size",
+        "epochs",
+        "steps",
+        "learning rate",
+        "mixed precision",
+        "number of GPUs",
+        "backend",
+        "save directory",
+    ):
         assert word in output
     assert "done: " in output
     assert read_json(run / "status.json")["status"] == "done"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from samestep.core.errors import UserError
-from samestep.data.text import TokenFile, fingerprint, open_text, split
+from samestep.data.text import TokenFile, TokenFiles, fingerprint, open_text, split
 
 EOS = 300
 
@@ -161,3 +161,28 @@ def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").chmod(0)
     with pytest.raises(UserError, match="Allow reading"):
         opened(tmp_path / "a.txt")
+
+
+def test_a_chat_is_refused_with_the_command_that_reads_it(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="read chats with samestep data prepare"):
+        opened(write_lines(tmp_path / "a.jsonl", {"messages": []}))
+
+
+def test_tokens_over_several_files_read_as_one_run(tmp_path: Path) -> None:
+    content = bytes(range(100))
+    files = []
+    for number, (start, stop) in enumerate([(0, 10), (10, 11), (11, 60), (60, 100)]):
+        (tmp_path / f"{number}.bin").write_bytes(content[start:stop])
+        files.append(TokenFile(tmp_path / f"{number}.bin", "u1", 0, stop - start))
+    run = TokenFiles(files)
+    assert len(run) == 100
+    assert run[:].tobytes() == content
+    for start in range(0, 100, 7):
+        for stop in range(start, 101, 9):
+            assert run[start:stop].tobytes() == content[start:stop]
+            assert run.span(start, stop)[:].tobytes() == content[start:stop]
+    where = np.array([[99, 0, 10], [11, 59, 60]])
+    assert run[where].tolist() == where.tolist()
+    train, validation = split(run, 0.35)
+    assert fingerprint(validation) == hashlib.sha256(content[65:]).hexdigest()
+    assert len(train) == 65

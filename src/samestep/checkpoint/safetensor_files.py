@@ -99,6 +99,7 @@ def _save(path: Path, weights: dict[str, Tensor]) -> None:
         save_file(weights, path, metadata={"format": "pt"})
     except SafetensorError as error:  # as it calls a full disk
         raise OSError(str(error)) from error
+    path.chmod(path.parent.stat().st_mode & 0o666)  # the library leaves it to its owner alone
     with open(path, "rb") as file:
         os.fsync(file.fileno())
 

@@ -37,9 +37,9 @@ class RecipeWords:
         return find_recipe(self.name)
 
     def config(self, recipe: Recipe, preset: str | None = None) -> Any:
-        """Its configuration: default < preset < file < command line."""
+        """Its configuration: default < preset < file < command line; then what follows from data or another model."""
         paths = {name: Path(self.options[name]) for name in ("config", "config-path") if name in self.options}
-        return compose(
+        config = compose(
             recipe.config,
             presets=recipe.presets,
             aliases={**COMMON, **recipe.aliases},
@@ -49,6 +49,7 @@ class RecipeWords:
             config_name=self.options.get("config-name"),
             words=self.settings,
         )
+        return recipe.settle(config) if recipe.settle else config
 
 
 def amended(recipe: Recipe, data: Mapping[str, Any], words: Sequence[str]) -> Any:

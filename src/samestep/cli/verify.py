@@ -6,10 +6,12 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from samestep.cli.recipe_words import RecipeWords
 from samestep.core.config import dump
 from samestep.core.errors import EXIT_DONE, EXIT_FAILURE, UserError
+from samestep.doctor.check import Check
 from samestep.doctor.lab import Lab
 from samestep.doctor.proof import Proof
 from samestep.doctor.settings import PRESET, proof_settings
@@ -21,7 +23,9 @@ HELP = """samestep verify RECIPE [--kill-seed N] [--timeout SECONDS] [--keep FOL
 Runs the recipe's preset `verify` in float64 on the CPU: at 1, 2 and 3 ranks, with other micro-batches, killed with
 `kill -9` at a random moment and resumed at the same and at another number of ranks; and compares what the runtime
 recorded. RECIPE is a recipe's name, the import path of your own (my_package.my_recipe), or a file (my_recipe.py).
+A recipe that can do several things has a preset for each (`verify`, `verify-sft`, ...), and all of them are proved.
 
+--preset      proves this one alone
 --kill-seed   repeats the choice of moments of an earlier call
 --timeout     seconds that a rank waits for another before it gives up (15)
 --keep        keeps all runs in this folder; without it they are kept only when a check fails"""
@@ -34,30 +38,51 @@ def run(words: Sequence[str]) -> int:
         return EXIT_DONE
     asked = RecipeWords.read(words, "verify", extra=("kill-seed", "timeout", "keep"))
     recipe = asked.recipe()
-    if PRESET not in recipe.presets:
-        raise UserError(
-            f"the recipe {asked.name} has no preset {PRESET!r}; declare a small one in its presets, such as "
-            f"presets={{'{PRESET}': {{'max_steps': 8, 'global_batch_size': 10, 'batch_size': 3}}}}"
-        )
-    config = asked.config(recipe, preset=PRESET)
+    configs = _configs(asked, recipe)
     seed = _number(asked.options.get("kill-seed"), "kill-seed", secrets.randbelow(1_000_000))
     timeout = _number(asked.options.get("timeout"), "timeout", 15)
     folder = _folder(asked.options.get("keep"))
-    settings = proof_settings(dump(config), recipe.presets[PRESET], folder, timeout)
-    lab = Lab(_everywhere(asked.name), settings, folder, _modules(recipe))
     keep = "keep" in asked.options
+    checks: list[Check] = []
     try:
-        with Board(f"samestep verify {asked.name} (kill moments by --kill-seed {seed})") as board:
-            for check in Proof(lab, recipe, random.Random(seed), board.say).checks():
-                board.add(check)
-        failed = [check for check in board.checks if check.passed is False]
-        keep = keep or bool(failed)
+        for preset, config in configs.items():
+            further = [] if preset == PRESET else [preset]
+            place = folder.joinpath(*further)
+            settings = proof_settings(dump(config), recipe.presets.get(preset, {}), place, timeout)
+            lab = Lab(_everywhere(asked.name), settings, place, _modules(recipe))
+            checks += _proved(lab, recipe, " ".join([asked.name, *further]), seed)
+        keep = keep or any(check.passed is False for check in checks)
     finally:
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
     if keep:
         print(f"the runs are kept in {folder}")
-    done = [check for check in board.checks if check.passed is not None]
+    return _summary(checks)
+
+
+def _configs(asked: RecipeWords, recipe: Recipe) -> dict[str, Any]:
+    """What to prove, by preset: all that are named for it, or the one that the line names."""
+    presets = [name for name in recipe.presets if name == PRESET or name.startswith(f"{PRESET}-")]
+    if not presets:
+        raise UserError(
+            f"the recipe {asked.name} has no preset {PRESET!r}; declare a small one in its presets, such as "
+            f"presets={{'{PRESET}': {{'max_steps': 8, 'global_batch_size': 10, 'batch_size': 3}}}}"
+        )
+    configs = [asked.config(recipe, preset=preset) for preset in presets]
+    return {config.preset: config for config in configs}  # the line's own --preset is in each of them
+
+
+def _proved(lab: Lab, recipe: Recipe, name: str, seed: int) -> list[Check]:
+    """All checks of one proof, shown as they are done."""
+    with Board(f"samestep verify {name} (kill moments by --kill-seed {seed})") as board:
+        for check in Proof(lab, recipe, random.Random(seed), board.say).checks():
+            board.add(check)
+    return board.checks
+
+
+def _summary(checks: Sequence[Check]) -> int:
+    failed = [check for check in checks if check.passed is False]
+    done = [check for check in checks if check.passed is not None]
     print(f"{len(failed)} of {len(done)} checks failed" if failed else f"all {len(done)} checks hold")
     return EXIT_FAILURE if failed else EXIT_DONE
 

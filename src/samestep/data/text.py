@@ -9,9 +9,9 @@ import json
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -46,7 +46,42 @@ class TokenFile:
         return TokenFile(self.file, self.dtype, self.start + start, self.start + stop)
 
 
-Tokens = TokenFile | np.ndarray
+class TokenFiles:
+    """One run of tokens that is spread over several files, in their order."""
+
+    def __init__(self, files: Sequence[TokenFile]) -> None:
+        assert files
+        self.files = list(files)
+        self._starts = np.cumsum([0, *map(len, self.files)])
+
+    def __len__(self) -> int:
+        """Number of tokens."""
+        return int(self._starts[-1])
+
+    def __getitem__(self, where: slice | np.ndarray) -> np.ndarray:
+        """Tokens in memory: those of a slice, or those at an array of positions."""
+        if isinstance(where, slice):
+            start, stop, step = where.indices(len(self))
+            assert step == 1, "a run of tokens has no stride"
+            return np.concatenate([file[:] for file in self.span(start, stop).files])
+        which = np.searchsorted(self._starts, where, side="right") - 1
+        found = np.empty(np.shape(where), dtype=self.files[0].dtype)
+        for number in np.unique(which):
+            here = which == number
+            found[here] = self.files[number][where[here] - self._starts[number]]
+        return found
+
+    def span(self, start: int, stop: int) -> "TokenFiles":
+        """A part of this run."""
+        inside = [
+            file.span(max(0, start - first), min(len(file), max(0, start - first, stop - first)))
+            for file, first in zip(self.files, self._starts.tolist())
+            if first < stop and start < first + len(file)
+        ]
+        return TokenFiles(inside or [self.files[0].span(0, 0)])
+
+
+Tokens = TokenFile | TokenFiles | np.ndarray
 """A run of tokens: on disk, or in memory where it is small."""
 
 
@@ -56,7 +91,7 @@ def open_text(path: str, *, field: str, separator: int, cache: Path | None = Non
     An unpacked JSONL file is kept in the folder `cache` for the other ranks and later runs; by default that is a folder
     of this user among the temporary files.
     """
-    file = _existing(path)
+    file = existing_file(path)
     dtype = "u1"
     if file.suffix.lower() in JSONL:
         file, dtype = _unpacked(file, field, separator, cache or _own_folder()), "u2"
@@ -80,10 +115,11 @@ def split(tokens: Tokens, validation_fraction: float) -> tuple[Tokens, Tokens]:
 def part(tokens: Tokens, start: int, stop: int) -> Tokens:
     """The tokens from `start` up to `stop`, or to the end where that is nearer, left where they are."""
     stop = min(stop, len(tokens))
-    return tokens.span(start, stop) if isinstance(tokens, TokenFile) else tokens[start:stop]
+    return tokens[start:stop] if isinstance(tokens, np.ndarray) else tokens.span(start, stop)
 
 
-def _existing(path: str) -> Path:
+def existing_file(path: str) -> Path:
+    """The file with text in it that a user named."""
     file = Path(path).expanduser()
     if not file.exists():
         raise UserError(f"Give an existing text or JSONL file; there is none at {path} (from {Path.cwd()}).")
@@ -126,7 +162,7 @@ def _unpacked(file: Path, field: str, separator: int, cache: Path) -> Path:
 
 def _unpack(file: Path, field: str, separator: int, target: BinaryIO) -> None:
     empty = True
-    for document in _documents(file, field):
+    for document in documents(file, field):
         if not empty:
             target.write(np.array(separator, dtype="u2").tobytes())
         target.write(np.frombuffer(document, dtype="u1").astype("u2").tobytes())
@@ -135,29 +171,48 @@ def _unpack(file: Path, field: str, separator: int, target: BinaryIO) -> None:
         raise UserError(f"Give a JSONL file with text in its field {field!r}; that of {file} is empty on every line.")
 
 
-def _documents(file: Path, field: str) -> Iterator[bytes]:
+def documents(file: Path, field: str) -> Iterator[bytes]:
+    """The texts of a JSONL file, one after the other, empty ones left out."""
+    for where, record in records(file):
+        text = string(record, field, where)
+        if text:
+            yield text.encode("utf-8")
+
+
+def records(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of a JSONL file, each with the words that say where it stands."""
     with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                text = _field(line, field, f"line {number} of {file}")
-                if text:
-                    yield text
+                where = f"line {number} of {file}"
+                yield where, _record(line, where)
 
 
-def _field(line: bytes, field: str, where: str) -> bytes:
+def string(record: dict[str, Any], field: str, where: str) -> str:
+    """A text out of a record."""
+    if field not in record:
+        chat = "messages" in record or {"prompt", "answer"} <= record.keys()
+        hint = ", or read chats with samestep data prepare" if chat else ""
+        raise UserError(
+            f"Set the field (data.field, or --field of samestep data prepare) to one of {', '.join(record) or '(none)'}"
+            f"{hint}; {where} has no field {field!r}."
+        )
+    if not isinstance(record[field], str):
+        raise UserError(f"Make the field {field!r} a string on {where}; it is {json.dumps(record[field])[:40]}.")
     try:
-        record = json.loads(line.decode("utf-8"))
+        record[field].encode("utf-8")
+    except UnicodeEncodeError:
+        raise UserError(f"Mend the field {field!r} on {where}, which holds half of a surrogate pair.") from None
+    return str(record[field])
+
+
+def _record(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError:
         raise UserError(f"Save the JSONL file as UTF-8; {where} is not.") from None
     except json.JSONDecodeError as problem:
         raise UserError(f"Mend {where}, which is not JSON: {problem.msg} at column {problem.colno}.") from None
     if not isinstance(record, dict):
-        raise UserError(f"Make {where} a JSON object such as {{{json.dumps(field)}: ...}}; it is something else.")
-    if field not in record:
-        raise UserError(f"Set data.field to one of {', '.join(record) or '(none)'}; {where} has no field {field!r}.")
-    if not isinstance(record[field], str):
-        raise UserError(f"Make the field {field!r} a string on {where}; it is {json.dumps(record[field])[:40]}.")
-    try:
-        return str(record[field]).encode("utf-8")
-    except UnicodeEncodeError:
-        raise UserError(f"Mend the field {field!r} on {where}, which holds half of a surrogate pair.") from None
+        raise UserError(f'Make {where} a JSON object such as {{"text": ...}}; it is something else.')
+    return record

@@ -4,9 +4,10 @@ Gradients come out as the mean over ranks in every case; the learner scales its 
 mean is the exact global sum whatever the split.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from inspect import signature
+from itertools import chain
 from typing import Any, Protocol, cast
 
 import torch
@@ -22,6 +23,8 @@ from samestep.world.world import World
 _SYNC_BUFFERS = next(
     n for n in ("forward_sync_buffers", "broadcast_buffers") if n in signature(DistributedDataParallel).parameters
 )
+Fill = Callable[[nn.Module], None]
+"""Gives a module its values, in place, where it lies: whole, or this rank's part of it."""
 
 
 class Parallel(Protocol):
@@ -47,15 +50,44 @@ class Parallel(Protocol):
         """Give back what calls without a backward pass gathered."""
 
 
-def wrap(module: nn.Module, world: World, strategy: str, compute: torch.dtype | None) -> Parallel:
-    """`module` on this rank's device, replicated (`ddp`) or sharded (`fsdp`) over the ranks."""
+def wrap(
+    module: nn.Module, world: World, strategy: str, compute: torch.dtype | None, fill: Fill | None = None
+) -> Parallel:
+    """`module` on this rank's device, replicated (`ddp`) or sharded (`fsdp`) over the ranks.
+
+    A module without memory (see `build_blank`) gets some on the device, and its values from `fill`.
+    """
     if not any(p.requires_grad for p in module.parameters()):
         raise UserError(f"{type(module).__name__} has no trainable parameter, so there is nothing to learn")
     if world.control is None:
-        return Lone(module.to(world.device))
+        return Lone(place(module, world.device, fill))
     if strategy == "fsdp":
-        return Sharded(module, world, compute)
-    return Replicated(module.to(world.device), world)
+        return Sharded(module, world, compute, fill)
+    return Replicated(place(module, world.device, fill), world)
+
+
+def build_blank(make: Callable[[], nn.Module]) -> nn.Module:
+    """What `make` builds, without memory, for one who will fill all of it.
+
+    A module with a part that is not in its state, and so not in any file, is built as usual.
+    """
+    with torch.device("meta"):
+        module = make()
+    fillable = module.state_dict().keys()
+    names = chain(module.named_parameters(), module.named_buffers())
+    return module if all(name in fillable for name, _ in names) else make()
+
+
+def place(module: nn.Module, device: torch.device, fill: Fill | None = None) -> nn.Module:
+    """A module, which may be sharded or without memory, on a device; with the values of `fill`, if it is given."""
+    if any(p.is_meta for p in module.parameters()):
+        assert fill is not None, "a module without memory must get its values from somewhere"
+        module = module.to_empty(device=device)
+    else:
+        module = module.to(device)
+    if fill is not None:
+        fill(module)
+    return module
 
 
 class _Called:
@@ -119,7 +151,7 @@ class Sharded(_Called):
     replicated = False
     settles = needs_all = False
 
-    def __init__(self, module: nn.Module, world: World, compute: torch.dtype | None) -> None:
+    def __init__(self, module: nn.Module, world: World, compute: torch.dtype | None, fill: Fill | None) -> None:
         from torch.distributed.device_mesh import init_device_mesh
 
         mesh = init_device_mesh(world.device.type, (world.size,))
@@ -128,7 +160,7 @@ class Sharded(_Called):
         for unit in units:
             fully_shard(unit, mesh=mesh, mp_policy=policy)
         fully_shard(module, mesh=mesh, mp_policy=policy)
-        self.inner = self.module = module
+        self.inner = self.module = place(module, world.device, fill)
         self._fsdp = cast(FSDPModule, module)
         self._watch(module)
 

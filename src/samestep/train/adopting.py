@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from samestep.checkpoint.plain import load_weights
+from samestep.checkpoint.plain import open_plain
 from samestep.core.errors import UserError
 from samestep.train.learner import Learner
 from samestep.train.loop import Progress
@@ -16,13 +16,15 @@ _OPTIMIZER = ("optimizer_state_dict", "optimizer")
 
 def adopt(path: Path, learners: list[Learner], progress: Progress) -> None:
     """Take the optimizer state and the step out of `path`; its weights are in the learner already."""
-    extra = load_weights(path).extra
+    extra = open_plain(path).extra
     missing = [] if _adopt_step(extra, progress) else ["the step (starting at 0)"]
     optimizer = next((extra[name] for name in _OPTIMIZER if isinstance(extra.get(name), Mapping)), None)
     if optimizer is None or len(learners) != 1:
         missing.append("the optimizer's state (starting fresh)")
     else:
-        _adopt_optimizer(path, learners[0], optimizer, progress)
+        _adopt_optimizer(path, learners[0], optimizer)
+    for learner in learners:
+        learner.updates = progress.step  # the learning rate goes on from there, with or without moments
     missing.append("the random state (starting fresh)")
     logger.warning("continuing from %s, which does not hold %s", path, ", ".join(missing))
 
@@ -39,11 +41,10 @@ def _adopt_step(extra: Mapping[str, Any], progress: Progress) -> bool:
     return False
 
 
-def _adopt_optimizer(path: Path, learner: Learner, state: Mapping[str, Any], progress: Progress) -> None:
+def _adopt_optimizer(path: Path, learner: Learner, state: Mapping[str, Any]) -> None:
     try:
         learner.load_plain_optimizer(state)
     except (ValueError, KeyError, RuntimeError, AssertionError) as error:
         raise UserError(
             f"the optimizer state in {path} does not fit ({error}); use init_from={path} for its weights only"
         ) from None
-    learner.updates = progress.step

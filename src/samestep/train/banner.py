@@ -4,54 +4,59 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from samestep.train.config import Config, Distributed
+from samestep.train.plan import Plan
+from samestep.world.world import World
+
 if TYPE_CHECKING:
     from samestep.train.session import Session, StageRun
 
 
 def banner_lines(session: "Session", stage: "StageRun", resumed: str) -> dict[str, str]:
-    """Name to value, in reading order."""
+    """Name to value, in reading order, under the names that people know from other training scripts."""
     config, world, plan = session.config, session.world, stage.bench.known_plan
-    lines = {"run": str(session.rundir.path), "stage": stage.stage.name}
-    if session.recipe.describe:
-        lines |= session.recipe.describe(config)
-    lines["device"] = _device(world.device)
-    lines["backend"] = world.backend or "none (single process)"
-    lines["world size"] = str(world.size)
-    lines["precision"] = _precision(config.distributed)
+    lines = {"stage": stage.stage.name, **(session.recipe.describe(config) if session.recipe.describe else {})}
     for learner in stage.bench.learners:
         label = "parameters" if len(stage.bench.learners) == 1 else f"parameters of {learner.name}"
         lines[label] = f"{sum(p.numel() for p in learner.parameters()):,}"
-    if plan is not None:
-        micro = min(config.batch_size, -(-plan.global_batch // world.size))
-        share = -(-plan.global_batch // world.size)
-        lines["batch per device"] = (
-            f"{share} ({-(-share // micro)} micro-batches of at most {micro})" if share > micro else f"{share}"
-        )
-        lines["global batch"] = f"{plan.global_batch}"
-        lines["steps"] = f"{plan.steps:,} ({plan.steps / plan.steps_per_epoch:.3g} epochs of {plan.steps_per_epoch:,})"
-        lines["learning rate"] = _rate(config, plan.learning_rate, plan.warmup_steps)
-    else:
-        lines["steps"] = f"{stage.task.length:,}"
+    lines |= _planned(config, plan, world.size) if plan else {"steps": f"{stage.task.length:,}"}
+    lines["mixed precision"] = _precision(config.distributed)
+    lines["number of GPUs"] = _devices(world)
+    lines["backend"] = world.backend or "none (single process)"
+    lines["save directory"] = str(session.rundir.path)
     if resumed:
         lines["resumed from"] = f"{resumed}, step {stage.progress.step:,}"
     return lines
 
 
-def _device(device: torch.device) -> str:
-    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+def _planned(config: Config, plan: Plan, world_size: int) -> dict[str, str]:
+    """What the first launch fixed, or fixes now."""
+    share = -(-plan.global_batch // world_size)
+    micros = -(-share // config.batch_size)
+    accumulated = f" ({micros} micro-batches of at most {config.batch_size})" if micros > 1 else ""
+    return {
+        "batch size per GPU": f"{share}{accumulated}",
+        "total batch size": f"{plan.global_batch}",
+        "epochs": f"{plan.steps / plan.steps_per_epoch:.3g} ({plan.steps:,} steps, {plan.steps_per_epoch:,} an epoch)",
+        "learning rate": _rate(config, plan.learning_rate, plan.warmup_steps),
+    }
 
 
-def _precision(distributed: object) -> str:
-    dtype, mixed = distributed.dtype, distributed.mixed_precision  # type: ignore[attr-defined]
-    strategy = distributed.strategy  # type: ignore[attr-defined]
-    return f"{dtype}{'' if mixed == 'none' else f' with {mixed} arithmetic'}, {strategy}"
+def _devices(world: World) -> str:
+    if world.device.type == "cpu":
+        return f"0 ({world.size} {'process' if world.size == 1 else 'processes'} on the CPU)"
+    name = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else str(world.device)
+    return f"{world.size} ({name})"
 
 
-def _rate(config: object, rate: float, warmup: int) -> str:
-    scaling = config.lr_scaling  # type: ignore[attr-defined]
-    text = f"{rate:g}, {config.schedule}"  # type: ignore[attr-defined]
+def _precision(distributed: Distributed) -> str:
+    return f"{distributed.mixed_precision} (parameters in {distributed.dtype}, {distributed.strategy})"
+
+
+def _rate(config: Config, rate: float, warmup: int) -> str:
+    text = f"{rate:g}, {config.schedule}"
     if warmup:
-        text += f", {warmup} warm-up steps"
-    if scaling != "none":
-        text += f" ({config.learning_rate:g} scaled {scaling} from batch {config.base_batch_size})"  # type: ignore[attr-defined]
+        text += f", {warmup:,} warm-up {'step' if warmup == 1 else 'steps'}"
+    if config.lr_scaling != "none":
+        text += f" ({config.learning_rate:g} scaled {config.lr_scaling} from batch {config.base_batch_size})"
     return text

@@ -1,12 +1,14 @@
 """The task most recipes need: one learner, one feed, one loss."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 
 from samestep.data.feed import Feed
+from samestep.train.ema import AVERAGE, Average
 from samestep.train.learner import Learner, Loss
 from samestep.train.metrics import Book, Figure, Metrics
 from samestep.train.recipe import Tick
@@ -29,21 +31,31 @@ class Fit:
         validation: Feed | None = None,
         measure: Loss | None = None,
         derive: Callable[[dict[str, float]], Mapping[str, float]] = as_is,
+        average: Average | None = None,
     ) -> None:
+        """`average` is kept up to date and is what validation measures."""
         self.length = feed.length
-        self.state: Mapping[str, Any] = {learner.name: learner}
-        self.learner, self.feed, self.validation = learner, feed, validation
+        self.state: Mapping[str, Any] = {learner.name: learner} | ({AVERAGE: average} if average else {})
+        self.learner, self.feed, self.validation, self.average = learner, feed, validation, average
         self._loss, self._measure, self._derive = loss, measure or loss, derive
 
     def step(self, tick: Tick) -> Metrics:
         """One update on the step's global batch."""
-        return self.learner.update(self.feed[tick.step], self._loss)
+        metrics = self.learner.update(self.feed[tick.step], self._loss)
+        if self.average:
+            self.average.update()
+        return metrics
+
+    def weights_in_use(self) -> AbstractContextManager[None]:
+        """Around whatever uses the network: with the averaged weights where there are some."""
+        return self.average.in_use() if self.average else nullcontext()
 
     def validate(self, tick: Tick) -> Mapping[str, float]:
         """The mean of every term over all validation rows, under `val/`."""
         if self.validation is None:
             return {}
-        figures = evaluate(self.learner, self.validation, self._measure, tick.step)
+        with self.weights_in_use():
+            figures = evaluate(self.learner, self.validation, self._measure, tick.step)
         return {f"val/{name}": value for name, value in self._derive(figures).items()}
 
 

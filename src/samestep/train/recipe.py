@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from samestep.core.overrides import Alias
@@ -71,7 +72,15 @@ class Recipe:
     """Flag names people know from elsewhere."""
     unused: Sequence[str] = ()
     """Trainable parameters that are known to get no gradient (glob patterns)."""
-    sample: Callable[..., Any] | None = None
-    """Generates from a trained model: (trained, prompt, samples) to texts."""
     describe: Callable[[Any], Mapping[str, str]] | None = None
-    """Extra lines for the banner."""
+    """Extra lines for the banner: (config) to name and value."""
+    settle: Callable[[Any], Any] | None = None
+    """Fills in what a configuration leaves to its data or to a model it begins with, before the run is recorded."""
+    adopt: Callable[[Path], Any] | None = None
+    """Recognises a published model: (folder) to the configuration it stands for, or None when it is of another kind."""
+    sample: Callable[..., Any] | None = None
+    """Generates from a trained model: (trained, prompts, samples, and how) to a record a text."""
+    evaluate: Callable[..., Mapping[str, Any]] | None = None
+    """Puts a trained model to the test: (trained, tasks, and how) to results, on rank 0."""
+    export: Callable[..., None] | None = None
+    """Writes a trained model in its published form: (trained, folder, options)."""

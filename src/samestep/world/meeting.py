@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Mapping
 from datetime import timedelta
 
-from torch.distributed.distributed_c10d import TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from samestep.core.errors import UserError
 from samestep.world.ranks.place import Place

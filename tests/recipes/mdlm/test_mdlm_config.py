@@ -5,10 +5,11 @@ import torch
 
 from samestep.core.errors import UserError
 from samestep.models.transformer import Transformer, TransformerConfig
-from samestep.recipes.mdlm.corpus import DataConfig, load
+from samestep.recipes.mdlm.corpus import DataConfig
 from samestep.recipes.mdlm.objective import ObjectiveConfig
 from samestep.recipes.mdlm.presets import PRESETS
 from samestep.recipes.mdlm.sampling import SamplingConfig
+from samestep.recipes.mdlm.stages import load
 
 
 @pytest.mark.parametrize(
@@ -21,7 +22,7 @@ from samestep.recipes.mdlm.sampling import SamplingConfig
         (ObjectiveConfig, {"cut_rows": -0.1}, "between 0 and 1"),
         (ObjectiveConfig, {"validation_times": 0}, "1 or more"),
         (SamplingConfig, {"length": 0}, "length to 1 or more"),
-        (SamplingConfig, {"length": 8, "block_length": 9}, "between 1 and length=8"),
+        (SamplingConfig, {"block_length": 0}, "block_length to 1 or more"),
         (SamplingConfig, {"length": 9, "block_length": 2, "steps": 4}, "steps to 5 or more"),
         (SamplingConfig, {"temperature": -1.0}, "temperature to 0 or more"),
     ],
@@ -31,7 +32,9 @@ def test_impossible_settings_are_refused(kind: type, values: dict[str, object], 
         kind(**values)
 
 
-@pytest.mark.parametrize(("preset", "parameters"), [("tiny", 382_176), ("small", 41_234_944), ("verify", 13_488)])
+@pytest.mark.parametrize(
+    ("preset", "parameters"), [("tiny", 382_176), ("small", 41_234_944), ("verify", 13_488), ("verify-sft", 13_488)]
+)
 def test_a_preset_fits_together(preset: str, parameters: int) -> None:
     values = PRESETS[preset]
     data, sampling = DataConfig(**values["data"]), SamplingConfig(**values["sampling"])

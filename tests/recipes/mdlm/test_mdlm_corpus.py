@@ -1,16 +1,22 @@
 """The corpus: no passage in both regions, every byte in exactly one row, the same text wherever it is read."""
 
+import json
 import pickle
 import sys
+import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from samestep.core.errors import UserError
+from samestep.data.prepared_config import PrepareConfig
+from samestep.data.prepared_make import prepare
+from samestep.data.prepared_sources import find_sources
 from samestep.data.vocabulary import BYTES, ByteTokenizer
-from samestep.recipes.mdlm.corpus import DataConfig, distinct, load, passages, pydoc_text
+from samestep.recipes.mdlm.corpus import DataConfig, distinct, load, passages, pydoc_text, row_length, tokenizer_of
 from samestep.recipes.mdlm.windows import Windows
 
 
@@ -140,3 +146,136 @@ def test_text_survives_encoding() -> None:
     assert tokenizer.decode(tokenizer.encode("naïve ☃ text")) == "naïve ☃ text"
     assert tokenizer.decode([104, BYTES.mask, BYTES.bos, 105, BYTES.eos, 106]) == "h_i"
     assert BYTES.forbidden(264) == [256, 258, 259, 260, 261, 262, 263]
+
+
+def prepared(folder: Path, name: str, content: str, **settings: Any) -> str:
+    source = folder / name
+    source.write_text(content)
+    prepare(find_sources([str(source)]), PrepareConfig(out=str(folder / "out"), **settings), lambda *_: None)
+    return str(folder / "out")
+
+
+def test_a_prepared_folder_brings_its_tokenizer_and_its_row_length(tmp_path: Path) -> None:
+    path = prepared(tmp_path, "a.txt", "Ein Schiff wird kommen.\n" * 30, tokenizer="char", sequence_length=20)
+    corpus = load(DataConfig(path=path))
+    assert corpus.sequence_length == row_length(DataConfig(path=path)) == 20
+    assert corpus.tokenizer.decode(corpus.train[0]["tokens"].tolist()) == "Ein Schiff wird komm"
+    assert tokenizer_of(DataConfig(path=path)).vocabulary == corpus.tokenizer.vocabulary
+    other = DataConfig(path=path, sequence_length=7)
+    assert load(other).sequence_length == row_length(other) == 7
+    assert not corpus.sft
+    facts = corpus.describe()
+    assert facts["tokens"] == 30 * 24 + 1 == corpus.train.size + corpus.validation.size
+    assert facts["tokenizer"] == "char" and facts["sha256"] != load(DataConfig()).describe()["sha256"]
+
+
+def test_bytes_per_token_are_those_of_the_validation_text(tmp_path: Path) -> None:
+    path = prepared(tmp_path, "a.txt", "☃" * 100, tokenizer="char", sequence_length=10)
+    assert load(DataConfig(path=path)).validation_bytes_per_token == 30 / 11
+    assert load(DataConfig()).validation_bytes_per_token == 1.0
+
+
+def test_every_kind_of_row_says_length_and_prompt(tmp_path: Path) -> None:
+    chats = "".join(json.dumps({"prompt": f"{i}?", "answer": "yes" * i}) + "\n" for i in range(1, 9))
+    corpus = load(DataConfig(path=prepared(tmp_path, "a.jsonl", chats, sequence_length=40)))
+    assert corpus.sft and corpus.sequence_length == 40
+    rows = corpus.train.rows(np.arange(len(corpus.train)))
+    assert rows["length"].tolist() == [40] * len(corpus.train), "padding counts as answer"
+    assert rows["tokens"].shape == (len(corpus.train), 40)
+    for tokens, prompt in zip(rows["tokens"], rows["prompt"].tolist()):
+        said = bytes(tokens[:prompt].clamp(max=255).tolist())
+        assert said.endswith(b"assistant\n\n")
+        assert tokens[prompt] in (ord("y"),)
+    last = corpus.train[0]["tokens"]
+    assert last[-1] == BYTES.eos
+    windows = load(DataConfig()).train.rows(np.array([3, 5]))
+    assert windows["prompt"].tolist() == [0, 0] and windows["prompt"].dtype == torch.int64
+    assert {name: value.dtype for name, value in rows.items()} == dict.fromkeys(
+        ("tokens", "length", "prompt"), torch.int64
+    )
+
+
+def test_counted_answer_tokens_and_bytes_agree_with_the_rows(tmp_path: Path) -> None:
+    chats = "".join(json.dumps({"prompt": f"{i}?", "answer": "yes" * i}) + "\n" for i in range(1, 9))
+    corpus = load(DataConfig(path=prepared(tmp_path, "a.jsonl", chats, sequence_length=40, validation_fraction=0.5)))
+    rows = corpus.validation.rows(np.arange(len(corpus.validation)))
+    counted = int((rows["length"] - rows["prompt"]).sum())
+    said = sum(
+        len(corpus.tokenizer.decode(tokens[prompt:].tolist()))
+        for tokens, prompt in zip(rows["tokens"], rows["prompt"].tolist())
+    )
+    assert corpus.validation_bytes_per_token == pytest.approx(said / counted)
+
+
+def older_folder(folder: Path, largest: int = 25) -> str:
+    rows = np.arange(13 * 8).reshape(13, 8) % largest
+    np.save(folder / "train_data.npy", rows[:10])
+    np.save(folder / "val_data.npy", rows[10:])
+    (folder / "vocab.json").write_text(json.dumps({chr(97 + i): i for i in range(largest)}))
+    (folder / "metadata.json").write_text(json.dumps({"sequence_length": 8, "vocab_size": largest}))
+    return str(folder)
+
+
+def test_an_older_folder_is_a_corpus(tmp_path: Path) -> None:
+    config = DataConfig(path=older_folder(tmp_path), sequence_length=64)
+    corpus = load(config)
+    assert corpus.sequence_length == row_length(config) == 8, "rows that were cut long ago keep their length"
+    assert len(corpus.train) == 10 and len(corpus.validation) == 3
+    row = corpus.train[9]
+    assert row["tokens"].tolist() == [(72 + i) % 25 for i in range(8)]
+    assert (row["length"], row["prompt"]) == (8, 0)
+    with pytest.raises(IndexError):
+        corpus.train[10]
+    again = pickle.loads(pickle.dumps(corpus.train))
+    assert torch.equal(again[4]["tokens"], corpus.train[4]["tokens"])
+
+
+def test_a_network_without_room_is_refused_naming_both(tmp_path: Path) -> None:
+    corpus = load(DataConfig(path=older_folder(tmp_path)))
+    corpus.check_fits(27, 27, 8)
+    with pytest.raises(UserError, match=r"model\.vocab_size to 27 or more, .*it is 26"):
+        corpus.check_fits(26, 64)
+    with pytest.raises(UserError, match=r"model\.embedding_size above 25, .*mask token .*it is 25"):
+        corpus.check_fits(25, 25)
+    with pytest.raises(UserError, match=r"max_sequence_length to 8 or more, .*it is 4"):
+        corpus.check_fits(27, 27, 4)
+
+
+def test_a_limit_shortens_both_regions_of_a_folder(tmp_path: Path) -> None:
+    older = load(DataConfig(path=older_folder(tmp_path), limit=52))
+    assert (len(older.train), len(older.validation)) == (5, 2)
+    path = prepared(tmp_path, "a.txt", "x" * 999, sequence_length=10)
+    text = load(DataConfig(path=path, limit=100))
+    assert (text.train.size, text.validation.size) == (90, 10)
+
+
+def test_a_folder_that_was_not_prepared_says_how_to(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="samestep data prepare"):
+        load(DataConfig(path=str(tmp_path)))
+
+
+def test_rows_of_a_prepared_folder_travel_to_a_worker_by_name(tmp_path: Path) -> None:
+    path = prepared(
+        tmp_path, "a.txt", "the tide rises, the tide falls\n" * 3000, sequence_length=50, shard_bytes=50_000
+    )
+    corpus = load(DataConfig(path=path))
+    sent = pickle.dumps(corpus.train)
+    assert len(sent) < 3_000
+    assert torch.equal(pickle.loads(sent)[700]["tokens"], corpus.train[700]["tokens"])
+
+
+def test_memory_does_not_grow_with_a_prepared_folder(tmp_path: Path) -> None:
+    path = Path(prepared(tmp_path, "a.txt", "x" * 9999, sequence_length=64))
+    peaks = []
+    for tokens in (1_000_000, 300_000_000):
+        facts = json.loads((path / "metadata.json").read_text())
+        facts["shards"]["train"][0]["tokens"] = tokens
+        (path / "metadata.json").write_text(json.dumps(facts))
+        with (path / "train-00000.bin").open("r+b") as file:
+            file.truncate(2 * tokens)  # sparse: takes no room on disk
+        tracemalloc.start()
+        train = load(DataConfig(path=str(path))).train
+        train.rows(np.arange(0, len(train), len(train) // 100))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] + 100_000

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from exact_toy import LENGTH, TOY, ExactConditionals
 from torch import Tensor, nn
 
 from samestep.data.order import VALIDATION_EPOCH
@@ -12,59 +13,24 @@ from samestep.data.vocabulary import BYTES, Vocabulary
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.recipes.mdlm.objective import Objective, ObjectiveConfig, figures
 
-TOY = Vocabulary(size=6, mask=3, eos=4, bos=5, silent=(5,))
-LENGTH = 4
 
-
-class ExactConditionals(nn.Module):
-    """A distribution over four tokens given as a table, and its true conditionals given any visible tokens.
-
-    For such a network the bound is tight: its expectation is the exact -log p of a row, whatever the order.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)
-        self.texts = torch.tensor(list(itertools.product(range(TOY.mask), repeat=LENGTH)))
-        self.table = torch.softmax(1.5 * torch.randn(len(self.texts), generator=generator, dtype=torch.float64), 0)
-        self.answers = self.conditionals(torch.tensor(list(itertools.product(range(TOY.mask + 1), repeat=LENGTH))))
-        self.seen: list[Tensor] = []
-
-    def conditionals(self, tokens: Tensor) -> Tensor:
-        weights = self.fits(tokens, tokens < TOY.mask) * self.table
-        each = torch.stack([weights @ (self.texts == token).double() for token in range(TOY.mask)], dim=-1)
-        special = torch.zeros(*tokens.shape, TOY.size - TOY.mask, dtype=torch.float64)
-        return torch.cat((each, special), dim=-1).log()
-
-    def fits(self, tokens: Tensor, known: Tensor) -> Tensor:
-        return ((self.texts == tokens[:, None, :]) | ~known[:, None, :]).all(-1)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        self.seen.append(tokens)
-        digits = tokens.clamp(max=TOY.mask)  # what is hidden and what is padding are unknown alike
-        return self.answers[digits @ (TOY.mask + 1) ** torch.arange(LENGTH - 1, -1, -1)]
-
-    def nll(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """The exact negative log-probability of the first `length` tokens of each row."""
-        first = torch.arange(LENGTH) < torch.arange(LENGTH + 1)[:, None]
-        exact = torch.stack([(self.fits(self.texts, known[None]) * self.table).sum(1) for known in first])
-        return -exact[lengths, tokens @ TOY.mask ** torch.arange(LENGTH - 1, -1, -1)].log()
-
-
-def batch_of(tokens: Tensor, epoch: int = 0, lengths: Tensor | None = None) -> dict[str, Tensor]:
+def batch_of(
+    tokens: Tensor, epoch: int = 0, lengths: Tensor | None = None, prompts: Tensor | None = None
+) -> dict[str, Tensor]:
     rows = torch.arange(len(tokens))
     if lengths is None:
         lengths = torch.full((len(tokens),), tokens.shape[1])
-    return {"tokens": tokens, "length": lengths, "ids": torch.stack((torch.full_like(rows, epoch), rows), dim=1)}
+    batch = {"tokens": tokens, "length": lengths, "ids": torch.stack((torch.full_like(rows, epoch), rows), dim=1)}
+    return batch if prompts is None else {**batch, "prompt": prompts}
 
 
-def objective(vocabulary: Vocabulary = TOY, seed: int = 5, **options: object) -> Objective:
-    return Objective(ObjectiveConfig(**options), vocabulary, seed)  # type: ignore[arg-type]
+def objective(vocabulary: Vocabulary = TOY, seed: int = 5, sft: bool = False, **options: object) -> Objective:
+    return Objective(ObjectiveConfig(**{"cut_rows": 0.0, **options}), vocabulary, seed, sft)  # type: ignore[arg-type]
 
 
 def relative_error(estimates: Tensor, exact: Tensor) -> tuple[float, float]:
     """How far the mean of the estimates is off, and its standard error, both over the exact mean."""
-    error = estimates - exact
+    error = estimates.detach() - exact
     scale = float(exact.mean())
     return float(error.mean()) / scale, float(error.std()) / len(error) ** 0.5 / scale
 
@@ -245,6 +211,73 @@ def test_cross_entropy_is_taken_in_float32_under_autocast() -> None:
         cast = objective(BYTES).loss(network, batch)["nll"]
     assert cast.dtype == torch.float32
     torch.testing.assert_close(cast, plain, rtol=0.02, atol=0.0)
+
+
+# ---- answers to prompts
+
+
+def questions(rows: int = 40, length: int = 16) -> dict[str, Tensor]:
+    return batch_of(text_rows(rows, length), prompts=torch.arange(rows) % (length + 1))
+
+
+@pytest.mark.parametrize("method", [Objective.loss, Objective.measure])
+def test_a_prompt_is_never_hidden_and_never_counted(method: Callable[..., dict[str, Tensor]]) -> None:
+    target, recorder, batch = objective(BYTES, sft=True, norm="token"), Recorder(BYTES.size), questions()
+    found = method(target, recorder, batch)["nll"]
+    given = torch.arange(16) < batch["prompt"][:, None]
+    for shown in recorder.seen:
+        assert torch.equal(shown[given], batch["tokens"][given])
+        assert bool((shown[~given] == BYTES.mask).any())
+    assert torch.equal(target.count(batch)["nll"], 16 - batch["prompt"])
+    assert torch.equal(target.measure_count(batch)["nll"], 16 - batch["prompt"])
+    hidden = torch.stack([shown == BYTES.mask for shown in recorder.seen]).any(0).any(1)
+    assert torch.equal(found > 0, hidden)
+
+
+def test_padding_behind_an_answer_is_hidden_and_counted_as_answer() -> None:
+    tokens = text_rows(300, 16)
+    tokens[:, 10:] = BYTES.eos
+    batch = batch_of(tokens, prompts=torch.full((300,), 4))
+    target, recorder = objective(BYTES, sft=True, cut_rows=1.0), Recorder(BYTES.size)
+    target.loss(recorder, batch)
+    share = (recorder.seen[0] == BYTES.mask).double().mean(0)
+    assert float(share[10:].min()) > 0.4
+    assert torch.equal(target.lengths(batch), batch["length"]), "an answer is never cut"
+
+
+def test_each_norm_is_the_mean_that_it_names() -> None:
+    batch, recorder = questions(), Recorder(BYTES.size)
+    found = {}
+    for norm in ("token", "sequence", "batch"):
+        target = objective(BYTES, sft=True, norm=norm)
+        found[norm] = target.loss(recorder, batch)["nll"].sum() / target.count(batch)["nll"].sum()
+    sums, answers = objective(BYTES, sft=True, norm="batch").loss(recorder, batch)["nll"], 16 - batch["prompt"]
+    some = answers > 0
+    assert float(found["token"]) == pytest.approx(float(sums.sum() / answers.sum()))
+    assert float(found["sequence"]) == pytest.approx(float((sums[some] / answers[some]).mean()))
+    assert float(found["batch"]) == pytest.approx(float(sums.mean()))
+
+
+def test_rows_are_means_of_their_own_only_in_fine_tuning() -> None:
+    assert objective().norm == "token"
+    assert objective(sft=True).norm == "sequence"
+    assert objective(sft=True, norm="token").norm == "token"
+
+
+def test_prompts_without_any_answer_are_a_zero_that_hangs_on_every_parameter() -> None:
+    network, batch = small_network(), batch_of(text_rows(3, 8), prompts=torch.full((3,), 8))
+    for norm in ("token", "sequence", "batch"):
+        network.zero_grad()
+        found = objective(BYTES, sft=True, norm=norm).loss(network, batch)["nll"]
+        assert found.tolist() == [0, 0, 0]
+        found.sum().backward()
+        assert all(p.grad is not None and not p.grad.any() for p in network.parameters())
+    assert objective(BYTES, sft=True).count(batch)["nll"].tolist() == [0, 0, 0]
+
+
+def test_figures_of_tokens_that_are_several_bytes() -> None:
+    assert figures(3.0, bytes_per_token=4.0)["bits_per_byte"] == pytest.approx(figures(3.0)["bits_per_byte"] / 4)
+    assert figures(3.0, bytes_per_token=4.0)["perplexity"] == figures(3.0)["perplexity"]
 
 
 def test_figures_of_a_uniform_guess_over_bytes() -> None:

@@ -1,6 +1,6 @@
 """Writing text: exact length, prompt untouched, no special tokens, rows that do not depend on each other."""
 
-import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from samestep.core.errors import UserError
-from samestep.data.vocabulary import BYTES
+from samestep.data.vocabulary import BYTES, Vocabulary
 from samestep.models.transformer import Transformer, TransformerConfig
-from samestep.recipes.mdlm.sampling import SamplingConfig, evenly, passes, sample, write
+from samestep.recipes.mdlm import drafting, sampling
+from samestep.recipes.mdlm.sampling import Look, SamplingConfig, alike, evenly, fill, plan, sample, until_end
 
 
 def network(**changes: object) -> Transformer:
@@ -42,9 +43,9 @@ def prompts_of(rows: int, length: int) -> Tensor:
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> SamplingConfig:
+def options_of(draw: st.DrawFn) -> SamplingConfig:
     length = draw(st.integers(1, 20))
-    block = draw(st.none() | st.integers(1, length))
+    block = draw(st.none() | st.integers(1, length + 2))
     steps = draw(st.integers(1 if block is None else -(-length // block), 25))
     return SamplingConfig(
         length=length,
@@ -52,32 +53,50 @@ def plans(draw: st.DrawFn) -> SamplingConfig:
         block_length=block,
         temperature=draw(st.sampled_from([0.0, 0.5, 1.0, 3.0])),
         remasking=draw(st.sampled_from(["low_confidence", "random"])),
+        cfg_scale=draw(st.sampled_from([0.0, 1.5])),
+        eos=draw(st.sampled_from(["free", "last", "never"])),
+        stop=draw(st.booleans()),
     )
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
-@given(plans(), st.integers(1, 3), st.integers(0, 5), st.integers(0, 2**31))
-def test_any_plan_writes_exactly_what_was_asked(plan: SamplingConfig, rows: int, prompt: int, seed: int) -> None:
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(options_of(), st.integers(1, 3), st.integers(0, 5), st.integers(0, 2**31))
+def test_any_options_write_exactly_what_was_asked(options: SamplingConfig, rows: int, prompt: int, seed: int) -> None:
     prompts = prompts_of(rows, prompt)
     for module in (NETWORK, LovesSpecials()):
-        tokens = sample(module, prompts, plan, seed=seed)
-        assert tokens.shape == (rows, prompt + plan.length)
+        tokens = sample(module, prompts, options, seed=seed)
+        assert tokens.shape == (rows, prompt + options.length)
         assert torch.equal(tokens[:, :prompt], prompts)
         written = tokens[:, prompt:]
         assert bool(((written < 256) | (written == BYTES.eos)).all())
-        assert torch.equal(sample(module, prompts, plan, seed=seed), tokens)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(options_of(), st.data())
+def test_gaps_anywhere_are_filled_and_nothing_else_is_touched(options: SamplingConfig, data: st.DataObject) -> None:
+    """The given text may even look hidden: what is to be written is told, not guessed."""
+    length = options.length + data.draw(st.integers(0, 6))
+    gaps = [data.draw(st.permutations(range(length)))[: options.length] for _ in range(3)]
+    hidden = torch.zeros(3, length, dtype=torch.bool)
+    for row, gap in enumerate(gaps):
+        hidden[row, gap] = True
+    tokens, ids = torch.full((3, length), BYTES.mask), torch.tensor([5, 2, 9])
+    tokens[0] = 65
+    filled = fill(NETWORK, tokens, hidden, options, seed=0, ids=ids, vocabulary=BYTES)
+    assert torch.equal(filled[~hidden], tokens[~hidden])
+    assert not torch.isin(filled[hidden], torch.tensor(BYTES.forbidden(272))).any()
+    alone = fill(NETWORK, tokens[1:2], hidden[1:2], options, seed=0, ids=ids[1:2], vocabulary=BYTES)
+    assert torch.equal(alone[0], filled[1])
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
-@given(plans())
-def test_a_plan_reveals_every_token_once_in_no_more_than_the_steps(plan: SamplingConfig) -> None:
-    found = list(passes(plan))
-    assert len(found) <= plan.steps
-    assert sum(reveal for _, _, reveal in found) == plan.length
-    assert all(reveal > 0 for _, _, reveal in found)
-    blocks = [next(iter(group))[:2] for _, group in itertools.groupby(found, key=lambda one: one[:2])]
-    assert [first for first, _ in blocks] == [0, *(last for _, last in blocks[:-1])]
-    assert blocks[-1][1] == plan.length
+@given(options_of())
+def test_a_plan_reveals_every_token_once_in_no_more_than_the_steps(options: SamplingConfig) -> None:
+    blocks = plan(options)
+    assert sum(len(reveals) for _, _, reveals in blocks) <= options.steps
+    assert all(sum(reveals) == last - first and min(reveals) > 0 for first, last, reveals in blocks)
+    assert [first for first, _, _ in blocks] == [0, *(last for _, last, _ in blocks[:-1])]
+    assert blocks[-1][1] == options.length
 
 
 def test_evenly() -> None:
@@ -141,6 +160,22 @@ def test_low_confidence_keeps_the_surest_first() -> None:
     assert order == [[0, 1, 2, 3], [0, 1, 2], [0, 1], [0]]
 
 
+def test_ties_go_to_the_left_whatever_was_surer_before() -> None:
+    class Level(nn.Module):
+        """Surest on the right while all is hidden; then indifferent."""
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            shown.append((tokens[0] == BYTES.mask).tolist())
+            slope = float((tokens == BYTES.mask).all())
+            logits = torch.zeros(*tokens.shape, BYTES.size)
+            logits[..., 65] = 1.0 + slope * torch.arange(3)
+            return logits
+
+    shown: list[list[bool]] = []
+    sample(Level(), prompts_of(1, 0), SamplingConfig(length=3, steps=3, temperature=0.0), seed=0)
+    assert shown == [[True, True, True], [True, True, False], [False, True, False]]
+
+
 def test_temperature_one_draws_from_the_networks_probabilities() -> None:
     class Odds(nn.Module):
         def forward(self, tokens: Tensor) -> Tensor:
@@ -155,17 +190,169 @@ def test_temperature_one_draws_from_the_networks_probabilities() -> None:
         assert set(tokens.flatten().tolist()) == {65, 66}
 
 
-def test_write_gives_text_without_the_prompt() -> None:
-    plan = SamplingConfig(length=5, steps=5, temperature=1.0)
-    texts = write(NETWORK, "né", 3, plan, seed=0)
-    assert len(texts) == 3
-    assert len(write(NETWORK, "", 2, plan, seed=0)) == 2
-    prompts = torch.tensor([list("né".encode())] * 3)
-    rows = sample(NETWORK, prompts, plan, seed=0)[:, 3:].tolist()
-    assert texts == [bytes(t for t in row if t < 256).decode(errors="replace") for row in rows if BYTES.eos not in row]
+def test_what_was_written_is_read_up_to_its_first_end() -> None:
+    assert until_end([65, 66, CHAT.eot, 67, CHAT.eos], CHAT) == [65, 66]
+    assert until_end([65, BYTES.eos, 67], BYTES) == [65]
+    assert until_end([65, 66], BYTES) == [65, 66]
 
 
 def test_more_than_the_network_can_take_is_refused() -> None:
     plan = SamplingConfig(length=5, steps=5)
     with pytest.raises(UserError, match="max_sequence_length=8"):
         sample(network(max_sequence_length=8), prompts_of(1, 4), plan, seed=0)
+
+
+def test_guidance_goes_beyond_what_the_prompt_changes() -> None:
+    class Prompted(nn.Module):
+        """Wants a B; after an A in front it is undecided between B and C, which is what guidance must exaggerate."""
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            seen.append(tokens.tolist())
+            logits = torch.zeros(*tokens.shape, BYTES.size)
+            logits[..., 66] = 1.0
+            logits[..., 67] = torch.where(tokens[:, :1] == 65, 0.9, -1.0)
+            return logits
+
+    prompts = torch.tensor([[65]])
+    for scale, token, passes in ((0.0, 66, 1), (0.04, 66, 2), (0.06, 67, 2)):
+        # C: -1 + (scale + 1) * 1.9 overtakes 1 at scale = 1 / 19 = 0.053
+        seen: list[list[list[int]]] = []
+        options = SamplingConfig(length=1, steps=1, temperature=0.0, cfg_scale=scale)
+        assert sample(Prompted(), prompts, options, seed=0).tolist() == [[65, token]]
+        assert seen == [[[65, BYTES.mask]], [[BYTES.mask, BYTES.mask]]][:passes]
+
+
+class Ending(nn.Module):
+    """Surest of an EOS everywhere, then of an EoT at the first place, then of letters; knows of 300 tokens."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        passes.append(tokens.clone())
+        logits = torch.zeros(*tokens.shape, 300)
+        logits[..., CHAT.eos] = 9.0
+        logits[:, 0, CHAT.eot] = 10.0
+        logits[:, 1, 70] = 10.0
+        logits[:, 5, 71] = 9.5
+        return logits
+
+
+CHAT = Vocabulary(size=300, mask=256, eos=257, bos=258, eot=259, headers=(260, 261), silent=(258, 260, 261))
+passes: list[Tensor] = []
+
+
+def ending(**changes: object) -> list[int]:
+    options = SamplingConfig(**{"length": 6, "steps": 6, "temperature": 0.0, **changes})  # type: ignore[arg-type]
+    passes.clear()
+    row: list[int] = sample(Ending(), prompts_of(1, 0), options, seed=0, vocabulary=CHAT)[0].tolist()
+    return row
+
+
+def test_ends_may_come_freely_last_or_never() -> None:
+    free = [CHAT.eot, 70, *[CHAT.eos] * 3, 71]
+    assert ending() == ending(eos="last") == free
+    assert [int(shown[0, 1]) for shown in passes[:3]] == [CHAT.mask, 70, 70]
+    assert [int(shown[0, 5]) for shown in passes[:3]] == [CHAT.mask, CHAT.mask, 71]
+    assert int(passes[-1][0, 4]) == CHAT.mask  # the ends came last, from left to right
+    assert ending(eos="never") == [CHAT.eot, 70, 0, 0, 0, 71]
+
+
+def test_nothing_is_written_behind_the_block_that_holds_an_end() -> None:
+    assert ending(block_length=2) == [CHAT.eot, 70, *[CHAT.eos] * 4]
+    assert len(passes) == 2
+    assert ending(block_length=2, stop=False)[5] == 71
+    assert len(passes) == 6
+
+
+def test_a_gap_that_ends_does_not_end_the_text_behind_it() -> None:
+    hidden = torch.tensor([[True, True, False, True, True, True, False]])
+    options = SamplingConfig(length=5, steps=5, block_length=1, temperature=0.0)
+    filled = fill(
+        Ending(),
+        torch.full((1, 7), 80),
+        hidden,
+        options,
+        seed=0,
+        ids=torch.zeros(1).long(),
+        vocabulary=CHAT,
+    )
+    assert filled.tolist() == [[CHAT.eot, 70, 80, CHAT.eos, CHAT.eos, 71, 80]]
+
+
+def test_a_row_that_has_ended_does_not_depend_on_those_that_go_on() -> None:
+    class Some(nn.Module):
+        def forward(self, tokens: Tensor) -> Tensor:
+            logits = torch.zeros(*tokens.shape, BYTES.size)
+            logits[:, 1, BYTES.eos] = torch.where(tokens[:, 0] == 65, 20.0, 0.0)
+            return logits
+
+    options = SamplingConfig(length=4, steps=4, block_length=2, temperature=1.0)
+    prompts = torch.tensor([[65], [66]])
+    both = sample(Some(), prompts, options, seed=3)
+    assert both[0, 3:].tolist() == [BYTES.eos, BYTES.eos]
+    assert BYTES.eos not in both[1]
+    for row in (0, 1):
+        ids = torch.tensor([row])
+        assert torch.equal(sample(Some(), prompts[row : row + 1], options, seed=3, ids=ids)[0], both[row])
+
+
+def test_noise_is_made_for_hidden_places_alone_and_in_parts_that_change_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = SamplingConfig(length=8, steps=4, block_length=4, temperature=1.0, stop=False)
+    whole = sample(NETWORK, prompts_of(2, 3), options, seed=5)
+    sizes = []
+
+    def spy(logits: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
+        sizes.append(logits.shape[0])
+        return drafting.draft(logits, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sampling, "draft", spy)
+    monkeypatch.setattr(drafting, "AT_ONCE", 3 * 272)
+    assert torch.equal(sample(NETWORK, prompts_of(2, 3), options, seed=5), whole)
+    assert sizes == [8, 4, 8, 4]
+
+
+def test_who_watches_sees_every_token_come_once() -> None:
+    looks: list[Look] = []
+    shots: list[Tensor] = []
+
+    def observe(look: Look) -> None:
+        looks.append(look)
+        shots.append(look.tokens.clone())
+
+    options = SamplingConfig(length=7, steps=3, temperature=1.0)
+    final = sample(NETWORK, prompts_of(2, 2), options, seed=0, observe=observe)
+    assert [(look.done, look.passes) for look in looks] == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    assert torch.equal(torch.cat([look.places for look in looks], 1).sort(1).values, torch.arange(2, 9).expand(2, -1))
+    for before, after, look in zip(shots, shots[1:], looks[1:]):
+        assert torch.equal(before.scatter(1, look.places, after.gather(1, look.places)), after)
+        assert bool(((look.probability > 0) & (look.probability <= 1)).all())
+    assert torch.equal(shots[-1], final)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_any_type_of_arithmetic_will_do(dtype: torch.dtype) -> None:
+    options = SamplingConfig(length=6, steps=3, temperature=1.0, cfg_scale=0.5)
+    tokens = sample(network().to(dtype), prompts_of(2, 2), options, seed=0)
+    assert not torch.isin(tokens, torch.tensor(BYTES.forbidden(272))).any()
+
+
+@given(st.lists(st.integers(0, 3)), st.integers(1, 4))
+def test_batches_hold_one_shape_and_everything_once(shapes: list[int], size: int) -> None:
+    batches = alike(shapes, size)
+    assert sorted(number for batch in batches for number in batch) == list(range(len(shapes)))
+    assert all(len({shapes[number] for number in batch}) == 1 and len(batch) <= size for batch in batches)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"length": 0}, "length to 1 or more"),
+        ({"block_length": 0}, "block_length to 1 or more, or to null"),
+        ({"block_length": 2, "steps": 3}, "steps to 4 or more"),
+        ({"temperature": -1.0}, "temperature to 0 or more"),
+        ({"cfg_scale": -0.5}, "cfg_scale to 0 or more"),
+    ],
+)
+def test_what_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        SamplingConfig(**{"length": 8, "steps": 8, **changes})

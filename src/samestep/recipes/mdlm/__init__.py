@@ -1,92 +1,38 @@
-"""A masked-diffusion language model in the manner of LLaDA: `samestep train mdlm --preset tiny`."""
+"""Masked-diffusion language models, LLaDA in and out: `samestep train mdlm --preset tiny`.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+data        corpus.py (what there is to learn from), windows.py (rows), questions.py (a few chats out of Python's help)
+training    objective.py (the loss), stages.py (what a run does), settling.py (what it takes over), presets.py
+use         sampling.py and drafting.py (the sampler), infilling.py (pages with gaps), watching*.py (to look at it),
+            generating.py (`samestep sample`), likelihood.py, harness.py (`samestep evaluate`)
+exchange    published.py (LLaDA's folders, in and out)
+"""
 
-from samestep.core.records import write_json
-from samestep.data.vocabulary import BYTES
-from samestep.models.transformer import Transformer, TransformerConfig
-from samestep.recipes.mdlm import corpus
-from samestep.recipes.mdlm.corpus import DataConfig
-from samestep.recipes.mdlm.objective import Objective, ObjectiveConfig, figures
+from samestep.core.overrides import Alias
+from samestep.recipes.mdlm.config import MdlmConfig
+from samestep.recipes.mdlm.generating import generate
+from samestep.recipes.mdlm.harness import evaluate
 from samestep.recipes.mdlm.presets import PRESETS
-from samestep.recipes.mdlm.sampling import SamplingConfig, write
-from samestep.train.bench import Bench
-from samestep.train.config import Config
-from samestep.train.fit import Fit
-from samestep.train.recipe import Recipe, Stage
-from samestep.train.trained import Trained
+from samestep.recipes.mdlm.published import adopt, export
+from samestep.recipes.mdlm.settling import settle
+from samestep.recipes.mdlm.stages import describe, stages
+from samestep.train.recipe import Recipe
 
-
-@dataclass(frozen=True)
-class MdlmConfig(Config):
-    """A masked-diffusion language model."""
-
-    preset: str = "tiny"
-    """A named set of values: tiny for a CPU, small for a GPU, verify for proofs."""
-    data: DataConfig = field(default_factory=DataConfig)
-    """What to learn from."""
-    model: TransformerConfig = field(default_factory=TransformerConfig)
-    """The network."""
-    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
-    """How tokens are hidden, and how validation averages over it."""
-    sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    """How text is written at the end of training and by `samestep sample`."""
-
-
-def build(bench: Bench) -> Fit:
-    """One network, fitted to the text."""
-    config: MdlmConfig = bench.config
-    text = corpus.load(config.data)
-    if bench.world.is_main:
-        write_json(bench.artifact("corpus.json"), text.describe())
-    objective = Objective(config.objective, BYTES, config.seed)
-    feed = bench.feed(text.train, count=objective.count)
-    return Fit(
-        bench.learner(Transformer(config.model)),
-        feed,
-        objective.loss,
-        validation=bench.rows_once(text.validation, count=objective.measure_count),
-        measure=objective.measure,
-        derive=lambda found: figures(found["nll"]),
-    )
-
-
-def show_sample(task: Fit, bench: Bench) -> None:
-    """Write a little text, so that one sees what was learned."""
-    with task.learner.inference() as module:
-        text = write(module, "", 1, bench.config.sampling, seed=bench.config.seed)[0]
-    bench.screen.say(f"\nsampled text:\n{text}\n")
-
-
-def sample(trained: Trained, prompt: str, samples: int) -> list[str]:
-    """A prompt continued by a trained network, several times."""
-    config: MdlmConfig = trained.config
-    network = Transformer(config.model)
-    trained.load(network)
-    return [prompt + text for text in write(network.eval(), prompt, samples, config.sampling, seed=config.seed)]
-
-
-def stages(config: MdlmConfig) -> list[Stage]:
-    """One stage: pre-training."""
-    best = ("val/bits_per_byte", "min")
-    return [Stage("pretrain", build, validate=Fit.validate, best=best, finish=show_sample, unit="tokens")]
-
-
-def describe(config: MdlmConfig) -> Mapping[str, str]:
-    """The dataset and the network, for the banner."""
-    model = config.model
-    return {
-        "dataset": config.data.path or "pydoc_data.topics (the text inside Python)",
-        "model": f"{model.n_layers} layers of width {model.d_model}, rows of {config.data.sequence_length} bytes",
-    }
-
+__all__ = ["MdlmConfig", "recipe"]
 
 recipe = Recipe(
     config=MdlmConfig,
     stages=stages,
     presets=PRESETS,
-    aliases={"data_dir": "data.path", "save_dir": "out"},
-    sample=sample,
+    aliases={
+        "data_dir": "data.path",
+        "model_name": "init_from",
+        "save_dir": "out",
+        "fp16": Alias("distributed.mixed_precision", {"true": "fp16", "false": "none"}),
+    },
     describe=describe,
+    settle=settle,
+    adopt=adopt,
+    sample=generate,
+    evaluate=evaluate,
+    export=export,
 )

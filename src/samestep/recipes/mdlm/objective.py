@@ -4,13 +4,16 @@ A row draws a time t in (0, 1), hides each token with probability p = (1 - least
 
     nll(row) = sum over its hidden tokens of -log q(token | what is left visible) / p
 
-whose expectation bounds the row's negative log-likelihood from above. The weight of a row is ALL its tokens: dividing
-by the number of hidden ones would undo the 1/p and bias the estimate. Every draw is a function of (seed, epoch, index,
+whose expectation bounds the row's negative log-likelihood from above. In pre-training a row weighs ALL its tokens:
+dividing by the number of hidden ones would undo the 1/p and bias the estimate. In fine-tuning on answers (SFT) the
+leading `prompt` tokens of a row are never hidden and never counted, and the end-of-text tokens that fill the row are
+part of the answer: that is how a network learns where to stop. Every draw is a function of (seed, epoch, index,
 position), hence the same on any number of ranks.
 """
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -30,14 +33,17 @@ Batch = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """How tokens are hidden, and how validation averages over it."""
+    """How tokens are hidden, how rows are weighed, and how validation averages over it."""
 
     least: float = 1e-3
     """Smallest share of hidden tokens: a time t in (0, 1) hides a share of (1 - least) t + least."""
     antithetic: bool = True
     """Give rows 2k and 2k+1 of an epoch the times t and 1 - t, so that an epoch covers all times evenly."""
-    cut_rows: float = 0.0
-    """Share of training rows that are cut to a random length, as LLaDA does with 0.01."""
+    cut_rows: float = 0.01
+    """Share of pre-training rows that are cut to a random length, so that short texts are known too; LLaDA's 0.01."""
+    norm: Literal["auto", "token", "sequence", "batch"] = "auto"
+    """What the loss is a mean over: every token of the global batch (token); rows, each a mean over its own tokens
+    (sequence); rows, each a sum (batch). auto: token in pre-training, sequence in fine-tuning on answers."""
     validation_times: int = 8
     """Times, evenly spread, at which each validation row is measured; more is less noise and more work."""
 
@@ -53,20 +59,28 @@ class ObjectiveConfig:
 
 @dataclass(frozen=True)
 class Objective:
-    """The loss and the validation measure of one run; a batch holds `tokens`, each row's real `length`, and `ids`."""
+    """The loss and the validation measure of one run.
+
+    A batch holds `tokens`, each row's real `length` and its `ids`; in fine-tuning also the length of its `prompt`.
+    """
 
     config: ObjectiveConfig
     vocabulary: Vocabulary
     seed: int
+    sft: bool = False
+    """Whether rows are prompts with answers."""
 
     def loss(self, module: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Each row's bound from one draw of its time and its hidden tokens."""
-        share = self._share(self.times(batch["ids"]))
-        return {"nll": self._nll(module, batch, self.lengths(batch), share, draw=0)}
+        """Each row's bound from one draw of its time and its hidden tokens; per token where rows are means."""
+        length = self.lengths(batch)
+        nll = self._nll(module, batch, length, self._share(self.times(batch["ids"])), draw=0)
+        return {"nll": nll / counted(batch, length).clamp(min=1) if self.norm == "sequence" else nll}
 
     def count(self, batch: Batch) -> dict[str, Tensor]:
-        """What each row of the loss weighs: all its tokens, hidden or not; and its tokens, to show the speed in."""
-        return {"nll": self.lengths(batch), "tokens": batch["length"]}
+        """What each row of the loss weighs, and its tokens, to show the speed in."""
+        tokens = counted(batch, self.lengths(batch))
+        weight = {"token": tokens, "sequence": (tokens > 0).long(), "batch": torch.ones_like(tokens)}[self.norm]
+        return {"nll": weight, "tokens": batch["length"]}
 
     def measure(self, module: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Each row's bound averaged over evenly spread times; rows are never cut. Fixed by the ids."""
@@ -78,8 +92,13 @@ class Objective:
         return {"nll": torch.stack(draws).mean(0)}
 
     def measure_count(self, batch: Batch) -> dict[str, Tensor]:
-        """What each row of the measure weighs: all its tokens."""
-        return {"nll": batch["length"]}
+        """What each row of the measure weighs: all its tokens but the prompt, whatever the loss is a mean over."""
+        return {"nll": counted(batch, batch["length"])}
+
+    @property
+    def norm(self) -> str:
+        """What the loss is a mean over, resolved."""
+        return self.config.norm if self.config.norm != "auto" else "sequence" if self.sft else "token"
 
     def times(self, ids: Tensor) -> Tensor:
         """The time of each training row, in float64."""
@@ -90,8 +109,11 @@ class Objective:
         return torch.where(index % 2 == 0, first, 1 - first)
 
     def lengths(self, batch: Batch) -> Tensor:
-        """How many tokens of each training row count: its real ones, or fewer in the few rows that are cut."""
-        if not self.config.cut_rows:
+        """How many tokens of each training row are there: its real ones, or fewer in the few rows that are cut.
+
+        An answer is never cut: where it ends is what is learned.
+        """
+        if self.sft or not self.config.cut_rows:
             return batch["length"]
         epoch, index = batch["ids"].unbind(1)
         cut = noise.below(self.config.cut_rows, self.seed, CUT, epoch, index)
@@ -106,7 +128,7 @@ class Objective:
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         real = positions < length[:, None]
         keys = (self.seed, HIDE, draw, epoch[:, None], index[:, None], positions)
-        hidden = noise.below(share[:, None], *keys) & real
+        hidden = noise.below(share[:, None], *keys) & real & (positions >= prompts(batch)[:, None])
         # What is behind the end of a row is padding that the network sees: leaving attention free of a mask keeps its
         # fast kernels, and all rows keep one shape.
         visible = torch.where(real, tokens, self.vocabulary.eos)
@@ -117,6 +139,17 @@ class Objective:
         return torch.where(hidden, loss / share[:, None].to(loss.dtype), 0.0).sum(1)
 
 
-def figures(nll: float) -> dict[str, float]:
-    """What to report of a mean negative log-likelihood per token, tokens being bytes."""
-    return {"nll": nll, "bits_per_byte": nll / math.log(2), "perplexity": math.exp(min(nll, 700.0))}
+def prompts(batch: Batch) -> Tensor:
+    """How many leading tokens of each row are given; none where the batch does not say."""
+    return batch["prompt"] if "prompt" in batch else torch.zeros_like(batch["length"])
+
+
+def counted(batch: Batch, length: Tensor) -> Tensor:
+    """How many tokens of each row may be hidden: those up to its length, without its prompt."""
+    return (length - prompts(batch)).clamp(min=0)
+
+
+def figures(nll: float, bytes_per_token: float = 1.0) -> dict[str, float]:
+    """What to report of a mean negative log-likelihood per token, a token being so many bytes of text on average."""
+    bits_per_byte = nll / math.log(2) / bytes_per_token
+    return {"nll": nll, "bits_per_byte": bits_per_byte, "perplexity": math.exp(min(nll, 700.0))}

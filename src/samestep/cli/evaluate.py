@@ -1,0 +1,130 @@
+"""`samestep evaluate MODEL --tasks NAME,...`: a trained model put to the tasks of lm-evaluation-harness."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from samestep.cli.recipe_words import amended
+from samestep.core.config import dump
+from samestep.core.errors import EXIT_DONE, UserError, complain
+from samestep.core.overrides import take
+from samestep.core.records import write_atomically
+from samestep.train.trained import open_trained
+from samestep.world.world import PeerFailed, World
+
+HELP = """samestep evaluate MODEL --tasks NAME,... [options] [settings, such as --batch_size 32]
+
+Scores a trained model on tasks of lm-evaluation-harness (pip install 'samestep[eval]'). MODEL is a run, by name or
+path, a checkpoint, or a folder with a published model. Likelihoods are Monte-Carlo estimates; what is written follows
+the settings of `sampling` (--sampling.steps 64), for as long and as randomly as the task says.
+
+--tasks         names of tasks, with commas between them
+--include_path  a folder with task files (YAML) of your own; local data needs no network
+--limit         so many questions of each task
+--fewshot       so many worked examples before each question, in place of the task's own number
+--draws         Monte-Carlo draws for each likelihood (128)
+--chat          ask as a user of a chat: for instruction-tuned models
+--out           write all results to this .json file
+--device        auto, cpu, cuda, cuda:N or xpu (auto)
+--dtype         float32, bfloat16, float16 or float64, in place of the type the model was trained in
+
+`torchrun --nproc_per_node=4 -m samestep evaluate ...` shares the questions among ranks; the results are the same."""
+OPTIONS = ("tasks", "include_path", "limit", "fewshot", "draws", "out", "device", "dtype")
+CHAT = "--chat"
+
+
+def run(words: Sequence[str]) -> int:
+    """Print the results of a trained model; exit code 2 when one rank or all of them cannot."""
+    if not words or "-h" in words or "--help" in words:
+        print(HELP)
+        return EXIT_DONE
+    if words[0].startswith("-"):
+        raise UserError(f"samestep evaluate needs a run, a checkpoint or a model folder first, not {words[0]}.")
+    try:
+        return _evaluate(words[0], words[1:])
+    except PeerFailed as failure:
+        complain(str(failure))
+        return failure.exit_code
+
+
+def _evaluate(source: str, words: Sequence[str]) -> int:
+    world = World.meet()
+    with world.together("opening the model"):
+        options, settings = take([word for word in words if word != CHAT], OPTIONS)
+        how = _how(options, chat=CHAT in words)
+        out = _out(options)
+        trained = open_trained(source)
+        evaluate = trained.recipe.evaluate
+        if evaluate is None:
+            raise UserError(f"the recipe {trained.name!r} has nothing to evaluate its models with")
+        trained = replace(trained, config=amended(trained.recipe, dump(trained.config), settings))
+    world.connect(options.get("device", "auto"))
+    with world.together("evaluating"):
+        results = evaluate(trained, _tasks(options), world=world, dtype=options.get("dtype"), **how)
+    results = {"samestep": {"model": str(trained.source), "settings": dump(trained.config), **how}, **results}
+    if world.is_main:
+        _show(results, f"{trained.source}")
+        if out is not None:
+            write_atomically(out, json.dumps(results, indent=2, ensure_ascii=False, default=str) + "\n")
+    world.leave()
+    return EXIT_DONE
+
+
+def _tasks(options: Mapping[str, str]) -> list[str]:
+    tasks = [name for name in options.get("tasks", "").split(",") if name]
+    if not tasks:
+        raise UserError("Name at least one task: --tasks NAME,...")
+    return tasks
+
+
+def _how(options: Mapping[str, str], chat: bool) -> dict[str, Any]:
+    """The options that have values other than text."""
+    _tasks(options)
+    how: dict[str, Any] = {"chat": chat}
+    for name, least in (("limit", 1), ("fewshot", 0), ("draws", 1)):
+        if name in options:
+            if not options[name].isdigit() or int(options[name]) < least:
+                raise UserError(f"--{name} must be a whole number of at least {least}, not {options[name]!r}.")
+            how[name] = int(options[name])
+    if "include_path" in options:
+        how["include_path"] = Path(options["include_path"])
+        if not how["include_path"].is_dir():
+            raise UserError(f"Give --include_path a folder with task files; {options['include_path']} is none.")
+    return how
+
+
+def _out(options: Mapping[str, str]) -> Path | None:
+    if "out" not in options:
+        return None
+    out = Path(options["out"])
+    if not out.absolute().parent.is_dir():
+        raise UserError(f"Make the folder of --out {out} first; it does not exist.")
+    return out
+
+
+def _show(results: Mapping[str, Any], title: str) -> None:
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("task", "questions", "metric", "value", "error"):
+        table.add_column(name, justify="right" if name in ("questions", "value", "error") else "left", no_wrap=True)
+    for row in figures(results):
+        table.add_row(*row)
+    Console(highlight=False).print(table)
+
+
+def figures(results: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str, str]]:
+    """Task, number of questions, metric, value and standard error, a line a metric."""
+    for task, found in results["results"].items():
+        asked = str(results.get("n-samples", {}).get(task, {}).get("effective", ""))
+        for name, value in found.items():
+            metric, _, way = name.partition(",")
+            if not way or not isinstance(value, float | int) or metric.endswith("_stderr"):
+                continue
+            error = found.get(f"{metric}_stderr,{way}")
+            shown = f"{error:.4f}" if isinstance(error, float) else ""
+            yield task, asked, metric if way == "none" else f"{metric} ({way})", f"{value:.4f}", shown

@@ -1,0 +1,80 @@
+"""A folder of prepared tokens, opened: mapped, never read as a whole.
+
+metadata.json             what there is, of how many tokens, out of which sources
+tokenizer/                what `load_tokenizer` reads
+train-00000.bin ...       tokens, 16 or 32 bits each, little-endian, one run over all files
+validation-00000.bin ...
+train-rows-00000.bin ...  of chats: where each row begins, its length, the length of its prompt (64 bits each)
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from samestep.core.errors import UserError
+from samestep.data.text import TokenFile, TokenFiles
+from samestep.data.tokenizer import load_tokenizer
+from samestep.data.tokenizer_specials import read_record
+from samestep.data.vocabulary import Tokenizer
+
+METADATA = "metadata.json"
+TOKENIZER_FOLDER = "tokenizer"
+FORMAT = "samestep tokens 1"
+ROWS = "rows"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What `samestep data prepare` wrote."""
+
+    folder: Path
+    metadata: Mapping[str, Any]
+    tokenizer: Tokenizer
+    train: TokenFiles
+    validation: TokenFiles
+    train_rows: TokenFiles | None
+    """Of chats: three numbers a row."""
+    validation_rows: TokenFiles | None
+
+
+def is_prepared(folder: Path) -> bool:
+    """Whether a folder says that it was prepared."""
+    return "format" in read_record(folder / METADATA)
+
+
+def open_prepared(folder: Path) -> Prepared:
+    """Open a folder, and refuse one that is not whole."""
+    folder = folder.resolve()
+    metadata = read_record(folder / METADATA)
+    if metadata.get("format") != FORMAT:
+        raise UserError(f"Prepare {folder} anew; it has the format {metadata.get('format')!r}, and {FORMAT!r} is read.")
+    try:
+        tokens = {region: _run(folder, files, metadata["dtype"]) for region, files in metadata["shards"].items()}
+        rows = {region: _run(folder, files, "<i8") for region, files in metadata.get("rows", {}).items()}
+        tokenizer = load_tokenizer(folder / TOKENIZER_FOLDER)
+        if tokenizer.vocabulary.size != metadata["vocab_size"]:
+            raise _spoilt(folder, f"its tokenizer has {tokenizer.vocabulary.size} tokens, not {metadata['vocab_size']}")
+        train, validation = tokens["train"], tokens["validation"]
+        return Prepared(folder, metadata, tokenizer, train, validation, rows.get("train"), rows.get("validation"))
+    except (KeyError, TypeError, AttributeError) as problem:
+        raise _spoilt(folder, f"{METADATA} lacks {problem}") from None
+
+
+def _run(folder: Path, files: Sequence[Mapping[str, Any]], dtype: str) -> TokenFiles:
+    found = []
+    for record in files:
+        file, tokens = folder / record["file"], record["tokens"]
+        size = file.stat().st_size if file.is_file() else None
+        if size is None:
+            raise _spoilt(folder, f"{file.name} is missing")
+        if size != tokens * np.dtype(dtype).itemsize:
+            raise _spoilt(folder, f"{file.name} has {size} bytes instead of {tokens * np.dtype(dtype).itemsize}")
+        found.append(TokenFile(file, dtype, 0, tokens))
+    return TokenFiles(found)
+
+
+def _spoilt(folder: Path, how: str) -> UserError:
+    return UserError(f"Prepare {folder} anew with samestep data prepare; {how}.")

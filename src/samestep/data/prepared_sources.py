@@ -1,0 +1,116 @@
+"""The text to prepare: local files, read piece by piece, so that memory does not grow with them."""
+
+import codecs
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from samestep.core.errors import UserError
+from samestep.data.text import JSONL, documents, existing_file, records
+
+PLAIN = (".txt", ".md", ".text")
+"""What is read out of a folder, beside JSONL."""
+_CHUNK = 1 << 18
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file to read, and what to call it."""
+
+    file: Path
+    name: str
+
+    @property
+    def is_jsonl(self) -> bool:
+        """Whether each line is a record."""
+        return self.file.suffix.lower() in JSONL
+
+    def describe(self) -> dict[str, Any]:
+        """What to record of it."""
+        with self.file.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"name": self.name, "bytes": self.file.stat().st_size, "sha256": digest}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a document that fits into memory."""
+
+    document: int
+    text: str
+    last: bool
+    """Whether the document ends with it."""
+
+
+def find_sources(names: Sequence[str]) -> list[Source]:
+    """The files that were named; of a folder, all text and JSONL files in it and below."""
+    found = [source for name in names for source in _inside(name)]
+    twice = next((s.name for i, s in enumerate(found) if s.file in [other.file for other in found[:i]]), None)
+    if twice is not None:
+        raise UserError(f"Name {twice} once; its text would be both learned and validated on.")
+    return found
+
+
+def _inside(name: str) -> list[Source]:
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        return [Source(existing_file(name).resolve(), name)]
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in PLAIN + JSONL and path.is_file())
+    if not files:
+        raise UserError(f"Give a folder with {', '.join(PLAIN + JSONL)} files; {name} has none.")
+    return [Source(existing_file(str(path)).resolve(), str(path)) for path in files]
+
+
+def read_records(sources: Sequence[Source]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The records of JSONL files, each with where it stands."""
+    for source in sources:
+        yield from records(source.file)
+
+
+def read_pieces(sources: Sequence[Source], field: str) -> Iterator[Piece]:
+    """All documents in pieces: a plain file is a document, and so is each line of a JSONL file."""
+    document = 0
+    for source in sources:
+        if source.is_jsonl:
+            for text in documents(source.file, field):
+                yield Piece(document, text.decode("utf-8"), last=True)
+                document += 1
+        else:
+            yield from _pieces(source, document)
+            document += 1
+
+
+def _pieces(source: Source, document: int) -> Iterator[Piece]:
+    held = ""
+    for text in _decoded(source):
+        held += text
+        edge = edge_of(held)
+        yield Piece(document, held[:edge], last=False)
+        held = held[edge:]
+    yield Piece(document, held, last=True)
+
+
+def _decoded(source: Source) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    with source.file.open("rb") as file:
+        try:
+            while chunk := file.read(_CHUNK):
+                yield decoder.decode(chunk)
+            yield decoder.decode(b"", final=True)
+        except UnicodeDecodeError:
+            raise UserError(f"Save {source.name} as UTF-8 text; it is not.") from None
+
+
+def edge_of(text: str) -> int:
+    """Where to cut a text so that a tokenizer finds the tokens that it would find in the whole.
+
+    That is between a line end and a letter; in one endless line, before a blank; else anywhere.
+    """
+    edge = text.rfind("\n") + 1
+    while edge and (edge == len(text) or text[edge].isspace()):
+        edge = text.rfind("\n", 0, edge - 1) + 1
+    if not edge:
+        edge = text.rfind(" ")
+    return edge if edge > 0 else len(text)

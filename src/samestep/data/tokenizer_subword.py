@@ -1,0 +1,166 @@
+"""Tokenizers of the `tokenizers` library: trained here, or those of a published model in a local folder."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from samestep.core.errors import UserError
+from samestep.core.records import write_json
+from samestep.data.tokenizer_specials import SPELLINGS, Specials, find_specials, read_record
+from samestep.data.vocabulary import TOKENIZER, Vocabulary
+
+if TYPE_CHECKING:
+    import tokenizers
+
+FILE = "tokenizer.json"
+NEW = "new"
+"""Said in place of a token's name: add one to the vocabulary."""
+ROLES = ("mask", "eos", "bos", "eot", "start_header", "end_header")
+"""The special tokens of a vocabulary that is trained here, in the order of their numbers."""
+SMALLEST = 256 + len(ROLES)
+
+
+@dataclass(frozen=True)
+class SubwordTokenizer:
+    """A piece of a word is a token."""
+
+    inner: "tokenizers.Tokenizer"
+    vocabulary: Vocabulary
+    kind: str = "huggingface"
+
+    def __post_init__(self) -> None:
+        """Text that spells a special token is text, not the token."""
+        self.inner.encode_special_tokens = True
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, without any special one."""
+        return self.inner.encode(text, add_special_tokens=False).ids
+
+    def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The tokens of many texts, on all cores."""
+        encoded = self.inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(found.ids, dtype=np.int64) for found in encoded]
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The text up to the first end of a document; a hidden token reads as a low line."""
+        return "_".join(self.inner.decode(part, skip_special_tokens=True) for part in self._visible(tokens))
+
+    def _visible(self, tokens: Iterable[int]) -> Iterator[list[int]]:
+        """The runs of tokens between the hidden ones."""
+        run: list[int] = []
+        for token in tokens:
+            if token == self.vocabulary.eos:
+                break
+            if token == self.vocabulary.mask:
+                yield run
+                run = []
+            elif token not in self._silent:
+                run.append(token)
+        yield run
+
+    @cached_property
+    def _silent(self) -> frozenset[int]:
+        return frozenset(self.vocabulary.silent)
+
+    def save(self, folder: Path) -> None:
+        """Write tokenizer.json, and beside it which token is what."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.inner.save(str(folder / FILE))
+        write_json(folder / TOKENIZER, {"kind": self.kind, "vocabulary": asdict(self.vocabulary)})
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> SubwordTokenizer:
+    """Byte-level BPE, learned from the texts; it may end with fewer tokens than asked for when they have no more."""
+    if vocab_size < SMALLEST:
+        raise UserError(f"Set vocab_size to {SMALLEST} or more: 256 bytes and {len(ROLES)} special tokens.")
+    library = _library()
+    inner = library.Tokenizer(library.models.BPE())
+    inner.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = library.decoders.ByteLevel()
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[SPELLINGS[role][0] for role in ROLES],
+        initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    inner.train_from_iterator(texts, trainer)
+    return SubwordTokenizer(inner, _vocabulary(inner, find_specials([], inner.token_to_id)), "bpe")
+
+
+def read_subword(folder: Path, mask_token: str | None = None, eos_token: str | None = None) -> SubwordTokenizer:
+    """The tokenizer.json of a folder, with its special tokens.
+
+    They are named by `mask_token` and `eos_token` (a token, its number, or "new" to add one), by the other files of the
+    folder, or by their usual spelling.
+    """
+    inner = _open(folder / FILE)
+    records = [read_record(folder / f"{name}.json") for name in ("tokenizer_config", "special_tokens_map", "config")]
+    special = find_specials(records, inner.token_to_id)
+    special["eos"] = special["eos"] if special["eos"] is not None else special["pad"]
+    for role, asked in (("mask", mask_token), ("eos", eos_token)):
+        if asked is not None:
+            special[role] = _asked_for(inner, role, asked)
+        elif special[role] is None:
+            raise UserError(
+                f"Name the {role} token with --{role}_token: one of the tokenizer's tokens, its number, or {NEW!r} to "
+                f"add one; no file in {folder} says which it is."
+            )
+    largest = max(inner.get_vocab().values())
+    for role, number in special.items():
+        if number is not None and number > largest:
+            raise UserError(
+                f"Name another {role} token, or fetch the files of {folder} anew: they name the token {number}, but "
+                f"{FILE} ends at {largest}."
+            )
+    return SubwordTokenizer(inner, _vocabulary(inner, special))
+
+
+def reopen_subword(folder: Path, kind: str, vocabulary: Vocabulary) -> SubwordTokenizer:
+    """A tokenizer that was saved with its vocabulary."""
+    return SubwordTokenizer(_open(folder / FILE), vocabulary, kind)
+
+
+def _vocabulary(inner: "tokenizers.Tokenizer", special: Specials) -> Vocabulary:
+    """Special tokens are never written, other than the ends of a document and of a turn; nor are numbers left out."""
+    numbers = set(inner.get_vocab().values())
+    added = {number for number, token in inner.get_added_tokens_decoder().items() if token.special}
+    size = max(numbers) + 1
+    mask, eos, eot = special["mask"], special["eos"], special["eot"]
+    assert mask is not None
+    assert eos is not None
+    start, end = special["start_header"], special["end_header"]
+    headers = (start, end) if start is not None and end is not None else None
+    named = {number for number in special.values() if number is not None}
+    silent = (added | named | (set(range(size)) - numbers)) - {mask, eos, eot}
+    return Vocabulary(size, mask, eos, special["bos"], eot, headers, tuple(sorted(silent)))
+
+
+def _asked_for(inner: "tokenizers.Tokenizer", role: str, asked: str) -> int:
+    if asked == NEW:
+        spelling = next(s for s in SPELLINGS[role] if inner.token_to_id(s) is None)
+        inner.add_special_tokens([_library().AddedToken(spelling, special=True, normalized=False)])
+        asked = spelling
+    number = int(asked) if asked.isdigit() else inner.token_to_id(asked)
+    if number is None or inner.id_to_token(number) is None:
+        raise UserError(f"Name a token of the tokenizer with --{role}_token, or {NEW!r} to add one; {asked!r} is none.")
+    return number
+
+
+def _open(file: Path) -> "tokenizers.Tokenizer":
+    library = _library()
+    try:
+        return library.Tokenizer.from_file(str(file))
+    except Exception as problem:  # the library raises nothing more special
+        raise UserError(f"Fetch or make {file} anew; the tokenizers library cannot read it: {problem}.") from None
+
+
+def _library() -> Any:
+    try:
+        import tokenizers
+    except ImportError:
+        raise UserError("Install the tokenizers library with: pip install 'samestep[mdlm]'.") from None
+    return tokenizers

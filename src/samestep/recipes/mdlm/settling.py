@@ -1,0 +1,87 @@
+"""What a run takes over from its data and from the model it begins with, settled before the run is recorded."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from samestep.core.errors import UserError
+from samestep.data.tokenizer import load_tokenizer
+from samestep.data.vocabulary import BYTES, ByteTokenizer, Tokenizer, Vocabulary
+from samestep.models.published import is_published, read_config
+from samestep.models.transformer import TransformerConfig
+from samestep.recipes.mdlm.config import MdlmConfig
+from samestep.recipes.mdlm.corpus import Corpus, DataConfig, load, row_length
+from samestep.recipes.mdlm.presets import PRESETS
+from samestep.recipes.mdlm.published import begin_with
+from samestep.train.trained import open_trained
+from samestep.train.weights import is_checkpoint, is_run
+
+ROUND = 64
+"""An embedding that was rounded up for speed is rounded up to a multiple of this."""
+PROBE = "To be, or not to be: 2 x 21 = 42.\n"
+
+
+def settle(config: MdlmConfig) -> MdlmConfig:
+    """The configuration with the network of the model that the run begins with, or with room for its data."""
+    known = _known_model(config)
+    if known is None:
+        return replace(config, model=_with_room(config.model, config.data))
+    usual = TransformerConfig(**PRESETS.get(config.preset, {}).get("model", {}))
+    return replace(config, model=begin_with(str(config.init_from), known, config.model, usual))
+
+
+def _known_model(config: MdlmConfig) -> TransformerConfig | None:
+    """The network that the run's first weights belong to; None where they are fresh, or in a file that is silent."""
+    if not config.init_from:
+        return None
+    source = Path(config.init_from)
+    if not source.exists():
+        name = config.init_from if "/" in config.init_from else f"GSAI-ML/{config.init_from}"
+        raise UserError(
+            f"There is no {source} here; give the local folder of a published model, fetched for example with: "
+            f"hf download {name} --local-dir {source.name}"
+        )
+    if is_published(source) or is_run(source) or is_checkpoint(source):
+        network: TransformerConfig = open_trained(str(source)).config.model
+        return network
+    return None
+
+
+def _with_room(network: TransformerConfig, data: DataConfig) -> TransformerConfig:
+    """A fresh network has the vocabulary of its data, and takes rows as long as they are."""
+    size = vocabulary_of(data).size
+    rows = network.embedding_size
+    return replace(
+        network,
+        vocab_size=size,
+        embedding_size=rows if rows is None or rows >= size else -(-size // ROUND) * ROUND,
+        max_sequence_length=max(network.max_sequence_length, row_length(data)),
+    )
+
+
+def vocabulary_of(data: DataConfig) -> Vocabulary:
+    """Which token is what in the data; only folders have other tokens than bytes."""
+    is_folder = data.path is not None and Path(data.path).expanduser().is_dir()
+    return load(data).tokenizer.vocabulary if is_folder else BYTES
+
+
+def check(config: MdlmConfig, text: Corpus) -> None:
+    """Refuse data whose tokens mean something else to the run's first weights, or that the network has no room for."""
+    source = Path(config.init_from or "")
+    if _known_model(config) is not None and not _same_tokens(source, text.tokenizer):
+        raise UserError(
+            f"{text.name} is in other tokens than {source} knows; prepare the text with its tokenizer: samestep data "
+            f"prepare TEXT --tokenizer {open_trained(str(source)).tokenizer}"
+        )
+    text.check_fits(config.model.vocab_size, config.model.embeddings, config.model.max_sequence_length)
+
+
+def _same_tokens(source: Path, ours: Tokenizer) -> bool:
+    theirs = load_tokenizer(open_trained(str(source)).tokenizer)
+    if is_published(source) and isinstance(theirs, ByteTokenizer):  # it came without a tokenizer
+        return read_config(source).ids["mask_token_id"] == ours.vocabulary.mask
+    return _sign(theirs) == _sign(ours)
+
+
+def _sign(tokenizer: Tokenizer) -> tuple[int, int, list[int]]:
+    """What two tokenizers of the same name may differ in."""
+    return tokenizer.vocabulary.mask, tokenizer.vocabulary.eos, tokenizer.encode(PROBE)

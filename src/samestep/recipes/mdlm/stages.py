@@ -1,0 +1,125 @@
+"""The one stage of the recipe: a network is fitted to rows of text, or to the answers of chats."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from samestep.core.records import write_json
+from samestep.data.prepared import METADATA
+from samestep.data.tokenizer_specials import read_record
+from samestep.models.transformer import Transformer
+from samestep.recipes.mdlm import corpus, questions, settling
+from samestep.recipes.mdlm.config import MdlmConfig
+from samestep.recipes.mdlm.corpus import Corpus, DataConfig
+from samestep.recipes.mdlm.objective import Objective, figures
+from samestep.recipes.mdlm.sampling import sample, until_end
+from samestep.train.bench import Bench
+from samestep.train.ema import Average
+from samestep.train.epoch_files import EpochFiles, FitWithFiles
+from samestep.train.fit import Fit
+from samestep.train.optim import OptimSettings
+from samestep.train.recipe import Stage, Tick
+from samestep.train.trained import TOKENIZER
+
+PRETRAIN, SFT = "pretrain", "sft"
+
+
+def stages(config: MdlmConfig) -> list[Stage]:
+    """Pre-training on running text, or supervised fine-tuning on chats: the data says which."""
+    name = SFT if holds_chats(config.data) else PRETRAIN
+    best = ("val/bits_per_byte", "min")
+    return [Stage(name, build, validate=validate, best=best, finish=finish, unit="tokens")]
+
+
+def holds_chats(data: DataConfig) -> bool:
+    """Whether the data is prompts with answers, judged by a small file."""
+    if data.path is None or data.path == questions.PATH:
+        return data.path is not None
+    return read_record(Path(data.path).expanduser() / METADATA).get("kind") == "chat"
+
+
+def describe(config: MdlmConfig) -> dict[str, str]:
+    """The dataset and the network, for the banner."""
+    network = config.model
+    shape = f"{network.n_layers} layers of width {network.d_model}, {network.vocab_size:,} tokens"
+    source = config.init_from or config.continue_from
+    return {
+        "dataset": config.data.path or "pydoc_data.topics (the text inside Python)",
+        "model": f"{source} ({shape})" if source else shape,
+    }
+
+
+def load(data: DataConfig) -> Corpus:
+    """The data that a configuration names."""
+    return questions.load(data) if data.path == questions.PATH else corpus.load(data)
+
+
+def build(bench: Bench) -> Fit:
+    """One network, fitted to the data."""
+    config: MdlmConfig = bench.config
+    text = load(config.data)
+    settling.check(config, text)
+    if bench.world.is_main:
+        write_json(bench.artifact("corpus.json"), text.describe())
+        text.tokenizer.save(bench.artifact(TOKENIZER))
+    objective = Objective(config.objective, text.tokenizer.vocabulary, config.seed, text.sft)
+    feed = bench.feed(text.train, count=objective.count)
+    learner = bench.learner(Transformer(config.model))
+    fit = partial(FitWithFiles, files=_epoch_files(bench, text)) if config.pt_checkpoints else Fit
+    return fit(
+        learner,
+        feed,
+        objective.loss,
+        validation=bench.rows_once(text.validation, count=objective.measure_count),
+        measure=objective.measure,
+        derive=lambda found: figures(found["nll"], text.validation_bytes_per_token),
+        average=Average(learner, config.ema_decay) if config.ema_decay else None,
+    )
+
+
+def validate(task: Fit, tick: Tick) -> Mapping[str, float]:
+    """The bound over all validation rows."""
+    return task.validate(tick)
+
+
+def _epoch_files(bench: Bench, text: Corpus) -> EpochFiles:
+    config: MdlmConfig = bench.config
+    plan = bench.plan(len(text.train))
+    return EpochFiles(
+        bench.rundir.path,
+        figure="val/nll",
+        rate=plan.schedule(config),
+        optim=OptimSettings.of(config),
+        about={"vocab_size": config.model.vocab_size, "mask_token": text.tokenizer.vocabulary.mask},
+        continued=Path(config.continue_from) if config.continue_from else None,
+    )
+
+
+def finish(task: Fit, bench: Bench) -> None:
+    """The last epoch's file, where files are asked for; and a little text, so that one sees what was learned."""
+    if isinstance(task, FitWithFiles):
+        task.write_due()
+    if bench.config.samples_at_end:
+        _show_samples(task, bench)
+
+
+def _show_samples(task: Fit, bench: Bench) -> None:
+    """Text out of nothing, or answers to the first prompts of the validation rows."""
+    config: MdlmConfig = bench.config
+    text = load(config.data)
+    vocabulary, decode = text.tokenizer.vocabulary, text.tokenizer.decode
+    for number in range(config.samples_at_end):
+        row = text.validation[number % len(text.validation)]
+        prompt = row["tokens"][: int(row["prompt"])]
+        room = config.model.max_sequence_length - len(prompt)
+        options = replace(config.sampling, length=min(config.sampling.length, room))
+        ids = torch.tensor([number], device=bench.world.device)
+        with task.weights_in_use(), task.learner.inference() as module:
+            given = prompt[None].to(bench.world.device)
+            tokens = sample(module, given, options, seed=config.seed, ids=ids, vocabulary=vocabulary)[0].tolist()
+        written = decode(until_end(tokens[len(prompt) :], vocabulary))
+        asked = f"\nprompt:\n{decode(prompt.tolist())}\n" if text.sft else ""
+        bench.screen.say(f"{asked}\n{'answer' if text.sft else 'sampled text'}:\n{written}\n")

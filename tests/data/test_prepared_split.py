@@ -1,0 +1,97 @@
+"""Reading in pieces and splitting: nothing lost, nothing twice, whatever the text is and wherever it is cut."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prepared_parts import documents
+
+from samestep.core.errors import UserError
+from samestep.data import prepared_sources
+from samestep.data.prepared_sources import Piece, find_sources, read_pieces
+from samestep.data.prepared_split import ByDocument, ByPosition, choose_split
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5, 64])
+def test_a_file_in_pieces_is_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    monkeypatch.setattr(prepared_sources, "_CHUNK", chunk)
+    text = "a line\n\n  indented ☃ line\r\nand é\n\x00 the end, without a blank: " + "x" * 20
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    (tmp_path / "b.txt").write_text("b")
+    pieces = list(read_pieces(find_sources([str(tmp_path / "a.txt"), str(tmp_path / "b.txt")]), "text"))
+    assert "".join(piece.text for piece in pieces if piece.document == 0) == text
+    assert [piece.document for piece in pieces if piece.last] == [0, 1]
+    assert all(len(piece.text) <= len("and é\n\x00 the end, ") + 64 for piece in pieces)
+
+
+@pytest.mark.parametrize(
+    ("text", "before"),
+    [
+        ("one\ntwo\nthree", "one\ntwo\n"),
+        ("one\n  two\n\n", "one\n "),
+        ("one two three", "one two"),
+        ("onetwothree", "onetwothree"),
+    ],
+)
+def test_a_piece_ends_where_a_tokenizer_would_cut_too(text: str, before: str) -> None:
+    assert text[: prepared_sources.edge_of(text)] == before
+
+
+def test_a_folder_is_its_text_files_in_order(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    for name in ("b.txt", "a.md", "sub/c.txt", "other.csv"):
+        (tmp_path / name).write_text(name)
+    documents(tmp_path / "d.jsonl", "one", "two")
+    found = find_sources([str(tmp_path)])
+    assert [source.file.name for source in found] == ["a.md", "b.txt", "d.jsonl", "c.txt"]
+    assert [piece.text for piece in read_pieces(found, "text") if piece.text] == [
+        "a.md",
+        "b.txt",
+        "one",
+        "two",
+        "sub/c.txt",
+    ]
+
+
+def test_the_same_file_twice_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    with pytest.raises(UserError, match="once"):
+        find_sources([str(tmp_path), str(tmp_path / "a.txt")])
+
+
+@given(st.integers(2, 3000), st.floats(0.001, 0.7), st.integers(0, 3))
+def test_documents_are_chosen_in_the_right_number_and_by_the_seed_alone(count: int, share: float, seed: int) -> None:
+    chosen = [ByDocument(count, share, seed).region(i) for i in (0, count - 1)]
+    split = ByDocument(count, share, seed)
+    regions = [split.region(i) for i in range(count)]
+    assert regions.count("validation") == max(1, round(count * share))
+    assert [regions[0], regions[-1]] == chosen
+
+
+def test_seeds_choose_differently() -> None:
+    picked = {tuple(ByDocument(40, 0.25, seed).region(i) for i in range(40)) for seed in range(5)}
+    assert len(picked) == 5
+
+
+def test_a_split_that_leaves_nothing_to_train_on_is_refused() -> None:
+    with pytest.raises(UserError, match="there are 2"):
+        ByDocument(2, 0.9, 0)
+
+
+@given(st.lists(st.text(max_size=12), min_size=1, max_size=8), st.floats(0.01, 0.99))
+def test_a_cut_by_position_keeps_every_character_and_every_end_once(texts: list[str], share: float) -> None:
+    size = sum(len(text.encode()) for text in texts)
+    split = ByPosition(size, share)
+    parts = [part for i, text in enumerate(texts) for part in split.parts(Piece(i, text, last=True))]
+    assert "".join(part.text for _, part in parts) == "".join(texts)
+    assert [part.document for _, part in parts if part.last] == list(range(len(texts)))
+    regions = [region for region, _ in parts]
+    assert regions == sorted(regions), "training comes first"
+    kept = sum(len(part.text.encode()) for region, part in parts if region == "train")
+    assert 0 <= kept - (size - round(size * share)) <= 3
+
+
+def test_few_documents_are_cut_by_position() -> None:
+    assert isinstance(choose_split(9, 1000, 0.1, 0), ByPosition)
+    assert isinstance(choose_split(10, 1000, 0.1, 0), ByDocument)

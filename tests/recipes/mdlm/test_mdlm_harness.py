@@ -1,0 +1,190 @@
+"""lm-evaluation-harness: its three questions answered exactly on a toy, on one rank and two; whole tasks offline."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from exact_toy import LENGTH, TOY, ExactConditionals
+
+from samestep.cli.evaluate import figures
+from samestep.cli.main import main
+from samestep.models.transformer import TransformerConfig
+from samestep.recipes.mdlm.config import MdlmConfig
+from samestep.recipes.mdlm.harness import Judge, Questions
+from samestep.recipes.mdlm.sampling import SamplingConfig
+from samestep.world.world import World
+from toys import run_on_ranks
+
+LETTERS = "abc"
+TEXTS = ["abca", "bbcb", "caac"]
+
+
+class Letters:
+    """The toy's three tokens as letters."""
+
+    kind = "letters"
+    vocabulary = TOY
+
+    def encode(self, text: str) -> list[int]:
+        return [LETTERS.index(letter) for letter in text]
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self.encode(text) for text in texts]
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        return "".join(LETTERS[token] for token in tokens)
+
+    def save(self, folder: Path) -> None:
+        raise NotImplementedError
+
+
+def judge(world: World | None = None, draws: int = 2000, **sampling: Any) -> Judge:
+    shape = TransformerConfig(d_model=4, n_layers=1, n_heads=1, vocab_size=TOY.size, max_sequence_length=LENGTH)
+    options = SamplingConfig(**{"length": 2, "steps": 4, **sampling})
+    config = MdlmConfig(model=shape, sampling=options, samples_at_end=0, batch_size=500)
+    return Judge(ExactConditionals(), Letters(), config, Questions([], draws=draws), world or World.single())
+
+
+def ask(*args: Any) -> SimpleNamespace:
+    return SimpleNamespace(args=args)
+
+
+def test_the_likelihood_of_a_continuation() -> None:
+    toy = ExactConditionals()
+    found = judge().loglikelihood([ask(text[:1], text[1:]) for text in TEXTS] + [ask("", text) for text in TEXTS])
+    tokens = torch.tensor([Letters().encode(text) for text in TEXTS])
+    whole, first = toy.nll(tokens, torch.full((3,), LENGTH)), toy.nll(tokens, torch.ones(3, dtype=torch.int64))
+    assert [mean for mean, _ in found] == pytest.approx([*(first - whole).tolist(), *(-whole).tolist()], rel=0.05)
+    best = toy.texts[toy.table.argmax()].tolist()
+    sure = judge().loglikelihood([ask(Letters().decode(best[:3]), LETTERS[token]) for token in range(3)])
+    assert [greedy for _, greedy in sure] == [token == best[3] for token in range(3)]
+
+
+def test_a_whole_text_is_taken_in_rows() -> None:
+    text = TEXTS[0] + TEXTS[1]
+    (both,) = judge().loglikelihood_rolling([ask(text)])
+    apart = [mean for mean, _ in judge().loglikelihood([ask("", text[:4]), ask("", text[4:])])]
+    assert both == pytest.approx(sum(apart), rel=0.05)
+    assert judge().loglikelihood_rolling([ask("")]) == [0]
+
+
+def test_what_is_written_ends_where_the_task_says() -> None:
+    settings = {"until": ["x"], "max_gen_toks": 3, "do_sample": False}
+    texts = judge().generate_until([ask("a", settings), ask("", settings), ask("abcab", settings)])
+    assert [len(text) for text in texts] == [3, 3, 3], "a prompt that is too long loses its beginning"
+    last = texts[0][-1]
+    (cut,) = judge().generate_until([ask("a", {**settings, "until": ["zz", last]})])
+    assert cut == texts[0][: texts[0].index(last)]
+    drawn = {judge(temperature=1.0).generate_until([ask("a", {"do_sample": True, "temperature": 3.0})])[0]}
+    assert {len(text) for text in drawn} == {2}, "as long as the settings say where the task does not"
+
+
+def answers(world: World) -> list[Any]:
+    mine = judge(world, draws=32)
+    settings = {"do_sample": True, "temperature": 1.0, "max_gen_toks": 3}
+    return [
+        mine.loglikelihood([ask(text[:place], text[place:]) for text in TEXTS for place in range(3)]),
+        mine.loglikelihood_rolling([ask(text * 2) for text in TEXTS]),
+        mine.generate_until([ask(text[:1], settings) for text in TEXTS]),
+    ]
+
+
+def worker(folder: Path) -> None:
+    world = World.join(device="cpu", timeout=60)
+    (folder / f"{world.rank}.json").write_text(json.dumps(answers(world)))
+    world.leave()
+
+
+@pytest.mark.timeout(60)
+def test_two_ranks_answer_as_one(tmp_path: Path) -> None:
+    run_on_ranks(worker, 2, tmp_path, logs=tmp_path / "logs")
+    alone = json.loads(json.dumps(answers(World.single())))
+    assert [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)] == [alone, alone]
+
+
+# ---- whole tasks
+
+CHOICE = """
+task: shorter
+dataset_path: json
+dataset_kwargs: {data_files: {test: questions.jsonl}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{q}}"
+doc_to_choice: "{{choices}}"
+doc_to_target: gold
+metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
+"""
+WRITING = """
+task: writing
+dataset_path: json
+dataset_kwargs: {data_files: {test: texts.jsonl}}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{q}}"
+doc_to_target: "{{a}}"
+generation_kwargs: {until: ["\\n\\n"], max_gen_toks: 6, do_sample: false}
+metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
+"""
+
+
+def lines(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.timeout(120)
+def test_local_tasks_need_no_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("lm_eval")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    train = ["--preset=verify", "--max_steps=1", "--samples_at_end=0", "--name=a", "--no-log.tensorboard"]
+    assert main(["train", "mdlm", *train]) == 0
+    assert main(["sample", "a", "--prompt=One", "--length=6", "--temperature=0", "--out=text.jsonl"]) == 0
+    written = json.loads(Path("text.jsonl").read_text())["text"].removeprefix("One")
+    lines(Path("questions.jsonl"), [{"q": "One", "choices": ["two two two two", "2"], "gold": 1}] * 3)
+    lines(Path("texts.jsonl"), [{"q": "One", "a": written}, {"q": "One", "a": "something else"}])
+    for name, text in (("shorter", CHOICE), ("writing", WRITING)):
+        (tmp_path / f"{name}.yaml").write_text(text)
+    capsys.readouterr()
+    words = ["a", "--tasks=shorter,writing", "--include_path=.", "--limit=2", "--draws=4", "--out=results.json"]
+    assert main(["evaluate", *words]) == 0
+    results = json.loads(Path("results.json").read_text())
+    assert sorted(row[:4] for row in figures(results)) == [
+        ("shorter", "2", "acc", "1.0000"),
+        ("writing", "2", "exact_match", "0.5000"),
+    ]
+    assert results["samestep"]["draws"] == 4
+    assert "exact_match" in capsys.readouterr().out
+    assert main(["evaluate", "a", "--tasks=writing,reading", "--include_path=."]) == 2
+    assert "there is no task 'reading' in ." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--tasks=x"], "needs a run, a checkpoint or a model folder first"),
+        (["a"], "Name at least one task"),
+        (["a", "--tasks=x", "--limit=0"], "--limit must be a whole number of at least 1"),
+        (["a", "--tasks=x", "--draws=many"], "--draws must be a whole number"),
+        (["a", "--tasks=x", "--include_path=nowhere"], "Give --include_path a folder with task files"),
+        (["a", "--tasks=x", "--out=nowhere/x.json"], "Make the folder of --out"),
+        (["a", "--tasks=x"], "'a' is not a run"),
+    ],
+)
+def test_bad_words_are_refused(
+    words: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["evaluate", *words]) == 2
+    assert sentence in capsys.readouterr().err
