@@ -10,7 +10,7 @@ from samestep.train.finding import known_recipes
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "sine.py")
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("recipe", [*known_recipes(), EXAMPLE, "planted.sound", "planted.declared_unused"])
 def test_recipe(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = run([recipe, "--kill-seed", "7", "--keep", str(tmp_path / "runs")])

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from samestep.cli import verify
 from samestep.cli.main import main
+from samestep.cli.recipe_words import RecipeWords
 from samestep.core.errors import UserError
 from samestep.doctor.check import Check
 from samestep.doctor.table import Board, table
@@ -54,6 +55,14 @@ def test_a_recipe_without_the_preset_is_told_to_declare_one(
     monkeypatch.setitem(sys.modules, "bare_recipe", module)
     assert main(["verify", "bare_recipe"]) == 2
     assert "has no preset 'verify'; declare a small one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "presets"), [([], ["verify", "verify-sft"]), (["--preset", "verify-sft"], ["verify-sft"])]
+)
+def test_every_preset_for_proofs_is_proved_unless_one_is_named(words: list[str], presets: list[str]) -> None:
+    asked = RecipeWords.read(["mdlm", *words], "verify")
+    assert list(verify.chosen(asked, asked.recipe())) == presets
 
 
 @pytest.mark.parametrize("words", [["--kill-seed", "x"], ["--timeout", "0"], ["--keep", "."]])

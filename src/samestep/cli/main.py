@@ -12,6 +12,7 @@ from samestep.core.errors import EXIT_DONE, EXIT_USER, UserError, complain
 
 VERBS = {
     "train": "train a recipe, or resume a run",
+    "submit": "train as a job of SLURM or PBS",
     "verify": "prove that a recipe is the same run at any world size and after a kill",
     "sample": "generate from a trained run",
     "evaluate": "score a trained model on tasks of lm-evaluation-harness",
@@ -25,8 +26,9 @@ USAGE = """samestep: the same run, step for step, on any number of devices
 
   samestep train RECIPE [--preset NAME] [key=value | --key value ...]
   samestep train --resume RUN
+  samestep submit RECIPE --on slurm --nodes N --gpus-per-node G
   samestep verify RECIPE
-  samestep sample RUN [--prompt TEXT]
+  samestep sample RUN|CHECKPOINT|FOLDER [--prompt TEXT]
   samestep export RUN FOLDER
   samestep data prepare FILE ... --out FOLDER
   samestep checkpoints RUN [--verify]

@@ -38,7 +38,7 @@ def run(words: Sequence[str]) -> int:
         return EXIT_DONE
     asked = RecipeWords.read(words, "verify", extra=("kill-seed", "timeout", "keep"))
     recipe = asked.recipe()
-    configs = _configs(asked, recipe)
+    configs = chosen(asked, recipe)
     seed = _number(asked.options.get("kill-seed"), "kill-seed", secrets.randbelow(1_000_000))
     timeout = _number(asked.options.get("timeout"), "timeout", 15)
     folder = _folder(asked.options.get("keep"))
@@ -60,7 +60,7 @@ def run(words: Sequence[str]) -> int:
     return _summary(checks)
 
 
-def _configs(asked: RecipeWords, recipe: Recipe) -> dict[str, Any]:
+def chosen(asked: RecipeWords, recipe: Recipe) -> dict[str, Any]:
     """What to prove, by preset: all that are named for it, or the one that the line names."""
     presets = [name for name in recipe.presets if name == PRESET or name.startswith(f"{PRESET}-")]
     if not presets:

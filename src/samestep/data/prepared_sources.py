@@ -12,7 +12,7 @@ from samestep.data.text import JSONL, documents, existing_file, records
 
 PLAIN = (".txt", ".md", ".text")
 """What is read out of a folder, beside JSONL."""
-_CHUNK = 1 << 18
+_CHUNK = 1 << 16
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,10 @@ class ExactConditionals(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         self.seen.append(tokens)
-        digits = tokens.clamp(max=TOY.mask)  # what is hidden and what is padding are unknown alike
-        return self.answers[digits @ (TOY.mask + 1) ** torch.arange(LENGTH - 1, -1, -1)] + self.bias
+        size = tokens.shape[1]
+        # What is hidden, what is padding and what is not there are unknown alike.
+        digits = nn.functional.pad(tokens.clamp(max=TOY.mask), (0, LENGTH - size), value=TOY.mask)
+        return self.answers[digits @ (TOY.mask + 1) ** torch.arange(LENGTH - 1, -1, -1)][:, :size] + self.bias
 
     def nll(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """The exact negative log-probability of the first `length` tokens of each row."""

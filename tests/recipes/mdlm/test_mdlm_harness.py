@@ -145,7 +145,7 @@ def test_local_tasks_need_no_network(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     train = ["--preset=verify", "--max_steps=1", "--samples_at_end=0", "--name=a", "--no-log.tensorboard"]
-    assert main(["train", "mdlm", *train]) == 0
+    run_on_ranks(main, 1, ["train", "mdlm", *train], logs=tmp_path / "logs")
     assert main(["sample", "a", "--prompt=One", "--length=6", "--temperature=0", "--out=text.jsonl"]) == 0
     written = json.loads(Path("text.jsonl").read_text())["text"].removeprefix("One")
     lines(Path("questions.jsonl"), [{"q": "One", "choices": ["two two two two", "2"], "gold": 1}] * 3)

@@ -17,7 +17,8 @@ from samestep.train.weights import is_checkpoint, is_run
 
 ROUND = 64
 """An embedding that was rounded up for speed is rounded up to a multiple of this."""
-PROBE = "To be, or not to be: 2 x 21 = 42.\n"
+PROBES = 200
+"""So many tokens are read to tell whether two tokenizers are the same."""
 
 
 def settle(config: MdlmConfig) -> MdlmConfig:
@@ -82,6 +83,8 @@ def _same_tokens(source: Path, ours: Tokenizer) -> bool:
     return _sign(theirs) == _sign(ours)
 
 
-def _sign(tokenizer: Tokenizer) -> tuple[int, int, list[int]]:
-    """What two tokenizers of the same name may differ in."""
-    return tokenizer.vocabulary.mask, tokenizer.vocabulary.eos, tokenizer.encode(PROBE)
+def _sign(tokenizer: Tokenizer) -> tuple[Vocabulary, list[str]]:
+    """What tells tokenizers apart: their special tokens, and how some of the others read."""
+    vocabulary = tokenizer.vocabulary
+    some = range(0, vocabulary.size, max(1, vocabulary.size // PROBES))
+    return vocabulary, [tokenizer.decode([token]) for token in some]

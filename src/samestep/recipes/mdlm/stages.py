@@ -67,7 +67,7 @@ def build(bench: Bench) -> Fit:
         text.tokenizer.save(bench.artifact(TOKENIZER))
     objective = Objective(config.objective, text.tokenizer.vocabulary, config.seed, text.sft)
     feed = bench.feed(text.train, count=objective.count)
-    learner = bench.learner(Transformer(config.model))
+    learner = bench.learner(lambda: Transformer(config.model))
     fit = partial(FitWithFiles, files=_epoch_files(bench, text)) if config.pt_checkpoints else Fit
     return fit(
         learner,

@@ -1,0 +1,90 @@
+"""The recipe mdlm as its users run it: their flags, their scripts, their files, chats of their own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from cli.conftest import Shell
+from samestep.cli.main import main
+from samestep.core.records import read_json
+
+pytestmark = pytest.mark.timeout(120)
+SCRIPTS = Path(__file__).parents[2] / "scripts" / "mdlm"
+SMALL = ["--preset=verify", "--distributed.dtype=float32", "--no-log.tensorboard", "--sampling.length=4"]
+LABELS = ("dataset", "model", "batch size per GPU", "total batch size", "epochs", "learning rate", "save directory")
+LABELS += ("number of GPUs", "parameters", "mixed precision")
+
+
+def chats(folder: Path) -> Path:
+    """Forty questions with answers, prepared as characters."""
+    rows = [{"prompt": f"{a} + {b}?", "answer": f"{a + b}."} for a in range(5) for b in range(8)]
+    (folder / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["--out", str(folder / "chats"), "--tokenizer", "char", "--sequence_length", "40"]
+    assert main(["data", "prepare", str(folder / "chats.jsonl"), *words]) == 0
+    return folder / "chats"
+
+
+def test_answers_to_chats_are_learned_and_a_run_goes_on_from_its_file(shell: Shell) -> None:
+    data = chats(shell.folder)
+    flags = ["--data_dir", str(data), "--data.limit=null", "--save_dir", "out", "--epochs", "2", "--batch_size", "3"]
+    words = ["train", "mdlm", *SMALL, *flags, "--learning_rate", "1e-3", "--no_fp16", "--pt_checkpoints"]
+    codes, output = shell(*words, "--name", "a", "--ema_decay=0.9")
+    assert codes == [0], output
+    found = [line.split("  ")[0] for line in output.splitlines() if "  " in line]
+    assert [found.count(label) for label in LABELS] == [1] * len(LABELS), output
+    assert "prompt:\nuser\n\n" in output
+    run = Path("out/a")
+    vocabulary = read_json(data / "metadata.json")["vocab_size"]
+    assert read_json(run / "config.json")["config"]["model"]["vocab_size"] == vocabulary
+    assert (run / "artifacts" / "sft" / "tokenizer").is_dir()
+    first, last = (torch.load(run / f"checkpoint_epoch_{epoch}.pt", weights_only=True) for epoch in (1, 2))
+    assert (last["epoch"], last["vocab_size"], len(last["val_losses"])) == (2, vocabulary, 2)
+    codes, output = shell(*words, "--name", "b", "--resume", str(run / "checkpoint_epoch_1.pt"))
+    assert codes == [0], output
+    again = torch.load("out/b/checkpoint_epoch_2.pt", weights_only=True)
+    assert all(torch.equal(again["model_state_dict"][name], value) for name, value in last["model_state_dict"].items())
+    assert again["train_losses"] == last["train_losses"]
+    assert first["train_losses"] == last["train_losses"][:1]
+
+
+def test_another_run_begins_with_the_network_of_the_first_and_refuses_other_tokens(shell: Shell) -> None:
+    flags = ["--max_steps=1", "--samples_at_end=0"]
+    assert shell("train", "mdlm", *SMALL, *flags, "--model.d_model=24", "--name", "a")[0] == [0]
+    assert shell("train", "mdlm", *SMALL, *flags, "--model_name", "runs/a", "--name", "b")[0] == [0]
+    assert read_json(Path("runs/b/config.json"))["config"]["model"]["d_model"] == 24
+    data = chats(shell.folder)
+    codes, output = shell("train", "mdlm", *SMALL, *flags, "--model_name", "runs/a", "--data_dir", str(data))
+    assert codes == [2]
+    assert "is in other tokens than runs/a knows; prepare the text with its tokenizer" in output
+
+
+def test_the_scripts_that_people_know(shell: Shell) -> None:
+    env = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    small = [*SMALL, "--model_name=null", "--max_steps=1", "--samples_at_end=0", "--save_dir=out", "--name=a"]
+    launched = subprocess.run(
+        [
+            SCRIPTS / "launch_training.sh",
+            "2",
+            "pydoc-questions",
+            "--data.limit=null",
+            "--data.sequence_length=80",
+            *small,
+        ],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert launched.returncode == 0, launched.stderr
+    assert "0 (2 processes on the CPU)" in launched.stdout
+    assert Path("out/a/status.json").exists()
+    alone = subprocess.run(
+        [sys.executable, SCRIPTS / "train_llada_pretrained.py"], env=env, capture_output=True, text=True, timeout=100
+    )
+    assert alone.returncode == 2
+    assert "hf download GSAI-ML/LLaDA-8B-Instruct --local-dir LLaDA-8B-Instruct" in alone.stderr

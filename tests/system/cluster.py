@@ -1,0 +1,138 @@
+"""A real SLURM cluster on this machine: a controller, two nodes of eight cores and four GPUs that are none, munge."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "scontrol")
+READY = 30.0
+"""Seconds in which a cluster must be up."""
+KILL_WAIT = 10
+"""Seconds between SIGTERM and SIGKILL, in which a run has to save."""
+GPUS = 4
+_NODE = f"CPUs=8 Boards=1 SocketsPerBoard=1 CoresPerSocket=8 ThreadsPerCore=1 RealMemory=8000 Gres=gpu:{GPUS}"
+
+
+@dataclass
+class Cluster:
+    """Its daemons, and the environment in which the commands of SLURM speak to it."""
+
+    folder: Path
+    daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def env(self) -> dict[str, str]:
+        """For everything that talks to this cluster; its nodes' names resolve nowhere, but all are here."""
+        return {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf"), "OMP_NUM_THREADS": "1"}
+
+    def start(self) -> None:
+        """Bring it up, or say what its controller said."""
+        self._prepare()
+        munge = self.folder / "munge"
+        files = [f"--{name}={munge / name[:-5]}" for name in ("key-file", "pid-file", "log-file", "seed-file")]
+        self._daemon("munged", "-F", "--force", f"--socket={munge / 'sock'}", *files)
+        _wait(lambda: (munge / "sock").exists(), READY)
+        self._daemon("slurmctld", "-D", "-i")
+        for node in ("node1", "node2"):
+            self._daemon("slurmd", "-D", "-N", node)
+        ready = _wait(lambda: self("sinfo", "-h", "-N", "-p", "main", "-o", "%N=%T").split() == _IDLE, READY)
+        assert ready, (self.folder / "slurmctld.log").read_text()[-2000:]
+
+    def stop(self) -> None:
+        """Take it down: jobs, then nodes and controller, munge last."""
+        self("scancel", "-u", "root")
+        for daemon in (*self.daemons[:0:-1], *self.daemons[:1]):
+            daemon.terminate()
+            try:
+                daemon.wait(10)
+            except subprocess.TimeoutExpired:
+                os.killpg(daemon.pid, signal.SIGKILL)
+                daemon.wait()
+
+    def __call__(self, *words: str) -> str:
+        """What a command of SLURM prints."""
+        done = subprocess.run(words, env=self.env, capture_output=True, text=True, timeout=30, check=False)
+        return done.stdout
+
+    def _daemon(self, *words: str) -> None:
+        with open(self.folder / f"{words[0]}{words[-1] if words[0] == 'slurmd' else ''}.log", "w") as log:
+            self.daemons.append(
+                subprocess.Popen(
+                    words, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                )
+            )
+
+    def _prepare(self) -> None:
+        folder = self.folder
+        folder.chmod(0o755)
+        for name in ("state", "dev", "munge"):
+            (folder / name).mkdir(mode=0o755)
+        (folder / "munge" / "key").write_bytes(os.urandom(1024))
+        (folder / "munge" / "key").chmod(0o600)
+        for number in range(GPUS):  # a GPU must be a character device to be given out
+            os.mknod(folder / "dev" / f"nvidia{number}", 0o020600, os.makedev(195, number))
+        (folder / "gres.conf").write_text(
+            f"NodeName=node[1-2] Name=gpu File={folder}/dev/nvidia[0-{GPUS - 1}] Flags=nvidia_gpu_env\n"
+        )
+        (folder / "slurm.conf").write_text(_configuration(folder))
+
+
+_IDLE = ["node1=idle", "node2=idle"]
+
+
+def _configuration(folder: Path) -> str:
+    host = socket.gethostname().split(".")[0]
+    nodes = "\n".join(
+        f"NodeName=node{number} NodeHostname={host} NodeAddr=127.0.0.1 Port={_free_port()} {_NODE}" for number in (1, 2)
+    )
+    return f"""ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={_free_port()}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/sock,cred_expire=5
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool.%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+ReturnToService=2
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+JobRequeue=1
+KillWait={KILL_WAIT}
+MinJobAge=3600
+SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0,bf_interval=1
+GresTypes=gpu
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+{nodes}
+PartitionName=main Nodes=node[1-2] Default=YES MaxTime=INFINITE PriorityTier=1 PreemptMode=REQUEUE
+PartitionName=patient Nodes=node[1-2] MaxTime=INFINITE PriorityTier=1 PreemptMode=REQUEUE GraceTime=30
+PartitionName=urgent Nodes=node[1-2] MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF
+"""
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def _wait(condition, seconds: float) -> bool:
+    """Whether something came true in time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.1)
+    return False

@@ -1,0 +1,136 @@
+"""Hosts for tests: network namespaces on one bridge, each with its name, its address and, if wished, its own folders.
+
+A process in a host sees only that host's network. The others are reached by name, over links that can be cut. Whatever
+runs in a host can be found and killed through its namespace, so nothing outlives a test.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+_NEEDED = ("ip", "nsenter", "unshare", "mount", "hostname")
+
+
+def require_hosts() -> None:
+    """Skip where hosts cannot be made; fail where they must be."""
+    missing = [tool for tool in _NEEDED if shutil.which(tool) is None]
+    reason = f"{', '.join(missing)} is not installed" if missing else "" if os.geteuid() == 0 else "needs root"
+    if not reason:
+        tried = subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True, text=True)
+        reason = tried.stderr.strip()
+    if reason and os.environ.get("SAMESTEP_REQUIRE_SYSTEM") == "1":
+        pytest.fail(f"hosts as network namespaces are required here, but: {reason}")
+    if reason:
+        pytest.skip(f"hosts as network namespaces: {reason}")
+
+
+def wait_for(condition: Callable[[], object], seconds: float, what: str = "") -> None:
+    """Until the condition holds; a test fails that waits in vain."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"waited {seconds:g} s in vain {what}"
+        time.sleep(0.05)
+
+
+@dataclass
+class Host:
+    """One machine."""
+
+    name: str
+    namespace: str
+    switch: str
+    names: Path
+    """Its /etc/hosts."""
+    own: Mapping[str, Path] = field(default_factory=dict)
+    """Folders that it sees in place of others: its own disks."""
+
+    def start(
+        self, *command: str, env: Mapping[str, str] | None = None, output: Path, folder: Path | None = None
+    ) -> "subprocess.Popen[bytes]":
+        """Begin a command here; what it prints is appended to `output`."""
+        mounts = {**self.own, "/etc/hosts": self.names}
+        lines = [f"hostname {self.name}", *(f"mount --bind '{source}' '{place}'" for place, source in mounts.items())]
+        if folder is not None:
+            lines.append(f"cd '{folder}'")  # after the mounts, or it would be the folder beneath them
+        script = " && ".join([*lines, 'exec "$@"'])
+        inside = ["nsenter", f"--net=/run/netns/{self.namespace}", "unshare", "--uts", "--mount"]
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with open(output, "ab") as printed:
+            return subprocess.Popen(
+                [*inside, "sh", "-c", script, "sh", *command],
+                stdout=printed,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **(env or {})},
+                start_new_session=True,
+            )
+
+    def processes(self) -> list[int]:
+        """All that runs here."""
+        return [int(word) for word in _run("ip", "netns", "pids", self.namespace).split()]
+
+    def kill(self) -> None:
+        """The end of all that runs here, as when the power goes."""
+        for _ in range(50):
+            found = self.processes()
+            if not found:
+                return
+            for process in found:
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            time.sleep(0.05)
+        raise AssertionError(f"{self.name} still has the processes {self.processes()}")
+
+    def cut(self) -> None:
+        """Pull the plug of its network."""
+        _run("ip", "-n", self.switch, "link", "set", f"to-{self.name}", "down")
+
+    def mend(self) -> None:
+        """Put it back."""
+        _run("ip", "-n", self.switch, "link", "set", f"to-{self.name}", "up")
+
+
+@contextmanager
+def hosts(count: int, folder: Path, mark: str) -> Iterator[Sequence[Host]]:
+    """So many hosts, node1 and so on, at 10.78.0.1 and so on; `mark` keeps those of other tests apart."""
+    require_hosts()
+    switch, names = f"{mark}-switch", [f"node{number}" for number in range(1, count + 1)]
+    listed = folder / "hosts"
+    addresses = [f"10.78.0.{number} node{number}" for number in range(1, count + 1)]
+    listed.write_text("\n".join(["127.0.0.1 localhost", *addresses]) + "\n")
+    made = [Host(name, f"{mark}-{name}", switch, listed) for name in names]
+    try:
+        _run("ip", "netns", "add", switch)
+        _run("ip", "-n", switch, "link", "add", "br0", "type", "bridge")
+        _run("ip", "-n", switch, "link", "set", "br0", "up")
+        for number, host in enumerate(made, start=1):
+            _plug_in(host, f"10.78.0.{number}/24")
+        yield made
+    finally:
+        for host in made:
+            with suppress(subprocess.CalledProcessError):
+                host.kill()
+        for namespace in [*(host.namespace for host in made), switch]:
+            subprocess.run(["ip", "netns", "del", namespace], capture_output=True)
+
+
+def _plug_in(host: Host, address: str) -> None:
+    _run("ip", "netns", "add", host.namespace)
+    plug = ["type", "veth", "peer", "name", f"to-{host.name}", "netns", host.switch]
+    _run("ip", "link", "add", "eth0", "netns", host.namespace, *plug)
+    _run("ip", "-n", host.switch, "link", "set", f"to-{host.name}", "master", "br0", "up")
+    _run("ip", "-n", host.namespace, "addr", "add", address, "dev", "eth0")
+    for link in ("lo", "eth0"):
+        _run("ip", "-n", host.namespace, "link", "set", link, "up")
+
+
+def _run(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
