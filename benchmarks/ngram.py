@@ -1,7 +1,7 @@
 """Bits per byte of plain n-gram models on the split that `mdlm` trains on: what a learned figure is to be held against.
 
     python benchmarks/ngram.py                 the text inside Python
-    python benchmarks/ngram.py my_text.txt     any local text or JSONL file
+    python benchmarks/ngram.py my_text.txt     any local text or JSONL file, or a folder prepared as bytes
 
 An order of n predicts a byte from the n - 1 before it, in both regions read as one run; counts come from the training
 region only and are smoothed by Witten and Bell's rule down to a uniform guess over the 256 bytes.
@@ -12,8 +12,7 @@ import math
 import sys
 from collections import Counter
 
-from samestep.recipes.mdlm.config import DataConfig
-from samestep.recipes.mdlm.corpus import load
+from samestep.recipes.mdlm.corpus import DataConfig, load
 
 ORDERS = (1, 2, 3, 4, 5, 6)
 Run = tuple[int, ...]

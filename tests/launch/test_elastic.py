@@ -18,7 +18,7 @@ from samestep.core.errors import UserError
 from samestep.core.handover import LastWord
 from samestep.launch import agent
 from samestep.launch.elastic import Launch, how_many
-from samestep.launch.failure import Failure, cause, headline, last_word
+from samestep.launch.failure import Failure, cause, headline, last_word, tail
 from samestep.launch.requests import StopRequests
 
 pytestmark = pytest.mark.timeout(60)
@@ -296,7 +296,7 @@ def test_the_headline_is_one_sentence_with_the_end_of_the_traceback(tmp_path: Pa
     assert headline(Failure(1, 2, word=user)) == "samestep: write it otherwise"
     printed = tmp_path / "rank_1.err"
     printed.write_text("Segmentation fault at line 7\n")
-    crash = Failure(1, -signal.SIGSEGV, output=printed)
+    crash = Failure(1, -signal.SIGSEGV, printed=tail(printed))
     assert "was killed by SIGSEGV" in headline(crash) and "line 7" in headline(crash)
     assert "perhaps by the system" in last_word(Failure(1, -signal.SIGKILL)).text
 

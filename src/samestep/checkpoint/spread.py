@@ -1,6 +1,7 @@
 """Whether all ranks see one disk, and rank 0's state on all ranks when they do not."""
 
 import secrets
+import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from samestep.checkpoint.agree import settle
+from samestep.checkpoint.manifest import checkpoint_folders
 from samestep.core.errors import UserError
 from samestep.world.world import World
 
@@ -33,6 +35,24 @@ def shared_probe(folder: Path, world: World, patience: float = 2.0) -> bool:
     if world.is_main:
         token.unlink(missing_ok=True)
     return all(answers)
+
+
+def refuse_newer_elsewhere(folder: Path, world: World) -> None:
+    """Without a shared disk only rank 0's checkpoints count: refuse to go on without newer ones of another node.
+
+    `folder` holds those of every stage.
+    """
+    stages = [path for path in sorted(folder.iterdir()) if path.is_dir()] if folder.is_dir() else []
+    own = {path.name: max(checkpoint_folders(path), default=0) for path in stages}
+    (first, known), *others = world.gather([socket.gethostname(), own])
+    for host, found in others:
+        for stage, step in found.items():
+            if step > known.get(stage, 0):
+                raise UserError(
+                    f"rank 0 runs on {first}, but {host} has a newer checkpoint (step {step} of stage {stage!r}) in "
+                    f"{folder} and no disk is shared: start with {host} as the first node, copy the run directory from "
+                    f"{host} to {first}, or choose another name with name=..."
+                )
 
 
 def _appears(path: Path, patience: float) -> bool:

@@ -18,6 +18,7 @@ from samestep.core.overrides import take
 from samestep.core.parent import stop_with
 
 HELP = """samestep train RECIPE [--nproc N] [--preset NAME] [--config FILE] [key=value | --key value ...]
+samestep train RECIPE --nproc N --nodes M --rdzv HOST:PORT [--node-rank K] ...       (the same on each of M machines)
 samestep train --resume RUN [--nproc N] [settings that may change, such as max_time=2h]
 
 RECIPE is a recipe's name, the import path of your own (my_package.my_recipe), or a file (my_recipe.py).
@@ -27,8 +28,12 @@ RECIPE is a recipe's name, the import path of your own (my_package.my_recipe), o
                 alone. `torchrun --nproc_per_node=2 -m samestep train RECIPE ...` works as well
 --max-restarts  with --nproc: how often a failed run starts again from its last checkpoint (0); one that ran out of
                 memory always does, with half the batch_size and the same global batch
---grace         with --nproc: seconds that a run has to stop and save after Ctrl-C or SIGTERM (30)"""
-LAUNCHING = ("nproc", "max-restarts", "grace")
+--grace         with --nproc: seconds that a run has to stop and save after Ctrl-C or SIGTERM (30)
+--nodes         so many machines, or LEAST:MOST, which may then leave and join; --nproc (auto) is for each of them
+--rdzv          with --nodes: where they meet, HOST:PORT; HOST is the first machine
+--node-rank     with --nodes: place of this machine among them, the first is 0; without it any order will do
+--join-timeout  with --nodes: seconds that they wait for each other (300)"""
+LAUNCHING = ("nproc", "max-restarts", "grace", "nodes", "rdzv", "node-rank", "join-timeout")
 TORCHRUN_GRACE = 30.0
 """Seconds to stop in good order after torchrun itself was killed; it allows as many when it is stopped."""
 
@@ -39,8 +44,6 @@ def run(words: Sequence[str]) -> int:
         print(HELP)
         return EXIT_DONE
     options, rest = take(words, LAUNCHING)
-    if options and "nproc" not in options:
-        raise UserError(f"--{next(iter(options))} is for launching several processes; add --nproc N, or leave it out")
     with _leaving_quietly():
         return _launch(options, rest) if options else _work(rest)
 
@@ -48,16 +51,22 @@ def run(words: Sequence[str]) -> int:
 def _launch(options: Mapping[str, str], words: Sequence[str]) -> int:
     """Start workers that run the same command without the launching options."""
     from samestep.launch.elastic import GRACE, Launch, how_many
+    from samestep.launch.nodes import nodes_from
 
+    nodes = nodes_from(options)
+    if not options.keys() & {"nproc", "nodes"}:
+        raise UserError(f"--{next(iter(options))} is for launching several processes; add --nproc N, or leave it out")
     if "RANK" in os.environ or "WORLD_SIZE" in os.environ:
-        raise UserError("this process is one of several that a launcher has started; leave out --nproc")
+        word = "--nodes" if "nodes" in options else "--nproc"
+        raise UserError(f"this process is one of several that a launcher has started; leave out {word}")
     folder = os.environ.get(handover.FOLDER)  # of the program that called this one, if one did
     launch = Launch(
         ["-m", "samestep", "train", *words],
-        how_many(options["nproc"]),
+        how_many(options.get("nproc", "auto")),
         max_restarts=int(_number(options, "max-restarts", 0)),
         grace=_number(options, "grace", GRACE),
         folder=Path(folder) if folder else None,
+        nodes=nodes,
     )
     return launch.run()
 

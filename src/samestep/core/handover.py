@@ -26,7 +26,8 @@ PARENT = "SAMESTEP_PARENT"
 GRACE = "SAMESTEP_GRACE"
 """Seconds between a request to stop and the end by force."""
 
-_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # torch's agent names one a rank and reads it when the rank fails
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+"""Where a rank leaves word if it fails; the launcher names one a rank, as torchrun does."""
 _RUN = "run.json"
 _FAILURE = "failure.json"
 
@@ -59,7 +60,7 @@ class LastWord:
 
     def leave(self, env: Mapping[str, str]) -> bool:
         """Write it where the agent looks, in the form that torchrun's own summary understands; false: nobody looks."""
-        path = env.get(_ERROR_FILE)
+        path = env.get(ERROR_FILE)
         if not path:
             return False
         stack = {"py_callstack": self.traceback, "timestamp": str(int(self.time))}
@@ -81,7 +82,7 @@ def preempted_code(env: Mapping[str, str]) -> int:
 
 
 def tell_run(path: Path, env: Mapping[str, str]) -> None:
-    """Rank 0 tells its launcher which run directory it opened."""
+    """The first rank of a node tells its launcher which run directory is open."""
     if FOLDER in env:
         write_json(Path(env[FOLDER]) / _RUN, {"path": str(path.absolute())})
 

@@ -1,163 +1,151 @@
-"""One attempt: torch's elastic agent starts the workers and watches them; here is how it stops them.
+"""One attempt on this node: its ranks are started, watched, and ended together."""
 
-Imported when workers are started, since it needs torch.
-"""
-
-import logging
 import os
+import subprocess
 import time
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
-from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
-
+from samestep.core import handover
 from samestep.core.errors import EXIT_PREEMPTED
 from samestep.core.handover import LastWord
-from samestep.launch.failure import Failure
+from samestep.core.records import read_json
+from samestep.launch.failure import Failure, tail
 from samestep.launch.requests import StopRequests
 
-PEER_SECONDS = 10.0
+PEER_SECONDS = 7.0
 """How long the peers of a rank that ended badly may take to end by themselves, and to say why."""
-_POLL_SECONDS = 0.1
+_POLL_SECONDS = 0.05
 
 
-def attempt(command: Sequence[str], nproc: int, launch_id: str, folder: Path, stop: StopRequests) -> list[Failure]:
-    """Run `command` once, `nproc` times at the same time; returns the ranks that did not end well."""
-    with _quiet():
-        # A port is chosen by the system when the store opens it, so nobody can take it in between.
-        meeting = RendezvousParameters("c10d", "localhost:0", launch_id, 1, 1, local_addr="127.0.0.1", is_host=True)
-        spec = WorkerSpec(
-            role="default",
-            local_world_size=nproc,
-            rdzv_handler=get_rendezvous_handler(meeting),
-            entrypoint=command[0],
-            args=tuple(word.replace("$", "$$") for word in command[1:]),  # the agent fills in $-templates
-            max_restarts=0,
-            monitor_interval=_POLL_SECONDS,
-            local_addr="127.0.0.1",
-        )
-        agent = _Agent(spec, _Outputs(folder), stop)
-        try:
-            result = agent.run()
-            return agent.failures(result)
-        except SignalException:  # came while workers were being started: the agent has ended them
-            return [Failure(0, EXIT_PREEMPTED)]
-        finally:
-            stop.ended()
-            spec.rdzv_handler.shutdown()
+@dataclass(frozen=True)
+class Part:
+    """What this node is in an attempt: which ranks run here, and where all ranks meet."""
+
+    address: str
+    port: int
+    launch_id: str
+    world_size: int
+    first_rank: int = 0
+    node: int = 0
+    nodes: int = 1
 
 
-class _Agent(LocalElasticAgent):
-    """torch's agent, but signals go to the ranks once, and a rank that ends badly gives its peers time to follow."""
+class Alarm:
+    """What an attempt learns while it runs, and has to end for: a rank that ended badly, here or elsewhere."""
 
-    def __init__(self, spec: WorkerSpec, outputs: "_Outputs", stop: StopRequests) -> None:
-        super().__init__(spec, logs_specs=outputs, exit_barrier_timeout=10)
-        self._outputs, self._stop = outputs, stop
-        self._processes: dict[int, int] = {}
-        self._ended: dict[int, float] = {}
-        self._broken_at: float | None = None
+    def __init__(self) -> None:
+        self.asked = False
+        """The ranks are to stop in good order."""
+        self._end = float("inf")
 
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        ids = super()._start_workers(worker_group)
-        self._processes = dict(ids)
-        self._stop.listen()  # starting workers put torch's own handlers in place
-        self._stop.started(list(ids.values()))
-        return ids
+    def ring(self, seconds: float, *, ask: bool = False) -> None:
+        """Whoever has not ended so many seconds from now is ended; `ask`: and is asked to. From any thread."""
+        self._end = min(self._end, time.monotonic() + seconds)
+        self.asked = self.asked or ask
 
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        running = []
-        for rank, process in self._processes.items():
-            badly = _ended_badly(process)
-            if badly is None:
-                running.append(process)
-                continue
-            self._ended.setdefault(rank, time.time())
-            if badly and self._broken_at is None:
-                self._broken_at = time.monotonic()
-        if not running:
-            return super()._monitor_workers(worker_group)
-        waited = 0.0 if self._broken_at is None else time.monotonic() - self._broken_at
-        if self._stop.overdue or waited > PEER_SECONDS:
-            self._stop.kill(running)
-        return RunResult(state=WorkerState.HEALTHY)
+    def broken(self, seconds: float) -> None:
+        """A rank of this node ended; the others have so many seconds to follow."""
+        self.ring(seconds)
 
-    def failures(self, result: RunResult) -> list[Failure]:
-        """The ranks that did not end with 0, with what they left to say."""
-        return [
-            Failure(
-                rank,
-                failed.exitcode,
-                self._ended.get(rank, time.time()),
-                LastWord.read(failed.error_file_data),
-                self._outputs.stderr(rank) if rank else None,
-                ended_by_us=failed.pid in self._stop.killed,
-            )
-            for rank, failed in result.failures.items()
-        ]
-
-
-class _Outputs(LogsSpecs):
-    """Rank 0 has the terminal itself, so that its progress bar works; the others write to files."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(log_dir=str(folder))
-        self._folder = folder
+    def look(self, stop: StopRequests) -> None:
+        """Called often, by the thread that runs the attempt."""
 
     @property
-    def root_log_dir(self) -> str:
-        """Where the files are."""
-        return str(self._folder)
-
-    def stdout(self, rank: int) -> Path:
-        """What a rank printed."""
-        return self._folder / f"rank_{rank}.out"
-
-    def stderr(self, rank: int) -> Path:
-        """What a rank printed of errors."""
-        return self._folder / f"rank_{rank}.err"
-
-    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """The files of every rank; an empty name is the terminal."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        words = {rank: str(self._folder / f"rank_{rank}.json") for rank in envs}
-        for rank, env in envs.items():
-            env["TORCHELASTIC_ERROR_FILE"] = words[rank]
-        return LogsDest(
-            stdouts={rank: str(self.stdout(rank)) if rank else "" for rank in envs},
-            stderrs={rank: str(self.stderr(rank)) if rank else "" for rank in envs},
-            tee_stdouts={},
-            tee_stderrs={},
-            error_files=words,
-        )
+    def overdue(self) -> bool:
+        """Whether the ranks had their time to end."""
+        return time.monotonic() > self._end
 
 
-def _ended_badly(process: int) -> bool | None:
-    """Whether a worker ended with anything but 0; None: it still runs. Its status stays for the agent to collect."""
+def attempt(
+    command: Sequence[str], nproc: int, part: Part, folder: Path, stop: StopRequests, alarm: Alarm
+) -> list[Failure]:
+    """Run `command` once as `nproc` ranks of this node; returns those that did not end well."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ranks: list[_Rank] = []
+    asked = False
     try:
-        status = os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:  # collected already
-        return False
-    return None if status is None else status.si_code != os.CLD_EXITED or status.si_status != 0
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """The agent logs what the launcher says better itself."""
-    logger = logging.getLogger("torch.distributed.elastic")
-    silent, passes_on = logging.NullHandler(), logger.propagate
-    logger.addHandler(silent)
-    logger.propagate = False
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
+        try:
+            for local in range(nproc):
+                ranks.append(_Rank.start(command, local, nproc, part, folder))
+        finally:
+            stop.started([rank.process.pid for rank in ranks])
+        while running := [rank for rank in ranks if not rank.look()]:
+            _spread(ranks, stop, alarm)
+            if alarm.asked and not asked:
+                asked = True
+                stop.ask()
+            if stop.overdue or alarm.overdue:
+                stop.kill([rank.process.pid for rank in running])
+            time.sleep(_POLL_SECONDS)
     finally:
-        logger.propagate = passes_on
-        logger.removeHandler(silent)
+        stop.ended()
+    return [rank.failure(stop) for rank in ranks if rank.process.returncode]
+
+
+def _spread(ranks: Sequence["_Rank"], stop: StopRequests, alarm: Alarm) -> None:
+    """Let everybody know of a rank that ended, unless it was done."""
+    alarm.look(stop)
+    codes = {rank.process.returncode for rank in ranks} - {None, 0}
+    if codes:
+        alarm.broken(stop.grace if codes == {EXIT_PREEMPTED} else PEER_SECONDS)
+
+
+@dataclass
+class _Rank:
+    """One worker. Rank 0 has the terminal itself, so that its progress bar works; the others write to files."""
+
+    number: int
+    process: subprocess.Popen[bytes]
+    folder: Path
+    ended: float | None = field(default=None)
+
+    @classmethod
+    def start(cls, command: Sequence[str], local: int, nproc: int, part: Part, folder: Path) -> "_Rank":
+        number = part.first_rank + local
+        words = folder / f"rank_{number}.json"
+        env = {**os.environ, **_environment(part, local, nproc), handover.ERROR_FILE: str(words)}
+        if number == 0:
+            return cls(number, subprocess.Popen(command, env=env, start_new_session=True), folder)
+        with open(folder / f"rank_{number}.out", "wb") as out, open(folder / f"rank_{number}.err", "wb") as err:
+            process = subprocess.Popen(command, env=env, stdout=out, stderr=err, start_new_session=True)
+        return cls(number, process, folder)
+
+    def look(self) -> bool:
+        """Whether it has ended."""
+        if self.process.poll() is not None and self.ended is None:
+            self.ended = time.time()
+        return self.ended is not None
+
+    def failure(self, stop: StopRequests) -> Failure:
+        """How it ended, with what it left to say."""
+        assert self.ended is not None
+        word = LastWord.read(read_json(self.folder / f"rank_{self.number}.json") or {})
+        printed = tail(self.folder / f"rank_{self.number}.err")
+        code, by_us = self.process.returncode, self.process.pid in stop.killed
+        return Failure(self.number, code, self.ended, word, printed, ended_by_us=by_us)
+
+
+def _environment(part: Part, local: int, nproc: int) -> dict[str, str]:
+    """The variables that torch's own launcher sets, with the same meaning."""
+    rank = str(part.first_rank + local)
+    return {
+        "RANK": rank,
+        "LOCAL_RANK": str(local),
+        "WORLD_SIZE": str(part.world_size),
+        "LOCAL_WORLD_SIZE": str(nproc),
+        "GROUP_RANK": str(part.node),
+        "GROUP_WORLD_SIZE": str(part.nodes),
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": str(part.world_size),
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": part.address,
+        "MASTER_PORT": str(part.port),
+        "TORCHELASTIC_RUN_ID": part.launch_id,
+        "TORCHELASTIC_RESTART_COUNT": "0",  # every attempt has a store of its own
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        handover.LAUNCH_ID: part.launch_id,
+    }

@@ -2,12 +2,13 @@
 
 import signal
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from samestep.core.errors import EXIT_MEMORY, EXIT_PREEMPTED, EXIT_USER
 from samestep.core.handover import LastWord
+from samestep.core.records import Json
 
 _LINES = 60
 """How much of a traceback or of a rank's output is shown; its log has all."""
@@ -25,9 +26,10 @@ class Failure:
     seen: float = 0.0
     """When the launcher noticed."""
     word: LastWord | None = None
-    output: Path | None = None
-    """What the rank printed, where that did not go to the terminal."""
+    printed: str = ""
+    """The last that the rank printed of errors, where that did not go to the terminal."""
     ended_by_us: bool = False
+    host: str = field(default_factory=socket.gethostname)
 
     @property
     def is_stop(self) -> bool:
@@ -44,6 +46,21 @@ class Failure:
         """Out of memory: a smaller micro-batch may fit."""
         return self.code == EXIT_MEMORY
 
+    @property
+    def time(self) -> float:
+        """When the rank failed, by its own account if it gave one."""
+        return self.word.time if self.word else self.seen
+
+    def to_json(self) -> dict[str, Json]:
+        """As plain data, for another node."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Json], shift: float = 0.0) -> "Failure":
+        """What `to_json` gave; `shift` is how far the clock here is before the clock there."""
+        word = LastWord(**{**data["word"], "time": data["word"]["time"] + shift}) if data["word"] else None
+        return cls(**{**data, "seen": data["seen"] + shift, "word": word})
+
 
 def cause(failures: Sequence[Failure]) -> Failure:
     """The failure that the others followed from, or the stop that all agreed on."""
@@ -59,7 +76,7 @@ def _order(failure: Failure, stopped: bool) -> tuple[int, float, int]:
     if failure.is_stop:
         return 2, failure.seen, failure.rank
     if failure.code > 0:
-        return 1, word.time if word else failure.seen, failure.rank
+        return 1, failure.time, failure.rank
     if stopped or -failure.code in _REACTIONS:  # the run was saved before a rank died in parting
         return 3, failure.seen, failure.rank
     return 0, failure.seen, failure.rank  # nothing that another rank does can bring this about
@@ -75,17 +92,17 @@ def last_word(failure: Failure) -> LastWord:
         text = f"was killed by {name}{hint}"
     else:
         text = f"ended with exit code {failure.code}"
-    return LastWord(text, failure.code, failure.rank, socket.gethostname(), traceback=_tail(failure.output))
+    return LastWord(text, failure.code, failure.rank, failure.host, traceback=failure.printed)
 
 
-def headline(failure: Failure) -> str:
-    """One sentence, and the traceback where there is one."""
+def headline(failure: Failure, *, brief: bool = False) -> str:
+    """One sentence, and the traceback where there is one, unless it is to be `brief`."""
     word = last_word(failure)
     if failure.is_user_error and failure.word:
         return f"samestep: {word.text}"
     first_line = (word.text.splitlines() or [""])[0] if word.traceback else word.text
     said = f"samestep: rank {word.rank} on {word.host} {'failed: ' if failure.word else ''}{first_line}"
-    lines = word.traceback.rstrip().splitlines()
+    lines = [] if brief else word.traceback.rstrip().splitlines()
     shown = ["..."] * (len(lines) > _LINES) + lines[-_LINES:]
     return "\n".join([said, *(f"  {line}" for line in shown)])
 
@@ -98,8 +115,8 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _tail(path: Path | None) -> str:
-    """The last lines of a rank that ended without a word."""
-    if path is None or not path.exists():
+def tail(path: Path) -> str:
+    """The last lines of what a rank printed; nothing where it printed to the terminal."""
+    if not path.exists():
         return ""
     return "\n".join(path.read_text(errors="replace").splitlines()[-_LINES:])

@@ -29,7 +29,8 @@ class StopRequests(AbstractContextManager["StopRequests"]):
         """A second Ctrl-C came."""
         self.killed: set[int] = set()
         """Processes that were killed from here."""
-        self._grace, self._clock, self._since = grace, clock, 0.0
+        self.grace = grace
+        self._clock, self._since = clock, 0.0
         self._workers: Sequence[int] = ()
         self._before: dict[signal.Signals, Any] = {}
 
@@ -66,7 +67,7 @@ class StopRequests(AbstractContextManager["StopRequests"]):
     @property
     def overdue(self) -> bool:
         """Whether the workers had their time to stop."""
-        return self.reason is not None and self._clock() - self._since > self._grace
+        return self.reason is not None and self._clock() - self._since > self.grace
 
     def kill(self, workers: Sequence[int]) -> None:
         """End these workers by force, with all that they started."""
@@ -75,13 +76,23 @@ class StopRequests(AbstractContextManager["StopRequests"]):
             with suppress(OSError):
                 os.killpg(process, signal.SIGKILL)
 
+    def request(self, number: signal.Signals) -> None:
+        """A request to stop that came to another node."""
+        if self.reason is None:
+            self.reason, self._since = number, self._clock()
+            self._pass_on(number)
+
+    def ask(self) -> None:
+        """Have the workers stop in good order, though nobody asked for an end of the whole."""
+        if self.reason is None:
+            self._pass_on(signal.SIGTERM)
+
     def _receive(self, number: int, frame: FrameType | None) -> None:
         now = self._clock()
         if self.reason is None:
-            self.reason, self._since = signal.Signals(number), now
             if number == signal.SIGINT and self._workers:
                 _say(b"\nsamestep: stopping after this step, with a save; Ctrl-C again ends at once\n")
-            self._pass_on(self.reason)
+            self.request(signal.Signals(number))
         elif number == signal.SIGINT and now - self._since > ONE_PRESS:
             self.at_once = True
             self.kill(self._workers)

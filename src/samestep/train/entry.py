@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from samestep.core.config import build
+from samestep.core.config import build, dump
 from samestep.core.errors import (
     EXIT_DONE,
     EXIT_FAILURE,
@@ -39,7 +39,7 @@ def enter(choose: Callable[[], tuple[str, Recipe, Any]]) -> int:
     try:
         world = World.meet()
         with world.together("reading the configuration"):
-            name, recipe, config = choose()
+            name, recipe, config = _rank_0s(choose, world)
         world.connect(config.distributed.device, config.distributed.backend, config.distributed.timeout)
         session = Session(name, recipe, config, world)
         outcome = session.train()
@@ -49,6 +49,16 @@ def enter(choose: Callable[[], tuple[str, Recipe, Any]]) -> int:
         _stop_listening()
         return _failed(error, world, session)
     return EXIT_DONE if outcome is Outcome.DONE else preempted_code(os.environ)
+
+
+def _rank_0s(choose: Callable[[], tuple[str, Recipe, Any]], world: World) -> tuple[str, Recipe, Any]:
+    """What rank 0 chose, on every rank: all train the same, and a run to resume may lie on rank 0's disk alone."""
+    chosen = choose() if world.is_main else None
+    name, data = world.tell("choice", [chosen[0], dump(chosen[2])] if chosen else None)
+    if chosen:
+        return chosen
+    recipe = find_recipe(name)
+    return name, recipe, build(recipe.config, data)
 
 
 def train_with(recipe: str, config: Mapping[str, Any]) -> int:

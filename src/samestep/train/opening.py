@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from samestep.checkpoint.manifest import versions
 from samestep.core.config import changed, dump
 from samestep.core.errors import UserError
-from samestep.core.handover import LAUNCH_ID, tell_run
+from samestep.core.handover import LAUNCH_ID
 from samestep.core.records import Json, read_json, write_json
 from samestep.core.rundir import RunDir, RunLock
 from samestep.train.config import Config
@@ -40,12 +40,15 @@ class RunRecord:
         write_json(rundir.config, {**asdict(self), "versions": versions()})
 
 
-def open_run(recipe: str, config: Config, world_size: int = 1) -> tuple[RunDir, RunLock, int]:
+def open_run(
+    recipe: str, config: Config, world_size: int = 1, launches: Sequence[str] = ()
+) -> tuple[RunDir, RunLock, int]:
     """Rank 0's part of opening: choose the directory, take its lock, and make sure that it holds this very run.
 
-    Also gives the run's global batch.
+    `launches` is what this launch is called on every node. Also gives the run's global batch.
     """
-    rundir = RunDir(Path(config.out) / (config.name or _free_name(recipe, config)))
+    launches = launches or [launch_id(os.environ)]
+    rundir = RunDir(Path(config.out) / (config.name or _free_name(recipe, config, launches)))
     known = RunRecord.read(rundir)
     if known is None and rundir.path.exists() and _foreign(rundir.path):
         raise UserError(f"{rundir.path} exists but holds no samestep run; choose another name with name=...")
@@ -57,8 +60,7 @@ def open_run(recipe: str, config: Config, world_size: int = 1) -> tuple[RunDir, 
         _require_same(rundir, known, recipe, config)
     begun = rundir.frozen.exists()  # until then, another batch_size may mean another global batch
     batch = (known.global_batch if known and begun else 0) or global_batch(config, world_size)
-    RunRecord(recipe, dump(config), _launch_id(os.environ), batch).write(rundir)
-    tell_run(rundir.path, os.environ)
+    RunRecord(recipe, dump(config), " ".join(launches), batch).write(rundir)
     return rundir, lock, batch
 
 
@@ -81,22 +83,22 @@ def _require_same(rundir: RunDir, known: RunRecord, recipe: str, config: Config)
         )
 
 
-def _free_name(recipe: str, config: Config) -> str:
-    """The next free number; after a restart, the run that this launch already began."""
+def _free_name(recipe: str, config: Config, launches: Sequence[str]) -> str:
+    """The next free number; after a restart, the run that this launch already began, maybe with other nodes."""
     plain = recipe.removesuffix(".py").replace("/", ".").rpartition(".")[2]
     stem = f"{plain}-{config.preset}"
     taken = [p for p in Path(config.out).glob(f"{stem}-*") if p.name.removeprefix(f"{stem}-").isdigit()]
     if LAUNCH_ID in os.environ or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
         for path in taken:
             record = RunRecord.read(RunDir(path))
-            if record and record.launch == _launch_id(os.environ):
+            if record and set(launches) & set(record.launch.split()):
                 return path.name
     highest = max((int(p.name.removeprefix(f"{stem}-")) for p in taken), default=0)
     return f"{stem}-{highest + 1}"
 
 
-def _launch_id(env: Mapping[str, str]) -> str:
-    """The same for every restart of one launch, and for nothing else."""
+def launch_id(env: Mapping[str, str]) -> str:
+    """The same for every restart of one launch on a node, and for nothing else."""
     return env.get(LAUNCH_ID) or f"{socket.gethostname()}:{os.getppid()}:{env.get('TORCHELASTIC_RUN_ID', '')}"
 
 

@@ -3,9 +3,9 @@
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ from samestep.checkpoint.background import Flight, Saver
 from samestep.checkpoint.loading import read_tensors
 from samestep.checkpoint.plain import save_weights
 from samestep.checkpoint.retention import Retention
-from samestep.checkpoint.spread import shared_probe
+from samestep.checkpoint.spread import refuse_newer_elsewhere, shared_probe
 from samestep.checkpoint.state import pointer
 from samestep.checkpoint.store import Store
 from samestep.core.config import dump
 from samestep.core.errors import UserError
+from samestep.core.handover import tell_run
 from samestep.core.logging import start_logging
 from samestep.core.records import JsonLines, write_json
 from samestep.core.rundir import RunDir
@@ -32,7 +33,7 @@ from samestep.train.evidence import Recorder, Returned, Witness
 from samestep.train.learner import Learner
 from samestep.train.loop import Every, Outcome, Progress, run
 from samestep.train.metrics import Book
-from samestep.train.opening import open_run, set_status
+from samestep.train.opening import launch_id, open_run, set_status
 from samestep.train.plan import seconds
 from samestep.train.recipe import Recipe, Stage
 from samestep.train.sinks import Sink, open_sinks
@@ -51,12 +52,15 @@ class Session:
     recipe: Recipe
     config: Any
     world: World
+    benches: list[Bench] = field(default_factory=list)
+    """Of the stages that ran so far."""
 
     def train(self) -> Outcome:
         """Run every stage that is not done yet, in order."""
+        launches = sorted(set(self.world.gather(launch_id(os.environ))))
         with ExitStack() as stack:
             with self.world.together("opening the run directory"):
-                self.rundir = self._open(stack)
+                self.rundir = self._open(stack, launches)
             self.screen = stack.enter_context(Screen(self.world.is_main and not self.config.log.quiet))
             self.shared = shared_probe(self.rundir.path, self.world)
             if not self.shared and self.config.distributed.strategy == "fsdp":
@@ -64,6 +68,8 @@ class Session:
                     f"the run directory {self.rundir.path} is not seen by all ranks, but every rank of a sharded run "
                     "writes to it; set out=... to a folder on a shared disk, or use distributed.strategy=ddp"
                 )
+            if not self.shared:
+                refuse_newer_elsewhere(self.rundir.checkpoints(""), self.world)
             self._event("launch", world=self.world.size, device=str(self.world.device))
             set_up_torch(self.config, self.world)
             limit = seconds(self.config.max_time) if self.config.max_time else None
@@ -86,15 +92,17 @@ class Session:
         self.screen.say(f"done: {self.rundir.path}")
         return Outcome.DONE
 
-    def _open(self, stack: ExitStack) -> RunDir:
+    def _open(self, stack: ExitStack, launches: Sequence[str]) -> RunDir:
         """Rank 0 opens the directory; the others learn of it through the store, since it may refuse."""
         opened = None
         if self.world.is_main:
-            rundir, lock, batch = open_run(self.name, self.config, self.world.size)
+            rundir, lock, batch = open_run(self.name, self.config, self.world.size, launches)
             stack.callback(lock.release)
             opened = [str(rundir.path.absolute()), batch]
         path, batch = self.world.tell("run directory", opened)
         rundir = RunDir(Path(path))
+        if self.world.place.local_rank == 0:
+            tell_run(rundir.path, os.environ)
         self.config = replace(self.config, global_batch_size=batch)  # from now on at any world size and batch_size
         show = "error" if self.config.log.quiet else self.config.log.level
         start_logging(rundir.log(self.world.rank), show=show if self.world.is_main else None)
@@ -103,7 +111,8 @@ class Session:
     @property
     def is_planned(self) -> bool:
         """Whether the numbers of the run are frozen, so that another batch_size leaves it the same run."""
-        return hasattr(self, "rundir") and self.rundir.frozen.exists()
+        known = any(bench.known_plan for bench in self.benches)  # the file may lie on rank 0's disk alone
+        return known or (hasattr(self, "rundir") and self.rundir.frozen.exists())
 
     def _is_done(self, stage: Stage) -> bool:
         return self.world.is_main and (self.rundir.artifacts(stage.name) / "done.json").exists()
@@ -133,6 +142,7 @@ class StageRun:
         self.recorder = recorder if self.config.evidence else None
         unused = session.recipe.unused
         self.bench = Bench(self.world, self.config, self.rundir, stage.name, self.screen, unused, self.recorder)
+        session.benches.append(self.bench)
         self.window, self.epoch = Book(self.world), Book(self.world)
         self.random = RandomState(self.world, self.config.seed)
 

@@ -61,7 +61,7 @@ class TensorBoardSink:
         self._writer = SummaryWriter(str(rundir.tensorboard / stage), purge_step=step + 1)
 
     def write(self, step: int, epoch: int, figures: Figures) -> None:
-        """One scalar a figure, all in one event: each event wakes the writer's thread, which the loop has to wait for."""
+        """One scalar a figure, all in one event: each wakes the writer's thread, which the loop has to wait for."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in figures.items()]

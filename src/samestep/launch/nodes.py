@@ -1,0 +1,116 @@
+"""Several nodes: how many, where they meet, and which of them keeps the meeting place.
+
+Every node runs the same command. The launcher of the first one leads (`nodes_leader.py`): it knows who is there, gives
+out the ranks and judges how an attempt ended. The launcher of every node takes part (`nodes_member.py`). They talk in
+lines of JSON with signs of life in between (`nodes_link.py`), so a node that is gone or out of reach is noticed within
+seconds, and no call can wait for longer than that.
+"""
+
+import errno
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from samestep.core.errors import UserError
+
+JOIN_TIMEOUT = 300.0
+"""Seconds that nodes wait for each other."""
+_PORT = 29400
+"""Where torchrun's nodes meet, too, when no port is named."""
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """What the command line says of the nodes."""
+
+    least: int
+    most: int
+    host: str
+    port: int
+    rank: int | None = None
+    """Place among the nodes; 0 keeps the meeting place. None: whoever has its address does, others in any order."""
+    join_timeout: float = JOIN_TIMEOUT
+
+    @property
+    def address(self) -> str:
+        """As users write it."""
+        return f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+    def open_door(self) -> socket.socket | None:
+        """The meeting place, where other nodes come to, if it is for this node to keep."""
+        if self.rank is not None and self.rank > 0:
+            return None
+        if self.rank is None and not self._is_here():
+            return None
+        try:
+            if socket.has_dualstack_ipv6():
+                return socket.create_server(("", self.port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
+            return socket.create_server(("", self.port), backlog=1024)
+        except OSError as error:
+            if self.rank is None and error.errno == errno.EADDRINUSE:
+                return None  # another node on this machine has it, or whoever answers there will be found out
+            raise UserError(
+                f"port {self.port} cannot be opened here ({error.strerror}); choose another one with "
+                f"--rdzv {self.host}:PORT, the same on every node"
+            ) from None
+
+    def resolve(self) -> None:
+        """Refuse a name that nobody knows, at once."""
+        try:
+            socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise UserError(
+                f"--rdzv {self.address}: the name {self.host!r} does not resolve here ({error.strerror}); "
+                "use the first node's IP address"
+            ) from None
+
+    def _is_here(self) -> bool:
+        """Whether the address is one of this machine: only then can something be bound to it."""
+        for family, kind, protocol, _, address in socket.getaddrinfo(self.host, 0, type=socket.SOCK_STREAM):
+            try:
+                with socket.socket(family, kind, protocol) as probe:
+                    probe.bind(address)
+                    return True
+            except OSError:
+                continue
+        return False
+
+
+def nodes_from(options: Mapping[str, str]) -> Nodes | None:
+    """The nodes that `--nodes`, `--rdzv`, `--node-rank` and `--join-timeout` ask for; None: just this one."""
+    if "nodes" not in options:
+        for name in ("rdzv", "node-rank", "join-timeout"):
+            if name in options:
+                raise UserError(f"--{name} is for several nodes; add --nodes N, or leave it out")
+        return None
+    least, most = _range(options["nodes"])
+    if "rdzv" not in options:
+        if most == 1:
+            return None
+        raise UserError(
+            f"--nodes {options['nodes']} needs --rdzv HOST:PORT on every node: the first node's address and a free port"
+        )
+    host, port = _endpoint(options["rdzv"])
+    rank = options.get("node-rank")
+    if rank is not None and not (rank.isdigit() and int(rank) < most):
+        raise UserError(f"--node-rank must be a whole number from 0 to {most - 1}, not {rank!r}")
+    seconds = options.get("join-timeout", f"{JOIN_TIMEOUT:g}")
+    if not seconds.replace(".", "", 1).isdigit():
+        raise UserError(f"--join-timeout must be a number of seconds, not {seconds!r}")
+    return Nodes(least, most, host, port, None if rank is None else int(rank), float(seconds))
+
+
+def _range(text: str) -> tuple[int, int]:
+    least, colon, most = text.partition(":")
+    if not (least.isdigit() and (most.isdigit() or not colon)) or not 0 < int(least) <= int(most or least):
+        raise UserError(f"--nodes must be a number of nodes, or LEAST:MOST such as 1:4, not {text!r}")
+    return int(least), int(most or least)
+
+
+def _endpoint(text: str) -> tuple[str, int]:
+    host, port = text, str(_PORT)
+    if not text.endswith("]") and (text.count(":") == 1 or "]:" in text):
+        host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise UserError(f"--rdzv must be HOST:PORT such as node1:29400, not {text!r}")
+    return host.strip("[]"), int(port)
