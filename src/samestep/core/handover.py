@@ -25,6 +25,8 @@ PARENT = "SAMESTEP_PARENT"
 """The process to end with."""
 GRACE = "SAMESTEP_GRACE"
 """Seconds between a request to stop and the end by force."""
+BEGAN = "SAMESTEP_BEGAN"
+"""When the job began whose time limit this launch has, in seconds since 1970: max_time counts from there."""
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """Where a rank leaves word if it fails; the launcher names one a rank, as torchrun does."""
@@ -79,6 +81,11 @@ class LastWord:
 def preempted_code(env: Mapping[str, str]) -> int:
     """75, but 0 under stock torchrun, which takes any other code for a failure and restarts the run."""
     return EXIT_DONE if "TORCHELASTIC_RUN_ID" in env and not env.get(LAUNCHER) else EXIT_PREEMPTED
+
+
+def elapsed(env: Mapping[str, str]) -> float:
+    """Seconds since the job of this launch began, as far as one is known."""
+    return max(0.0, time.time() - float(env[BEGAN])) if BEGAN in env else 0.0
 
 
 def tell_run(path: Path, env: Mapping[str, str]) -> None:

@@ -7,6 +7,7 @@ runs/NAME/
   metrics.jsonl         one row a figure set, each step once
   events.jsonl          launches, resumes, saves, warnings
   logs/rank_0.log       one per rank
+  job/                  scripts, output and numbers of the jobs that `samestep submit` made
   tensorboard/
   checkpoints/STAGE/step_00000100/
   weights/              plain weight files, when asked for
@@ -65,6 +66,11 @@ class RunDir:
     def weights(self) -> Path:
         """Plain weight files."""
         return self.path / "weights"
+
+    @property
+    def job(self) -> Path:
+        """Scripts and output of batch jobs."""
+        return self.path / "job"
 
     def log(self, rank: int) -> Path:
         """The log of one rank."""

@@ -94,6 +94,8 @@ class Config:
     """Steps of the run, in place of epochs."""
     max_time: str | None = free(None)
     """Stop in good order, resumable, after this long: 90s, 30m, 2h, or HH:MM:SS."""
+    until: str | None = free(None)
+    """End after this stage; the same command without it goes on with the next."""
 
     learning_rate: float = 1e-3
     """Peak learning rate at the base batch."""

@@ -13,6 +13,7 @@ from samestep.core.errors import (
     EXIT_FAILURE,
     EXIT_INTERRUPTED,
     EXIT_MEMORY,
+    EXIT_PREEMPTED,
     OutOfMemory,
     RunFailed,
     UserError,
@@ -48,7 +49,7 @@ def enter(choose: Callable[[], tuple[str, Recipe, Any]]) -> int:
     except BaseException as error:
         _stop_listening()
         return _failed(error, world, session)
-    return EXIT_DONE if outcome is Outcome.DONE else preempted_code(os.environ)
+    return EXIT_DONE if outcome is Outcome.DONE else _stopped(world)
 
 
 def _rank_0s(choose: Callable[[], tuple[str, Recipe, Any]], world: World) -> tuple[str, Recipe, Any]:
@@ -65,6 +66,23 @@ def train_with(recipe: str, config: Mapping[str, Any]) -> int:
     """Train with a configuration given as plain data: for workers that another program starts."""
     found = find_recipe(recipe)
     return enter(lambda: (recipe, found, build(found.config, config)))
+
+
+def _stopped(world: World) -> int:
+    """The exit code of a rank of a run that stopped in good order.
+
+    srun and mpiexec kill all ranks as soon as one ends with a code of its own, and tell of the killing. Under them the
+    others therefore end first, at once and with 0, and rank 0 tells for all.
+    """
+    if not world.place.job:
+        return preempted_code(os.environ)
+    if world.is_main:
+        world.see_off("stopped", patience=5.0)
+        return EXIT_PREEMPTED
+    sys.stdout.flush()
+    sys.stderr.flush()
+    world.go("stopped")
+    os._exit(EXIT_DONE)
 
 
 def _stop_listening() -> None:

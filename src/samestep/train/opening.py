@@ -48,7 +48,7 @@ def open_run(
     `launches` is what this launch is called on every node. Also gives the run's global batch.
     """
     launches = launches or [launch_id(os.environ)]
-    rundir = RunDir(Path(config.out) / (config.name or _free_name(recipe, config, launches)))
+    rundir = RunDir(Path(config.out) / (config.name or free_name(recipe, config, launches)))
     known = RunRecord.read(rundir)
     if known is None and rundir.path.exists() and _foreign(rundir.path):
         raise UserError(f"{rundir.path} exists but holds no samestep run; choose another name with name=...")
@@ -83,7 +83,7 @@ def _require_same(rundir: RunDir, known: RunRecord, recipe: str, config: Config)
         )
 
 
-def _free_name(recipe: str, config: Config, launches: Sequence[str]) -> str:
+def free_name(recipe: str, config: Config, launches: Sequence[str] = ()) -> str:
     """The next free number; after a restart, the run that this launch already began, maybe with other nodes."""
     plain = recipe.removesuffix(".py").replace("/", ".").rpartition(".")[2]
     stem = f"{plain}-{config.preset}"

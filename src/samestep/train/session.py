@@ -18,9 +18,9 @@ from samestep.checkpoint.retention import Retention
 from samestep.checkpoint.spread import refuse_newer_elsewhere, shared_probe
 from samestep.checkpoint.state import pointer
 from samestep.checkpoint.store import Store
+from samestep.core import handover
 from samestep.core.config import dump
 from samestep.core.errors import UserError
-from samestep.core.handover import tell_run
 from samestep.core.logging import start_logging
 from samestep.core.records import JsonLines, write_json
 from samestep.core.rundir import RunDir
@@ -72,25 +72,35 @@ class Session:
                 refuse_newer_elsewhere(self.rundir.checkpoints(""), self.world)
             self._event("launch", world=self.world.size, device=str(self.world.device))
             set_up_torch(self.config, self.world)
-            limit = seconds(self.config.max_time) if self.config.max_time else None
+            limit = seconds(self.config.max_time) - handover.elapsed(os.environ) if self.config.max_time else None
             self.stop = Stop(self.world, limit, self.config.checkpoint.every_minutes * 60)
             with self.stop.listening():
                 return self._stages()
 
     def _stages(self) -> Outcome:
-        for stage in self.recipe.stages(self.config):
+        stages = self._wanted()
+        for stage in stages:
             if self.world.share(self._is_done(stage)):
                 self.screen.say(f"stage {stage.name!r} is done already")
-                continue
-            outcome = StageRun(self, stage).run()
-            if outcome is Outcome.PREEMPTED:
+            elif StageRun(self, stage).run() is Outcome.PREEMPTED:
                 self.screen.say(
                     f"stopped by {self.stop.reason}; resume with: samestep train --resume {self.rundir.path}"
                 )
-                return outcome
+                return Outcome.PREEMPTED
+            if stage.name == self.config.until and stage is not stages[-1]:
+                self._status("waiting", after=stage.name)
+                self.screen.say(f"done until here; go on with: samestep train --resume {self.rundir.path} until=null")
+                return Outcome.DONE
         self._status("done")
         self.screen.say(f"done: {self.rundir.path}")
         return Outcome.DONE
+
+    def _wanted(self) -> Sequence[Stage]:
+        stages = self.recipe.stages(self.config)
+        names = [stage.name for stage in stages]
+        if self.config.until not in (None, *names):
+            raise UserError(f"until={self.config.until} is no stage of {self.name}; choose one of {', '.join(names)}")
+        return stages
 
     def _open(self, stack: ExitStack, launches: Sequence[str]) -> RunDir:
         """Rank 0 opens the directory; the others learn of it through the store, since it may refuse."""
@@ -102,7 +112,7 @@ class Session:
         path, batch = self.world.tell("run directory", opened)
         rundir = RunDir(Path(path))
         if self.world.place.local_rank == 0:
-            tell_run(rundir.path, os.environ)
+            handover.tell_run(rundir.path, os.environ)
         self.config = replace(self.config, global_batch_size=batch)  # from now on at any world size and batch_size
         show = "error" if self.config.log.quiet else self.config.log.level
         start_logging(rundir.log(self.world.rank), show=show if self.world.is_main else None)

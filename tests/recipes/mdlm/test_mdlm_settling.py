@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,9 +61,8 @@ def test_a_fresh_network_has_room_for_its_data(characters: Path) -> None:
 
 def test_an_embedding_that_is_rounded_up_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert settle(composed("--preset=small")).model.embeddings == 320
-    monkeypatch.setattr(
-        "samestep.recipes.mdlm.settling.vocabulary_of", lambda data: replace(BYTES, size=4099, mask=4096, eos=4097)
-    )
+    larger = SimpleNamespace(vocabulary=replace(BYTES, size=4099, mask=4096, eos=4097))
+    monkeypatch.setattr("samestep.recipes.mdlm.settling.tokenizer_of", lambda data: larger)
     settled = settle(composed("--preset=small")).model
     assert (settled.vocab_size, settled.embedding_size) == (4099, 4160)
 

@@ -76,7 +76,7 @@ def generate(
         complain(f"{world.size - len(batches)} of {world.size} ranks have nothing to do; a smaller --batch_size helps")
     mine: list[Written] = []
     with world.together("writing"), ExitStack() as stack:
-        module = load_network(trained, tokenizer.vocabulary, world.device, dtype)
+        module = load_network(trained, world.device, dtype)
         stack.enter_context(arithmetic(trained.config, world.device, dtype))
         show = stack.enter_context(watching(tokenizer, Console())) if watch and world.is_main else None
         for batch in batches[world.rank :: world.size]:
@@ -89,16 +89,11 @@ def generate(
     return [_record(jobs[one.job], one, tokenizer) for one in written]
 
 
-def load_network(trained: Trained, vocabulary: Vocabulary, device: torch.device, dtype: str | None = None) -> nn.Module:
+def load_network(trained: Trained, device: torch.device, dtype: str | None = None) -> nn.Module:
     """The trained network on its device, ready for use, in the type its weights are stored in or in another one."""
     network: TransformerConfig = trained.config.model
     if dtype is not None and dtype not in DTYPES:
         raise UserError(f"--dtype must be one of {', '.join(DTYPES)}, not {dtype!r}.")
-    if vocabulary.size > network.embeddings:
-        raise UserError(
-            f"Use the tokenizer that {trained.source} was trained with: the one in {trained.tokenizer} has "
-            f"{vocabulary.size} tokens, but the network has only {network.embeddings}."
-        )
     kind = DTYPES[dtype] if dtype else next(iter(trained.weights().layout.values())).dtype
     return trained.build(lambda: Transformer(network), device, kind)
 

@@ -54,7 +54,7 @@ def evaluate(
     harness, questions = import_harness(), Questions(tasks, **how)
     tokenizer = tokenizer_of(trained)
     index = _find_tasks(questions)
-    module = load_network(trained, tokenizer.vocabulary, world.device, dtype)
+    module = load_network(trained, world.device, dtype)
     judge = as_harness_model(Judge(module, tokenizer, trained.config, questions, world))
     with arithmetic(trained.config, world.device, dtype):
         results = harness.simple_evaluate(

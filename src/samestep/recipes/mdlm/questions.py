@@ -1,7 +1,6 @@
 """A few questions with answers out of Python's built-in help: chats that need no download, for trials and proofs."""
 
 from collections.abc import Iterator
-from typing import Any, cast
 
 import numpy as np
 
@@ -49,7 +48,7 @@ def _answers(rows: list[Row], length: int, pad: int) -> Answers:
     cut = [row.tokens[:length] for row in rows]
     starts = np.cumsum([0, *map(len, cut)])[:-1]
     index = np.array([[start, len(row), whole.prompt] for start, row, whole in zip(starts, cut, rows)]).ravel()
-    return Answers(np.array([token for row in cut for token in row]), cast(Any, index), length, pad)
+    return Answers(np.array([token for row in cut for token in row]), index, length, pad)
 
 
 def _share(row: Row, length: int) -> float:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from samestep.core.errors import UserError
 from samestep.data.tokenizer import load_tokenizer
-from samestep.data.vocabulary import BYTES, ByteTokenizer, Tokenizer, Vocabulary
+from samestep.data.vocabulary import ByteTokenizer, Tokenizer, Vocabulary
 from samestep.models.published import is_published, read_config
 from samestep.models.transformer import TransformerConfig
 from samestep.recipes.mdlm.config import MdlmConfig
-from samestep.recipes.mdlm.corpus import Corpus, DataConfig, load, row_length
+from samestep.recipes.mdlm.corpus import Corpus, DataConfig, row_length, tokenizer_of
 from samestep.recipes.mdlm.presets import PRESETS
 from samestep.recipes.mdlm.published import begin_with
 from samestep.train.trained import open_trained
@@ -19,6 +19,7 @@ ROUND = 64
 """An embedding that was rounded up for speed is rounded up to a multiple of this."""
 PROBES = 200
 """So many tokens are read to tell whether two tokenizers are the same."""
+WEIGHT_FILES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 
 
 def settle(config: MdlmConfig) -> MdlmConfig:
@@ -35,6 +36,8 @@ def _known_model(config: MdlmConfig) -> TransformerConfig | None:
     if not config.init_from:
         return None
     source = Path(config.init_from)
+    if not source.exists() and source.suffix in WEIGHT_FILES:
+        return None  # who opens it will say so
     if not source.exists():
         name = config.init_from if "/" in config.init_from else f"GSAI-ML/{config.init_from}"
         raise UserError(
@@ -49,7 +52,7 @@ def _known_model(config: MdlmConfig) -> TransformerConfig | None:
 
 def _with_room(network: TransformerConfig, data: DataConfig) -> TransformerConfig:
     """A fresh network has the vocabulary of its data, and takes rows as long as they are."""
-    size = vocabulary_of(data).size
+    size = tokenizer_of(data).vocabulary.size
     rows = network.embedding_size
     return replace(
         network,
@@ -57,12 +60,6 @@ def _with_room(network: TransformerConfig, data: DataConfig) -> TransformerConfi
         embedding_size=rows if rows is None or rows >= size else -(-size // ROUND) * ROUND,
         max_sequence_length=max(network.max_sequence_length, row_length(data)),
     )
-
-
-def vocabulary_of(data: DataConfig) -> Vocabulary:
-    """Which token is what in the data; only folders have other tokens than bytes."""
-    is_folder = data.path is not None and Path(data.path).expanduser().is_dir()
-    return load(data).tokenizer.vocabulary if is_folder else BYTES
 
 
 def check(config: MdlmConfig, text: Corpus) -> None:
@@ -84,7 +81,6 @@ def _same_tokens(source: Path, ours: Tokenizer) -> bool:
 
 
 def _sign(tokenizer: Tokenizer) -> tuple[Vocabulary, list[str]]:
-    """What tells tokenizers apart: their special tokens, and how some of the others read."""
-    vocabulary = tokenizer.vocabulary
-    some = range(0, vocabulary.size, max(1, vocabulary.size // PROBES))
-    return vocabulary, [tokenizer.decode([token]) for token in some]
+    """What two tokenizers of the same kind may differ in."""
+    known = range(min(PROBES, tokenizer.vocabulary.size))
+    return tokenizer.vocabulary, [tokenizer.decode([token]) for token in known]

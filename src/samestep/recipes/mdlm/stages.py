@@ -15,6 +15,7 @@ from samestep.recipes.mdlm import corpus, questions, settling
 from samestep.recipes.mdlm.config import MdlmConfig
 from samestep.recipes.mdlm.corpus import Corpus, DataConfig
 from samestep.recipes.mdlm.objective import Objective, figures
+from samestep.recipes.mdlm.published import carry_companions
 from samestep.recipes.mdlm.sampling import sample, until_end
 from samestep.train.bench import Bench
 from samestep.train.ema import Average
@@ -22,7 +23,7 @@ from samestep.train.epoch_files import EpochFiles, FitWithFiles
 from samestep.train.fit import Fit
 from samestep.train.optim import OptimSettings
 from samestep.train.recipe import Stage, Tick
-from samestep.train.trained import TOKENIZER
+from samestep.train.trained import TOKENIZER, open_trained
 
 PRETRAIN, SFT = "pretrain", "sft"
 
@@ -64,7 +65,7 @@ def build(bench: Bench) -> Fit:
     settling.check(config, text)
     if bench.world.is_main:
         write_json(bench.artifact("corpus.json"), text.describe())
-        text.tokenizer.save(bench.artifact(TOKENIZER))
+        _keep_tokenizer(config, text, bench.artifact(TOKENIZER))
     objective = Objective(config.objective, text.tokenizer.vocabulary, config.seed, text.sft)
     feed = bench.feed(text.train, count=objective.count)
     learner = bench.learner(lambda: Transformer(config.model))
@@ -78,6 +79,13 @@ def build(bench: Bench) -> Fit:
         derive=lambda found: figures(found["nll"], text.validation_bytes_per_token),
         average=Average(learner, config.ema_decay) if config.ema_decay else None,
     )
+
+
+def _keep_tokenizer(config: MdlmConfig, text: Corpus, folder: Path) -> None:
+    """The run's own copy, with what came beside the tokenizer of the model that it begins with."""
+    if config.init_from and Path(config.init_from).is_dir():
+        carry_companions(open_trained(config.init_from).tokenizer, folder)
+    text.tokenizer.save(folder)
 
 
 def validate(task: Fit, tick: Tick) -> Mapping[str, float]:

@@ -1,0 +1,191 @@
+"""What a job asks of a cluster, and what the cluster is like: plain settings, from a site's file and the command line.
+
+A site's file is YAML with the fields of `Site`: one that ships (`--site aurora`) or one of your own (`--site ours.yaml`,
+or for good with the variable SAMESTEP_SITE).
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from samestep.core.errors import UserError
+
+VARIABLE = "SAMESTEP_SITE"
+"""Names the site when the command line does not."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A cluster: how its nodes are made, and what every job on it has to say."""
+
+    on: Literal["auto", "slurm", "pbs", "local"] = "auto"
+    """Its scheduler; auto: slurm where there is sbatch, pbs where there is qsub, else local: this machine, at once."""
+    gpus_per_node: int = 8
+    """GPUs that a node has, or tiles where those are the devices; who asks for all of them gets the node alone."""
+    account: str | None = None
+    """Account or project that pays."""
+    partition: str | None = None
+    """SLURM: partition."""
+    qos: str | None = None
+    """SLURM: quality of service."""
+    constraint: str | None = None
+    """SLURM: features that nodes must have."""
+    queue: str | None = None
+    """PBS: queue."""
+    select: str | None = None
+    """PBS: what each chunk of `select` asks for beside its number, such as ncpus=64:ngpus=4."""
+    place: str | None = "scatter"
+    """PBS: how chunks are placed."""
+    filesystems: str | None = None
+    """PBS: file systems that the job needs, such as home:flare."""
+    directives: tuple[str, ...] = ()
+    """Further lines for the head of the script, without their #SBATCH or #PBS."""
+    modules: tuple[str, ...] = ()
+    """Modules to load."""
+    setup: tuple[str, ...] = ()
+    """Shell lines before training starts, after the modules."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables of every rank."""
+    srun: tuple[str, ...] = ()
+    """SLURM: further options of srun."""
+    mpiexec: str = "mpiexec"
+    """PBS: the command that starts ranks; it must know -n, -ppn and --hostfile."""
+    cpu_bind: str | None = None
+    """PBS: which cores each rank of a node has, as PALS's mpiexec understands it."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one submission asks for."""
+
+    nodes: int | None = None
+    """Nodes; one, unless more GPUs are asked for than a node has."""
+    gpus_per_node: int | None = None
+    """GPUs of each node, with a rank each; 0: ranks on CPUs. By default one; of several nodes, and under PBS, all."""
+    tasks_per_node: int | None = None
+    """Ranks of each node where there are no GPUs."""
+    num_gpus: int | None = None
+    """GPUs in all, in place of gpus_per_node; `--num-gpus-STAGE N` is for one stage, which is then a job of its own."""
+    cpus_per_task: int | None = None
+    """Cores of each rank."""
+    mem: str | None = None
+    """Memory of each node, such as 64G."""
+    time: str | None = None
+    """Time limit: 30m, 2h, 1d, HH:MM:SS or D-HH:MM:SS."""
+    grace: int | None = None
+    """Seconds before the time limit at which the run stops and saves (slurm 60, pbs 300)."""
+    exclusive: bool | None = None
+    """Nodes for this job alone; by default when all GPUs of a node are asked for."""
+    nodelist: str | None = None
+    """SLURM: nodes to run on."""
+    requeue: bool = True
+    """Queue again after a stop before the end, and go on from there."""
+    max_requeues: int = 100
+    """How often, at most."""
+    dry_run: bool = False
+    """Print what would be submitted, and do nothing."""
+    site: Site = field(default_factory=Site)
+    """The cluster."""
+
+
+SHORT = {
+    **{name: f"site.{name}" for name in ("on", "account", "partition", "qos", "constraint", "queue", "select")},
+    **{name: f"site.{name}" for name in ("filesystems", "mpiexec", "cpu_bind")},
+}
+"""Settings of the site that may be named without it."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """Where one job runs."""
+
+    nodes: int
+    gpus: int
+    """Of each node."""
+    tasks: int
+    """Of each node."""
+
+    @property
+    def ranks(self) -> int:
+        """In all."""
+        return self.nodes * self.tasks
+
+
+def room(job: Job, scheduler: str, num_gpus: int | None = None) -> Room:
+    """Nodes, GPUs and ranks that a job gets; `num_gpus` in all, where one stage has a number of its own."""
+    total = job.num_gpus if num_gpus is None else num_gpus
+    nodes, gpus = _spread(job, total) if total is not None else (job.nodes or 1, _asked(job, scheduler))
+    _check(job, nodes, gpus)
+    if gpus and job.tasks_per_node not in (None, gpus):
+        raise UserError(
+            f"--tasks-per-node {job.tasks_per_node} does not go with {gpus} GPUs of each node, since every GPU has one "
+            "rank; leave it out, or write --gpus-per-node 0 for ranks on CPUs"
+        )
+    return Room(nodes, gpus, gpus or job.tasks_per_node or 1)
+
+
+def _asked(job: Job, scheduler: str) -> int:
+    if job.gpus_per_node is not None:
+        return job.gpus_per_node
+    if job.tasks_per_node is not None:
+        return 0
+    whole = (job.nodes or 1) > 1 or scheduler == "pbs"
+    return job.site.gpus_per_node if whole else min(1, job.site.gpus_per_node)
+
+
+def _spread(job: Job, total: int) -> tuple[int, int]:
+    """So many GPUs over nodes: all on one, where they fit."""
+    if job.gpus_per_node is not None:
+        raise UserError("--num-gpus and --gpus-per-node say the same thing twice; leave out one of them")
+    has = job.site.gpus_per_node
+    nodes = job.nodes or max(1, -(-total // max(1, has)))
+    if total % nodes:
+        raise UserError(
+            f"{total} GPUs cannot be spread evenly over {nodes} nodes of {has}; ask for another number, or say how many "
+            "a node has with --site.gpus-per-node"
+        )
+    return nodes, total // nodes
+
+
+def _check(job: Job, nodes: int, gpus: int) -> None:
+    counts = {"--nodes": nodes, "--tasks-per-node": job.tasks_per_node or 1, "--cpus-per-task": job.cpus_per_task or 1}
+    for name, value in counts.items():
+        if value < 1:
+            raise UserError(f"{name} must be at least 1, not {value}")
+    if gpus < 0 or gpus > job.site.gpus_per_node:
+        raise UserError(
+            f"a node of this site has {job.site.gpus_per_node} GPUs, so {gpus} cannot be had of each; ask for more "
+            "--nodes, or say how many a node has with --site.gpus-per-node"
+        )
+
+
+def seconds(text: str) -> int:
+    """A time limit in seconds. A bare number is refused: SLURM takes it for minutes, PBS for seconds."""
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+    simple = re.fullmatch(r"(\d+)([smhd])", text.strip())
+    if simple:
+        return int(simple[1]) * units[simple[2]]
+    clock = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", text.strip())
+    if clock:
+        days, hours, minutes, rest = (int(part or 0) for part in clock.groups())
+        return ((days * 24 + hours) * 60 + minutes) * 60 + rest
+    raise UserError(f"--time {text!r} is not a time limit; write 30m, 2h, 1d, HH:MM:SS or D-HH:MM:SS")
+
+
+def clock(number: int) -> str:
+    """Seconds as HH:MM:SS, which every scheduler reads in the same way."""
+    return f"{number // 3600:02d}:{number // 60 % 60:02d}:{number % 60:02d}"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One job of a run: what it runs, and where."""
+
+    label: str
+    """Of its script: train, or a number and its stages."""
+    words: Sequence[str]
+    """What comes after `samestep train`."""
+    room: Room
+    stages: Sequence[str] = ()
+    """Those it runs; empty: all."""
