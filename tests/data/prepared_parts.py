@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from samestep.data.prepared import Prepared, open_prepared
-from samestep.data.prepared_config import PrepareConfig
-from samestep.data.prepared_make import prepare
-from samestep.data.prepared_sources import find_sources
+from samestep.data.prepared.config import PrepareConfig
+from samestep.data.prepared.make import prepare
+from samestep.data.prepared.sources import find_sources
 
 
 def made(folder: Path, *sources: Path, **settings: Any) -> Prepared:

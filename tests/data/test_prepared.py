@@ -16,10 +16,10 @@ from prepared_parts import documents, made
 from samestep.core.errors import UserError
 from samestep.data import prepared_sources, prepared_texts, prepared_write
 from samestep.data.prepared import open_prepared
-from samestep.data.prepared_config import PrepareConfig
-from samestep.data.prepared_material import Count
-from samestep.data.prepared_split import ByDocument
-from samestep.data.prepared_texts import Texts
+from samestep.data.prepared.config import PrepareConfig
+from samestep.data.prepared.material import Count
+from samestep.data.prepared.split import ByDocument
+from samestep.data.prepared.texts import Texts
 from samestep.data.vocabulary import BYTES
 
 TEXTS = [f"document {i} says é{'!' * i}" for i in range(20)]

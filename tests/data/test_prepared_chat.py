@@ -8,9 +8,9 @@ from prepared_parts import lines, made
 
 from samestep.core.errors import UserError
 from samestep.data.prepared import Prepared
-from samestep.data.prepared_chat import Message, answers, chat_prompt
-from samestep.data.prepared_split import ByDocument
-from samestep.data.tokenizer_subword import train_bpe
+from samestep.data.prepared.chat import Message, answers, chat_prompt
+from samestep.data.prepared.split import ByDocument
+from samestep.data.tokenizer.subword import train_bpe
 from samestep.data.vocabulary import BYTES, ByteTokenizer
 
 

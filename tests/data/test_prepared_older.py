@@ -11,7 +11,7 @@ import pytest
 
 from samestep.core.errors import UserError
 from samestep.data import prepared_older
-from samestep.data.prepared_older import is_older, open_older
+from samestep.data.prepared.older import is_older, open_older
 
 
 def older(folder: Path, **changes: Any) -> Path:

@@ -10,7 +10,7 @@ import pytest
 
 from samestep.core.errors import UserError
 from samestep.data import prepared_shakespeare
-from samestep.data.prepared_shakespeare import shakespeare, without_frame
+from samestep.data.prepared.shakespeare import shakespeare, without_frame
 
 FRAMED = (
     "Project Gutenberg's Hamlet\n\n*** START OF THIS PROJECT ***\n\nWho's there?\n\n*** END OF THIS PROJECT ***\nlegal"

@@ -9,8 +9,8 @@ from prepared_parts import documents
 
 from samestep.core.errors import UserError
 from samestep.data import prepared_sources
-from samestep.data.prepared_sources import Piece, find_sources, read_pieces
-from samestep.data.prepared_split import ByDocument, ByPosition, choose_split
+from samestep.data.prepared.sources import Piece, find_sources, read_pieces
+from samestep.data.prepared.split import ByDocument, ByPosition, choose_split
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 64])

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from samestep.core.errors import UserError
 from samestep.data.tokenizer import load_tokenizer, read_tokenizer
-from samestep.data.tokenizer_char import CharTokenizer
-from samestep.data.tokenizer_subword import SMALLEST, SubwordTokenizer, train_bpe
+from samestep.data.tokenizer.char import CharTokenizer
+from samestep.data.tokenizer.subword import SMALLEST, SubwordTokenizer, train_bpe
 from samestep.data.vocabulary import BYTES, ByteTokenizer, Tokenizer, Vocabulary
 
 TEXT = ["the cat sat on the mat and the dog sat on the cat\n" * 5, "naïve ☃ coffee\n\n  indented"]

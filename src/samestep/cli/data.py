@@ -12,7 +12,7 @@ from samestep.core.config import MISSING, build, fields_of
 from samestep.core.errors import EXIT_DONE, EXIT_INTERRUPTED, UserError
 from samestep.core.overrides import parse, take
 from samestep.core.terminal import put
-from samestep.data.prepared_config import PrepareConfig
+from samestep.data.prepared.config import PrepareConfig
 
 SHAKESPEARE = "shakespeare"
 USAGE = """samestep data prepare SOURCE... [--out FOLDER] [settings]
@@ -59,10 +59,10 @@ def _is_setting(word: str) -> bool:
 
 
 def _prepare(names: Sequence[str], config: PrepareConfig, text: str | None) -> None:
-    from samestep.data.prepared_make import prepare
-    from samestep.data.prepared_shakespeare import shakespeare
-    from samestep.data.prepared_sources import find_sources
-    from samestep.data.prepared_write import refuse_existing
+    from samestep.data.prepared.make import prepare
+    from samestep.data.prepared.shakespeare import shakespeare
+    from samestep.data.prepared.sources import find_sources
+    from samestep.data.prepared.write import refuse_existing
     from samestep.train.console import Screen
 
     with Screen(visible=True) as screen, tempfile.TemporaryDirectory() as folder:

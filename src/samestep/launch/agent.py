@@ -71,8 +71,11 @@ def attempt(
                 ranks.append(_Rank.start(command, local, nproc, part, folder))
         finally:
             stop.started([rank.process.pid for rank in ranks])
-        while running := [rank for rank in ranks if not rank.look()]:
+        while True:
+            running = [rank for rank in ranks if not rank.look()]
             _spread(ranks, stop, alarm)
+            if not running:
+                break
             if alarm.asked and not asked:
                 asked = True
                 stop.ask()

@@ -7,6 +7,7 @@ seconds, and no call can wait for longer than that.
 """
 
 import errno
+import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class Nodes:
             if self.rank is None and error.errno == errno.EADDRINUSE:
                 return None  # another node on this machine has it, or whoever answers there will be found out
             raise UserError(
-                f"port {self.port} cannot be opened here ({error.strerror}); choose another one with "
+                f"port {self.port} cannot be opened here ({os.strerror(error.errno or 0)}); choose another one with "
                 f"--rdzv {self.host}:PORT, the same on every node"
             ) from None
 

@@ -45,7 +45,7 @@ class Site:
     """Modules to load."""
     setup: tuple[str, ...] = ()
     """Shell lines before training starts, after the modules."""
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
     """Variables of every rank."""
     srun: tuple[str, ...] = ()
     """SLURM: further options of srun."""

@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,6 +32,9 @@ from samestep.train.stop import SIGNALS
 from samestep.world.world import PeerFailed, World
 
 logger = logging.getLogger(FAILURES)
+PARTING = 5.0
+"""Seconds that rank 0 waits for the others to end before it."""
+_GONE = "samestep/gone"
 
 
 def enter(choose: Callable[[], tuple[str, Recipe, Any]]) -> int:
@@ -77,11 +81,13 @@ def _stopped(world: World) -> int:
     if not world.place.job:
         return preempted_code(os.environ)
     if world.is_main:
-        world.see_off("stopped", patience=5.0)
+        end = time.monotonic() + PARTING
+        while world.store.add(_GONE, 0) < world.size - 1 and time.monotonic() < end:
+            time.sleep(0.01)
         return EXIT_PREEMPTED
     sys.stdout.flush()
     sys.stderr.flush()
-    world.go("stopped")
+    world.store.add(_GONE, 1)
     os._exit(EXIT_DONE)
 
 

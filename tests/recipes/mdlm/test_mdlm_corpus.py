@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from samestep.core.errors import UserError
-from samestep.data.prepared_config import PrepareConfig
-from samestep.data.prepared_make import prepare
-from samestep.data.prepared_sources import find_sources
+from samestep.data.prepared.config import PrepareConfig
+from samestep.data.prepared.make import prepare
+from samestep.data.prepared.sources import find_sources
 from samestep.data.vocabulary import BYTES, ByteTokenizer
 from samestep.recipes.mdlm.corpus import DataConfig, distinct, load, passages, pydoc_text, row_length, tokenizer_of
 from samestep.recipes.mdlm.windows import Windows

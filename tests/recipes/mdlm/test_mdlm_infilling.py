@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samestep.core.errors import UserError
-from samestep.data.tokenizer_char import CharTokenizer
+from samestep.data.tokenizer.char import CharTokenizer
 from samestep.data.vocabulary import BYTES, ByteTokenizer, Vocabulary
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.recipes.mdlm.infilling import Given, Page, chat_page, fill_pages, page_of

@@ -18,7 +18,7 @@ from samestep.core.config import dump
 from samestep.core.errors import UserError
 from samestep.core.rundir import RunDir
 from samestep.data.tokenizer import load_tokenizer
-from samestep.data.tokenizer_char import CharTokenizer
+from samestep.data.tokenizer.char import CharTokenizer
 from samestep.data.vocabulary import ByteTokenizer
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.recipes.mdlm import MdlmConfig

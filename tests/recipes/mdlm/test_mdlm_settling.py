@@ -12,9 +12,9 @@ from samestep.core.compose import compose
 from samestep.core.config import dump
 from samestep.core.errors import UserError
 from samestep.core.records import write_json
-from samestep.data.prepared_config import PrepareConfig
-from samestep.data.prepared_make import prepare
-from samestep.data.prepared_sources import find_sources
+from samestep.data.prepared.config import PrepareConfig
+from samestep.data.prepared.make import prepare
+from samestep.data.prepared.sources import find_sources
 from samestep.data.vocabulary import BYTES
 from samestep.models.published import as_config
 from samestep.models.transformer import Transformer, TransformerConfig

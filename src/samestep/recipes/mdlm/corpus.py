@@ -13,9 +13,9 @@ import numpy as np
 from samestep.core.errors import UserError
 from samestep.data import text
 from samestep.data.prepared import METADATA, TOKENIZER_FOLDER, Prepared, is_prepared, open_prepared
-from samestep.data.prepared_older import Older, is_older, open_older
+from samestep.data.prepared.older import Older, is_older, open_older
 from samestep.data.tokenizer import load_tokenizer, read_tokenizer
-from samestep.data.tokenizer_specials import read_record
+from samestep.data.tokenizer.specials import read_record
 from samestep.data.vocabulary import BYTES, ByteTokenizer, Tokenizer
 from samestep.recipes.mdlm.windows import Answers, Rows, WholeRows, Windows
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from samestep.core.errors import UserError
 from samestep.core.records import Json
-from samestep.data.prepared_chat import Message, chat_prompt
+from samestep.data.prepared.chat import Message, chat_prompt
 from samestep.data.vocabulary import Tokenizer
 from samestep.recipes.mdlm.config import MdlmConfig
 from samestep.recipes.mdlm.generating import arithmetic, load_network

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from samestep.core.errors import UserError
-from samestep.data.prepared_chat import Message, Row, answers
+from samestep.data.prepared.chat import Message, Row, answers
 from samestep.data.vocabulary import ByteTokenizer
 from samestep.recipes.mdlm.corpus import USUAL_LENGTH, Corpus, DataConfig, passages
 from samestep.recipes.mdlm.windows import Answers

@@ -9,7 +9,7 @@ import torch
 
 from samestep.core.records import write_json
 from samestep.data.prepared import METADATA
-from samestep.data.tokenizer_specials import read_record
+from samestep.data.tokenizer.specials import read_record
 from samestep.models.transformer import Transformer
 from samestep.recipes.mdlm import corpus, questions, settling
 from samestep.recipes.mdlm.config import MdlmConfig

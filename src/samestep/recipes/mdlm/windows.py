@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samestep.data.prepared_older import RowFile
+from samestep.data.prepared.older import RowFile
 from samestep.data.text import Tokens
 
 

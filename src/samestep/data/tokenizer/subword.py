@@ -10,7 +10,7 @@ import numpy as np
 
 from samestep.core.errors import UserError
 from samestep.core.records import write_json
-from samestep.data.tokenizer_specials import SPELLINGS, Specials, find_specials, read_record
+from samestep.data.tokenizer.specials import SPELLINGS, Specials, find_specials, read_record
 from samestep.data.vocabulary import TOKENIZER, Vocabulary
 
 if TYPE_CHECKING:

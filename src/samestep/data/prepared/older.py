@@ -12,9 +12,9 @@ import numpy as np
 
 from samestep.core.errors import UserError
 from samestep.data.tokenizer import read_tokenizer
-from samestep.data.tokenizer_char import VOCAB
-from samestep.data.tokenizer_specials import read_record
-from samestep.data.tokenizer_subword import FILE
+from samestep.data.tokenizer.char import VOCAB
+from samestep.data.tokenizer.specials import read_record
+from samestep.data.tokenizer.subword import FILE
 from samestep.data.vocabulary import TOKENIZER, Tokenizer
 
 TRAIN, VALIDATION, METADATA = "train_data.npy", "val_data.npy", "metadata.json"

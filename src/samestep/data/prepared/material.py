@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from samestep.core.errors import UserError
-from samestep.data.prepared_split import REGIONS, Region
-from samestep.data.prepared_write import Shards
+from samestep.data.prepared.split import REGIONS, Region
+from samestep.data.prepared.write import Shards
 from samestep.data.vocabulary import Tokenizer
 
 Done = Callable[[int], None]

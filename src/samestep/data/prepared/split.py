@@ -8,7 +8,7 @@ import numpy as np
 from samestep.core.errors import UserError
 from samestep.data import noise
 from samestep.data.permutation import permute
-from samestep.data.prepared_sources import Piece
+from samestep.data.prepared.sources import Piece
 
 Region = Literal["train", "validation"]
 REGIONS: tuple[Region, Region] = ("train", "validation")

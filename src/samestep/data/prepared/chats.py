@@ -8,11 +8,11 @@ import numpy as np
 
 from samestep.core.errors import UserError
 from samestep.data.prepared import ROWS
-from samestep.data.prepared_chat import ChatFields, Message, Row, answers, texts
-from samestep.data.prepared_material import Count, Done, Writing
-from samestep.data.prepared_sources import Source, read_records
-from samestep.data.prepared_split import REGIONS, ByDocument, Region, Split
-from samestep.data.prepared_write import Shards
+from samestep.data.prepared.chat import ChatFields, Message, Row, answers, texts
+from samestep.data.prepared.material import Count, Done, Writing
+from samestep.data.prepared.sources import Source, read_records
+from samestep.data.prepared.split import REGIONS, ByDocument, Region, Split
+from samestep.data.prepared.write import Shards
 
 
 @dataclass(frozen=True)

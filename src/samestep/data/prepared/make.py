@@ -11,17 +11,17 @@ from typing import Any
 from samestep.core.errors import UserError
 from samestep.core.records import write_json
 from samestep.data.prepared import FORMAT, METADATA, TOKENIZER_FOLDER
-from samestep.data.prepared_chat import ChatFields
-from samestep.data.prepared_chats import Chats
-from samestep.data.prepared_config import PrepareConfig
-from samestep.data.prepared_material import Writing
-from samestep.data.prepared_sources import Source, read_records
-from samestep.data.prepared_split import CHANGED, Split
-from samestep.data.prepared_texts import Texts
-from samestep.data.prepared_write import fresh_folder, refuse_existing
+from samestep.data.prepared.chat import ChatFields
+from samestep.data.prepared.chats import Chats
+from samestep.data.prepared.config import PrepareConfig
+from samestep.data.prepared.material import Writing
+from samestep.data.prepared.sources import Source, read_records
+from samestep.data.prepared.split import CHANGED, Split
+from samestep.data.prepared.texts import Texts
+from samestep.data.prepared.write import fresh_folder, refuse_existing
 from samestep.data.tokenizer import read_tokenizer
-from samestep.data.tokenizer_char import CharTokenizer
-from samestep.data.tokenizer_subword import train_bpe
+from samestep.data.tokenizer.char import CharTokenizer
+from samestep.data.tokenizer.subword import train_bpe
 from samestep.data.vocabulary import ByteTokenizer, Tokenizer
 
 Material = Texts | Chats

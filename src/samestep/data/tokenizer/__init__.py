@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from samestep.core.errors import UserError
-from samestep.data.tokenizer_char import VOCAB, CharTokenizer, read_older_vocab
-from samestep.data.tokenizer_specials import read_record
-from samestep.data.tokenizer_subword import FILE, read_subword, reopen_subword
+from samestep.data.tokenizer.char import VOCAB, CharTokenizer, read_older_vocab
+from samestep.data.tokenizer.specials import read_record
+from samestep.data.tokenizer.subword import FILE, read_subword, reopen_subword
 from samestep.data.vocabulary import TOKENIZER, ByteTokenizer, Tokenizer, Vocabulary
 
 OTHERS = ("tokenizer.model", "tokenizer_config.json", "merges.txt", "spiece.model")
