@@ -14,8 +14,7 @@ import pytest
 from prepared_parts import documents, made
 
 from samestep.core.errors import UserError
-from samestep.data import prepared_sources, prepared_texts, prepared_write
-from samestep.data.prepared import open_prepared
+from samestep.data.prepared import open_prepared, sources, texts, write
 from samestep.data.prepared.config import PrepareConfig
 from samestep.data.prepared.material import Count
 from samestep.data.prepared.split import ByDocument
@@ -79,8 +78,8 @@ def test_tokens_do_not_depend_on_the_pieces_they_are_read_in(tmp_path: Path, mon
     (tmp_path / "a.txt").write_text(text)
     settings: dict[str, Any] = {"tokenizer": "bpe", "vocab_size": 300}
     whole = made(tmp_path / "whole", tmp_path / "a.txt", **settings)
-    monkeypatch.setattr(prepared_sources, "_CHUNK", 300)
-    monkeypatch.setattr(prepared_texts, "_BATCH", 1000)
+    monkeypatch.setattr(sources, "_CHUNK", 300)
+    monkeypatch.setattr(texts, "_BATCH", 1000)
     pieces = made(tmp_path / "pieces", tmp_path / "a.txt", **settings)
     assert pieces.train[:].tolist() == whole.train[:].tolist()
     assert pieces.validation[:].tolist() == whole.validation[:].tolist()
@@ -155,7 +154,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         written.append(handle)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(prepared_write.os, "fsync", fsync)
+    monkeypatch.setattr(write.os, "fsync", fsync)
     with pytest.raises(UserError, match="Free some room on the disk"):
         made(tmp_path / "out", source, sequence_length=8)
     assert written
@@ -176,7 +175,7 @@ def test_what_a_kill_left_is_never_taken_for_whole_and_goes_next_time(tmp_path: 
 
 def test_two_writers_do_not_meet(tmp_path: Path) -> None:
     source = documents(tmp_path / "a.jsonl", *TEXTS)
-    with prepared_write.fresh_folder(tmp_path / "out", overwrite=False) as folder:
+    with write.fresh_folder(tmp_path / "out", overwrite=False) as folder:
         with pytest.raises(UserError, match="Wait for the other process"):
             made(tmp_path / "out", source, sequence_length=8)
         assert folder.is_dir()

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from samestep.core.errors import UserError
-from samestep.data import prepared_older
 from samestep.data.prepared.older import is_older, open_older
 
 
@@ -80,7 +79,7 @@ def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_bad_token_far_into_the_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepared_older, "_CHUNK", 16)
+    monkeypatch.setattr("samestep.data.prepared.older._CHUNK", 16)
     rows = np.zeros((100, 8), int)
     rows[77, 3] = 50
     with pytest.raises(UserError, match="near row 76"):

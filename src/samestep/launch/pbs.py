@@ -1,4 +1,4 @@
-"""PBS Pro: the batch script, and the commands around it. Ranks are started by `mpiexec` of PALS, as on Aurora, or MPICH.
+"""PBS Pro: the batch script, and the commands around it. Ranks are started by the `mpiexec` of PALS, as on Aurora.
 
 PBS sends no signal before the time limit, so the run stops itself: `max_time` is the limit less the grace time, counted
 from the start of the job, and the ranks agree on the clock. Then the script submits itself once more, where a compute

@@ -1,11 +1,11 @@
 """What a job asks of a cluster, and what the cluster is like: plain settings, from a site's file and the command line.
 
-A site's file is YAML with the fields of `Site`: one that ships (`--site aurora`) or one of your own (`--site ours.yaml`,
-or for good with the variable SAMESTEP_SITE).
+A site's file is YAML with the fields of `Site`: one that ships (`--site aurora`) or one of your own
+(`--site ours.yaml`, or for good with the variable SAMESTEP_SITE).
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,8 +19,8 @@ VARIABLE = "SAMESTEP_SITE"
 class Site:
     """A cluster: how its nodes are made, and what every job on it has to say."""
 
-    on: Literal["auto", "slurm", "pbs", "local"] = "auto"
-    """Its scheduler; auto: slurm where there is sbatch, pbs where there is qsub, else local: this machine, at once."""
+    scheduler: Literal["auto", "slurm", "pbs", "local"] = "auto"
+    """Who runs jobs: slurm, pbs, or local for this machine and at once; auto takes the first whose command is here."""
     gpus_per_node: int = 8
     """GPUs that a node has, or tiles where those are the devices; who asks for all of them gets the node alone."""
     account: str | None = None
@@ -90,8 +90,9 @@ class Job:
 
 
 SHORT = {
-    **{name: f"site.{name}" for name in ("on", "account", "partition", "qos", "constraint", "queue", "select")},
-    **{name: f"site.{name}" for name in ("filesystems", "mpiexec", "cpu_bind")},
+    "on": "site.scheduler",
+    **{name: f"site.{name}" for name in ("account", "partition", "qos", "constraint")},
+    **{name: f"site.{name}" for name in ("queue", "select", "filesystems", "mpiexec", "cpu_bind")},
 }
 """Settings of the site that may be named without it."""
 
@@ -142,8 +143,8 @@ def _spread(job: Job, total: int) -> tuple[int, int]:
     nodes = job.nodes or max(1, -(-total // max(1, has)))
     if total % nodes:
         raise UserError(
-            f"{total} GPUs cannot be spread evenly over {nodes} nodes of {has}; ask for another number, or say how many "
-            "a node has with --site.gpus-per-node"
+            f"{total} GPUs cannot be spread evenly over {nodes} nodes of {has}; ask for another number, or say how "
+            "many a node has with --site.gpus-per-node"
         )
     return nodes, total // nodes
 

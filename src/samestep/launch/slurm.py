@@ -1,8 +1,8 @@
 """SLURM: the batch script, and the commands around it.
 
-`srun` starts one task a GPU, and every rank finds its place in what srun tells it. Signals come to the ranks: before the
-time limit (`--signal` without `B:`), and with `scancel`, `scontrol requeue` or a preemption. They save and end with 75.
-If the job still counts as running then, nobody took it away: its time is up, or it was asked to make way within a
+`srun` starts one task a GPU, and every rank finds its place in what srun tells it. Signals come to the ranks: before
+the time limit (`--signal` without `B:`), and with `scancel`, `scontrol requeue` or a preemption. They save and end with
+75. If the job still counts as running then, nobody took it away: its time is up, or it was asked to make way within a
 grace time, and it queues itself again. A job that SLURM is ending is requeued by SLURM, or was cancelled and stays so.
 """
 

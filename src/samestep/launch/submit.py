@@ -33,8 +33,8 @@ class Submitted:
 
 def scheduler_of(site: Site) -> str:
     """Who is to run the job."""
-    if site.on != "auto":
-        return site.on
+    if site.scheduler != "auto":
+        return site.scheduler
     return next((name for name, command in COMMANDS.items() if which(command)), "local")
 
 

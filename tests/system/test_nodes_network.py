@@ -1,0 +1,271 @@
+"""Real training over several hosts, which are network namespaces: torchrun's flags and our own launcher.
+
+The hosts share this machine's disk, except where a test gives each its own.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from faults import toy
+from samestep.core.records import JsonLines, read_json
+from samestep.core.rundir import RunDir
+from system.hosts import Host, hosts, wait_for
+
+pytestmark = pytest.mark.timeout(180)
+STEPS = 300
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node=1")
+Process = subprocess.Popen[bytes]
+
+
+@dataclass
+class Lab:
+    """Hosts, a folder for the runs, and what an uninterrupted run of one process gives."""
+
+    hosts: Sequence[Host]
+    folder: Path
+    port: int = 29600
+    expected: list[dict[str, Any]] = field(default_factory=list)
+
+    def start(self, host: Host, label: str, *command: str) -> Process:
+        """Begin a Python command on a host."""
+        tests = Path(__file__).parents[1]
+        env = {"PYTHONPATH": str(tests), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": ""}
+        return host.start(sys.executable, *command, env=env, output=self.output(host, label), folder=self.folder)
+
+    def train(self, label: str, settings: dict[str, Any] | None = None) -> tuple[str, ...]:
+        """The words that train the toy."""
+        changes = {"max_steps": STEPS, "log": {"every": 1, "quiet": False, "tensorboard": False}, **(settings or {})}
+        file = self.folder / f"{label}.yaml"
+        file.write_text(json.dumps(toy.settings(self.folder / "runs", name=label, nap=0.02, **changes)))
+        return ("train", toy.NAME, f"--config={file}")
+
+    def node(self, host: Host, words: Sequence[str], *options: str, nodes: str = "2", label: str = "") -> Process:
+        """Our own launcher on a host."""
+        where = ("--nproc=1", f"--nodes={nodes}", f"--rdzv=node1:{self.port}")
+        label = label or Path(words[-1]).stem
+        return self.start(host, label, "-m", "samestep", *words, *where, *options)
+
+    def output(self, host: Host, label: str) -> Path:
+        return self.folder / "output" / f"{label}_{host.name}.txt"
+
+    def said(self, host: Host, label: str) -> str:
+        return self.output(host, label).read_text(errors="replace")
+
+    def stepped(self, label: str, step: int, seconds: float = 60, folder: Path | None = None) -> None:
+        """Wait until the run has done so many steps."""
+        metrics = RunDir((folder or self.folder) / "runs" / label).metrics
+        wait_for(lambda: any(row["step"] >= step for row in JsonLines(metrics)), seconds, f"for step {step} of {label}")
+
+    def launched(self, label: str, worlds: Sequence[int], seconds: float = 60) -> None:
+        """Wait until the run was launched at these world sizes, one after the other, and steps at the last one."""
+        events = RunDir(self.folder / "runs" / label).events
+        found = lambda: [row["world"] for row in JsonLines(events) if row["kind"] == "launch"]  # noqa: E731
+        wait_for(lambda: found() == list(worlds), seconds, f"for worlds {worlds}; {found()}")
+        path = RunDir(self.folder / "runs" / label).evidence(worlds[-1], 0)
+        before = _updates(path)
+        wait_for(lambda: _updates(path) > before + 10, seconds, f"for steps at {worlds}")
+
+    def rank(self, host: Host) -> int:
+        """A rank that runs on a host."""
+        for process in host.processes():
+            if b"\0RANK=" in Path(f"/proc/{process}/environ").read_bytes():
+                return process
+        raise AssertionError(f"no rank on {host.name}")
+
+    def same(self, label: str, folder: Path | None = None) -> int:
+        """How many steps a run did, all of them with the samples and the loss of the undisturbed run."""
+        run = RunDir((folder or self.folder) / "runs" / label)
+        rows = [row for row in JsonLines(run.metrics) if "loss" in row]
+        assert [row["step"] for row in rows] == list(range(1, len(rows) + 1)), "each step once"
+        expected = [row for row in self.expected if "loss" in row][: len(rows)]
+        for row, wanted in zip(rows, expected, strict=True):
+            assert row["loss"] == pytest.approx(wanted["loss"], rel=1e-9), f"step {row['step']}"
+        return len(rows)
+
+    def samples(self, label: str) -> dict[int, set[int]]:
+        """The world sizes at which each step was done, with exactly the samples of the undisturbed run."""
+        wanted = _samples(self.folder / "runs" / "reference", 1)
+        done: dict[int, set[int]] = {}
+        for size in range(1, 4):
+            for step, ids in _samples(self.folder / "runs" / label, size).items():
+                assert ids == wanted[step], f"step {step} at world size {size}"
+                done.setdefault(step, set()).add(size)
+        return done
+
+
+def _updates(path: Path) -> int:
+    return path.read_bytes().count(b'"kind": "update"') if path.exists() else 0
+
+
+def _samples(run: Path, size: int) -> dict[int, list[list[int]]]:
+    """The samples of each step, by rank, of those steps that every rank did."""
+    ranks = []
+    for rank in range(size):
+        rows = JsonLines(RunDir(run).evidence(size, rank))
+        ranks.append({row["step"]: row["ids"] for row in rows if row["kind"] == "update"})
+    return {step: [i for rank in ranks for i in rank[step]] for step in set.intersection(*map(set, ranks))}
+
+
+def ends(*processes: Process, within: float) -> list[int]:
+    """The exit codes; a test fails that waits longer."""
+    end = time.monotonic() + within
+    return [process.wait(max(0.1, end - time.monotonic())) for process in processes]
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    folder = tmp_path_factory.mktemp("network")
+    with hosts(3, folder, f"ss{os.getpid()}") as made:
+        lab = Lab(made, folder)
+        alone = lab.start(made[0], "reference", "-m", "samestep", *lab.train("reference"), "--nap", "0")
+        assert ends(alone, within=90) == [0], lab.said(made[0], "reference")
+        lab.expected = list(JsonLines(RunDir(folder / "runs" / "reference").metrics))
+        yield lab
+
+
+@pytest.fixture
+def lab(network: Lab) -> Iterator[Lab]:
+    """Ends with nothing running on any host, and no port used twice."""
+    network.port += 1
+    yield network
+    for host in network.hosts:
+        host.mend()
+        host.kill()
+
+
+def idle(lab: Lab) -> bool:
+    return not any(host.processes() for host in lab.hosts)
+
+
+def test_torchrun_by_node_rank_and_master_address(lab: Lab) -> None:
+    words = lab.train("static", {"max_steps": 20})
+    meeting = ("--nnodes=2", "--master_addr=node1", f"--master_port={lab.port}")
+    nodes = [
+        lab.start(host, "static", *TORCHRUN, *meeting, f"--node_rank={rank}", "-m", "samestep", *words)
+        for rank, host in enumerate(lab.hosts[:2])
+    ]
+    assert ends(*nodes, within=90) == [0, 0], lab.said(lab.hosts[0], "static")
+    status = read_json(RunDir(lab.folder / "runs" / "static").status)
+    assert status["status"] == "done"
+    assert set(_samples(lab.folder / "runs" / "static", 2)) == set(range(20))
+
+
+def test_torchrun_by_rendezvous_ends_at_once_with_a_killed_rank_and_resumes(lab: Lab) -> None:
+    words = lab.train("dynamic")
+
+    def start() -> list[Process]:
+        lab.port += 1
+        meeting = ("--nnodes=2", "--rdzv_backend=c10d", f"--rdzv_endpoint=node1:{lab.port}")
+        return [lab.start(h, "dynamic", *TORCHRUN, *meeting, "-m", "samestep", *words) for h in lab.hosts[:2]]
+
+    nodes = start()
+    lab.stepped("dynamic", 20)
+    os.kill(lab.rank(lab.hosts[1]), signal.SIGKILL)
+    assert 0 not in ends(*nodes, within=10)
+    wait_for(lambda: idle(lab), 5, "for all to end")
+    assert ends(*start(), within=90) == [0, 0]
+    assert lab.same("dynamic") == STEPS
+    assert lab.samples("dynamic").keys() == set(range(STEPS))
+
+
+def test_our_launcher_names_kills_restarts_and_stops_on_all_hosts(lab: Lab) -> None:
+    words, pair = lab.train("ours"), lab.hosts[:2]
+    nodes = [lab.node(host, words) for host in pair]
+    lab.stepped("ours", 20)
+    os.kill(lab.rank(pair[1]), signal.SIGKILL)
+    assert ends(*nodes, within=10) == [1, 1]
+    wait_for(lambda: idle(lab), 5, "for all to end")
+    for host in pair:
+        assert "samestep: rank 1 on node2 was killed by SIGKILL" in lab.said(host, "ours")
+    nodes = [lab.node(host, words, "--max-restarts=1", f"--node-rank={rank}") for rank, host in enumerate(pair)]
+    lab.stepped("ours", 60)
+    os.kill(lab.rank(pair[0]), signal.SIGKILL)
+    lab.launched("ours", [2, 2, 2])
+    nodes[1].send_signal(signal.SIGTERM)
+    assert ends(*nodes, within=30) == [75, 75], lab.said(pair[0], "ours")
+    wait_for(lambda: idle(lab), 5, "for all to end")
+    assert "restarting from the last checkpoint (restart 1 of 1)" in lab.said(pair[1], "ours")
+    assert read_json(RunDir(lab.folder / "runs" / "ours").status)["status"] == "preempted"
+    assert lab.same("ours") > 60
+    assert "Traceback" not in lab.said(pair[0], "ours") + lab.said(pair[1], "ours")
+
+
+def test_three_hosts_become_two_and_three_again_and_the_order_of_samples_is_exact(lab: Lab) -> None:
+    words, (one, two, three) = lab.train("elastic", {"max_steps": 3000}), lab.hosts
+    nodes = {host.name: lab.node(host, words, nodes="1:3") for host in lab.hosts}
+    lab.launched("elastic", [3])
+    three.kill()
+    lab.launched("elastic", [3, 2], 30)
+    nodes["node3"] = lab.node(three, words, nodes="1:3")
+    lab.launched("elastic", [3, 2, 3], 30)
+    two.cut()
+    lab.launched("elastic", [3, 2, 3, 2], 45)
+    assert ends(nodes["node2"], within=30) == [1], "a host that is cut off ends by itself"
+    assert not two.processes()
+    assert "the first node, node1:" in lab.said(two, "elastic")
+    nodes["node3"].send_signal(signal.SIGINT)
+    assert ends(nodes["node1"], nodes["node3"], within=30) == [75, 75]
+    assert idle(lab)
+    steps = lab.same("elastic")
+    done = lab.samples("elastic")
+    assert done.keys() == set(range(steps))
+    assert {size for sizes in done.values() for size in sizes} == {2, 3}
+    assert one is lab.hosts[0]
+
+
+@pytest.fixture
+def apart(lab: Lab) -> Lab:
+    """Two hosts whose folder of runs is on a disk of their own."""
+    place = lab.folder / "apart"
+    place.mkdir()
+    own = []
+    for host in lab.hosts[:2]:
+        disk = lab.folder / f"disk_{host.name}"
+        disk.mkdir()
+        own.append(replace(host, own={str(place): disk}))
+    return replace(lab, hosts=own)
+
+
+def test_without_a_shared_disk_rank_0_saves_and_loads_for_all(apart: Lab) -> None:
+    one, two = apart.hosts
+    disks = [apart.folder / f"disk_{host.name}" for host in apart.hosts]
+    settings = {"out": str(apart.folder / "apart" / "runs")}
+    words = apart.train("apart", settings)
+    nodes = [apart.node(host, words) for host in (one, two)]
+    apart.stepped("apart", 20, folder=disks[0])
+    nodes[0].send_signal(signal.SIGTERM)
+    assert ends(*nodes, within=30) == [75, 75], apart.said(one, "apart")
+    assert sorted(path.name for path in (disks[1] / "runs" / "apart").iterdir()) == ["evidence", "logs"]
+    resume = ("train", "--resume", str(apart.folder / "apart" / "runs" / "apart"))
+    swapped = [apart.node(host, resume, f"--node-rank={rank}", label="swapped") for rank, host in enumerate((one, two))]
+    assert ends(*swapped, within=90) == [0, 0], apart.said(one, "swapped")
+    assert apart.same("apart", disks[0]) == STEPS
+
+
+def test_without_a_shared_disk_what_cannot_work_is_refused(apart: Lab) -> None:
+    one, two = apart.hosts
+    out = str(apart.folder / "apart" / "runs")
+    sharded = apart.train("sharded", {"out": out, "distributed": {"strategy": "fsdp", "device": "cpu"}})
+    nodes = [apart.node(host, sharded) for host in (one, two)]
+    assert ends(*nodes, within=60) == [2, 2]
+    for host in (one, two):
+        assert "but every rank of a sharded run writes to it; set out=... to a folder on a shared disk" in apart.said(
+            host, "sharded"
+        )
+    words = apart.train("moved", {"out": out, "max_steps": 10})
+    assert ends(apart.start(two, "moved", "-m", "samestep", *words), within=60) == [0]
+    apart.port += 1
+    nodes = [apart.node(host, words) for host in (one, two)]
+    assert ends(*nodes, within=60) == [2, 2]
+    assert "rank 0 runs on node1, but node2 has a newer checkpoint (step 10 of stage 'fit')" in apart.said(one, "moved")
+    assert not list((apart.folder / "disk_node1").rglob("step_*"))
