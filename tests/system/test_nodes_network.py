@@ -22,7 +22,7 @@ from samestep.core.rundir import RunDir
 from system.hosts import Host, hosts, wait_for
 
 pytestmark = pytest.mark.timeout(180)
-STEPS = 300
+STEPS = 100
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node=1")
 Process = subprocess.Popen[bytes]
 
@@ -44,9 +44,10 @@ class Lab:
 
     def train(self, label: str, settings: dict[str, Any] | None = None) -> tuple[str, ...]:
         """The words that train the toy."""
-        changes = {"max_steps": STEPS, "log": {"every": 1, "quiet": False, "tensorboard": False}, **(settings or {})}
+        log = {"every": 1, "quiet": False, "tensorboard": False}
+        changes = {"max_steps": STEPS, "schedule": "constant", "nap": 0.02, "log": log, **(settings or {})}
         file = self.folder / f"{label}.yaml"
-        file.write_text(json.dumps(toy.settings(self.folder / "runs", name=label, nap=0.02, **changes)))
+        file.write_text(json.dumps(toy.settings(self.folder / "runs", name=label, **changes)))
         return ("train", toy.NAME, f"--config={file}")
 
     def node(self, host: Host, words: Sequence[str], *options: str, nodes: str = "2", label: str = "") -> Process:
@@ -73,7 +74,7 @@ class Lab:
         wait_for(lambda: found() == list(worlds), seconds, f"for worlds {worlds}; {found()}")
         path = RunDir(self.folder / "runs" / label).evidence(worlds[-1], 0)
         before = _updates(path)
-        wait_for(lambda: _updates(path) > before + 10, seconds, f"for steps at {worlds}")
+        wait_for(lambda: _updates(path) > before + 5, seconds, f"for steps at {worlds}")
 
     def rank(self, host: Host) -> int:
         """A rank that runs on a host."""
@@ -127,7 +128,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     folder = tmp_path_factory.mktemp("network")
     with hosts(3, folder, f"ss{os.getpid()}") as made:
         lab = Lab(made, folder)
-        alone = lab.start(made[0], "reference", "-m", "samestep", *lab.train("reference"), "--nap", "0")
+        alone = lab.start(made[0], "reference", "-m", "samestep", *lab.train("reference", {"nap": 0.0}))
         assert ends(alone, within=90) == [0], lab.said(made[0], "reference")
         lab.expected = list(JsonLines(RunDir(folder / "runs" / "reference").metrics))
         yield lab
@@ -188,7 +189,7 @@ def test_our_launcher_names_kills_restarts_and_stops_on_all_hosts(lab: Lab) -> N
     for host in pair:
         assert "samestep: rank 1 on node2 was killed by SIGKILL" in lab.said(host, "ours")
     nodes = [lab.node(host, words, "--max-restarts=1", f"--node-rank={rank}") for rank, host in enumerate(pair)]
-    lab.stepped("ours", 60)
+    lab.stepped("ours", 40)
     os.kill(lab.rank(pair[0]), signal.SIGKILL)
     lab.launched("ours", [2, 2, 2])
     nodes[1].send_signal(signal.SIGTERM)
@@ -196,12 +197,12 @@ def test_our_launcher_names_kills_restarts_and_stops_on_all_hosts(lab: Lab) -> N
     wait_for(lambda: idle(lab), 5, "for all to end")
     assert "restarting from the last checkpoint (restart 1 of 1)" in lab.said(pair[1], "ours")
     assert read_json(RunDir(lab.folder / "runs" / "ours").status)["status"] == "preempted"
-    assert lab.same("ours") > 60
+    assert lab.same("ours") >= 40
     assert "Traceback" not in lab.said(pair[0], "ours") + lab.said(pair[1], "ours")
 
 
 def test_three_hosts_become_two_and_three_again_and_the_order_of_samples_is_exact(lab: Lab) -> None:
-    words, (one, two, three) = lab.train("elastic", {"max_steps": 3000}), lab.hosts
+    words, (_, two, three) = lab.train("elastic", {"max_steps": 3000, "nap": 0.3}), lab.hosts
     nodes = {host.name: lab.node(host, words, nodes="1:3") for host in lab.hosts}
     lab.launched("elastic", [3])
     three.kill()
@@ -220,7 +221,6 @@ def test_three_hosts_become_two_and_three_again_and_the_order_of_samples_is_exac
     done = lab.samples("elastic")
     assert done.keys() == set(range(steps))
     assert {size for sizes in done.values() for size in sizes} == {2, 3}
-    assert one is lab.hosts[0]
 
 
 @pytest.fixture

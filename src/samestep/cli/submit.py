@@ -66,7 +66,8 @@ def _parts(asked: SubmitWords, recipe: Recipe, config: Any, scheduler: str) -> l
     rooms = [(room(asked.job, scheduler, asked.stage_gpus.get(stage)), stage) for stage in stages]
     groups = [(place, [stage for _, stage in group]) for place, group in groupby(rooms, key=lambda pair: pair[0])]
     return [
-        Part(f"{number}_{'_'.join(names)}", (), place, names) for number, (place, names) in enumerate(groups, start=1)
+        Part(f"{number}_{'_'.join(names)}", (), place, names, unfinished=number < len(groups))
+        for number, (place, names) in enumerate(groups, start=1)
     ]
 
 

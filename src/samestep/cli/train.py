@@ -16,6 +16,8 @@ from samestep.core import handover
 from samestep.core.errors import EXIT_DONE, EXIT_PREEMPTED, UserError
 from samestep.core.overrides import take
 from samestep.core.parent import stop_with
+from samestep.world.ranks import discover
+from samestep.world.ranks.place import Place
 
 HELP = """samestep train RECIPE [--nproc N] [--preset NAME] [--config FILE] [key=value | --key value ...]
 samestep train RECIPE --nproc N --nodes M --rdzv HOST:PORT [--node-rank K] ...       (the same on each of M machines)
@@ -105,10 +107,16 @@ def _leaving_quietly() -> Iterator[None]:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    if os.environ.get("RANK", "0") == "0":
+    try:
+        place = discover(os.environ)
+    except UserError:
+        place = Place("unknown")
+    if place.rank == 0:
         with suppress(OSError):
             os.write(2, b"samestep: stopped before training began\n")
-    os._exit(handover.preempted_code(os.environ))
+    # srun and mpiexec tell of the largest code: with 75, a rank that is stopped because another one failed would make
+    # the failure look like a stop. There, as under torchrun, the run directory tells that the run is not done.
+    os._exit(EXIT_DONE if place.job else handover.preempted_code(os.environ))
 
 
 def _stop_with_launcher(env: Mapping[str, str]) -> None:

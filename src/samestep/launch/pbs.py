@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from samestep.core.errors import EXIT_PREEMPTED
 from samestep.core.handover import BEGAN
-from samestep.launch.script import Surroundings, head, preparation, text, training
+from samestep.launch.script import Surroundings, head, preparation, text, training, verdict
 from samestep.launch.site import Job, Part, clock, seconds
 
 GRACE = 300
@@ -36,6 +36,7 @@ def script(part: Part, job: Job, around: Surroundings, following: Part | None = 
             "trap 'asked=yes' TERM  # it was deleted, or PBS takes it back to the queue",
             f'{shlex.join(start)} --hostfile "$PBS_NODEFILE" {training(part, around)}',
             "code=$?",
+            *verdict(part, around),
             *(_again(part, job, around) if job.requeue else []),
             *(_next(following, around) if following else []),
             'exit "$code"',
@@ -80,8 +81,6 @@ def max_time(job: Job) -> int | None:
 def _again(part: Part, job: Job, around: Surroundings) -> list[str]:
     path = shlex.quote(str(around.script(part)))
     return [
-        "",
-        f"# {EXIT_PREEMPTED}: stopped and saved.",
         f'if [ "$code" = {EXIT_PREEMPTED} ] && [ -z "$asked" ]; then',
         f'    if [ "${{{TURN}:-0}}" -lt {job.max_requeues} ] && '
         f"qsub -v {TURN}=$(( ${{{TURN}:-0}} + 1 )) -j oe -o {shlex.quote(log(around))} {path}; then",

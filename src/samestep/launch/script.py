@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from samestep.core.errors import EXIT_PREEMPTED
 from samestep.core.rundir import RunDir
 from samestep.launch.site import Job, Part
 
@@ -54,6 +55,17 @@ def preparation(job: Job) -> list[str]:
 def training(part: Part, around: Surroundings, *more: str) -> str:
     """The command of every rank."""
     return shlex.join([around.python, "-u", "-m", "samestep", "train", *part.words, *more])
+
+
+def verdict(part: Part, around: Surroundings) -> list[str]:
+    """Lines that take ranks which were stopped before training began, and ended with 0, for what they are."""
+    at_end = "done|waiting" if part.unfinished else "done"
+    status = shlex.quote(str(RunDir(around.run).status))
+    return [
+        "",
+        f"# {EXIT_PREEMPTED}: stopped and saved. Ranks that are stopped before training begins end with 0.",
+        f"""if [ "$code" = 0 ] && ! grep -qsE '"status": "({at_end})"' {status}; then code={EXIT_PREEMPTED}; fi""",
+    ]
 
 
 def resume(around: Surroundings) -> str:

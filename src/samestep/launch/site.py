@@ -190,3 +190,5 @@ class Part:
     room: Room
     stages: Sequence[str] = ()
     """Those it runs; empty: all."""
+    unfinished: bool = False
+    """Whether other stages follow in other jobs."""

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Sequence
 
 from samestep.core.errors import EXIT_PREEMPTED
-from samestep.launch.script import Surroundings, head, preparation, resume, text, training
+from samestep.launch.script import Surroundings, head, preparation, resume, text, training, verdict
 from samestep.launch.site import Job, Part, clock, seconds
 
 GRACE = 60
@@ -29,6 +29,7 @@ def script(part: Part, job: Job, around: Surroundings) -> str:
             "trap : TERM USR1",
             f"{srun} {training(part, around)}",
             "code=$?",
+            *verdict(part, around),
             *(_again(job, around) if job.requeue else []),
             'exit "$code"',
         ]
@@ -64,8 +65,7 @@ def _directives(part: Part, job: Job, around: Surroundings) -> list[str]:
 
 def _again(job: Job, around: Surroundings) -> list[str]:
     return [
-        "",
-        f"# {EXIT_PREEMPTED}: stopped and saved. A job that still counts as running then was not cancelled.",
+        "# A job that still counts as running was not cancelled: its time is up, or it makes way for another.",
         """state=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep -o 'JobState=[A-Z_]*')""",
         f'if [ "$code" = {EXIT_PREEMPTED} ] && [ "$state" = JobState=RUNNING ]; then',
         f'    if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {job.max_requeues} ] && scontrol requeue "$SLURM_JOB_ID"; then',

@@ -43,6 +43,8 @@ def enter(choose: Callable[[], tuple[str, Recipe, Any]]) -> int:
     world, session = World.single(), None
     try:
         world = World.meet()
+        if world.place.job:
+            os.environ["RANK"] = str(world.rank)  # for complaints and last words, which know of no world
         with world.together("reading the configuration"):
             name, recipe, config = _rank_0s(choose, world)
         world.connect(config.distributed.device, config.distributed.backend, config.distributed.timeout)
