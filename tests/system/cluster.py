@@ -79,6 +79,11 @@ class Cluster:
             f"NodeName=node[1-2] Name=gpu File={folder}/dev/nvidia[0-{GPUS - 1}] Flags=nvidia_gpu_env\n"
         )
         (folder / "slurm.conf").write_text(_configuration(folder))
+        # What makes qsub's jobs look like those of PBS: its variables, and the list of nodes.
+        (folder / "plugstack.conf").write_text("required spank_pbs.so\n")
+        prolog = folder / "prolog"
+        prolog.write_text('#!/bin/sh\n[ -z "$PBS_JOBID" ] || echo "export PBS_NODEFILE=$(generate_pbs_nodefile)"\n')
+        prolog.chmod(0o755)
 
 
 _IDLE = ["node1=idle", "node2=idle"]
@@ -116,9 +121,12 @@ SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0,bf
 GresTypes=gpu
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
+PlugStackConfig={folder}/plugstack.conf
+TaskProlog={folder}/prolog
 {nodes}
-PartitionName=main Nodes=node[1-2] Default=YES MaxTime=INFINITE PriorityTier=1 PreemptMode=REQUEUE
-PartitionName=patient Nodes=node[1-2] MaxTime=INFINITE PriorityTier=1 PreemptMode=REQUEUE GraceTime=30
+PartitionName=main Nodes=node[1-2] Default=YES MaxTime=INFINITE PriorityTier=1 PreemptMode=OFF
+PartitionName=low Nodes=node[1-2] MaxTime=INFINITE PriorityTier=1 PreemptMode=REQUEUE
+PartitionName=graceful Nodes=node[1-2] MaxTime=INFINITE PriorityTier=1 PreemptMode=REQUEUE GraceTime=30
 PartitionName=urgent Nodes=node[1-2] MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF
 """
 

@@ -100,9 +100,10 @@ class _InChunks:
             start = number * self.chunk * self.batch
             positions = np.arange(start, min(start + self.chunk * self.batch, self.size))
             indices = permute(positions, epoch, self.size, self.seed, _SHUFFLE)
-            remembered = (epoch, number), self._batches(epoch, number, indices)
+            batches = self._batches(epoch, number, indices)
+            remembered = (epoch, number), [_pairs(epoch, batch) for batch in batches]
             self._last = remembered
-        return _pairs(epoch, remembered[1][place])
+        return remembered[1][place]
 
     def _batches(self, epoch: int, number: int, indices: np.ndarray) -> list[np.ndarray]:
         """The batches of a chunk in the order in which they are trained on, out of its shuffled indices."""

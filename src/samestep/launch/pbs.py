@@ -80,11 +80,11 @@ def max_time(job: Job) -> int | None:
 
 def _again(part: Part, job: Job, around: Surroundings) -> list[str]:
     path = shlex.quote(str(around.script(part)))
+    turn = f"-v {TURN}=$(( ${{{TURN}:-0}} + 1 ))"
     return [
         f'if [ "$code" = {EXIT_PREEMPTED} ] && [ -z "$asked" ]; then',
-        f'    if [ "${{{TURN}:-0}}" -lt {job.max_requeues} ] && '
-        f"qsub -v {TURN}=$(( ${{{TURN}:-0}} + 1 )) -j oe -o {shlex.quote(log(around))} {path}; then",
-        '        echo "samestep: stopped and saved; the job above goes on from there"',
+        f'    if [ "${{{TURN}:-0}}" -lt {job.max_requeues} ] && new=$({_qsub(path, around, turn)}); then',
+        '        echo "samestep: stopped and saved; job $new goes on from there"',
         "    else",
         f'        echo "samestep: stopped and saved, but not submitted again; go on with: qsub "{path}',
         "    fi",
@@ -95,12 +95,19 @@ def _again(part: Part, job: Job, around: Surroundings) -> list[str]:
 def _next(following: Part, around: Surroundings) -> list[str]:
     path = shlex.quote(str(around.script(following)))
     return [
-        "",
-        "# Not by a dependency: a job that stopped and went on under another number would not count.",
+        "# Not by a dependency: a job that stopped and went on under another number would not count as ended well.",
         'if [ "$code" = 0 ]; then',
-        f'    qsub -j oe -o {shlex.quote(log(around))} {path} || echo "samestep: done; go on with: qsub "{path}',
+        f"    if new=$({_qsub(path, around)}); then",
+        f'        echo "samestep: job $new goes on with the next stage, {following.stages[0]}"',
+        "    else",
+        f'        echo "samestep: go on with the next stage, {following.stages[0]}: qsub "{path}',
+        "    fi",
         "fi",
     ]
+
+
+def _qsub(path: str, around: Surroundings, *more: str) -> str:
+    return " ".join(["qsub", *more, "-j oe", f"-o {shlex.quote(log(around))}", path])
 
 
 def submission(path: str, around: Surroundings) -> list[str]:
