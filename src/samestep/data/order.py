@@ -103,7 +103,7 @@ class _InChunks:
             batches = self._batches(epoch, number, indices)
             remembered = (epoch, number), [_pairs(epoch, batch) for batch in batches]
             self._last = remembered
-        return remembered[1][place]
+        return remembered[1][place].copy()
 
     def _batches(self, epoch: int, number: int, indices: np.ndarray) -> list[np.ndarray]:
         """The batches of a chunk in the order in which they are trained on, out of its shuffled indices."""
