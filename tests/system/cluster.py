@@ -4,11 +4,12 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "scontrol")
+from system.hosts import wait_for
+
+PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "scontrol", "qsub", "generate_pbs_nodefile")
 READY = 30.0
 """Seconds in which a cluster must be up."""
 KILL_WAIT = 10
@@ -26,8 +27,17 @@ class Cluster:
 
     @property
     def env(self) -> dict[str, str]:
-        """For everything that talks to this cluster; its nodes' names resolve nowhere, but all are here."""
-        return {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf"), "OMP_NUM_THREADS": "1"}
+        """For everything that talks to this cluster."""
+        return {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")}
+
+    def state(self, job: str) -> str:
+        """How a job stands, as SLURM says it."""
+        return self.field(job, "JobState")
+
+    def field(self, job: str, name: str) -> str:
+        """One field of what SLURM knows of a job."""
+        words = self("scontrol", "show", "job", "--oneliner", job).split()
+        return next(word.partition("=")[2] for word in words if word.startswith(f"{name}="))
 
     def start(self) -> None:
         """Bring it up, or say what its controller said."""
@@ -35,12 +45,11 @@ class Cluster:
         munge = self.folder / "munge"
         files = [f"--{name}={munge / name[:-5]}" for name in ("key-file", "pid-file", "log-file", "seed-file")]
         self._daemon("munged", "-F", "--force", f"--socket={munge / 'sock'}", *files)
-        _wait(lambda: (munge / "sock").exists(), READY)
+        wait_for((munge / "sock").exists, READY, "for munge")
         self._daemon("slurmctld", "-D", "-i")
         for node in ("node1", "node2"):
             self._daemon("slurmd", "-D", "-N", node)
-        ready = _wait(lambda: self("sinfo", "-h", "-N", "-p", "main", "-o", "%N=%T").split() == _IDLE, READY)
-        assert ready, (self.folder / "slurmctld.log").read_text()[-2000:]
+        wait_for(lambda: self("sinfo", "-h", "-N", "-p", "main", "-o", "%N=%T").split() == _IDLE, READY, "for SLURM")
 
     def stop(self) -> None:
         """Take it down: jobs, then nodes and controller, munge last."""
@@ -134,13 +143,3 @@ PartitionName=urgent Nodes=node[1-2] MaxTime=INFINITE PriorityTier=10 PreemptMod
 def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
-
-
-def _wait(condition, seconds: float) -> bool:
-    """Whether something came true in time."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.1)
-    return False

@@ -5,6 +5,7 @@ The hosts share this machine's disk, except where a test gives each its own.
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from samestep.core.rundir import RunDir
 from system.hosts import Host, hosts, wait_for
 
 pytestmark = pytest.mark.timeout(180)
-STEPS = 100
+STEPS = 60
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node=1")
 Process = subprocess.Popen[bytes]
 
@@ -65,15 +66,15 @@ class Lab:
 
     def stepped(self, label: str, step: int, seconds: float = 60, folder: Path | None = None) -> None:
         """Wait until the run has done so many steps."""
-        metrics = RunDir((folder or self.folder) / "runs" / label).metrics
+        metrics = RunDir((folder or self.out) / label).metrics
         wait_for(lambda: any(row["step"] >= step for row in JsonLines(metrics)), seconds, f"for step {step} of {label}")
 
     def launched(self, label: str, worlds: Sequence[int], seconds: float = 60) -> None:
         """Wait until the run was launched at these world sizes, one after the other, and steps at the last one."""
-        events = RunDir(self.folder / "runs" / label).events
+        events = RunDir(self.out / label).events
         found = lambda: [row["world"] for row in JsonLines(events) if row["kind"] == "launch"]  # noqa: E731
         wait_for(lambda: found() == list(worlds), seconds, f"for worlds {worlds}; {found()}")
-        path = RunDir(self.folder / "runs" / label).evidence(worlds[-1], 0)
+        path = RunDir(self.out / label).evidence(worlds[-1], 0)
         before = _updates(path)
         wait_for(lambda: _updates(path) > before + 5, seconds, f"for steps at {worlds}")
 
@@ -86,7 +87,7 @@ class Lab:
 
     def same(self, label: str, folder: Path | None = None) -> int:
         """How many steps a run did, all of them with the samples and the loss of the undisturbed run."""
-        run = RunDir((folder or self.folder) / "runs" / label)
+        run = RunDir((folder or self.out) / label)
         rows = [row for row in JsonLines(run.metrics) if "loss" in row]
         assert [row["step"] for row in rows] == list(range(1, len(rows) + 1)), "each step once"
         expected = [row for row in self.expected if "loss" in row][: len(rows)]
@@ -96,10 +97,10 @@ class Lab:
 
     def samples(self, label: str) -> dict[int, set[int]]:
         """The world sizes at which each step was done, with exactly the samples of the undisturbed run."""
-        wanted = _samples(self.folder / "runs" / "reference", 1)
+        wanted = _samples(self.out / "reference", 1)
         done: dict[int, set[int]] = {}
         for size in range(1, 4):
-            for step, ids in _samples(self.folder / "runs" / label, size).items():
+            for step, ids in _samples(self.out / label, size).items():
                 assert ids == wanted[step], f"step {step} at world size {size}"
                 done.setdefault(step, set()).add(size)
         return done
@@ -149,35 +150,22 @@ def idle(lab: Lab) -> bool:
     return not any(host.processes() for host in lab.hosts)
 
 
-def test_torchrun_by_node_rank_and_master_address(lab: Lab) -> None:
-    words = lab.train("static", {"max_steps": 20})
-    meeting = ("--nnodes=2", "--master_addr=node1", f"--master_port={lab.port}")
+def test_torchrun_by_both_kinds_of_flags_with_a_killed_rank_in_between(lab: Lab) -> None:
+    words, pair = lab.train("torchrun"), lab.hosts[:2]
+    static = ("--nnodes=2", "--master_addr=node1", f"--master_port={lab.port}")
     nodes = [
-        lab.start(host, "static", *TORCHRUN, *meeting, f"--node_rank={rank}", "-m", "samestep", *words)
-        for rank, host in enumerate(lab.hosts[:2])
+        lab.start(host, "torchrun", *TORCHRUN, *static, f"--node_rank={rank}", "-m", "samestep", *words)
+        for rank, host in enumerate(pair)
     ]
-    assert ends(*nodes, within=90) == [0, 0], lab.said(lab.hosts[0], "static")
-    status = read_json(RunDir(lab.folder / "runs" / "static").status)
-    assert status["status"] == "done"
-    assert set(_samples(lab.folder / "runs" / "static", 2)) == set(range(20))
-
-
-def test_torchrun_by_rendezvous_ends_at_once_with_a_killed_rank_and_resumes(lab: Lab) -> None:
-    words = lab.train("dynamic")
-
-    def start() -> list[Process]:
-        lab.port += 1
-        meeting = ("--nnodes=2", "--rdzv_backend=c10d", f"--rdzv_endpoint=node1:{lab.port}")
-        return [lab.start(h, "dynamic", *TORCHRUN, *meeting, "-m", "samestep", *words) for h in lab.hosts[:2]]
-
-    nodes = start()
-    lab.stepped("dynamic", 20)
-    os.kill(lab.rank(lab.hosts[1]), signal.SIGKILL)
+    lab.stepped("torchrun", 20)
+    os.kill(lab.rank(pair[1]), signal.SIGKILL)
     assert 0 not in ends(*nodes, within=10)
     wait_for(lambda: idle(lab), 5, "for all to end")
-    assert ends(*start(), within=90) == [0, 0]
-    assert lab.same("dynamic") == STEPS
-    assert lab.samples("dynamic").keys() == set(range(STEPS))
+    dynamic = ("--nnodes=2", "--rdzv_backend=c10d", f"--rdzv_endpoint=node1:{lab.port + 100}")
+    nodes = [lab.start(host, "torchrun", *TORCHRUN, *dynamic, "-m", "samestep", *words) for host in pair]
+    assert ends(*nodes, within=90) == [0, 0], lab.said(pair[0], "torchrun")
+    assert lab.same("torchrun") == STEPS
+    assert lab.samples("torchrun").keys() == set(range(STEPS))
 
 
 def test_our_launcher_names_kills_restarts_and_stops_on_all_hosts(lab: Lab) -> None:
@@ -197,7 +185,7 @@ def test_our_launcher_names_kills_restarts_and_stops_on_all_hosts(lab: Lab) -> N
     assert ends(*nodes, within=30) == [75, 75], lab.said(pair[0], "ours")
     wait_for(lambda: idle(lab), 5, "for all to end")
     assert "restarting from the last checkpoint (restart 1 of 1)" in lab.said(pair[1], "ours")
-    assert read_json(RunDir(lab.folder / "runs" / "ours").status)["status"] == "preempted"
+    assert read_json(RunDir(lab.out / "ours").status)["status"] == "preempted"
     assert lab.same("ours") >= 40
     assert "Traceback" not in lab.said(pair[0], "ours") + lab.said(pair[1], "ours")
 
@@ -239,33 +227,32 @@ def apart(lab: Lab) -> Lab:
 
 def test_without_a_shared_disk_rank_0_saves_and_loads_for_all(apart: Lab) -> None:
     one, two = apart.hosts
-    disks = [apart.folder / f"disk_{host.name}" for host in apart.hosts]
+    disks = [apart.folder / f"disk_{host.name}" / "runs" for host in apart.hosts]
     words = apart.train("apart")
     nodes = [apart.node(host, words) for host in (one, two)]
     apart.stepped("apart", 20, folder=disks[0])
     nodes[0].send_signal(signal.SIGTERM)
     assert ends(*nodes, within=30) == [75, 75], apart.said(one, "apart")
-    assert sorted(path.name for path in (disks[1] / "runs" / "apart").iterdir()) == ["evidence", "logs"]
-    resume = ("train", "--resume", str(apart.out / "apart"))
-    apart.port += 1
-    nodes = [apart.node(host, resume, label="resumed") for host in (one, two)]
+    assert sorted(path.name for path in (disks[1] / "apart").iterdir()) == ["evidence", "logs"]
+
+    shutil.copytree(disks[0] / "apart", disks[1] / "moved")
+    words, apart.port = apart.train("moved"), apart.port + 1
+    nodes = [apart.node(host, words) for host in (one, two)]
+    assert ends(*nodes, within=60) == [2, 2]
+    for host in (one, two):
+        assert "rank 0 runs on node1, but node2 has a newer checkpoint (step " in apart.said(host, "moved")
+    assert not list((disks[0] / "moved").rglob("step_*")), "it did not begin anew"
+
+    words, apart.port = ("train", "--resume", str(apart.out / "apart")), apart.port + 1
+    nodes = [apart.node(host, words, label="resumed") for host in (one, two)]
     assert ends(*nodes, within=90) == [0, 0], apart.said(one, "resumed")
     assert apart.same("apart", disks[0]) == STEPS
 
 
-def test_without_a_shared_disk_what_cannot_work_is_refused(apart: Lab) -> None:
-    one, two = apart.hosts
-    sharded = apart.train("sharded", {"distributed": {"strategy": "fsdp", "device": "cpu"}})
-    nodes = [apart.node(host, sharded) for host in (one, two)]
+def test_without_a_shared_disk_a_sharded_run_is_refused(apart: Lab) -> None:
+    words = apart.train("sharded", {"distributed": {"strategy": "fsdp", "device": "cpu"}})
+    nodes = [apart.node(host, words) for host in apart.hosts]
     assert ends(*nodes, within=60) == [2, 2]
-    for host in (one, two):
-        assert "but every rank of a sharded run writes to it; set out=... to a folder on a shared disk" in apart.said(
-            host, "sharded"
-        )
-    words = apart.train("moved", {"max_steps": 10})
-    assert ends(apart.start(two, "moved", "-m", "samestep", *words), within=60) == [0]
-    apart.port += 1
-    nodes = [apart.node(host, words) for host in (one, two)]
-    assert ends(*nodes, within=60) == [2, 2]
-    assert "rank 0 runs on node1, but node2 has a newer checkpoint (step 10 of stage 'fit')" in apart.said(one, "moved")
-    assert not list((apart.folder / "disk_node1").rglob("step_*"))
+    for host in apart.hosts:
+        said = apart.said(host, "sharded")
+        assert "is not seen by all ranks, but every rank of a sharded run writes to it; set out=... to" in said

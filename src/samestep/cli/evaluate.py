@@ -10,13 +10,14 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from samestep.cli.model_words import use_model
 from samestep.cli.recipe_words import amended
 from samestep.core.config import dump
-from samestep.core.errors import EXIT_DONE, UserError, complain
+from samestep.core.errors import EXIT_DONE, UserError
 from samestep.core.overrides import take
 from samestep.core.records import write_atomically
 from samestep.train.trained import open_trained
-from samestep.world.world import PeerFailed, World
+from samestep.world.world import World
 
 HELP = """samestep evaluate MODEL --tasks NAME,... [options] [settings, such as --batch_size 32]
 
@@ -41,16 +42,7 @@ CHAT = "--chat"
 
 def run(words: Sequence[str]) -> int:
     """Print the results of a trained model; exit code 2 when one rank or all of them cannot."""
-    if not words or "-h" in words or "--help" in words:
-        print(HELP)
-        return EXIT_DONE
-    if words[0].startswith("-"):
-        raise UserError(f"samestep evaluate needs a run, a checkpoint or a model folder first, not {words[0]}.")
-    try:
-        return _evaluate(words[0], words[1:])
-    except PeerFailed as failure:
-        complain(str(failure))
-        return failure.exit_code
+    return use_model("evaluate", words, HELP, _evaluate)
 
 
 def _evaluate(source: str, words: Sequence[str]) -> int:

@@ -6,14 +6,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from samestep.cli.model_words import use_model
 from samestep.cli.recipe_words import COMMON
 from samestep.core.compose import amend
 from samestep.core.config import dump, paths_of
-from samestep.core.errors import EXIT_DONE, UserError, complain
+from samestep.core.errors import EXIT_DONE, UserError
 from samestep.core.overrides import take
 from samestep.core.records import Json
 from samestep.train.trained import Trained, open_trained
-from samestep.world.world import PeerFailed, World
+from samestep.world.world import World
 
 HELP = """samestep sample MODEL [--prompt TEXT | --prompts FILE] [--samples N] [options] [settings]
 
@@ -78,16 +79,7 @@ class Asked:
 
 def run(words: Sequence[str]) -> int:
     """Print samples of a trained model; exit code 2 when one rank or all of them cannot."""
-    if not words or "-h" in words or "--help" in words:
-        print(HELP)
-        return EXIT_DONE
-    if words[0].startswith("-"):
-        raise UserError(f"samestep sample needs a run, a checkpoint or a model folder first, not {words[0]}.")
-    try:
-        return _sample(words[0], words[1:])
-    except PeerFailed as failure:
-        complain(str(failure))
-        return failure.exit_code
+    return use_model("sample", words, HELP, _sample)
 
 
 def _sample(source: str, words: Sequence[str]) -> int:
