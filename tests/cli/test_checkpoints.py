@@ -115,7 +115,7 @@ def test_what_a_quick_look_can_see(run: Path, capsys: pytest.CaptureFixture[str]
 
 def test_a_run_without_checkpoints(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("runs/b").mkdir()
-    Path("runs/b/config.json").write_text("{}")
+    Path("runs/b/config.json").write_text(json.dumps({"recipe": "x", "config": {}}))
     assert main(["checkpoints", "b"]) == 0
     assert capsys.readouterr().out == "the run runs/b has no checkpoint yet\n"
 

@@ -33,7 +33,7 @@ class RunRecord:
         known = read_json(rundir.config)
         if not known or "recipe" not in known:  # folders of published weights have a config.json too
             return None
-        return cls(known["recipe"], known["config"], known["launch"], known.get("global_batch", 0))
+        return cls(known["recipe"], known["config"], known.get("launch", ""), known.get("global_batch", 0))
 
     def write(self, rundir: RunDir) -> None:
         """Leave the record, with the versions it was made by."""
