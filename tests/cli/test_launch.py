@@ -201,6 +201,10 @@ def test_a_stage_that_begins_after_a_resume_at_other_ranks_keeps_the_global_batc
         (["--nproc", "2", "--max-restarts", "-1"], {}, "--max-restarts must be a whole number of at least 0"),
         (["--nproc", "2", "--grace", "soon"], {}, "--grace must be a number of at least 0, not 'soon'"),
         (["--max-restarts", "1"], {}, "--max-restarts is for launching several processes; add --nproc N"),
+        (["--nodes", "2"], {}, "--nodes 2 needs --rdzv HOST:PORT on every node"),
+        (["--rdzv", "a:1"], {}, "--rdzv is for several nodes; add --nodes N"),
+        (["--nproc", "2", "--nodes", "2", "--rdzv", "no.such.host.invalid:7"], {}, "does not resolve here"),
+        (["--nodes", "2", "--rdzv", "a:1"], {"RANK": "0"}, "that a launcher has started; leave out --nodes"),
         (["--nproc", "2"], {"RANK": "0", "WORLD_SIZE": "1"}, "that a launcher has started; leave out --nproc"),
     ],
 )

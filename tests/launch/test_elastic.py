@@ -231,6 +231,17 @@ def test_a_request_before_the_workers_start_reaches_them(script: Callable[[str],
         assert worker.wait(10) == -signal.SIGTERM
 
 
+def test_the_first_ctrl_c_here_is_no_second_one_of_another_node() -> None:
+    now = [0.0]
+    with StopRequests(5.0, clock=lambda: now[0]) as stop:
+        stop.started([])
+        stop.request(signal.SIGTERM)
+        now[0] = 3.0
+        os.kill(os.getpid(), signal.SIGINT)
+        wait_for(lambda: stop._pressed is not None)
+        assert not stop.at_once
+
+
 def test_signals_that_are_ignored_on_purpose_stay_so() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -265,11 +265,11 @@ def test_a_lost_node_of_a_fixed_number_is_waited_for_if_restarts_are_left(machin
 
 def test_a_lost_node_ends_the_others(machines: Machines) -> None:
     machines.script("time.sleep(60)")
-    nodes = [machines.start(name, rank=rank) for rank, name in enumerate("ab")]
+    nodes = [machines.start(name, rank=rank, peers=1.0) for rank, name in enumerate("ab")]
     wait_for(lambda: machines.began(0, 2) and machines.began(1, 2))
     nodes[1].kill()
     assert machines.ends(nodes[0], within=12) == [1]
-    assert "closed the connection; the run resumes from its last checkpoint" in machines.said("a")
+    assert "closed the connection; the run can be resumed with --resume" in machines.said("a")
 
 
 def test_the_first_node_is_missed_by_the_others(machines: Machines) -> None:
@@ -318,6 +318,19 @@ def test_a_node_rank_is_given_once(machines: Machines) -> None:
     assert "has --node-rank 1 already" in machines.said("c")
 
 
+def test_strangers_at_the_door_do_no_harm(machines: Machines) -> None:
+    machines.script("")
+    first = machines.start("a", rank=0)
+    wait_for(lambda: "waiting" in machines.said("a"))
+    lines = [b"GET / HTTP/1.1\r\n\r\n", b'{"kind": "report"}\n', b'{"kind": "hello", "language": %d}\n']
+    for line in [*lines[:2], lines[2] % 0, lines[2] % nodes_leader.LANGUAGE]:
+        with socket.create_connection(("127.0.0.1", machines.port)) as stranger:
+            stranger.sendall(line)
+            stranger.settimeout(5)
+            stranger.recv(100)
+    assert machines.ends(first, machines.start("b", rank=1)) == [0, 0]
+
+
 def test_another_program_behind_the_port_is_recognised(machines: Machines) -> None:
     machines.script("")
     with socket.create_server(("127.0.0.1", machines.port)) as server:
@@ -356,6 +369,12 @@ def test_nodes_as_they_are_written() -> None:
     asked = {"nodes": "1:4", "rdzv": "[fe80::1]:7", "node-rank": "3", "join-timeout": "2.5"}
     assert nodes_from(asked) == Nodes(1, 4, "fe80::1", 7, 3, 2.5)
     assert Nodes(2, 2, "fe80::1", 7).address == "[fe80::1]:7"
+
+
+def test_the_first_node_is_the_one_that_is_named() -> None:
+    with pytest.raises(UserError, match=r"--node-rank 0 is the first node, but 192\.0\.2\.1 of --rdzv is not this"):
+        Nodes(2, 2, "192.0.2.1", 7, rank=0).open_door()
+    assert Nodes(2, 2, "192.0.2.1", 7).open_door() is None
 
 
 def test_a_name_that_does_not_resolve() -> None:

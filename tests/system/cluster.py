@@ -53,7 +53,8 @@ class Cluster:
 
     def stop(self) -> None:
         """Take it down: jobs, then nodes and controller, munge last."""
-        self("scancel", "-u", "root")
+        if len(self.daemons) > 1:
+            self("scancel", "-u", "root")
         for daemon in (*self.daemons[:0:-1], *self.daemons[:1]):
             daemon.terminate()
             try:
@@ -64,7 +65,10 @@ class Cluster:
 
     def __call__(self, *words: str) -> str:
         """What a command of SLURM prints."""
-        done = subprocess.run(words, env=self.env, capture_output=True, text=True, timeout=30, check=False)
+        try:
+            done = subprocess.run(words, env=self.env, capture_output=True, text=True, timeout=20, check=False)
+        except subprocess.TimeoutExpired:  # a controller that does not answer: whoever waits for something else says so
+            return ""
         return done.stdout
 
     def _daemon(self, *words: str) -> None:

@@ -2,22 +2,23 @@
 
 import io
 import json
-import os
-import sys
-from contextlib import redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from faults import same, toy
 from samestep.cli.main import main
 from samestep.core.records import JsonLines, read_json
 from samestep.core.rundir import RunDir
-from system.cluster import Cluster
+from system.cluster import GPUS, Cluster
 from system.hosts import wait_for
 
 TESTS = Path(__file__).parents[1]
-HERE = ("--env", "MASTER_ADDR=127.0.0.1", "--env", f"PYTHONPATH={TESTS}")
+SITE = {"gpus_per_node": GPUS, "env": {"MASTER_ADDR": "127.0.0.1", "PYTHONPATH": str(TESTS)}}
 """The names of the nodes resolve nowhere, but all nodes are this machine."""
 PAIR = ("--nodes=2", "--tasks-per-node=1")
 LIMIT = 90.0
@@ -31,9 +32,21 @@ class Desk:
     cluster: Cluster
     folder: Path
 
+    @contextmanager
+    def open(self) -> Iterator["Desk"]:
+        """While entered, commands are typed in the folder and go to the cluster; then nothing is left running."""
+        (self.folder / "site.yaml").write_text(json.dumps(SITE))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SLURM_CONF", self.cluster.env["SLURM_CONF"])
+            patch.setenv("SAMESTEP_SITE", str(self.folder / "site.yaml"))
+            patch.setenv("OMP_NUM_THREADS", "1")
+            patch.chdir(self.folder)
+            yield self
+        self.cluster("scancel", "-u", "root")
+
     def submit(self, label: str, *options: str, recipe: str = toy.NAME, **changes: Any) -> str:
         """Hand in a run; the number of its last job."""
-        return self.type("submit", recipe, *HERE, *options, *self.settings(label, **changes))[-1]
+        return self.type("submit", recipe, *options, *self.settings(label, **changes))[-1]
 
     def settings(self, label: str, **changes: Any) -> list[str]:
         """The words that make a run of the toy."""

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from shutil import which
+from typing import NoReturn
 
 import pytest
 
@@ -13,7 +14,12 @@ def require(what: str, programs: Sequence[str], *, root: bool = False) -> None:
     reason = f"{', '.join(missing)} not installed (scripts/install-system-deps)" if missing else ""
     if not reason and root and os.geteuid() != 0:
         reason = "needs root"
-    if reason and os.environ.get("SAMESTEP_REQUIRE_SYSTEM") == "1":
-        pytest.fail(f"{what} is required here, but: {reason}")
     if reason:
-        pytest.skip(f"{what}: {reason}")
+        do_without(what, reason)
+
+
+def do_without(what: str, reason: str) -> NoReturn:
+    """What a test needs cannot be had."""
+    if os.environ.get("SAMESTEP_REQUIRE_SYSTEM") == "1":
+        pytest.fail(f"{what} is required here, but: {reason}")
+    pytest.skip(f"{what}: {reason}")

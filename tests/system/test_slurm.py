@@ -12,7 +12,7 @@ from faults.same import Reference
 from samestep.core.records import read_json
 from samestep.core.rundir import RunDir
 from system.cluster import Cluster
-from system.desk import PAIR, Desk
+from system.desk import LIMIT, PAIR, Desk
 from system.hosts import wait_for
 
 pytestmark = pytest.mark.timeout(200)
@@ -23,20 +23,15 @@ ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
 
 @pytest.fixture(scope="module")
 def desk(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
-    folder = tmp_path_factory.mktemp("desk")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
-        patch.setenv("OMP_NUM_THREADS", "1")
-        patch.chdir(folder)
-        yield Desk(cluster, folder)
-        cluster("scancel", "-u", "root")
+    with Desk(cluster, tmp_path_factory.mktemp("desk")).open() as desk:
+        yield desk
 
 
 @pytest.fixture(scope="module")
 def jobs(desk: Desk) -> dict[str, str]:
     """All runs that are stopped, and one that is not: at the same time, since each spends most of it waiting."""
     jobs = {
-        "limited": desk.submit("limited", *PAIR, "--time=1m", "--grace=30", nap=5 * NAP),
+        "limited": desk.submit("limited", *PAIR, "--time=1m", "--grace=38", nap=3 * NAP),
         "whole": desk.submit("whole", *PAIR),
     }
     desk.await_step("limited", 1)
@@ -52,6 +47,13 @@ def jobs(desk: Desk) -> dict[str, str]:
     desk.await_step("asked")
     urgent = ("--partition=urgent", "--nodes=2", "--gpus-per-node=4", "--output=/dev/null", "--wrap=true")
     desk.cluster("sbatch", *urgent)
+    jobs["wrong"] = desk.submit("wrong", *PAIR, batch_size=0)
+    counts = ("--num-gpus=1", "--num-gpus-train=2")
+    jobs["dump"], jobs["train"] = desk.type(
+        "submit", "system.two_stages", *counts, "name=stages", "distributed=cpu", "--quiet"
+    )
+    wait_for(lambda: desk.cluster.field(jobs["limited"], "Restarts") != "0", LIMIT, "for the signal before the limit")
+    desk.cluster("scontrol", "update", f"JobId={jobs['limited']}", "TimeLimit=10")  # once is enough
     return jobs
 
 
@@ -100,7 +102,7 @@ def test_preempted_with_grace_time(desk: Desk, jobs: dict[str, str]) -> None:
 
 def test_the_signal_before_the_time_limit(desk: Desk, jobs: dict[str, str]) -> None:
     check_resumed(desk, "limited", jobs["limited"])
-    assert "stopped by SIGUSR1" in (desk.path("limited") / "logs" / "rank_0.log").read_text()
+    assert "the job queues again" in desk.printed("limited")
 
 
 def test_a_cancelled_job_stays_cancelled_and_can_be_resumed(desk: Desk, jobs: dict[str, str]) -> None:
@@ -111,8 +113,8 @@ def test_a_cancelled_job_stays_cancelled_and_can_be_resumed(desk: Desk, jobs: di
     check_whole(desk, "cancelled", desk.type("submit", "--resume", "runs/cancelled", *PAIR)[0])
 
 
-def test_what_the_user_must_mend_is_not_tried_again(desk: Desk) -> None:
-    job = desk.submit("wrong", *PAIR, batch_size=0)
+def test_what_the_user_must_mend_is_not_tried_again(desk: Desk, jobs: dict[str, str]) -> None:
+    job = jobs["wrong"]
     desk.await_state(job, *ENDED)
     assert desk.cluster.state(job) == "FAILED"
     assert desk.cluster.field(job, "ExitCode") == "2:0"
@@ -129,14 +131,11 @@ def test_a_killed_rank_ends_the_job(desk: Desk) -> None:
     assert not same.orphans(desk.folder, "killed", patience=1)
 
 
-def test_stages_are_jobs_with_gpus_of_their_own(desk: Desk) -> None:
-    counts = ("--num-gpus=1", "--num-gpus-train=2")
-    words = ("submit", "system.two_stages", "--env", f"PYTHONPATH={Path(__file__).parents[1]}", *counts)
-    first, second = desk.type(*words, "name=stages", "distributed=cpu", "--quiet")
-    assert desk.cluster.state(second) == "PENDING"
-    desk.await_state(second, *ENDED)
-    assert [desk.cluster.state(job) for job in (first, second)] == ["COMPLETED"] * 2, desk.printed("stages")
+def test_stages_are_jobs_with_gpus_of_their_own(desk: Desk, jobs: dict[str, str]) -> None:
+    desk.await_state(jobs["train"], *ENDED)
+    assert [desk.cluster.state(jobs[part]) for part in ("dump", "train")] == ["COMPLETED"] * 2, desk.printed("stages")
+    assert desk.cluster.field(jobs["dump"], "EndTime") <= desk.cluster.field(jobs["train"], "StartTime")
     assert [event["world"] for event in desk.events("stages", "launch")] == [1, 2]
     assert desk.status("stages") == "done"
     frozen = read_json(RunDir(desk.path("stages")).frozen)
-    assert frozen["train"]["global_batch"] == 2 * 4  # of the two ranks that train, not of the one that dumps
+    assert frozen["train"]["plan"]["global_batch"] == 2 * 4  # of the two ranks that train, not of the one that dumps

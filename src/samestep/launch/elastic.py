@@ -16,8 +16,8 @@ from pathlib import Path
 from samestep.core import handover
 from samestep.core.errors import EXIT_PREEMPTED, UserError
 from samestep.core.parent import stop_with
-from samestep.launch.agent import Alarm, Part
 from samestep.launch.nodes import Nodes
+from samestep.launch.part import Alarm, Part
 from samestep.launch.requests import StopRequests
 from samestep.launch.station import Station
 from samestep.launch.verdict import Ended, Judge, Verdict
@@ -70,6 +70,7 @@ class Launch:
         return {
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, _cores() // self.nproc)),
             "PYTHONFAULTHANDLER": os.environ.get("PYTHONFAULTHANDLER") or "1",  # a crash shows where
+            "TORCHELASTIC_SIGNALS_TO_HANDLE": "",  # the agent leaves signals to us
             handover.LAUNCHER: "local" if self.nodes is None else "samestep",
             handover.FOLDER: str(folder),
             handover.PARENT: str(os.getpid()),

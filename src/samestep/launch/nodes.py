@@ -41,8 +41,13 @@ class Nodes:
         """The meeting place, where other nodes come to, if it is for this node to keep."""
         if self.rank is not None and self.rank > 0:
             return None
-        if self.rank is None and not self._is_here():
-            return None
+        if not self._is_here():
+            if self.rank is None:
+                return None
+            raise UserError(
+                f"--node-rank 0 is the first node, but {self.host} of --rdzv is not this machine "
+                f"({socket.gethostname()}); name this machine there, on every node, or give it another --node-rank"
+            )
         try:
             if socket.has_dualstack_ipv6():
                 return socket.create_server(("", self.port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)

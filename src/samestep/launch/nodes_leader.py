@@ -15,10 +15,10 @@ from typing import Any
 
 from samestep.core.errors import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER
 from samestep.core.handover import LastWord
-from samestep.launch.agent import PEER_SECONDS, Part
 from samestep.launch.failure import Failure
 from samestep.launch.nodes import Nodes
 from samestep.launch.nodes_link import SILENCE, Link, Message
+from samestep.launch.part import PEER_SECONDS, Part
 from samestep.launch.verdict import Ended, Judge, Verdict
 
 LANGUAGE = 1
@@ -30,6 +30,20 @@ _SETTLE = 2.0
 _PATIENCE = 1.2 * SILENCE
 """A node that is cut off ends its ranks before it is counted out here, so no two lots of ranks hold the same run."""
 _PARTING = 5.0
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a node says of itself."""
+
+    host: str
+    nproc: int
+    rank: int | None
+    launch: str
+    """Its launch, if there were no other nodes."""
+    command: str
+    """A mark of the command line."""
+    language: int = LANGUAGE
 
 
 @dataclass(eq=False)
@@ -187,6 +201,8 @@ class Leader:
             return
         if kind == "hello":
             self._welcome(node, content)
+        elif not node.present:
+            return  # a stranger, or one that was refused
         elif kind == "gone":
             self._lose(node, **content)
         elif kind == "stop":
@@ -197,14 +213,19 @@ class Leader:
         elif kind == "report":
             node.report = {**content, "shift": time.time() - content["now"]}
 
-    def _welcome(self, node: Node, hello: Message) -> None:
-        if hello.get("language") != LANGUAGE:
+    def _welcome(self, node: Node, content: Message) -> None:
+        if content.get("language") != LANGUAGE:
             node.link.send("refused", text="the nodes have different versions of samestep; install the same on all")
             return
-        node.host, node.nproc, node.rank = hello["host"], hello["nproc"], hello["rank"]
-        node.leads = hello["launch"] == self._launch_id
+        try:
+            hello = Hello(**content)
+        except TypeError:  # no launcher says that
+            node.link.close()
+            return
+        node.host, node.nproc, node.rank = hello.host, hello.nproc, hello.rank
+        node.leads = hello.launch == self._launch_id
         twin = next((other for other in self._present if node.rank is not None and other.rank == node.rank), None)
-        if hello["command"] != self._command:
+        if hello.command != self._command:
             node.link.send("refused", text=f"{node.host} was given another command; start the same one on every node")
         elif twin is not None:
             node.link.send("refused", text=f"{twin.host} has --node-rank {node.rank} already; give each node its own")

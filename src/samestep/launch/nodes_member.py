@@ -6,13 +6,14 @@ import queue
 import signal
 import socket
 import time
+from dataclasses import asdict
 
 from samestep.core.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, UserError
-from samestep.launch.agent import Alarm, Part
 from samestep.launch.failure import Failure, cause
 from samestep.launch.nodes import Nodes
-from samestep.launch.nodes_leader import LANGUAGE, Leader
+from samestep.launch.nodes_leader import Hello, Leader
 from samestep.launch.nodes_link import Link, Message
+from samestep.launch.part import Alarm, Part
 from samestep.launch.requests import StopRequests
 from samestep.launch.station import Station, say
 from samestep.launch.verdict import Judge, Verdict
@@ -116,15 +117,8 @@ class Member:
         return None
 
     def _greet(self) -> None:
-        self.send(
-            "hello",
-            language=LANGUAGE,
-            host=socket.gethostname(),
-            nproc=self._station.nproc,
-            rank=self._nodes.rank,
-            launch=self._launch_id,
-            command=self._command,
-        )
+        name, count, rank = socket.gethostname(), self._station.nproc, self._nodes.rank
+        self.send("hello", **asdict(Hello(name, count, rank, self._launch_id, self._command)))
         try:
             kind, content = self._orders.get(timeout=_WELCOME)
         except queue.Empty:
@@ -189,7 +183,7 @@ class Member:
         """The exit code of a node whose leader is gone: that of its own ranks, as far as it says something."""
         if self._failures == []:
             return EXIT_DONE
-        say(f"the first node, {self._nodes.address}, {how}; the run resumes from its last checkpoint")
+        say(f"the first node, {self._nodes.address}, {how}; the run can be resumed with --resume")
         stopped = self._failures is not None and cause(self._failures).is_stop
         return EXIT_PREEMPTED if stopped or self._stop.reason is not None else EXIT_FAILURE
 

@@ -31,6 +31,7 @@ class StopRequests(AbstractContextManager["StopRequests"]):
         """Processes that were killed from here."""
         self.grace = grace
         self._clock, self._since = clock, 0.0
+        self._pressed: float | None = None  # when a signal first came to this process itself
         self._workers: Sequence[int] = ()
         self._before: dict[signal.Signals, Any] = {}
 
@@ -89,11 +90,13 @@ class StopRequests(AbstractContextManager["StopRequests"]):
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         now = self._clock()
+        first = self._pressed if self._pressed is not None else now
+        self._pressed = first
         if self.reason is None:
             if number == signal.SIGINT and self._workers:
                 _say(b"\nsamestep: stopping after this step, with a save; Ctrl-C again ends at once\n")
             self.request(signal.Signals(number))
-        elif number == signal.SIGINT and now - self._since > ONE_PRESS:
+        elif number == signal.SIGINT and now - first > ONE_PRESS:
             self.at_once = True
             self.kill(self._workers)
             if not self._workers:

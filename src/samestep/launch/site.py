@@ -115,9 +115,14 @@ class Room:
 
 def room(job: Job, scheduler: str, num_gpus: int | None = None) -> Room:
     """Nodes, GPUs and ranks that a job gets; `num_gpus` in all, where one stage has a number of its own."""
+    _check(job)
     total = job.num_gpus if num_gpus is None else num_gpus
     nodes, gpus = _spread(job, total) if total is not None else (job.nodes or 1, _asked(job, scheduler))
-    _check(job, nodes, gpus)
+    if gpus > job.site.gpus_per_node:
+        raise UserError(
+            f"a node of this site has {job.site.gpus_per_node} GPUs, so {gpus} cannot be had of each; ask for more "
+            "--nodes, or say how many a node has with --site.gpus-per-node"
+        )
     if gpus and job.tasks_per_node not in (None, gpus):
         raise UserError(
             f"--tasks-per-node {job.tasks_per_node} does not go with {gpus} GPUs of each node, since every GPU has one "
@@ -149,16 +154,14 @@ def _spread(job: Job, total: int) -> tuple[int, int]:
     return nodes, total // nodes
 
 
-def _check(job: Job, nodes: int, gpus: int) -> None:
-    counts = {"--nodes": nodes, "--tasks-per-node": job.tasks_per_node or 1, "--cpus-per-task": job.cpus_per_task or 1}
-    for name, value in counts.items():
-        if value < 1:
-            raise UserError(f"{name} must be at least 1, not {value}")
-    if gpus < 0 or gpus > job.site.gpus_per_node:
-        raise UserError(
-            f"a node of this site has {job.site.gpus_per_node} GPUs, so {gpus} cannot be had of each; ask for more "
-            "--nodes, or say how many a node has with --site.gpus-per-node"
-        )
+def _check(job: Job) -> None:
+    least = {"nodes": 1, "gpus_per_node": 0, "tasks_per_node": 1, "num_gpus": 1, "cpus_per_task": 1, "grace": 0}
+    for name, bound in least.items():
+        value = getattr(job, name)
+        if value is not None and value < bound:
+            raise UserError(f"--{name.replace('_', '-')} must be at least {bound}, not {value}")
+    if job.time is not None:
+        seconds(job.time)  # refuses what is none
 
 
 def seconds(text: str) -> int:

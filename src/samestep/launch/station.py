@@ -8,8 +8,8 @@ from pathlib import Path
 
 from samestep.core import handover
 from samestep.core.terminal import put
-from samestep.launch.agent import Alarm, Part, attempt
 from samestep.launch.failure import Failure, headline, last_word
+from samestep.launch.part import Alarm, Part
 from samestep.launch.requests import StopRequests
 from samestep.launch.verdict import Verdict
 
@@ -27,6 +27,8 @@ class Station:
 
     def attempt(self, part: Part, remedy: Sequence[str], alarm: Alarm) -> list[Failure]:
         """One attempt; the ranks of this node that did not end well."""
+        from samestep.launch.agent import attempt  # needs torch, which takes seconds
+
         self._number += 1
         self._ranks = range(part.first_rank, part.first_rank + self.nproc)
         outputs = self._folder / f"attempt_{self._number}"

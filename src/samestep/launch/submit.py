@@ -1,5 +1,6 @@
 """Submitting: the scripts of a run go into its directory, then to the scheduler, and what came of it is noted there."""
 
+import shlex
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -65,7 +66,7 @@ def submit(parts: Sequence[Part], job: Job, around: Surroundings, scheduler: str
 
 def care(submitted: Submitted) -> Mapping[str, str]:
     """How to look after a job: what to type for what."""
-    follow = {"follow": f"tail -F {submitted.output}"}
+    follow = {"follow": shlex.join(["tail", "-F", submitted.output])}
     return follow | (slurm if submitted.scheduler == "slurm" else pbs).care(submitted.job)
 
 

@@ -105,7 +105,7 @@ class Judge:
         if ended.remaining:
             return Verdict(None, said=f"{ended.lost}; going on with {ended.remaining} from the last checkpoint")
         if self._restarts >= self._max_restarts:
-            return Verdict(EXIT_FAILURE, said=f"{ended.lost}; the run resumes from its last checkpoint")
+            return Verdict(EXIT_FAILURE, said=f"{ended.lost}; the run can be resumed with --resume")
         return Verdict(None, said=f"{ended.lost}; waiting for another node to take its place ({self._count()})")
 
     def _count(self) -> str:

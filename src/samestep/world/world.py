@@ -27,6 +27,7 @@ from torch.distributed.rendezvous import rendezvous
 from samestep.core.errors import EXIT_FAILURE, UserError
 from samestep.core.records import Json
 from samestep.world.device import card, choose_backend, choose_device, too_few
+from samestep.world.interface import choose_interface
 from samestep.world.meeting import open_store
 from samestep.world.ranks import discover
 from samestep.world.ranks.place import Place
@@ -90,6 +91,8 @@ class World:
         """Choose device and backend and open the process group. `timeout` is in seconds; NCCL_TIMEOUT overrides it."""
         with self.together("choosing the device"):
             self.timeout = timedelta(seconds=_timeout(timeout))
+            if self.place.local_size < self.size:
+                self._find_network()
             self.device = _enter(choose_device(device, self.place))
             if self.store is not None and self.device.type != "cpu" and ":" not in device:
                 self._claim(self.device)
@@ -110,6 +113,17 @@ class World:
         """No two ranks on one card, unless it was asked for by its number: each would be slow, or out of memory."""
         if self.store.add(f"samestep/card/{socket.gethostname()}/{card(device)}", 1) > 1:
             raise too_few(self.place, device.type, getattr(torch, device.type).device_count())
+
+    def _find_network(self) -> None:
+        """Several hosts: have gloo listen where the others can reach it."""
+        key = "samestep/address/{}"
+        other = 0 if self.rank >= self.size // 2 else self.size - 1  # the first and the last rank are on two hosts
+
+        def tell(address: str) -> None:
+            self.store.set(key.format(self.rank), address)
+
+        master = os.environ.get("MASTER_ADDR") or self.place.address
+        choose_interface(master, tell, lambda: self.store.get(key.format(other)).decode(), os.environ)
 
     @classmethod
     def join(cls, device: str = "auto", backend: str = "auto", timeout: float = 600.0) -> "World":

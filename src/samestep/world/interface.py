@@ -1,0 +1,74 @@
+"""The network that gloo is to use: the one on which the other hosts are.
+
+gloo listens where the host's own name leads. On many machines that is 127.0.1.1, where no other host can reach it, or
+nowhere at all. There the interface is chosen that leads to the other hosts.
+"""
+
+import fcntl
+import ipaddress
+import socket
+import struct
+from collections.abc import Callable, MutableMapping
+
+VARIABLE = "GLOO_SOCKET_IFNAME"
+_SIOCGIFADDR = 0x8915
+_ANY_PORT = 9
+
+
+def choose_interface(
+    master: str,
+    tell: Callable[[str], None],
+    ask: Callable[[], str],
+    env: MutableMapping[str, str],
+) -> None:
+    """Set gloo's variable if it must be, and the user did not.
+
+    `tell` is given the address at which this rank can be reached, and `ask` gets that of a rank on another host.
+    """
+    own = route_to(master)  # a loopback address on the master's own host, if its name stands for one there
+    tell(own)
+    if env.get(VARIABLE) or _is_reachable(route_from_name()):
+        return
+    if not _is_reachable(own):
+        own = route_to(ask())
+    names = interfaces()
+    if _is_reachable(own) and own in names:
+        env[VARIABLE] = names[own]
+
+
+def route_to(host: str) -> str:
+    """The address of this host on the way to another one; empty where there is none. Nothing is sent."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, _ANY_PORT))
+            return probe.getsockname()[0]
+    except OSError:
+        return ""
+
+
+def route_from_name() -> str:
+    """The address that this host's name stands for, as gloo finds it; empty where that is no address of this host."""
+    try:
+        address = socket.gethostbyname(socket.gethostname())
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+            return address
+    except OSError:
+        return ""
+
+
+def interfaces() -> dict[str, str]:
+    """The names of this host's interfaces, by their addresses."""
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:  # it has no address
+                continue
+            found[socket.inet_ntoa(answer[20:24])] = name
+    return found
+
+
+def _is_reachable(address: str) -> bool:
+    return bool(address) and not ipaddress.ip_address(address).is_loopback

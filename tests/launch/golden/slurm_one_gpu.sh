@@ -1,0 +1,31 @@
+#!/bin/bash
+# Made by `samestep submit`. The same script goes on with the run wherever it stopped.
+#SBATCH --job-name=sine-default-1
+#SBATCH --chdir=/home/me
+#SBATCH --output=/home/me/runs/sine-default-1/job/%j.out
+#SBATCH --open-mode=append
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=1
+#SBATCH --signal=USR1@60
+#SBATCH --requeue
+
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+
+# The ranks get these signals too: they save and end, and this script goes on after them.
+trap : TERM USR1
+srun --kill-on-bad-exit=1 /home/me/venv/bin/python -u -m samestep train sine.py 'prompt=Hello, world' name=sine-default-1 out=/home/me/runs
+code=$?
+
+# 75: stopped and saved. Ranks that are stopped before training begins end with 0.
+if [ "$code" = 0 ] && ! grep -qsE '"status": "(done)"' /home/me/runs/sine-default-1/status.json; then code=75; fi
+# A job that still counts as running was not cancelled: its time is up, or it makes way for another.
+state=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep -o 'JobState=[A-Z_]*')
+if [ "$code" = 75 ] && [ "$state" = JobState=RUNNING ]; then
+    if [ "${SLURM_RESTART_COUNT:-0}" -lt 100 ] && scontrol requeue "$SLURM_JOB_ID"; then
+        echo "samestep: stopped and saved; the job queues again and goes on from there"
+    else
+        echo "samestep: stopped and saved, but not queued again; go on with:" 'samestep train --resume /home/me/runs/sine-default-1'
+    fi
+fi
+exit "$code"
