@@ -21,7 +21,7 @@ from samestep.data.loading import Batch, Count, Rows, Share, Steps, loader
 from samestep.data.order import Order
 from samestep.world.world import World
 
-TOGETHER = 4
+TOGETHER = 8
 """Steps whose weights travel in one message, hence steps that are loaded ahead."""
 
 

@@ -13,9 +13,9 @@ import torch.distributed as dist
 
 from samestep.world.world import World
 
-PATIENCE = 0.1
+PATIENCE = 0.2
 """Seconds that a wish may wait to be sent, if steps are shorter than that."""
-LONGEST = 8
+LONGEST = 16
 """Steps to the next message at most, for steps may become longer of a sudden."""
 
 
