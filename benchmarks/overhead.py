@@ -6,7 +6,7 @@
 
 All train the same small transformer on the same rows with the same AdamW, clipping and cosine schedule, in the same
 two CPU processes (one thread each) and the same process group. In every round each makes a short block of steps, in an
-order that rotates, so that a slow moment of the machine hits all alike. A ratio is the median step time of the
+order that is drawn anew, so that a slow moment of the machine hits all alike. A ratio is the median step time of the
 hand-written loop over that of a contender (1.0: as fast as by hand); its interval is a paired bootstrap over rounds.
 The others come with `pip install 'samestep[bench]'`; those that are missing are left out.
 """
@@ -16,9 +16,9 @@ import gc
 import importlib.util
 import json
 import os
+import random
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -108,11 +108,11 @@ def rank(target: float, rounds: int, with_breakdown: bool, folder: Path) -> None
     gc.collect()
     gc.freeze()
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
-    order = deque(contenders)
+    order, chance = list(contenders), random.Random(0)  # the same order on both ranks
     for _ in range(rounds):
+        chance.shuffle(order)
         for name in order:
             times[name].append(block(world, contenders[name], wanted))
-        order.rotate(1)
     parts = breakdown(world, ours) if with_breakdown else {}
     if world.is_main:
         size = sum(p.numel() for p in job.model().parameters())
