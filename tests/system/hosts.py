@@ -5,7 +5,6 @@ runs in a host can be found and killed through its namespace, so nothing outlive
 """
 
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -14,22 +13,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
+from system.needs import do_without, require
 
 _NEEDED = ("ip", "nsenter", "unshare", "mount", "hostname")
 
 
 def require_hosts() -> None:
     """Skip where hosts cannot be made; fail where they must be."""
-    missing = [tool for tool in _NEEDED if shutil.which(tool) is None]
-    reason = f"{', '.join(missing)} is not installed" if missing else "" if os.geteuid() == 0 else "needs root"
-    if not reason:
-        tried = subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True, text=True)
-        reason = tried.stderr.strip()
-    if reason and os.environ.get("SAMESTEP_REQUIRE_SYSTEM") == "1":
-        pytest.fail(f"hosts as network namespaces are required here, but: {reason}")
-    if reason:
-        pytest.skip(f"hosts as network namespaces: {reason}")
+    what = "hosts as network namespaces"
+    require(what, _NEEDED, root=True)
+    tried = subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True, text=True)
+    if tried.returncode:
+        do_without(what, tried.stderr.strip())
 
 
 def wait_for(condition: Callable[[], object], seconds: float, what: str = "") -> None:
