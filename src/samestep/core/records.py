@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -28,6 +29,17 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def put_in_place(fresh: Path, folder: Path) -> None:
+    """Give a finished folder its name; one that had it before stays whole until then, and goes after."""
+    aside = folder.with_name(f".{folder.name}.old")
+    if folder.exists():
+        shutil.rmtree(aside, ignore_errors=True)
+        folder.rename(aside)
+    fresh.rename(folder)
+    sync_folder(folder.parent)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def write_json(path: Path, value: Json) -> None:

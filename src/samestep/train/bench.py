@@ -26,14 +26,13 @@ from samestep.train.config import Config
 from samestep.train.console import Screen
 from samestep.train.draws import Draws
 from samestep.train.evidence import Recorder
-from samestep.train.learner import Learner
+from samestep.train.learner import COMPUTE, Learner
 from samestep.train.optim import OptimSettings
 from samestep.train.plan import Plan
 from samestep.train.weights import fill, open_weights
 from samestep.world.world import World
 
 logger = logging.getLogger(__name__)
-_COMPUTE = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass
@@ -93,7 +92,7 @@ class Bench:
         module = self._prepared(module, blank=initial is not None)
         if config.compile:
             module.compile()
-        compute = _COMPUTE[config.distributed.mixed_precision]
+        compute = COMPUTE.get(config.distributed.mixed_precision)
         learner = Learner(
             wrap(module, self.world, config.distributed.strategy, compute, initial),
             self.world,

@@ -15,7 +15,7 @@ from samestep.checkpoint.plain import match
 from samestep.checkpoint.safetensor_files import write_safetensors
 from samestep.checkpoint.sources import Renamed
 from samestep.core.errors import UserError
-from samestep.core.records import sync_folder
+from samestep.core.records import put_in_place, sync_folder
 from samestep.parallel.wrap import build_blank
 from samestep.train.trained import Trained
 from samestep.train.weights import OUTER, names_in
@@ -77,17 +77,12 @@ def _appearing(folder: Path, overwrite: bool) -> Iterator[Path]:
     """A new folder that gets its name at the end; an older one of that name stays whole until then."""
     _refuse_existing(folder, overwrite)
     fresh = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}.old")
     try:
         remove_folder(fresh)
         fresh.mkdir(parents=True)
         yield fresh
         sync_folder(fresh)
-        if folder.exists():
-            os.rename(folder, aside)
-        os.rename(fresh, folder)
-        sync_folder(folder.parent)
-        remove_folder(aside)
+        put_in_place(fresh, folder)
     except OSError as error:
         raise UserError(f"cannot write {folder} ({error.strerror or error}); choose a folder with room") from error
     finally:

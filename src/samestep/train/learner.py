@@ -38,7 +38,8 @@ from samestep.world.world import World
 
 Loss = Callable[[nn.Module, Batch], Mapping[str, Tensor]]
 Mix = Mapping[str, float]
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+COMPUTE = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""Types of mixed precision; `none` is none of them."""
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
@@ -62,7 +63,7 @@ class Learner:
         # Listed once: walking over the modules would take as long as the norm of the gradients.
         self._trained = [(name, p) for name, p in parallel.inner.named_parameters() if p.requires_grad]
         self._optimizer = adamw(parallel.inner, settings)
-        self._autocast_type = _AUTOCAST.get(mixed_precision)
+        self._autocast_type = COMPUTE.get(mixed_precision)
         self._scale = LossScale(world.device) if mixed_precision == "fp16" else None
         self._guard = FiniteGuard(world.device, name, max_bad_steps)
         self.recorder = recorder

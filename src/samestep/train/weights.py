@@ -11,8 +11,8 @@ from samestep.checkpoint.manifest import verify as damage_of
 from samestep.checkpoint.plain import match, open_plain
 from samestep.checkpoint.sources import CheckpointPart, Source, read_whole
 from samestep.core.errors import UserError
-from samestep.core.records import read_json
 from samestep.core.rundir import RunDir
+from samestep.train.opening import RunRecord
 
 logger = logging.getLogger(__name__)
 OUTER = "model."
@@ -74,7 +74,6 @@ def is_checkpoint(path: Path) -> bool:
 def is_run(path: Path) -> bool:
     """Whether a folder is a run's: a published model has a config.json too, but of another kind."""
     try:
-        known = read_json(RunDir(path).config)
+        return RunRecord.read(RunDir(path)) is not None
     except (ValueError, OSError):
         return False
-    return isinstance(known, dict) and "recipe" in known

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from samestep.core.errors import UserError
-from samestep.core.records import sync_folder
+from samestep.core.records import put_in_place
 
 
 @contextmanager
@@ -28,7 +28,8 @@ def fresh_folder(target: Path, overwrite: bool) -> Iterator[Path]:
             try:
                 _empty(staging)
                 yield staging
-                _publish(staging, target, overwrite)
+                refuse_existing(target, overwrite)
+                put_in_place(staging, target)
             finally:
                 shutil.rmtree(staging, ignore_errors=True)
     except OSError as problem:
@@ -62,17 +63,6 @@ def _held(folder: Path) -> Iterator[None]:
 def _empty(folder: Path) -> None:
     for path in folder.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _publish(staging: Path, target: Path, overwrite: bool) -> None:
-    refuse_existing(target, overwrite)
-    old = target.with_name(f".{target.name}.old")
-    if target.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        target.rename(old)
-    staging.rename(target)
-    sync_folder(target.parent)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _excuse(target: Path, problem: OSError) -> str:

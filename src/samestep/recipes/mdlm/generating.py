@@ -24,11 +24,11 @@ from samestep.recipes.mdlm.sampling import Look, Observer, SamplingConfig, alike
 from samestep.recipes.mdlm.watching import watching
 from samestep.recipes.mdlm.watching_html import Film, animation
 from samestep.recipes.mdlm.watching_trace import Trace, glyphs
+from samestep.train.learner import COMPUTE
 from samestep.train.trained import Trained
 from samestep.world.world import World
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-COMPUTE = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)

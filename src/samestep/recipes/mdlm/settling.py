@@ -12,7 +12,7 @@ from samestep.recipes.mdlm.config import MdlmConfig
 from samestep.recipes.mdlm.corpus import Corpus, DataConfig, row_length, tokenizer_of
 from samestep.recipes.mdlm.presets import PRESETS
 from samestep.recipes.mdlm.published import begin_with
-from samestep.train.trained import open_trained
+from samestep.train.trained import Trained, open_trained
 from samestep.train.weights import is_checkpoint, is_run
 
 ROUND = 64
@@ -24,15 +24,18 @@ WEIGHT_FILES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 
 def settle(config: MdlmConfig) -> MdlmConfig:
     """The configuration with the network of the model that the run begins with, or with room for its data."""
-    known = _known_model(config)
-    if known is None:
+    first = origin(config)
+    if first is None:
         return replace(config, model=_with_room(config.model, config.data))
     usual = TransformerConfig(**PRESETS.get(config.preset, {}).get("model", {}))
-    return replace(config, model=begin_with(str(config.init_from), known, config.model, usual))
+    return replace(config, model=begin_with(str(config.init_from), first.config.model, config.model, usual))
 
 
-def _known_model(config: MdlmConfig) -> TransformerConfig | None:
-    """The network that the run's first weights belong to; None where they are fresh, or in a file that is silent."""
+def origin(config: MdlmConfig) -> Trained | None:
+    """The model that the run's first weights are of; None where they are fresh, or in a file that is silent.
+
+    Opening it may mean to check every byte of a checkpoint: open it once, and pass it on.
+    """
     if not config.init_from:
         return None
     source = Path(config.init_from)
@@ -45,8 +48,7 @@ def _known_model(config: MdlmConfig) -> TransformerConfig | None:
             f"hf download {name} --local-dir {source.name}"
         )
     if is_published(source) or is_run(source) or is_checkpoint(source):
-        network: TransformerConfig = open_trained(str(source)).config.model
-        return network
+        return open_trained(str(source))
     return None
 
 
@@ -62,21 +64,20 @@ def _with_room(network: TransformerConfig, data: DataConfig) -> TransformerConfi
     )
 
 
-def check(config: MdlmConfig, text: Corpus) -> None:
+def check(config: MdlmConfig, text: Corpus, first: Trained | None) -> None:
     """Refuse data whose tokens mean something else to the run's first weights, or that the network has no room for."""
-    source = Path(config.init_from or "")
-    if _known_model(config) is not None and not _same_tokens(source, text.tokenizer):
+    if first is not None and not _same_tokens(first, text.tokenizer):
         raise UserError(
-            f"{text.name} is in other tokens than {source} knows; prepare the text with its tokenizer: samestep data "
-            f"prepare TEXT --tokenizer {open_trained(str(source)).tokenizer}"
+            f"{text.name} is in other tokens than {config.init_from} knows; prepare the text with its tokenizer: "
+            f"samestep data prepare TEXT --tokenizer {first.tokenizer}"
         )
     text.check_fits(config.model.vocab_size, config.model.embeddings, config.model.max_sequence_length)
 
 
-def _same_tokens(source: Path, ours: Tokenizer) -> bool:
-    theirs = load_tokenizer(open_trained(str(source)).tokenizer)
-    if is_published(source) and isinstance(theirs, ByteTokenizer):  # it came without a tokenizer
-        return read_config(source).ids["mask_token_id"] == ours.vocabulary.mask
+def _same_tokens(first: Trained, ours: Tokenizer) -> bool:
+    theirs = load_tokenizer(first.tokenizer)
+    if is_published(first.source) and isinstance(theirs, ByteTokenizer):  # it came without a tokenizer
+        return read_config(first.source).ids["mask_token_id"] == ours.vocabulary.mask
     return _sign(theirs) == _sign(ours)
 
 

@@ -23,7 +23,7 @@ from samestep.train.epoch_files import EpochFiles, FitWithFiles
 from samestep.train.fit import Fit
 from samestep.train.optim import OptimSettings
 from samestep.train.recipe import Stage, Tick
-from samestep.train.trained import TOKENIZER, open_trained
+from samestep.train.trained import TOKENIZER, Trained
 
 PRETRAIN, SFT = "pretrain", "sft"
 
@@ -62,10 +62,11 @@ def build(bench: Bench) -> Fit:
     """One network, fitted to the data."""
     config: MdlmConfig = bench.config
     text = load(config.data)
-    settling.check(config, text)
+    first = settling.origin(config)
+    settling.check(config, text, first)
     if bench.world.is_main:
         write_json(bench.artifact("corpus.json"), text.describe())
-        _keep_tokenizer(config, text, bench.artifact(TOKENIZER))
+        _keep_tokenizer(first, text, bench.artifact(TOKENIZER))
     objective = Objective(config.objective, text.tokenizer.vocabulary, config.seed, text.sft)
     feed = bench.feed(text.train, count=objective.count)
     learner = bench.learner(lambda: Transformer(config.model))
@@ -81,10 +82,10 @@ def build(bench: Bench) -> Fit:
     )
 
 
-def _keep_tokenizer(config: MdlmConfig, text: Corpus, folder: Path) -> None:
+def _keep_tokenizer(first: Trained | None, text: Corpus, folder: Path) -> None:
     """The run's own copy, with what came beside the tokenizer of the model that it begins with."""
-    if config.init_from and Path(config.init_from).is_dir():
-        carry_companions(open_trained(config.init_from).tokenizer, folder)
+    if first is not None:
+        carry_companions(first.tokenizer, folder)
     text.tokenizer.save(folder)
 
 

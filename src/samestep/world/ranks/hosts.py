@@ -9,7 +9,7 @@ from samestep.core.errors import UserError
 
 def expand(text: str) -> list[str]:
     """SLURM's short form written out: `n[01-03,7],m` is n01, n02, n03, n7, m."""
-    return [host for part in _split(text) for host in _expand(part)]
+    return [host for part in _split(text) if part for host in _expand(part)]
 
 
 def _split(text: str) -> Iterator[str]:
@@ -47,6 +47,11 @@ def per_node(text: str) -> list[int]:
             raise UserError(f"SLURM's tasks per node are not understood: {text!r}")
         counts += [int(found[1])] * int(found[2] or 1)
     return counts
+
+
+def of_job(env: Mapping[str, str]) -> list[str]:
+    """The hosts of the job that this process is in, as PBS or SLURM tells; none outside of one."""
+    return of_node_file(env) or expand(env.get("SLURM_JOB_NODELIST", ""))
 
 
 def of_node_file(env: Mapping[str, str]) -> list[str]:

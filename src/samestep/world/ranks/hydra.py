@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 
-from samestep.world.ranks.hosts import expand, of_node_file
+from samestep.world.ranks.hosts import of_job
 from samestep.world.ranks.place import HERE, Place, numbers
 
 
@@ -15,7 +15,7 @@ def discover(env: Mapping[str, str]) -> Place | None:
     rank, size, local_rank, local_size = numbers(env, "mpiexec", *names)
     if local_size == size:
         return Place("mpiexec (MPICH)", rank, size, local_rank, size, address=HERE, job=f"hydra {os.getppid()}")
-    nodes = of_node_file(env) or [host for host in expand(env.get("SLURM_JOB_NODELIST", "")) if host]
+    nodes = of_job(env)
     job = env.get("PBS_JOBID") or env.get("SLURM_JOB_ID") or ""
     address = nodes[0] if nodes else ""
     return Place("mpiexec (MPICH)", rank, size, local_rank, local_size, address=address, job=f"hydra {job}")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from samestep.world.ranks.hosts import expand, of_node_file
+from samestep.world.ranks.hosts import of_job
 from samestep.world.ranks.place import HERE, Place, numbers
 
 PREFIX = "OMPI_COMM_WORLD_"
@@ -15,7 +15,7 @@ def discover(env: Mapping[str, str]) -> Place | None:
         return None
     names = [PREFIX + name for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")]
     rank, size, local_rank, local_size = numbers(env, "Open MPI", *names)
-    nodes = of_node_file(env) or [host for host in expand(env.get("SLURM_JOB_NODELIST", "")) if host]
+    nodes = of_job(env)
     address = HERE if local_size == size else (nodes[0] if nodes else "")
     job = next((env[name] for name in JOB if name in env), "")
     return Place("mpiexec (Open MPI)", rank, size, local_rank, local_size, address=address, job=f"openmpi {job}")
