@@ -26,7 +26,7 @@ from samestep.checkpoint.agree import settle
 from samestep.checkpoint.staging import Buffers
 from samestep.checkpoint.state import Stateful
 from samestep.checkpoint.store import Snapshot, Store
-from samestep.core.errors import RunFailed, UserError
+from samestep.core.errors import DiskFailed, RunFailed, UserError
 from samestep.core.records import Json
 
 PATIENCE = timedelta(minutes=30)
@@ -104,7 +104,7 @@ class Saver:
     ) -> None:
         """Take the state and have it saved; `then` is called with the checkpoint on rank 0, and may fail like a save.
 
-        Waits for the save before this one, and raises RunFailed when too many in a row have failed.
+        Waits for the save before this one, and raises DiskFailed when too many in a row have failed.
         """
         self.settle()
         goes_on = self._failures + 1 < self._max
@@ -114,10 +114,10 @@ class Saver:
             self.settle()
 
     def settle(self) -> None:
-        """Wait for the save under way; raises RunFailed when too many in a row have failed."""
+        """Wait for the save under way; raises DiskFailed when too many in a row have failed."""
         failure = self._landed()
         if failure is not None and self._failures >= self._max:
-            raise RunFailed(_stopping(failure, self._failures))
+            raise DiskFailed(_stopping(failure, self._failures))
 
     def finish(
         self,
@@ -126,7 +126,7 @@ class Saver:
         about: Mapping[str, Json],
         then: Callable[[Path], None] = ignore,
     ) -> None:
-        """Have this state on the disk when this returns; tries as often as failures are allowed, then RunFailed."""
+        """Have this state on the disk when this returns; tries as often as failures are allowed, then DiskFailed."""
         self._landed()
         tries = 0
         while self.taken != step:
@@ -134,7 +134,7 @@ class Saver:
             self._launch(step, state, about, then, "it is tried again" if tries < self._max else "")
             failure = self._landed()
             if failure is not None and tries == self._max:
-                raise RunFailed(_stopping(failure, tries))
+                raise DiskFailed(_stopping(failure, tries))
             if failure is not None:
                 time.sleep(self._pause * 2 ** (tries - 1))
 

@@ -51,6 +51,8 @@ class LastWord:
     """Words to add to the command line of another attempt, which may then succeed."""
     remedy_text: str = ""
     """What they change, after "restarting from the last checkpoint"."""
+    kind: str = "crashed"
+    """user, failed, diverged, disk, hung, memory, or crashed: an exception that nobody foresaw."""
 
     @classmethod
     def of(cls, error: BaseException, code: int, *, plain: bool, **more: Any) -> "LastWord":
@@ -58,7 +60,8 @@ class LastWord:
         text = str(error) if plain else f"{type(error).__name__}: {error}"
         trace = "" if plain else "".join(traceback.format_exception(error))
         rank = int(os.environ.get("RANK", "0"))
-        return cls(text, code, rank, socket.gethostname(), traceback=trace, time=time.time(), **more)
+        kind = getattr(error, "kind", "crashed")
+        return cls(text, code, rank, socket.gethostname(), traceback=trace, time=time.time(), kind=kind, **more)
 
     def leave(self, env: Mapping[str, str]) -> bool:
         """Write it where the agent looks, in the form that torchrun's own summary understands; false: nobody looks."""

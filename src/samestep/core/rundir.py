@@ -7,6 +7,8 @@ runs/NAME/
   metrics.jsonl         one row a figure set, each step once
   events.jsonl          launches, resumes, saves, warnings
   logs/rank_0.log       one per rank
+  watch/                of the last launch: signs of life, stacks and last words of its ranks, and why it hung
+  ranks.jsonl           how fast each rank was
   job/                  scripts, output and numbers of the jobs that `samestep submit` made
   tensorboard/
   checkpoints/STAGE/step_00000100/
@@ -71,6 +73,37 @@ class RunDir:
     def job(self) -> Path:
         """Scripts and output of batch jobs."""
         return self.path / "job"
+
+    @property
+    def speeds(self) -> Path:
+        """How fast each rank was, a JSON line now and then."""
+        return self.path / "ranks.jsonl"
+
+    @property
+    def watch(self) -> Path:
+        """Signs of life and last words of the last launch; emptied by the next."""
+        return self.path / "watch"
+
+    @property
+    def stall(self) -> Path:
+        """Who hung, where, and what the others waited for."""
+        return self.watch / "stall.json"
+
+    def beat(self, rank: int) -> Path:
+        """The last sign of life of one rank: what it was doing, since when, where."""
+        return self.watch / f"rank_{rank}.json"
+
+    def stacks(self, rank: int) -> Path:
+        """Where every thread of one rank was when the run stalled."""
+        return self.watch / f"rank_{rank}_stacks.txt"
+
+    def collectives(self, rank: int) -> Path:
+        """The last collectives of one rank, as torch's flight recorder has them."""
+        return self.watch / f"rank_{rank}_collectives.json"
+
+    def word(self, rank: int) -> Path:
+        """Why one rank ended, if it failed and could still say so."""
+        return self.watch / f"rank_{rank}_word.json"
 
     def log(self, rank: int) -> Path:
         """The log of one rank."""

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samestep.core.errors import RunFailed
+from samestep.core.errors import Diverged
 from samestep.data.feed import Micros
 
 
@@ -40,7 +40,7 @@ class FiniteGuard:
         if count >= self._limit:
             named = ", ".join(f"{index} (epoch {epoch})" for epoch, index in ids[:8].tolist())
             more = f" and {len(ids) - 8} more" if len(ids) > 8 else ""
-            raise RunFailed(
+            raise Diverged(
                 f"the gradient of {self._name!r} was not finite for {int(count)} steps in a row, the last at step "
                 f"{step} with samples {named}{more}; lower the learning rate or look at these samples"
             )

@@ -182,7 +182,7 @@ class StageRun:
             self.world.barrier()
             if self.world.is_main:
                 write_json(self.rundir.artifacts(self.stage.name) / "done.json", {"step": self.progress.step})
-        self._status(outcome.value)
+        self._status(outcome.value, **({"reason": self.session.stop.reason} if outcome is Outcome.PREEMPTED else {}))
         return outcome
 
     def _restore(self) -> str:
@@ -270,8 +270,8 @@ class StageRun:
                 for suffix in suffixes:
                     save_weights(self.rundir.weights / f"{part.name}_{suffix}.pt", weights)
 
-    def _status(self, status: str) -> None:
-        self.session._status(status, stage=self.stage.name, step=self.progress.step, steps=self.task.length)
+    def _status(self, status: str, **more: str) -> None:
+        self.session._status(status, stage=self.stage.name, step=self.progress.step, steps=self.task.length, **more)
 
 
 def set_up_torch(config: Any, world: World) -> None:
