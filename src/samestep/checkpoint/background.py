@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch.distributed as dist
 
@@ -81,7 +81,8 @@ class Saver:
         self._background, self._max, self._told, self._pause = background, max_failures, told, pause
         self._world, self._group = store.world, None
         if background and store.world.control is not None:
-            self._group = dist.new_group(backend="gloo", timeout=max(store.world.timeout, PATIENCE))
+            patience = max(store.world.timeout, PATIENCE)
+            self._group = dist.new_group(backend="gloo", timeout=patience, group_desc="saves")
             store = store.over(replace(store.world, control=self._group))
         self._store = store
         self._buffers = Buffers()
@@ -176,8 +177,12 @@ class Saver:
             return
         copies = self._buffers.copy(snapshot.tensors)
         work = (flight, replace(snapshot, tensors=copies.tensors), copies.wait, then, hope)
-        flight.thread = threading.Thread(target=self._fly, args=work, name=f"save of step {step}", daemon=True)
+        flight.thread = threading.Thread(target=self._fly_beside, args=work, name=f"save of step {step}", daemon=True)
         flight.thread.start()
+
+    def _fly_beside(self, *work: Any) -> None:
+        with self._world.watch.beside("save", "save"):
+            self._fly(*work)
 
     def _fly(
         self,

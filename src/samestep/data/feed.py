@@ -6,6 +6,7 @@ to the device on a stream of its own. Weights are summed over the ranks by a mes
 share one, since on busy cores a message costs more than the Python around a step.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -70,6 +71,8 @@ class Feed:
     ) -> None:
         """`length` bounds the steps; `track` may watch a pass over all of them (a progress bar)."""
         self.order, self.length = order, length
+        self.seconds = 0.0
+        """What single steps took to get, together; a pass over all of them happens beside the steps."""
         self._world = world
         self._load = loader(
             Steps(rows, order, world, micro_rows, count), length, workers, prefetch, pin=world.device.type == "cuda"
@@ -80,6 +83,16 @@ class Feed:
         self._seek(0)
 
     def __getitem__(self, step: int) -> Micros:
+        began = time.perf_counter()
+        micros = self._watched(step)
+        self.seconds += time.perf_counter() - began
+        return micros
+
+    def _watched(self, step: int) -> Micros:
+        with self._world.watch.doing("data"):
+            return self._take(step)
+
+    def _take(self, step: int) -> Micros:
         if not self._coming or self._coming[0].step != step:
             self._seek(step)
         last = max(step, self.length - 1)
@@ -94,7 +107,7 @@ class Feed:
         return now.arrive()
 
     def __iter__(self) -> Iterator[Micros]:
-        return iter(self._track((self[step] for step in range(self.length)), self.length))
+        return iter(self._track((self._watched(step) for step in range(self.length)), self.length))
 
     def _seek(self, step: int) -> None:
         self._coming: deque[_Coming] = deque()

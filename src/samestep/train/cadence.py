@@ -15,6 +15,7 @@ from samestep.train.metrics import Book, Metrics
 from samestep.train.recipe import Stage, Tick
 from samestep.train.sinks import Sink
 from samestep.train.stop import Stop
+from samestep.train.stragglers import Speeds
 
 
 @dataclass
@@ -28,6 +29,7 @@ class LogFigures:
     every: int
     unit: str
     length: int
+    speeds: Speeds
     _since: float = field(default_factory=time.monotonic)
 
     def fire(self, tick: Tick, metrics: Metrics, last: bool) -> None:
@@ -36,7 +38,7 @@ class LogFigures:
         done = tick.step + 1
         if done % self.every and not last:
             return
-        figures = self.book.read()
+        figures = self.speeds.read(self.book)
         figures |= self._speed(figures, steps=(tick.step % self.every) + 1)
         figures = {name: value for name, value in figures.items() if not name.startswith("count/")}
         for sink in self.sinks:
@@ -72,7 +74,7 @@ class Validate:
         due = tick.last_of_epoch if self.every == 0 else (tick.step + 1) % self.every == 0
         if not (due or last):
             return
-        with self.progress.beside_the_steps():
+        with self.progress.beside_the_steps("validate"):
             self.figures = self.stage.validate(self.task, tick)
         if not self.figures:
             return
@@ -147,7 +149,7 @@ class Save:
             self._names += [f"step_{done}"] if by_steps or last else []
             self._names += [f"epoch_{epochs}"] if by_epoch else []
         if by_steps or by_epoch or last or self.stop.save_due:
-            with self.progress.beside_the_steps():
+            with self.progress.beside_the_steps("save"):
                 self._prepare()
                 self.saver.save(self.progress.step, self.state, self._about(), self._then())
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from samestep.core.config import free
+from samestep.world.watch.settings import Watching
 
 
 @dataclass(frozen=True)
@@ -149,3 +150,5 @@ class Config:
     """When to save, and what to keep."""
     log: Log = field(default_factory=Log)
     """What is shown and written."""
+    watch: Watching = field(default_factory=Watching)
+    """When to call a run hung, and what else to look at while it runs."""

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
@@ -11,6 +11,7 @@ from samestep.core.records import Json
 from samestep.train.metrics import Metrics
 from samestep.train.recipe import Task, Tick
 from samestep.train.stop import Stop
+from samestep.world.watch.activity import Watch
 
 
 class Outcome(Enum):
@@ -34,15 +35,23 @@ class Progress:
 
     aside: float = 0.0
     """Seconds spent beside the steps since the last row of figures (validation, saves)."""
+    watch: Watch = field(default_factory=Watch)
+    """Where the watchdog sees how far this rank is."""
 
     @contextmanager
-    def beside_the_steps(self) -> Iterator[None]:
+    def beside_the_steps(self, activity: str) -> Iterator[None]:
         """Keep what is done inside out of the speed figures."""
         began = time.monotonic()
         try:
-            yield
+            with self.watch.doing(activity):
+                yield
         finally:
             self.aside += time.monotonic() - began
+
+    def advance(self) -> None:
+        """One more step is done."""
+        self.step += 1
+        self.watch.stepped(self.step)
 
     def tick(self) -> Tick:
         """The step to do now."""
@@ -72,7 +81,7 @@ def run(task: Task, progress: Progress, every: Sequence[Every], stop: Stop) -> O
             return Outcome.PREEMPTED
         tick = progress.tick()
         metrics = task.step(tick)
-        progress.step += 1
+        progress.advance()
         for event in every:
             event.fire(tick, metrics, last=progress.step == task.length)
     return Outcome.DONE

@@ -29,6 +29,7 @@ from samestep.train.banner import banner_lines
 from samestep.train.bench import Bench
 from samestep.train.cadence import EpochSummary, LogFigures, Save, Validate
 from samestep.train.console import Screen
+from samestep.train.divergence import SameParameters
 from samestep.train.evidence import Recorder, Returned, Witness
 from samestep.train.learner import Learner
 from samestep.train.loop import Every, Outcome, Progress, run
@@ -38,7 +39,9 @@ from samestep.train.plan import seconds
 from samestep.train.recipe import Recipe, Stage
 from samestep.train.sinks import Sink, open_sinks
 from samestep.train.stop import Stop
+from samestep.train.stragglers import Speeds
 from samestep.world.seeding import RandomState, seed_everywhere
+from samestep.world.watch.dog import Watchdog
 from samestep.world.world import World
 
 logger = logging.getLogger(__name__)
@@ -70,6 +73,8 @@ class Session:
                 )
             if not self.shared:
                 refuse_newer_elsewhere(self.rundir.checkpoints(""), self.world)
+            if self.config.watch.enabled:
+                stack.enter_context(Watchdog(self.world, self.rundir, self.config.watch))
             self._event("launch", world=self.world.size, device=str(self.world.device))
             set_up_torch(self.config, self.world)
             limit = seconds(self.config.max_time) - handover.elapsed(os.environ) if self.config.max_time else None
@@ -158,11 +163,12 @@ class StageRun:
 
     def run(self) -> Outcome:
         """From set-up to hand-over."""
+        self.world.watch.stage = self.stage.name
         with self.world.together(f"setting up stage {self.stage.name!r}"):
             seed_everywhere(self.config.seed)
             self.task = self.stage.build(self.bench)
             per_epoch = self.bench.steps_per_epoch or self.task.length
-            self.progress = Progress(per_epoch)
+            self.progress = Progress(per_epoch, watch=self.world.watch)
             self.random.spread()
             resumed = self._restore()
         self.screen.banner(f"samestep · {self.session.name}", banner_lines(self.session, self, resumed))
@@ -178,8 +184,9 @@ class StageRun:
             for sink in sinks:
                 sink.close()
         if outcome is Outcome.DONE:
-            self.stage.finish(self.task, self.bench)
-            self.world.barrier()
+            with self.world.watch.doing("finish"):
+                self.stage.finish(self.task, self.bench)
+                self.world.barrier()
             if self.world.is_main:
                 write_json(self.rundir.artifacts(self.stage.name) / "done.json", {"step": self.progress.step})
         self._status(outcome.value, **({"reason": self.session.stop.reason} if outcome is Outcome.PREEMPTED else {}))
@@ -236,8 +243,17 @@ class StageRun:
 
     def _loop(self, sinks: list[Sink], saver: Saver) -> Outcome:
         log = LogFigures(
-            self.window, sinks, self.screen, self.progress, self.config.log.every, self.stage.unit, self.task.length
+            self.window,
+            sinks,
+            self.screen,
+            self.progress,
+            self.config.log.every,
+            self.stage.unit,
+            self.task.length,
+            Speeds(self.bench, self.progress, self.session._event),
         )
+        hash_every = 0 if self.recorder else self.config.watch.hash_every  # evidence has a hash of every step
+        same = SameParameters(self.bench.learners, self.world, hash_every)
         validate = Validate(self.stage, self.task, sinks, self.screen, self.progress, self.config.validate_every)
         save = Save(
             saver,
@@ -252,12 +268,15 @@ class StageRun:
             sinks,
             self._write_weights,
         )
-        every: list[Every] = [log, validate, EpochSummary(self.epoch, self.screen, validate), save]
+        every: list[Every] = [same, log, validate, EpochSummary(self.epoch, self.screen, validate), save]
         if self.recorder:
             every.insert(0, Returned(self.recorder))
             every.insert(-1, Witness(self.recorder, self.task.state, lambda: validate.figures))
-        outcome = run(self.task, self.progress, every, self.session.stop)
-        save.finish()
+        with self.world.watch.stepping(self.stage.name, self.progress.step, compiles=self.config.compile):
+            outcome = run(self.task, self.progress, every, self.session.stop)
+            same.finish()
+        with self.world.watch.doing("save"):
+            save.finish()
         return outcome
 
     def _about(self) -> dict[str, Any]:

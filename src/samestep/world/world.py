@@ -31,8 +31,10 @@ from samestep.world.interface import choose_interface
 from samestep.world.meeting import open_store
 from samestep.world.ranks import discover
 from samestep.world.ranks.place import Place
+from samestep.world.watch.activity import Watch
 
-_FAILURE = "samestep/failure"
+FAILURE = "samestep/failure"
+"""The store's key of the first failing rank's word."""
 
 
 class PeerFailed(Exception):
@@ -54,6 +56,8 @@ class World:
     control: Any = None
     """The gloo group that carries CPU messages; None in a lone process."""
     store: Any = None
+    watch: Watch = field(default_factory=Watch, repr=False)
+    """What this process is doing, for the watchdog."""
     _meetings: int = field(default=0, repr=False)
 
     @property
@@ -70,6 +74,11 @@ class World:
     def is_main(self) -> bool:
         """Whether this is rank 0, which alone prints and writes."""
         return self.rank == 0
+
+    @property
+    def host(self) -> str:
+        """The name of this machine."""
+        return socket.gethostname()
 
     @classmethod
     def single(cls, device: str = "cpu") -> "World":
@@ -106,7 +115,7 @@ class World:
                 timeout=self.timeout,
                 device_id=self.device if self.backend == "nccl" else None,
             )
-            self.control = dist.new_group(backend="gloo", timeout=self.timeout)
+            self.control = dist.new_group(backend="gloo", timeout=self.timeout, group_desc="control")
         return self
 
     def _claim(self, device: torch.device) -> None:
@@ -180,7 +189,7 @@ class World:
         text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
         word = {"rank": self.rank, "host": socket.gethostname(), "text": text, "code": code}
         try:
-            self.store.compare_set(_FAILURE, "", json.dumps(word))
+            self.store.compare_set(FAILURE, "", json.dumps(word))
         except Exception:  # the store went with its host: there is nobody left to tell
             return
 
@@ -189,7 +198,7 @@ class World:
         if self.store is None:
             return
         try:
-            word = json.loads(self.store.get(_FAILURE)) if self.store.check([_FAILURE]) else None
+            word = json.loads(self.store.get(FAILURE)) if self.store.check([FAILURE]) else None
         except Exception:
             return
         if word and word["rank"] != self.rank:

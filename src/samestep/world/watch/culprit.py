@@ -1,0 +1,145 @@
+"""Who keeps a run from going on: pure functions over what every rank was seen doing."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from samestep.core.records import Json
+from samestep.world.watch.settings import ACTIVITIES
+from samestep.world.watch.skipped import skipped
+
+Report = dict[str, Json]
+"""What one rank does (see sight.py). `alive`: whether its watchdog was just heard; `state`: what else is known of one
+that was not: stopped, held, gone."""
+
+
+@dataclass(frozen=True)
+class Stall:
+    """A run that does not go on."""
+
+    sentence: str
+    culprit: Report | None
+    """None where no rank is behind the others."""
+    reports: Sequence[Report]
+
+    def to_json(self) -> dict[str, Json]:
+        """As all ranks and the run directory get it; `speaker` is the lowest rank alive, who tells the user."""
+        told = {name: (self.culprit or {}).get(name) for name in ("rank", "host", "where", "activity", "step")}
+        alive = [report["rank"] for report in self.reports if report["alive"]]
+        reports = list(self.reports)
+        return {"time": time.time(), "sentence": self.sentence, **told, "speaker": min(alive), "reports": reports}
+
+
+def judge(mine: Report, reports: Sequence[Report]) -> Stall | None:
+    """Whether a run hangs in which this rank made no progress for longer than its limit; None: not yet.
+
+    Whoever waits is only the one who notices. As long as the rank that it waits for keeps to its own limit, or goes on,
+    nothing hangs.
+    """
+    if left_out := skipped(reports) if all(report["alive"] for report in reports) else None:
+        return Stall(_skipper(*left_out), left_out[0], reports)
+    blamed = _behind(mine, reports)
+    if not blamed:
+        return Stall(_nobody(mine, reports), None, reports)
+    first = blamed[0]
+    spent = first["seconds"] if first["alive"] else mine["seconds"]
+    if spent <= first["limit"]:
+        return None
+    return Stall(_somebody(first, blamed, reports), first, reports)
+
+
+def _behind(mine: Report, reports: Sequence[Report]) -> list[Report]:
+    """Ranks that the others wait for, the one furthest behind first."""
+    silent = [report for report in reports if not report["alive"]]
+    if silent:
+        return sorted(silent, key=lambda report: (sum(report["collectives"].values()), report["rank"]))
+    if len(reports) == 1:
+        return list(reports)
+    for group in _groups(mine):
+        counts = {report["rank"]: report["collectives"].get(group, 0) for report in reports}
+        if len(set(counts.values())) > 1:
+            least = min(counts.values())
+            return [report for report in reports if counts[report["rank"]] == least]
+    busy = [report for report in reports if not report["waits"]]
+    return busy if len(busy) < len(reports) else []
+
+
+def _groups(mine: Report) -> list[str]:
+    """Groups in the order in which they tell who is behind: of a save, its own first."""
+    names = list(mine["collectives"])
+    return sorted(names, key=lambda name: name != "saves") if mine["activity"] == "save" else names
+
+
+def _somebody(first: Report, blamed: Sequence[Report], reports: Sequence[Report]) -> str:
+    ranks = {report["rank"] for report in blamed}
+    others = [report for report in reports if report["rank"] not in ranks and report["alive"]]
+    also = f" (and {_ranks(blamed[1:])} with it)" if len(blamed) > 1 else ""
+    return _subject(first) + also + (f"; {_waiting(first, others)}" if others else "")
+
+
+def _skipper(report: Report, lacking: str, other: Report) -> str:
+    at = f" at {report['where']}" if report["where"] else ""
+    waits = f" at {other['where']}" if other["where"] else ""
+    return (
+        f"rank {report['rank']} on {report['host']} left out a collective that it began before, {lacking}; "
+        f"it waits{at} {_when(report)}, and rank {other['rank']} waits for it{waits}"
+    )
+
+
+def _subject(report: Report) -> str:
+    who = f"rank {report['rank']} on {report['host']}"
+    doing, at = ACTIVITIES[report["activity"]], f" at {report['where']}" if report["where"] else ""
+    when = _when(report)
+    if report["alive"]:
+        return f"{who} has been {doing} for {report['seconds']:.0f} s{at} {when}"
+    state = report.get("state", "")
+    if state == "held":
+        return f"{who} holds the interpreter{at}"
+    seen = f"it was last seen {doing}{at} {when}"
+    if state == "stopped":
+        return f"{who} was stopped by a signal (SIGSTOP); {seen}"
+    if state == "gone":
+        return f"{who} is gone without a word; {seen}"
+    return f"{who} gives no sign of life, so it is stopped or gone, or its host is out of reach; {seen}"
+
+
+def _waiting(first: Report, others: Sequence[Report]) -> str:
+    """What the others wait for, by the example of the first of them."""
+    one = others[0]
+    who = f"rank {one['rank']} waits" if len(others) == 1 else f"the {len(others)} others wait"
+    at = f" at {one['where']}" if one["where"] else ""
+    return f"{who} for it{at}{_counts(first, one)}"
+
+
+def _counts(first: Report, other: Report) -> str:
+    """How far the two have come in collectives."""
+    if not first["alive"]:
+        return ""  # how far it came since it was last heard is not known
+    theirs, own = other["collectives"], first["collectives"]
+    ahead = [name for name in theirs if theirs[name] > own.get(name, 0)]
+    if not ahead:
+        return ""
+    name, begun = ahead[0], own.get(ahead[0], 0)
+    return f", in collective {theirs[name]} of group {name}, of which rank {first['rank']} has begun {begun}"
+
+
+def _nobody(mine: Report, reports: Sequence[Report]) -> str:
+    at = f" at {mine['where']}" if mine["where"] else ""
+    return (
+        f"{_ranks(reports)} have made no progress for {mine['seconds']:.0f} s while {ACTIVITIES[mine['activity']]}{at} "
+        f"{_when(mine)}, and none is behind the others in collectives: "
+        "the network between them may be broken; `samestep doctor --test all` under the same launcher tries it"
+    )
+
+
+def _when(report: Report) -> str:
+    return f"(step {report['step']} of stage {report['stage']!r})" if report["stage"] else "(before the first stage)"
+
+
+def _ranks(reports: Sequence[Report]) -> str:
+    numbers = sorted(report["rank"] for report in reports)
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    if len(numbers) > 4:
+        return f"{len(numbers)} ranks"
+    return f"ranks {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"

@@ -1,0 +1,67 @@
+"""How a rank ends when the run hangs: it writes what it knows, one rank speaks, all leave at about the same time."""
+
+import os
+import socket
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict
+
+from samestep.core.errors import EXIT_STALLED
+from samestep.core.handover import LastWord
+from samestep.core.records import Json, write_json
+from samestep.core.rundir import RunDir
+from samestep.core.terminal import put
+from samestep.world.watch import sight
+from samestep.world.watch.blackbox import BlackBox
+from samestep.world.watch.post import Post
+from samestep.world.watch.torchrun import end_agent_later
+
+PARTING = 3.0
+"""Seconds that ranks wait for each other: the first to leave breaks connections, and the others would tell of that."""
+ENDING = 15.0
+"""Seconds after which a process is ended that hangs while it ends, on a disk perhaps."""
+
+
+def end_stalled(verdict: dict[str, Json], post: Post, rundir: RunDir, box: BlackBox) -> None:
+    """End this rank of a run that hangs; does not return."""
+    box.end_within(ENDING)
+    speaks = verdict["speaker"] == post.rank
+    word = _word(verdict["sentence"], EXIT_STALLED, post.rank, echo=not speaks)
+    if not word.leave(os.environ) and speaks:
+        put(f"samestep: {word.text}", sys.stderr)
+    if speaks:
+        with suppress(OSError):
+            write_json(rundir.stall, verdict)
+    _part(word, post, rundir, box)
+    with suppress(OSError):
+        if not rundir.stall.exists():  # this rank does not share the speaker's disk
+            write_json(rundir.stall, verdict)
+    end_agent_later(os.environ)
+    os._exit(word.code)
+
+
+def end_after(failure: dict[str, Json], post: Post, rundir: RunDir, box: BlackBox) -> None:
+    """End this rank, which stands still since another one failed, as in a collective that never returns."""
+    box.end_within(ENDING)
+    text = f"rank {failure['rank']} on {failure['host']} failed: {failure['text']}"
+    word = _word(text, failure["code"], post.rank, echo=True)
+    word.leave(os.environ)
+    _part(word, post, rundir, box)
+    os._exit(word.code)
+
+
+def _word(text: str, code: int, rank: int, echo: bool) -> LastWord:
+    return LastWord(text, code, rank, socket.gethostname(), echo=echo, time=time.time(), kind="hung")
+
+
+def _part(word: LastWord, post: Post, rundir: RunDir, box: BlackBox) -> None:
+    """Leave the word and the stacks behind, and wait a moment for the others to do so."""
+    with suppress(OSError):
+        box.dump()
+        write_json(rundir.word(word.rank), asdict(word))
+        sight.dump_collectives(rundir.collectives(word.rank))
+    post.leaves = True
+    end = time.monotonic() + PARTING
+    while not post.all_leave and time.monotonic() < end:
+        time.sleep(0.05)

@@ -1,0 +1,173 @@
+"""Looking at this rank from its own watchdog thread: where each thread is, which collective, how much memory."""
+
+import json
+import os
+import re
+import socket
+import sys
+import sysconfig
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+import torch
+import torch.distributed.distributed_c10d as c10d
+
+from samestep.core.records import Json
+from samestep.world.watch.activity import Lane, Watch
+
+_OURS = str(Path(__file__).parents[2])
+_LIBRARY = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
+_DISTRIBUTED = os.path.join("torch", "distributed", "")
+_MEETING = os.path.join(_OURS, "world", "world.py")
+Place = tuple[str, int, str]
+"""File, line and function."""
+_FRAME = re.compile(r'\s*File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)')
+
+
+def report(watch: Watch, lane: Lane, seconds: float, limit: float, rank: int) -> dict[str, Json]:
+    """What one thread of this rank is doing, in a form that travels."""
+    places = places_of(sys._current_frames().get(lane.thread))
+    return {
+        "rank": rank,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "thread": lane.thread,
+        "time": time.time(),
+        "stage": watch.stage,
+        "step": watch.step,
+        "lane": lane.name,
+        "activity": lane.activity,
+        "seconds": round(seconds, 1),
+        "limit": limit,
+        "where": relevant(places),
+        "waits": waits(places),
+        "collectives": collectives(),
+        "recent": recent() if seconds > limit else [],
+        **memory(),
+    }
+
+
+def collectives() -> dict[str, int]:
+    """How many collectives this rank has begun, by group, in the order in which groups were made."""
+    counts = {}
+    for group, number in list(c10d._world.pg_names.items()):
+        with suppress(RuntimeError):  # a backend that does not count
+            counts[_name(group.group_desc, number)] = group._get_sequence_number_for_group()  # type: ignore[attr-defined]
+    return counts
+
+
+def recent(most: int = 80) -> list[tuple[str, int, str]]:
+    """The last collectives that this rank began, the latest last, where torch's flight recorder has them."""
+    found = []
+    for row in json.loads(_recorded() or "{}").get("entries", [])[-most:]:
+        number, described = row["process_group"]
+        group, what = _name(described, number), row["profiling_name"].rpartition(":")[2]
+        found.append((group, row["collective_seq_id"], f"{what} of {row['input_sizes']} in group {group}"))
+    return found
+
+
+def _name(described: str, number: str) -> str:
+    return {"default_pg": "default", "undefined": number}.get(described, described or number)
+
+
+def places_of(frame: FrameType | None) -> list[Place]:
+    """The stack that ends with a frame, the innermost first."""
+    places = []
+    while frame is not None:
+        places.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    return places
+
+
+def dumped_places(text: str, thread: int) -> list[Place]:
+    """The same out of what faulthandler wrote, the last time that the thread is in it."""
+    places: list[Place] = []
+    for block in text.split("\n\n"):
+        first, *lines = block.strip().splitlines() or [""]
+        if f"{thread:x}" in first:
+            found = [match for line in lines if (match := _FRAME.match(line))]
+            places = [(m["file"], int(m["line"]), m["name"]) for m in found]
+    return places
+
+
+def waits(places: list[Place]) -> bool:
+    """Whether a thread is where ranks wait for each other, be it for a collective or at a meeting."""
+    inner = places[: next((n for n, place in enumerate(places) if not place[0].startswith(_LIBRARY)), None)]
+    return any(_DISTRIBUTED in file for file, _, _ in inner) or (bool(places) and places[0][0] == _MEETING)
+
+
+def relevant(places: list[Place]) -> str:
+    """The source line that a user would look for: the innermost that is no library's, else the innermost of all."""
+    known = [place for place in places if not place[0].startswith("<")]
+    users = [place for place in known if not place[0].startswith((_OURS, *_LIBRARY))]
+    ours = [place for place in known if place[0].startswith(_OURS)]
+    chosen = next(iter([*_before_ours(known), *ours, *users, *known]), None)
+    return f"{_short(chosen[0])}:{chosen[1]} in {chosen[2]}" if chosen else ""
+
+
+def _short(file: str) -> str:
+    """As a user knows it: below the package, or below the working directory."""
+    for root in (str(Path(_OURS).parent), os.getcwd()):
+        if file.startswith(root + os.sep):
+            return os.path.relpath(file, root)
+    return file
+
+
+def _before_ours(places: list[Place]) -> list[Place]:
+    """Those of the user's own code that samestep called: a script that called samestep is not where anything hangs."""
+    inner = []
+    for place in places:
+        if place[0].startswith(_OURS):
+            break
+        if not place[0].startswith(_LIBRARY):
+            inner.append(place)
+    return inner
+
+
+def debugged(thread: int) -> bool:
+    """Whether somebody sits in a debugger there: then nothing hangs."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        if frame.f_globals.get("__name__") in ("bdb", "pdb"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def memory() -> dict[str, int]:
+    """Bytes that this rank holds, and that the host has left; empty where the system does not tell."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return {}
+    free = next((int(line.split()[1]) for line in lines if line.startswith("MemAvailable")), 0)
+    return {"memory": pages * os.sysconf("SC_PAGE_SIZE"), "free": free * 1024}
+
+
+def state_of(pid: int) -> str:
+    """What became of a process of this host that is not heard: stopped, gone, or empty for nothing to be seen."""
+    try:
+        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return "gone" if Path("/proc/self").exists() else ""
+    return {"T": "stopped", "t": "stopped", "Z": "gone", "X": "gone"}.get(letter, "")
+
+
+def dump_collectives(path: Path) -> None:
+    """The last collectives of this rank, where torch's flight recorder has them."""
+    if text := _recorded():
+        path.write_text(text, encoding="utf-8")
+
+
+def _recorded() -> str:
+    """Which function gives them depends on how torch was built."""
+    for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):
+        dump = getattr(torch._C._distributed_c10d, name, None)
+        with suppress(RuntimeError):
+            text = dump() if dump else b""
+            if b'"entries"' in text:
+                return str(text, "utf-8")
+    return ""
