@@ -28,6 +28,7 @@ from samestep.train.loop import Every, Progress, run
 from samestep.train.metrics import Book
 from samestep.train.sinks import open_sinks
 from samestep.train.stop import Stop
+from samestep.train.stragglers import Speeds
 from samestep.world.seeding import seed_everywhere
 from samestep.world.world import World
 
@@ -167,7 +168,8 @@ class Samestep:
         self.task.length = 0
         self.stop, self.progress = Stop(world), Progress(feed.order.steps_per_epoch)
         sinks = open_sinks(rundir, "fit", 0, config, {}) if world.is_main else []
-        log = LogFigures(Book(world), sinks, screen, self.progress, LOG_EVERY, "rows", job.steps)
+        speeds = Speeds(bench, self.progress, lambda kind, **details: None)
+        log = LogFigures(Book(world), sinks, screen, self.progress, LOG_EVERY, "rows", job.steps, speeds)
         validate = Validate(Stage("fit", lambda bench: self.task), self.task, sinks, screen, self.progress, 0)
         self.every: list[Every] = [log, validate, EpochSummary(Book(world), screen, validate)]
 

@@ -4,7 +4,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,20 +34,23 @@ class Stuck(Config):
     """Which rank it is."""
     at_step: int = free(AT)
     """When."""
+    moment: str = free("")
+    """A file that is written when it happens."""
 
 
 class Waves:
     """Rows on a wave; one of them may take for ever."""
 
-    def __init__(self, sticky: bool = False) -> None:
-        self.sticky, self.given = sticky, 0
+    def __init__(self, stuck: Callable[[], None] | None) -> None:
+        self.stuck, self.given = stuck, 0
 
     def __len__(self) -> int:
         return 400
 
     def __getitem__(self, index: int) -> Batch:
         self.given += 1
-        if self.sticky and self.given > 2 * AT:
+        if self.stuck and self.given > 2 * AT:
+            self.stuck()
             time.sleep(LONG)  # stuck: data
         x = torch.tensor([index / 50.0])
         return {"x": x, "y": x.sin()}
@@ -88,6 +91,11 @@ def stick(fault: str) -> None:
 def build(bench: Bench) -> Fit:
     config: Stuck = bench.config
     fault = config.fault if bench.world.rank == config.at_rank else ""
+
+    def note() -> None:
+        if config.moment:
+            Path(config.moment).write_text(str(time.time()))
+
     if fault == "build":
         time.sleep(LONG)  # stuck: build
     calls, own = 0, dist.new_group(backend="gloo") if bench.world.control is not None else None
@@ -96,7 +104,8 @@ def build(bench: Bench) -> Fit:
         nonlocal calls
         calls += 1
         now = calls == config.at_step + 1
-        if now:
+        if now and fault:
+            note()
             stick(fault)
         mean = batch["x"].mean()
         if bench.world.control is not None and not (now and fault == "skip"):
@@ -104,7 +113,7 @@ def build(bench: Bench) -> Fit:
         return {"error": (model(batch["x"]) - batch["y"]).square().sum(1)}
 
     net = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
-    return Fit(bench.learner(net), bench.feed(Waves(fault == "data")), loss)
+    return Fit(bench.learner(net), bench.feed(Waves(note if fault == "data" else None)), loss)
 
 
 def settings(out: Path, limit: float, **changes: Any) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from samestep.core.errors import UserError
+from samestep.parallel.waiting import Waiting
 from samestep.world.world import World
 
 # Newer releases of torch call it by another name and warn about the old one.
@@ -42,6 +43,13 @@ class Parallel(Protocol):
     """Whether every trainable parameter must get a gradient in every step, or the next one fails."""
     called: bool
     """Whether `module` was called, with gradients on, since this was last set to false."""
+
+    @property
+    def waited(self) -> float | None:
+        """Seconds that this rank has waited for the others so far; None where that is not measured."""
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Around a message between all ranks beside those of the gradients."""
 
     def syncing(self, last: bool) -> AbstractContextManager[None]:
         """Around one micro-batch: gradients are reduced only on the last of a step."""
@@ -95,6 +103,15 @@ class _Called:
 
     called = False
 
+    @property
+    def waited(self) -> float | None:
+        """Not measured."""
+        return None
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Not measured."""
+        return nullcontext()
+
     def _watch(self, module: nn.Module) -> None:
         module.register_forward_pre_hook(self._note)
 
@@ -114,6 +131,11 @@ class Lone(_Called):
     def __init__(self, module: nn.Module) -> None:
         self.inner = self.module = module
         self._watch(module)
+
+    @property
+    def waited(self) -> float:
+        """There is nobody to wait for."""
+        return 0.0
 
     def syncing(self, last: bool) -> AbstractContextManager[None]:
         """Nothing to hold back."""
@@ -137,19 +159,32 @@ class Replicated(_Called):
         )
         self.module: nn.Module = self._ddp
         self._watch(self._ddp)
+        self._waiting = Waiting(world.device)
+        self._waiting.for_gradients_of(module.parameters())
+
+    @property
+    def waited(self) -> float:
+        """From the last gradient of a pass to the end of their reduction, and what was told beside."""
+        return self._waiting.seconds
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Counted in."""
+        return self._waiting.during()
 
     @contextmanager
     def syncing(self, last: bool) -> Iterator[None]:
         """All-reduce overlapped with the last backward pass only."""
         with nullcontext() if last else self._ddp.no_sync():
             yield
+        if last:
+            self._waiting.end()
 
 
 class Sharded(_Called):
     """FSDP2: parameters, gradients and optimizer state cut over the ranks, gathered a unit at a time."""
 
     replicated = False
-    settles = needs_all = False
+    settles = needs_all = False  # nor are waits measured: each unit has its own, while others compute
 
     def __init__(self, module: nn.Module, world: World, compute: torch.dtype | None, fill: Fill | None) -> None:
         from torch.distributed.device_mesh import init_device_mesh

@@ -48,6 +48,7 @@ class Bench:
     """Glob patterns of parameters that the recipe declares to be without a gradient."""
     recorder: Recorder | None = None
     learners: list[Learner] = field(default_factory=list)
+    feeds: list[Feed] = field(default_factory=list)
     _plan: Plan | None = None
 
     def plan(self, samples: int) -> Plan:
@@ -147,7 +148,7 @@ class Bench:
         return module
 
     def _feed(self, rows: Rows, order: Order, length: int, count: Count | None, track: Any = None) -> Feed:
-        return Feed(
+        feed = Feed(
             rows,
             order,
             self.world,
@@ -158,6 +159,8 @@ class Bench:
             prefetch=self.config.prefetch,
             track=track,
         )
+        self.feeds.append(feed)
+        return feed
 
     def _once_batch(self) -> int:
         """Frozen too: a dump that is resumed at another world size must count its steps as before."""

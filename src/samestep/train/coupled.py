@@ -48,7 +48,8 @@ class Coupled:
         before = _random_state(self.world.device)
         with torch.no_grad(), self.autocast():
             parts = [embed(self.parallel.inner, batch) for batch in micros.batches]
-        leaves = _gather(parts, micros, self.world)
+        with self.parallel.waiting():
+            leaves = _gather(parts, micros, self.world)
         with self.autocast():
             rows = couple(leaves)
             total, sums = weigh(rows)

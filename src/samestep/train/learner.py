@@ -125,6 +125,7 @@ class Learner:
         """Gradients of all micro-batches, reduced over ranks once; this rank's total, its sums per term, its rows."""
         totals, all_sums, all_rows = [], [], []
         for number, batch in enumerate(micros.batches):
+            self.world.watch.moved()
             with self._parallel.syncing(last=number == len(micros.batches) - 1):
                 self._parallel.called = False
                 with self._autocast():
@@ -258,6 +259,15 @@ class Learner:
     def parameters(self) -> Iterator[nn.Parameter]:
         """The module's parameters."""
         return self._parallel.inner.parameters()
+
+    def replicated_parameters(self) -> dict[str, nn.Parameter]:
+        """Those that every rank holds whole, by name."""
+        return {name: p for name, p in self._parallel.inner.named_parameters() if local(p) is p}
+
+    @property
+    def waited(self) -> float | None:
+        """Seconds that this rank waited for the others' gradients so far; None where that is not measured."""
+        return self._parallel.waited
 
     def settle(self) -> None:
         """Read what is still on its way from the device; raises when too many steps in a row were bad."""

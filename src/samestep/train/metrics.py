@@ -59,16 +59,24 @@ class Book:
 
     def read(self) -> dict[str, float]:
         """The mean of every figure over what was added, the same on all ranks; the book is empty afterwards."""
+        return self.read_with([])[0]
+
+    def read_with(self, own: Sequence[float]) -> tuple[dict[str, float], list[list[float]]]:
+        """The same with numbers of each rank's own in the same message, which come out by rank and are no state."""
         totals = self._add_up()
         names = sorted(totals)
-        if not names:
-            return {}
-        sums = torch.tensor([totals[name][0] for name in names], dtype=torch.float64, device=self._world.device)
-        if self._world.control is not None:
-            dist.all_reduce(sums)
+        slots = [0.0] * (len(own) * self._world.size)
+        slots[len(own) * self._world.rank : len(own) * (self._world.rank + 1)] = own
+        numbers = [totals[name][0] for name in names] + slots
+        if numbers and self._world.control is not None:
+            message = torch.tensor(numbers, dtype=torch.float64, device=self._world.device)
+            dist.all_reduce(message)
+            numbers = message.tolist()
         self._totals = {}
-        means = zip(names, sums.tolist(), [totals[name][1] for name in names])
-        return {name: total / weight for name, total, weight in means if weight > 0}
+        means = zip(names, numbers, [totals[name][1] for name in names])
+        told = numbers[len(names) :]
+        by_rank = [told[start : start + len(own)] for start in range(0, len(told), len(own) or 1)]
+        return {name: total / weight for name, total, weight in means if weight > 0}, by_rank
 
     def state_dict(self) -> dict[str, Json]:
         """Nothing is shared."""

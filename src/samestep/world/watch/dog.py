@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from samestep.core.records import Json
 from samestep.core.rundir import RunDir
 from samestep.world.watch import sight
 from samestep.world.watch.activity import Lane
@@ -54,7 +55,7 @@ class Watchdog:
         self._counts: dict[Lane, _Count] = {}
         # Stacks that are written too early do no harm, as long as they do not end the process.
         self._soonest = min(map(settings.seconds, ACTIVITIES)) + 2 * TICK
-        self._looks = 0
+        self._looks, self._ends = 0, False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
@@ -70,7 +71,7 @@ class Watchdog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
-        self._thread.join(2 * TICK)
+        self._thread.join(None if self._ends else 2 * TICK)  # a verdict comes before whatever the main thread met
         self._box.close()
         self._post.close()
         with suppress(OSError):
@@ -93,7 +94,7 @@ class Watchdog:
     def _follow_others(self, main: Report) -> None:
         """End where another rank reached a verdict, or failed long ago while this one stands still."""
         if self._post.verdict:
-            end_stalled(self._post.verdict, self._post, self._rundir, self._box)
+            self._end(self._post.verdict)
         failure = self._post.failure
         if failure and failure["rank"] != self._world.rank and main["seconds"] > PEER:
             end_after(failure, self._post, self._rundir, self._box)
@@ -115,4 +116,8 @@ class Watchdog:
         end = time.monotonic() + UNHEARD
         while self._world.size > 1 and self._post.verdict is None and time.monotonic() < end:
             time.sleep(0.05)
-        end_stalled(self._post.verdict or self._post.proposal, self._post, self._rundir, self._box)
+        self._end(self._post.verdict or self._post.proposal)
+
+    def _end(self, verdict: dict[str, Json]) -> None:
+        self._ends = True
+        end_stalled(verdict, self._post, self._rundir, self._box)

@@ -1,6 +1,7 @@
 """How a rank ends when the run hangs: it writes what it knows, one rank speaks, all leave at about the same time."""
 
 import os
+import signal
 import socket
 import sys
 import time
@@ -14,6 +15,7 @@ from samestep.core.rundir import RunDir
 from samestep.core.terminal import put
 from samestep.world.watch import sight
 from samestep.world.watch.blackbox import BlackBox
+from samestep.world.watch.culprit import Report
 from samestep.world.watch.post import Post
 from samestep.world.watch.torchrun import end_agent_later
 
@@ -37,6 +39,7 @@ def end_stalled(verdict: dict[str, Json], post: Post, rundir: RunDir, box: Black
     with suppress(OSError):
         if not rundir.stall.exists():  # this rank does not share the speaker's disk
             write_json(rundir.stall, verdict)
+    _end_silent_neighbours(verdict["reports"])
     end_agent_later(os.environ)
     os._exit(word.code)
 
@@ -49,6 +52,15 @@ def end_after(failure: dict[str, Json], post: Post, rundir: RunDir, box: BlackBo
     word.leave(os.environ)
     _part(word, post, rundir, box)
     os._exit(word.code)
+
+
+def _end_silent_neighbours(reports: list[Report]) -> None:
+    """A rank that is stopped, or holds its interpreter, ends by force alone, and not every launcher uses that."""
+    for report in reports:
+        same_host = not report["alive"] and report["host"] == socket.gethostname()
+        if same_host and report.get("born") and sight.born(report["pid"]) == report["born"]:
+            with suppress(OSError):
+                os.kill(report["pid"], signal.SIGKILL)
 
 
 def _word(text: str, code: int, rank: int, echo: bool) -> LastWord:

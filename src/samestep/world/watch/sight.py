@@ -33,6 +33,7 @@ def report(watch: Watch, lane: Lane, seconds: float, limit: float, rank: int) ->
         "rank": rank,
         "host": socket.gethostname(),
         "pid": os.getpid(),
+        "born": born(os.getpid()),
         "thread": lane.thread,
         "time": time.time(),
         "stage": watch.stage,
@@ -149,11 +150,24 @@ def memory() -> dict[str, int]:
 
 def state_of(pid: int) -> str:
     """What became of a process of this host that is not heard: stopped, gone, or empty for nothing to be seen."""
-    try:
-        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    letter, _ = _process(pid)
+    if not letter:
         return "gone" if Path("/proc/self").exists() else ""
     return {"T": "stopped", "t": "stopped", "Z": "gone", "X": "gone"}.get(letter, "")
+
+
+def born(pid: int) -> str:
+    """When a process began, by the system's clock: with its number, that is a name which is never used again."""
+    return _process(pid)[1]
+
+
+def _process(pid: int) -> tuple[str, str]:
+    """State and begin; empty where there is none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "", ""
+    return fields[0], fields[19]
 
 
 def dump_collectives(path: Path) -> None:
