@@ -19,6 +19,10 @@ from cli.conftest import EXAMPLE, Shell
 from cli.test_train import figures, rows, weights_of
 from samestep.core.errors import RunFailed, UserError
 from samestep.core.records import JsonLines, read_json
+from samestep.core.rundir import RunDir
+from samestep.doctor.why.finding import Finding
+from samestep.doctor.why.gather import gather
+from samestep.doctor.why.judge import judge
 from samestep.launch.call import _recipe
 
 pytestmark = pytest.mark.timeout(180)
@@ -26,6 +30,7 @@ FAULTY = str(Path(__file__).with_name("faulty.py"))
 TROUBLE = str(Path(__file__).with_name("trouble.py"))
 PLAIN = ["--no-log.tensorboard", "--log.every", "1", "--distributed.device", "cpu"]
 CPU = {"device": "cpu"}
+SRUN = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "1"}
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +88,10 @@ def stepping(run: str, step: int = 3) -> bool:
     return any(row["step"] >= step for row in rows(Path("runs") / run) if "loss" in row)
 
 
+def why(run: str) -> Finding:
+    return judge(gather(RunDir(Path("runs") / run)))
+
+
 def test_a_killed_rank_is_restarted_in_the_same_run_and_the_result_is_the_same_bit_for_bit(shell: Shell) -> None:
     settings = ["--epochs", "2", "--batch_size", "2", "--checkpoint.every_steps", "2"]
     assert shell("train", TROUBLE, *PLAIN, *settings, "--name", "whole", ranks=2)[0] == [0, 0]
@@ -99,6 +108,9 @@ def test_a_killed_rank_is_restarted_in_the_same_run_and_the_result_is_the_same_b
     run = Path("runs/trouble-default-1")
     resumes = [row for row in JsonLines(run / "events.jsonl") if row["kind"] == "resume"]
     assert len(resumes) == 1 and resumes[0]["step"] >= 2
+    ended = [row for row in JsonLines(run / "events.jsonl") if row["kind"] == "ended"]
+    assert [(row["rank"], row["code"], row["restart"]) for row in ended] == [(1, -signal.SIGKILL, True)]
+    assert why("trouble-default-1").verdict == "finished"
     assert figures(run) == figures(Path("runs/whole"))
     assert weights_of(str(run)) == weights_of("runs/whole")
 
@@ -123,7 +135,7 @@ def test_sigterm_to_the_launcher_stops_all_ranks_resumably(shell: Shell) -> None
 def test_a_second_ctrl_c_ends_at_once_without_orphans() -> None:
     name = f"twice-{os.getpid()}"
     with command(TROUBLE, "--stuck", "--num_workers", "1", "--name", name, "--grace", "60") as process:
-        wait_for(lambda: read_json(Path("runs") / name / "status.json"))
+        wait_for(lambda: (read_json(Path("runs") / name / "status.json") or {}).get("stage"))
         time.sleep(1)
         process.send_signal(signal.SIGINT)
         time.sleep(0.5)
@@ -133,6 +145,8 @@ def test_a_second_ctrl_c_ends_at_once_without_orphans() -> None:
         assert code == 130
         assert "interrupted twice" in output
         wait_for(lambda: not workers(name), 5)
+    found = why(name)
+    assert (found.verdict, found.reason) == ("killed", "Ctrl-C twice")
 
 
 def test_workers_of_a_killed_launcher_save_and_go(shell: Shell) -> None:
@@ -206,6 +220,12 @@ def test_a_stage_that_begins_after_a_resume_at_other_ranks_keeps_the_global_batc
         (["--nproc", "2", "--nodes", "2", "--rdzv", "no.such.host.invalid:7"], {}, "does not resolve here"),
         (["--nodes", "2", "--rdzv", "a:1"], {"RANK": "0"}, "that a launcher has started; leave out --nodes"),
         (["--nproc", "2"], {"RANK": "0", "WORLD_SIZE": "1"}, "that a launcher has started; leave out --nproc"),
+        (
+            ["--nodes", "2", "--rdzv", "a:1"],
+            SRUN,
+            "srun has started 2 of these processes, and each is a rank of the run",
+        ),
+        (["--nproc", "2"], SRUN, "of the run already; leave out --nproc, or start a single one"),
     ],
 )
 def test_senseless_launches_are_refused_at_once(
@@ -250,6 +270,7 @@ def test_the_first_failing_rank_is_the_headline(capsys: pytest.CaptureFixture[st
     assert len(heads) == 1 and heads[0].endswith("failed: RuntimeError: row 7 is unreadable")
     assert output.count("Traceback") == 1, "the other ranks' noise is in their logs"
     assert f"the logs of all ranks are in {Path('runs/a/logs').absolute()}" in output
+    assert "row 7 is unreadable" in why("a").sentence and why("a").verdict == "crashed"
     assert not list(Path().glob("samestep-launch-*")), "nothing is left in the temporary folder"
 
 

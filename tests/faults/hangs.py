@@ -1,6 +1,7 @@
 """Stuck ranks under every launcher, with a table: named rightly? how soon? is everything over then?
 
-PYTHONPATH=tests python -m faults.hangs [--launchers samestep torchrun mpich openmpi srun plain] [--faults data ...]
+PYTHONPATH=tests python -m faults.hangs [--launchers samestep torchrun mpich openmpi srun plain]
+                                        [--faults data forward held save before skip spin stopped] [--ranks 0 1]
 
 Each has a limit of ten seconds configured. `plain` is a hand-written loop under torchrun, looked at for a minute.
 Several runs share the machine, since all they do is wait. Ends non-zero when a culprit is not named, or anything stays.
@@ -49,6 +50,7 @@ class Outcome:
 
     launcher: str
     fault: str
+    rank: int
     named: bool = False
     verdict: float | None = None
     """Seconds from the fault to the sentence."""
@@ -66,9 +68,10 @@ class Outcome:
     def row(self) -> str:
         """For a table in Markdown."""
         seconds = ["-" if s is None else f"{s:.0f} s" for s in (self.verdict, self.over)]
-        code = "killed by us" if self.code is None else str(self.code)
+        code = "killed by us" if self.code is None else self.code
         named = "yes" if self.named else "no"
-        return f"| {self.launcher} | {self.fault} | {named} | {seconds[0]} | {seconds[1]} | {code} | {self.orphans} |"
+        cells = [self.launcher, self.fault, self.rank, named, *seconds, code, self.orphans]
+        return f"| {' | '.join(map(str, cells))} |"
 
 
 @contextmanager
@@ -99,12 +102,12 @@ def torchrun(*words: str) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={port}", *words]
 
 
-def attempt(name: str, fault: str, folder: Path, known: Mapping[str, Launcher]) -> Outcome:
+def attempt(name: str, fault: str, rank: int, folder: Path, known: Mapping[str, Launcher]) -> Outcome:
     """One fault under one launcher."""
-    place = folder / f"{name}-{fault}"
+    place = folder / f"{name}-{fault}-{rank}"
     place.mkdir()
-    moment, mark = place / "moment", f"{name}-{fault}-{os.getpid()}"
-    settings = stuck.settings(place, LIMIT, fault=fault, name="run", moment=str(moment))
+    moment, mark = place / "moment", f"{place.name}-{os.getpid()}"
+    settings = stuck.settings(place, LIMIT, fault=fault, at_rank=rank, name="run", moment=str(moment))
     settings["watch"] = {"limit": LIMIT, "start": 60.0}
     write_json(place / "config.yaml", settings)
     launcher = known.get(name) or known["samestep"]
@@ -117,14 +120,14 @@ def attempt(name: str, fault: str, folder: Path, known: Mapping[str, Launcher]) 
     with open(place / "printed.txt", "wb") as printed:
         env = {**launcher.env, _MARK: mark}
         process = subprocess.Popen(words, stdout=printed, stderr=printed, env=env, start_new_session=True)
-    outcome = Outcome(name, fault)
+    outcome = Outcome(name, fault, rank)
     outcome.code = _wait(process, moment, PLAIN if name == "plain" else PATIENCE)
     began = float(moment.read_text()) if moment.exists() else time.time()
     outcome.over = None if outcome.code is None else time.time() - began
     outcome.orphans = 0 if outcome.code is None else _orphans(mark)
     _kill(mark)
     stall = read_json(RunDir(place / "run").stall) or {}
-    outcome.sentence, outcome.named = stall.get("sentence", ""), stall.get("rank") == 1
+    outcome.sentence, outcome.named = stall.get("sentence", ""), stall.get("rank") == rank
     outcome.verdict = stall["time"] - began if stall else None
     return outcome
 
@@ -172,20 +175,21 @@ def main() -> int:
     everything = ["samestep", "torchrun", "mpich", "openmpi", "srun", "plain"]
     parser.add_argument("--launchers", nargs="+", default=everything, choices=everything)
     parser.add_argument("--faults", nargs="+", default=list(FAULTS), choices=FAULTS)
+    parser.add_argument("--ranks", nargs="+", type=int, default=[1], help="which rank is stuck")
     asked = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="samestep-hangs-"))
     with launchers(asked.launchers, folder) as known, ThreadPoolExecutor(AT_ONCE) as pool:
-        tries = [(name, fault) for name in asked.launchers for fault in asked.faults]
-        done = [pool.submit(attempt, name, fault, folder, known) for name, fault in tries]
-        print("| launcher | fault | named | verdict after | over after | exit code | orphans |")
-        print("|---|---|---|---|---|---|---|", flush=True)
+        tries = [(name, fault, rank) for name in asked.launchers for rank in asked.ranks for fault in asked.faults]
+        done = [pool.submit(attempt, *each, folder, known) for each in tries]
+        print("| launcher | fault | rank | named | verdict after | over after | exit code | orphans |")
+        print("|---|---|---|---|---|---|---|---|", flush=True)
         outcomes = []
         for future in done:
             outcomes.append(future.result())
             print(outcomes[-1].row(), flush=True)
     print()
     for outcome in outcomes:
-        print(f"{outcome.launcher} {outcome.fault}: {outcome.sentence}")
+        print(f"{outcome.launcher} {outcome.fault} {outcome.rank}: {outcome.sentence}")
     bad = [outcome for outcome in outcomes if not outcome.good]
     print(f"{len(bad)} of {len(outcomes)} not as promised; everything is in {folder}")
     return 1 if bad else 0

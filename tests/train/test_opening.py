@@ -32,3 +32,12 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "a" / "thesis.txt").touch()
     with pytest.raises(UserError, match="holds no samestep run"):
         open_run("toy", Config(out=str(tmp_path), name="a"))
+
+
+def test_a_run_that_was_killed_while_it_was_first_recorded_is_opened(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "lock").touch()
+    (tmp_path / "a" / ".config.json.tmp").write_text('{"recipe": "to')
+    rundir, lock, _ = open_run("toy", Config(out=str(tmp_path), name="a"))
+    lock.release()
+    assert rundir.config.exists() and not (rundir.path / ".config.json.tmp").exists()

@@ -19,6 +19,8 @@ VERBS = {
     "export": "write a trained model as a folder of published weights",
     "data": "turn text into token files that training maps",
     "checkpoints": "list the checkpoints of a run, and check them",
+    "why": "explain what became of a run",
+    "doctor": "check the machines, alone or as the ranks of a launcher",
     "config": "print every setting of a recipe with type, default and meaning",
 }
 
@@ -32,6 +34,8 @@ USAGE = """samestep: the same run, step for step, on any number of devices
   samestep export RUN FOLDER
   samestep data prepare FILE ... --out FOLDER
   samestep checkpoints RUN [--verify]
+  samestep why RUN
+  samestep doctor [--test basic|all]
   samestep config RECIPE
 
 verbs:

@@ -52,7 +52,7 @@ class LastWord:
     remedy_text: str = ""
     """What they change, after "restarting from the last checkpoint"."""
     kind: str = "crashed"
-    """user, failed, diverged, disk, hung, memory, or crashed: an exception that nobody foresaw."""
+    """user, failed, diverged, disk, hung, memory, interrupted, or crashed: an exception that nobody foresaw."""
 
     @classmethod
     def of(cls, error: BaseException, code: int, *, plain: bool, **more: Any) -> "LastWord":

@@ -73,6 +73,8 @@ def _order(failure: Failure, stopped: bool) -> tuple[int, float, int]:
     word = failure.word
     if failure.ended_by_us or (word and word.echo):
         return 4, failure.seen, failure.rank
+    if word and word.kind == "hung":  # whoever was stuck may have been killed by its neighbours
+        return 0, 0.0, failure.rank
     if failure.is_stop:
         return 2, failure.seen, failure.rank
     if failure.code > 0:
@@ -98,7 +100,7 @@ def last_word(failure: Failure) -> LastWord:
 def headline(failure: Failure, *, brief: bool = False) -> str:
     """One sentence, and the traceback where there is one, unless it is to be `brief`."""
     word = last_word(failure)
-    if failure.is_user_error and failure.word:
+    if failure.word and (failure.is_user_error or word.kind == "hung"):  # the sentence names the rank that matters
         return f"samestep: {word.text}"
     first_line = (word.text.splitlines() or [""])[0] if word.traceback else word.text
     said = f"samestep: rank {word.rank} on {word.host} {'failed: ' if failure.word else ''}{first_line}"

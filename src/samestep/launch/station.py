@@ -2,11 +2,15 @@
 
 import shutil
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from samestep.core import handover
+from samestep.core.errors import EXIT_DONE
+from samestep.core.records import JsonLines
+from samestep.core.rundir import RunDir
 from samestep.core.terminal import put
 from samestep.launch.failure import Failure, headline, last_word
 from samestep.launch.part import Alarm, Part
@@ -43,6 +47,7 @@ class Station:
 
     def show(self, verdict: Verdict) -> None:
         """Say what happened: the first failing rank, here with its traceback; for all else there are the logs."""
+        self._note(verdict)
         first = verdict.first
         if first is not None:
             put(headline(first, brief=first.rank not in self._ranks), sys.stderr)
@@ -53,6 +58,14 @@ class Station:
                 say(f"the logs of all ranks are in {run / 'logs' if run else self._folder}")
         if verdict.said:
             say(verdict.said)
+
+    def _note(self, verdict: Verdict) -> None:
+        """Leave it with the run as well, unless all is well; rank 0 was here, so its directory is."""
+        run = handover.told_run(self._folder)
+        if run is not None and verdict.code != EXIT_DONE and 0 in self._ranks:
+            signal = self.stop.reason.name if self.stop.reason else ""
+            with suppress(OSError):
+                JsonLines(RunDir(run).events).append({"time": time.time(), **verdict.event(), "signal": signal})
 
 
 def say(sentence: str) -> None:

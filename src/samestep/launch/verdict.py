@@ -1,11 +1,11 @@
 """What follows from how an attempt ended: the end of the launch with its exit code, or another attempt."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from samestep.core.errors import EXIT_DONE, EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_PREEMPTED
 from samestep.core.records import Json
-from samestep.launch.failure import Failure, cause
+from samestep.launch.failure import Failure, cause, last_word
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,19 @@ class Verdict:
     said: str = ""
     remedy: Sequence[str] = ()
     """Words for the command line of all further attempts."""
+
+    def event(self) -> dict[str, Json]:
+        """For the run's events: how the attempt ended, also for ranks that could not say so themselves."""
+        first, word = self.first, last_word(self.first) if self.first else None
+        return {
+            "kind": "ended",
+            "rank": first.rank if first else None,
+            "host": first.host if first else "",
+            "code": first.code if first else self.code,
+            "text": word.text if word else self.said,
+            "restart": self.code is None,
+            "word": asdict(word) if word else None,
+        }
 
     def to_json(self) -> dict[str, Json]:
         """As plain data, for another node."""

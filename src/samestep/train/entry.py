@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from samestep.core.config import build, dump
@@ -23,6 +24,7 @@ from samestep.core.errors import (
 from samestep.core.handover import LastWord, preempted_code
 from samestep.core.logging import FAILURES, start_logging
 from samestep.core.terminal import put
+from samestep.train.ending import leave_word
 from samestep.train.finding import find_recipe
 from samestep.train.loop import Outcome
 from samestep.train.memory import is_out_of_memory, memory_advice, memory_sentence
@@ -109,16 +111,20 @@ def _failed(error: BaseException, world: World, session: Session | None) -> int:
         except PeerFailed as first:
             error = first
     world.report_failure(error)
-    if isinstance(error, UserError | RunFailed | PeerFailed):
-        logger.error("%s", error)
-        _speak(LastWord.of(error, error.exit_code, plain=True, echo=isinstance(error, PeerFailed)))
-        return error.exit_code
     if isinstance(error, KeyboardInterrupt):
-        complain("interrupted twice: ended at once, without a save")
-        return EXIT_INTERRUPTED
-    logger.error("%s", error, exc_info=error)
-    _speak(LastWord.of(error, EXIT_FAILURE, plain=False))
-    return EXIT_FAILURE
+        error = RunFailed("interrupted twice: ended at once, without a save")
+        word = replace(LastWord.of(error, EXIT_INTERRUPTED, plain=True), kind="interrupted")
+        complain(word.text)
+    elif isinstance(error, UserError | RunFailed | PeerFailed):
+        logger.error("%s", error)
+        word = LastWord.of(error, error.exit_code, plain=True, echo=isinstance(error, PeerFailed))
+        _speak(word)
+    else:
+        logger.error("%s", error, exc_info=error)
+        word = LastWord.of(error, EXIT_FAILURE, plain=False)
+        _speak(word)
+    _keep(word, world, session)
+    return word.code
 
 
 def _out_of_memory(error: BaseException, world: World, session: Session | None) -> int:
@@ -136,6 +142,7 @@ def _out_of_memory(error: BaseException, world: World, session: Session | None) 
     word = LastWord.of(OutOfMemory(told) if remedy else whole_story, EXIT_MEMORY, plain=True, **remedy)
     if not word.leave(os.environ):
         complain(str(whole_story))
+    _keep(word, world, session)
     return EXIT_MEMORY
 
 
@@ -147,3 +154,10 @@ def _speak(word: LastWord) -> None:
         put(word.traceback, sys.stderr, end="")
     else:
         complain(word.text)
+
+
+def _keep(word: LastWord, world: World, session: Session | None) -> None:
+    """Leave the word in the run directory too, if this launch ever had it."""
+    rundir = getattr(session, "rundir", None)
+    if rundir is not None:
+        leave_word(rundir, word, is_main=world.is_main)

@@ -1,8 +1,10 @@
 """Opening a run directory: a new one, the same run once more, or a refusal."""
 
 import os
+import shutil
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from samestep.core.records import Json, read_json, write_json
 from samestep.core.rundir import RunDir, RunLock
 from samestep.train.config import Config
 from samestep.train.plan import global_batch
+
+_SPARE = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,9 @@ def open_run(
     begun = rundir.frozen.exists()  # until then, another batch_size may mean another global batch
     batch = (known.global_batch if known and begun else 0) or global_batch(config, world_size)
     RunRecord(recipe, dump(config), " ".join(launches), batch).write(rundir)
+    _begin_watch(rundir)
+    if not is_done(read_json(rundir.status) or {}):  # what an earlier launch came to says nothing of this one
+        set_status(rundir, "running")
     return rundir, lock, batch
 
 
@@ -103,10 +110,28 @@ def launch_id(env: Mapping[str, str]) -> str:
 
 
 def _foreign(path: Path) -> bool:
-    ours = {"lock", "logs", "job"}
+    ours = {"lock", "logs", "job", ".config.json.tmp"}  # the last is left by a kill while the record was written
     return any(entry.name not in ours for entry in path.iterdir())
+
+
+def _begin_watch(rundir: RunDir) -> None:
+    """What ranks of an earlier launch left to say is void. Room is taken for what those of this one may have to."""
+    shutil.rmtree(rundir.watch, ignore_errors=True)
+    with suppress(OSError):
+        rundir.watch.mkdir(exist_ok=True)
+        spare(rundir).write_bytes(os.urandom(_SPARE))  # random, for zeros may take no room
+
+
+def spare(rundir: RunDir) -> Path:
+    """A file to be given up when the disk is full and a last word must be left."""
+    return rundir.watch / ".spare"
 
 
 def set_status(rundir: RunDir, status: str, **details: Json) -> None:
     """How the run stands, for whoever looks from outside."""
     write_json(rundir.status, {"status": status, **details})
+
+
+def is_done(status: Mapping[str, Json]) -> bool:
+    """Whether all of a run is done: where the status names a stage, only that one is."""
+    return status.get("status") == "done" and "stage" not in status

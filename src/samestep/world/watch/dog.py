@@ -5,6 +5,7 @@ or is behind in collectives, is the culprit (culprit.py). The first verdict stan
 its threads are, the lowest rank alive says one sentence, and all end (ending.py).
 """
 
+import logging
 import threading
 import time
 from contextlib import suppress
@@ -24,6 +25,7 @@ from samestep.world.watch.settings import ACTIVITIES, Watching
 from samestep.world.watch.suspicion import UNHEARD, Suspicion
 from samestep.world.world import FAILURE, World
 
+logger = logging.getLogger(__name__)
 TICK = 1.0
 """Seconds between two looks."""
 PEER = 15.0
@@ -78,6 +80,12 @@ class Watchdog:
             put_report(self._rundir.beat(self._world.rank), self._look(0.0)[0])
 
     def _run(self) -> None:
+        try:
+            self._watch_on()
+        except Exception:  # a run must not be lost to its watchdog
+            logger.exception("the watchdog has failed; the run goes on without it")
+
+    def _watch_on(self) -> None:
         before = time.monotonic()
         while not self._stop.wait(TICK):
             now = time.monotonic()

@@ -19,6 +19,8 @@ from samestep.world.watch.culprit import Report
 
 BETWEEN_FILES = 5.0
 """Seconds between two signs of life in the run directory."""
+OUTDATED = 2 * BETWEEN_FILES
+"""Seconds after which one that was not renewed counts as silence."""
 HASTE = 0.1
 """Seconds between two exchanges once a verdict is there."""
 ANSWER = timedelta(seconds=5)
@@ -129,7 +131,7 @@ def filed_reports(rundir: RunDir, size: int) -> list[Report]:
             report = read_json(path)
             found += [(path.stat().st_mtime, report)] if report else []
     newest = max((written for written, _ in found), default=0.0)
-    return [{**report, "alive": newest - written <= 2 * BETWEEN_FILES} for written, report in found]
+    return [{**report, "alive": newest - written <= OUTDATED} for written, report in found]
 
 
 def _own_connection(store: Any) -> Any:

@@ -20,6 +20,7 @@ from samestep.world.watch.activity import Lane, Watch
 _OURS = str(Path(__file__).parents[2])
 _LIBRARY = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
 _DISTRIBUTED = os.path.join("torch", "distributed", "")
+_WATCHERS = str(Path(__file__).parent)
 _MEETING = os.path.join(_OURS, "world", "world.py")
 Place = tuple[str, int, str]
 """File, line and function."""
@@ -74,12 +75,12 @@ def _name(described: str, number: str) -> str:
 
 
 def places_of(frame: FrameType | None) -> list[Place]:
-    """The stack that ends with a frame, the innermost first."""
+    """The stack that ends with a frame, the innermost first; whoever looks is not in it."""
     places = []
     while frame is not None:
         places.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
-    return places
+    return [place for place in places if not place[0].startswith(_WATCHERS)]
 
 
 def dumped_places(text: str, thread: int) -> list[Place]:

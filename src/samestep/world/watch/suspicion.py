@@ -5,7 +5,7 @@ from contextlib import suppress
 from samestep.core.rundir import RunDir
 from samestep.world.watch import sight
 from samestep.world.watch.culprit import Report, Stall, judge
-from samestep.world.watch.post import Post, filed_reports
+from samestep.world.watch.post import OUTDATED, Post, filed_reports
 from samestep.world.world import World
 
 UNHEARD = 5.0
@@ -49,14 +49,15 @@ class Suspicion:
         if not found:
             return {**mine, "rank": rank, "host": "an unknown host", "where": "", "collectives": {}, "alive": False}
         same = [report for report in found if report["lane"] == mine["lane"]]
-        report = {**(same or found)[0], "alive": _look(found) > self._heard[rank]}
-        return report if report["alive"] else self._examine(report)
+        return self._examine({**(same or found)[0], "alive": _look(found) > self._heard[rank]})
 
     def _examine(self, report: Report) -> Report:
-        """What can be seen from here of a rank that is not heard any more."""
+        """What can be seen from here of a rank that may be silent, beyond what it told."""
         state = sight.state_of(report["pid"]) if report["host"] == self._world.host else ""
         if state:
-            return {**report, "state": state}
+            return {**report, "alive": False, "state": state}
+        if report["alive"]:
+            return report
         with suppress(OSError):
             stacks, beat = self._rundir.stacks(report["rank"]), self._rundir.beat(report["rank"])
             places = sight.dumped_places(stacks.read_text(), report["thread"])
@@ -64,14 +65,16 @@ class Suspicion:
                 return {**report, "state": "held", "where": sight.relevant(places)}
         return {**report, "state": ""}
 
-    def _judge_by_files(self, mine: Report) -> Stall:
+    def _judge_by_files(self, mine: Report) -> Stall | None:
         """The store does not answer: what the run directory tells, where it is shared, and what is known here."""
         filed = filed_reports(self._rundir, self._world.size)
-        others = [r if r["alive"] else self._examine(r) for r in filed if r["rank"] != self._world.rank]
+        others = [self._examine(report) for report in filed if report["rank"] != self._world.rank]
         reports = [*others, {**mine, "alive": True}]
-        silent = [report for report in others if not report["alive"]]
-        stall = judge(mine, reports) if silent else None
-        return stall or Stall(
+        if not all(report["alive"] for report in others):
+            return judge(mine, reports)
+        if self._post.silence < OUTDATED + UNHEARD:  # files of the one that holds it may still look fresh
+            return None
+        return Stall(
             f"the store in which ranks meet has not answered for {self._post.silence:.0f} s, so the process "
             f"that holds it hangs or its host is out of reach; rank {mine['rank']} on {mine['host']} waits"
             f"{' at ' + mine['where'] if mine['where'] else ''} (step {mine['step']} of stage {mine['stage']!r})",

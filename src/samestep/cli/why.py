@@ -1,0 +1,56 @@
+"""`samestep why RUN [--json]`: what became of a run, by what that is known, and what to type next.
+
+Only files are read and nothing is locked, so a live run does not notice. Torch is not imported, so the answer comes at
+once.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from samestep.core.errors import EXIT_DONE, UserError
+from samestep.core.rundir import RunDir
+from samestep.doctor.why.finding import VERDICTS
+from samestep.doctor.why.gather import gather
+from samestep.doctor.why.judge import judge
+from samestep.doctor.why.show import as_json, as_text
+from samestep.train.opening import find_run
+
+HELP = """samestep why RUN [--json]
+
+Explains what became of a run: the verdict, the evidence for it with the files it comes from, and the next command to
+type. It may be asked on any machine that sees the run directory, also while the run is at work. With --json the same
+as one JSON object.
+
+verdicts:
+"""
+
+
+def run(words: Sequence[str]) -> int:
+    """Explain a run; 0 whenever there is a verdict, whatever it is."""
+    if not words or "-h" in words or "--help" in words:
+        print(HELP + "\n".join(f"  {name:14} {meaning}" for name, meaning in VERDICTS.items()))
+        return EXIT_DONE
+    names = [word for word in words if not word.startswith("-")]
+    unknown = [word for word in words if word.startswith("-") and word != "--json"]
+    if unknown or len(names) != 1:
+        what = f"there is no option {unknown[0]}" if unknown else f"one run is expected, not {len(names)}"
+        raise UserError(f"{what}; the command is: samestep why RUN [--json]")
+    evidence = gather(_find(names[0]))
+    finding = judge(evidence)
+    if "--json" in words:
+        print(json.dumps(as_json(evidence, finding), indent=2, ensure_ascii=False))
+    else:
+        print(as_text(evidence, finding))
+    return EXIT_DONE
+
+
+def _find(text: str) -> RunDir:
+    """The run that was named; also one that was submitted and has not begun."""
+    try:
+        return find_run(text)
+    except UserError:
+        for path in (Path(text), Path("runs") / text):
+            if (RunDir(path).job / "job.json").exists():
+                return RunDir(path)
+        raise
