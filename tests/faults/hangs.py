@@ -24,6 +24,8 @@ from pathlib import Path
 from faults import plain_hang, stuck
 from samestep.core.records import read_json, write_json
 from samestep.core.rundir import RunDir
+from samestep.doctor.why.gather import gather
+from samestep.doctor.why.judge import judge
 from system.cluster import Cluster
 
 LIMIT = 10.0
@@ -58,19 +60,22 @@ class Outcome:
     """Seconds from the fault to the launcher's end; None: it had to be killed."""
     code: int | None = None
     orphans: int = 0
+    why: str = ""
+    """What `samestep why` says of the run."""
     sentence: str = ""
 
     @property
     def good(self) -> bool:
         """As promised; of the plain loop nothing is."""
-        return self.launcher == "plain" or (self.named and self.code not in (None, 0) and not self.orphans)
+        ended = self.code not in (None, 0) and not self.orphans
+        return self.launcher == "plain" or (self.named and ended and self.why == "hung")
 
     def row(self) -> str:
         """For a table in Markdown."""
         seconds = ["-" if s is None else f"{s:.0f} s" for s in (self.verdict, self.over)]
         code = "killed by us" if self.code is None else self.code
         named = "yes" if self.named else "no"
-        cells = [self.launcher, self.fault, self.rank, named, *seconds, code, self.orphans]
+        cells = [self.launcher, self.fault, self.rank, named, *seconds, code, self.orphans, self.why or "-"]
         return f"| {' | '.join(map(str, cells))} |"
 
 
@@ -129,6 +134,7 @@ def attempt(name: str, fault: str, rank: int, folder: Path, known: Mapping[str, 
     stall = read_json(RunDir(place / "run").stall) or {}
     outcome.sentence, outcome.named = stall.get("sentence", ""), stall.get("rank") == rank
     outcome.verdict = stall["time"] - began if stall else None
+    outcome.why = judge(gather(RunDir(place / "run"))).verdict if stall else ""
     return outcome
 
 
@@ -181,8 +187,8 @@ def main() -> int:
     with launchers(asked.launchers, folder) as known, ThreadPoolExecutor(AT_ONCE) as pool:
         tries = [(name, fault, rank) for name in asked.launchers for rank in asked.ranks for fault in asked.faults]
         done = [pool.submit(attempt, *each, folder, known) for each in tries]
-        print("| launcher | fault | rank | named | verdict after | over after | exit code | orphans |")
-        print("|---|---|---|---|---|---|---|---|", flush=True)
+        print("| launcher | fault | rank | named | verdict after | over after | exit code | orphans | why |")
+        print("|---|---|---|---|---|---|---|---|---|", flush=True)
         outcomes = []
         for future in done:
             outcomes.append(future.result())

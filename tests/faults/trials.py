@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,11 @@ from faults.damage import spoil
 from faults.inside import Blow, train_under
 from faults.yard import Yard
 from samestep.core.rundir import RunDir
+from samestep.doctor.why.gather import gather
+from samestep.doctor.why.judge import judge
 
-COLUMNS = ("lost", "not bit-exact", "undetected", "orphans", "leftovers")
+COLUMNS = ("lost", "not bit-exact", "undetected", "orphans", "leftovers", "misjudged")
+KILLED = ("killed", "not_started")
 STOPPING = 45.0
 """Seconds in which the ranks of a killed launcher must be gone: they may finish their step and save."""
 
@@ -44,8 +48,9 @@ def random_kill(yard: Yard, label: str, world: int, everyone: bool, chance: rand
     wanted = chance.choice((1, 1, 2))
     for _ in range(wanted):
         victims = range(world) if everyone else [chance.randrange(world)]
-        trial.kills += yard.kill(label, world, list(victims), chance)
-    return conclude(yard, trial, world, **SELDOM)
+        hit = yard.kill(label, world, list(victims), chance)
+        trial.kills += hit
+    return conclude(yard, trial, world, verdicts=KILLED if hit else ("finished",), **SELDOM)
 
 
 def launcher_kill(yard: Yard, label: str, world: int, chance: random.Random) -> Trial:
@@ -55,7 +60,7 @@ def launcher_kill(yard: Yard, label: str, world: int, chance: random.Random) -> 
     yard.wait_for(label, world, launcher, chance.randint(0, 11), chance.random() * 0.02)
     launcher.kill()
     trial.kills += launcher.wait() == -signal.SIGKILL
-    return conclude(yard, trial, world, STOPPING, **SELDOM)
+    return conclude(yard, trial, world, STOPPING, verdicts=(*KILLED, "preempted", "finished"), **SELDOM)
 
 
 def launcher_restart(yard: Yard, label: str, world: int, chance: random.Random) -> Trial:
@@ -85,7 +90,7 @@ def kill_inside(yard: Yard, label: str, world: int, blow: Blow) -> Trial:
     trial.kills += codes == [-signal.SIGKILL] * len(blow.ranks)
     trial.note("undetected", "" if trial.kills else f"the blow did not fall: {codes} {workers.output(0)}")
     changes = {} if blow.phase == "replaced" else SELDOM  # a damaged checkpoint is there until it is replaced
-    return conclude(yard, trial, world, **changes)
+    return conclude(yard, trial, world, verdicts=KILLED, **changes)
 
 
 def corruption(yard: Yard, label: str, world: int, name: str, kind: str, chance: random.Random) -> Trial:
@@ -113,11 +118,22 @@ def newest(yard: Yard, label: str) -> Path:
     return max(RunDir(yard.path(label)).checkpoints("fit").glob("step_*"))
 
 
-def conclude(yard: Yard, trial: Trial, world: int, patience: float = 10.0, **changes: Any) -> Trial:
-    """Resume the run to its end and look at what became of it."""
+def conclude(
+    yard: Yard, trial: Trial, world: int, patience: float = 10.0, verdicts: Sequence[str] = (), **changes: Any
+) -> Trial:
+    """Resume the run to its end and look at what became of it; before that, `why` must give one of these verdicts."""
     trial.note("orphans", same.orphans(yard.folder, trial.label, patience))
+    trial.note("misjudged", misjudged(RunDir(yard.path(trial.label)), verdicts))
     trial.note("lost", yard.resume(trial.label, world, **changes) or same.lost(yard.path(trial.label)))
     return judged(yard, trial, world)
+
+
+def misjudged(run: RunDir, verdicts: Sequence[str]) -> str:
+    """What `why` says of a run, if that is none of these; a run that never began has nothing to be said of."""
+    if not verdicts or not run.config.exists():
+        return ""
+    found = judge(gather(run))
+    return "" if found.verdict in verdicts else f"{found.verdict}: {found.sentence}"
 
 
 def judged(yard: Yard, trial: Trial, world: int) -> Trial:
