@@ -35,7 +35,7 @@ USAGE = """samestep: the same run, step for step, on any number of devices
   samestep data prepare FILE ... --out FOLDER
   samestep checkpoints RUN [--verify]
   samestep why RUN
-  samestep doctor [--test basic|all]
+  samestep doctor [--test basic|ddp|all]
   samestep config RECIPE
 
 verbs:
