@@ -30,7 +30,7 @@ from system.cluster import Cluster
 
 LIMIT = 10.0
 FAULTS = ("data", "forward", "held", "save", "before", "skip", "spin", "stopped")
-AT_ONCE = 3
+AT_ONCE = 4
 PATIENCE = 120.0
 PLAIN = 60.0
 _MARK = "SAMESTEP_HANG"

@@ -4,14 +4,11 @@ import faulthandler
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
-import torch
+from samestep.world.watch.sight import places_of, relevant
 
 T = TypeVar("T")
-_TORCH = str(Path(torch.__file__).parent)
-_LIBRARY = str(Path(threading.__file__).parent)
 
 
 class Late(Exception):
@@ -40,7 +37,8 @@ def within(seconds: float, work: Callable[[], T]) -> T:
         return outcome[0]
     if failure:
         raise failure[0]
-    raise Late(_where(thread))
+    frame = sys._current_frames().get(thread.ident or 0)
+    raise Late(relevant(places_of(frame)) or "a place unknown")
 
 
 def last_resort(seconds: float) -> None:
@@ -51,14 +49,3 @@ def last_resort(seconds: float) -> None:
     faulthandler.cancel_dump_traceback_later()
     if seconds and sys.__stderr__ is not None:
         faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
-
-
-def _where(thread: threading.Thread) -> str:
-    """The innermost line of a thread outside of torch and the standard library: `disk.py:12 in probe`."""
-    frame = sys._current_frames().get(thread.ident or 0)
-    while frame is not None:
-        code = frame.f_code
-        if not code.co_filename.startswith((_TORCH, _LIBRARY)):
-            return f"{Path(code.co_filename).name}:{frame.f_lineno} in {code.co_name}"
-        frame = frame.f_back
-    return "a place unknown"
