@@ -14,11 +14,11 @@ from samestep.core.rundir import RunDir
 from samestep.launch.local import Workers, start
 from samestep.train.entry import train_with
 
-LIMIT = 4.0
+LIMIT = 6.0
 LIMITS = {**dict.fromkeys(("step", "data", "save", "validate", "finish"), LIMIT), "start": 60.0}
 FAULTS = ["data", "forward", "held", "save", "before", "skip", "spin", "stopped"]
 BOUND = 150
-"""Seconds after which nobody waits any longer; on an idle machine all are over after fifteen."""
+"""Seconds after which nobody waits any longer; on an idle machine all are over after twenty."""
 
 pytestmark = pytest.mark.timeout(200)
 

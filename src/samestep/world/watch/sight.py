@@ -66,7 +66,8 @@ def recent(most: int = 80) -> list[tuple[str, int, str]]:
     for row in json.loads(_recorded() or "{}").get("entries", [])[-most:]:
         number, described = row["process_group"]
         group, what = _name(described, number), row["profiling_name"].rpartition(":")[2]
-        found.append((group, row["collective_seq_id"], f"{what} of {row['input_sizes']} in group {group}"))
+        shapes = ", ".join("x".join(map(str, shape)) or "one number" for shape in row["input_sizes"])
+        found.append((group, row["collective_seq_id"], f"{what} of {shapes} in group {group}"))
     return found
 
 
