@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test faults lint clean
+.PHONY: demo test faults hangs lint clean
 
 # torch comes first and alone, in the tested version; what follows is held to it and pulls no other build.
 .venv/installed: pyproject.toml constraints.txt
@@ -32,6 +32,10 @@ test: lint
 faults: .venv/installed-test
 	$(BIN)/python -m pytest tests/faults
 	PYTHONPATH=tests $(BIN)/python -m faults.campaign $(if $(SEED),--seed $(SEED))
+
+# Stuck ranks under every launcher, with a table; needs scripts/install-system-deps. LAUNCHERS="samestep torchrun" tries some.
+hangs: .venv/installed-test
+	PYTHONPATH=tests $(BIN)/python -m faults.hangs $(if $(LAUNCHERS),--launchers $(LAUNCHERS))
 
 clean:
 	rm -rf .venv runs build src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -26,7 +26,7 @@ class Stall:
         """As all ranks and the run directory get it; `speaker` is the lowest rank alive, who tells the user."""
         told = {name: (self.culprit or {}).get(name) for name in ("rank", "host", "where", "activity", "step")}
         alive = [report["rank"] for report in self.reports if report["alive"]]
-        reports = list(self.reports)
+        reports = [{name: value for name, value in report.items() if name != "recent"} for report in self.reports]
         return {"time": time.time(), "sentence": self.sentence, **told, "speaker": min(alive), "reports": reports}
 
 

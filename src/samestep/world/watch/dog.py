@@ -55,16 +55,14 @@ class Watchdog:
         self._post = Post(world.store, rundir, world.rank, world.size, TICK, FAILURE)
         self._suspicion = Suspicion(world, rundir, self._post)
         self._counts: dict[Lane, _Count] = {}
-        # Stacks that are written too early do no harm, as long as they do not end the process.
-        self._soonest = min(map(settings.seconds, ACTIVITIES)) + 2 * TICK
-        self._looks, self._ends = 0, False
+        self._shortest = min(map(settings.seconds, ACTIVITIES))
+        self._looks, self._ends, self._failure_seen = 0, False, 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
     def __enter__(self) -> Self:
         self._box = BlackBox(self._rundir.stacks(self._world.rank), alone=self._world.size == 1)
-        self._look(0.0)
-        self._box.arm(self._soonest)
+        self._arm(self._look(0.0)[0])
         self._post.start()
         self._thread.start()
         return self
@@ -91,20 +89,27 @@ class Watchdog:
             now = time.monotonic()
             reports = self._look(passed=min(now - before, 2 * TICK))
             before = now
-            self._box.arm(reports[0]["limit"] + 2 * TICK if self._world.size == 1 else self._soonest)
-            self._follow_others(reports[0])
+            self._arm(reports[0])
+            self._follow_others(reports[0], now)
             late = [report for report in reports if report["seconds"] > report["limit"]]
             if not late or sight.debugged(late[-1]["thread"]):
                 self._suspicion.drop()
             elif stall := self._suspicion.judge(late[-1], now):  # the last: the main thread may wait for one beside it
                 self._conclude(stall)
 
-    def _follow_others(self, main: Report) -> None:
-        """End where another rank reached a verdict, or failed long ago while this one stands still."""
+    def _arm(self, main: Report) -> None:
+        """Stacks that are written too early do no harm, unless that ends the process."""
+        self._box.arm(2 * TICK + (main["limit"] if self._world.size == 1 else self._shortest))
+
+    def _follow_others(self, main: Report, now: float) -> None:
+        """End where another rank reached a verdict, or failed a while ago and this one stands still ever since."""
         if self._post.verdict:
             self._end(self._post.verdict)
         failure = self._post.failure
-        if failure and failure["rank"] != self._world.rank and main["seconds"] > PEER:
+        if failure is None or failure["rank"] == self._world.rank:
+            return
+        self._failure_seen = self._failure_seen or now
+        if min(main["seconds"], now - self._failure_seen) > PEER:
             end_after(failure, self._post, self._rundir, self._box)
 
     def _look(self, passed: float) -> list[Report]:

@@ -77,12 +77,12 @@ class Post:
             self._once()
 
     def _once(self) -> None:
-        with suppress(OSError):
-            self._file()
         with suppress(Exception):  # a store that is gone: how long it has been silent is all that counts
             if self._store is not None:
                 self._exchange()
                 self._answered = time.monotonic()
+        with suppress(OSError):
+            self._file()
 
     def _file(self) -> None:
         now = time.monotonic()

@@ -24,6 +24,7 @@ _WATCHERS = str(Path(__file__).parent)
 _MEETING = os.path.join(_OURS, "world", "world.py")
 Place = tuple[str, int, str]
 """File, line and function."""
+_THREAD = re.compile(r"hread 0x(?P<id>[0-9a-f]+) ")
 _FRAME = re.compile(r'\s*File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)')
 
 
@@ -87,11 +88,13 @@ def places_of(frame: FrameType | None) -> list[Place]:
 def dumped_places(text: str, thread: int) -> list[Place]:
     """The same out of what faulthandler wrote, the last time that the thread is in it."""
     places: list[Place] = []
-    for block in text.split("\n\n"):
-        first, *lines = block.strip().splitlines() or [""]
-        if f"{thread:x}" in first:
-            found = [match for line in lines if (match := _FRAME.match(line))]
-            places = [(m["file"], int(m["line"]), m["name"]) for m in found]
+    is_its = False
+    for line in text.splitlines():
+        if header := _THREAD.search(line):
+            is_its = int(header["id"], 16) == thread
+            places = [] if is_its else places
+        elif is_its and (match := _FRAME.match(line)):
+            places.append((match["file"], int(match["line"]), match["name"]))
     return places
 
 

@@ -11,12 +11,17 @@ from samestep.world.world import World
 UNHEARD = 5.0
 """Seconds without a sign of life after which a rank counts as silent, and the store as gone."""
 
+AT_ONCE, TURN, LAST_TURN = 8, 1.0, 12.0
+"""So many ranks look at all others at once, and so many seconds later the next ones: a thousand who ask for a thousand
+answers at the same time would get none."""
+
 
 class Suspicion:
     """What a rank makes of its own lateness, look by look."""
 
     def __init__(self, world: World, rundir: RunDir, post: Post) -> None:
         self._world, self._rundir, self._post = world, rundir, post
+        self._turn = min(LAST_TURN, TURN * (world.rank // AT_ONCE))
         self._heard: dict[int, int] = {}  # each rank's look when listening began
         self._since: float | None = None  # when that was
 
@@ -28,6 +33,8 @@ class Suspicion:
         """What keeps this rank from going on; None: nothing to blame yet, or it is not known yet."""
         if self._world.size == 1:
             return judge(mine, [{**mine, "alive": True}])
+        if mine["seconds"] < mine["limit"] + self._turn:
+            return None
         if self._post.silence > UNHEARD:
             return self._judge_by_files(mine)
         self._post.wanted = True
