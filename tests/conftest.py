@@ -1,8 +1,13 @@
-"""Workers of all tests come from one server process that has everything imported: a launch costs milliseconds."""
+"""Workers of all tests come from one server process that has everything imported: a launch costs milliseconds.
+
+At the end, the tests that were skipped are listed by what they miss.
+"""
 
 import multiprocessing
+import textwrap
 from multiprocessing import forkserver
 
+import pytest
 import torch
 
 torch.set_num_threads(1)  # small tensors on few cores: more threads only wait for each other
@@ -18,3 +23,17 @@ multiprocessing.get_context("forkserver").set_forkserver_preload(
     ]
 )
 forkserver.ensure_running()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Which tests were skipped, by the reason."""
+    reasons: dict[str, list[str]] = {}
+    for report in terminalreporter.stats.get("skipped", []):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        reasons.setdefault(reason.removeprefix("Skipped: "), []).append(report.nodeid.rpartition("/")[2])
+    if reasons:
+        terminalreporter.section("not tested here")
+    for reason, tests in sorted(reasons.items()):
+        terminalreporter.line(f"{reason} ({len(tests)} test{'s' * (len(tests) > 1)})")
+        for line in textwrap.wrap(", ".join(tests), 116, break_long_words=False, break_on_hyphens=False):
+            terminalreporter.line(f"    {line}")

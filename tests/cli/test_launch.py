@@ -239,6 +239,21 @@ def test_senseless_launches_are_refused_at_once(
     assert expected in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(("env", "code"), [({}, 75), (SRUN, 0)])
+def test_a_rank_of_srun_that_is_stopped_before_training_does_not_tell_of_a_stop(env: dict[str, str], code: int) -> None:
+    """It may be stopped because another one failed, and srun tells of the largest code; also after ranks have met."""
+    stopped = """
+import os, signal
+from samestep.cli.train import _leaving_quietly
+
+with _leaving_quietly():
+    os.environ["RANK"] = "1"
+    signal.raise_signal(signal.SIGTERM)
+"""
+    done = subprocess.run([sys.executable, "-c", stopped], env={**os.environ, **env}, timeout=60)
+    assert done.returncode == code
+
+
 def test_launch_from_python_is_stopped_by_an_interrupt(capsys: pytest.CaptureFixture[str]) -> None:
     name = f"notebook-{os.getpid()}"
 

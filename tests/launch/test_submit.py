@@ -4,6 +4,7 @@ import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,6 +64,16 @@ def test_scripts(name: str) -> None:
     text = CASES[name]()
     assert text == (GOLDEN / name).read_text()
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+def test_cores_of_a_chunk_under_pbs() -> None:
+    def selected(**asked: Any) -> str:
+        text = pbs.script(replace(PLAIN, room=Room(2, 0, 4)), Job(**asked), AROUND)
+        return next(line for line in text.splitlines() if "select" in line)
+
+    assert selected() == "#PBS -l select=2"
+    assert selected(cpus_per_task=8) == "#PBS -l select=2:ncpus=32"
+    assert selected(cpus_per_task=8, site=Site(select="ncpus=64:ngpus=4")) == "#PBS -l select=2:ncpus=64:ngpus=4"
 
 
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs"])

@@ -86,6 +86,12 @@ def test_under_pbs_the_run_stops_itself(folder: Path, capsys: pytest.CaptureFixt
     assert trained(script)[-1] == "max_time=6900s"
     assert "\nmpiexec -n 24 -ppn 12 " in script
     assert "#PBS -q prod\n" in script
+    assert "#PBS -k doe\n" in script
+    assert 'export MASTER_ADDR="$(hostname -s).hsn.cm.aurora.alcf.anl.gov"\n' in script
+    cores = [range(int(a), int(b) + 1) for a, b in re.findall(r"(\d+)-(\d+)", script.split("--cpu-bind list:")[1])[:12]]
+    assert [len(own) for own in cores] == [8] * 12 and len({core for own in cores for core in own}) == 96
+    assert all(0 < core < 52 for own in cores[:6] for core in own), "the socket of the first six tiles, without core 0"
+    assert all(52 < core < 104 for own in cores[6:] for core in own), "that of the others, without core 52"
     sooner = printed(capsys, "submit", EXAMPLE, "--site=aurora", "--time=2h", "--max_time=1h", "--dry-run")
     assert "max_time=6900s" not in trained(sooner)
 
@@ -128,6 +134,22 @@ def test_resuming(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["train", EXAMPLE, "--preset=verify", "--quiet", "name=old", "distributed=cpu"])
     printed(capsys, "submit", "--resume", "old", "--on=slurm", "--max_time=1h")
     assert trained((run / "job" / "train.sh").read_text()) == ["--resume", str(run), "--max_time=1h"]
+
+
+def test_a_name_that_another_run_has_is_refused_before_it_waits_in_a_queue(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["train", EXAMPLE, "--preset=verify", "--quiet", "name=old", "distributed=cpu"])
+    same = (*SLURM, "--preset=verify", "name=old", "distributed=cpu")
+    told = refused(capsys, "submit", "system.two_stages", "--on=slurm", "name=old")
+    assert f"{folder}/runs/old holds a different run (recipe differ); choose another name with name=..." in told
+    assert "holds a different run (seed differ)" in refused(capsys, *same, "seed=7")
+    assert not (folder / "called").exists()
+    assert "job     4711" in printed(capsys, *same, "--max_time=1h"), "the same run goes on"
+    stages = ("system.two_stages", "name=both", "distributed=cpu")
+    main(["train", *stages, "--quiet", "global_batch_size=8", "until=dump"])
+    chain = ("--on=slurm", "--num-gpus=1", "--num-gpus-train=2")
+    assert printed(capsys, "submit", *stages, *chain).count("job     4711") == 2, "with the batch that it has"
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,29 @@
-"""A real SLURM cluster on this machine: a controller, two nodes of eight cores and four GPUs that are none, munge."""
+"""A real SLURM cluster: a controller, two nodes of eight cores and four GPUs that are none, munge.
+
+All of it on this machine, or on hosts, of which the last one has the controller.
+"""
 
 import os
+import re
 import signal
 import socket
 import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import randrange
 
-from system.hosts import wait_for
+from system.hosts import Machine, Process, wait_for
+from system.keeper import MARKED
+from system.needs import do_without, require
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "scontrol", "qsub", "generate_pbs_nodefile")
-READY = 30.0
+READY = 120.0
 """Seconds in which a cluster must be up."""
-KILL_WAIT = 10
-"""Seconds between SIGTERM and SIGKILL, in which a run has to save."""
 GPUS = 4
 _NODE = f"CPUs=8 Boards=1 SocketsPerBoard=1 CoresPerSocket=8 ThreadsPerCore=1 RealMemory=8000 Gres=gpu:{GPUS}"
+_IDLE = ["node1=idle", "node2=idle"]
 
 
 @dataclass
@@ -23,61 +31,79 @@ class Cluster:
     """Its daemons, and the environment in which the commands of SLURM speak to it."""
 
     folder: Path
-    daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    machines: Sequence[Machine] = field(default_factory=lambda: [Machine()] * 3)
+    """Two nodes, and where the controller runs and users log in."""
+    lost_after: int = 300
+    """Seconds without a sign of life after which a node counts as lost."""
+    kill_wait: int = 30
+    """Seconds that a job has to end after it was asked to; so many on most clusters."""
+    daemons: list[Process] = field(default_factory=list)
 
     @property
     def env(self) -> dict[str, str]:
         """For everything that talks to this cluster."""
-        return {**os.environ, "SLURM_CONF": str(self.folder / "slurm.conf")}
+        return {**os.environ, **MARKED, "SLURM_CONF": str(self.folder / "slurm.conf")}
+
+    @property
+    def login(self) -> Machine:
+        """Where users type."""
+        return self.machines[-1]
 
     def state(self, job: str) -> str:
         """How a job stands, as SLURM says it."""
         return self.field(job, "JobState")
 
     def field(self, job: str, name: str) -> str:
-        """One field of what SLURM knows of a job."""
+        """One field of what SLURM knows of a job; empty when it does not answer."""
         words = self("scontrol", "show", "job", "--oneliner", job).split()
-        return next(word.partition("=")[2] for word in words if word.startswith(f"{name}="))
+        return next((word.partition("=")[2] for word in words if word.startswith(f"{name}=")), "")
 
-    def start(self) -> None:
-        """Bring it up, or say what its controller said."""
-        self._prepare()
-        munge = self.folder / "munge"
-        files = [f"--{name}={munge / name[:-5]}" for name in ("key-file", "pid-file", "log-file", "seed-file")]
-        self._daemon("munged", "-F", "--force", f"--socket={munge / 'sock'}", *files)
-        wait_for((munge / "sock").exists, READY, "for munge")
-        self._daemon("slurmctld", "-D", "-i")
-        for node in ("node1", "node2"):
-            self._daemon("slurmd", "-D", "-N", node)
-        wait_for(lambda: self("sinfo", "-h", "-N", "-p", "main", "-o", "%N=%T").split() == _IDLE, READY, "for SLURM")
-
-    def stop(self) -> None:
-        """Take it down: jobs, then nodes and controller, munge last."""
-        if len(self.daemons) > 1:
-            self("scancel", "-u", "root")
-        for daemon in (*self.daemons[:0:-1], *self.daemons[:1]):
-            daemon.terminate()
-            try:
-                daemon.wait(10)
-            except subprocess.TimeoutExpired:
+    @contextmanager
+    def running(self) -> Iterator["Cluster"]:
+        """Up while entered; where there can be none, tests are skipped."""
+        require("SLURM", PROGRAMS, root=True)
+        try:
+            self._prepare()
+        except PermissionError as error:  # root, but in a container that may not make devices
+            do_without("SLURM", str(error))
+        try:
+            self._start()
+            yield self
+        finally:
+            for daemon in self.daemons:
                 os.killpg(daemon.pid, signal.SIGKILL)
                 daemon.wait()
 
+    def _start(self) -> None:
+        munge = self.folder / "munge"
+        files = [f"--{name}={munge / name[:-5]}" for name in ("key-file", "pid-file", "log-file", "seed-file")]
+        self._daemon(Machine(), "munged", "-F", "--force", f"--socket={munge / 'sock'}", *files)
+        wait_for((munge / "sock").exists, READY, "for munge")
+        self._daemon(self.login, "slurmctld", "-D", "-i")
+        for node, machine in zip(("node1", "node2"), self.machines):
+            self._daemon(machine, "slurmd", "-D", "-N", node)
+        wait_for(lambda: self("sinfo", "-h", "-N", "-p", "main", "-o", "%N=%T").split() == _IDLE, READY, self._told)
+
     def __call__(self, *words: str) -> str:
         """What a command of SLURM prints."""
+        command = self.login.inside(words)
         try:
-            done = subprocess.run(words, env=self.env, capture_output=True, text=True, timeout=20, check=False)
+            done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=60, check=False)
         except subprocess.TimeoutExpired:  # a controller that does not answer: whoever waits for something else says so
             return ""
         return done.stdout
 
-    def _daemon(self, *words: str) -> None:
-        with open(self.folder / f"{words[0]}{words[-1] if words[0] == 'slurmd' else ''}.log", "w") as log:
-            self.daemons.append(
-                subprocess.Popen(
-                    words, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-                )
-            )
+    def told(self, job: str) -> str:
+        """What the daemons said of a job."""
+        lines = [line for path in sorted(self.folder.glob("slurm*.log")) for line in path.read_text().splitlines()]
+        return "\n".join(line for line in lines if re.search(rf"JobId={job}\b|job {job}\b|StepId={job}\.", line))
+
+    def _told(self) -> str:
+        return "for SLURM:\n" + "\n".join(path.read_text()[-1000:] for path in sorted(self.folder.glob("slurm*.log")))
+
+    def _daemon(self, machine: Machine, *words: str) -> None:
+        output = self.folder / f"{words[0]}{words[-1] if words[0] == 'slurmd' else ''}.log"
+        self.daemons.append(machine.start(*words, env=self.env, output=output, folder=self.folder))
 
     def _prepare(self) -> None:
         folder = self.folder
@@ -91,7 +117,7 @@ class Cluster:
         (folder / "gres.conf").write_text(
             f"NodeName=node[1-2] Name=gpu File={folder}/dev/nvidia[0-{GPUS - 1}] Flags=nvidia_gpu_env\n"
         )
-        (folder / "slurm.conf").write_text(_configuration(folder))
+        (folder / "slurm.conf").write_text(_configuration(self))
         # What makes qsub's jobs look like those of PBS: its variables, and the list of nodes.
         (folder / "plugstack.conf").write_text("required spank_pbs.so\n")
         prolog = folder / "prolog"
@@ -99,26 +125,32 @@ class Cluster:
         prolog.chmod(0o755)
 
 
-_IDLE = ["node1=idle", "node2=idle"]
-
-
-def _configuration(folder: Path) -> str:
-    host = socket.gethostname().split(".")[0]
+def _configuration(cluster: Cluster) -> str:
+    """Times within which something must answer are long, since this machine may be busy; a job that was requeued waits
+    for `cred_expire`, so that one is short. Ranks find each other by the number of their job, so another cluster on
+    this machine should give out other ones.
+    """
+    folder, login = cluster.folder, cluster.login
     nodes = "\n".join(
-        f"NodeName=node{number} NodeHostname={host} NodeAddr=127.0.0.1 Port={_free_port()} {_NODE}" for number in (1, 2)
+        f"NodeName=node{number} NodeHostname={at.name} NodeAddr={at.address} Port={_free_port()} {_NODE}"
+        for number, at in enumerate(cluster.machines[:2], start=1)
     )
     return f"""ClusterName=test
-SlurmctldHost={host}(127.0.0.1)
+SlurmctldHost={login.name}({login.address})
 SlurmctldPort={_free_port()}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge/sock,cred_expire=5
+AuthInfo=socket={folder}/munge/sock,cred_expire=8
 CredType=cred/munge
+FirstJobId={randrange(1, 60_000_000)}
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool.%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmdTimeout={cluster.lost_after}
+MessageTimeout=60
+BatchStartTimeout=120
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SwitchType=switch/none
@@ -128,7 +160,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
 JobRequeue=1
-KillWait={KILL_WAIT}
+KillWait={cluster.kill_wait}
 MinJobAge=3600
 SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0,bf_interval=1
 GresTypes=gpu
@@ -139,7 +171,7 @@ TaskProlog={folder}/prolog
 {nodes}
 PartitionName=main Nodes=node[1-2] Default=YES MaxTime=INFINITE PriorityTier=1 PreemptMode=OFF
 PartitionName=low Nodes=node[1-2] MaxTime=INFINITE PriorityTier=1 PreemptMode=REQUEUE
-PartitionName=graceful Nodes=node[1-2] MaxTime=INFINITE PriorityTier=1 PreemptMode=REQUEUE GraceTime=30
+PartitionName=graceful Nodes=node[1-2] MaxTime=INFINITE PriorityTier=1 PreemptMode=REQUEUE GraceTime=120
 PartitionName=urgent Nodes=node[1-2] MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF
 """
 

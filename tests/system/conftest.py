@@ -1,22 +1,21 @@
-"""One SLURM cluster for all tests that need it."""
+"""One keeper and one SLURM cluster for all tests that need them."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from system.cluster import PROGRAMS, Cluster
-from system.needs import do_without, require
+from system.cluster import Cluster
+from system.keeper import MARK, Keeper
+
+
+@pytest.fixture(scope="session", autouse=True)
+def keeper() -> Iterator[None]:
+    keeper = Keeper()
+    yield
+    keeper.end()
 
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    require("SLURM", PROGRAMS, root=True)
-    cluster = Cluster(tmp_path_factory.mktemp("slurm"))
-    try:
-        try:
-            cluster.start()
-        except PermissionError as error:  # root, but in a container that may not make devices
-            do_without("SLURM", str(error))
+    with Cluster(tmp_path_factory.mktemp(f"slurm-{MARK}-")).running() as cluster:
         yield cluster
-    finally:
-        cluster.stop()

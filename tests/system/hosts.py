@@ -1,11 +1,12 @@
 """Hosts for tests: network namespaces on one bridge, each with its name, its address and, if wished, its own folders.
 
 A process in a host sees only that host's network. The others are reached by name, over links that can be cut. Whatever
-runs in a host can be found and killed through its namespace, so nothing outlives a test.
+runs in a host can be found and killed through its namespace.
 """
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,9 +14,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from system.keeper import MARK, MARKED
 from system.needs import do_without, require
 
 _NEEDED = ("ip", "nsenter", "unshare", "mount", "hostname")
+Process = subprocess.Popen[bytes]
 
 
 def require_hosts() -> None:
@@ -27,46 +30,63 @@ def require_hosts() -> None:
         do_without(what, tried.stderr.strip())
 
 
-def wait_for(condition: Callable[[], object], seconds: float, what: str = "") -> None:
-    """Until the condition holds; a test fails that waits in vain."""
+def wait_for(condition: Callable[[], object], seconds: float, what: str | Callable[[], str] = "") -> None:
+    """Until the condition holds; a test fails that waits in vain, and says for `what`."""
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, f"waited {seconds:g} s in vain {what}"
+        if time.monotonic() > end:
+            raise AssertionError(f"waited {seconds:g} s in vain {what if isinstance(what, str) else what()}")
         time.sleep(0.05)
 
 
 @dataclass
-class Host:
-    """One machine."""
+class Machine:
+    """This machine."""
 
-    name: str
-    namespace: str
-    switch: str
-    names: Path
+    name: str = field(default_factory=lambda: socket.gethostname().split(".")[0])
+    address: str = "127.0.0.1"
+    """By which it is reached."""
+
+    def start(
+        self, *command: str, env: Mapping[str, str] | None = None, output: Path, folder: Path | None = None
+    ) -> Process:
+        """Begin a command here; what it prints is appended to `output`."""
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with open(output, "ab") as printed:
+            return subprocess.Popen(
+                self.inside(command, folder),
+                stdout=printed,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **MARKED, **(env or {})},
+                start_new_session=True,
+            )
+
+    def inside(self, command: Sequence[str], folder: Path | None = None) -> list[str]:
+        """The words that run a command here."""
+        return [*(["env", f"--chdir={folder}"] if folder else []), *command]
+
+
+@dataclass
+class Host(Machine):
+    """A machine of its own."""
+
+    namespace: str = ""
+    switch: str = ""
+    names: Path = Path("/etc/hosts")
     """Its /etc/hosts."""
     own: Mapping[str, Path] = field(default_factory=dict)
     """Folders that it sees in place of others: its own disks."""
 
-    def start(
-        self, *command: str, env: Mapping[str, str] | None = None, output: Path, folder: Path | None = None
-    ) -> "subprocess.Popen[bytes]":
-        """Begin a command here; what it prints is appended to `output`."""
+    def inside(self, command: Sequence[str], folder: Path | None = None) -> list[str]:
+        """The words that run a command here."""
         mounts = {**self.own, "/etc/hosts": self.names}
         lines = [f"hostname {self.name}", *(f"mount --bind '{source}' '{place}'" for place, source in mounts.items())]
         if folder is not None:
             lines.append(f"cd '{folder}'")  # after the mounts, or it would be the folder beneath them
         script = " && ".join([*lines, 'exec "$@"'])
-        inside = ["nsenter", f"--net=/run/netns/{self.namespace}", "unshare", "--uts", "--mount"]
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with open(output, "ab") as printed:
-            return subprocess.Popen(
-                [*inside, "sh", "-c", script, "sh", *command],
-                stdout=printed,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **(env or {})},
-                start_new_session=True,
-            )
+        enter = ["nsenter", f"--net=/run/netns/{self.namespace}", "unshare", "--uts", "--mount"]
+        return [*enter, "sh", "-c", script, "sh", *command]
 
     def processes(self) -> list[int]:
         """All that runs here."""
@@ -74,15 +94,14 @@ class Host:
 
     def kill(self) -> None:
         """The end of all that runs here, as when the power goes."""
-        for _ in range(50):
-            found = self.processes()
-            if not found:
-                return
-            for process in found:
-                with suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL)
-            time.sleep(0.05)
-        raise AssertionError(f"{self.name} still has the processes {self.processes()}")
+        wait_for(self._killed, 30, lambda: f"for the end of the processes {self.processes()} on {self.name}")
+
+    def _killed(self) -> bool:
+        found = self.processes()
+        for process in found:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        return not found
 
     def cut(self) -> None:
         """Pull the plug of its network."""
@@ -94,14 +113,14 @@ class Host:
 
 
 @contextmanager
-def hosts(count: int, folder: Path, mark: str) -> Iterator[Sequence[Host]]:
-    """So many hosts, node1 and so on, at 10.78.0.1 and so on; `mark` keeps those of other tests apart."""
+def hosts(count: int, folder: Path, net: str) -> Iterator[Sequence[Host]]:
+    """So many hosts, node1 and so on, at 10.78.0.1 and so on, on a network of their own."""
     require_hosts()
-    switch, names = f"{mark}-switch", [f"node{number}" for number in range(1, count + 1)]
+    switch, names = f"{MARK}-{net}-switch", [f"node{number}" for number in range(1, count + 1)]
     listed = folder / "hosts"
     addresses = [f"10.78.0.{number} node{number}" for number in range(1, count + 1)]
     listed.write_text("\n".join(["127.0.0.1 localhost", *addresses]) + "\n")
-    made = [Host(name, f"{mark}-{name}", switch, listed) for name in names]
+    made = [Host(name, name, f"{MARK}-{net}-{name}", switch, listed) for name in names]
     try:
         _run("ip", "netns", "add", switch)
         _run("ip", "-n", switch, "link", "add", "br0", "type", "bridge")

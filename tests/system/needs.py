@@ -7,15 +7,17 @@ from typing import NoReturn
 
 import pytest
 
+INSTALL = "scripts/install-system-deps"
+"""The command that brings them."""
+
 
 def require(what: str, programs: Sequence[str], *, root: bool = False) -> None:
     """Skip where a program is missing; fail with SAMESTEP_REQUIRE_SYSTEM=1."""
     missing = [name for name in programs if which(name) is None]
-    reason = f"{', '.join(missing)} not installed (scripts/install-system-deps)" if missing else ""
-    if not reason and root and os.geteuid() != 0:
-        reason = "needs root"
-    if reason:
-        do_without(what, reason)
+    if missing:
+        do_without(what, f"{', '.join(missing)} not found; {INSTALL} brings it")
+    if root and os.geteuid() != 0:
+        do_without(what, "needs root")
 
 
 def do_without(what: str, reason: str) -> NoReturn:

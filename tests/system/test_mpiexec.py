@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,17 +13,17 @@ from faults import same
 from faults.same import Reference
 from samestep.core.records import read_json
 from samestep.core.rundir import RunDir
+from system import held
 from system.cluster import Cluster
-from system.desk import TESTS, Desk
-from system.hosts import wait_for
+from system.desk import LIMIT, TESTS, Desk
+from system.hosts import Machine, Process, wait_for
 from system.needs import require
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(900)
 KINDS = {
     "mpich": ["mpiexec.mpich", "-n", "2"],
     "openmpi": ["mpiexec.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", "2"],
 }
-LIMIT = 100
 
 
 @dataclass
@@ -32,29 +31,16 @@ class Bench:
     """Runs that are started by hand, all of them on this machine at the same time."""
 
     desk: Desk
-    started: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+    started: dict[str, Process] = field(default_factory=dict)
 
     def start(self, label: str, launcher: Sequence[str], **changes: float) -> None:
-        command = [*launcher, sys.executable, "-m", "samestep", "train", "faults.toy"]
-        env = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
-        with open(self.desk.folder / f"{label}.txt", "wb") as printed:
-            self.started[label] = subprocess.Popen(
-                [*command, *self.desk.settings(label, **changes)],
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=printed,
-                stderr=printed,
-                start_new_session=True,
-            )
+        command = [*launcher, sys.executable, "-m", "samestep", "train", held.NAME]
+        env = {"PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+        words = [*command, *self.desk.settings(label, **changes)]
+        self.started[label] = Machine().start(*words, env=env, output=self.desk.folder / f"{label}.txt")
 
     def told(self, label: str) -> str:
         return (self.desk.folder / f"{label}.txt").read_text()
-
-    def end(self) -> None:
-        for process in self.started.values():
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +48,15 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     require("mpiexec", [words[0] for words in KINDS.values()])
     folder = tmp_path_factory.mktemp("mpi")
     bench = Bench(Desk(Cluster(folder), folder))
-    try:
-        for kind, launcher in KINDS.items():
-            bench.start(kind, launcher)
-        for kind, launcher in KINDS.items():
-            bench.start(f"{kind}-killed", launcher, nap=0.2, max_steps=1000)
-        yield bench
-    finally:
-        bench.end()
+    for kind, launcher in KINDS.items():
+        bench.start(kind, launcher)
+    for kind, launcher in KINDS.items():
+        bench.start(f"{kind}-killed", launcher, nap=0.2, max_steps=10_000)
+    yield bench
+    for process in bench.started.values():
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -98,12 +85,14 @@ def desk(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def test_a_job_of_qsub_stops_before_its_limit_and_submits_itself(desk: Desk, bench: Bench) -> None:
-    """There is no signal before the limit: the run looks at the clock."""
+    """There is no signal before the limit: the run looks at the clock, and stops half-way to it."""
     options = ("--on=pbs", "--nodes=2", "--tasks-per-node=1", "--mpiexec=mpiexec.mpich")
-    limits = ("--time=28s", "--grace=12", "--filesystems=home:flare")
-    desk.submit("resubmitted", *options, *limits, nap=1.0)
-    wait_for(lambda: desk.status("resubmitted") == "done", LIMIT, "for the end of a run of several jobs")
-    outputs = sorted(RunDir(desk.path("resubmitted")).job.glob("*.out"))
+    limits = ("--time=70s", "--grace=40", "--filesystems=home:flare")
+    desk.submit("resubmitted", *options, *limits, nap=2.0)
+    desk.await_step("resubmitted", 1)
+    desk.settings("resubmitted", nap=0.0)  # from the next job on
+    wait_for(lambda: desk.status("resubmitted") == "done", LIMIT, lambda: desk.printed("resubmitted"))
+    outputs = sorted(RunDir(desk.path("resubmitted")).job.glob("*.out"), key=lambda path: int(path.stem))
     assert len(outputs) > 1, desk.printed("resubmitted")
     assert f"job {outputs[1].stem} goes on from there" in outputs[0].read_text()
     assert len(desk.events("resubmitted", "resume")) >= 1
@@ -113,7 +102,7 @@ def test_a_job_of_qsub_stops_before_its_limit_and_submits_itself(desk: Desk, ben
 def test_stages_under_qsub_follow_each_other(desk: Desk) -> None:
     options = ("--on=pbs", "--mpiexec=mpiexec.mpich", "--num-gpus=1", "--num-gpus-train=2", "--time=5m")
     desk.type("submit", "system.two_stages", *options, "name=stages", "distributed=cpu", "--quiet")
-    wait_for(lambda: desk.status("stages") == "done", LIMIT, "for the end of two stages")
+    wait_for(lambda: desk.status("stages") == "done", LIMIT, lambda: desk.printed("stages"))
     assert [event["world"] for event in desk.events("stages", "launch")] == [1, 2]
     assert read_json(RunDir(desk.path("stages")).frozen)["train"]["plan"]["global_batch"] == 8
     assert Path(RunDir(desk.path("stages")).job / "2_train.sh").exists()

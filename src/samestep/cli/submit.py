@@ -13,14 +13,16 @@ from typing import Any
 
 from samestep.cli.submit_words import SubmitWords, options_text
 from samestep.cli.train_words import chosen
+from samestep.core.config import changed, dump
 from samestep.core.errors import EXIT_DONE, UserError
 from samestep.core.overrides import take
+from samestep.core.rundir import RunDir
 from samestep.core.terminal import put
 from samestep.launch import pbs
 from samestep.launch.script import Surroundings, resume
 from samestep.launch.site import Job, Part, room
 from samestep.launch.submit import Submitted, care, scheduler_of, scripts, submit
-from samestep.train.opening import free_name
+from samestep.train.opening import RunRecord, free_name
 from samestep.train.plan import global_batch, seconds
 from samestep.train.recipe import Recipe
 from samestep.world.ranks.hosts import expand
@@ -46,6 +48,7 @@ def run(words: Sequence[str]) -> int:
     job = _checked(asked.job, scheduler, parts)
     around = Surroundings(_run_path(name, config, create=not job.dry_run), Path.cwd(), sys.executable)
     parts = _complete(parts, asked, around, config, scheduler)
+    _require_same_run(around.run, parts[0].words)
     if scheduler == "local":
         return _train_here(parts, dry=job.dry_run)
     if job.dry_run:
@@ -101,6 +104,20 @@ def _run_path(recipe: str, config: Any, *, create: bool) -> Path:
         except OSError as error:
             raise UserError(f"the run directory {path} cannot be made ({error.strerror}); set out=...") from None
         return path
+
+
+def _require_same_run(path: Path, words: Sequence[str]) -> None:
+    """A directory that holds something else would be refused by the job; better now than after a night in the queue."""
+    known = RunRecord.read(RunDir(path))
+    if known is None:
+        return
+    recipe, _, config = chosen(words)
+    differing = ["recipe"] if known.recipe != recipe else changed(known.config, dump(config), type(config))
+    if differing:
+        raise UserError(
+            f"{path} holds a different run ({', '.join(differing[:5])} differ); choose another name with name=..., or "
+            f"go on with that one as it is: samestep submit --resume {path}"
+        )
 
 
 def _complete(

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -58,9 +59,7 @@ def _launch(options: Mapping[str, str], words: Sequence[str]) -> int:
     nodes = nodes_from(options)
     if not options.keys() & {"nproc", "nodes"}:
         raise UserError(f"--{next(iter(options))} is for launching several processes; add --nproc N, or leave it out")
-    if "RANK" in os.environ or "WORLD_SIZE" in os.environ:
-        word = "--nodes" if "nodes" in options else "--nproc"
-        raise UserError(f"this process is one of several that a launcher has started; leave out {word}")
+    _require_no_launcher("--nodes" if "nodes" in options else "--nproc")
     folder = os.environ.get(handover.FOLDER)  # of the program that called this one, if one did
     launch = Launch(
         ["-m", "samestep", "train", *words],
@@ -71,6 +70,18 @@ def _launch(options: Mapping[str, str], words: Sequence[str]) -> int:
         nodes=nodes,
     )
     return launch.run()
+
+
+def _require_no_launcher(word: str) -> None:
+    """Refuse to launch from what is a rank already: every rank would start a run of its own, or its nodes once more."""
+    if "RANK" in os.environ or "WORLD_SIZE" in os.environ:
+        raise UserError(f"this process is one of several that a launcher has started; leave out {word}")
+    place = discover(os.environ)
+    if place.size > 1:
+        raise UserError(
+            f"{place.launcher} has started {place.size} of these processes, and each is a rank of the run already; "
+            f"leave out {word}, or start a single one"
+        )
 
 
 def _number(options: Mapping[str, str], name: str, default: float) -> float:
@@ -98,7 +109,12 @@ def _work(words: Sequence[str]) -> int:
 @contextmanager
 def _leaving_quietly() -> Iterator[None]:
     """Until somebody else listens, a request to stop just ends this process: there is nothing to save yet."""
-    before = {number: signal.signal(number, _leave) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        place = discover(os.environ)  # now: ranks add to the environment, and then it looks like another launcher's
+    except UserError:
+        place = Place("unknown")
+    leave = partial(_leave, place)
+    before = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     try:
         yield
     finally:
@@ -106,11 +122,7 @@ def _leaving_quietly() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    try:
-        place = discover(os.environ)
-    except UserError:
-        place = Place("unknown")
+def _leave(place: Place, number: int, frame: FrameType | None) -> None:
     if place.rank == 0:
         with suppress(OSError):
             os.write(2, b"samestep: stopped before training began\n")

@@ -1,7 +1,8 @@
 """`samestep.launch(...)`: launch workers from a Python program, a notebook or an interactive session.
 
 The workers are started by another process that runs `samestep train --nproc`. Nothing is forked, so it does not
-matter that this process has used a GPU or has threads, and no signal handler of it is touched.
+matter that this process has used a GPU or has threads, and no signal handler of it is touched. All that is asked for
+are words of that command, so it is the same command on every node.
 """
 
 import dataclasses
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -23,6 +24,7 @@ from samestep.core.config import dump
 from samestep.core.config_types import plain
 from samestep.core.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_USER, RunFailed, UserError
 from samestep.launch.elastic import GRACE, how_many
+from samestep.launch.nodes import nodes_from
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,15 @@ def launch(
     nproc: int | str = "auto",
     max_restarts: int = 0,
     grace: float = GRACE,
+    nodes: int | str | None = None,
+    rdzv: str | None = None,
+    node_rank: int | None = None,
+    join_timeout: float | None = None,
     **settings: Any,
 ) -> Launched:
     """Train a recipe on `nproc` processes of this machine and wait for the end.
+
+    On several machines make the same call on each: `nodes` of them, or "1:4", meet at `rdzv`, "HOST:PORT" of the first.
 
     `recipe` is a recipe's name, import path, file or object, or a configuration, whose recipe is then found beside its
     class. Settings are a mapping, a configuration, keywords, or several of these, the later ones first in rank.
@@ -59,14 +67,16 @@ def launch(
         raise UserError("samestep.launch was called by one of the workers; call it under `if __name__ == '__main__':`")
     if nproc != "auto":
         how_many(str(nproc))
+    several = {"nodes": nodes, "rdzv": rdzv, "node-rank": node_rank, "join-timeout": join_timeout}
+    asked = {option: str(value) for option, value in several.items() if value is not None}
+    nodes_from(asked)  # refuses what makes no sense
+    options = {"nproc": nproc, "max-restarts": max_restarts, "grace": grace, **asked}
     name, given = _recipe(recipe)
     data = _over(_over(_settings(given), _settings(config)), settings)
+    words = [*(f"--{option}={value}" for option, value in options.items()), *_words(plain(data))]
     folder = Path(tempfile.mkdtemp(prefix="samestep-launch-"))
     try:
-        path = folder / "settings.json"
-        path.write_text(json.dumps(plain(data)), encoding="utf-8")
-        options = [f"--nproc={nproc}", f"--max-restarts={max_restarts}", f"--grace={grace}", f"--config={path}"]
-        code = _run([sys.executable, "-m", "samestep", "train", name, *options], folder)
+        code = _run([sys.executable, "-m", "samestep", "train", name, *words], folder)
         return _outcome(code, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -119,6 +129,15 @@ def _over(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
         below = merged.get(name)
         merged[name] = _over(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
     return merged
+
+
+def _words(settings: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Settings as a command line has them: text as it stands, all else as JSON."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            yield from _words(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}={value if isinstance(value, str) else json.dumps(value)}"
 
 
 def _run(command: Sequence[str], folder: Path) -> int:

@@ -46,9 +46,9 @@ def script(part: Part, job: Job, around: Surroundings, following: Part | None = 
 
 def _directives(part: Part, job: Job, around: Surroundings) -> list[str]:
     site = job.site
-    chunk = f"{part.room.nodes}:{site.select}" if site.select else f"{part.room.nodes}"
+    cores = f"ncpus={part.room.tasks * job.cpus_per_task}" if job.cpus_per_task else None
     resources = {
-        "select": chunk,
+        "select": ":".join(filter(None, [str(part.room.nodes), site.select or cores])),
         "place": site.place,
         "walltime": clock(seconds(job.time)) if job.time else None,
         "filesystems": site.filesystems,

@@ -1,0 +1,82 @@
+"""`samestep.launch` on several nodes, and how it hands settings to the command line."""
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import samestep
+from samestep.core.compose import compose
+from samestep.core.config import dump
+from samestep.core.config_types import plain
+from samestep.core.errors import UserError
+from samestep.core.records import JsonLines, read_json
+from samestep.launch.call import Launched, _words
+
+EXAMPLE = str(Path(__file__).parents[2] / "examples" / "sine.py")
+
+
+@pytest.mark.timeout(300)
+def test_the_same_call_on_two_nodes_is_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both nodes are this machine."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with socket.create_server(("", 0)) as free:
+        rdzv = f"127.0.0.1:{free.getsockname()[1]}"
+
+    def node(rank: int) -> Launched:
+        settings: dict[str, Any] = {"preset": "verify", "name": "pair", "log": {"tensorboard": False, "every": 1}}
+        where: dict[str, Any] = {"nproc": 1, "nodes": 2, "rdzv": rdzv, "node_rank": rank, "join_timeout": 200}
+        return samestep.launch(EXAMPLE, settings, distributed={"device": "cpu"}, **where)
+
+    with ThreadPoolExecutor(2) as threads:
+        ends = list(threads.map(node, range(2)))
+    run = tmp_path / "runs" / "pair"
+    assert ends == [Launched(0, run), Launched(0, run)]
+    assert [row["world"] for row in JsonLines(run / "events.jsonl") if row["kind"] == "launch"] == [2]
+    assert read_json(run / "config.json")["config"]["log"]["every"] == 1
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ({"nodes": 2}, "--nodes 2 needs --rdzv HOST:PORT on every node"),
+        ({"rdzv": "a:1"}, "--rdzv is for several nodes; add --nodes N"),
+        ({"nodes": "1:2", "rdzv": "a:1", "node_rank": 2}, "--node-rank must be a whole number from 0 to 1, not '2'"),
+    ],
+)
+def test_senseless_nodes_are_refused_before_anything_starts(where: dict[str, Any], expected: str) -> None:
+    with pytest.raises(UserError, match=expected):
+        samestep.launch("mdlm", **where)
+
+
+@dataclass(frozen=True)
+class Inner:
+    weights: dict[str, float] = field(default_factory=dict)
+    steps: tuple[int, ...] = (3,)
+
+
+@dataclass(frozen=True)
+class Outer:
+    inner: Inner = Inner()
+    prompt: str = "x"
+    folder: Path | None = Path("x")
+    names: tuple[str, ...] = ("x",)
+    rate: float = 1.0
+    fast: bool = True
+    many: tuple[Inner, ...] = ()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Outer(),
+        Outer(Inner({"a": 1e-05, "b": float("inf")}, ()), 'Hello, "${x}" = {y}:\n --z', None, ("a, b", "null", "")),
+        Outer(prompt="", folder=Path("/a b"), names=(), rate=1e300, fast=False, many=(Inner({"c": 2.0}), Inner())),
+    ],
+)
+def test_settings_survive_the_command_line(config: Outer) -> None:
+    assert compose(Outer, words=list(_words(plain(dump(config))))) == config
