@@ -13,7 +13,6 @@ from typing import Any
 
 from samestep.cli.submit_words import SubmitWords, options_text
 from samestep.cli.train_words import chosen
-from samestep.core.config import changed, dump
 from samestep.core.errors import EXIT_DONE, UserError
 from samestep.core.overrides import take
 from samestep.core.rundir import RunDir
@@ -112,7 +111,7 @@ def _require_same_run(path: Path, words: Sequence[str]) -> None:
     if known is None:
         return
     recipe, _, config = chosen(words)
-    differing = ["recipe"] if known.recipe != recipe else changed(known.config, dump(config), type(config))
+    differing = known.differing(recipe, config)
     if differing:
         raise UserError(
             f"{path} holds a different run ({', '.join(differing[:5])} differ); choose another name with name=..., or "

@@ -39,6 +39,10 @@ class RunRecord:
             return None
         return cls(known["recipe"], known["config"], known.get("launch", ""), known.get("global_batch", 0))
 
+    def differing(self, recipe: str, config: Config) -> list[str]:
+        """What makes this another run than that of `recipe` with `config`; empty when it is the same."""
+        return ["recipe"] if self.recipe != recipe else changed(self.config, dump(config), type(config))
+
     def write(self, rundir: RunDir) -> None:
         """Leave the record, with the versions it was made by."""
         write_json(rundir.config, {**asdict(self), "versions": versions()})
@@ -82,7 +86,7 @@ def find_run(text: str, out: str = "runs") -> RunDir:
 
 
 def _require_same(rundir: RunDir, known: RunRecord, recipe: str, config: Config) -> None:
-    differing = ["recipe"] if known.recipe != recipe else changed(known.config, dump(config), type(config))
+    differing = known.differing(recipe, config)
     if differing:
         raise UserError(
             f"{rundir.path} holds a different run ({', '.join(differing[:5])} differ); choose another name with "
