@@ -33,7 +33,7 @@ class Watching:
     data: float = free(300.0)
     """Loading a step's rows."""
     compile: float = free(1800.0)
-    """The first steps, and validations, of a compiled model."""
+    """The first steps of a compiled model."""
     save: float = free(900.0)
     """Writing a checkpoint."""
     validate: float = free(300.0)
