@@ -13,7 +13,7 @@ import pytest
 from cli import faulty
 from faults import toy
 from faults.inside import Blow, train_under
-from faults.yard import LIMIT, NAP, Yard
+from faults.yard import LIMIT, NAP, Yard, small_disk
 from samestep.cli.main import main
 from samestep.core.records import JsonLines, read_json
 from samestep.core.rundir import RunDir
@@ -36,13 +36,8 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Yard:
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Yard]:
     """A yard on a disk of four megabytes; what is printed goes elsewhere."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], capture_output=True, text=True)
-    if made.returncode:
-        pytest.skip(f"a small disk cannot be mounted here: {made.stderr.strip()}")
-    yield Yard(disk / "runs", printed=tmp_path / "printed")
-    subprocess.run(["umount", str(disk)], check=True)
+    with small_disk(tmp_path) as disk:
+        yield Yard(disk / "runs", printed=tmp_path / "printed")
 
 
 def why(path: Path) -> Finding:

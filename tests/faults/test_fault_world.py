@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from faults import same, toy
 from faults.inside import Blow, fill, train_in_odd_time, train_under
 from faults.trials import Trial, conclude
-from faults.yard import LIMIT, NAP, Yard
+from faults.yard import LIMIT, NAP, Yard, small_disk
 from samestep.checkpoint.manifest import find_checkpoints
 from samestep.core.errors import EXIT_PREEMPTED
 from samestep.core.records import read_json
@@ -35,14 +34,9 @@ def status(yard: Yard, label: str) -> str:
 @pytest.fixture
 def small(yard: Yard, tmp_path: Path) -> Iterator[Yard]:
     """A yard on a disk of four megabytes; what is printed goes elsewhere."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], capture_output=True, text=True)
-    if made.returncode:
-        pytest.skip(f"a small disk cannot be mounted here: {made.stderr.strip()}")
     yard.reference(2)
-    yield Yard(disk / "runs", printed=tmp_path / "printed", references=yard.references)
-    subprocess.run(["umount", str(disk)], check=True)
+    with small_disk(tmp_path) as disk:
+        yield Yard(disk / "runs", printed=tmp_path / "printed", references=yard.references)
 
 
 @pytest.mark.parametrize("phase", ["staged", "written", "reported"])

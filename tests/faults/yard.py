@@ -8,10 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from faults import same, toy
 from faults.inside import Blow, train_under
@@ -181,3 +184,15 @@ def _lives(workers: Workers | subprocess.Popen[bytes]) -> bool:
     if isinstance(workers, Workers):
         return any(process.is_alive() for process in workers.processes)
     return workers.poll() is None
+
+
+@contextmanager
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of four megabytes, or a test that is skipped."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)], capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"a small disk cannot be mounted here: {made.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)

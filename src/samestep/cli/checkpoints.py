@@ -11,7 +11,9 @@ from pathlib import Path
 from samestep.checkpoint.housekeeping import STAGING
 from samestep.checkpoint.manifest import Checkpoint, checkpoint_folders, glance, step_of, verify
 from samestep.checkpoint.retention import MODES, Retention
-from samestep.core.errors import EXIT_DONE, EXIT_FAILURE, UserError
+from samestep.cli.run_words import one_run
+from samestep.core.ages import ago
+from samestep.core.errors import EXIT_DONE, EXIT_FAILURE
 from samestep.core.rundir import RunDir
 from samestep.train.opening import find_run
 
@@ -20,7 +22,6 @@ HELP = """samestep checkpoints RUN [--verify]
 Lists the checkpoints of a run. Without --verify only manifests and file sizes are looked at; with it every byte is
 read and compared with its checksum. The exit code is 1 when one is damaged."""
 _HEAD = ("step", "size", "age", "figure", "state")
-_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def run(words: Sequence[str]) -> int:
@@ -28,19 +29,15 @@ def run(words: Sequence[str]) -> int:
     if not words or "-h" in words or "--help" in words:
         print(HELP)
         return EXIT_DONE
-    names = [word for word in words if not word.startswith("-")]
-    unknown = [word for word in words if word.startswith("-") and word != "--verify"]
-    if unknown or len(names) != 1:
-        what = f"there is no option {unknown[0]}" if unknown else f"one run is expected, not {len(names)}"
-        raise UserError(f"{what}; the command is: samestep checkpoints RUN [--verify]")
-    rundir = find_run(names[0])
+    name, read_all = one_run(words, "checkpoints", "--verify")
+    rundir = find_run(name)
     stages = [
         Listing.of(folder)
         for folder in sorted(rundir.checkpoints("x").parent.glob("*"), key=lambda path: path.stat().st_mtime)
     ]
     if not any(stage.found for stage in stages):
         print(f"the run {rundir.path} has no checkpoint yet")
-    return _show(rundir, stages, read_all="--verify" in words)
+    return _show(rundir, stages, read_all=read_all)
 
 
 @dataclass(frozen=True)
@@ -127,6 +124,4 @@ def _age(found: Checkpoint) -> str:
         saved = datetime.fromisoformat(found.manifest.saved_at)
     else:
         saved = datetime.fromtimestamp(found.path.stat().st_mtime, UTC)
-    seconds = max(0.0, (datetime.now(UTC) - saved).total_seconds())
-    length, unit = next((pair for pair in _UNITS if seconds >= pair[0]), (1, "s"))
-    return f"{seconds / length:.0f} {unit}"
+    return ago((datetime.now(UTC) - saved).total_seconds())

@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from samestep.cli.run_words import one_run
 from samestep.core.errors import EXIT_DONE, UserError
 from samestep.core.rundir import RunDir
 from samestep.doctor.why.finding import VERDICTS
@@ -31,14 +32,10 @@ def run(words: Sequence[str]) -> int:
     if not words or "-h" in words or "--help" in words:
         print(HELP + "\n".join(f"  {name:14} {meaning}" for name, meaning in VERDICTS.items()))
         return EXIT_DONE
-    names = [word for word in words if not word.startswith("-")]
-    unknown = [word for word in words if word.startswith("-") and word != "--json"]
-    if unknown or len(names) != 1:
-        what = f"there is no option {unknown[0]}" if unknown else f"one run is expected, not {len(names)}"
-        raise UserError(f"{what}; the command is: samestep why RUN [--json]")
-    evidence = gather(_find(names[0]))
+    name, as_data = one_run(words, "why", "--json")
+    evidence = gather(_find(name))
     finding = judge(evidence)
-    if "--json" in words:
+    if as_data:
         print(json.dumps(as_json(evidence, finding), indent=2, ensure_ascii=False))
     else:
         print(as_text(evidence, finding))

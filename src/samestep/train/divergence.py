@@ -37,9 +37,10 @@ class SameParameters:
 
     def __init__(self, learners: Sequence[Learner], world: World, every: int) -> None:
         """Compares every `every` steps and at the last one; 0: never."""
-        self._names = [(learner.name, name) for learner in learners for name in learner.replicated_parameters()]
-        self._tensors = [tensor for learner in learners for tensor in learner.replicated_parameters().values()]
-        self._sizes = [len(learner.replicated_parameters()) for learner in learners]
+        held = [(learner.name, learner.replicated_parameters()) for learner in learners]
+        self._names = [(learner, name) for learner, tensors in held for name in tensors]
+        self._tensors = [tensor for _, tensors in held for tensor in tensors.values()]
+        self._sizes = [len(tensors) for _, tensors in held]
         self._world = world
         self._every = every if world.size > 1 and self._tensors else 0
         if self._every:

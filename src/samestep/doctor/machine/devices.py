@@ -22,6 +22,7 @@ from samestep.doctor.machine.finding import (
 )
 from samestep.doctor.machine.seat import Seat
 from samestep.world.device import choose_device
+from samestep.world.watch.sight import host_memory
 
 TAKEN = 0.1
 """The part of a card's memory that others may hold before it is worth a word."""
@@ -32,7 +33,7 @@ _DRIVER = Path("/proc/driver/nvidia")
 
 def measure(seat: Seat) -> Fact:
     """The device of this rank and the state of its host."""
-    total, available = host_memory(Path("/proc/meminfo"))
+    total, available = host_memory()
     return {
         **_device(seat),
         "cores": sorted(os.sched_getaffinity(0))
@@ -57,15 +58,6 @@ def _device(seat: Seat) -> Fact:
     module = getattr(torch, device.type)
     free, total = module.mem_get_info(device)
     return {"kind": device.type, "name": module.get_device_name(device), "free": free, "total": total}
-
-
-def host_memory(path: Path) -> tuple[int, int]:
-    """Bytes that the host has, and that programs can still get; 0 where nobody tells."""
-    try:
-        lines = dict(line.split(":", 1) for line in path.read_text().splitlines())
-        return tuple(1024 * int(lines[name].split()[0]) for name in ("MemTotal", "MemAvailable"))  # type: ignore[return-value]
-    except (OSError, KeyError, ValueError):
-        return 0, 0
 
 
 def judge(reports: Reports) -> list[Finding]:

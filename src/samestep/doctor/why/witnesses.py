@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 
+from samestep.core.ages import ago
 from samestep.core.handover import LastWord
 from samestep.core.records import Json
 from samestep.doctor.why.evidence import Beat, Evidence, Record
@@ -12,7 +13,6 @@ from samestep.doctor.why.unspoken import gigabytes
 _MOST = 6
 """Ranks that are shown of each kind; there may be thousands."""
 _WIDE = 140
-_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 Line = tuple[str, str]
 
 
@@ -108,9 +108,3 @@ def _lock(evidence: Evidence) -> str:
 def _when(evidence: Evidence, stamp: Json) -> str:
     moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(stamp or 0)))
     return f"{moment} ({ago(evidence.now - float(stamp or 0))} ago)"
-
-
-def ago(seconds: float) -> str:
-    """`5 min`."""
-    length, unit = next((pair for pair in _UNITS if seconds >= pair[0]), (1, "s"))
-    return f"{max(0.0, seconds) / length:.0f} {unit}"

@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from dataclasses import asdict
 
-from samestep.core.errors import EXIT_STALLED
+from samestep.core.errors import EXIT_STALLED, Stalled
 from samestep.core.handover import LastWord
 from samestep.core.records import Json, write_json
 from samestep.core.rundir import RunDir
@@ -29,7 +29,7 @@ def end_stalled(verdict: dict[str, Json], post: Post, rundir: RunDir, box: Black
     """End this rank of a run that hangs; does not return."""
     box.end_within(ENDING)
     speaks = verdict["speaker"] == post.rank
-    word = _word(verdict["sentence"], EXIT_STALLED, post.rank, "hung", echo=not speaks)
+    word = LastWord.of(Stalled(verdict["sentence"]), EXIT_STALLED, plain=True, echo=not speaks)
     if not word.leave(os.environ) and speaks:
         put(f"samestep: {word.text}", sys.stderr)
     if speaks:
@@ -48,7 +48,7 @@ def end_after(failure: dict[str, Json], post: Post, rundir: RunDir, box: BlackBo
     """End this rank, which stands still since another one failed, as in a collective that never returns."""
     box.end_within(ENDING)
     text = f"rank {failure['rank']} on {failure['host']} failed: {failure['text']}"
-    word = _word(text, failure["code"], post.rank, "crashed", echo=True)
+    word = LastWord.of(RuntimeError(text), failure["code"], plain=True, echo=True)
     word.leave(os.environ)
     _part(word, post, rundir, box)
     os._exit(word.code)
@@ -61,10 +61,6 @@ def _end_silent_neighbours(reports: list[Report]) -> None:
         if same_host and report.get("born") and sight.born(report["pid"]) == report["born"]:
             with suppress(OSError):
                 os.kill(report["pid"], signal.SIGKILL)
-
-
-def _word(text: str, code: int, rank: int, kind: str, echo: bool) -> LastWord:
-    return LastWord(text, code, rank, socket.gethostname(), echo=echo, time=time.time(), kind=kind)
 
 
 def _part(word: LastWord, post: Post, rundir: RunDir, box: BlackBox) -> None:

@@ -146,11 +146,19 @@ def memory() -> dict[str, int]:
     """Bytes that this rank holds, and that the host has left; empty where the system does not tell."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
-        lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return {}
-    free = next((int(line.split()[1]) for line in lines if line.startswith("MemAvailable")), 0)
-    return {"memory": pages * os.sysconf("SC_PAGE_SIZE"), "free": free * 1024}
+    return {"memory": pages * os.sysconf("SC_PAGE_SIZE"), "free": host_memory()[1]}
+
+
+def host_memory() -> tuple[int, int]:
+    """Bytes that the host has, and that programs can still get; 0 where nobody tells."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        total, available = (1024 * int(lines[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
+    except (OSError, KeyError, ValueError):
+        return 0, 0
+    return total, available
 
 
 def state_of(pid: int) -> str:
