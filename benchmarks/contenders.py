@@ -128,10 +128,14 @@ def looping(epoch: Callable[[int], Iterable[Batch]], update: Callable[[Batch], T
     return lambda wanted: deque(islice(made, wanted), maxlen=0).clear()
 
 
-def by_hand(job: Job) -> Advance:
-    """What one writes without a library."""
+def fresh(job: Job) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A replicated model and its optimizer, as one makes them by hand."""
     model = DistributedDataParallel(job.model(), gradient_as_bucket_view=True)
-    optimizer = adamw(model.module)
+    return model, adamw(model.module)
+
+
+def by_hand(job: Job, model: nn.Module, optimizer: torch.optim.Optimizer) -> Advance:
+    """What one writes without a library."""
     schedule = LambdaLR(optimizer, job.rate)
     rows = job.rows()
     sampler: DistributedSampler = DistributedSampler(rows, shuffle=True, drop_last=True)
@@ -153,8 +157,19 @@ def by_hand(job: Job) -> Advance:
     return looping(epoch, update)
 
 
+class Pause(Stop):
+    """Stops at a step that is known beforehand, beside whatever else the ranks agree on."""
+
+    def __init__(self, world: World, progress: Progress) -> None:
+        super().__init__(world)
+        self.progress, self.at = progress, 0
+
+    def agreed(self) -> bool:
+        return self.progress.step == self.at or super().agreed()
+
+
 class Samestep:
-    """The loop itself, with all that a run has but validation and saves; a block is a longer and longer task."""
+    """The loop itself, with all that a run has but validation and saves; after each block it is stopped."""
 
     def __init__(self, job: Job, world: World) -> None:
         adam: dict[str, Any] = {"learning_rate": RATE, "weight_decay": DECAY, "beta1": BETAS[0], "beta2": BETAS[1]}
@@ -165,13 +180,18 @@ class Samestep:
         bench = Bench(world, config, rundir, "fit", screen)
         feed = bench.feed(job.rows(), count=lambda batch: {"nats": torch.full((len(batch["x"]),), job.length)})
         self.task = Fit(bench.learner(job.model()), feed, self.loss)
-        self.task.length = 0
-        self.stop, self.progress = Stop(world), Progress(feed.order.steps_per_epoch)
+        self.progress = Progress(feed.order.steps_per_epoch)
+        self.stop = Pause(world, self.progress)
         sinks = open_sinks(rundir, "fit", 0, config, {}) if world.is_main else []
         speeds = Speeds(bench, self.progress, lambda kind, **details: None)
         log = LogFigures(Book(world), sinks, screen, self.progress, LOG_EVERY, "rows", job.steps, speeds)
-        validate = Validate(Stage("fit", lambda bench: self.task), self.task, sinks, screen, self.progress, 0)
+        validate = Validate(Stage("fit", lambda bench: self.task), self.task, log, screen, self.progress, 0)
         self.every: list[Every] = [log, validate, EpochSummary(Book(world), screen, validate)]
+
+    @property
+    def parts(self) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """The replicated model and the optimizer inside."""
+        return self.task.learner._parallel.module, self.task.learner._optimizer
 
     @staticmethod
     def loss(model: nn.Module, batch: Batch) -> Batch:
@@ -180,8 +200,9 @@ class Samestep:
         return {"nats": each.view(labels.shape).sum(1)}
 
     def advance(self, wanted: int) -> None:
-        self.task.length += wanted
+        self.stop.at += wanted
         run(self.task, self.progress, self.every, self.stop)
+        self.parts[1].grad_scale = None  # type: ignore[attr-defined]  # the hand-written loop clips otherwise
 
 
 def with_accelerate(job: Job) -> Advance:

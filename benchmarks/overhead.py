@@ -6,8 +6,11 @@
 
 All train the same small transformer on the same rows with the same AdamW, clipping and cosine schedule, in the same
 two CPU processes (one thread each) and the same process group. In every round each makes a short block of steps, in an
-order that is drawn anew, so that a slow moment of the machine hits all alike. A ratio is the median step time of the
-hand-written loop over that of a contender (1.0: as fast as by hand); its interval is a paired bootstrap over rounds.
+order that is drawn anew, so that a slow moment of the machine hits all alike. Two copies of one network can differ by
+2% in speed, by where they lie in memory; so the hand-written loop and samestep drive the very same one.
+
+A ratio is the median step time of the hand-written loop over that of a contender (1.0: as fast as by hand); its
+interval is a paired bootstrap over rounds.
 The others come with `pip install 'samestep[bench]'`; those that are missing are left out.
 """
 
@@ -26,7 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from contenders import LOG_EVERY, OTHERS, RANKS, ROWS, Advance, Job, Samestep, by_hand
+from contenders import LOG_EVERY, OTHERS, RANKS, ROWS, Advance, Job, Samestep, by_hand, fresh
 
 from samestep.launch.local import start
 from samestep.train.recipe import Tick
@@ -54,7 +57,7 @@ def block(world: World, advance: Advance, wanted: int) -> tuple[float, float]:
 def calibrated(world: World, job: Job, target: float) -> Job:
     """The job with rows so long that the hand-written loop takes about `target` milliseconds a step."""
     for _ in range(3):
-        advance = by_hand(job)
+        advance = by_hand(job, *fresh(job))
         block(world, advance, WARM_UP)
         took = min(block(world, advance, 3)[0] for _ in range(6))  # the least disturbed
         job = replace(job, length=max(4, round(job.length * target / took)))
@@ -96,12 +99,12 @@ def breakdown(world: World, ours: Samestep) -> dict[str, float]:
 def rank(target: float, rounds: int, with_breakdown: bool, folder: Path) -> None:
     """One of the two processes: measures one step size, and rank 0 leaves the times."""
     world = World.join("cpu")
-    wanted = max(4, min(LOG_EVERY, round(2000 / target)))  # short steps: each block writes one row of figures
+    wanted = max(4, min(LOG_EVERY, round(800 / target)))  # short steps: each block writes one row of figures
     steps = WARM_UP + rounds * wanted + (BREAKDOWN if with_breakdown else 0)
     width, layers = (64, 2) if target < 60 else (128, 6)
     job = calibrated(world, Job(width, layers, 64, steps, folder), target)
     ours = Samestep(job, world)
-    contenders = {"by hand": by_hand(job), "samestep": ours.advance}
+    contenders = {"by hand": by_hand(job, *ours.parts), "samestep": ours.advance}
     contenders |= {name: make(job) for name, (packages, make) in OTHERS.items() if installed(packages)}
     for advance in contenders.values():
         block(world, advance, WARM_UP)

@@ -2,6 +2,7 @@
 
 PYTHONPATH=tests python -m faults.hangs [--launchers samestep torchrun mpich openmpi srun plain]
                                         [--faults data forward held save before skip spin stopped] [--ranks 0 1]
+                                        [--device cuda:0]
 
 Each has a limit of ten seconds configured. `plain` is a hand-written loop under torchrun, looked at for a minute.
 Several runs share the machine, since all they do is wait. Ends non-zero when a culprit is not named, or anything stays.
@@ -82,7 +83,8 @@ class Outcome:
 @contextmanager
 def launchers(names: Sequence[str], folder: Path) -> Iterator[dict[str, Launcher]]:
     """Those that were asked for; a SLURM cluster is up meanwhile if srun is among them."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     train = [sys.executable, "-m", "samestep", "train", stuck.NAME]
     found = {
         "samestep": Launcher(train, env, ["--nproc=2"]),
@@ -107,13 +109,14 @@ def torchrun(*words: str) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={port}", *words]
 
 
-def attempt(name: str, fault: str, rank: int, folder: Path, known: Mapping[str, Launcher]) -> Outcome:
+def attempt(name: str, fault: str, rank: int, device: str, folder: Path, known: Mapping[str, Launcher]) -> Outcome:
     """One fault under one launcher."""
     place = folder / f"{name}-{fault}-{rank}"
     place.mkdir()
     moment, mark = place / "moment", f"{place.name}-{os.getpid()}"
     settings = stuck.settings(place, LIMIT, fault=fault, at_rank=rank, name="run", moment=str(moment))
     settings["watch"] = {"limit": LIMIT, "start": 60.0}
+    settings["distributed"]["device"] = device
     write_json(place / "config.yaml", settings)
     launcher = known.get(name) or known["samestep"]
     if name == "plain":
@@ -182,11 +185,12 @@ def main() -> int:
     parser.add_argument("--launchers", nargs="+", default=everything, choices=everything)
     parser.add_argument("--faults", nargs="+", default=list(FAULTS), choices=FAULTS)
     parser.add_argument("--ranks", nargs="+", type=int, default=[1], help="which rank is stuck")
+    parser.add_argument("--device", default="cpu", help="cuda:0: the ranks share one card")
     asked = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="samestep-hangs-"))
     with launchers(asked.launchers, folder) as known, ThreadPoolExecutor(AT_ONCE) as pool:
         tries = [(name, fault, rank) for name in asked.launchers for rank in asked.ranks for fault in asked.faults]
-        done = [pool.submit(attempt, *each, folder, known) for each in tries]
+        done = [pool.submit(attempt, *each, asked.device, folder, known) for each in tries]
         print("| launcher | fault | rank | named | verdict after | over after | exit code | orphans | why |")
         print("|---|---|---|---|---|---|---|---|---|", flush=True)
         outcomes = []

@@ -98,14 +98,14 @@ def on_ranks() -> None:
     book, alone = Book(world), Book(world)
     for one in (book, alone):
         one.add({"loss": Figure(torch.tensor(1.0 + world.rank), 2.0), "lr": Figure(0.5, same=True)})
-    before = torch.distributed.group.WORLD._get_sequence_number_for_group()  # type: ignore[union-attr]
-    figures, numbers = book.read_with([10.0 + world.rank, world.rank / 8])
-    after = torch.distributed.group.WORLD._get_sequence_number_for_group()  # type: ignore[union-attr]
+    before = world.control._get_sequence_number_for_group()  # type: ignore[union-attr]
+    figures, numbers = book.reading([10.0 + world.rank, world.rank / 8]).finish()
+    after = world.control._get_sequence_number_for_group()  # type: ignore[union-attr]
     assert after - before == 1, "one message for all"
     assert figures == alone.read()
     assert numbers == [[10.0 + rank, rank / 8] for rank in range(world.size)]
     assert book.rank_state() == {}, "nothing of it is saved"
-    assert Book(world).read_with([float(world.rank)]) == ({}, [[float(rank)] for rank in range(world.size)])
+    assert Book(world).reading([float(world.rank)]).finish() == ({}, [[float(rank)] for rank in range(world.size)])
 
     learner = learner_of(made(Backwards), world, "ddp")
     feed = feed_of(Points(40), world, batch=8, micro=2, steps=3)

@@ -10,8 +10,9 @@ from samestep.train.trained import open_trained
 
 HELP = """samestep export RUN|CHECKPOINT FOLDER [--dtype bf16|fp32] [--max_shard_size 5GB] [--overwrite]
 
-Writes a trained model as others publish theirs: config.json, safetensors, tokenizer. Of a run, its newest whole
-checkpoint is taken. The weights are stored as fp32, or with --dtype bf16 in half the size."""
+Writes a trained model as others publish theirs: config.json, safetensors, tokenizer; sampling.json beside them says
+how its run wrote text. Of a run, its newest whole checkpoint is taken. The weights are stored as fp32, or with --dtype
+bf16 in half the size."""
 
 
 def run(words: Sequence[str]) -> int:

@@ -11,16 +11,33 @@ from samestep.train.config import Checkpoints
 from samestep.train.console import Screen, show_figures
 from samestep.train.learner import Learner
 from samestep.train.loop import Progress
-from samestep.train.metrics import Book, Metrics
+from samestep.train.metrics import Book, Metrics, Reading
 from samestep.train.recipe import Stage, Tick
 from samestep.train.sinks import Sink
 from samestep.train.stop import Stop
 from samestep.train.stragglers import Speeds
 
+SHORT = 0.2
+"""Seconds a step under which a row of figures is not waited for; figures of longer steps are shown at once."""
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Figures of `steps` steps, the last of them `step`, on their way between the ranks."""
+
+    step: int
+    epoch: int
+    steps: int
+    seconds: float
+    reading: Reading
+
 
 @dataclass
 class LogFigures:
-    """Adds every step's figures up and writes their means every `every` steps; the device is read only then."""
+    """Adds every step's figures up and writes their means every `every` steps; the device is read only then.
+
+    What the ranks tell each other for it is read a step later: to wait for it costs more than all else about a row.
+    """
 
     book: Book
     sinks: list[Sink]
@@ -30,29 +47,55 @@ class LogFigures:
     unit: str
     length: int
     speeds: Speeds
-    _since: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self._since, self._before = time.monotonic(), self.progress.step
+        self._row: _Row | None = None
 
     def fire(self, tick: Tick, metrics: Metrics, last: bool) -> None:
-        """Count the step in; write when it is time."""
+        """Count the step in; when it is time, begin a row."""
+        self.write()
         self.book.add(metrics)
-        done = tick.step + 1
-        if done % self.every and not last:
+        if (tick.step + 1) % self.every and not last:
             return
-        figures = self.speeds.read(self.book)
-        figures |= self._speed(figures, steps=(tick.step % self.every) + 1)
-        figures = {name: value for name, value in figures.items() if not name.startswith("count/")}
-        for sink in self.sinks:
-            sink.write(done, tick.epoch, figures)
-        shown = {name: figures[name] for name in figures if name.split("/")[-1] == "loss" or name == f"{self.unit}/s"}
-        self.screen.advance("train", done, self.length, show_figures(shown))
+        self._row = self._begin(tick)
+        if last or self._row.seconds >= SHORT * self._row.steps:
+            self.write()
 
-    def _speed(self, figures: Mapping[str, float], steps: int) -> dict[str, float]:
-        now = time.monotonic()
-        elapsed, self._since = max(now - self._since - self.progress.aside, 1e-9), now
+    def write(self) -> None:
+        """Write the row that was begun, if there is one."""
+        row, self._row = self._row, None
+        if row is None:
+            return
+        figures, times = row.reading.finish()
+        self.speeds.take(times, row.step, row.steps)
+        if (per_step := figures.get(f"count/{self.unit}")) is not None:
+            figures[f"{self.unit}/s"] = per_step * row.steps / row.seconds
+        figures = {name: value for name, value in figures.items() if not name.startswith("count/")}
+        self.record(row.step, row.epoch, figures)
+        shown = {name: figures[name] for name in figures if name.split("/")[-1] == "loss" or name == f"{self.unit}/s"}
+        self.screen.advance("train", row.step, self.length, show_figures(shown))
+
+    def record(self, step: int, epoch: int, figures: Mapping[str, float]) -> None:
+        """Write figures into every sink, after the row that was begun before."""
+        self.write()
+        for sink in self.sinks:
+            sink.write(step, epoch, figures)
+
+    def flush(self) -> None:
+        """Bring all figures so far where a kill cannot take them."""
+        self.write()
+        for sink in self.sinks:
+            sink.flush()
+
+    def _begin(self, tick: Tick) -> _Row:
+        reading = self.book.reading(self.speeds.own_times())
+        now, done = time.monotonic(), tick.step + 1
+        seconds, steps = max(now - self._since - self.progress.aside, 1e-9), done - self._before
+        self._since, self._before = now, done
         self.progress.aside = 0.0
-        self.progress.seconds += elapsed
-        per_step = figures.get(f"count/{self.unit}")
-        return {} if per_step is None else {f"{self.unit}/s": per_step * steps / elapsed}
+        self.progress.seconds += seconds
+        return _Row(done, tick.epoch, steps, seconds, reading)
 
 
 @dataclass
@@ -61,7 +104,7 @@ class Validate:
 
     stage: Stage
     task: Any
-    sinks: list[Sink]
+    log: LogFigures
     screen: Screen
     progress: Progress
     every: int
@@ -78,8 +121,7 @@ class Validate:
             self.figures = self.stage.validate(self.task, tick)
         if not self.figures:
             return
-        for sink in self.sinks:
-            sink.write(tick.step + 1, tick.epoch, self.figures)
+        self.log.record(tick.step + 1, tick.epoch, self.figures)
         self.improved = self._keep_best()
         if not tick.last_of_epoch:  # then the epoch's own line says it
             self.screen.say(f"step {tick.step + 1}  {self.summary()}")
@@ -133,7 +175,7 @@ class Save:
     progress: Progress
     validate: Validate
     learners: list[Learner]
-    sinks: list[Sink]
+    log: LogFigures
     write_weights: Callable[[Path, list[str]], None]
     """Makes plain weight files of these names out of a checkpoint; called on rank 0 alone."""
     _names: list[str] = field(default_factory=list)
@@ -162,8 +204,7 @@ class Save:
         """What the checkpoint takes for granted: good steps, and figures that a kill right after it cannot take."""
         for learner in self.learners:
             learner.settle()
-        for sink in self.sinks:
-            sink.flush()
+        self.log.flush()
 
     def _about(self) -> dict[str, Any]:
         about = self.about()

@@ -1,7 +1,8 @@
 """Figures are global (sum, weight) pairs, kept on the device and read only when they are shown."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -59,24 +60,20 @@ class Book:
 
     def read(self) -> dict[str, float]:
         """The mean of every figure over what was added, the same on all ranks; the book is empty afterwards."""
-        return self.read_with([])[0]
+        return self.reading().finish()[0]
 
-    def read_with(self, own: Sequence[float]) -> tuple[dict[str, float], list[list[float]]]:
-        """The same with numbers of each rank's own in the same message, which come out by rank and are no state."""
-        totals = self._add_up()
+    def reading(self, own: Sequence[float] = ()) -> "Reading":
+        """The same, under way: read later, it keeps nobody waiting. Numbers of each rank's own travel in the same
+        message, come out by rank, and are no state."""
+        totals, self._totals = self._add_up(), {}
         names = sorted(totals)
         slots = [0.0] * (len(own) * self._world.size)
         slots[len(own) * self._world.rank : len(own) * (self._world.rank + 1)] = own
-        numbers = [totals[name][0] for name in names] + slots
-        if numbers and self._world.control is not None:
-            message = torch.tensor(numbers, dtype=torch.float64, device=self._world.device)
-            dist.all_reduce(message)
-            numbers = message.tolist()
-        self._totals = {}
-        means = zip(names, numbers, [totals[name][1] for name in names])
-        told = numbers[len(names) :]
-        by_rank = [told[start : start + len(own)] for start in range(0, len(told), len(own) or 1)]
-        return {name: total / weight for name, total, weight in means if weight > 0}, by_rank
+        message = torch.tensor([totals[name][0] for name in names] + slots, dtype=torch.float64)
+        work = None
+        if len(message) and self._world.control is not None:
+            work = dist.all_reduce(message, group=self._world.control, async_op=True)
+        return Reading(names, [totals[name][1] for name in names], message, len(own), work)
 
     def state_dict(self) -> dict[str, Json]:
         """Nothing is shared."""
@@ -109,6 +106,28 @@ class Book:
                 total, total_weight = self._totals[name]
                 self._totals[name] = total + more, total_weight + weight
         return self._totals
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Figures on their way between the ranks."""
+
+    names: Sequence[str]
+    weights: Sequence[float]
+    message: Tensor
+    own: int
+    """How many numbers each rank added of its own."""
+    work: Any
+
+    def finish(self) -> tuple[dict[str, float], list[list[float]]]:
+        """Every figure's mean, and each rank's own numbers."""
+        if self.work is not None:
+            self.work.wait()
+        numbers = self.message.tolist()
+        told = numbers[len(self.names) :]
+        by_rank = [told[start : start + self.own] for start in range(0, len(told), self.own or 1)]
+        means = zip(self.names, numbers, self.weights)
+        return {name: total / weight for name, total, weight in means if weight > 0}, by_rank
 
 
 def _apart(number: Number) -> Number:

@@ -254,7 +254,7 @@ class StageRun:
         )
         hash_every = 0 if self.recorder else self.config.watch.hash_every  # evidence has a hash of every step
         same = SameParameters(self.bench.learners, self.world, hash_every)
-        validate = Validate(self.stage, self.task, sinks, self.screen, self.progress, self.config.validate_every)
+        validate = Validate(self.stage, self.task, log, self.screen, self.progress, self.config.validate_every)
         save = Save(
             saver,
             self.state,
@@ -265,7 +265,7 @@ class StageRun:
             self.progress,
             validate,
             self.bench.learners,
-            sinks,
+            log,
             self._write_weights,
         )
         every: list[Every] = [same, log, validate, EpochSummary(self.epoch, self.screen, validate), save]

@@ -15,7 +15,6 @@ from statistics import median_low
 from samestep.core.records import JsonLines
 from samestep.train.bench import Bench
 from samestep.train.loop import Progress
-from samestep.train.metrics import Book
 
 RATIO, LEAST = 1.3, 0.002
 """A slow rank works so many times as long as the median, and so many seconds more."""
@@ -75,27 +74,25 @@ class Speeds:
         self._hosts = bench.world.gather(bench.world.host)
         self._record = JsonLines(bench.rundir.speeds)
         self._judge = Judge(bench.world.size)
-        self._together: list[tuple[int, list[list[float]]]] = []
+        self._together: list[tuple[int, Sequence[Sequence[float]]]] = []
         self._since, self._before = time.monotonic(), self._totals()
 
-    def read(self, book: Book) -> dict[str, float]:
-        """The figures of the row that ends here; the ranks' times travel in the same message."""
-        steps = self._progress.step - self._before[0]
-        figures, times = book.read_with(self._own_times(steps))
-        if self._bench.world.is_main:
-            self._write(times)
-            if self._measured:
-                self._together.append((steps, times))
-                self._look()
-        return figures
-
-    def _own_times(self, steps: int) -> list[float]:
+    def own_times(self) -> list[float]:
         """Of this rank since the last row, in seconds a step: all, data, waiting."""
         now, totals = time.monotonic(), self._totals()
         spent = now - self._since - self._progress.aside
-        _, data, waited = (new - old for new, old in zip(totals, self._before))
+        steps, data, waited = (new - old for new, old in zip(totals, self._before))
         self._since, self._before = now, totals
         return [seconds / max(steps, 1) for seconds in (spent, data, waited)]
+
+    def take(self, times: Sequence[Sequence[float]], step: int, steps: int) -> None:
+        """The times of all ranks for the row of so many steps that ended with `step`."""
+        if not self._bench.world.is_main:
+            return
+        self._write(times, step)
+        if self._measured:
+            self._together.append((steps, times))
+            self._look()
 
     def _totals(self) -> tuple[int, float, float]:
         data = sum(feed.seconds for feed in self._bench.feeds)
@@ -107,11 +104,11 @@ class Speeds:
         waits = [learner.waited for learner in self._bench.learners]
         return bool(waits) and None not in waits
 
-    def _write(self, times: Sequence[Sequence[float]]) -> None:
-        step, data, waited = ([round(seconds, 6) for seconds in column] for column in zip(*times))
-        row = {"time": time.time(), "stage": self._bench.stage, "step": self._progress.step}
+    def _write(self, times: Sequence[Sequence[float]], step: int) -> None:
+        spent, data, waited = ([round(seconds, 6) for seconds in column] for column in zip(*times))
+        row = {"time": time.time(), "stage": self._bench.stage, "step": step}
         shown = waited if self._measured else None
-        self._record.append({**row, "step_seconds": step, "data_seconds": data, "wait_seconds": shown})
+        self._record.append({**row, "step_seconds": spent, "data_seconds": data, "wait_seconds": shown})
 
     def _look(self) -> None:
         """Judge what came since the last look, if that is long enough not to be chance."""

@@ -23,6 +23,7 @@ from samestep.data.vocabulary import ByteTokenizer
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.recipes.mdlm import MdlmConfig
 from samestep.recipes.mdlm.published import adopt, begin_with, export, tokenizer_of
+from samestep.recipes.mdlm.sampling import SamplingConfig
 from samestep.train import exporting
 from samestep.train.ema import AVERAGE
 from samestep.train.exporting import ExportOptions, bytes_of
@@ -60,8 +61,10 @@ def make_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Makes a run with one checkpoint, as training leaves it."""
     monkeypatch.chdir(tmp_path)
 
-    def make(shape: TransformerConfig = SHAPE, averaged: bool = False, tokenizer: Any = None) -> RunDir:
-        config = MdlmConfig(model=shape, samples_at_end=0)
+    def make(
+        shape: TransformerConfig = SHAPE, averaged: bool = False, tokenizer: Any = None, **settings: Any
+    ) -> RunDir:
+        config = MdlmConfig(model=shape, samples_at_end=0, **settings)
         rundir = RunDir(Path("runs/a"))
         RunRecord("mdlm", dump(config), "", 8).write(rundir)
         state = {"model": Saved(network(shape=shape).state_dict())}
@@ -193,6 +196,19 @@ def test_a_folder_is_adopted_or_not(make_run: Make, tmp_path: Path) -> None:
     assert config.sampling.length == 64, "no longer than the network takes"
     assert adopt(rundir.path) is None
     assert adopt(tmp_path) is None
+
+
+def test_a_folder_is_sampled_as_its_run_was(make_run: Make) -> None:
+    how = SamplingConfig(length=32, steps=32, temperature=0.4, remasking="random")
+    make_run(sampling=how)
+    folder = exported("a", "out")
+    assert open_trained("out").config.sampling == how
+    for broken in ('{"heat": 1}', '{"length": 0}', '{"len', "[1]"):
+        (folder / "sampling.json").write_text(broken)
+        with pytest.raises(UserError, match=r"out/sampling.json cannot be used \(mend it or remove it\): "):
+            open_trained("out")
+    (folder / "sampling.json").unlink()
+    assert open_trained("out").config.sampling == SamplingConfig(length=64), "as others publish theirs: ours"
 
 
 def test_settings_that_contradict_the_first_weights_are_refused() -> None:

@@ -6,8 +6,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from samestep.core.config import build
 from samestep.core.errors import UserError
-from samestep.core.records import write_json
+from samestep.core.records import read_json, write_json
 from samestep.data.tokenizer import load_tokenizer
 from samestep.data.vocabulary import Tokenizer, Vocabulary
 from samestep.models.published import CONFIG, Published, as_config, is_published, read_config
@@ -19,6 +20,8 @@ from samestep.train.trained import Trained
 
 COMPANIONS = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*")
 """The files of a published tokenizer."""
+SAMPLING = "sampling.json"
+"""How the model's run wrote text: a small network may write nothing but blanks in another way."""
 FREE = {"init_std", "max_sequence_length"}
 """Settings of a network that its weights do not depend on."""
 _TORCH = {"bf16": "bfloat16", "fp32": "float32"}
@@ -29,8 +32,20 @@ def adopt(folder: Path) -> MdlmConfig | None:
     if not is_published(folder):
         return None
     network = read_config(folder).network
-    length = min(SamplingConfig.length, network.max_sequence_length)
-    return MdlmConfig(model=network, sampling=SamplingConfig(length=length))
+    return MdlmConfig(model=network, sampling=_within(network, _read_sampling(folder / SAMPLING)))
+
+
+def _read_sampling(path: Path) -> SamplingConfig:
+    """What an export of ours says; others' folders have no such file."""
+    try:
+        return build(SamplingConfig, read_json(path) or {})
+    except (UserError, ValueError) as error:
+        raise UserError(f"{path} cannot be used (mend it or remove it): {error}") from None
+
+
+def _within(network: TransformerConfig, sampling: SamplingConfig) -> SamplingConfig:
+    """Of no longer texts than the network takes."""
+    return replace(sampling, length=min(sampling.length, network.max_sequence_length))
 
 
 def begin_with(
@@ -79,7 +94,7 @@ def _refuse_other_mask(trained: Trained, vocabulary: Vocabulary, published: Publ
 
 
 def export(trained: Trained, folder: Path, options: ExportOptions) -> None:
-    """Write a trained network as a published one: config.json, safetensors, tokenizer."""
+    """Write a trained network as a published one: config.json, safetensors, tokenizer, and how to sample."""
     tokenizer = tokenizer_of(trained)
     network: TransformerConfig = trained.config.model
     config = as_config(network, special_ids(tokenizer.vocabulary), _TORCH[options.dtype])
@@ -88,6 +103,7 @@ def export(trained: Trained, folder: Path, options: ExportOptions) -> None:
         carry_companions(trained.tokenizer, fresh)
         tokenizer.save(fresh)
         write_json(fresh / CONFIG, config)
+        write_json(fresh / SAMPLING, asdict(_within(network, trained.config.sampling)))
 
     write_model(trained, lambda: Transformer(network), folder, options, beside)
 
