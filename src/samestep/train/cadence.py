@@ -90,7 +90,7 @@ class LogFigures:
 
     def _begin(self, tick: Tick) -> _Row:
         reading = self.book.reading(self.speeds.own_times())
-        now, done = time.monotonic(), tick.step + 1
+        now, done = time.monotonic(), tick.step + 1  # only now: the steps of a GPU are done when it was read
         seconds, steps = max(now - self._since - self.progress.aside, 1e-9), done - self._before
         self._since, self._before = now, done
         self.progress.aside = 0.0

@@ -211,12 +211,10 @@ class Learner:
             torch._foreach_div_([local(gradient) for gradient in gradients], divisor)
         else:
             self._optimizer.grad_scale = divisor.float()  # type: ignore[attr-defined]
-        # The count of steps is put back tensor by tensor where it is told; the CPU can simply look.
-        self._optimizer.found_inf = None if bad.device.type == "cpu" else bad  # type: ignore[attr-defined]
+        self._optimizer.found_inf = bad  # type: ignore[attr-defined]
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        if bad.device.type != "cpu" or not bad:
-            self._optimizer.step()
+        self._optimizer.step()
         self._drop_gradients()
 
     def _figures(
