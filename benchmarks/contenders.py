@@ -5,6 +5,7 @@ Each is a function that makes so many further steps, so that they can take turns
 
 import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -158,14 +159,26 @@ def by_hand(job: Job, model: nn.Module, optimizer: torch.optim.Optimizer) -> Adv
 
 
 class Pause(Stop):
-    """Stops at a step that is known beforehand, beside whatever else the ranks agree on."""
+    """Stops at a step that is known beforehand, beside whatever else the ranks agree on. Its clock stands still while
+    others have their turn: how often ranks speak depends on how long a step takes."""
 
     def __init__(self, world: World, progress: Progress) -> None:
-        super().__init__(world)
-        self.progress, self.at = progress, 0
+        self.progress, self.at, self.away = progress, 0, 0.0
+        super().__init__(world, clock=lambda: time.monotonic() - self.away)
+        self._left_at = time.monotonic()
+
+    def go_on(self, wanted: int) -> None:
+        """So many steps more, from now on."""
+        pause = time.monotonic() - self._left_at
+        self.at += wanted
+        self.away += pause
+        self.progress.aside += pause
 
     def agreed(self) -> bool:
-        return self.progress.step == self.at or super().agreed()
+        if self.progress.step == self.at:
+            self._left_at = time.monotonic()
+            return True
+        return super().agreed()
 
 
 class Samestep:
@@ -200,7 +213,7 @@ class Samestep:
         return {"nats": each.view(labels.shape).sum(1)}
 
     def advance(self, wanted: int) -> None:
-        self.stop.at += wanted
+        self.stop.go_on(wanted)
         run(self.task, self.progress, self.every, self.stop)
         self.parts[1].grad_scale = None  # type: ignore[attr-defined]  # the hand-written loop clips otherwise
 

@@ -1,7 +1,9 @@
 """A feed shares any step out to the ranks: every row once, equal micro-batch counts, global weights."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from samestep.core.errors import UserError
-from samestep.data.feed import TOGETHER, Feed, Micros
+from samestep.data import feed as feed_module
+from samestep.data.feed import QUICK, TOGETHER, Feed, Micros
 from samestep.data.loading import Batch
 from samestep.data.order import VALIDATION_EPOCH, Order, Sequential, Shuffled
 from samestep.world.ranks.place import Place
@@ -230,12 +233,14 @@ def test_a_pass_can_be_watched() -> None:
 
 
 class Watched(Points):
-    """Notes every batch that is asked for."""
+    """Notes every batch that is asked for, and when, by a clock that only loading moves."""
 
     loaded: list[int]
+    seconds = now = 0.0
 
     def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
         self.loaded.append(int(indices[0]))
+        self.now += self.seconds
         return super().rows(indices)
 
 
@@ -260,21 +265,31 @@ def on_ranks() -> None:
 
 
 def counting_messages() -> None:
-    """Steps share their messages; the first does not wait for others to be loaded."""
+    """Steps share their messages, always the same ones, however long it takes to load them."""
     world = World.join(device="cpu", timeout=60)
     sent: list[int] = []
     all_reduce = dist.all_reduce
     dist.all_reduce = lambda message, **how: (sent.append(len(message)), all_reduce(message, **how))[1]
-    rows, loaded = Watched(400), []
-    rows.loaded = loaded
-    feed = Feed(rows, Sequential(400, 4), world, micro_rows=4, length=100, count=tokens)
-    ahead = []
-    for step in range(100):
-        feed[step]
-        ahead.append(len(loaded) - 1 - step)
-    assert ahead[0] == 3, "the step itself and the group of two after it, and one more"
-    assert max(ahead) == TOGETHER and ahead[-1] == 0
-    assert len(sent) == pytest.approx(100 / TOGETHER, abs=3), sent
+    messages = {}
+    for seconds in (0.0, 2 * QUICK):
+        sent.clear()
+        rows, loaded = Watched(400), []
+        rows.loaded, rows.seconds = loaded, seconds * world.rank
+        feed_module.time = SimpleNamespace(perf_counter=lambda rows=rows: rows.now)  # type: ignore[assignment]
+        feed = Feed(rows, Sequential(400, 4), world, micro_rows=4, length=100, count=tokens)
+        ahead = []
+        for step in range(100):
+            feed[step]
+            ahead.append(len(loaded) - 1 - step)
+        assert ahead[0] <= 3, "the first step does not wait for many others to be loaded"
+        assert max(ahead) == TOGETHER and ahead[-1] == 0
+        more = [later - before + 1 for before, later in pairwise(ahead[20:90])]
+        if rows.seconds:
+            assert set(more) == {1}, "slow loads are spread evenly"
+        else:
+            assert more.count(TOGETHER) >= 6, "quick ones come together"
+        messages[seconds] = [*sent]
+    assert messages[0.0] == messages[2 * QUICK] and len(sent) == pytest.approx(100 / TOGETHER, abs=3), sent
     world.leave()
 
 

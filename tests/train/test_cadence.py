@@ -16,6 +16,7 @@ from samestep.train.metrics import Book, Figure
 from samestep.train.recipe import Stage, Tick
 from samestep.train.stragglers import Speeds
 from samestep.world.world import World
+from toys import run_on_ranks
 
 
 class Kept:
@@ -44,14 +45,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 class Ride:
-    """Steps with a row of figures every three."""
+    """Steps with a row of figures now and then."""
 
-    def __init__(self, folder: Path, clock: list[float], step: int = 0) -> None:
-        world, rundir, screen = World.single(), RunDir(folder / "run"), Screen(visible=False)
+    def __init__(
+        self, folder: Path, clock: list[float], step: int = 0, world: World | None = None, every: int = 3
+    ) -> None:
+        world, rundir, screen = world or World.single(), RunDir(folder / "run"), Screen(visible=False)
         rundir.path.mkdir(exist_ok=True)
         self.clock, self.sink, self.progress = clock, Kept(), Progress(100, step)
         speeds = Speeds(Bench(world, Config(), rundir, "fit", screen), self.progress, lambda kind, **details: None)
-        self.log = LogFigures(Book(world), [self.sink], screen, self.progress, 3, "rows", 20, speeds)
+        self.log = LogFigures(Book(world), [self.sink], screen, self.progress, every, "rows", 20, speeds)
 
     def step(self, seconds: float = 0.01, last: bool = False) -> Tick:
         tick = self.progress.tick()
@@ -117,3 +120,31 @@ def test_the_speed_after_a_resume_is_that_of_this_launch(tmp_path: Path, clock: 
     ride.step()
     ride.step()
     assert ride.sink.rows[0][1]["rows/s"] == pytest.approx(8 / 0.01), "one step in one hundredth of a second"
+
+
+def rows_on_ranks(folder: Path) -> None:
+    world = World.join(device="cpu", timeout=60)
+    now = [100.0]
+    time.monotonic = lambda: now[0]
+    ride = Ride(folder, now, world=world, every=1)
+    for _ in range(3):
+        ride.step()
+    assert ride.written == [], "nothing was sent yet: rows have no message of their own"
+    world.post.send()
+    assert ride.written == []
+    ride.step()
+    assert ride.written == [1, 2, 3], "all that was sent"
+    ride.step()
+    assert ride.written == [1, 2, 3]
+    ride.step(seconds=SHORT * 1.01)
+    assert ride.written == [1, 2, 3, 4, 5, 6], "a long step's row is shown at once, after those before it"
+    ride.step()
+    ride.log.flush()
+    assert ride.written == [1, 2, 3, 4, 5, 6, 7]
+    assert [figures["loss"] for _, figures in ride.sink.rows] == [float(world.size * n) for n in range(7)]
+    world.leave()
+
+
+@pytest.mark.parametrize("size", [2])
+def test_rows_go_with_the_next_message(tmp_path: Path, size: int) -> None:
+    run_on_ranks(rows_on_ranks, size, tmp_path, logs=tmp_path / "logs")

@@ -56,15 +56,41 @@ def count_messages() -> None:
     world = World.join(device="cpu", timeout=60)
     sent, all_reduce = [], dist.all_reduce
     dist.all_reduce = lambda *words, **how: (sent.append(1), all_reduce(*words, **how))[1]
+    on_average = (1 + world.size) / 2
     for seconds, expected in [(PATIENCE, 80), (PATIENCE / 2.5, 80 // 2), (PATIENCE / 1000, 80 // LONGEST)]:
         sent.clear()
-        granted_at(world, [seconds / world.size] * 80, wished=80)
+        granted_at(world, [seconds / on_average] * 80, wished=80)
         assert expected <= len(sent) <= expected + 4, (seconds, len(sent))
     world.leave()
 
 
 def test_short_steps_share_a_message(tmp_path: Path) -> None:
     workers = local.start(count_messages, 2, logs=tmp_path)
+    assert workers.wait(40) == [0, 0], workers.output(0)
+
+
+def ride_along() -> None:
+    """Somebody else speaks every third step: wishes go with that, at once, and need no message of their own."""
+    world = World.join(device="cpu", timeout=60)
+    sent, all_reduce = [], dist.all_reduce
+    clock = Clock()
+    agreement = Agreement(world, wishes=1, clock=clock)
+    dist.all_reduce = lambda *words, **how: (sent.append(1), all_reduce(*words, **how))[1]
+    granted = []
+    for step in range(60):
+        clock.now += PATIENCE / 10
+        if agreement.exchange([world.rank == 1 and step in (31, 32, 33)]) == [True]:
+            granted.append(step)
+        if step % 3 == 0:
+            world.post.put([1.0])
+            world.post.send()
+    assert granted == [34], "said at 31, heard of by all with the message of 33"
+    assert len(sent) <= 20 + 2, "the first steps are not known to be short"
+    world.leave()
+
+
+def test_wishes_go_along_with_other_messages(tmp_path: Path) -> None:
+    workers = local.start(ride_along, 2, logs=tmp_path)
     assert workers.wait(40) == [0, 0], workers.output(0)
 
 

@@ -3,7 +3,7 @@
 The step number is the whole data position: `feed[step]` needs no state, so a resumed run seeks by asking for its step.
 While a step computes, one of the next is loaded (here, or ahead of time by `workers` processes) and the next is copied
 to the device on a stream of its own. Weights are summed over the ranks by a message that nobody waits for; a few steps
-share one, since on busy cores a message costs more than the Python around a step.
+share one (see world/post.py).
 """
 
 import time
@@ -15,15 +15,17 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
-from torch import Tensor
 
 from samestep.data.loading import Batch, Count, Rows, Share, Steps, loader
 from samestep.data.order import Order
+from samestep.world.post import Letter
 from samestep.world.world import World
 
 TOGETHER = 8
 """Steps whose weights travel in one message, hence steps that are loaded ahead."""
+QUICK = 0.001
+"""Seconds to load a step, on average, under which those of a message are loaded in one go: a step drives what loading
+needs out of the processor's caches, and to bring it back takes longer than loading. Slower ones are spread evenly."""
 
 
 @dataclass
@@ -80,6 +82,8 @@ class Feed:
         self._stream = torch.cuda.Stream() if world.device.type == "cuda" else None
         self._track = track or (lambda steps, length: steps)
         self._most = TOGETHER if count and world.control is not None else 1
+        self._spread = workers > 0  # they may not be that far ahead
+        self._seconds_a_load = 0.0
         self._seek(0)
 
     def __getitem__(self, step: int) -> Micros:
@@ -97,9 +101,9 @@ class Feed:
             self._seek(step)
         last = max(step, self.length - 1)
         while self._told <= min(step + 1, last):
-            self._prepare(last)
-        if self._next <= min(step + self._most, last):  # one more a step, so that the loads are spread evenly
-            self._prepare(last)
+            self._tell(last)
+        if self._next <= min(step + self._most, last) and (self._spread or self._seconds_a_load > QUICK):
+            self._prepare()
         now = self._coming.popleft()
         now.send(self._world.device, self._stream)
         if self._coming:
@@ -114,24 +118,24 @@ class Feed:
         self._next = self._told = step  # the first step that is not loaded, and whose weights are not under way
         self._group = 1  # the first step should not wait for the loading of many
 
-    def _prepare(self, last: int) -> None:
-        """Load one more step; with it the group may be whole whose weights are summed together."""
+    def _prepare(self) -> None:
+        """Load one more step."""
+        began = time.perf_counter()
         self._coming.append(_Coming(self._next, self._load(self._next)))
+        self._seconds_a_load += (time.perf_counter() - began - self._seconds_a_load) / TOGETHER
         self._next += 1
-        if self._next - self._told == self._group or self._next > last:
-            _sum_weights([coming for coming in self._coming if coming.step >= self._told], self._world)
-            self._told, self._group = self._next, min(2 * self._group, self._most)
 
-
-def _sum_weights(steps: list["_Coming"], world: World) -> None:
-    """Begin the sum over ranks of what the shares of some steps weigh."""
-    message = torch.tensor([w for coming in steps for w in coming.share.weights.values()], dtype=torch.float64)
-    work, start = None, 0
-    if world.control is not None and len(message):
-        work = dist.all_reduce(message, group=world.control, async_op=True)
-    for coming in steps:
-        coming.work, coming.message = work, message[start : start + len(coming.share.weights)]
-        start += len(coming.share.weights)
+    def _tell(self, last: int) -> None:
+        """Begin the sum over ranks of what the next steps weigh: always at the same steps, however they are loaded."""
+        start, self._told = self._told, min(self._told + self._group, last + 1)
+        self._group = min(2 * self._group, self._most)
+        while self._next < self._told:
+            self._prepare()
+        counted = [coming for coming in self._coming if coming.step >= start and coming.share.weights]
+        for coming in counted:
+            coming.weights = self._world.post.put(list(coming.share.weights.values()))
+        if counted:
+            self._world.post.send()
 
 
 @dataclass
@@ -142,8 +146,7 @@ class _Coming:
     share: Share
     batches: list[Batch] = field(default_factory=list)
     stream: Any = None
-    message: Tensor | None = None
-    work: Any = None
+    weights: Letter | None = None
 
     def send(self, device: torch.device, stream: Any) -> None:
         """Begin the copy to the device, unless it is under way."""
@@ -163,11 +166,6 @@ class _Coming:
             for batch in self.batches:
                 for tensor in batch.values():
                     tensor.record_stream(current)
-        weights = {**self._weights(), "rows": float(len(self.share.ids))}  # known without asking
+        weights = dict(zip(self.share.weights, self.weights.read() if self.weights else ()))
+        weights["rows"] = float(len(self.share.ids))  # known without asking
         return Micros(self.step, self.batches, weights, self.share.ids, self.share.spans)
-
-    def _weights(self) -> dict[str, float]:
-        assert self.message is not None
-        if self.work is not None:
-            self.work.wait()
-        return dict(zip(self.share.weights, self.message.tolist()))

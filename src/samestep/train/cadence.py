@@ -1,6 +1,7 @@
 """What happens now and then beside the steps: figures, validation, epoch summaries, saves."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +37,8 @@ class _Row:
 class LogFigures:
     """Adds every step's figures up and writes their means every `every` steps; the device is read only then.
 
-    What the ranks tell each other for it is read a step later: to wait for it costs more than all else about a row.
+    What the ranks tell each other for it goes with their next message and is read when that has arrived: to wait for it
+    costs more than all else about a row.
     """
 
     book: Book
@@ -50,35 +52,41 @@ class LogFigures:
 
     def __post_init__(self) -> None:
         self._since, self._before = time.monotonic(), self.progress.step
-        self._row: _Row | None = None
+        self._rows: deque[_Row] = deque()
 
     def fire(self, tick: Tick, metrics: Metrics, last: bool) -> None:
         """Count the step in; when it is time, begin a row."""
-        self.write()
+        while self._rows and self._rows[0].reading.sent:
+            self._write(self._rows.popleft())
         self.book.add(metrics)
         if (tick.step + 1) % self.every and not last:
             return
-        self._row = self._begin(tick)
-        if last or self._row.seconds >= SHORT * self._row.steps:
+        row = self._begin(tick)
+        self._rows.append(row)
+        if last or row.seconds >= SHORT * row.steps:
             self.write()
 
     def write(self) -> None:
-        """Write the row that was begun, if there is one."""
-        row, self._row = self._row, None
-        if row is None:
-            return
+        """Write every row that was begun."""
+        while self._rows:
+            self._write(self._rows.popleft())
+
+    def _write(self, row: _Row) -> None:
         figures, times = row.reading.finish()
         self.speeds.take(times, row.step, row.steps)
         if (per_step := figures.get(f"count/{self.unit}")) is not None:
             figures[f"{self.unit}/s"] = per_step * row.steps / row.seconds
         figures = {name: value for name, value in figures.items() if not name.startswith("count/")}
-        self.record(row.step, row.epoch, figures)
+        self._record(row.step, row.epoch, figures)
         shown = {name: figures[name] for name in figures if name.split("/")[-1] == "loss" or name == f"{self.unit}/s"}
         self.screen.advance("train", row.step, self.length, show_figures(shown))
 
     def record(self, step: int, epoch: int, figures: Mapping[str, float]) -> None:
-        """Write figures into every sink, after the row that was begun before."""
+        """Write figures into every sink, after the rows that were begun before."""
         self.write()
+        self._record(step, epoch, figures)
+
+    def _record(self, step: int, epoch: int, figures: Mapping[str, float]) -> None:
         for sink in self.sinks:
             sink.write(step, epoch, figures)
 

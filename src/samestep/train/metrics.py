@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from samestep.core.records import Json
+from samestep.world.post import Letter
 from samestep.world.world import World
 
 Number = Tensor | float
@@ -63,17 +63,14 @@ class Book:
         return self.reading().finish()[0]
 
     def reading(self, own: Sequence[float] = ()) -> "Reading":
-        """The same, under way: read later, it keeps nobody waiting. Numbers of each rank's own travel in the same
-        message, come out by rank, and are no state."""
+        """The same, under way with the next message: read later, it keeps nobody waiting. Numbers of each rank's own
+        go along, come out by rank, and are no state."""
         totals, self._totals = self._add_up(), {}
         names = sorted(totals)
         slots = [0.0] * (len(own) * self._world.size)
         slots[len(own) * self._world.rank : len(own) * (self._world.rank + 1)] = own
-        message = torch.tensor([totals[name][0] for name in names] + slots, dtype=torch.float64)
-        work = None
-        if len(message) and self._world.control is not None:
-            work = dist.all_reduce(message, group=self._world.control, async_op=True)
-        return Reading(names, [totals[name][1] for name in names], message, len(own), work)
+        letter = self._world.post.put([totals[name][0] for name in names] + slots)
+        return Reading(names, [totals[name][1] for name in names], len(own), letter)
 
     def state_dict(self) -> dict[str, Json]:
         """Nothing is shared."""
@@ -114,16 +111,18 @@ class Reading:
 
     names: Sequence[str]
     weights: Sequence[float]
-    message: Tensor
     own: int
     """How many numbers each rank added of its own."""
-    work: Any
+    letter: Letter
+
+    @property
+    def sent(self) -> bool:
+        """Whether they have left, on all ranks alike."""
+        return self.letter.sent
 
     def finish(self) -> tuple[dict[str, float], list[list[float]]]:
         """Every figure's mean, and each rank's own numbers."""
-        if self.work is not None:
-            self.work.wait()
-        numbers = self.message.tolist()
+        numbers = self.letter.read()
         told = numbers[len(self.names) :]
         by_rank = [told[start : start + self.own] for start in range(0, len(told), self.own or 1)]
         means = zip(self.names, numbers, self.weights)

@@ -29,6 +29,7 @@ from samestep.core.records import Json
 from samestep.world.device import card, choose_backend, choose_device, too_few
 from samestep.world.interface import choose_interface
 from samestep.world.meeting import open_store
+from samestep.world.post import Post
 from samestep.world.ranks import discover
 from samestep.world.ranks.place import Place
 from samestep.world.watch.activity import Watch
@@ -58,6 +59,8 @@ class World:
     store: Any = None
     watch: Watch = field(default_factory=Watch, repr=False)
     """What this process is doing, for the watchdog."""
+    post: Post = field(default_factory=Post, repr=False)
+    """Small sums over all ranks that nobody waits for."""
     _meetings: int = field(default=0, repr=False)
 
     @property
@@ -116,6 +119,7 @@ class World:
                 device_id=self.device if self.backend == "nccl" else None,
             )
             self.control = dist.new_group(backend="gloo", timeout=self.timeout, group_desc="control")
+            self.post = Post(self.control)
         return self
 
     def _claim(self, device: torch.device) -> None:

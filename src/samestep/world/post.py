@@ -1,0 +1,88 @@
+"""Small sums over all ranks that nobody waits for. On busy cores a message costs more than the Python around a step, so
+several letters share one.
+
+    letter = world.post.put(numbers)     # goes with the next message, whoever sends it
+    world.post.send()                    # all that was put, as one message
+    letter.read()                        # the sums over the ranks; waits, and sends first if nobody did
+
+Every rank puts the same letters and sends at the same places, as with any collective; only the main thread does.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class Letter:
+    """Numbers of this rank on their way to their sums over all ranks."""
+
+    def __init__(self, post: "Post", numbers: Sequence[float]) -> None:
+        self._post, self._numbers = post, list(numbers)
+        self._message: _Message | None = None
+        self._start = 0
+
+    @property
+    def sent(self) -> bool:
+        """Whether it has left, which it does on all ranks alike."""
+        return self._message is not None
+
+    def rewrite(self, numbers: Sequence[float]) -> None:
+        """Other numbers, as many, as long as it has not left."""
+        assert not self.sent
+        assert len(numbers) == len(self._numbers)
+        self._numbers = list(numbers)
+
+    def read(self) -> list[float]:
+        """The sums."""
+        if self._message is None:
+            self._post.send()
+        assert self._message is not None
+        return self._message.read()[self._start : self._start + len(self._numbers)]
+
+
+class Post:
+    """What the ranks tell each other beside the gradients."""
+
+    def __init__(self, group: Any = None) -> None:
+        """`group` carries the messages; a lone process has none."""
+        self._group = group
+        self._waiting: list[Letter] = []
+
+    def put(self, numbers: Sequence[float]) -> Letter:
+        """A letter for the next message; a lone process has its sums at once."""
+        letter = Letter(self, numbers)
+        self._waiting.append(letter)
+        if self._group is None:
+            self.send()
+        return letter
+
+    def send(self) -> None:
+        """All letters that wait, as one message."""
+        letters, self._waiting = self._waiting, []
+        numbers: list[float] = []
+        for letter in letters:
+            letter._start = len(numbers)
+            numbers += letter._numbers
+        message = _Message(numbers, self._group)
+        for letter in letters:
+            letter._message = message
+
+
+class _Message:
+    """Letters that travel together."""
+
+    def __init__(self, numbers: list[float], group: Any) -> None:
+        self._tensor = torch.tensor(numbers, dtype=torch.float64)
+        self._work: Any = None
+        if group is not None and numbers:
+            self._work = dist.all_reduce(self._tensor, group=group, async_op=True)
+        self._sums: list[float] | None = None
+
+    def read(self) -> list[float]:
+        if self._sums is None:
+            if self._work is not None:
+                self._work.wait()
+            self._sums = self._tensor.tolist()
+        return self._sums

@@ -1,0 +1,56 @@
+"""When all ranks stop, and when the clock has them save."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from samestep.train.stop import Stop
+from samestep.world.agreement import LONGEST, PATIENCE
+from samestep.world.world import World
+from toys import run_on_ranks
+
+
+def saves(world: World, a_step: float, every: float) -> list[int]:
+    """The steps before which a save is due, of 60; rank 0's clock alone reaches the time for one."""
+    now = [0.0]
+    stop = Stop(world, save_seconds=every if world.is_main else 1e9, clock=lambda: now[0])
+    due = []
+    for step in range(60):
+        now[0] += a_step
+        assert not stop.agreed()
+        due += [step] if stop.save_due else []
+    return due
+
+
+def save_by_the_clock() -> None:
+    world = World.join(device="cpu", timeout=60)
+    for a_step, every in [(PATIENCE, 10), (PATIENCE / 4, 15), (PATIENCE / 100, 25)]:
+        due = saves(world, a_step, every * a_step)
+        assert world.gather(due) == [due] * world.size, "all ranks at the same steps"
+        apart = [later - before for before, later in pairwise(due)]
+        assert due and all(every <= steps <= every + LONGEST + 1 for steps in apart), (every, due)
+    world.leave()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_the_clock_asks_for_each_save_once(tmp_path: Path, size: int) -> None:
+    run_on_ranks(save_by_the_clock, size, logs=tmp_path)
+
+
+def stop_by_the_clock() -> None:
+    world = World.join(device="cpu", timeout=60)
+    now = [0.0]
+    stop = Stop(world, max_seconds=5.0 if world.rank == world.size - 1 else None, clock=lambda: now[0])
+    steps = 0
+    while not stop.agreed():
+        now[0] += 1.0
+        steps += 1
+    assert stop.reason == "max_time"
+    assert world.gather(steps) == [steps] * world.size and 5 <= steps <= 6, steps
+    world.leave()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_one_ranks_time_is_up_for_all(tmp_path: Path, size: int) -> None:
+    run_on_ranks(stop_by_the_clock, size, logs=tmp_path)
