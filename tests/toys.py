@@ -198,6 +198,14 @@ def run_on_ranks(target: Callable[..., object], nproc: int, *args: object, logs:
     return output
 
 
+def gone(process: int) -> bool:
+    """Whether a process has ended; nobody need have noticed."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
 def _verdict(folder: Path, case: Case, nproc: int, strategy: str, rank: int) -> Path:
     return folder / f"{case.__name__}-{nproc}-{strategy}-{rank}.txt"
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from toys import gone
+
 pytestmark = pytest.mark.timeout(60)
 PARENT = """
 import subprocess, sys, time
@@ -21,13 +23,6 @@ import os, signal, sys, time
 from pathlib import Path
 from samestep.core.parent import end_with, stop_with
 """
-
-
-def gone(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 def family(folder: Path, body: str) -> tuple[subprocess.Popen, int]:

@@ -20,6 +20,7 @@ from samestep.launch import agent
 from samestep.launch.elastic import Launch, how_many
 from samestep.launch.failure import Failure, cause, headline, last_word, tail
 from samestep.launch.requests import StopRequests
+from toys import gone
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -56,13 +57,6 @@ def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
     while not condition():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.02)
-
-
-def gone(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 def when(condition: Callable[[], object], *numbers: signal.Signals, apart: float = 0.5) -> threading.Thread:

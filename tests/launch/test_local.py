@@ -1,5 +1,6 @@
 """Workers start, find each other, and leave nothing behind."""
 
+import multiprocessing
 import os
 import signal
 import time
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from samestep.launch import local
+from toys import gone
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -41,3 +43,20 @@ def test_one_dead_rank_ends_the_others_in_bounded_time(tmp_path: Path) -> None:
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def sleepers(folder: Path) -> None:
+    """Started by a process that is then killed."""
+    local.start(sleep_long, 2, folder, logs=folder / "logs").wait(60)
+
+
+def test_workers_end_with_whoever_started_them(tmp_path: Path) -> None:
+    starter = multiprocessing.get_context("spawn").Process(target=sleepers, args=(tmp_path,))
+    starter.start()
+    while not all((tmp_path / str(rank)).exists() for rank in range(2)):
+        time.sleep(0.05)
+    starter.kill()
+    starter.join()
+    for rank in range(2):
+        while not gone(int((tmp_path / str(rank)).read_text())):  # the test's own limit ends a wait in vain
+            time.sleep(0.05)

@@ -54,8 +54,8 @@ def test_one_ranks_wish_is_granted_on_all_at_the_same_step(tmp_path: Path, size:
 
 def count_messages() -> None:
     world = World.join(device="cpu", timeout=60)
-    sent, all_reduce = [], dist.all_reduce
-    dist.all_reduce = lambda *words, **how: (sent.append(1), all_reduce(*words, **how))[1]
+    sent, all_gather = [], dist.all_gather
+    dist.all_gather = lambda *words, **how: (sent.append(1), all_gather(*words, **how))[1]
     on_average = (1 + world.size) / 2
     for seconds, expected in [(PATIENCE, 80), (PATIENCE / 2.5, 80 // 2), (PATIENCE / 1000, 80 // LONGEST)]:
         sent.clear()
@@ -72,10 +72,10 @@ def test_short_steps_share_a_message(tmp_path: Path) -> None:
 def ride_along() -> None:
     """Somebody else speaks every third step: wishes go with that, at once, and need no message of their own."""
     world = World.join(device="cpu", timeout=60)
-    sent, all_reduce = [], dist.all_reduce
+    sent, all_gather = [], dist.all_gather
     clock = Clock()
     agreement = Agreement(world, wishes=1, clock=clock)
-    dist.all_reduce = lambda *words, **how: (sent.append(1), all_reduce(*words, **how))[1]
+    dist.all_gather = lambda *words, **how: (sent.append(1), all_gather(*words, **how))[1]
     granted = []
     for step in range(60):
         clock.now += PATIENCE / 10

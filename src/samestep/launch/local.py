@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -100,9 +101,18 @@ def _enter(env: Mapping[str, str], output: Path, target: Callable[..., object], 
     handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
+    threading.Thread(target=_end_with_starter, name="watch starter", daemon=True).start()
     import torch
 
     torch.set_num_threads(int(env["OMP_NUM_THREADS"]))  # torch was imported before the variable was set
     code = target(*args)
     sys.stdout.flush()
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _end_with_starter() -> None:
+    """Whoever started the workers may be killed; the server between them lives on as long as a worker does."""
+    starter = multiprocessing.parent_process()
+    assert starter is not None
+    starter.join()
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -19,7 +19,8 @@ from samestep.train.stop import Stop
 from samestep.train.stragglers import Speeds
 
 SHORT = 0.2
-"""Seconds a step under which a row of figures is not waited for; figures of longer steps are shown at once."""
+"""Seconds a step, on the slowest rank, under which a row of figures is not waited for; those of longer ones are shown
+at once. All ranks judge by the last row that they read together, for to wait is to send what nobody sent yet."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class LogFigures:
     def __post_init__(self) -> None:
         self._since, self._before = time.monotonic(), self.progress.step
         self._rows: deque[_Row] = deque()
+        self._at_once = True
 
     def fire(self, tick: Tick, metrics: Metrics, last: bool) -> None:
         """Count the step in; when it is time, begin a row."""
@@ -61,9 +63,8 @@ class LogFigures:
         self.book.add(metrics)
         if (tick.step + 1) % self.every and not last:
             return
-        row = self._begin(tick)
-        self._rows.append(row)
-        if last or row.seconds >= SHORT * row.steps:
+        self._rows.append(self._begin(tick))
+        if last or self._at_once:
             self.write()
 
     def write(self) -> None:
@@ -73,6 +74,7 @@ class LogFigures:
 
     def _write(self, row: _Row) -> None:
         figures, times = row.reading.finish()
+        self._at_once = max(a_step for a_step, *_ in times) >= SHORT
         self.speeds.take(times, row.step, row.steps)
         if (per_step := figures.get(f"count/{self.unit}")) is not None:
             figures[f"{self.unit}/s"] = per_step * row.steps / row.seconds

@@ -67,10 +67,8 @@ class Book:
         go along, come out by rank, and are no state."""
         totals, self._totals = self._add_up(), {}
         names = sorted(totals)
-        slots = [0.0] * (len(own) * self._world.size)
-        slots[len(own) * self._world.rank : len(own) * (self._world.rank + 1)] = own
-        letter = self._world.post.put([totals[name][0] for name in names] + slots)
-        return Reading(names, [totals[name][1] for name in names], len(own), letter)
+        sums = self._world.post.put([totals[name][0] for name in names])
+        return Reading(names, [totals[name][1] for name in names], sums, self._world.post.put(own))
 
     def state_dict(self) -> dict[str, Json]:
         """Nothing is shared."""
@@ -111,22 +109,18 @@ class Reading:
 
     names: Sequence[str]
     weights: Sequence[float]
-    own: int
-    """How many numbers each rank added of its own."""
-    letter: Letter
+    sums: Letter
+    own: Letter
 
     @property
     def sent(self) -> bool:
         """Whether they have left, on all ranks alike."""
-        return self.letter.sent
+        return self.sums.sent
 
     def finish(self) -> tuple[dict[str, float], list[list[float]]]:
         """Every figure's mean, and each rank's own numbers."""
-        numbers = self.letter.read()
-        told = numbers[len(self.names) :]
-        by_rank = [told[start : start + self.own] for start in range(0, len(told), self.own or 1)]
-        means = zip(self.names, numbers, self.weights)
-        return {name: total / weight for name, total, weight in means if weight > 0}, by_rank
+        means = zip(self.names, self.sums.read(), self.weights)
+        return {name: total / weight for name, total, weight in means if weight > 0}, self.own.by_rank()
 
 
 def _apart(number: Number) -> Number:

@@ -3,7 +3,7 @@ several letters share one.
 
     letter = world.post.put(numbers)     # goes with the next message, whoever sends it
     world.post.send()                    # all that was put, as one message
-    letter.read()                        # the sums over the ranks; waits, and sends first if nobody did
+    letter.read()                        # their sums over the ranks; waits, and sends first if nobody did
 
 Every rank puts the same letters and sends at the same places, as with any collective; only the main thread does.
 """
@@ -35,11 +35,15 @@ class Letter:
         self._numbers = list(numbers)
 
     def read(self) -> list[float]:
-        """The sums."""
+        """The sums over all ranks, added up in the order of the ranks, so that they are equal everywhere."""
+        return [sum(column) for column in zip(*self.by_rank())]
+
+    def by_rank(self) -> list[list[float]]:
+        """What every rank wrote."""
         if self._message is None:
             self._post.send()
         assert self._message is not None
-        return self._message.read()[self._start : self._start + len(self._numbers)]
+        return [numbers[self._start : self._start + len(self._numbers)] for numbers in self._message.read()]
 
 
 class Post:
@@ -71,18 +75,20 @@ class Post:
 
 
 class _Message:
-    """Letters that travel together."""
+    """Letters that travel together. Everybody's numbers go to everybody: gloo's sum takes three times as long."""
 
     def __init__(self, numbers: list[float], group: Any) -> None:
-        self._tensor = torch.tensor(numbers, dtype=torch.float64)
-        self._work: Any = None
+        own = torch.tensor(numbers, dtype=torch.float64)
+        self._parts, self._work = [own], None
         if group is not None and numbers:
-            self._work = dist.all_reduce(self._tensor, group=group, async_op=True)
-        self._sums: list[float] | None = None
+            self._parts = [torch.empty_like(own) for _ in range(group.size())]
+            self._work = dist.all_gather(self._parts, own, group=group, async_op=True)
+        self._read: list[list[float]] | None = None
 
-    def read(self) -> list[float]:
-        if self._sums is None:
+    def read(self) -> list[list[float]]:
+        """The numbers of every rank; waits for them."""
+        if self._read is None:
             if self._work is not None:
                 self._work.wait()
-            self._sums = self._tensor.tolist()
-        return self._sums
+            self._read = [part.tolist() for part in self._parts]
+        return self._read
