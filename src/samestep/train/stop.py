@@ -30,7 +30,7 @@ class Stop:
         self._received, self._received_at = "", 0.0
         self._clock, self._max, self._save = clock, max_seconds, save_seconds
         self._started = self._saved = clock()
-        self._agreement = Agreement(world, wishes=3, clock=clock)
+        self._agreement = Agreement(world, clock)
 
     def agreed(self) -> bool:
         """Whether all ranks stop here; also learns whether a save is due. Called once a step by every rank."""

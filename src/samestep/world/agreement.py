@@ -8,6 +8,7 @@ from how long a step took them on average.
 import time
 from collections.abc import Callable, Sequence
 
+from samestep.world.post import Letter
 from samestep.world.world import World
 
 PATIENCE = 0.2
@@ -19,10 +20,9 @@ LONGEST = 16
 class Agreement:
     """A wish of any rank is granted on every rank, at the same step, without waiting for a device or a peer."""
 
-    def __init__(self, world: World, wishes: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, world: World, clock: Callable[[], float] = time.monotonic) -> None:
         self._world, self._clock = world, clock
-        self._blank = [0.0] * (wishes + 1)
-        self._letter = world.post.put(self._blank)
+        self._letter: Letter | None = None
         self._steps, self._stride = 0, 1  # steps since the last letter, and at which number of them this one must go
         self._since = self._written = -float("inf")
 
@@ -30,26 +30,33 @@ class Agreement:
         """This rank's wishes now, once a step; gets what all wished a step ago, if that was told (alone: now)."""
         if self._world.control is None:
             return list(wishes)
-        granted = self._answer() if self._letter.sent else [False] * len(wishes)
+        granted = self._answer() if self._letter and self._letter.sent else [False] * len(wishes)
         self._steps += 1
         self._written = self._clock()
         # What was just granted is no longer wished for.
         asked = [float(wish and not done) for wish, done in zip(wishes, granted)]
-        self._letter.rewrite([*asked, self._written - self._since])
+        self._write([*asked, self._written - self._since])
         if self._steps >= self._stride:
             self._world.post.send()
         return granted
 
     def settle(self) -> None:
         """Wait for what is still under way."""
-        if self._letter.sent:
+        if self._letter and self._letter.sent:
             self._letter.read()
 
+    def _write(self, numbers: list[float]) -> None:
+        if self._letter:
+            self._letter.rewrite(numbers)
+        else:
+            self._letter = self._world.post.put(numbers)
+
     def _answer(self) -> list[bool]:
-        """What all wished when the letter left; the next one is begun."""
+        """What all wished when the letter left."""
+        assert self._letter is not None
         *wished, seconds = self._letter.read()
-        a_step = seconds / self._world.size / max(self._steps, 1)
+        a_step = seconds / self._world.size / self._steps
         self._stride = max(1, min(LONGEST, int(PATIENCE / max(a_step, 1e-6))))
         self._steps, self._since = 0, self._written
-        self._letter = self._world.post.put(self._blank)
+        self._letter = None
         return [wish > 0 for wish in wished]
