@@ -167,9 +167,13 @@ def _run(command: Sequence[str], folder: Path) -> int:
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
+    """An interrupt is passed on. The wait ends now and then: if another thread was given the signal, it is only then
+    that the interpreter acts on it."""
     while True:
         try:
-            return process.wait()
+            return process.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            continue
         except KeyboardInterrupt:
             process.send_signal(signal.SIGINT)
 
