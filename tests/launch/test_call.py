@@ -1,6 +1,12 @@
 """`samestep.launch` on several nodes, and how it hands settings to the command line."""
 
+import os
+import signal
 import socket
+import subprocess
+import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +20,7 @@ from samestep.core.config import dump
 from samestep.core.config_types import plain
 from samestep.core.errors import UserError
 from samestep.core.records import JsonLines, read_json
-from samestep.launch.call import Launched, _words
+from samestep.launch.call import Launched, _wait, _words
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "sine.py")
 
@@ -80,3 +86,22 @@ class Outer:
 )
 def test_settings_survive_the_command_line(config: Outer) -> None:
     assert compose(Outer, words=list(_words(plain(dump(config))))) == config
+
+
+def test_an_interrupt_that_another_thread_is_given_is_passed_on() -> None:
+    sleeper = "import time\nprint(flush=True)\ntry: time.sleep(60)\nexcept KeyboardInterrupt: raise SystemExit(7)"
+    process = subprocess.Popen([sys.executable, "-c", sleeper], stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout and process.stdout.readline()
+
+    def interrupt() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # this thread is not told of it
+    try:
+        threading.Thread(target=interrupt, daemon=True).start()
+        assert _wait(process) == 7
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        process.kill()
