@@ -4,12 +4,14 @@ At the end, the tests that were skipped are listed by what they miss.
 """
 
 import multiprocessing
+import signal
 import textwrap
 from multiprocessing import forkserver
 
 import pytest
 import torch
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it starts by `&`
 torch.set_num_threads(1)  # small tensors on few cores: more threads only wait for each other
 
 multiprocessing.get_context("forkserver").set_forkserver_preload(
