@@ -113,6 +113,11 @@ class Desk:
         told = lambda: f"for step {step} of {label}:\n{self.printed(label)}"  # noqa: E731
         wait_for(lambda: self.steps(label) >= step, LIMIT, told)
 
+    def await_checkpoint(self, label: str) -> None:
+        """Until there is one to go on from; it is written beside the steps."""
+        saved = self.path(label) / "checkpoints" / "fit"
+        wait_for(lambda: list(saved.glob("step_*")), LIMIT, f"for a checkpoint of {label}")
+
     def await_state(self, job: str, *states: str) -> None:
         """Until SLURM says that a job stands so."""
         told = lambda: f"for job {job}, {self.cluster.state(job)}, to be {states}"  # noqa: E731

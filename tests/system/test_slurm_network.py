@@ -45,6 +45,7 @@ def test_a_lost_node_has_the_job_queued_again(desk: Desk, whole: str) -> None:
     assert isinstance(lost, Host)
     job = desk.submit("cut", *PAIR, gate=desk.gate("cut"))
     desk.await_step("cut")
+    desk.await_checkpoint("cut")
     lost.cut()
     desk.release("cut")
     wait_for(lambda: "down" in desk.cluster("sinfo", "-h", "-n", "node2", "-o", "%T"), LIMIT, "for the loss of a node")
