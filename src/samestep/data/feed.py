@@ -1,8 +1,8 @@
 """A feed gives this rank its share of a step: the same number of micro-batches on every rank, weights counted ahead.
 
 The step number is the whole data position: `feed[step]` needs no state, so a resumed run seeks by asking for its step.
-While a step computes, one of the next is loaded (here, or ahead of time by `workers` processes) and the next is copied
-to the device on a stream of its own. Weights are summed over the ranks by a message that nobody waits for; a few steps
+While a step computes, others are loaded (here, or ahead of time by `workers` processes) and the next one is copied to
+the device on a stream of its own. Weights are summed over the ranks by a message that nobody waits for; a few steps
 share one (see world/post.py).
 """
 

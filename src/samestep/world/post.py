@@ -78,17 +78,17 @@ class _Message:
     """Letters that travel together. Everybody's numbers go to everybody: gloo's sum takes three times as long."""
 
     def __init__(self, numbers: list[float], group: Any) -> None:
-        own = torch.tensor(numbers, dtype=torch.float64)
-        self._parts, self._work = [own], None
+        self._arrived = [numbers]
+        self._work: Any = None
         if group is not None and numbers:
+            own = torch.tensor(numbers, dtype=torch.float64)
             self._parts = [torch.empty_like(own) for _ in range(group.size())]
             self._work = dist.all_gather(self._parts, own, group=group, async_op=True)
-        self._read: list[list[float]] | None = None
 
     def read(self) -> list[list[float]]:
         """The numbers of every rank; waits for them."""
-        if self._read is None:
-            if self._work is not None:
-                self._work.wait()
-            self._read = [part.tolist() for part in self._parts]
-        return self._read
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+            self._arrived = [part.tolist() for part in self._parts]
+        return self._arrived
