@@ -1,6 +1,7 @@
 """A checkpoint from somebody else cannot run code here, though part of it is a pickle."""
 
 import builtins
+import copyreg
 import io
 import os
 import pickle
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoint_parts import Part
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, BytesStorageMetadata, Metadata
 
 from samestep.checkpoint.files import write_file
 from samestep.checkpoint.loading import read_tensors
@@ -57,7 +58,6 @@ def payloads(marker: Path) -> dict[str, bytes]:
         "posix.system": pickle.dumps(Planted(os.system, command)),
         "builtins.eval": pickle.dumps(Planted(builtins.eval, text)),
         "builtins.exec": pickle.dumps([{"deep": Planted(builtins.exec, text)}]),
-        "builtins.getattr": pickle.dumps(Planted(getattr, "", "format")),
         "torch.serialization.load": pickle.dumps(Planted(torch.load, str(marker))),
         "torch.os.system": b"\x80\x04\x8c\x05torch\x8c\x09os.system\x93" + pickle.dumps(command)[2:-1] + b"\x85R.",
         "torch.serialization.os.system": b"ctorch.serialization\nos.system\n(S'" + command.encode() + b"'\ntR.",
@@ -79,6 +79,47 @@ def test_the_planted_calls_would_have_run(tmp_path: Path) -> None:
         marker = tmp_path / name
         pickle.loads(payloads(marker)[name])
         assert marker.exists(), "otherwise the test above proves nothing"
+
+
+class Chained:
+    """Looks up one attribute after the other when it is unpickled, as Python 3.11.2 does for a member of an enum."""
+
+    def __init__(self, start: object, *names: str) -> None:
+        self.start, self.names = start, names
+
+    def __reduce__(self) -> tuple:
+        *before, last = self.names
+        return getattr, (Chained(self.start, *before) if before else self.start, last)
+
+
+def test_metadata_that_pickles_enums_by_getattr_is_read(path: Path) -> None:
+    data = io.BytesIO()
+    pickler = pickle.Pickler(data)
+    pickler.dispatch_table = {
+        **copyreg.dispatch_table,
+        _MEM_FORMAT_ENCODING: lambda member: (getattr, (type(member), member.name)),
+    }
+    pickler.dump(pickle.loads((path / ".metadata").read_bytes()))
+    assert b"getattr" in data.getvalue()
+    plant(path, ".metadata", data.getvalue())
+    load(path)
+
+
+HOSTILE = {
+    "of a text": Chained("", "format"),
+    "of a class": Chained(Metadata, "__init__"),
+    "an enum's class": Chained(_MEM_FORMAT_ENCODING, "__class__"),
+    "an enum's method": Chained(_MEM_FORMAT_ENCODING, "mro"),
+    "of a member": Chained(_MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT, "__reduce_ex__"),
+    "a chain to all there is": Chained(Metadata, "__init__", "__globals__"),
+}
+
+
+@pytest.mark.parametrize("how", HOSTILE)
+def test_getattr_gets_nothing_else(path: Path, how: str) -> None:
+    plant(path, ".metadata", pickle.dumps([HOSTILE[how]]))
+    with pytest.raises(UserError, match=r"names builtins\.getattr, which samestep never writes"):
+        load(path)
 
 
 def test_a_planted_call_among_the_tensors_is_refused(path: Path, tmp_path: Path) -> None:
