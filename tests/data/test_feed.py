@@ -129,6 +129,17 @@ def test_workers_bring_the_same_batches_as_none() -> None:
         assert all(same(a, b) for a, b in zip(alone, feed(workers, prefetch), strict=True))
 
 
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_task_may_use_more_steps_than_are_planned(workers: int) -> None:
+    order = Shuffled(23, 4, seed=3)
+    feed = Feed(Points(23), order, rank_of(0, 2), micro_rows=2, length=5, count=tokens, workers=workers)
+    for step in range(10):  # two a step of the loop, which has five
+        assert np.array_equal(feed[step].ids, order.ids(step))
+    assert np.array_equal(feed[12].ids, order.ids(12))
+    assert np.array_equal(feed[4].ids, order.ids(4))
+    assert np.array_equal(feed[5].ids, order.ids(5))
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_loading_leaves_torchs_generator_alone(workers: int) -> None:
     """A resumed run opens its loaders at another moment than the one that was never stopped, and must draw the same."""

@@ -74,7 +74,7 @@ def duel(world: World, strategy: str) -> None:
                 for part in micros.batches:
                     part["written"] = draws.pick(module(part["x"]), step=step, ids=part["ids"], position=0)
             for _ in range(INNER):
-                book.add(judge.update(micros, judge_loss, {"written": 0.5}))
+                book.add(judge.update(micros, judge_loss, {"real": 1.0, "written": 0.5}))
             with judge.inference() as module:
                 for part in micros.batches:
                     part["reward"] = module(part["x"], part["written"])

@@ -9,6 +9,7 @@ from samestep.core.compose import amend, compose
 from samestep.core.errors import UserError
 from samestep.core.overrides import take
 from samestep.train.finding import find_recipe, known_recipes
+from samestep.train.opening import with_run_path
 from samestep.train.recipe import Recipe
 
 COMMON = {"log_level": "log.level", "quiet": "log.quiet"}
@@ -49,6 +50,7 @@ class RecipeWords:
             config_name=self.options.get("config-name"),
             words=self.settings,
         )
+        config = with_run_path(config)
         return recipe.settle(config) if recipe.settle else config
 
 

@@ -3,6 +3,7 @@
 import random
 import secrets
 import shutil
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -93,8 +94,11 @@ def _everywhere(name: str) -> str:
 
 
 def _modules(recipe: Recipe) -> tuple[str, ...]:
-    """The modules that define a recipe, for workers to find imported."""
-    modules = (recipe.config.__module__, getattr(recipe.stages, "__module__", None))
+    """The modules that define a recipe and those it uses, for workers to find imported: a file's own has no name that
+    could be imported."""
+    home = sys.modules[recipe.config.__module__]
+    used = (getattr(value, "__module__", None) for value in vars(home).values())
+    modules = (home.__name__, getattr(recipe.stages, "__module__", None), *used)
     return tuple(sorted({name for name in modules if isinstance(name, str)}))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from samestep.core.errors import UserError
 from samestep.data.loading import Batch, Count, Rows, Share, Steps, loader
 from samestep.data.order import Order
 from samestep.world.post import Letter
@@ -40,6 +41,8 @@ class Micros:
     """The global batch, (epoch, index) a row."""
     spans: list[tuple[int, int]]
     """Which rows of the global batch each micro-batch holds; an empty one is a filler row of weight zero."""
+    terms: set[str] = field(default_factory=set)
+    """What losses have returned so far for rows of the feed that this came from."""
 
     def weight(self, term: str) -> float:
         """The global weight of a term: as counted, or its rows where it was not."""
@@ -69,10 +72,13 @@ class Feed:
         count: Count | None = None,
         workers: int = 0,
         prefetch: int = 2,
+        unit: str = "rows",
         track: Callable[[Iterable["Micros"], int], Iterable["Micros"]] | None = None,
     ) -> None:
-        """`length` bounds the steps; `track` may watch a pass over all of them (a progress bar)."""
+        """`length` is how many steps are planned; `track` may watch a pass over all of them (a progress bar). `unit`
+        may be counted though it is no term of a loss."""
         self.order, self.length = order, length
+        self._unit, self._terms, self._counted = unit, set[str](), set[str]()
         self.seconds = 0.0
         """What single steps took to get, together; a pass over all of them happens beside the steps."""
         self._world = world
@@ -96,6 +102,16 @@ class Feed:
         with self._world.watch.doing("data"):
             return self._take(step)
 
+    def check_counted(self) -> None:
+        """Refuse a count that belongs to no term, after all losses that use this feed have said which terms there are;
+        its term would weigh rows instead."""
+        stray = sorted(self._counted - self._terms - {self._unit, "rows"})
+        if stray and self._terms:
+            raise UserError(
+                f"count gives {stray[0]!r} a weight, but the loss has no such term (it has "
+                f"{', '.join(map(repr, sorted(self._terms)))}); name a term, or the stage's unit"
+            )
+
     def _take(self, step: int) -> Micros:
         if not self._coming or self._coming[0].step != step:
             self._seek(step)
@@ -108,7 +124,7 @@ class Feed:
         now.send(self._world.device, self._stream)
         if self._coming:
             self._coming[0].send(self._world.device, self._stream)
-        return now.arrive()
+        return now.arrive(self._terms)
 
     def __iter__(self) -> Iterator[Micros]:
         return iter(self._track((self._watched(step) for step in range(self.length)), self.length))
@@ -133,6 +149,7 @@ class Feed:
             self._prepare()
         counted = [coming for coming in self._coming if coming.step >= start and coming.share.weights]
         for coming in counted:
+            self._counted.update(coming.share.weights)
             coming.weights = self._world.post.put(list(coming.share.weights.values()))
         if counted:
             self._world.post.send()
@@ -158,8 +175,8 @@ class _Coming:
                 {k: v.to(device, non_blocking=True) for k, v in batch.items()} for batch in self.share.batches
             ]
 
-    def arrive(self) -> Micros:
-        """The step, ready to be used."""
+    def arrive(self, terms: set[str]) -> Micros:
+        """The step, ready to be used; `terms` collects what losses return for its rows."""
         if self.stream is not None:
             current = torch.cuda.current_stream()
             current.wait_stream(self.stream)
@@ -168,4 +185,4 @@ class _Coming:
                     tensor.record_stream(current)
         weights = dict(zip(self.share.weights, self.weights.read() if self.weights else ()))
         weights["rows"] = float(len(self.share.ids))  # known without asking
-        return Micros(self.step, self.batches, weights, self.share.ids, self.share.spans)
+        return Micros(self.step, self.batches, weights, self.share.ids, self.share.spans, terms)

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any, Protocol
 
 import numpy as np
@@ -115,7 +116,7 @@ class _Processes:
         self._iterator: Iterator[Share | UserError] = iter(())
 
     def __call__(self, step: int) -> Share:
-        if step != self._next:
+        if step != self._next or step == self._length:
             self._iterator = iter(self._open(step))
         self._next = step + 1
         share = next(self._iterator)
@@ -128,7 +129,8 @@ class _Processes:
         return DataLoader(
             _Excused(self._steps),
             batch_size=None,
-            sampler=range(step, self._length),
+            # A task may use more than was planned, such as two batches a step; then nobody knows where it ends.
+            sampler=range(step, self._length) if step < self._length else count(step),
             num_workers=self._workers,
             prefetch_factor=self._prefetch,
             pin_memory=self._pin,

@@ -57,6 +57,9 @@ class Parallel(Protocol):
     def rest(self) -> None:
         """Give back what calls without a backward pass gathered."""
 
+    def held_constant(self) -> AbstractContextManager[None]:
+        """Around a use of `inner` that leaves no gradient in its parameters, but reaches its inputs."""
+
 
 def wrap(
     module: nn.Module, world: World, strategy: str, compute: torch.dtype | None, fill: Fill | None = None
@@ -101,6 +104,7 @@ def place(module: nn.Module, device: torch.device, fill: Fill | None = None) -> 
 class _Called:
     """Notes that the wrapper was entered."""
 
+    inner: nn.Module
     called = False
 
     @property
@@ -120,6 +124,18 @@ class _Called:
 
     def rest(self) -> None:
         """Nothing was gathered."""
+
+    @contextmanager
+    def held_constant(self) -> Iterator[None]:
+        """Autograd asks whether a parameter requires a gradient when it is used, not in the backward pass."""
+        trained = [p for p in self.inner.parameters() if p.requires_grad]
+        for parameter in trained:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in trained:
+                parameter.requires_grad_(True)
 
 
 class Lone(_Called):
@@ -197,11 +213,15 @@ class Sharded(_Called):
         fully_shard(module, mesh=mesh, mp_policy=policy)
         self.inner = self.module = place(module, world.device, fill)
         self._fsdp = cast(FSDPModule, module)
+        self._is_set_up = self._was_held = False
         self._watch(module)
 
     @contextmanager
     def syncing(self, last: bool) -> Iterator[None]:
         """Reduce-scatter on the last micro-batch; before it gradients stay whole on each rank."""
+        if self._was_held:
+            self._was_held = False
+            self.rest()  # or the outermost unit is used as it was gathered: without gradients
         self._fsdp.set_requires_gradient_sync(last)
         self._fsdp.set_is_last_backward(last)
         yield
@@ -209,6 +229,20 @@ class Sharded(_Called):
     def rest(self) -> None:
         """The outermost unit stays whole after a forward pass, in wait for a backward pass that may never come."""
         self._fsdp.reshard()
+
+    @contextmanager
+    def held_constant(self) -> Iterator[None]:
+        """A unit that is gathered inherits from its parts on the ranks whether it requires gradients."""
+        if not self._is_set_up:  # at its first use torch looks which parameters are trained, and none is in here
+            for unit in self.inner.modules():
+                if isinstance(unit, FSDPModule):
+                    unit.unshard()
+                    unit.reshard()
+            self._is_set_up = True
+        self.rest()
+        self._was_held = True
+        with super().held_constant():
+            yield
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -4,7 +4,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from samestep.train.bench import Bench
 from samestep.train.config import Config, Distributed
+from samestep.train.first_weights import named_source
 from samestep.train.plan import Plan
 from samestep.world.world import World
 
@@ -19,7 +21,10 @@ def banner_lines(session: "Session", stage: "StageRun", resumed: str) -> dict[st
     for learner in stage.bench.learners:
         label = "parameters" if len(stage.bench.learners) == 1 else f"parameters of {learner.name}"
         lines[label] = f"{sum(p.numel() for p in learner.parameters()):,}"
+    if not resumed:
+        lines |= _first_weights(stage.bench)
     lines |= _planned(config, plan, world.size) if plan else {"steps": f"{stage.task.length:,}"}
+    lines |= _rates(stage.bench, config, plan, stage.task.length)
     lines["mixed precision"] = _precision(config.distributed)
     lines["number of GPUs"] = _devices(world)
     lines["backend"] = world.backend or "none (single process)"
@@ -38,8 +43,26 @@ def _planned(config: Config, plan: Plan, world_size: int) -> dict[str, str]:
         "batch size per GPU": f"{share}{accumulated}",
         "total batch size": f"{plan.global_batch}",
         "epochs": f"{plan.steps / plan.steps_per_epoch:.3g} ({plan.steps:,} steps, {plan.steps_per_epoch:,} an epoch)",
-        "learning rate": _rate(config, plan.learning_rate, plan.warmup_steps),
     }
+
+
+def _first_weights(bench: Bench) -> dict[str, str]:
+    """Where weights come from, if any learner's come from elsewhere than the seed."""
+    told, source = bench.first_weights.told, named_source(bench.config)
+    if not source and bench.start is None:
+        return {}
+    return {"first weights" if len(told) == 1 else f"first weights of {name}": text for name, text in told.items()}
+
+
+def _rates(bench: Bench, config: Config, plan: Plan | None, steps: int) -> dict[str, str]:
+    """The planned learning rate where a learner follows it, and those that the recipe gave as such."""
+    lines = {}
+    if plan and len(bench.given_rates) < len(bench.learners):
+        lines["learning rate"] = _rate(config, plan.learning_rate, plan.warmup_steps)
+    for name, rate in bench.given_rates.items():
+        label = "learning rate" if len(bench.learners) == 1 else f"learning rate of {name}"
+        lines[label] = f"given by the recipe: {rate(0):g} at the first step, {rate(steps - 1):g} at the last"
+    return lines
 
 
 def _devices(world: World) -> str:

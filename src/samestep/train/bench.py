@@ -21,18 +21,21 @@ from samestep.core.rundir import RunDir
 from samestep.data.feed import Feed
 from samestep.data.loading import Count, Rows
 from samestep.data.order import VALIDATION_EPOCH, Order, Sequential, Shuffled
-from samestep.parallel.wrap import Fill, build_blank, wrap
+from samestep.parallel.wrap import build_blank, wrap
 from samestep.train.config import Config
 from samestep.train.console import Screen
 from samestep.train.draws import Draws
 from samestep.train.evidence import Recorder
+from samestep.train.first_weights import FirstWeights
 from samestep.train.learner import COMPUTE, Learner
+from samestep.train.loop import Progress
 from samestep.train.optim import OptimSettings
 from samestep.train.plan import Plan
-from samestep.train.weights import fill, open_weights
 from samestep.world.world import World
 
 logger = logging.getLogger(__name__)
+Rate = Callable[[int], float]
+"""The learning rate of each step of the loop."""
 
 
 @dataclass
@@ -47,24 +50,54 @@ class Bench:
     unused: Sequence[str] = ()
     """Glob patterns of parameters that the recipe declares to be without a gradient."""
     recorder: Recorder | None = None
+    start: str | None = None
+    """The earlier stage with whose weights the learners begin."""
+    unit: str = "rows"
+    """The counted weight that speed is shown in."""
+    resumed: bool = False
+    """Whether this stage has a checkpoint, with which all its state will come once it is built."""
+    shared: bool = True
+    """Whether all ranks see the run directory."""
+    progress: Progress = field(default_factory=Progress)
+    """How far the stage has come; learning rates follow its step."""
     learners: list[Learner] = field(default_factory=list)
     feeds: list[Feed] = field(default_factory=list)
+    given_rates: dict[str, Rate] = field(default_factory=dict)
+    """By learner, the learning rates that the recipe gave."""
     _plan: Plan | None = None
 
+    def __post_init__(self) -> None:
+        self.first_weights = FirstWeights(
+            self.config,
+            self.world,
+            self.rundir,
+            self.stage,
+            start=self.start,
+            resumed=self.resumed,
+            shared=self.shared,
+            frozen=self._frozen,
+            freeze=self._freeze,
+        )
+
     def plan(self, samples: int) -> Plan:
-        """The stage's numbers for data of so many samples: as frozen by the first launch, or frozen now."""
+        """The stage's numbers, which its first training feed fixes by its number of samples: as frozen by the first
+        launch, or frozen now."""
         if self._plan is None:
             made = self._freeze("plan", lambda: Plan.make(self.config, self.world.size, samples).to_json())
             self._plan = Plan(**made)
-        if self._plan.samples != samples:
-            raise UserError(
-                f"this run was started on {self._plan.samples} training samples but the data now has {samples}; "
-                "restore the data, or start a new run (init_from=... keeps the weights)"
-            )
+            if self._plan.samples != samples:
+                raise UserError(
+                    f"this run was started on {self._plan.samples} training samples but the data now has {samples}; "
+                    "restore the data, or start a new run (init_from=... keeps the weights)"
+                )
         return self._plan
 
     def feed(self, rows: Rows, *, order: Order | None = None, count: Count | None = None) -> Feed:
-        """Training data in an order that any world size shares; shuffled anew each epoch unless one is given."""
+        """Training data in an order that any world size shares; shuffled anew each epoch unless one is given.
+
+        The first one fixes how long the stage is. Others have the same global batch and run through their own epochs.
+        `count` gives each row's weight in terms of the loss, or in the stage's unit.
+        """
         plan = self.plan(len(rows))
         order = order or Shuffled(len(rows), plan.global_batch, self.config.seed)
         return self._feed(rows, order, plan.steps, count)
@@ -81,15 +114,17 @@ class Bench:
         module: nn.Module | Callable[[], nn.Module],
         *,
         name: str = "model",
-        rate: Callable[[int], float] | None = None,
+        rate: Rate | None = None,
     ) -> Learner:
         """A learner of `module`, or of the one that `module` builds when it is called.
 
         The latter is for large networks: one that begins with the weights of a file is then built without memory, and
-        filled on each device, its own part only. `rate` gives the learning rate of each update (default: as planned).
+        filled on each device, its own part only. `rate` gives the learning rate of each step (default: as planned).
         """
         config: Config = self.config
-        initial = self._initial_weights(name)
+        if rate is not None:
+            self.given_rates[name] = rate
+        initial = self.first_weights.of(name)
         module = self._prepared(module, blank=initial is not None)
         if config.compile:
             module.compile()
@@ -103,6 +138,7 @@ class Bench:
             mixed_precision=config.distributed.mixed_precision,
             max_bad_steps=config.max_bad_steps,
             recorder=self.recorder,
+            step=lambda: self.progress.step,
         )
         self.learners.append(learner)
         return learner
@@ -125,17 +161,9 @@ class Bench:
         """Where this stage, or an earlier one, keeps an artifact."""
         return self.rundir.artifacts(stage or self.stage) / name
 
-    def _planned_rate(self, update: int) -> float:
+    def _planned_rate(self, step: int) -> float:
         assert self._plan is not None, "make the training feed before the first update: it fixes the plan"
-        return self._plan.schedule(self.config)(update)
-
-    def _initial_weights(self, name: str) -> Fill | None:
-        """What fills the learner's module with the weights that were asked for."""
-        source = self.config.continue_from or self.config.init_from
-        if not source or name != "model":
-            return None
-        weights = open_weights(Path(source), name)
-        return lambda module: fill(module, weights, f"weights of {source}")
+        return self._plan.schedule(self.config)(step)
 
     def _prepared(self, module: nn.Module | Callable[[], nn.Module], blank: bool) -> nn.Module:
         """The module in its type, and without what it does not train."""
@@ -157,6 +185,7 @@ class Bench:
             count=count,
             workers=self.config.num_workers,
             prefetch=self.config.prefetch,
+            unit=self.unit,
             track=track,
         )
         self.feeds.append(feed)
@@ -168,10 +197,14 @@ class Bench:
 
     def _freeze(self, what: str, make: Callable[[], Json]) -> Json:
         """What the first launch fixed for this stage, or what it fixes now."""
-        known = self.world.share(read_json(self.rundir.frozen) if self.world.is_main else None) or {}
+        known = self._frozen()
         mine = known.setdefault(self.stage, {})
         if what not in mine:
             mine[what] = make()
             if self.world.is_main:
                 write_json(self.rundir.frozen, known)
         return mine[what]
+
+    def _frozen(self) -> dict[str, Json]:
+        """What the first launch fixed, by stage."""
+        return self.world.share(read_json(self.rundir.frozen) if self.world.is_main else None) or {}

@@ -8,19 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from samestep.checkpoint.background import Saver
+from samestep.data.feed import Feed
 from samestep.train.config import Checkpoints
 from samestep.train.console import Screen, show_figures
 from samestep.train.learner import Learner
 from samestep.train.loop import Progress
-from samestep.train.metrics import Book, Metrics, Reading
+from samestep.train.metrics import Book, Metrics, Reading, is_loss
 from samestep.train.recipe import Stage, Tick
 from samestep.train.sinks import Sink
 from samestep.train.stop import Stop
 from samestep.train.stragglers import Speeds
 
 SHORT = 0.2
-"""Seconds a step, on the slowest rank, under which a row of figures is not waited for; those of longer ones are shown
-at once. All ranks judge by the last row that they read together, for to wait is to send what nobody sent yet."""
+"""Seconds a step, on the slowest rank, under which a row of figures is not waited for but read a step later; those of
+longer ones are shown at once."""
+PARTING = 2.0
+"""Seconds to wait for rows that are still under way when a rank has failed."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,7 @@ class _Row:
 class LogFigures:
     """Adds every step's figures up and writes their means every `every` steps; the device is read only then.
 
-    What the ranks tell each other for it goes with their next message and is read when that has arrived: to wait for it
-    costs more than all else about a row.
+    What the ranks tell each other for it is read at the next step: to wait for it costs more than all else about a row.
     """
 
     book: Book
@@ -58,8 +60,7 @@ class LogFigures:
 
     def fire(self, tick: Tick, metrics: Metrics, last: bool) -> None:
         """Count the step in; when it is time, begin a row."""
-        while self._rows and self._rows[0].reading.sent:
-            self._write(self._rows.popleft())
+        self.write()
         self.book.add(metrics)
         if (tick.step + 1) % self.every and not last:
             return
@@ -72,6 +73,11 @@ class LogFigures:
         while self._rows:
             self._write(self._rows.popleft())
 
+    def rescue(self) -> None:
+        """Write the rows that were begun when a rank failed, as far as all ranks' numbers are here or come soon."""
+        while self._rows and self._rows[0].reading.has_arrived(PARTING):
+            self._write(self._rows.popleft())
+
     def _write(self, row: _Row) -> None:
         figures, times = row.reading.finish()
         self._at_once = max(a_step for a_step, *_ in times) >= SHORT
@@ -80,7 +86,7 @@ class LogFigures:
             figures[f"{self.unit}/s"] = per_step * row.steps / row.seconds
         figures = {name: value for name, value in figures.items() if not name.startswith("count/")}
         self._record(row.step, row.epoch, figures)
-        shown = {name: figures[name] for name in figures if name.split("/")[-1] == "loss" or name == f"{self.unit}/s"}
+        shown = {name: figures[name] for name in figures if is_loss(name) or name == f"{self.unit}/s"}
         self.screen.advance("train", row.step, self.length, show_figures(shown))
 
     def record(self, step: int, epoch: int, figures: Mapping[str, float]) -> None:
@@ -106,6 +112,22 @@ class LogFigures:
         self.progress.aside = 0.0
         self.progress.seconds += seconds
         return _Row(done, tick.epoch, steps, seconds, reading)
+
+
+@dataclass
+class CheckCounts:
+    """Refuses weights that belong to no term, after the first step by which every learner made an update."""
+
+    feeds: list[Feed]
+    learners: list[Learner]
+    _is_done: bool = False
+
+    def fire(self, tick: Tick, metrics: Metrics, last: bool) -> None:
+        """Look once."""
+        if not self._is_done and all(learner.is_under_way for learner in self.learners):
+            self._is_done = True
+            for feed in self.feeds:
+                feed.check_counted()
 
 
 @dataclass
@@ -165,7 +187,7 @@ class EpochSummary:
 
     def fire(self, tick: Tick, metrics: Metrics, last: bool) -> None:
         """Count the step in; sum up at the epoch's end."""
-        self.book.add({name: figure for name, figure in metrics.items() if name.split("/")[-1] == "loss"})
+        self.book.add({name: figure for name, figure in metrics.items() if is_loss(name)})
         if not tick.last_of_epoch:
             return
         train = {f"train {name}": value for name, value in self.book.read().items()}

@@ -43,8 +43,8 @@ class Coupled:
         couple: Couple,
         weigh: Callable[[Mapping[str, Tensor]], tuple[Tensor, dict[str, Tensor]]],
         boost: Tensor | float,
-    ) -> tuple[Tensor, dict[str, Tensor], Mapping[str, Tensor]]:
-        """Gradients in the module; the total loss, its sums per term and its rows, equal on every rank."""
+    ) -> tuple[dict[str, Tensor], Mapping[str, Tensor]]:
+        """Gradients in the module; the loss's sums per term and its rows, equal on every rank."""
         before = _random_state(self.world.device)
         with torch.no_grad(), self.autocast():
             parts = [embed(self.parallel.inner, batch) for batch in micros.batches]
@@ -64,7 +64,8 @@ class Coupled:
                     pushed = _push(outputs, leaves, span)
                 self.check_called()
                 (pushed * boost).backward()
-        return total, sums, rows
+        micros.terms.update(sums)
+        return sums, rows
 
 
 def _push(outputs: Mapping[str, Tensor], leaves: Mapping[str, Tensor], span: tuple[int, int]) -> Tensor:

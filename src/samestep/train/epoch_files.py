@@ -19,7 +19,7 @@ from samestep.core.records import Json, sync_folder
 from samestep.parallel.wrap import whole
 from samestep.train.fit import Fit
 from samestep.train.learner import Learner
-from samestep.train.metrics import Book, Metrics
+from samestep.train.metrics import Book, Metrics, is_loss
 from samestep.train.optim import OptimSettings
 from samestep.train.recipe import Tick
 
@@ -92,7 +92,7 @@ class FitWithFiles(Fit):
         """One update; before the first of an epoch, the file of the last."""
         self.write_due()
         metrics = super().step(tick)
-        self._losses.add({name: figure for name, figure in metrics.items() if name == "loss"})
+        self._losses.add({name: figure for name, figure in metrics.items() if is_loss(name)})
         if tick.last_of_epoch:
             self._history.train = [*self._history.train, self._losses.read().get("loss", float("nan"))]
             self._history.complete = tick.epoch + 1

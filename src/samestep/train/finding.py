@@ -1,11 +1,13 @@
-"""Finding a recipe: by its folder in `samestep.recipes`, or by import path, the working directory being importable."""
+"""Finding a recipe: by its folder in `samestep.recipes`, by import path, or by file (that very file)."""
 
 import difflib
+import hashlib
 import importlib
 import importlib.util
 import pkgutil
 import sys
 from pathlib import Path
+from types import ModuleType
 
 from samestep.core.errors import UserError
 from samestep.train.recipe import Recipe
@@ -20,18 +22,54 @@ def known_recipes() -> list[str]:
 
 def find_recipe(name: str) -> Recipe:
     """The recipe called `name`, or at import path `name` (`my_package.my_recipe`), or in the file `name` (`x.py`)."""
-    if name.endswith(".py"):
-        return find_recipe(_module_of(Path(name)))
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    is_file = name.endswith(".py")
+    module = _of_file(Path(name)) if is_file else _of_name(name)
+    recipe = getattr(module, "recipe", None)
+    if not isinstance(recipe, Recipe):
+        raise UserError(
+            f"the {'file' if is_file else 'module'} {name} has no `recipe = Recipe(...)`; add one to make it a recipe"
+        )
+    return recipe
+
+
+def _of_name(name: str) -> ModuleType:
+    _make_importable(Path.cwd())
     target = f"{HOME}.{name}" if name in known_recipes() else name
     if not _exists(target):
         raise UserError(_unknown(name))
-    module = importlib.import_module(target)
-    recipe = getattr(module, "recipe", None)
-    if not isinstance(recipe, Recipe):
-        raise UserError(f"the module {target} has no `recipe = Recipe(...)`; add one to make it a recipe")
-    return recipe
+    return importlib.import_module(target)
+
+
+def _of_file(path: Path) -> ModuleType:
+    """The module in a file, under a name that no other file has; what lies beside it can be imported by its own."""
+    path = path.absolute()
+    if not path.is_file():
+        raise UserError(f"the recipe file {path} does not exist")
+    name = file_module(path)
+    if name in sys.modules:
+        return sys.modules[name]
+    _make_importable(path.parent)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def file_module(path: Path) -> str:
+    """What the module of a recipe file is called."""
+    return f"{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
+
+
+def _make_importable(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
 
 
 def _exists(target: str) -> bool:
@@ -39,15 +77,6 @@ def _exists(target: str) -> bool:
         return importlib.util.find_spec(target) is not None
     except (ImportError, ValueError):
         return False
-
-
-def _module_of(path: Path) -> str:
-    if not path.exists():
-        raise UserError(f"the recipe file {path} does not exist")
-    folder = str(path.parent.absolute())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    return path.stem
 
 
 def _unknown(name: str) -> str:

@@ -9,7 +9,7 @@ import torch
 
 from samestep.data.feed import Feed
 from samestep.train.ema import AVERAGE, Average
-from samestep.train.learner import Learner, Loss
+from samestep.train.learner import Learner, Loss, Mix
 from samestep.train.metrics import Book, Figure, Metrics
 from samestep.train.recipe import Tick
 
@@ -32,16 +32,19 @@ class Fit:
         measure: Loss | None = None,
         derive: Callable[[dict[str, float]], Mapping[str, float]] = as_is,
         average: Average | None = None,
+        mix: Mix | Callable[[Tick], Mix] | None = None,
     ) -> None:
-        """`average` is kept up to date and is what validation measures."""
+        """`mix` gives the coefficient of each term that is trained, as numbers or by step; all others are logged, and a
+        loss of one term needs none. `average` is kept up to date and is what validation measures."""
         self.length = feed.length
         self.state: Mapping[str, Any] = {learner.name: learner} | ({AVERAGE: average} if average else {})
         self.learner, self.feed, self.validation, self.average = learner, feed, validation, average
-        self._loss, self._measure, self._derive = loss, measure or loss, derive
+        self._loss, self._measure, self._derive, self._mix = loss, measure or loss, derive, mix
 
     def step(self, tick: Tick) -> Metrics:
         """One update on the step's global batch."""
-        metrics = self.learner.update(self.feed[tick.step], self._loss)
+        mix = self._mix(tick) if callable(self._mix) else self._mix
+        metrics = self.learner.update(self.feed[tick.step], self._loss, mix)
         if self.average:
             self.average.update()
         return metrics
@@ -66,11 +69,14 @@ def evaluate(learner: Learner, feed: Feed, measure: Loss, step: int = 0) -> dict
     with learner.inference() as module:
         for micros in feed:
             for batch in micros.batches:
-                for term, rows in measure(module, batch).items():
+                measured = measure(module, batch)
+                micros.terms.update(measured)
+                for term, rows in measured.items():
                     total = torch.where(batch["live"], rows.double(), 0.0).sum()
                     book.add({term: Figure(total, 0.0)})
             book.add({term: Figure(0.0, micros.weight(term)) for term in book.names()})
             seen += [micros.ids[start:stop] for start, stop in micros.spans]
+    feed.check_counted()
     figures = book.read()
     if learner.recorder:
         learner.recorder.validation(step, np.concatenate(seen), figures)

@@ -6,6 +6,9 @@ A loss is named sums: `loss(module, batch)` returns, per term, each row's sum. T
 divides by the term's global weight (counted before the forward pass), and scales by the world size, so that the mean
 over ranks that DDP and FSDP take is the exact gradient of the global batch, however it was split. Whether the
 gradient is finite is decided on the device from its global norm: all ranks skip together, nobody waits.
+
+Only the terms that `mix` names are trained, each times its coefficient; all others are logged. A loss of one term needs
+no mix.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -24,20 +27,21 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from samestep.core.errors import RunFailed
+from samestep.core.errors import RunFailed, UserError
 from samestep.data.feed import Micros
 from samestep.data.loading import Batch
 from samestep.parallel.wrap import Parallel, distribute_like, local, total_norm
 from samestep.train.coupled import Couple, Coupled, Embed
 from samestep.train.evidence import Recorder
 from samestep.train.finite import FiniteGuard
-from samestep.train.metrics import Figure, Metrics
+from samestep.train.metrics import Figure, Metrics, part_of
 from samestep.train.optim import LossScale, OptimSettings, adamw
 from samestep.train.warm import warm_up
 from samestep.world.world import World
 
 Loss = Callable[[nn.Module, Batch], Mapping[str, Tensor]]
 Mix = Mapping[str, float]
+"""Coefficients of the terms that are trained."""
 COMPUTE = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Types of mixed precision; `none` is none of them."""
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -57,8 +61,14 @@ class Learner:
         mixed_precision: str = "none",
         max_bad_steps: int = 5,
         recorder: Recorder | None = None,
+        step: Callable[[], int] | None = None,
     ) -> None:
+        """`rate` gives the learning rate of a step of the loop, however many updates are made in it; `step` says which
+        step it is (without one: as many as there were updates)."""
         self.name, self.updates = name, 0
+        self.is_under_way = False
+        """Whether it has made an update in this launch."""
+        self._step_now = step or (lambda: self.updates)
         self._parallel, self.world, self._rate, self._settings = parallel, world, rate, settings
         # Listed once: walking over the modules would take as long as the norm of the gradients.
         self._trained = [(name, p) for name, p in parallel.inner.named_parameters() if p.requires_grad]
@@ -71,31 +81,33 @@ class Learner:
         self._ranks = torch.full((), float(world.size), device=world.device)
 
     def update(self, micros: Micros, loss: Loss, mix: Mix | None = None) -> Metrics:
-        """One optimizer step on the global batch; `mix` gives each term's coefficient (default 1)."""
-        self._settle_buckets(lambda: self._backward(micros.first(), loss, mix or {}))
-        total, sums, rows = self._backward(micros, loss, mix or {})
-        if self._weightless(micros, sums):
+        """One optimizer step on the global batch; `mix` gives the coefficient of each term that is trained."""
+        self._begin_update(lambda: self._backward(micros.first(), loss, mix))
+        sums, rows = self._backward(micros, loss, mix)
+        trained = self._trained_terms(sums, mix)
+        if not any(micros.weight(term) for term in trained):  # of the whole batch, so all ranks say the same
             return self._skip()
         if self.recorder:
             self.recorder.rows(self.name, micros, rows)
-        return self._apply(micros, total, sums)
+        return self._apply(micros, sums, trained)
 
     def update_coupled(self, micros: Micros, embed: Embed, couple: Couple, mix: Mix | None = None) -> Metrics:
         """One optimizer step on a loss that couples all rows of the global batch with each other (see coupled.py)."""
         coupled = Coupled(self._parallel, self.world, self._autocast, self._check_called)
 
-        def backward() -> tuple[Tensor, dict[str, Tensor], Mapping[str, Tensor]]:
+        def backward() -> tuple[dict[str, Tensor], Mapping[str, Tensor]]:
             return coupled.backward(
-                micros, embed, couple, lambda rows: self._weigh(rows, len(micros.ids), micros, mix or {}), self._boost()
+                micros, embed, couple, lambda rows: self._weigh(rows, len(micros.ids), micros, mix), self._boost()
             )
 
-        self._settle_buckets(backward)
-        total, sums, rows = backward()
-        if self._weightless(micros, sums):
+        self._begin_update(backward)
+        sums, rows = backward()
+        trained = self._trained_terms(sums, mix)
+        if not any(micros.weight(term) for term in trained):
             return self._skip()
         if self.recorder:
             self.recorder.coupled_rows(self.name, micros, rows)
-        return self._apply(micros, total, sums, same=True)
+        return self._apply(micros, sums, trained, same=True)
 
     @contextmanager
     def inference(self) -> Iterator[nn.Module]:
@@ -114,16 +126,27 @@ class Learner:
                 part.training = was_training
             self._parallel.rest()
 
-    def _settle_buckets(self, backward: Callable[[], object]) -> None:
+    @contextmanager
+    def held_constant(self) -> Iterator[nn.Module]:
+        """The module itself for another learner's loss: differentiable in its inputs, its own weights held constant.
+
+        What is computed inside leaves no gradient in them, also when the backward pass comes later.
+        """
+        with self._parallel.held_constant(), self._autocast():
+            yield self._parallel.inner
+
+    def _begin_update(self, backward: Callable[[], object]) -> None:
+        self._drop_gradients()  # another learner's loss may have left some
+        self.is_under_way = True
         if not self._settled:
             warm_up(self._parallel.inner, backward)
             self._settled = True
 
     def _backward(
-        self, micros: Micros, loss: Loss, mix: Mix
-    ) -> tuple[Tensor, dict[str, Tensor], list[Mapping[str, Tensor]]]:
-        """Gradients of all micro-batches, reduced over ranks once; this rank's total, its sums per term, its rows."""
-        totals, all_sums, all_rows = [], [], []
+        self, micros: Micros, loss: Loss, mix: Mix | None
+    ) -> tuple[dict[str, Tensor], list[Mapping[str, Tensor]]]:
+        """Gradients of all micro-batches, reduced over ranks once; this rank's sums per term, and its rows."""
+        all_sums, all_rows = [], []
         for number, batch in enumerate(micros.batches):
             self.world.watch.moved()
             with self._parallel.syncing(last=number == len(micros.batches) - 1):
@@ -133,17 +156,36 @@ class Learner:
                     total, sums = self._weigh(rows, len(batch["live"]), micros, mix, micros.is_filler(number))
                 self._check_called()
                 total.backward(self._boost().to(total.dtype))
-            totals.append(total.detach())
             all_sums.append(sums)
             all_rows.append(rows)
-        return reduce(add, totals), {term: reduce(add, [s[term] for s in all_sums]) for term in all_sums[0]}, all_rows
+        micros.terms.update(all_sums[0])
+        return {term: reduce(add, [s[term] for s in all_sums]) for term in all_sums[0]}, all_rows
+
+    def _trained_terms(self, terms: Mapping[str, Tensor], mix: Mix | None) -> Mix:
+        """The coefficients of the terms that are trained."""
+        if not terms:
+            raise UserError(f"the loss of learner {self.name!r} returned no term; return each row's value by name")
+        if mix is None and len(terms) == 1:
+            return dict.fromkeys(terms, 1.0)
+        listed = ", ".join(map(repr, terms))
+        if not mix:
+            raise UserError(
+                f"the loss of learner {self.name!r} returned several terms ({listed}); say which of them are trained, "
+                f"for example mix={{{next(iter(terms))!r}: 1.0}}, and the others are only logged"
+            )
+        unknown = [term for term in mix if term not in terms]
+        if unknown:
+            raise UserError(
+                f"the mix of learner {self.name!r} names {unknown[0]!r}, but its loss returned {listed}; name one of "
+                "those"
+            )
+        return mix
 
     def _weigh(
-        self, rows: Mapping[str, Tensor], count: int, micros: Micros, mix: Mix, filler: bool = False
+        self, rows: Mapping[str, Tensor], count: int, micros: Micros, mix: Mix | None, filler: bool = False
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The scalar to differentiate, the sum over terms of coefficient * live rows / global weight; and the sums."""
-        assert rows, f"the loss of learner {self.name!r} returned no term"
-        assert set(mix) <= set(rows), f"mix names {sorted(mix)}, but the loss returned {sorted(rows)}"
+        trained = self._trained_terms(rows, mix)
         sums = {}
         for term, values in rows.items():
             assert values.shape == (count,), (
@@ -154,7 +196,7 @@ class Learner:
                 values = torch.where(torch.zeros_like(values, dtype=torch.bool), values, 0.0)
             exact = torch.promote_types(values.dtype, torch.float32)  # bf16 rows must not be summed in bf16
             sums[term] = values.sum(dtype=exact)
-        total = reduce(add, [sums[term] * (mix.get(term, 1.0) / (micros.weight(term) or 1.0)) for term in sums])
+        total = reduce(add, [sums[term] * (part / (micros.weight(term) or 1.0)) for term, part in trained.items()])
         return total, {term: value.detach() for term, value in sums.items()}
 
     def _boost(self) -> Tensor:
@@ -169,7 +211,7 @@ class Learner:
                 "(for example through .module), which would skip gradient synchronisation"
             )
 
-    def _apply(self, micros: Micros, total: Tensor, sums: Mapping[str, Tensor], same: bool = False) -> Metrics:
+    def _apply(self, micros: Micros, sums: Mapping[str, Tensor], trained: Mix, same: bool = False) -> Metrics:
         """Clip, check, step, and say what happened, all without waiting for the device."""
         if self.recorder:
             self.recorder.gradients(self.name, self._parallel.inner)
@@ -178,7 +220,7 @@ class Learner:
         if self._scale:
             norm = norm * (self.world.size / self._scale.scale)
         bad = (~(norm < torch.inf)).float()  # also where it is NaN
-        rate = self._rate(self.updates)
+        rate = self._rate(self._step_now())
         self._step(gradients, norm, bad, rate)
         blamed = bad
         if self._scale:
@@ -188,7 +230,7 @@ class Learner:
         if self.recorder:
             self.recorder.parameters(self.name, self._parallel.inner, micros)
         self._guard.watch(blamed, micros)
-        return self._figures(micros, total, sums, norm, bad, rate, same)
+        return self._figures(micros, sums, trained, norm, bad, rate, same)
 
     def _gradients(self) -> list[Tensor]:
         gradients = [p.grad for _, p in self._trained if p.grad is not None]
@@ -220,8 +262,8 @@ class Learner:
     def _figures(
         self,
         micros: Micros,
-        total: Tensor,
         sums: Mapping[str, Tensor],
+        trained: Mix,
         norm: Tensor,
         bad: Tensor,
         rate: float,
@@ -229,17 +271,14 @@ class Learner:
     ) -> Metrics:
         """Figures of this update."""
         figures = {term: Figure(value, micros.weight(term), same, bad) for term, value in sums.items()}
-        figures["loss"] = Figure(total, 1.0, same, bad)
+        for term, part in trained.items():
+            figures[part_of("loss", term)] = Figure(_times(sums[term], part), micros.weight(term), same, bad)
         figures["grad_norm"] = Figure(norm, 1.0, same=True, skipped=bad)
         figures["lr"] = Figure(rate, same=True)
         figures["skipped"] = Figure(bad, same=True)
         prefix = "" if self.name == "model" else f"{self.name}/"
         counts = {f"count/{name}": Figure(weight, same=True) for name, weight in micros.weights.items()}
         return {**{prefix + name: figure for name, figure in figures.items()}, **counts}
-
-    def _weightless(self, micros: Micros, sums: Mapping[str, Tensor]) -> bool:
-        """Whether none of the loss's terms weighs anything; the weights are global, so all ranks say the same."""
-        return not any(micros.weight(term) for term in sums)
 
     def _skip(self) -> Metrics:
         """A step without weight moves nothing, not even by momentum or weight decay."""
@@ -321,3 +360,7 @@ class Learner:
         """Moments and step counts; the groups' settings come from the configuration, not from a checkpoint."""
         state = get_optimizer_state_dict(self._parallel.inner, self._optimizer, options=_FLAT)
         return {key: value for key, value in state.items() if isinstance(value, Tensor)}
+
+
+def _times(value: Tensor, factor: float) -> Tensor:
+    return value if factor == 1 else value * factor

@@ -25,7 +25,7 @@ class Outcome(Enum):
 class Progress:
     """How far a stage has come; checkpoint state."""
 
-    steps_per_epoch: int
+    steps_per_epoch: int = 1
     step: int = 0
     """Steps done."""
     best: float | None = None

@@ -31,6 +31,21 @@ class Figure(NamedTuple):
 
 
 Metrics = Mapping[str, Figure]
+_PART = "\x1f"  # the unit separator, which no name has
+
+
+def part_of(name: str, term: str) -> str:
+    """The name under which a term's part of the figure `name` is added up.
+
+    A figure in parts is the sum of their means. So the logged loss is the sum of coefficient times logged term, though
+    terms may weigh differently and each step has another weight.
+    """
+    return f"{name}{_PART}{term}"
+
+
+def is_loss(name: str) -> bool:
+    """Whether a figure is a learner's loss, or a part of one."""
+    return name.partition(_PART)[0].rpartition("/")[2] == "loss"
 
 
 class Book:
@@ -63,12 +78,14 @@ class Book:
         return self.reading().finish()[0]
 
     def reading(self, own: Sequence[float] = ()) -> "Reading":
-        """The same, under way with the next message: read later, it keeps nobody waiting. Numbers of each rank's own
-        go along, come out by rank, and are no state."""
+        """The same, under way: read later, it keeps nobody waiting. Numbers of each rank's own go along, come out by
+        rank, and are no state."""
         totals, self._totals = self._add_up(), {}
         names = sorted(totals)
         sums = self._world.post.put([totals[name][0] for name in names])
-        return Reading(names, [totals[name][1] for name in names], sums, self._world.post.put(own))
+        reading = Reading(names, [totals[name][1] for name in names], sums, self._world.post.put(own))
+        self._world.post.send()  # at once, and not with the next message: a rank may fail before there is one
+        return reading
 
     def state_dict(self) -> dict[str, Json]:
         """Nothing is shared."""
@@ -112,15 +129,24 @@ class Reading:
     sums: Letter
     own: Letter
 
-    @property
-    def sent(self) -> bool:
-        """Whether they have left, on all ranks alike."""
-        return self.sums.sent
+    def has_arrived(self, within: float) -> bool:
+        """Whether they can be read without waiting any more, after at most `within` seconds."""
+        return self.own.has_arrived(within)
 
     def finish(self) -> tuple[dict[str, float], list[list[float]]]:
         """Every figure's mean, and each rank's own numbers."""
-        means = zip(self.names, self.sums.read(), self.weights)
-        return {name: total / weight for name, total, weight in means if weight > 0}, self.own.by_rank()
+        sums = zip(self.names, self.sums.read(), self.weights)
+        return _joined({name: total / weight for name, total, weight in sums if weight > 0}), self.own.by_rank()
+
+
+def _joined(means: Mapping[str, float]) -> dict[str, float]:
+    """Means by name, those of parts added up under the name that they are parts of."""
+    parts: dict[str, float] = {}
+    for name, mean in means.items():
+        if _PART in name:
+            whole = name.partition(_PART)[0]
+            parts[whole] = parts.get(whole, 0.0) + mean
+    return {name: mean for name, mean in means.items() if _PART not in name} | parts
 
 
 def _apart(number: Number) -> Number:

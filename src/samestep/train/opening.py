@@ -5,7 +5,7 @@ import shutil
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,11 @@ def open_run(
     launches = launches or [launch_id(os.environ)]
     rundir = RunDir(Path(config.out) / (config.name or free_name(recipe, config, launches)))
     known = RunRecord.read(rundir)
+    source = config.continue_from or config.init_from
+    if known is None and source and not Path(source).exists():  # now, and not when some later stage begins with it
+        raise UserError(
+            f"{source} does not exist; give a run's name or directory, a checkpoint folder or a weight file"
+        )
     if known is None and rundir.path.exists() and _foreign(rundir.path):
         raise UserError(f"{rundir.path} exists but holds no samestep run; choose another name with name=...")
     try:
@@ -73,6 +78,16 @@ def open_run(
     if not is_done(read_json(rundir.status) or {}):  # what an earlier launch came to says nothing of this one
         set_status(rundir, "running")
     return rundir, lock, batch
+
+
+def with_run_path(config: Config) -> Config:
+    """A configuration whose `init_from` may be the name of a run, with the path of that run in its place."""
+    named = config.init_from
+    if not named or Path(named).exists():
+        return config
+    folders = (Path(out) / named for out in (config.out, "runs"))
+    found = next((path for path in folders if RunRecord.read(RunDir(path)) is not None), None)
+    return replace(config, init_from=str(found)) if found else config
 
 
 def find_run(text: str, out: str = "runs") -> RunDir:

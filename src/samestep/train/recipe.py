@@ -58,6 +58,9 @@ class Stage:
     """Runs after the last step on every rank; leaves artifacts for later stages."""
     unit: str = "rows"
     """The counted weight that speed is shown in, such as `tokens`."""
+    start: str | None = None
+    """The earlier stage with whose weights this stage's learners begin: `align` or `align:best`; None: afresh, or with
+    `init_from` if no earlier stage took that."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from samestep.core.rundir import RunDir
 from samestep.train.adopting import adopt
 from samestep.train.banner import banner_lines
 from samestep.train.bench import Bench
-from samestep.train.cadence import EpochSummary, LogFigures, Save, Validate
+from samestep.train.cadence import CheckCounts, EpochSummary, LogFigures, Save, Validate
 from samestep.train.console import Screen
 from samestep.train.divergence import SameParameters
 from samestep.train.evidence import Recorder, Returned, Witness
@@ -87,7 +87,7 @@ class Session:
         for stage in stages:
             if self.world.share(self._is_done(stage)):
                 self.screen.say(f"stage {stage.name!r} is done already")
-            elif StageRun(self, stage).run() is Outcome.PREEMPTED:
+            elif StageRun(self, stage, is_last=stage is stages[-1]).run() is Outcome.PREEMPTED:
                 self.screen.say(
                     f"stopped by {self.stop.reason}; resume with: samestep train --resume {self.rundir.path}"
                 )
@@ -145,8 +145,8 @@ class Session:
 class StageRun:
     """One stage of a session: build, restore, loop, hand over."""
 
-    def __init__(self, session: Session, stage: Stage) -> None:
-        self.session, self.stage = session, stage
+    def __init__(self, session: Session, stage: Stage, is_last: bool) -> None:
+        self.session, self.stage, self.is_last = session, stage, is_last
         self.world, self.config, self.rundir, self.screen = (
             session.world,
             session.config,
@@ -155,9 +155,7 @@ class StageRun:
         )
         recorder = Recorder(self.rundir.evidence(self.world.size, self.world.rank), stage.name)
         self.recorder = recorder if self.config.evidence else None
-        unused = session.recipe.unused
-        self.bench = Bench(self.world, self.config, self.rundir, stage.name, self.screen, unused, self.recorder)
-        session.benches.append(self.bench)
+        self.progress = Progress(watch=self.world.watch)
         self.window, self.epoch = Book(self.world), Book(self.world)
         self.random = RandomState(self.world, self.config.seed)
 
@@ -166,9 +164,11 @@ class StageRun:
         self.world.watch.stage = self.stage.name
         with self.world.together(f"setting up stage {self.stage.name!r}"):
             seed_everywhere(self.config.seed)
+            self._find_checkpoint()
+            self.bench = self._bench()
             self.task = self.stage.build(self.bench)
-            per_epoch = self.bench.steps_per_epoch or self.task.length
-            self.progress = Progress(per_epoch, watch=self.world.watch)
+            self.progress.steps_per_epoch = self.bench.steps_per_epoch or self.task.length
+            self.bench.first_weights.check_taken(self.stage.name, is_last=self.is_last)
             self.random.spread()
             resumed = self._restore()
         self.screen.banner(f"samestep · {self.session.name}", banner_lines(self.session, self, resumed))
@@ -192,7 +192,7 @@ class StageRun:
         self._status(outcome.value, **({"reason": self.session.stop.reason} if outcome is Outcome.PREEMPTED else {}))
         return outcome
 
-    def _restore(self) -> str:
+    def _find_checkpoint(self) -> None:
         keep = self.config.checkpoint
         self.store = Store(
             self.rundir.checkpoints(self.stage.name),
@@ -200,6 +200,29 @@ class StageRun:
             keep=Retention(keep.keep_last, keep.keep_best, keep.keep_every, (self.stage.best or ("", "min"))[1]),
             shared=self.session.shared,
         )
+        self.store.tidy()
+        self.found = self.store.newest()
+
+    def _bench(self) -> Bench:
+        bench = Bench(
+            self.world,
+            self.config,
+            self.rundir,
+            self.stage.name,
+            self.screen,
+            self.session.recipe.unused,
+            self.recorder,
+            start=self.stage.start,
+            unit=self.stage.unit,
+            resumed=self.found is not None,
+            shared=self.session.shared,
+            progress=self.progress,
+        )
+        self.session.benches.append(bench)
+        return bench
+
+    def _restore(self) -> str:
+        """Become what the checkpoint holds, or what the user named to go on from; says where that came from."""
         self.state: Mapping[str, Any] = {
             **self.task.state,
             "progress": self.progress,
@@ -207,15 +230,14 @@ class StageRun:
             "epoch": self.epoch,
             "random": self.random,
         }
-        self.store.tidy()
-        found = self.store.newest()
-        if found is None:
-            if self.config.continue_from:
-                adopt(Path(self.config.continue_from), self.bench.learners, self.progress)
-            return self.config.continue_from or ""
-        self.store.load(found, self.state)
+        if self.found is None:
+            if not self.config.continue_from or not self.bench.first_weights.is_taken_here():
+                return ""
+            adopt(Path(self.config.continue_from), self.bench.learners, self.progress)
+            return self.config.continue_from
+        self.store.load(self.found, self.state)
         self.session._event("resume", stage=self.stage.name, step=self.progress.step)
-        return found.path.name
+        return self.found.path.name
 
     def _sinks(self) -> list[Sink]:
         if not self.world.is_main:
@@ -268,13 +290,19 @@ class StageRun:
             log,
             self._write_weights,
         )
-        every: list[Every] = [same, log, validate, EpochSummary(self.epoch, self.screen, validate), save]
+        counts = CheckCounts(self.bench.feeds, self.bench.learners)
+        every: list[Every] = [counts, same, log, validate, EpochSummary(self.epoch, self.screen, validate), save]
         if self.recorder:
             every.insert(0, Returned(self.recorder))
             every.insert(-1, Witness(self.recorder, self.task.state, lambda: validate.figures))
         with self.world.watch.stepping(self.stage.name, self.progress.step, compiles=self.config.compile):
-            outcome = run(self.task, self.progress, every, self.session.stop)
-            same.finish()
+            try:
+                outcome = run(self.task, self.progress, every, self.session.stop)
+                same.finish()
+            except BaseException:
+                with suppress(Exception):
+                    log.rescue()
+                raise
         with self.world.watch.doing("save"):
             save.finish()
         return outcome

@@ -8,6 +8,7 @@ several letters share one.
 Every rank puts the same letters and sends at the same places, as with any collective; only the main thread does.
 """
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,10 @@ class Letter:
     def sent(self) -> bool:
         """Whether it has left, which it does on all ranks alike."""
         return self._message is not None
+
+    def has_arrived(self, within: float) -> bool:
+        """Whether it was sent and can be read without waiting any more, after at most `within` seconds."""
+        return self._message is not None and self._message.has_arrived(within)
 
     def rewrite(self, numbers: Sequence[float]) -> None:
         """Other numbers, as many, as long as it has not left."""
@@ -84,6 +89,15 @@ class _Message:
             own = torch.tensor(numbers, dtype=torch.float64)
             self._parts = [torch.empty_like(own) for _ in range(group.size())]
             self._work = dist.all_gather(self._parts, own, group=group, async_op=True)
+
+    def has_arrived(self, within: float) -> bool:
+        """Whether the numbers of every rank are here, after at most `within` seconds."""
+        end = time.monotonic() + within
+        while self._work is not None and not self._work.is_completed():
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.002)
+        return True
 
     def read(self) -> list[list[float]]:
         """The numbers of every rank; waits for them."""

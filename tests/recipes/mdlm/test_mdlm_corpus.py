@@ -195,7 +195,7 @@ def test_every_kind_of_row_says_length_and_prompt(tmp_path: Path) -> None:
     )
 
 
-def test_counted_answer_tokens_and_bytes_agree_with_the_rows(tmp_path: Path) -> None:
+def test_of_chats_no_bytes_are_told_since_most_tokens_only_fill_rows_up(tmp_path: Path) -> None:
     chats = "".join(json.dumps({"prompt": f"{i}?", "answer": "yes" * i}) + "\n" for i in range(1, 9))
     corpus = load(DataConfig(path=prepared(tmp_path, "a.jsonl", chats, sequence_length=40, validation_fraction=0.5)))
     rows = corpus.validation.rows(np.arange(len(corpus.validation)))
@@ -204,7 +204,9 @@ def test_counted_answer_tokens_and_bytes_agree_with_the_rows(tmp_path: Path) -> 
         len(corpus.tokenizer.decode(tokens[prompt:].tolist()))
         for tokens, prompt in zip(rows["tokens"], rows["prompt"].tolist())
     )
-    assert corpus.validation_bytes_per_token == pytest.approx(said / counted)
+    assert said < counted, "the rest fills rows up"
+    assert corpus.validation_bytes_per_token is None
+    assert corpus.describe()["validation_bytes_per_token"] is None
 
 
 def older_folder(folder: Path, largest: int = 25) -> str:

@@ -278,6 +278,9 @@ def test_prompts_without_any_answer_are_a_zero_that_hangs_on_every_parameter() -
 def test_figures_of_tokens_that_are_several_bytes() -> None:
     assert figures(3.0, bytes_per_token=4.0)["bits_per_byte"] == pytest.approx(figures(3.0)["bits_per_byte"] / 4)
     assert figures(3.0, bytes_per_token=4.0)["perplexity"] == figures(3.0)["perplexity"]
+    assert list(figures(3.0, bytes_per_token=None)) == ["nll", "perplexity"], (
+        "bits of filling per byte of text mean nothing"
+    )
 
 
 def test_figures_of_a_uniform_guess_over_bytes() -> None:

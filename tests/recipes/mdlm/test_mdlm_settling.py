@@ -145,20 +145,14 @@ def test_questions_are_rows_of_prompt_and_answer() -> None:
             assert len(text.tokenizer.decode(answer.tolist())) > 0
             lengths.add(int(row["prompt"]))
     assert len(lengths) > 3
-    assert 0 < text.validation_bytes_per_token <= 1
-
-
-def test_validation_counts_the_bytes_of_answers_as_they_are_cut() -> None:
-    text = questions.load(DataConfig(path=questions.PATH, sequence_length=80))
-    rows = [text.validation[number] for number in range(len(text.validation))]
-    answers = [text.tokenizer.decode(row["tokens"][int(row["prompt"]) :].tolist()) for row in rows]
-    counted = sum(80 - int(row["prompt"]) for row in rows)
-    assert text.validation_bytes_per_token * counted == pytest.approx(sum(map(len, answers)), abs=len(rows))
+    assert text.validation_bytes_per_token is None
 
 
 def test_the_data_says_which_stage_it_is(tmp_path: Path) -> None:
     write_json(tmp_path / "metadata.json", {"format": "any", "kind": "chat"})
     names = {path: stages(MdlmConfig(data=DataConfig(path=path)))[0].name for path in (None, questions.PATH)}
     assert names == {None: "pretrain", questions.PATH: "sft"}
+    best = {path: stages(MdlmConfig(data=DataConfig(path=path)))[0].best for path in (None, questions.PATH)}
+    assert best == {None: ("val/bits_per_byte", "min"), questions.PATH: ("val/nll", "min")}
     assert stages(MdlmConfig(data=DataConfig(path=str(tmp_path))))[0].name == "sft"
     assert stages(MdlmConfig(data=DataConfig(path=str(tmp_path / "text.txt"))))[0].name == "pretrain"

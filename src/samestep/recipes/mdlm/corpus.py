@@ -66,8 +66,9 @@ class Corpus:
     """What turned the text into tokens."""
     origin: text.Tokens | Mapping[str, Any]
     """What makes it this corpus and no other: its tokens, or the record of a folder."""
-    validation_bytes_per_token: float = 1.0
-    """Bytes of text for each token that counts in validation; of text that is bytes, one."""
+    validation_bytes_per_token: float | None = 1.0
+    """Bytes of text for each token that counts in validation; of text that is bytes, one. None for chats: most of the
+    tokens that count fill rows up behind an answer, and stand for no text."""
 
     @property
     def sft(self) -> bool:
@@ -98,7 +99,7 @@ class Corpus:
                 f"{self.name}; it is {max_sequence_length}."
             )
 
-    def describe(self) -> dict[str, str | int | float]:
+    def describe(self) -> dict[str, str | int | float | None]:
         """What to record of a corpus, its hash included: Python's text differs from version to version."""
         return {
             "name": self.name,
@@ -171,8 +172,7 @@ def _prepared(folder: Prepared, config: DataConfig) -> Corpus:
     if folder.train_rows is not None and folder.validation_rows is not None:
         train = Answers(folder.train, _first(folder.train_rows, share), row_length(config), pad)
         validation = Answers(folder.validation, _first(folder.validation_rows, share), row_length(config), pad)
-        bytes_per_token = facts["val_bytes"] / facts["val_answer_tokens"]
-        return Corpus(name, train, validation, folder.tokenizer, facts, bytes_per_token)
+        return Corpus(name, train, validation, folder.tokenizer, facts, validation_bytes_per_token=None)
     head, tail = (text.part(tokens, 0, round(len(tokens) * share)) for tokens in (folder.train, folder.validation))
     rows = _windows(name, head, tail, row_length(config), pad)
     return Corpus(name, *rows, folder.tokenizer, facts, facts["val_bytes"] / facts["val_tokens"])

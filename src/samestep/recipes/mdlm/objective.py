@@ -149,7 +149,8 @@ def counted(batch: Batch, length: Tensor) -> Tensor:
     return (length - prompts(batch)).clamp(min=0)
 
 
-def figures(nll: float, bytes_per_token: float = 1.0) -> dict[str, float]:
-    """What to report of a mean negative log-likelihood per token, a token being so many bytes of text on average."""
-    bits_per_byte = nll / math.log(2) / bytes_per_token
-    return {"nll": nll, "bits_per_byte": bits_per_byte, "perplexity": math.exp(min(nll, 700.0))}
+def figures(nll: float, bytes_per_token: float | None = 1.0) -> dict[str, float]:
+    """What to report of a mean negative log-likelihood per token, a token being so many bytes of text on average;
+    None: tokens do not stand for text alone."""
+    bits = {} if bytes_per_token is None else {"bits_per_byte": nll / math.log(2) / bytes_per_token}
+    return {"nll": nll, **bits, "perplexity": math.exp(min(nll, 700.0))}

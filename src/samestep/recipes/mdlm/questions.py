@@ -25,11 +25,9 @@ def load(config: DataConfig) -> Corpus:
         raise UserError(f"Raise data.sequence_length above {length}: few questions of {PATH} are so short.")
     train, validation = rows[:kept], rows[kept:]
     tokens = np.array([token for row in rows for token in row.tokens])
-    size = sum(round(row.size * _share(row, length)) for row in validation)
-    counted = sum(length - row.prompt for row in validation)
     pad = tokenizer.vocabulary.eos
     regions = (_answers(train, length, pad), _answers(validation, length, pad))
-    return Corpus(PATH, *regions, tokenizer, tokens, size / counted)
+    return Corpus(PATH, *regions, tokenizer, tokens, validation_bytes_per_token=None)
 
 
 def _rows() -> Iterator[Row]:
@@ -49,8 +47,3 @@ def _answers(rows: list[Row], length: int, pad: int) -> Answers:
     starts = np.cumsum([0, *map(len, cut)])[:-1]
     index = np.array([[start, len(row), whole.prompt] for start, row, whole in zip(starts, cut, rows)]).ravel()
     return Answers(np.array([token for row in cut for token in row]), index, length, pad)
-
-
-def _share(row: Row, length: int) -> float:
-    """How much of an answer is left of it in a row."""
-    return (min(len(row.tokens), length) - row.prompt) / (len(row.tokens) - row.prompt)

@@ -30,9 +30,8 @@ PRETRAIN, SFT = "pretrain", "sft"
 
 def stages(config: MdlmConfig) -> list[Stage]:
     """Pre-training on running text, or supervised fine-tuning on chats: the data says which."""
-    name = SFT if holds_chats(config.data) else PRETRAIN
-    best = ("val/bits_per_byte", "min")
-    return [Stage(name, build, validate=validate, best=best, finish=finish, unit="tokens")]
+    name, figure = (SFT, "val/nll") if holds_chats(config.data) else (PRETRAIN, "val/bits_per_byte")
+    return [Stage(name, build, validate=validate, best=(figure, "min"), finish=finish, unit="tokens")]
 
 
 def holds_chats(data: DataConfig) -> bool:
@@ -62,11 +61,12 @@ def build(bench: Bench) -> Fit:
     """One network, fitted to the data."""
     config: MdlmConfig = bench.config
     text = load(config.data)
-    first = settling.origin(config)
+    first = None if bench.resumed else settling.origin(config)  # what it is for has been copied since
     settling.check(config, text, first)
     if bench.world.is_main:
         write_json(bench.artifact("corpus.json"), text.describe())
-        _keep_tokenizer(first, text, bench.artifact(TOKENIZER))
+        if not bench.resumed:
+            _keep_tokenizer(first, text, bench.artifact(TOKENIZER))
     objective = Objective(config.objective, text.tokenizer.vocabulary, config.seed, text.sft)
     feed = bench.feed(text.train, count=objective.count)
     learner = bench.learner(lambda: Transformer(config.model))
@@ -103,7 +103,7 @@ def _epoch_files(bench: Bench, text: Corpus) -> EpochFiles:
         rate=plan.schedule(config),
         optim=OptimSettings.of(config),
         about={"vocab_size": config.model.vocab_size, "mask_token": text.tokenizer.vocabulary.mask},
-        continued=Path(config.continue_from) if config.continue_from else None,
+        continued=Path(config.continue_from) if config.continue_from and not bench.resumed else None,
     )
 
 
