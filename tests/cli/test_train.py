@@ -176,6 +176,29 @@ def weights_of(run: str) -> dict[str, list[float]]:
     return {name: tensor.tolist() for name, tensor in find_weights(Path(run)).items()}
 
 
+def test_a_run_begins_with_the_weights_of_another_by_its_name(shell: Shell) -> None:
+    shell("train", str(EXAMPLE), *SMALL, "--name", "a")
+    words = ["train", str(EXAMPLE), *SMALL, "--init_from", "a", "--learning_rate=0"]
+    codes, output = shell(*words, "--name", "b")
+    assert codes == [0], output
+    assert weights_of("runs/b") == weights_of("runs/a")
+    assert read_json(Path("runs/b/config.json"))["config"]["init_from"] == "runs/a"
+    codes, output = shell(*words[:-2], "nobody", "--name", "c")
+    assert codes == [2]
+    assert "nobody does not exist; give a run's name or directory, a checkpoint folder or a weight file" in output
+    assert not Path("runs/c").exists()
+
+
+def test_a_file_called_like_a_shipped_recipe_is_trained(shell: Shell) -> None:
+    Path("sub").mkdir()
+    Path("sub/mdlm.py").write_text(EXAMPLE.read_text())
+    Path("mdlm.py").write_text("raise SystemExit('another file')")
+    codes, output = shell("train", "sub/mdlm.py", *SMALL, "--name", "a", ranks=2)
+    assert codes == [0, 0], output
+    assert read_json(Path("runs/a/frozen.json")).keys() == {"fit"}
+    assert shell("train", "--resume", "a")[0] == [0]
+
+
 def wait_for(condition: object, seconds: float = 30) -> None:
     end = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]

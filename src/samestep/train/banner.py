@@ -61,7 +61,7 @@ def _rates(bench: Bench, config: Config, plan: Plan | None, steps: int) -> dict[
         lines["learning rate"] = _rate(config, plan.learning_rate, plan.warmup_steps)
     for name, rate in bench.given_rates.items():
         label = "learning rate" if len(bench.learners) == 1 else f"learning rate of {name}"
-        lines[label] = f"given by the recipe: {rate(0):g} at the first step, {rate(steps - 1):g} at the last"
+        lines[label] = f"given by the recipe: {rate(0):g} at first, {rate(steps - 1):g} at last"
     return lines
 
 
