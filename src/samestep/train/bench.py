@@ -103,6 +103,7 @@ class Bench:
             mixed_precision=config.distributed.mixed_precision,
             max_bad_steps=config.max_bad_steps,
             recorder=self.recorder,
+            seed=config.seed,
         )
         self.learners.append(learner)
         return learner

@@ -8,6 +8,7 @@ over ranks that DDP and FSDP take is the exact gradient of the global batch, how
 gradient is finite is decided on the device from its global norm: all ranks skip together, nobody waits.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import reduce
@@ -29,13 +30,16 @@ from samestep.data.feed import Micros
 from samestep.data.loading import Batch
 from samestep.parallel.wrap import Parallel, distribute_like, local, total_norm
 from samestep.train.coupled import Couple, Coupled, Embed
+from samestep.train.dropout import share_key
 from samestep.train.evidence import Recorder
 from samestep.train.finite import FiniteGuard
 from samestep.train.metrics import Figure, Metrics
 from samestep.train.optim import LossScale, OptimSettings, adamw
+from samestep.train.unkeyed import finding_unkeyed
 from samestep.train.warm import warm_up
 from samestep.world.world import World
 
+logger = logging.getLogger(__name__)
 Loss = Callable[[nn.Module, Batch], Mapping[str, Tensor]]
 Mix = Mapping[str, float]
 COMPUTE = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -57,6 +61,7 @@ class Learner:
         mixed_precision: str = "none",
         max_bad_steps: int = 5,
         recorder: Recorder | None = None,
+        seed: int = 0,
     ) -> None:
         self.name, self.updates = name, 0
         self._parallel, self.world, self._rate, self._settings = parallel, world, rate, settings
@@ -67,13 +72,18 @@ class Learner:
         self._scale = LossScale(world.device) if mixed_precision == "fp16" else None
         self._guard = FiniteGuard(world.device, name, max_bad_steps)
         self.recorder = recorder
+        self.unkeyed: list[str] = []
+        """What makes this learner's updates depend on the number of ranks, as its first micro-batch showed."""
+        self._looked = False
+        self._mask_key = share_key(parallel.inner, name, seed)
         self._settled = not parallel.settles
         self._ranks = torch.full((), float(world.size), device=world.device)
 
     def update(self, micros: Micros, loss: Loss, mix: Mix | None = None) -> Metrics:
         """One optimizer step on the global batch; `mix` gives each term's coefficient (default 1)."""
-        self._settle_buckets(lambda: self._backward(micros.first(), loss, mix or {}))
-        total, sums, rows = self._backward(micros, loss, mix or {})
+        with self._keyed_masks(micros):
+            self._settle_buckets(lambda: self._backward(micros.first(), loss, mix or {}))
+            total, sums, rows = self._backward(micros, loss, mix or {})
         if self._weightless(micros, sums):
             return self._skip()
         if self.recorder:
@@ -82,15 +92,16 @@ class Learner:
 
     def update_coupled(self, micros: Micros, embed: Embed, couple: Couple, mix: Mix | None = None) -> Metrics:
         """One optimizer step on a loss that couples all rows of the global batch with each other (see coupled.py)."""
-        coupled = Coupled(self._parallel, self.world, self._autocast, self._check_called)
+        coupled = Coupled(self._parallel, self.world, self._autocast, self._call, self._check_called)
 
         def backward() -> tuple[Tensor, dict[str, Tensor], Mapping[str, Tensor]]:
             return coupled.backward(
                 micros, embed, couple, lambda rows: self._weigh(rows, len(micros.ids), micros, mix or {}), self._boost()
             )
 
-        self._settle_buckets(backward)
-        total, sums, rows = backward()
+        with self._keyed_masks(micros):
+            self._settle_buckets(backward)
+            total, sums, rows = backward()
         if self._weightless(micros, sums):
             return self._skip()
         if self.recorder:
@@ -129,7 +140,7 @@ class Learner:
             with self._parallel.syncing(last=number == len(micros.batches) - 1):
                 self._parallel.called = False
                 with self._autocast():
-                    rows = loss(self._parallel.module, batch)
+                    rows = self._call(loss, self._parallel.module, batch)
                     total, sums = self._weigh(rows, len(batch["live"]), micros, mix, micros.is_filler(number))
                 self._check_called()
                 total.backward(self._boost().to(total.dtype))
@@ -137,6 +148,27 @@ class Learner:
             all_sums.append(sums)
             all_rows.append(rows)
         return reduce(add, totals), {term: reduce(add, [s[term] for s in all_sums]) for term in all_sums[0]}, all_rows
+
+    def _call(self, loss: Loss, module: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        """A loss of one micro-batch, by whose samples dropout is keyed. The first of a launch is looked at closely."""
+        if self._mask_key:
+            self._mask_key.take(batch)
+        if self._looked:
+            return loss(module, batch)
+        self._looked = True
+        with finding_unkeyed(self._parallel.inner, self.world.device, loss) as self.unkeyed:
+            rows = loss(module, batch)
+        for sentence in self.unkeyed if self.world.is_main else ():
+            logger.warning("learner %r: %s", self.name, sentence)
+        return rows
+
+    def _keyed_masks(self, micros: Micros) -> AbstractContextManager[None]:
+        """Around an update: dropout masks are keyed by its step, and by its number within the step."""
+        return self._mask_key.updating(self._step_of(micros)) if self._mask_key else nullcontext()
+
+    def _step_of(self, micros: Micros) -> int:
+        """The step of the loop that an update belongs to."""
+        return micros.step
 
     def _weigh(
         self, rows: Mapping[str, Tensor], count: int, micros: Micros, mix: Mix, filler: bool = False
