@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from samestep.launch.call import launch
     from samestep.train.bench import Bench
     from samestep.train.config import Config
+    from samestep.train.dropout import keyed_dropout
     from samestep.train.fit import Fit, evaluate
     from samestep.train.learner import Learner
     from samestep.train.metrics import Figure
@@ -33,6 +34,7 @@ _HOMES = {
     "Tick": "samestep.train.recipe",
     "UserError": "samestep.core.errors",
     "evaluate": "samestep.train.fit",
+    "keyed_dropout": "samestep.train.dropout",
 }
 
 __all__ = [
@@ -50,6 +52,7 @@ __all__ = [
     "Tick",
     "UserError",
     "evaluate",
+    "keyed_dropout",
     "launch",
     "noise",
 ]

@@ -7,11 +7,12 @@ import pytest
 from samestep.cli.verify import run
 from samestep.train.finding import known_recipes
 
+PLANTED = ["planted.sound", "planted.declared_unused", "planted.keyed_dropout"]
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "sine.py")
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("recipe", [*known_recipes(), EXAMPLE, "planted.sound", "planted.declared_unused"])
+@pytest.mark.parametrize("recipe", [*known_recipes(), EXAMPLE, *PLANTED])
 def test_recipe(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = run([recipe, "--kill-seed", "7", "--keep", str(tmp_path / "runs")])
     output = capsys.readouterr().out

@@ -139,6 +139,7 @@ class Bench:
             max_bad_steps=config.max_bad_steps,
             recorder=self.recorder,
             step=lambda: self.progress.step,
+            seed=config.seed,
         )
         self.learners.append(learner)
         return learner

@@ -33,6 +33,8 @@ class Coupled:
     parallel: Parallel
     world: World
     autocast: Callable[[], AbstractContextManager[Any]]
+    call: Callable[[Embed, nn.Module, Batch], Mapping[str, Tensor]]
+    """Calls `embed` on a micro-batch; the dropout of a network may have to know its samples."""
     check_called: Callable[[], None]
     """Refuses an `embed` that went around the wrapper, which would skip gradient synchronisation."""
 
@@ -47,7 +49,7 @@ class Coupled:
         """Gradients in the module; the loss's sums per term and its rows, equal on every rank."""
         before = _random_state(self.world.device)
         with torch.no_grad(), self.autocast():
-            parts = [embed(self.parallel.inner, batch) for batch in micros.batches]
+            parts = [self.call(embed, self.parallel.inner, batch) for batch in micros.batches]
         with self.parallel.waiting():
             leaves = _gather(parts, micros, self.world)
         with self.autocast():
@@ -60,7 +62,7 @@ class Coupled:
             with self.parallel.syncing(last):
                 self.parallel.called = False
                 with self.autocast():
-                    outputs = embed(self.parallel.module, batch)
+                    outputs = self.call(embed, self.parallel.module, batch)
                     pushed = _push(outputs, leaves, span)
                 self.check_called()
                 (pushed * boost).backward()

@@ -9,9 +9,10 @@ import torch
 
 from samestep.data.feed import Feed
 from samestep.train.ema import AVERAGE, Average
-from samestep.train.learner import Learner, Loss, Mix
+from samestep.train.learner import Learner
 from samestep.train.metrics import Book, Figure, Metrics
 from samestep.train.recipe import Tick
+from samestep.train.terms import Loss, Mix
 
 
 def as_is(figures: dict[str, float]) -> Mapping[str, float]:

@@ -11,6 +11,7 @@ Only the terms that `mix` names are trained, each times its coefficient; all oth
 no mix.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import reduce
@@ -27,21 +28,22 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from samestep.core.errors import RunFailed, UserError
+from samestep.core.errors import RunFailed
 from samestep.data.feed import Micros
 from samestep.data.loading import Batch
 from samestep.parallel.wrap import Parallel, distribute_like, local, total_norm
 from samestep.train.coupled import Couple, Coupled, Embed
+from samestep.train.dropout import share_key
 from samestep.train.evidence import Recorder
 from samestep.train.finite import FiniteGuard
-from samestep.train.metrics import Figure, Metrics, part_of
+from samestep.train.metrics import Metrics
 from samestep.train.optim import LossScale, OptimSettings, adamw
+from samestep.train.terms import Loss, Mix, trained_terms, update_metrics, weigh
+from samestep.train.unkeyed import finding_unkeyed
 from samestep.train.warm import warm_up
 from samestep.world.world import World
 
-Loss = Callable[[nn.Module, Batch], Mapping[str, Tensor]]
-Mix = Mapping[str, float]
-"""Coefficients of the terms that are trained."""
+logger = logging.getLogger(__name__)
 COMPUTE = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Types of mixed precision; `none` is none of them."""
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -62,6 +64,7 @@ class Learner:
         max_bad_steps: int = 5,
         recorder: Recorder | None = None,
         step: Callable[[], int] | None = None,
+        seed: int = 0,
     ) -> None:
         """`rate` gives the learning rate of a step of the loop, however many updates are made in it; `step` says which
         step it is (without one: as many as there were updates)."""
@@ -77,14 +80,19 @@ class Learner:
         self._scale = LossScale(world.device) if mixed_precision == "fp16" else None
         self._guard = FiniteGuard(world.device, name, max_bad_steps)
         self.recorder = recorder
+        self.unkeyed: list[str] = []
+        """What makes this learner's updates depend on the number of ranks, as its first micro-batch showed."""
+        self._looked = False
+        self._mask_key = share_key(parallel.inner, name, seed)
         self._settled = not parallel.settles
         self._ranks = torch.full((), float(world.size), device=world.device)
 
     def update(self, micros: Micros, loss: Loss, mix: Mix | None = None) -> Metrics:
         """One optimizer step on the global batch; `mix` gives the coefficient of each term that is trained."""
-        self._begin_update(lambda: self._backward(micros.first(), loss, mix))
-        sums, rows = self._backward(micros, loss, mix)
-        trained = self._trained_terms(sums, mix)
+        with self._keyed_masks():
+            self._begin_update(lambda: self._backward(micros.first(), loss, mix))
+            sums, rows = self._backward(micros, loss, mix)
+        trained = trained_terms(self.name, sums, mix)
         if not any(micros.weight(term) for term in trained):  # of the whole batch, so all ranks say the same
             return self._skip()
         if self.recorder:
@@ -93,16 +101,18 @@ class Learner:
 
     def update_coupled(self, micros: Micros, embed: Embed, couple: Couple, mix: Mix | None = None) -> Metrics:
         """One optimizer step on a loss that couples all rows of the global batch with each other (see coupled.py)."""
-        coupled = Coupled(self._parallel, self.world, self._autocast, self._check_called)
+        coupled = Coupled(self._parallel, self.world, self._autocast, self._call, self._check_called)
+
+        def weighed(rows: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+            return weigh(self.name, rows, len(micros.ids), micros, trained_terms(self.name, rows, mix))
 
         def backward() -> tuple[dict[str, Tensor], Mapping[str, Tensor]]:
-            return coupled.backward(
-                micros, embed, couple, lambda rows: self._weigh(rows, len(micros.ids), micros, mix), self._boost()
-            )
+            return coupled.backward(micros, embed, couple, weighed, self._boost())
 
-        self._begin_update(backward)
-        sums, rows = backward()
-        trained = self._trained_terms(sums, mix)
+        with self._keyed_masks():
+            self._begin_update(backward)
+            sums, rows = backward()
+        trained = trained_terms(self.name, sums, mix)
         if not any(micros.weight(term) for term in trained):
             return self._skip()
         if self.recorder:
@@ -152,8 +162,9 @@ class Learner:
             with self._parallel.syncing(last=number == len(micros.batches) - 1):
                 self._parallel.called = False
                 with self._autocast():
-                    rows = loss(self._parallel.module, batch)
-                    total, sums = self._weigh(rows, len(batch["live"]), micros, mix, micros.is_filler(number))
+                    rows = self._call(loss, self._parallel.module, batch)
+                    trained = trained_terms(self.name, rows, mix)
+                    total, sums = weigh(self.name, rows, len(batch["live"]), micros, trained, micros.is_filler(number))
                 self._check_called()
                 total.backward(self._boost().to(total.dtype))
             all_sums.append(sums)
@@ -161,43 +172,22 @@ class Learner:
         micros.terms.update(all_sums[0])
         return {term: reduce(add, [s[term] for s in all_sums]) for term in all_sums[0]}, all_rows
 
-    def _trained_terms(self, terms: Mapping[str, Tensor], mix: Mix | None) -> Mix:
-        """The coefficients of the terms that are trained."""
-        if not terms:
-            raise UserError(f"the loss of learner {self.name!r} returned no term; return each row's value by name")
-        if mix is None and len(terms) == 1:
-            return dict.fromkeys(terms, 1.0)
-        listed = ", ".join(map(repr, terms))
-        if not mix:
-            raise UserError(
-                f"the loss of learner {self.name!r} returned several terms ({listed}); say which of them are trained, "
-                f"for example mix={{{next(iter(terms))!r}: 1.0}}, and the others are only logged"
-            )
-        unknown = [term for term in mix if term not in terms]
-        if unknown:
-            raise UserError(
-                f"the mix of learner {self.name!r} names {unknown[0]!r}, but its loss returned {listed}; name one of "
-                "those"
-            )
-        return mix
+    def _call(self, loss: Loss, module: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        """A loss of one micro-batch, by whose samples dropout is keyed. The first of a launch is looked at closely."""
+        if self._mask_key:
+            self._mask_key.take(batch)
+        if self._looked:
+            return loss(module, batch)
+        self._looked = True
+        with finding_unkeyed(self._parallel.inner, self.world.device, loss) as self.unkeyed:
+            rows = loss(module, batch)
+        for sentence in self.unkeyed if self.world.is_main else ():
+            logger.warning("learner %r: %s", self.name, sentence)
+        return rows
 
-    def _weigh(
-        self, rows: Mapping[str, Tensor], count: int, micros: Micros, mix: Mix | None, filler: bool = False
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The scalar to differentiate, the sum over terms of coefficient * live rows / global weight; and the sums."""
-        trained = self._trained_terms(rows, mix)
-        sums = {}
-        for term, values in rows.items():
-            assert values.shape == (count,), (
-                f"term {term!r} of learner {self.name!r} must have one value a row, {(count,)}, "
-                f"not {tuple(values.shape)}"
-            )
-            if filler or not micros.weight(term):  # selected, not multiplied by zero: a row may be NaN
-                values = torch.where(torch.zeros_like(values, dtype=torch.bool), values, 0.0)
-            exact = torch.promote_types(values.dtype, torch.float32)  # bf16 rows must not be summed in bf16
-            sums[term] = values.sum(dtype=exact)
-        total = reduce(add, [sums[term] * (part / (micros.weight(term) or 1.0)) for term, part in trained.items()])
-        return total, {term: value.detach() for term, value in sums.items()}
+    def _keyed_masks(self) -> AbstractContextManager[None]:
+        """Around an update: dropout masks are keyed by its step, and by its number within the step."""
+        return self._mask_key.updating(self._step_now()) if self._mask_key else nullcontext()
 
     def _boost(self) -> Tensor:
         """What gradients are multiplied by from the start of the backward pass. The mean over ranks is to be a sum;
@@ -230,7 +220,7 @@ class Learner:
         if self.recorder:
             self.recorder.parameters(self.name, self._parallel.inner, micros)
         self._guard.watch(blamed, micros)
-        return self._figures(micros, sums, trained, norm, bad, rate, same)
+        return update_metrics(self.name, micros, sums, trained, same, norm=norm, bad=bad, rate=rate)
 
     def _gradients(self) -> list[Tensor]:
         gradients = [p.grad for _, p in self._trained if p.grad is not None]
@@ -258,27 +248,6 @@ class Learner:
             group["lr"] = rate
         self._optimizer.step()
         self._drop_gradients()
-
-    def _figures(
-        self,
-        micros: Micros,
-        sums: Mapping[str, Tensor],
-        trained: Mix,
-        norm: Tensor,
-        bad: Tensor,
-        rate: float,
-        same: bool,
-    ) -> Metrics:
-        """Figures of this update."""
-        figures = {term: Figure(value, micros.weight(term), same, bad) for term, value in sums.items()}
-        for term, part in trained.items():
-            figures[part_of("loss", term)] = Figure(_times(sums[term], part), micros.weight(term), same, bad)
-        figures["grad_norm"] = Figure(norm, 1.0, same=True, skipped=bad)
-        figures["lr"] = Figure(rate, same=True)
-        figures["skipped"] = Figure(bad, same=True)
-        prefix = "" if self.name == "model" else f"{self.name}/"
-        counts = {f"count/{name}": Figure(weight, same=True) for name, weight in micros.weights.items()}
-        return {**{prefix + name: figure for name, figure in figures.items()}, **counts}
 
     def _skip(self) -> Metrics:
         """A step without weight moves nothing, not even by momentum or weight decay."""
@@ -360,7 +329,3 @@ class Learner:
         """Moments and step counts; the groups' settings come from the configuration, not from a checkpoint."""
         state = get_optimizer_state_dict(self._parallel.inner, self._optimizer, options=_FLAT)
         return {key: value for key, value in state.items() if isinstance(value, Tensor)}
-
-
-def _times(value: Tensor, factor: float) -> Tensor:
-    return value if factor == 1 else value * factor
