@@ -13,6 +13,7 @@ from samestep.data.loading import Batch
 from samestep.data.order import Shuffled
 from samestep.train.dropout import keyed_dropout, share_key
 from samestep.train.learner import Learner
+from samestep.train.loop import Progress
 from samestep.world.world import World
 from toys import WORLDS, ByHand, Case, Points, Proofs, close, feed_of, learner_of, made, rate, weights_of
 
@@ -97,7 +98,9 @@ def both_passes_of_a_coupled_loss_have_the_same_masks(world: World, strategy: st
     """By hand it is one pass over the whole batch."""
     for size, batch, micro in SPLITS:
         rows, order = Points(size), Shuffled(size, batch, seed=3)
-        learner, feed = learner_of(network(), world, strategy, seed=7), feed_of(rows, world, batch, micro, STEPS)
+        now = Progress()
+        learner = learner_of(network(), world, strategy, seed=7, step=lambda: now.step)  # noqa: B023
+        feed = feed_of(rows, world, batch, micro, STEPS)
         hand = ByHand(network(), decayed=("first.weight", "block.0.weight", "last.weight"))
         key = share_key(hand.module, "model", 7)
         assert key is not None
@@ -107,8 +110,9 @@ def both_passes_of_a_coupled_loss_have_the_same_masks(world: World, strategy: st
             for _ in range(2):
                 with key.updating(step):
                     key.take(whole)
-                    hand.update(couple(embed(hand.module, whole))["match"].mean(), rate(learner.updates))
+                    hand.update(couple(embed(hand.module, whole))["match"].mean(), rate(step))
                 learner.update_coupled(feed[step], embed, couple)
+            now.advance()
         close(weights_of(learner), hand.module.state_dict())
 
 
