@@ -1,7 +1,7 @@
 """One face for a module that is alone, replicated (DDP) or sharded (FSDP2).
 
-Gradients come out as the mean over ranks in every case; the learner scales its loss by the world size, so that the
-mean is the exact global sum whatever the split.
+Gradients come out as the mean over the data-parallel ranks in every case; the learner scales its loss by their number,
+so that the mean is the exact global sum whatever the split.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -61,7 +62,7 @@ class Parallel(Protocol):
 def wrap(
     module: nn.Module, world: World, strategy: str, compute: torch.dtype | None, fill: Fill | None = None
 ) -> Parallel:
-    """`module` on this rank's device, replicated (`ddp`) or sharded (`fsdp`) over the ranks.
+    """`module` on this rank's device, replicated (`ddp`) or sharded (`fsdp`) over the data-parallel ranks.
 
     A module without memory (see `build_blank`) gets some on the device, and its values from `fill`.
     """
@@ -149,11 +150,12 @@ class Replicated(_Called):
 
     def __init__(self, module: nn.Module, world: World) -> None:
         self.inner = module
-        self.settles = world.size > 2  # the sum of two numbers has one order
+        self.settles = world.dp_size > 2  # the sum of two numbers has one order
         settings: dict[str, Any] = {_SYNC_BUFFERS: False}
         self._ddp = DistributedDataParallel(
             module,
             device_ids=[world.device] if world.device.type != "cpu" else None,
+            process_group=world.dp_group,
             gradient_as_bucket_view=True,
             **settings,
         )
@@ -187,9 +189,7 @@ class Sharded(_Called):
     settles = needs_all = False  # nor are waits measured: each unit has its own, while others compute
 
     def __init__(self, module: nn.Module, world: World, compute: torch.dtype | None, fill: Fill | None) -> None:
-        from torch.distributed.device_mesh import init_device_mesh
-
-        mesh = init_device_mesh(world.device.type, (world.size,))
+        mesh = _mesh(world)
         policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32 if compute else None)
         units: Sequence[nn.Module] = getattr(module, "shard_units", ())
         for unit in units:
@@ -209,6 +209,13 @@ class Sharded(_Called):
     def rest(self) -> None:
         """The outermost unit stays whole after a forward pass, in wait for a backward pass that may never come."""
         self._fsdp.reshard()
+
+
+def _mesh(world: World) -> DeviceMesh:
+    """The data-parallel ranks in a row."""
+    if world.dp_group is None:
+        return init_device_mesh(world.device.type, (world.dp_size,))
+    return DeviceMesh.from_group(world.dp_group, world.device.type)
 
 
 def whole(tensor: Tensor) -> Tensor:

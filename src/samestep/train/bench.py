@@ -54,7 +54,7 @@ class Bench:
     def plan(self, samples: int) -> Plan:
         """The stage's numbers for data of so many samples: as frozen by the first launch, or frozen now."""
         if self._plan is None:
-            made = self._freeze("plan", lambda: Plan.make(self.config, self.world.size, samples).to_json())
+            made = self._freeze("plan", lambda: Plan.make(self.config, self.world.dp_size, samples).to_json())
             self._plan = Plan(**made)
         if self._plan.samples != samples:
             raise UserError(
@@ -164,7 +164,7 @@ class Bench:
 
     def _once_batch(self) -> int:
         """Frozen too: a dump that is resumed at another world size must count its steps as before."""
-        return self._freeze("rows_once", lambda: self.config.batch_size * self.world.size)
+        return self._freeze("rows_once", lambda: self.config.batch_size * self.world.dp_size)
 
     def _freeze(self, what: str, make: Callable[[], Json]) -> Json:
         """What the first launch fixed for this stage, or what it fixes now."""

@@ -3,9 +3,9 @@
     metrics = learner.update(feed[step], loss)
 
 A loss is named sums: `loss(module, batch)` returns, per term, each row's sum. The learner adds the live rows up,
-divides by the term's global weight (counted before the forward pass), and scales by the world size, so that the mean
-over ranks that DDP and FSDP take is the exact gradient of the global batch, however it was split. Whether the
-gradient is finite is decided on the device from its global norm: all ranks skip together, nobody waits.
+divides by the term's global weight (counted before the forward pass), and scales by the number of data-parallel ranks,
+so that the mean over them that DDP and FSDP take is the exact gradient of the global batch, however it was split.
+Whether the gradient is finite is decided on the device from its global norm: all ranks skip together, nobody waits.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -68,7 +68,7 @@ class Learner:
         self._guard = FiniteGuard(world.device, name, max_bad_steps)
         self.recorder = recorder
         self._settled = not parallel.settles
-        self._ranks = torch.full((), float(world.size), device=world.device)
+        self._ranks = torch.full((), float(world.dp_size), device=world.device)
 
     def update(self, micros: Micros, loss: Loss, mix: Mix | None = None) -> Metrics:
         """One optimizer step on the global batch; `mix` gives each term's coefficient (default 1)."""
@@ -176,7 +176,7 @@ class Learner:
         gradients = self._gradients()
         norm = total_norm(gradients)
         if self._scale:
-            norm = norm * (self.world.size / self._scale.scale)
+            norm = norm * (self.world.dp_size / self._scale.scale)
         bad = (~(norm < torch.inf)).float()  # also where it is NaN
         rate = self._rate(self.updates)
         self._step(gradients, norm, bad, rate)
@@ -206,7 +206,7 @@ class Learner:
         # As torch's clip_grad_norm_ has it.
         divisor = ((norm + 1e-6) / clip).clamp(min=1.0) if clip else torch.ones_like(norm)
         if self._scale:
-            divisor = divisor * (self._scale.scale / self.world.size)
+            divisor = divisor * (self._scale.scale / self.world.dp_size)
         if norm.dtype == torch.float64:  # the fused divisor is float32, too coarse for a proof in float64
             torch._foreach_div_([local(gradient) for gradient in gradients], divisor)
         else:
