@@ -19,9 +19,10 @@ from samestep.core.records import JsonLines
 from samestep.core.rundir import RunDir
 from samestep.data.feed import Micros
 from samestep.data.loading import Batch
+from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.parallel.wrap import local
 from samestep.train.bench import Bench
-from samestep.train.config import Config
+from samestep.train.config import Config, Distributed
 from samestep.train.console import Screen
 from samestep.train.ema import Average
 from samestep.train.evidence import Recorder
@@ -39,6 +40,7 @@ from toys import (
     learner_of,
     made,
     moments_of,
+    rate,
     run_on_ranks,
     same_everywhere,
     weights_of,
@@ -104,14 +106,18 @@ def coupled_updates_are_those_of_one_process(world: World, strategy: str, folder
 def a_loss_scale_cancels_out(world: World, strategy: str, folder: Path) -> None:
     """fp16 takes the sum over the shares after the backward pass, by another line."""
     with default_dtype(torch.float32):
-        norms = []
+        norms, moments = [], []
         for side in (world, World.single()):
             learner = learner_of(made(Net), side, strategy, mixed_precision="fp16")
             learner._scale.scale.fill_(2.0**8)  # type: ignore[union-attr]
             book = Book(side)
             book.add(learner.update(feed_of(Points(16), side, 8, 2, 1, count=both)[0], two_terms))
             norms.append(book.read()["grad_norm"])
+            moments.append(
+                torch.cat([value.flatten() for name, value in moments_of(learner).items() if "_avg" in name])
+            )
         assert norms[0] == pytest.approx(norms[1], rel=0.01)
+        assert (moments[0] - moments[1]).norm() < 0.01 * moments[1].norm()
 
 
 def state_is_cut_over_the_shares_and_saved_once(world: World, strategy: str, folder: Path) -> None:
@@ -138,6 +144,17 @@ def state_is_cut_over_the_shares_and_saved_once(world: World, strategy: str, fol
     close(weights_of(again), weights_of(learner), tolerance=0)
 
 
+def parts_of_the_model_do_not_mix(world: World, strategy: str, folder: Path) -> None:
+    """The ranks of a model-parallel group hold other weights, as tensor parallelism will have them."""
+    ends = []
+    for side in (world, World.single()):
+        learner = learner_of(made(Net, seed=1 + world.rank % 2), side, strategy)
+        for micros in feed_of(Points(16), side, 8, 2, 3, count=both):
+            learner.update(micros, two_terms)
+        ends.append(weights_of(learner))
+    close(*ends)
+
+
 def averaged_weights_follow(world: World, strategy: str, folder: Path) -> None:
     ends = []
     for side in (world, World.single()):
@@ -148,6 +165,16 @@ def averaged_weights_follow(world: World, strategy: str, folder: Path) -> None:
             average.update()
         ends.append(average.state_dict()["model"])
     close(*ends)
+
+
+def first_weights_are_those_of_one_process(world: World, strategy: str, folder: Path) -> None:
+    shape = TransformerConfig(d_model=16, n_layers=1, n_heads=2, mlp_hidden_size=24, vocab_size=37)
+    found = []
+    for side in (world, World.single()):
+        config = Config(distributed=Distributed(strategy=strategy))  # type: ignore[arg-type]
+        bench = Bench(side, config, RunDir(folder / "run"), "fit", Screen(False))
+        found.append(weights_of(bench.learner(lambda: Transformer(shape), rate=rate)))
+    close(*found, tolerance=0)
 
 
 def the_plan_counts_shares(world: World, strategy: str, folder: Path) -> None:
@@ -176,7 +203,9 @@ CASES: list[Case] = [
     coupled_updates_are_those_of_one_process,
     a_loss_scale_cancels_out,
     state_is_cut_over_the_shares_and_saved_once,
+    parts_of_the_model_do_not_mix,
     averaged_weights_follow,
+    first_weights_are_those_of_one_process,
     the_plan_counts_shares,
     evidence_has_every_row_once,
 ]

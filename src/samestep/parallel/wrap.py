@@ -80,23 +80,48 @@ def build_blank(make: Callable[[], nn.Module]) -> nn.Module:
 
     A module with a part that is not in its state, and so not in any file, is built as usual.
     """
-    with torch.device("meta"):
-        module = make()
+    module = build_on_meta(make)
+    if module is None:
+        return make()
     fillable = module.state_dict().keys()
     names = chain(module.named_parameters(), module.named_buffers())
     return module if all(name in fillable for name, _ in names) else make()
+
+
+def build_on_meta(make: Callable[[], nn.Module]) -> nn.Module | None:
+    """What `make` builds, without memory; None where that fails, often because it looks at a number on the way.
+
+    A mistake in `make` itself shows again when it is called as usual. Torch's generator is left as it was.
+    """
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            return make()
+    except Exception:
+        return None
 
 
 def place(module: nn.Module, device: torch.device, fill: Fill | None = None) -> nn.Module:
     """A module, which may be sharded or without memory, on a device; with the values of `fill`, if it is given."""
     if any(p.is_meta for p in module.parameters()):
         assert fill is not None, "a module without memory must get its values from somewhere"
-        module = module.to_empty(device=device)
+        _take_memory(module, device)
     else:
         module = module.to(device)
     if fill is not None:
         fill(module)
     return module
+
+
+def _take_memory(module: nn.Module, device: torch.device) -> None:
+    """Torch's `to_empty`, which would give each name of a shared parameter a tensor of its own: they stay one."""
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    module.to_empty(device=device)
+    for first, *others in names.values():
+        for other in others:
+            owner, _, own = other.rpartition(".")
+            setattr(module.get_submodule(owner), own, module.get_parameter(first))
 
 
 class _Called:

@@ -26,6 +26,7 @@ from samestep.train.config import Config
 from samestep.train.console import Screen
 from samestep.train.draws import Draws
 from samestep.train.evidence import Recorder
+from samestep.train.first_weights import build_fresh
 from samestep.train.learner import COMPUTE, Learner
 from samestep.train.optim import OptimSettings
 from samestep.train.plan import Plan
@@ -85,12 +86,16 @@ class Bench:
     ) -> Learner:
         """A learner of `module`, or of the one that `module` builds when it is called.
 
-        The latter is for large networks: one that begins with the weights of a file is then built without memory, and
-        filled on each device, its own part only. `rate` gives the learning rate of each update (default: as planned).
+        The latter is for large networks: one that begins with the weights of a file, or offers `init_parameter` (see
+        first_weights.py), is then built without memory, and filled on each device, its own part only. It may be called
+        twice. `rate` gives the learning rate of each update (default: as planned).
         """
         config: Config = self.config
         initial = self._initial_weights(name)
-        module = self._prepared(module, blank=initial is not None)
+        if not isinstance(module, nn.Module):
+            make = module
+            module, initial = (build_blank(make), initial) if initial else build_fresh(make, config.seed, name)
+        module = self._prepared(module)
         if config.compile:
             module.compile()
         compute = COMPUTE.get(config.distributed.mixed_precision)
@@ -137,10 +142,8 @@ class Bench:
         weights = open_weights(Path(source), name)
         return lambda module: fill(module, weights, f"weights of {source}")
 
-    def _prepared(self, module: nn.Module | Callable[[], nn.Module], blank: bool) -> nn.Module:
+    def _prepared(self, module: nn.Module) -> nn.Module:
         """The module in its type, and without what it does not train."""
-        if not isinstance(module, nn.Module):
-            module = build_blank(module) if blank else module()
         module = module.to(getattr(torch, self.config.distributed.dtype))
         for name, parameter in module.named_parameters():
             if any(fnmatch(name, pattern) for pattern in self.unused):
