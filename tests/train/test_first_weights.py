@@ -133,7 +133,13 @@ def test_what_was_drawn_before_makes_none() -> None:
     torch.manual_seed(8)
     torch.randn(100)
     before = torch.get_rng_state()
+
+    def seeded() -> Transformer:
+        torch.manual_seed(1)
+        return network()
+
     assert equal(first, fresh())
+    assert equal(first, fresh(seeded))
     assert torch.equal(torch.get_rng_state(), before)
 
 
