@@ -252,6 +252,18 @@ def test_other_networks_are_built_out_of_the_runs_seed(make: type[Net]) -> None:
     assert not isinstance(make(), ParameterInit)
 
 
+class DrawsAndLooks(Tied):
+    """Offers to draw, and cannot be built without memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate = float(torch.linspace(0, 1, 3)[1])
+
+
+def test_what_needs_memory_to_be_built_is_drawn_all_the_same() -> None:
+    assert equal(fresh(DrawsAndLooks), fresh(Tied))
+
+
 def test_a_network_that_is_given_is_taken_as_it_is() -> None:
     assert equal(fresh(made(Tied)), made(Tied).state_dict())  # type: ignore[arg-type]
 

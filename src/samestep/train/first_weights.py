@@ -25,10 +25,10 @@ def build_fresh(make: Callable[[], nn.Module], seed: int, learner: str) -> tuple
     One with buffers is built with memory, for only its own code knows their values; its parameters are still drawn.
     """
     blank = build_on_meta(make)
-    if not isinstance(blank, ParameterInit):
-        return make(), None
-    module = make() if any(True for _ in blank.buffers()) else blank
-    return module, partial(draw_parameters, seed=seed, learner=learner)
+    can_stay = isinstance(blank, ParameterInit) and not any(True for _ in blank.buffers())
+    module = blank if blank is not None and can_stay else make()
+    offers = isinstance(module, ParameterInit)
+    return module, partial(draw_parameters, seed=seed, learner=learner) if offers else None
 
 
 @torch.no_grad()
