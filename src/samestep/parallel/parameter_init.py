@@ -5,7 +5,7 @@
             weight.zero_() if name.endswith("bias") else weight.normal_(0.0, 0.02)
 
 A network that is then given to a learner as a function that builds it (`bench.learner(lambda: Net())`) is built without
-memory and filled parameter by parameter, each rank keeping its own part (see train/first_weights.py).
+memory and filled parameter by parameter, each rank keeping its own part (see train/initialization.py).
 """
 
 from typing import Protocol, runtime_checkable

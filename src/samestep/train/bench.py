@@ -26,7 +26,7 @@ from samestep.train.config import Config
 from samestep.train.console import Screen
 from samestep.train.draws import Draws
 from samestep.train.evidence import Recorder
-from samestep.train.first_weights import build_fresh
+from samestep.train.initialization import build_fresh
 from samestep.train.learner import COMPUTE, Learner
 from samestep.train.optim import OptimSettings
 from samestep.train.plan import Plan

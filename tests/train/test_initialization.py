@@ -18,7 +18,7 @@ from samestep.parallel.wrap import whole, wrap
 from samestep.train.bench import Bench
 from samestep.train.config import Config, Distributed
 from samestep.train.console import Screen
-from samestep.train.first_weights import build_fresh
+from samestep.train.initialization import build_fresh
 from samestep.train.learner import Learner
 from samestep.world.world import World
 from toys import Net, Points, close, feed_of, made, run_on_ranks, weights_of
