@@ -7,7 +7,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from samestep.core.errors import UserError
-from samestep.parallel.wrap import Lone, Replicated, Sharded, local, total_norm, whole, wrap
+from samestep.parallel.wrap import Lone, Replicated, Sharded, build_blank, local, total_norm, whole, wrap
 from samestep.world.world import World
 from toys import WORLDS, Case, Net, Proofs, made
 
@@ -87,12 +87,39 @@ def nothing_to_learn_is_refused(world: World, strategy: str) -> None:
         wrap(made(Net).requires_grad_(False), world, strategy, None)
 
 
+class Tied(Net):
+    """A head that shares its weight with the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tied = nn.Linear(5, 5, bias=False)
+        self.tied.weight = self.table.weight
+
+
+@torch.no_grad()
+def number(module: nn.Module) -> None:
+    for value, parameter in enumerate(module.parameters()):
+        local(parameter).fill_(value)
+
+
+def a_shared_parameter_stays_one(world: World, strategy: str) -> None:
+    """Torch's own to_empty makes two of it."""
+    parallel = wrap(build_blank(Tied), world, strategy, None, number)
+    module = parallel.inner
+    assert module.get_parameter("tied.weight") is module.get_parameter("table.weight")
+    with parallel.syncing(last=True):
+        loss_of(parallel.module, 1.0).backward()
+    for value, parameter in enumerate(module.parameters()):
+        assert bool((local(parameter) == value).all()), "as it was filled"
+
+
 CASES: list[Case] = [
     gradients_are_the_mean_over_ranks,
     shards_are_shares,
     calls_are_noticed,
     rest_gives_back_what_was_gathered,
     nothing_to_learn_is_refused,
+    a_shared_parameter_stays_one,
 ]
 
 

@@ -57,6 +57,10 @@ class Micros:
         """The first micro-batch alone."""
         return replace(self, batches=self.batches[:1], spans=self.spans[:1])
 
+    def all_filler(self) -> "Micros":
+        """The same micro-batches, none of which counts."""
+        return replace(self, spans=[(start, start) for start, _ in self.spans])
+
 
 class Feed:
     """`feed[step]` is this rank's share of that step, on its device."""
@@ -150,7 +154,8 @@ class Feed:
         counted = [coming for coming in self._coming if coming.step >= start and coming.share.weights]
         for coming in counted:
             self._counted.update(coming.share.weights)
-            coming.weights = self._world.post.put(list(coming.share.weights.values()))
+            weights = coming.share.weights.values()  # of several ranks with one share, one counts it
+            coming.weights = self._world.post.put([w if self._world.dp_counted else 0.0 for w in weights])
         if counted:
             self._world.post.send()
 

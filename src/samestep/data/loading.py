@@ -1,4 +1,4 @@
-"""Loading a rank's share of a step: in this process, or ahead of time in loader processes."""
+"""Loading a data-parallel rank's share of a step: in this process, or ahead of time in loader processes."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -51,7 +51,7 @@ class Steps(Dataset):
 
     def __init__(self, rows: Rows, order: Order, world: World, micro_rows: int, count: Count | None) -> None:
         self.rows, self.order, self.micro_rows, self.count = rows, order, micro_rows, count
-        self.rank, self.size = world.rank, world.size  # plain numbers: a worker process gets no group
+        self.rank, self.size = world.dp_rank, world.dp_size  # plain numbers: a worker process gets no group
         self.dtype = torch.get_default_dtype()
 
     def __getitem__(self, step: int) -> Share:

@@ -78,7 +78,7 @@ class TransformerConfig:
 
 
 class Linear(nn.Linear):
-    """A map without bias whose weights are drawn by `Transformer.initialise` alone, so one seed gives one network."""
+    """A map without bias whose weights are drawn by `Transformer.init_parameter` alone: one seed gives one network."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
@@ -88,7 +88,7 @@ class Linear(nn.Linear):
 
 
 class Embedding(nn.Embedding):
-    """A table whose weights are drawn by `Transformer.initialise` alone."""
+    """A table whose weights are drawn by `Transformer.init_parameter` alone."""
 
     def reset_parameters(self) -> None:
         """Draw nothing."""
@@ -199,14 +199,18 @@ class Transformer(nn.Module):
     @torch.no_grad()
     def initialise(self) -> None:
         """Draw fresh weights from torch's generator; call it again after a build on the meta device and `to_empty`."""
-        config = self.config
-        residual_std = config.init_std / (2 * config.n_layers) ** 0.5
         for name, weight in self.named_parameters():
-            if name.endswith(("norm.weight", "ln_f.weight")):
-                weight.fill_(1.0)
-            else:
-                writes_residual = ".blocks." in name and name.endswith(("attn_out.weight", "ff_out.weight"))
-                weight.normal_(0.0, residual_std if writes_residual else config.init_std)
+            self.init_parameter(name, weight)
+
+    @torch.no_grad()
+    def init_parameter(self, name: str, weight: Tensor) -> None:
+        """Draw the first values of one whole parameter from torch's generator."""
+        config = self.config
+        if name.endswith(("norm.weight", "ln_f.weight")):
+            weight.fill_(1.0)
+            return
+        writes_residual = ".blocks." in name and name.endswith(("attn_out.weight", "ff_out.weight"))
+        weight.normal_(0.0, config.init_std / (2 * config.n_layers) ** 0.5 if writes_residual else config.init_std)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of each position; in the dtype of the weights, or of autocast where that is on."""

@@ -1,7 +1,7 @@
 """One face for a module that is alone, replicated (DDP) or sharded (FSDP2).
 
-Gradients come out as the mean over ranks in every case; the learner scales its loss by the world size, so that the
-mean is the exact global sum whatever the split.
+Gradients come out as the mean over the data-parallel ranks in every case; the learner scales its loss by their number,
+so that the mean is the exact global sum whatever the split.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -64,7 +65,7 @@ class Parallel(Protocol):
 def wrap(
     module: nn.Module, world: World, strategy: str, compute: torch.dtype | None, fill: Fill | None = None
 ) -> Parallel:
-    """`module` on this rank's device, replicated (`ddp`) or sharded (`fsdp`) over the ranks.
+    """`module` on this rank's device, replicated (`ddp`) or sharded (`fsdp`) over the data-parallel ranks.
 
     A module without memory (see `build_blank`) gets some on the device, and its values from `fill`.
     """
@@ -82,23 +83,48 @@ def build_blank(make: Callable[[], nn.Module]) -> nn.Module:
 
     A module with a part that is not in its state, and so not in any file, is built as usual.
     """
-    with torch.device("meta"):
-        module = make()
+    module = build_on_meta(make)
+    if module is None:
+        return make()
     fillable = module.state_dict().keys()
     names = chain(module.named_parameters(), module.named_buffers())
     return module if all(name in fillable for name, _ in names) else make()
+
+
+def build_on_meta(make: Callable[[], nn.Module]) -> nn.Module | None:
+    """What `make` builds, without memory; None where that fails, often because it looks at a number on the way.
+
+    A mistake in `make` itself shows again when it is called as usual. Torch's generator is left as it was.
+    """
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            return make()
+    except Exception:
+        return None
 
 
 def place(module: nn.Module, device: torch.device, fill: Fill | None = None) -> nn.Module:
     """A module, which may be sharded or without memory, on a device; with the values of `fill`, if it is given."""
     if any(p.is_meta for p in module.parameters()):
         assert fill is not None, "a module without memory must get its values from somewhere"
-        module = module.to_empty(device=device)
+        _take_memory(module, device)
     else:
         module = module.to(device)
     if fill is not None:
         fill(module)
     return module
+
+
+def _take_memory(module: nn.Module, device: torch.device) -> None:
+    """Torch's `to_empty`, which would give each name of a shared parameter a tensor of its own: they stay one."""
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    module.to_empty(device=device)
+    for first, *others in names.values():
+        for other in others:
+            owner, _, own = other.rpartition(".")
+            setattr(module.get_submodule(owner), own, module.get_parameter(first))
 
 
 class _Called:
@@ -165,11 +191,12 @@ class Replicated(_Called):
 
     def __init__(self, module: nn.Module, world: World) -> None:
         self.inner = module
-        self.settles = world.size > 2  # the sum of two numbers has one order
+        self.settles = world.dp_size > 2  # the sum of two numbers has one order
         settings: dict[str, Any] = {_SYNC_BUFFERS: False}
         self._ddp = DistributedDataParallel(
             module,
             device_ids=[world.device] if world.device.type != "cpu" else None,
+            process_group=world.dp_group,
             gradient_as_bucket_view=True,
             **settings,
         )
@@ -203,9 +230,7 @@ class Sharded(_Called):
     settles = needs_all = False  # nor are waits measured: each unit has its own, while others compute
 
     def __init__(self, module: nn.Module, world: World, compute: torch.dtype | None, fill: Fill | None) -> None:
-        from torch.distributed.device_mesh import init_device_mesh
-
-        mesh = init_device_mesh(world.device.type, (world.size,))
+        mesh = _mesh(world)
         policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32 if compute else None)
         units: Sequence[nn.Module] = getattr(module, "shard_units", ())
         for unit in units:
@@ -243,6 +268,13 @@ class Sharded(_Called):
         self._was_held = True
         with super().held_constant():
             yield
+
+
+def _mesh(world: World) -> DeviceMesh:
+    """The data-parallel ranks in a row."""
+    if world.dp_group is None:
+        return init_device_mesh(world.device.type, (world.dp_size,))
+    return DeviceMesh.from_group(world.dp_group, world.device.type)
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ def banner_lines(session: "Session", stage: "StageRun", resumed: str) -> dict[st
         lines[label] = f"{sum(p.numel() for p in learner.parameters()):,}"
     if not resumed:
         lines |= _first_weights(stage.bench)
-    lines |= _planned(config, plan, world.size) if plan else {"steps": f"{stage.task.length:,}"}
+    lines |= _planned(config, plan, world.dp_size) if plan else {"steps": f"{stage.task.length:,}"}
     lines |= _rates(stage.bench, config, plan, stage.task.length)
     lines["mixed precision"] = _precision(config.distributed)
     lines["number of GPUs"] = _devices(world)
@@ -34,9 +34,9 @@ def banner_lines(session: "Session", stage: "StageRun", resumed: str) -> dict[st
     return lines
 
 
-def _planned(config: Config, plan: Plan, world_size: int) -> dict[str, str]:
+def _planned(config: Config, plan: Plan, dp_size: int) -> dict[str, str]:
     """What the first launch fixed, or fixes now."""
-    share = -(-plan.global_batch // world_size)
+    share = -(-plan.global_batch // dp_size)
     micros = -(-share // config.batch_size)
     accumulated = f" ({micros} micro-batches of at most {config.batch_size})" if micros > 1 else ""
     return {

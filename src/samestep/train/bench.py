@@ -27,6 +27,7 @@ from samestep.train.console import Screen
 from samestep.train.draws import Draws
 from samestep.train.evidence import Recorder
 from samestep.train.first_weights import FirstWeights
+from samestep.train.initialization import build_fresh
 from samestep.train.learner import COMPUTE, Learner
 from samestep.train.loop import Progress
 from samestep.train.optim import OptimSettings
@@ -83,7 +84,7 @@ class Bench:
         """The stage's numbers, which its first training feed fixes by its number of samples: as frozen by the first
         launch, or frozen now."""
         if self._plan is None:
-            made = self._freeze("plan", lambda: Plan.make(self.config, self.world.size, samples).to_json())
+            made = self._freeze("plan", lambda: Plan.make(self.config, self.world.dp_size, samples).to_json())
             self._plan = Plan(**made)
             if self._plan.samples != samples:
                 raise UserError(
@@ -118,14 +119,18 @@ class Bench:
     ) -> Learner:
         """A learner of `module`, or of the one that `module` builds when it is called.
 
-        The latter is for large networks: one that begins with the weights of a file is then built without memory, and
-        filled on each device, its own part only. `rate` gives the learning rate of each step (default: as planned).
+        The latter is for large networks: one that begins with the weights of a file, or offers `init_parameter` (see
+        initialization.py), is then built without memory, and filled on each device, its own part only. It may be called
+        twice. `rate` gives the learning rate of each step (default: as planned).
         """
         config: Config = self.config
         if rate is not None:
             self.given_rates[name] = rate
         initial = self.first_weights.of(name)
-        module = self._prepared(module, blank=initial is not None)
+        if not isinstance(module, nn.Module):
+            make = module
+            module, initial = (build_blank(make), initial) if initial else build_fresh(make, config.seed, name)
+        module = self._prepared(module)
         if config.compile:
             module.compile()
         compute = COMPUTE.get(config.distributed.mixed_precision)
@@ -166,10 +171,8 @@ class Bench:
         assert self._plan is not None, "make the training feed before the first update: it fixes the plan"
         return self._plan.schedule(self.config)(step)
 
-    def _prepared(self, module: nn.Module | Callable[[], nn.Module], blank: bool) -> nn.Module:
+    def _prepared(self, module: nn.Module) -> nn.Module:
         """The module in its type, and without what it does not train."""
-        if not isinstance(module, nn.Module):
-            module = build_blank(module) if blank else module()
         module = module.to(getattr(torch, self.config.distributed.dtype))
         for name, parameter in module.named_parameters():
             if any(fnmatch(name, pattern) for pattern in self.unused):
@@ -194,7 +197,7 @@ class Bench:
 
     def _once_batch(self) -> int:
         """Frozen too: a dump that is resumed at another world size must count its steps as before."""
-        return self._freeze("rows_once", lambda: self.config.batch_size * self.world.size)
+        return self._freeze("rows_once", lambda: self.config.batch_size * self.world.dp_size)
 
     def _freeze(self, what: str, make: Callable[[], Json]) -> Json:
         """What the first launch fixed for this stage, or what it fixes now."""

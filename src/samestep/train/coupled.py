@@ -1,9 +1,10 @@
 """Losses that couple every row of the global batch with every other, such as in-batch negatives.
 
 Gradients cannot be taken micro-batch by micro-batch there. Instead: embed all rows without gradients, gather the
-embeddings of all ranks in global order, take the loss and its gradient with respect to the embeddings (every rank
-computes the same), then embed each micro-batch again and push its slice of that gradient through the module. The
-memory of one micro-batch is enough, and the result is the exact gradient of the whole batch at any world size.
+embeddings of all data-parallel ranks in global order, take the loss and its gradient with respect to the embeddings
+(every rank computes the same), then embed each micro-batch again and push its slice of that gradient through the
+module. The memory of one micro-batch is enough, and the result is the exact gradient of the whole batch at any world
+size.
 """
 
 from collections.abc import Callable, Mapping
@@ -98,11 +99,12 @@ def _concatenate(mine: Tensor, micros: Micros, world: World) -> Tensor:
     if world.control is None:
         return mine
     total = len(micros.ids)
-    sizes = [total * (rank + 1) // world.size - total * rank // world.size for rank in range(world.size)]
+    shares = world.dp_size
+    sizes = [total * (rank + 1) // shares - total * rank // shares for rank in range(shares)]
     padded = mine.new_zeros((max(sizes), *mine.shape[1:]))
     padded[: len(mine)] = mine
     parts = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(parts, padded)
+    dist.all_gather(parts, padded, group=world.dp_group)
     return torch.cat([part[:size] for part, size in zip(parts, sizes)])
 
 

@@ -33,7 +33,9 @@ _PROBE = noise.purpose("gradient probe")
 class Recorder:
     """Writes this rank's evidence."""
 
-    def __init__(self, path: Path, stage: str) -> None:
+    def __init__(self, path: Path, stage: str, counted: bool = True) -> None:
+        """`counted`: whether this rank counts its share of the data; if not, another one records its rows."""
+        self._counted = counted
         self._lines = JsonLines(path)
         self._stage = stage
         self._update: dict[str, dict[str, Any]] = {}
@@ -47,6 +49,7 @@ class Recorder:
 
     def rows(self, learner: str, micros: Micros, rows: list[Mapping[str, Tensor]]) -> None:
         """The rows of this rank, filler left out."""
+        micros = micros if self._counted else micros.all_filler()
         ids: list[list[int]] = []
         values: dict[str, list[float]] = {}
         for (start, stop), terms in zip(micros.spans, rows):
@@ -57,6 +60,7 @@ class Recorder:
 
     def coupled_rows(self, learner: str, micros: Micros, rows: Mapping[str, Tensor]) -> None:
         """The rows of a coupled loss, which every rank holds whole: each rank keeps those it was given."""
+        micros = micros if self._counted else micros.all_filler()
         mine = [number for start, stop in micros.spans for number in range(start, stop)]
         values = {term: value.detach()[mine].tolist() for term, value in rows.items()}
         self._update[learner] = {"ids": micros.ids[mine].tolist(), "rows": values, **_given(micros)}
@@ -104,6 +108,7 @@ class Recorder:
 
     def validation(self, step: int, ids: np.ndarray, figures: Mapping[str, float]) -> None:
         """What validation saw on this rank, and the agreed figures."""
+        ids = ids if self._counted else ids[:0]
         row = {"kind": "validation", "stage": self._stage, "step": step, "ids": ids.tolist(), "figures": dict(figures)}
         self._lines.append(row)
 

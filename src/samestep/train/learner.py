@@ -3,9 +3,9 @@
     metrics = learner.update(feed[step], loss)
 
 A loss is named sums: `loss(module, batch)` returns, per term, each row's sum. The learner adds the live rows up,
-divides by the term's global weight (counted before the forward pass), and scales by the world size, so that the mean
-over ranks that DDP and FSDP take is the exact gradient of the global batch, however it was split. Whether the
-gradient is finite is decided on the device from its global norm: all ranks skip together, nobody waits.
+divides by the term's global weight (counted before the forward pass), and scales by the number of data-parallel ranks,
+so that the mean over them that DDP and FSDP take is the exact gradient of the global batch, however it was split.
+Whether the gradient is finite is decided on the device from its global norm: all ranks skip together, nobody waits.
 
 Only the terms that `mix` names are trained, each times its coefficient; all others are logged. A loss of one term needs
 no mix.
@@ -85,7 +85,7 @@ class Learner:
         self._looked = False
         self._mask_key = share_key(parallel.inner, name, seed)
         self._settled = not parallel.settles
-        self._ranks = torch.full((), float(world.size), device=world.device)
+        self._ranks = torch.full((), float(world.dp_size), device=world.device)
 
     def update(self, micros: Micros, loss: Loss, mix: Mix | None = None) -> Metrics:
         """One optimizer step on the global batch; `mix` gives the coefficient of each term that is trained."""
@@ -208,7 +208,7 @@ class Learner:
         gradients = self._gradients()
         norm = total_norm(gradients)
         if self._scale:
-            norm = norm * (self.world.size / self._scale.scale)
+            norm = norm * (self.world.dp_size / self._scale.scale)
         bad = (~(norm < torch.inf)).float()  # also where it is NaN
         rate = self._rate(self._step_now())
         self._step(gradients, norm, bad, rate)
@@ -238,7 +238,7 @@ class Learner:
         # As torch's clip_grad_norm_ has it.
         divisor = ((norm + 1e-6) / clip).clamp(min=1.0) if clip else torch.ones_like(norm)
         if self._scale:
-            divisor = divisor * (self._scale.scale / self.world.size)
+            divisor = divisor * (self._scale.scale / self.world.dp_size)
         if norm.dtype == torch.float64:  # the fused divisor is float32, too coarse for a proof in float64
             torch._foreach_div_([local(gradient) for gradient in gradients], divisor)
         else:

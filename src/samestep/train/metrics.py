@@ -17,7 +17,8 @@ NOTES = 512
 
 
 class Figure(NamedTuple):
-    """This rank's part of a sum, and the weight of the whole. A figure equal on all ranks is counted once.
+    """This rank's part of a sum, and the weight of the whole. A figure equal on all ranks is counted once; so is the
+    part of a share of the data that several ranks take.
 
     A tensor in it must not be changed afterwards: it is read later.
     """
@@ -63,7 +64,8 @@ class Book:
     def add(self, metrics: Metrics) -> None:
         """Count a step's figures in; nothing is read from the device."""
         for name, figure in metrics.items():
-            counted = 0.0 if figure.same and not self._world.is_main else _apart(figure.sum)
+            is_counted = self._world.is_main if figure.same else self._world.dp_counted
+            counted = _apart(figure.sum) if is_counted else 0.0
             self._noted.append((name, counted, _apart(figure.weight), figure.skipped))
             self._totals.setdefault(name, (0.0, 0.0))
         if len(self._noted) >= NOTES:

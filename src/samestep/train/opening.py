@@ -49,7 +49,7 @@ class RunRecord:
 
 
 def open_run(
-    recipe: str, config: Config, world_size: int = 1, launches: Sequence[str] = ()
+    recipe: str, config: Config, dp_size: int = 1, launches: Sequence[str] = ()
 ) -> tuple[RunDir, RunLock, int]:
     """Rank 0's part of opening: choose the directory, take its lock, and make sure that it holds this very run.
 
@@ -72,7 +72,7 @@ def open_run(
     if known is not None:
         _require_same(rundir, known, recipe, config)
     begun = rundir.frozen.exists()  # until then, another batch_size may mean another global batch
-    batch = (known.global_batch if known and begun else 0) or global_batch(config, world_size)
+    batch = (known.global_batch if known and begun else 0) or global_batch(config, dp_size)
     RunRecord(recipe, dump(config), " ".join(launches), batch).write(rundir)
     _begin_watch(rundir)
     if not is_done(read_json(rundir.status) or {}):  # what an earlier launch came to says nothing of this one

@@ -25,10 +25,10 @@ class Plan:
     warmup_steps: int
 
     @classmethod
-    def make(cls, config: Config, world_size: int, samples: int) -> "Plan":
-        """Work the numbers out from the configuration, the world and the data."""
+    def make(cls, config: Config, dp_size: int, samples: int) -> "Plan":
+        """Work the numbers out from the configuration, the number of data-parallel ranks and the data."""
         _check(config, samples)
-        batch = global_batch(config, world_size)
+        batch = global_batch(config, dp_size)
         per_epoch = math.ceil(samples / batch)
         steps = config.max_steps if config.max_steps is not None else config.epochs * per_epoch
         ratio = batch / config.base_batch_size
@@ -47,10 +47,10 @@ class Plan:
         return asdict(self)
 
 
-def global_batch(config: Config, world_size: int) -> int:
-    """Rows per step over all devices."""
+def global_batch(config: Config, dp_size: int) -> int:
+    """Rows per step over all data-parallel ranks."""
     given = config.global_batch_size
-    return config.batch_size * config.accumulation * world_size if given is None else given
+    return config.batch_size * config.accumulation * dp_size if given is None else given
 
 
 def _check(config: Config, samples: int) -> None:

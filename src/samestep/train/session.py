@@ -111,7 +111,7 @@ class Session:
         """Rank 0 opens the directory; the others learn of it through the store, since it may refuse."""
         opened = None
         if self.world.is_main:
-            rundir, lock, batch = open_run(self.name, self.config, self.world.size, launches)
+            rundir, lock, batch = open_run(self.name, self.config, self.world.dp_size, launches)
             stack.callback(lock.release)
             opened = [str(rundir.path.absolute()), batch]
         path, batch = self.world.tell("run directory", opened)
@@ -153,7 +153,8 @@ class StageRun:
             session.rundir,
             session.screen,
         )
-        recorder = Recorder(self.rundir.evidence(self.world.size, self.world.rank), stage.name)
+        evidence = self.rundir.evidence(self.world.size, self.world.rank)
+        recorder = Recorder(evidence, stage.name, self.world.dp_counted)
         self.recorder = recorder if self.config.evidence else None
         self.progress = Progress(watch=self.world.watch)
         self.window, self.epoch = Book(self.world), Book(self.world)

@@ -26,6 +26,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from samestep.core.errors import EXIT_FAILURE, UserError
 from samestep.core.records import Json
+from samestep.world.data_parallel import DataParallel
 from samestep.world.device import card, choose_backend, choose_device, too_few
 from samestep.world.interface import choose_interface
 from samestep.world.meeting import open_store
@@ -61,6 +62,8 @@ class World:
     """What this process is doing, for the watchdog."""
     post: Post = field(default_factory=Post, repr=False)
     """Small sums over all ranks that nobody waits for."""
+    data_parallel: DataParallel | None = None
+    """Which share of the data this process takes; None: every process takes one of its own, by its rank."""
     _meetings: int = field(default=0, repr=False)
 
     @property
@@ -72,6 +75,26 @@ class World:
     def size(self) -> int:
         """How many processes there are."""
         return self.place.size
+
+    @property
+    def dp_rank(self) -> int:
+        """The number of this process's share of the data."""
+        return self.data_parallel.rank if self.data_parallel else self.rank
+
+    @property
+    def dp_size(self) -> int:
+        """How many shares the data is cut into."""
+        return self.data_parallel.size if self.data_parallel else self.size
+
+    @property
+    def dp_group(self) -> Any:
+        """The group over which gradients are averaged; None is the default group, of all processes."""
+        return self.data_parallel.group if self.data_parallel else None
+
+    @property
+    def dp_counted(self) -> bool:
+        """Whether this process counts its share in sums over all processes; of several with one share, one does."""
+        return self.data_parallel is None or self.data_parallel.counted
 
     @property
     def is_main(self) -> bool:

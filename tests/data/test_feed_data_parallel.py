@@ -1,0 +1,87 @@
+"""Several ranks may take one share of the data: all shares together still give every sample once."""
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from samestep.data.loading import Batch, Share, Steps
+from samestep.data.order import Sequential, Shuffled
+from samestep.world.data_parallel import DataParallel
+from samestep.world.ranks.place import Place
+from samestep.world.world import World
+from toys import Points, feed_of
+
+
+def tokens(batch: Batch) -> dict[str, Tensor]:
+    return {"tokens": batch["tokens"]}
+
+
+def worlds(shares: int, copies: int) -> list[World]:
+    """Ranks without their peers, `copies` neighbours to each share; the last of them counts it."""
+    return [
+        World(
+            Place("test", rank, shares * copies),
+            torch.device("cpu"),
+            data_parallel=DataParallel(rank // copies, shares, None, rank % copies == copies - 1),
+        )
+        for rank in range(shares * copies)
+    ]
+
+
+def same(one: Share, other: Share) -> bool:
+    return (
+        one.spans == other.spans
+        and one.weights == other.weights
+        and all(torch.equal(a[key], b[key]) for a, b in zip(one.batches, other.batches, strict=True) for key in a)
+    )
+
+
+def live_ids(share: Share) -> Tensor:
+    return torch.cat([batch["ids"][batch["live"]] for batch in share.batches])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.integers(1, 40),
+    batch=st.integers(1, 20),
+    shares=st.integers(1, 5),
+    copies=st.integers(1, 3),
+    micro=st.integers(1, 9),
+    shuffled=st.booleans(),
+)
+def test_all_shares_give_each_sample_once(
+    size: int, batch: int, shares: int, copies: int, micro: int, shuffled: bool
+) -> None:
+    rows = Points(size)
+    order = Shuffled(size, batch, seed=5) if shuffled else Sequential(size, batch)
+    ranks = worlds(shares, copies)
+    loads = [Steps(rows, order, world, micro, tokens) for world in ranks]
+    seen: list[int] = []
+    for step in range(order.steps_per_epoch):
+        found = [steps[step] for steps in loads]
+        assert len({len(share.batches) for share in found}) == 1, "every rank runs as many micro-batches"
+        for rank, share in enumerate(found):
+            assert same(share, found[rank - rank % copies]), "ranks of one share hold the same"
+        counted = torch.cat([live_ids(share) for share, world in zip(found, ranks) if world.dp_counted])
+        assert np.array_equal(counted.numpy(), order.ids(step)), "in the order's order, none twice, none left out"
+        seen += counted[:, 1].tolist()
+    assert sorted(seen) == list(range(size))
+
+
+@settings(max_examples=20, deadline=None)
+@given(size=st.integers(1, 30), batch=st.integers(1, 12), shares=st.integers(1, 4), copies=st.integers(1, 3))
+def test_what_ranks_tell_each_other_counts_every_share_once(size: int, batch: int, shares: int, copies: int) -> None:
+    """A rank without peers hears its own numbers alone, which are what it would have told them."""
+    rows, order = Points(size), Shuffled(size, batch, seed=5)
+    told = [feed_of(rows, world, batch, 2, 1, tokens, order)[0].weights for world in worlds(shares, copies)]
+    assert sum(weights["tokens"] for weights in told) == float(rows.tokens[order.ids(0)[:, 1]].sum())
+    assert {weights["rows"] for weights in told} == {len(order.ids(0))}, "known without asking"
+
+
+def test_by_default_every_rank_has_a_share_of_its_own() -> None:
+    world = World(Place("test", 2, 5), torch.device("cpu"))
+    assert (world.dp_rank, world.dp_size, world.dp_group, world.dp_counted) == (2, 5, None, True)
+    alone = World.single()
+    assert (alone.dp_rank, alone.dp_size, alone.dp_group, alone.dp_counted) == (0, 1, None, True)
