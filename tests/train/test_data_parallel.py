@@ -54,6 +54,9 @@ pytestmark = pytest.mark.timeout(120)
 Case = Callable[[World, str, Path], None]
 
 
+MIX = {"tokens": 1.0, "pairs": 1.0}
+
+
 def two_terms(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
     out = module(batch["x"], batch["tokens"])
     error = (out - batch["y"]).square().sum(1)
@@ -96,7 +99,7 @@ def compared(world: World, strategy: str, update: Callable[[Learner, Micros], Me
 
 
 def updates_are_those_of_one_process(world: World, strategy: str, folder: Path) -> None:
-    compared(world, strategy, lambda learner, micros: learner.update(micros, two_terms, {"pairs": -0.3}))
+    compared(world, strategy, lambda learner, micros: learner.update(micros, two_terms, {"tokens": 1.0, "pairs": -0.3}))
 
 
 def coupled_updates_are_those_of_one_process(world: World, strategy: str, folder: Path) -> None:
@@ -111,7 +114,7 @@ def a_loss_scale_cancels_out(world: World, strategy: str, folder: Path) -> None:
             learner = learner_of(made(Net), side, strategy, mixed_precision="fp16")
             learner._scale.scale.fill_(2.0**8)  # type: ignore[union-attr]
             book = Book(side)
-            book.add(learner.update(feed_of(Points(16), side, 8, 2, 1, count=both)[0], two_terms))
+            book.add(learner.update(feed_of(Points(16), side, 8, 2, 1, count=both)[0], two_terms, MIX))
             norms.append(book.read()["grad_norm"])
             moments.append(
                 torch.cat([value.flatten() for name, value in moments_of(learner).items() if "_avg" in name])
@@ -122,7 +125,7 @@ def a_loss_scale_cancels_out(world: World, strategy: str, folder: Path) -> None:
 
 def state_is_cut_over_the_shares_and_saved_once(world: World, strategy: str, folder: Path) -> None:
     learner = learner_of(made(Net), world, strategy)
-    learner.update(feed_of(Points(16), world, 8, 2, 1, count=both)[0], two_terms)
+    learner.update(feed_of(Points(16), world, 8, 2, 1, count=both)[0], two_terms, MIX)
     held = world.gather(sum(local(p).numel() for p in learner.parameters()))
     total = sum(p.numel() for p in made(Net).parameters())
     assert held[0] + held[2] == held[1] + held[3] == (total if strategy == "fsdp" else 2 * total)
@@ -150,7 +153,7 @@ def parts_of_the_model_do_not_mix(world: World, strategy: str, folder: Path) -> 
     for side in (world, World.single()):
         learner = learner_of(made(Net, seed=1 + world.rank % 2), side, strategy)
         for micros in feed_of(Points(16), side, 8, 2, 3, count=both):
-            learner.update(micros, two_terms)
+            learner.update(micros, two_terms, MIX)
         ends.append(weights_of(learner))
     close(*ends)
 
@@ -161,7 +164,7 @@ def averaged_weights_follow(world: World, strategy: str, folder: Path) -> None:
         learner = learner_of(made(Net), side, strategy)
         average, feed = Average(learner, 0.9), feed_of(Points(16), side, 8, 2, 3, count=both)
         for micros in feed:
-            learner.update(micros, two_terms)
+            learner.update(micros, two_terms, MIX)
             average.update()
         ends.append(average.state_dict()["model"])
     close(*ends)
@@ -187,7 +190,7 @@ def evidence_has_every_row_once(world: World, strategy: str, folder: Path) -> No
     path = folder / f"evidence_{world.rank}"
     learner = learner_of(made(Net), world, strategy, recorder=Recorder(path, "fit", world.dp_counted))
     micros = feed_of(Points(16), world, 8, 2, 1, count=both)[0]
-    learner.update(micros, two_terms)
+    learner.update(micros, two_terms, MIX)
     learner.update_coupled(micros, embed, couple)
     evaluate(learner, feed_of(Points(11), world, 8, 2, 2), two_terms)
     recorded = world.gather([line["ids"] for line in JsonLines(path)])
