@@ -191,7 +191,7 @@ def evidence_has_every_row_once(world: World, strategy: str, folder: Path) -> No
     learner = learner_of(made(Net), world, strategy, recorder=Recorder(path, "fit", world.dp_counted))
     micros = feed_of(Points(16), world, 8, 2, 1, count=both)[0]
     learner.update(micros, two_terms, MIX)
-    learner.update_coupled(micros, embed, couple)
+    learner.update_coupled(micros, embed, couple, {"match": 1.0, "pairs": 1.0})
     evaluate(learner, feed_of(Points(11), world, 8, 2, 2), two_terms)
     recorded = world.gather([line["ids"] for line in JsonLines(path)])
     for line, size in enumerate((8, 8, 11)):
