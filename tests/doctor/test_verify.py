@@ -7,7 +7,7 @@ import pytest
 from samestep.cli.verify import run
 from samestep.train.finding import known_recipes
 
-PLANTED = ["planted.sound", "planted.declared_unused", "planted.keyed_dropout"]
+PLANTED = ["planted.sound", "planted.declared_unused", "planted.keyed_dropout", "planted.adversaries"]
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "sine.py")
 
 
@@ -32,3 +32,19 @@ def test_a_users_mistake_ends_with_its_sentence(tmp_path: Path, capsys: pytest.C
 
     assert main(["verify", EXAMPLE, "learning_rate=-1", "--keep", str(tmp_path / "runs")]) == 2
     assert capsys.readouterr().err == "samestep: learning_rate must not be negative, but is -1\n"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sentence"),
+    [
+        ("planted.metric_trained", "returned several terms ('error', 'accuracy'); say which of them are trained"),
+        ("planted.miscounted", "count gives 'eror' a weight, but the loss has no such term (it has 'error')"),
+    ],
+)
+def test_what_the_runtime_refuses_ends_with_its_sentence(
+    recipe: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from samestep.cli.main import main
+
+    assert main(["verify", recipe, "--keep", str(tmp_path / "runs")]) == 2
+    assert sentence in capsys.readouterr().err

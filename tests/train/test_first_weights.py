@@ -166,7 +166,7 @@ def test_a_start_that_cannot_be_is_refused(tmp_path: Path, start: str) -> None:
     expected = {
         "one:first": "'last' or 'best' weights, not 'first'",
         "nothing": "that has left no checkpoint",
-        "dump": "stage 'dump' left no weights of a learner 'model'",
+        "dump": "stage 'dump' learned, but that has no weights of 'model'",
     }
     assert expected[start] in said
 

@@ -58,6 +58,7 @@ class FirstWeights:
         self._config, self._world, self._rundir, self._stage = config, world, rundir, stage
         self._start, self._resumed, self._shared = start, resumed, shared
         self._frozen, self._freeze = frozen, freeze
+        self._known: list[str] = []
         self.told: dict[str, str] = {}
         """By learner, where its weights come from, in words."""
 
@@ -81,7 +82,14 @@ class FirstWeights:
         return bool(named_source(self._config)) and self.told.get(MODEL) == named_source(self._config)
 
     def check_taken(self, stage: str, is_last: bool) -> None:
-        """Say that a stage does not use what the user named; refuse if no later one can."""
+        """Say that a stage does not use what the user named, and refuse if no later one can; refuse a start for no
+        learner."""
+        if self._start is not None and not any(text.startswith("stage") for text in self.told.values()):
+            raise UserError(
+                f"stage {stage!r} is to start with what stage {self._start.partition(':')[0]!r} learned, but that has "
+                f"no weights of {' or '.join(map(repr, self.told)) or 'any learner'}; it has state of "
+                f"{', '.join(self._known) or 'none'}"
+            )
         source = named_source(self._config)
         if not source or self.is_taken_here() or self._taken_by_another(source):
             return
@@ -97,20 +105,20 @@ class FirstWeights:
     def _taken_by_another(self, source: str) -> bool:
         return any(_TAKEN in fixed for stage, fixed in self._frozen().items() if stage != self._stage)
 
-    def _of_stage(self, learner: str, start: str) -> Fill:
+    def _of_stage(self, learner: str, start: str) -> Fill | None:
         stage, _, which = start.partition(":")
         self.told[learner] = f"stage {stage!r}"
         if self._resumed:
             return come_with_checkpoint
         path = self._checkpoint(stage, which or "last")
+        known = self._world.share(sorted(parts_of(path)) if self._world.is_main else None)
+        self._known = [part for part in known if part not in OF_THE_RUN]
+        if learner not in known:
+            self.told[learner] = f"drawn from seed {self._config.seed}"
+            return None
         self.told[learner] += f", {path.name}"
         if not path.exists():  # not all ranks see the disk; rank 0 hands its weights on
             return come_with_checkpoint
-        if learner not in parts_of(path):
-            raise UserError(
-                f"stage {stage!r} left no weights of a learner {learner!r} to start with; it has some of "
-                f"{', '.join(sorted(part for part in parts_of(path) if part not in OF_THE_RUN))}"
-            )
         weights = CheckpointPart(path, f"{learner}/model", verify=False)
         return lambda module: fill(module, weights, f"weights of stage {stage!r}")
 
