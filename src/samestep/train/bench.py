@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -19,11 +19,13 @@ from samestep.core.errors import UserError
 from samestep.core.records import Json, read_json, write_json
 from samestep.core.rundir import RunDir
 from samestep.data.feed import Feed
+from samestep.data.fingerprint import Reading
 from samestep.data.loading import Count, Rows
 from samestep.data.order import VALIDATION_EPOCH, Order, Sequential, Shuffled
 from samestep.parallel.wrap import Fill, build_blank, wrap
 from samestep.train.config import Config
 from samestep.train.console import Screen
+from samestep.train.data_check import FeedName, check_data
 from samestep.train.draws import Draws
 from samestep.train.evidence import Recorder
 from samestep.train.learner import COMPUTE, Learner
@@ -50,6 +52,8 @@ class Bench:
     learners: list[Learner] = field(default_factory=list)
     feeds: list[Feed] = field(default_factory=list)
     _plan: Plan | None = None
+    _checked: list[str] = field(default_factory=list)
+    """The purposes of the feeds whose data was compared with that of the first launch."""
 
     def plan(self, samples: int) -> Plan:
         """The stage's numbers for data of so many samples: as frozen by the first launch, or frozen now."""
@@ -66,6 +70,7 @@ class Bench:
     def feed(self, rows: Rows, *, order: Order | None = None, count: Count | None = None) -> Feed:
         """Training data in an order that any world size shares; shuffled anew each epoch unless one is given."""
         plan = self.plan(len(rows))
+        self._check_data(rows, "training")
         order = order or Shuffled(len(rows), plan.global_batch, self.config.seed)
         return self._feed(rows, order, plan.steps, count)
 
@@ -73,6 +78,7 @@ class Bench:
         """Every row exactly once, in order, with fixed noise: for validation and for dumps."""
         if len(rows) < 1:
             raise UserError("the validation data is empty: there is no row to validate on")
+        self._check_data(rows, "validation")
         order = Sequential(len(rows), batch or self._once_batch(), epoch=VALIDATION_EPOCH)
         return self._feed(rows, order, order.steps_per_epoch, count, track=partial(self.screen.track, "validate"))
 
@@ -161,6 +167,13 @@ class Bench:
         )
         self.feeds.append(feed)
         return feed
+
+    def _check_data(self, rows: Rows, purpose: Literal["training", "validation"]) -> None:
+        """Refuse a resume on other data than that which the run was started on."""
+        name = FeedName(self.stage, purpose, self._checked.count(purpose))
+        self._checked.append(purpose)
+        reading = Reading(self.config.seed, self.config.num_workers > 0, self.world.watch.moved)
+        check_data(rows, name, self.rundir, self.world, reading)
 
     def _once_batch(self) -> int:
         """Frozen too: a dump that is resumed at another world size must count its steps as before."""
