@@ -6,6 +6,7 @@ import importlib.util
 import pkgutil
 import sys
 from pathlib import Path
+from types import ModuleType
 
 from samestep.core.errors import UserError
 from samestep.train.recipe import Recipe
@@ -20,18 +21,23 @@ def known_recipes() -> list[str]:
 
 def find_recipe(name: str) -> Recipe:
     """The recipe called `name`, or at import path `name` (`my_package.my_recipe`), or in the file `name` (`x.py`)."""
+    module = find_module(name)
+    recipe = getattr(module, "recipe", None)
+    if not isinstance(recipe, Recipe):
+        raise UserError(f"the module {module.__name__} has no `recipe = Recipe(...)`; add one to make it a recipe")
+    return recipe
+
+
+def find_module(name: str) -> ModuleType:
+    """The module of the recipe called `name`."""
     if name.endswith(".py"):
-        return find_recipe(_module_of(Path(name)))
+        return find_module(_module_of(Path(name)))
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     target = f"{HOME}.{name}" if name in known_recipes() else name
     if not _exists(target):
         raise UserError(_unknown(name))
-    module = importlib.import_module(target)
-    recipe = getattr(module, "recipe", None)
-    if not isinstance(recipe, Recipe):
-        raise UserError(f"the module {target} has no `recipe = Recipe(...)`; add one to make it a recipe")
-    return recipe
+    return importlib.import_module(target)
 
 
 def _exists(target: str) -> bool:
