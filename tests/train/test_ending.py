@@ -26,7 +26,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def opened(out: Path) -> RunDir:
-    rundir, lock, _ = open_run("toy", Config(out=str(out), name="a"))
+    rundir, lock, *_ = open_run("toy", Config(out=str(out), name="a"))
     lock.release()
     return rundir
 

@@ -10,7 +10,7 @@ from samestep.train.opening import open_run
 
 
 def opened(out: Path, *launches: str) -> str:
-    rundir, lock, _ = open_run("toy", Config(out=str(out)), launches=launches)
+    rundir, lock, *_ = open_run("toy", Config(out=str(out)), launches=launches)
     lock.release()
     return rundir.path.name
 
@@ -38,6 +38,6 @@ def test_a_run_that_was_killed_while_it_was_first_recorded_is_opened(tmp_path: P
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "lock").touch()
     (tmp_path / "a" / ".config.json.tmp").write_text('{"recipe": "to')
-    rundir, lock, _ = open_run("toy", Config(out=str(tmp_path), name="a"))
+    rundir, lock, *_ = open_run("toy", Config(out=str(tmp_path), name="a"))
     lock.release()
     assert rundir.config.exists() and not (rundir.path / ".config.json.tmp").exists()

@@ -46,6 +46,17 @@ from samestep.world.world import World
 _log = logging.getLogger("samestep.checkpoint")
 
 
+class NoneWhole(UserError):
+    """There are checkpoints, and all of them are damaged."""
+
+    def __init__(self, folder: Path, damage: str) -> None:
+        super().__init__(
+            f"no checkpoint in {folder} is whole ({damage}): put one back from a copy, "
+            "or remove them all to start from the beginning"
+        )
+        self.damage = damage
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """A state as it was at one step, ready to be written: tensors by name, all else as text."""
@@ -187,10 +198,7 @@ class Store:
         """The newest checkpoint that is whole, None when there is none at all; says which newer ones are damaged."""
         found, damaged = self._first_whole(lambda found: sorted(found, key=lambda c: c.step, reverse=True))
         if found is None and damaged:
-            raise UserError(
-                f"no checkpoint in {self.folder} is whole ({'; '.join(damaged)}): put one back from a copy, "
-                "or remove them all to start from the beginning"
-            )
+            raise NoneWhole(self.folder, "; ".join(damaged))
         return found
 
     def best(self) -> Checkpoint | None:

@@ -1,8 +1,8 @@
 """The run directory: the one class that knows where everything of a run lies, and the lock against two writers.
 
 runs/NAME/
-  config.json           the resolved configuration, written once
-  frozen.json           what the first launch fixed for good, per stage: global batch, learning rate, steps
+  config.json           the resolved configuration, and hashes of the recipe's code at the last launch
+  frozen.json           what the first launch fixed for good, per stage: global batch, learning rate, steps, the data
   status.json           running, done, preempted or failed, with the last step
   metrics.jsonl         one row a figure set, each step once
   events.jsonl          launches, resumes, saves, warnings

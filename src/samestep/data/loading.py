@@ -23,7 +23,11 @@ Count = Callable[[Batch], Mapping[str, Tensor]]
 
 
 class Rows(Protocol):
-    """Samples by index. A `rows(indices)` method that returns a whole batch is used where there is one."""
+    """Samples by index. A `rows(indices)` method that returns a whole batch is used where there is one.
+
+    Data that comes out of files may say so by a method `origins()`, which names all files (paths, or a `DataFile`
+    where a hash is known) and arrays in memory: a resumed run then compares these (see data/fingerprint.py).
+    """
 
     def __len__(self) -> int: ...
 
@@ -142,6 +146,26 @@ class _Processes:
         )
 
 
+def from_a_worker(dataset: Dataset, item: Any) -> Any:
+    """One item of a dataset, read by a loader process that ends with it."""
+    found = next(
+        iter(
+            DataLoader(
+                _Excused(dataset),
+                batch_size=None,
+                sampler=[item],
+                num_workers=1,
+                generator=torch.Generator(),  # its own: torch's would be drawn from
+                multiprocessing_context="fork",
+                worker_init_fn=partial(_follow, os.getpid()),
+            )
+        )
+    )
+    if isinstance(found, UserError):
+        raise found
+    return found
+
+
 def _follow(rank_process: int, worker: int) -> None:
     """A loading process ends when its rank does, and leaves requests to stop to it."""
     end_with(rank_process)
@@ -150,11 +174,11 @@ def _follow(rank_process: int, worker: int) -> None:
 class _Excused(Dataset):
     """Brings a user's mistake out of a loader process as it is; torch would wrap the sentence into a traceback."""
 
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
+    def __init__(self, dataset: Dataset) -> None:
+        self._dataset = dataset
 
-    def __getitem__(self, step: int) -> Share | UserError:
+    def __getitem__(self, item: Any) -> Any:
         try:
-            return self._steps[step]
+            return self._dataset[item]
         except UserError as error:
             return error

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from samestep.core.errors import UserError
+from samestep.data.data_file import DataFile
 
 JSONL = (".jsonl", ".ndjson")
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".7z", ".parquet", ".arrow", ".npy", ".npz")
@@ -25,8 +26,11 @@ _CHUNK = 1 << 22
 class TokenFile:
     """A span of tokens in a file, mapped where it is used; pickled by name, so a worker process gets no copy of it."""
 
-    def __init__(self, file: Path, dtype: str, start: int, stop: int) -> None:
+    def __init__(self, file: Path, dtype: str, start: int, stop: int, origin: DataFile | None = None) -> None:
+        """`origin` are the bytes that are hashed, which spans of one file share; by default those of these tokens."""
         self.file, self.dtype, self.start, self.stop = file, dtype, start, stop
+        size = np.dtype(dtype).itemsize
+        self.origin = origin or DataFile(file, start * size, stop * size)
         self._tokens = np.memmap(file, dtype=dtype, mode="r")[start:stop]
 
     def __reduce__(self) -> tuple[type["TokenFile"], tuple[Path, str, int, int]]:
@@ -43,7 +47,17 @@ class TokenFile:
 
     def span(self, start: int, stop: int) -> "TokenFile":
         """A part of this span."""
-        return TokenFile(self.file, self.dtype, self.start + start, self.start + stop)
+        return TokenFile(self.file, self.dtype, self.start + start, self.start + stop, self.origin)
+
+    def alone(self) -> "TokenFile":
+        """The same tokens, with a hash that is that of these tokens and of no others in the file."""
+        return TokenFile(self.file, self.dtype, self.start, self.stop)
+
+    @property
+    def is_whole_origin(self) -> bool:
+        """Whether the origin's hash is that of these tokens."""
+        size = np.dtype(self.dtype).itemsize
+        return (self.origin.start, self.origin.stop) == (self.start * size, self.stop * size)
 
 
 class TokenFiles:
@@ -100,10 +114,19 @@ def open_text(path: str, *, field: str, separator: int, cache: Path | None = Non
 
 def fingerprint(tokens: Tokens) -> str:
     """SHA-256 of the tokens, in hexadecimal; for a plain text file that of the file."""
+    if isinstance(tokens, TokenFile) and tokens.is_whole_origin:
+        return tokens.origin.sha256()
     digest = hashlib.sha256()
     for start in range(0, len(tokens), _CHUNK):
         digest.update(tokens[start : start + _CHUNK].tobytes())
     return digest.hexdigest()
+
+
+def origins(tokens: Tokens) -> list[DataFile | np.ndarray]:
+    """What tokens come out of: files, or an array in memory."""
+    if isinstance(tokens, TokenFiles):
+        return [file.origin for file in tokens.files]
+    return [tokens.origin] if isinstance(tokens, TokenFile) else [tokens]
 
 
 def split(tokens: Tokens, validation_fraction: float) -> tuple[Tokens, Tokens]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -19,11 +19,13 @@ from samestep.core.errors import UserError
 from samestep.core.records import Json, read_json, write_json
 from samestep.core.rundir import RunDir
 from samestep.data.feed import Feed
+from samestep.data.fingerprint import Reading
 from samestep.data.loading import Count, Rows
 from samestep.data.order import VALIDATION_EPOCH, Order, Sequential, Shuffled
 from samestep.parallel.wrap import build_blank, wrap
 from samestep.train.config import Config
 from samestep.train.console import Screen
+from samestep.train.data_check import FeedName, check_data
 from samestep.train.draws import Draws
 from samestep.train.evidence import Recorder
 from samestep.train.first_weights import FirstWeights
@@ -66,6 +68,8 @@ class Bench:
     given_rates: dict[str, Rate] = field(default_factory=dict)
     """By learner, the learning rates that the recipe gave."""
     _plan: Plan | None = None
+    _checked: list[str] = field(default_factory=list)
+    """The purposes of the feeds whose data was compared with that of the first launch."""
 
     def __post_init__(self) -> None:
         self.first_weights = FirstWeights(
@@ -100,6 +104,7 @@ class Bench:
         `count` gives each row's weight in terms of the loss, or in the stage's unit.
         """
         plan = self.plan(len(rows))
+        self._check_data(rows, "training")
         order = order or Shuffled(len(rows), plan.global_batch, self.config.seed)
         return self._feed(rows, order, plan.steps, count)
 
@@ -107,6 +112,7 @@ class Bench:
         """Every row exactly once, in order, with fixed noise: for validation and for dumps."""
         if len(rows) < 1:
             raise UserError("the validation data is empty: there is no row to validate on")
+        self._check_data(rows, "validation")
         order = Sequential(len(rows), batch or self._once_batch(), epoch=VALIDATION_EPOCH)
         return self._feed(rows, order, order.steps_per_epoch, count, track=partial(self.screen.track, "validate"))
 
@@ -194,6 +200,13 @@ class Bench:
         )
         self.feeds.append(feed)
         return feed
+
+    def _check_data(self, rows: Rows, purpose: Literal["training", "validation"]) -> None:
+        """Refuse a resume on other data than that which the run was started on."""
+        name = FeedName(self.stage, purpose, self._checked.count(purpose))
+        self._checked.append(purpose)
+        reading = Reading(self.config.seed, self.config.num_workers > 0, self.world.watch.moved)
+        check_data(rows, name, self.rundir, self.world, reading)
 
     def _once_batch(self) -> int:
         """Frozen too: a dump that is resumed at another world size must count its steps as before."""

@@ -97,6 +97,8 @@ class Config:
     """Stop in good order, resumable, after this long: 90s, 30m, 2h, or HH:MM:SS."""
     until: str | None = free(None)
     """End after this stage; the same command without it goes on with the next."""
+    start_over: bool = free(False)
+    """For this launch only: let a stage that has trained and has no whole checkpoint left begin again at step 0."""
 
     learning_rate: float = 1e-3
     """Peak learning rate at the base batch."""

@@ -22,17 +22,18 @@ def known_recipes() -> list[str]:
 
 def find_recipe(name: str) -> Recipe:
     """The recipe called `name`, or at import path `name` (`my_package.my_recipe`), or in the file `name` (`x.py`)."""
-    is_file = name.endswith(".py")
-    module = _of_file(Path(name)) if is_file else _of_name(name)
+    module = find_module(name)
     recipe = getattr(module, "recipe", None)
     if not isinstance(recipe, Recipe):
-        raise UserError(
-            f"the {'file' if is_file else 'module'} {name} has no `recipe = Recipe(...)`; add one to make it a recipe"
-        )
+        kind = "file" if name.endswith(".py") else "module"
+        raise UserError(f"the {kind} {name} has no `recipe = Recipe(...)`; add one to make it a recipe")
     return recipe
 
 
-def _of_name(name: str) -> ModuleType:
+def find_module(name: str) -> ModuleType:
+    """The module of the recipe called `name`."""
+    if name.endswith(".py"):
+        return _of_file(Path(name))
     _make_importable(Path.cwd())
     target = f"{HOME}.{name}" if name in known_recipes() else name
     if not _exists(target):

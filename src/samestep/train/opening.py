@@ -5,9 +5,9 @@ import shutil
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from samestep.checkpoint.manifest import versions
 from samestep.core.config import changed, dump
@@ -15,6 +15,7 @@ from samestep.core.errors import UserError
 from samestep.core.handover import LAUNCH_ID
 from samestep.core.records import Json, read_json, write_json
 from samestep.core.rundir import RunDir, RunLock
+from samestep.train.code_changes import CodeChanges
 from samestep.train.config import Config
 from samestep.train.plan import global_batch
 
@@ -30,6 +31,8 @@ class RunRecord:
     launch: str
     global_batch: int
     """Rows per step: of all stages, also of those that begin after a resume with other ranks or another batch_size."""
+    code: dict[str, str] = field(default_factory=dict)
+    """The hash of each of the recipe's source files at the last launch; runs of older versions have none."""
 
     @classmethod
     def read(cls, rundir: RunDir) -> "RunRecord | None":
@@ -37,23 +40,43 @@ class RunRecord:
         known = read_json(rundir.config)
         if not known or "recipe" not in known:  # folders of published weights have a config.json too
             return None
-        return cls(known["recipe"], known["config"], known.get("launch", ""), known.get("global_batch", 0))
+        launch, batch, code = known.get("launch", ""), known.get("global_batch", 0), known.get("code", {})
+        return cls(known["recipe"], known["config"], launch, batch, code)
 
     def differing(self, recipe: str, config: Config) -> list[str]:
         """What makes this another run than that of `recipe` with `config`; empty when it is the same."""
         return ["recipe"] if self.recipe != recipe else changed(self.config, dump(config), type(config))
+
+    def is_of_launch(self, launches: Sequence[str]) -> bool:
+        """Whether this very launch wrote it, in an earlier attempt; maybe with other nodes."""
+        return _may_be_restart() and bool(set(launches) & set(self.launch.split()))
 
     def write(self, rundir: RunDir) -> None:
         """Leave the record, with the versions it was made by."""
         write_json(rundir.config, {**asdict(self), "versions": versions()})
 
 
+class Opened(NamedTuple):
+    """An open run directory."""
+
+    rundir: RunDir
+    lock: RunLock
+    batch: int
+    """The run's global batch."""
+    code_changes: CodeChanges | None = None
+    """What has changed in the recipe's code since the last launch; None where nothing has, or nobody can tell."""
+
+
 def open_run(
-    recipe: str, config: Config, dp_size: int = 1, launches: Sequence[str] = ()
-) -> tuple[RunDir, RunLock, int]:
+    recipe: str,
+    config: Config,
+    dp_size: int = 1,
+    launches: Sequence[str] = (),
+    code: Mapping[str, str] | None = None,
+) -> Opened:
     """Rank 0's part of opening: choose the directory, take its lock, and make sure that it holds this very run.
 
-    `launches` is what this launch is called on every node. Also gives the run's global batch.
+    `launches` is what this launch is called on every node, `code` has the hashes of the recipe's source files.
     """
     launches = launches or [launch_id(os.environ)]
     rundir = RunDir(Path(config.out) / (config.name or free_name(recipe, config, launches)))
@@ -73,11 +96,24 @@ def open_run(
         _require_same(rundir, known, recipe, config)
     begun = rundir.frozen.exists()  # until then, another batch_size may mean another global batch
     batch = (known.global_batch if known and begun else 0) or global_batch(config, dp_size)
-    RunRecord(recipe, dump(config), " ".join(launches), batch).write(rundir)
+    code, changes = _code(known, dict(code or {}), launches)
+    recorded = dump(replace(config, start_over=False))  # which acts for one launch alone
+    RunRecord(recipe, recorded, " ".join(launches), batch, code).write(rundir)
     _begin_watch(rundir)
     if not is_done(read_json(rundir.status) or {}):  # what an earlier launch came to says nothing of this one
         set_status(rundir, "running")
-    return rundir, lock, batch
+    return Opened(rundir, lock, batch, changes)
+
+
+def _code(
+    known: RunRecord | None, now: dict[str, str], launches: Sequence[str]
+) -> tuple[dict[str, str], CodeChanges | None]:
+    """The code to put on record, and how it differs from what is there; a restart within a launch says nothing."""
+    if known is None or not known.code or not now:
+        return now, None
+    if known.is_of_launch(launches):
+        return known.code, None
+    return now, CodeChanges.between(known.code, now) or None
 
 
 def with_run_path(config: Config) -> Config:
@@ -114,13 +150,17 @@ def free_name(recipe: str, config: Config, launches: Sequence[str] = ()) -> str:
     plain = recipe.removesuffix(".py").replace("/", ".").rpartition(".")[2]
     stem = f"{plain}-{config.preset}"
     taken = [p for p in Path(config.out).glob(f"{stem}-*") if p.name.removeprefix(f"{stem}-").isdigit()]
-    if LAUNCH_ID in os.environ or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
-        for path in taken:
-            record = RunRecord.read(RunDir(path))
-            if record and set(launches) & set(record.launch.split()):
-                return path.name
+    for path in taken if _may_be_restart() else ():
+        record = RunRecord.read(RunDir(path))
+        if record and record.is_of_launch(launches):
+            return path.name
     highest = max((int(p.name.removeprefix(f"{stem}-")) for p in taken), default=0)
     return f"{stem}-{highest + 1}"
+
+
+def _may_be_restart() -> bool:
+    """Whether names of launches can be relied on: without a launcher, two launches from one shell share theirs."""
+    return LAUNCH_ID in os.environ or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 def launch_id(env: Mapping[str, str]) -> str:

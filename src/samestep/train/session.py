@@ -28,6 +28,7 @@ from samestep.train.adopting import adopt
 from samestep.train.banner import banner_lines
 from samestep.train.bench import Bench
 from samestep.train.cadence import CheckCounts, EpochSummary, LogFigures, Save, Validate
+from samestep.train.code_changes import CodeChanges
 from samestep.train.console import Screen
 from samestep.train.divergence import SameParameters
 from samestep.train.evidence import Recorder, Returned, Witness
@@ -37,7 +38,9 @@ from samestep.train.metrics import Book
 from samestep.train.opening import launch_id, open_run, set_status
 from samestep.train.plan import seconds
 from samestep.train.recipe import Recipe, Stage
+from samestep.train.recipe_code import recipe_code
 from samestep.train.sinks import Sink, open_sinks
+from samestep.train.starting_over import newest_checkpoint
 from samestep.train.stop import Stop
 from samestep.train.stragglers import Speeds
 from samestep.world.seeding import RandomState, seed_everywhere
@@ -57,6 +60,9 @@ class Session:
     world: World
     benches: list[Bench] = field(default_factory=list)
     """Of the stages that ran so far."""
+    start_over: bool = False
+    """Whether a stage that lost all its checkpoints may begin again."""
+    _code_changes: CodeChanges | None = None
 
     def train(self) -> Outcome:
         """Run every stage that is not done yet, in order."""
@@ -76,6 +82,7 @@ class Session:
             if self.config.watch.enabled:
                 stack.enter_context(Watchdog(self.world, self.rundir, self.config.watch))
             self._event("launch", world=self.world.size, device=str(self.world.device))
+            self._tell_code_changes()
             set_up_torch(self.config, self.world)
             limit = seconds(self.config.max_time) - handover.elapsed(os.environ) if self.config.max_time else None
             self.stop = Stop(self.world, limit, self.config.checkpoint.every_minutes * 60)
@@ -109,19 +116,27 @@ class Session:
 
     def _open(self, stack: ExitStack, launches: Sequence[str]) -> RunDir:
         """Rank 0 opens the directory; the others learn of it through the store, since it may refuse."""
-        opened = None
+        told = None
         if self.world.is_main:
-            rundir, lock, batch = open_run(self.name, self.config, self.world.dp_size, launches)
-            stack.callback(lock.release)
-            opened = [str(rundir.path.absolute()), batch]
-        path, batch = self.world.tell("run directory", opened)
+            opened = open_run(self.name, self.config, self.world.dp_size, launches, recipe_code(self.name))
+            stack.callback(opened.lock.release)
+            told, self._code_changes = [str(opened.rundir.path.absolute()), opened.batch], opened.code_changes
+        path, batch = self.world.tell("run directory", told)
         rundir = RunDir(Path(path))
         if self.world.place.local_rank == 0:
             handover.tell_run(rundir.path, os.environ)
-        self.config = replace(self.config, global_batch_size=batch)  # from now on at any world size and batch_size
+        self.start_over = self.config.start_over
+        # The batch from now on at any world size and batch_size; what acts for this launch alone stands in no record.
+        self.config = replace(self.config, global_batch_size=batch, start_over=False)
         show = "error" if self.config.log.quiet else self.config.log.level
         start_logging(rundir.log(self.world.rank), show=show if self.world.is_main else None)
         return rundir
+
+    def _tell_code_changes(self) -> None:
+        """Changed code does not end a run, but nobody should have to guess that it changed; only rank 0 knows."""
+        if self._code_changes is not None:
+            logger.warning("%s", self._code_changes)
+            self._event("code_changed", **self._code_changes.to_json())
 
     @property
     def is_planned(self) -> bool:
@@ -202,7 +217,9 @@ class StageRun:
             shared=self.session.shared,
         )
         self.store.tidy()
-        self.found = self.store.newest()
+        self.found, starts_over = newest_checkpoint(self.store, self.stage.name, self.rundir, self.session.start_over)
+        if starts_over:
+            self.session._event("start_over", stage=self.stage.name)
 
     def _bench(self) -> Bench:
         bench = Bench(

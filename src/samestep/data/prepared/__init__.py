@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from samestep.core.errors import UserError
+from samestep.data.data_file import DataFile
 from samestep.data.text import TokenFile, TokenFiles
 from samestep.data.tokenizer import load_tokenizer
 from samestep.data.tokenizer.specials import read_record
@@ -72,7 +73,8 @@ def _run(folder: Path, files: Sequence[Mapping[str, Any]], dtype: str) -> TokenF
             raise _spoilt(folder, f"{file.name} is missing")
         if size != tokens * np.dtype(dtype).itemsize:
             raise _spoilt(folder, f"{file.name} has {size} bytes instead of {tokens * np.dtype(dtype).itemsize}")
-        found.append(TokenFile(file, dtype, 0, tokens))
+        origin = DataFile(file, sha256=record.get("sha256"))  # hashed when it was prepared, so not at every launch
+        found.append(TokenFile(file, dtype, 0, tokens, origin))
     return TokenFiles(found)
 
 

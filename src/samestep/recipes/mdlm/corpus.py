@@ -161,6 +161,7 @@ def tokenizer_of(config: DataConfig) -> Tokenizer:
 def _bytes(name: str, tokens: text.Tokens, config: DataConfig) -> Corpus:
     if config.limit is not None:
         tokens = text.part(tokens, 0, config.limit)
+        tokens = tokens.alone() if isinstance(tokens, text.TokenFile) else tokens  # the rest is never read
     train, validation = text.split(tokens, config.validation_fraction)
     rows = _windows(name, train, validation, row_length(config), BYTES.eos)
     return Corpus(name, *rows, ByteTokenizer(), tokens)

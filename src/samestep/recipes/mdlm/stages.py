@@ -63,12 +63,12 @@ def build(bench: Bench) -> Fit:
     text = load(config.data)
     first = None if bench.resumed else settling.origin(config)  # what it is for has been copied since
     settling.check(config, text, first)
-    if bench.world.is_main:
+    objective = Objective(config.objective, text.tokenizer.vocabulary, config.seed, text.sft)
+    feed = bench.feed(text.train, count=objective.count)
+    if bench.world.is_main:  # once the data is known to be the run's own; its hash is known then, too
         write_json(bench.artifact("corpus.json"), text.describe())
         if not bench.resumed:
             _keep_tokenizer(first, text, bench.artifact(TOKENIZER))
-    objective = Objective(config.objective, text.tokenizer.vocabulary, config.seed, text.sft)
-    feed = bench.feed(text.train, count=objective.count)
     learner = bench.learner(lambda: Transformer(config.model))
     fit = partial(FitWithFiles, files=_epoch_files(bench, text)) if config.pt_checkpoints else Fit
     return fit(

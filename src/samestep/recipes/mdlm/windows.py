@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from samestep.data.data_file import DataFile
 from samestep.data.prepared.older import RowFile
-from samestep.data.text import Tokens
+from samestep.data.text import Tokens, origins
 
 
 class _Rows:
@@ -22,6 +23,10 @@ class _Rows:
 
     def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Many rows at once; only the pages they lie on are read."""
+        raise NotImplementedError
+
+    def origins(self) -> list[DataFile | np.ndarray]:
+        """The files, or arrays in memory, that all rows come out of."""
         raise NotImplementedError
 
     def __getitem__(self, index: int) -> Mapping[str, Tensor]:
@@ -56,6 +61,10 @@ class Windows(_Rows):
         real = np.minimum(total - starts, self.length)
         return _batch(np.where(positions < total, values, self.pad), real, np.zeros_like(starts))
 
+    def origins(self) -> list[DataFile | np.ndarray]:
+        """Those of the tokens."""
+        return origins(self.tokens)
+
 
 class Answers(_Rows):
     """Chats: a prompt and its answer a row, padded with the end token.
@@ -82,6 +91,10 @@ class Answers(_Rows):
         tokens = np.where(positions < real, values, self.pad)
         return _batch(tokens, np.full(len(tokens), self.length), prompt[:, 0])
 
+    def origins(self) -> list[DataFile | np.ndarray]:
+        """Those of the tokens and of the index."""
+        return [*origins(self.tokens), *origins(self.index)]
+
 
 class WholeRows(_Rows):
     """Rows that were cut long ago; all their tokens count."""
@@ -100,6 +113,10 @@ class WholeRows(_Rows):
         """Many rows at once; only the pages they lie on are read."""
         tokens = self.tokens[np.asarray(indices, dtype=np.int64)].astype(np.int64)
         return _batch(tokens, np.full(len(tokens), self.length), np.zeros(len(tokens), dtype=np.int64))
+
+    def origins(self) -> list[DataFile | np.ndarray]:
+        """The one file."""
+        return [DataFile(self.tokens.file)]
 
 
 Rows = Windows | Answers | WholeRows

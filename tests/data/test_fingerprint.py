@@ -1,0 +1,241 @@
+"""Fingerprints of data: what they notice, what they do not, and what they read."""
+
+import hashlib
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from samestep.core.errors import UserError
+from samestep.data.data_file import DataFile
+from samestep.data.fingerprint import ROWS, Origin, Reading, chosen_rows, compare, take
+from samestep.data.row_digest import digest_of
+from samestep.data.text import fingerprint, open_text, origins, split
+from toys import Points
+
+READING = Reading(seed=3)
+
+
+class Files:
+    """Rows that come out of files."""
+
+    def __init__(self, *origins: Origin, length: int = 5) -> None:
+        self._origins, self._length = origins, length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        raise AssertionError("rows of files are not read")
+
+    def origins(self) -> tuple[Origin, ...]:
+        return self._origins
+
+
+def points(count: int) -> list[dict[str, Any]]:
+    return [
+        {"x": torch.tensor([float(i), i / 7]), "label": i, "name": f"row {i}", "more": [None, (i,)]}
+        for i in range(count)
+    ]
+
+
+def edit(path: Path, content: bytes, mtime_ns: int | None = None) -> None:
+    path.write_bytes(content)
+    if mtime_ns is not None:
+        os.utime(path, ns=(mtime_ns, mtime_ns))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda row: row.update(x=row["x"] + torch.tensor([0.0, 0.01])),
+        lambda row: row.update(x=row["x"].flip(0)),
+        lambda row: row.update(x=row["x"].double()),
+        lambda row: row.update(x=torch.tensor([float("nan"), 0.0])),
+        lambda row: row.update(label=-1),
+        lambda row: row.update(label=4.0),
+        lambda row: row.update(name="row 5 "),
+        lambda row: row.update(more=[0, (4,)]),
+        lambda row: row.pop("more"),
+        lambda row: row.update(other=1),
+    ],
+)
+def test_any_change_of_a_row_is_seen(change: Callable[[dict[str, Any]], None]) -> None:
+    before, rows = take(points(9), READING), points(9)
+    assert not compare(before, rows, READING).difference
+    change(rows[4])
+    assert compare(before, rows, READING).difference == "rows differ among the 9 that were compared"
+
+
+def test_rows_that_changed_places_are_seen() -> None:
+    rows = [{"x": torch.tensor(float(i))} for i in range(9)]
+    before = take(rows, READING)
+    assert compare(before, [*rows[1:], rows[0]], READING).difference
+
+
+def test_other_last_bits_of_floats_are_the_same_data() -> None:
+    rows = [{"x": torch.randn(50, generator=torch.Generator().manual_seed(i))} for i in range(9)]
+    before = take(rows, READING)
+    near = [{"x": row["x"] * (1 + 2e-7)} for row in rows]
+    assert not torch.equal(near[0]["x"], rows[0]["x"])
+    assert not compare(before, near, READING).difference
+    assert compare(before, [{"x": row["x"] * (1 + 2e-4)} for row in rows], READING).difference
+
+
+def test_of_many_rows_some_are_compared_always_the_same_ones() -> None:
+    indices = chosen_rows(1000, seed=3)
+    assert len(set(indices.tolist())) == ROWS and indices.tolist() == sorted(indices.tolist())
+    assert chosen_rows(1000, seed=3).tolist() == indices.tolist() != chosen_rows(1000, seed=4).tolist()
+    assert chosen_rows(ROWS, seed=3).tolist() == list(range(ROWS))
+    before, rows = take(points(1000), READING), points(1000)
+    other = next(i for i in range(1000) if i not in indices)
+    rows[other]["label"] = -1
+    assert not compare(before, rows, READING).difference, "this one escapes"
+    rows[int(indices[7])]["label"] = -1
+    assert compare(before, rows, READING).difference
+
+
+def test_a_whole_batch_is_asked_for_where_that_is_possible() -> None:
+    rows = Points(100)
+    before = take(rows, READING)
+    assert not compare(before, Points(100), READING).difference
+    rows.tokens[int(chosen_rows(100, seed=3)[50])] += 1
+    assert compare(before, rows, READING).difference
+
+
+def test_unknown_things_count_by_their_type_alone() -> None:
+    assert digest_of([object()]) == digest_of([object()]) != digest_of([Path("a")])
+    assert digest_of([{"a": 1, "b": 2}]) == digest_of([{"b": 2, "a": 1}])
+    assert digest_of([np.array(["a", "b"], dtype=object)]) != digest_of([np.array(["a", "c"], dtype=object)])
+    assert digest_of([torch.zeros(3, dtype=torch.bfloat16)]) != digest_of([torch.zeros(3)])
+    assert digest_of([torch.ones(2, 3)]) != digest_of([torch.ones(3, 2)])
+    assert digest_of([torch.eye(2).to_sparse()]) == digest_of([torch.zeros(2, 2).to_sparse()])
+
+
+def test_long_floats_are_taken_a_block_at_a_time() -> None:
+    values = torch.randn(200_000, generator=torch.Generator().manual_seed(1))
+    whole = digest_of([values])
+    assert whole.norm == pytest.approx(float(values.double().norm()))
+    moved = values.clone()
+    moved[[5, 150_000]] = moved[[150_000, 5]]
+    assert not whole.same_as(digest_of([moved]))
+
+
+@pytest.mark.parametrize("in_worker", [False, True])
+def test_nobodys_random_numbers_are_used_up(in_worker: bool) -> None:
+    class Noisy:
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> tuple[float, float, torch.Tensor]:
+            return random.random(), float(np.random.rand()), torch.rand(2)
+
+    def drawn() -> list[float]:
+        return [random.random(), float(np.random.rand()), float(torch.rand(1))]
+
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    wanted = drawn()
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    record = take(Noisy(), Reading(3, in_worker))
+    assert drawn() == wanted
+    assert not compare(record, Noisy(), Reading(3, not in_worker)).difference, "each look has its own random numbers"
+
+
+@pytest.mark.parametrize("in_worker", [False, True])
+def test_rows_that_are_random_by_themselves_are_told_from_changed_ones(in_worker: bool) -> None:
+    class Own:
+        def __init__(self) -> None:
+            self.random = np.random.default_rng()
+
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> float:
+            return float(self.random.random())
+
+    reading = Reading(3, in_worker)
+    found = compare(take(Own(), reading), Own(), reading)
+    assert found.is_random and not found.difference
+    again = compare(found.record, Own(), reading)
+    assert not again.is_random and not again.difference, "it is known from then on"
+
+
+def test_a_file_is_read_again_only_if_size_or_time_changed(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    edit(path, b"one", mtime_ns=10**18)
+    before = take(Files(path), READING)
+    assert before["files"] == [
+        {"name": "a.bin", "size": 3, "mtime_ns": 10**18, "sha256": hashlib.sha256(b"one").hexdigest()}
+    ]
+    edit(path, b"two", mtime_ns=10**18)
+    assert compare(before, Files(path), READING).record == before, "this escapes"
+    edit(path, b"two", mtime_ns=2 * 10**18)
+    assert compare(before, Files(path), READING).difference == "a.bin holds something else than before"
+    edit(path, b"one", mtime_ns=2 * 10**18)
+    touched = compare(before, Files(path), READING)
+    assert not touched.difference
+    assert touched.record["files"][0]["mtime_ns"] == 2 * 10**18
+    edit(path, b"one!", mtime_ns=2 * 10**18)
+    assert compare(touched.record, Files(path), READING).difference
+
+
+def test_a_hash_that_is_known_is_taken_over_unread_but_not_believed_for_a_touched_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    edit(path, b"one", mtime_ns=10**18)
+    claimed = hashlib.sha256(b"claimed").hexdigest()
+    before = take(Files(DataFile(path, sha256=claimed)), READING)
+    assert before["files"][0]["sha256"] == claimed
+    assert not compare(before, Files(DataFile(path, sha256=claimed)), READING).difference
+    assert compare(before, Files(DataFile(path, sha256="another")), READING).difference, "prepared anew, with its time"
+    os.utime(path)
+    assert compare(before, Files(DataFile(path, sha256=claimed)), READING).difference
+
+
+def test_both_parts_of_a_text_share_one_hash_which_is_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    edit(path, b"some text\n" * 10, mtime_ns=10**18)
+    text = open_text(str(path), field="text", separator=0)
+    train, validation = split(text, 0.2)
+    record = take(Files(*origins(train)), READING)
+    path.write_bytes(b"other text")
+    assert take(Files(*origins(validation)), READING)["files"][0]["sha256"] == record["files"][0]["sha256"]
+    assert fingerprint(text) == record["files"][0]["sha256"] == hashlib.sha256(b"some text\n" * 10).hexdigest()
+
+
+def test_only_the_tokens_in_use_are_hashed(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    edit(path, b"0123456789", mtime_ns=10**18)
+
+    def record() -> list[DataFile | np.ndarray]:
+        return origins(open_text(str(path), field="text", separator=0).span(0, 4).alone())
+
+    before = take(Files(*record()), READING)
+    edit(path, b"0123xxxxxxxxx", mtime_ns=2 * 10**18)
+    assert not compare(before, Files(*record()), READING).difference, "what lies behind is never read"
+    edit(path, b"01x3456789", mtime_ns=3 * 10**18)
+    assert compare(before, Files(*record()), READING).difference
+
+
+def test_arrays_in_memory_are_hashed_whole() -> None:
+    values = np.arange(100_000, dtype=np.uint8)
+    before = take(Files(values), READING)
+    assert not compare(before, Files(values.copy()), READING).difference
+    values[77_777] += 1
+    assert compare(before, Files(values), READING).difference == "an array in memory holds something else than before"
+
+
+def test_lengths_and_numbers_of_files_are_compared(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"a")
+    before = take(Files(tmp_path / "a"), READING)
+    assert compare(before, Files(tmp_path / "a", length=6), READING).difference == "it has 6 rows now, and had 5"
+    two = Files(tmp_path / "a", tmp_path / "a")
+    assert compare(before, two, READING).difference == "it comes out of 2 files now, and did out of 1"
+    changed = compare(before, points(5), READING)
+    assert changed.is_new and "digest" in changed.record, "what cannot be compared is recorded anew"
+    with pytest.raises(UserError, match=r"put the file .*/gone back"):
+        take(Files(tmp_path / "gone"), READING)
