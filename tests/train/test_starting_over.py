@@ -7,9 +7,15 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import Shell
+from samestep.checkpoint.store import Store
+from samestep.core.errors import UserError
 from samestep.core.records import JsonLines, read_json
 from samestep.core.rundir import RunDir
-from samestep.train.starting_over import Saves
+from samestep.data.fingerprint import Reading
+from samestep.train.data_check import FeedName, check_data
+from samestep.train.starting_over import Saves, newest_checkpoint
+from samestep.world.world import World
+from toys import run_on_ranks
 from train.resumed_line import LOSS, SOURCE, WORDS
 
 pytestmark = pytest.mark.timeout(120)
@@ -111,6 +117,29 @@ def test_start_over_throws_nothing_away(shell: Shell) -> None:
     shutil.rmtree(RUN / "checkpoints")
     codes, output = shell("train", "--resume", "a")
     assert codes == [0] and "is done already" in output, "a finished stage needs none"
+
+
+def on_disks_of_their_own(folder: Path) -> None:
+    """Only rank 0 has the events, and the data's fingerprint."""
+    world = World.join(device="cpu", timeout=60)
+    rundir = RunDir(folder / str(world.rank))
+    if world.is_main:
+        JsonLines(rundir.events).append({"kind": "save", "stage": "fit", "step": 4})
+    store = Store(rundir.checkpoints("fit"), world, shared=False)
+    with pytest.raises(UserError, match="whose last save was at step 4, has no checkpoint left"):
+        newest_checkpoint(store, "fit", rundir, start_over=False)
+    assert newest_checkpoint(store, "fit", rundir, start_over=True) == (None, True)
+    name = FeedName("fit", "training", 0)
+    check_data([1, 2, 3], name, rundir, world, Reading(seed=0))
+    check_data([1, 2, 3], name, rundir, world, Reading(seed=0))
+    with pytest.raises(UserError, match="the training data of stage 'fit' has changed"):
+        check_data([1, 2, 4], name, rundir, world, Reading(seed=0))
+    assert rundir.frozen.exists() == world.is_main
+    world.leave()
+
+
+def test_rank_0_decides_for_all_where_no_disk_is_shared(tmp_path: Path) -> None:
+    run_on_ranks(on_disks_of_their_own, 2, tmp_path, logs=tmp_path / "logs")
 
 
 def test_saves_are_those_of_the_stage_since_it_was_started_over(tmp_path: Path) -> None:
