@@ -10,9 +10,10 @@ import pytest
 import samestep
 from cli.conftest import Shell
 from samestep.core.records import JsonLines, read_json, write_json
-from samestep.train.code_changes import CodeChanges, recipe_code
+from samestep.train.code_changes import CodeChanges
 from samestep.train.config import Config
 from samestep.train.opening import open_run
+from samestep.train.recipe_code import recipe_code
 from train.resumed_line import LOSS, SOURCE, WORDS
 
 pytestmark = pytest.mark.timeout(120)
