@@ -1,5 +1,6 @@
 """Loading a data-parallel rank's share of a step: in this process, or ahead of time in loader processes."""
 
+import gc
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -130,6 +131,7 @@ class _Processes:
         return share
 
     def _open(self, step: int) -> DataLoader:
+        free_before_fork()
         return DataLoader(
             _Excused(self._steps),
             batch_size=None,
@@ -146,8 +148,14 @@ class _Processes:
         )
 
 
+def free_before_fork() -> None:
+    """Free in this process what is garbage: the collector of a forked one would abort it over a GPU's objects."""
+    gc.collect()
+
+
 def from_a_worker(dataset: Dataset, item: Any) -> Any:
     """One item of a dataset, read by a loader process that ends with it."""
+    free_before_fork()
     found = next(
         iter(
             DataLoader(

@@ -149,7 +149,7 @@ class Bench:
             mixed_precision=config.distributed.mixed_precision,
             max_bad_steps=config.max_bad_steps,
             recorder=self.recorder,
-            step=lambda: self.progress.step,
+            step=partial(getattr, self.progress, "step"),
             seed=config.seed,
         )
         self.learners.append(learner)

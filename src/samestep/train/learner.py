@@ -71,7 +71,7 @@ class Learner:
         self.name, self.updates = name, 0
         self.is_under_way = False
         """Whether it has made an update in this launch."""
-        self._step_now = step or (lambda: self.updates)
+        self._loop_step = step
         self._parallel, self.world, self._rate, self._settings = parallel, world, rate, settings
         # Listed once: walking over the modules would take as long as the norm of the gradients.
         self._trained = [(name, p) for name, p in parallel.inner.named_parameters() if p.requires_grad]
@@ -184,6 +184,9 @@ class Learner:
         for sentence in self.unkeyed if self.world.is_main else ():
             logger.warning("learner %r: %s", self.name, sentence)
         return rows
+
+    def _step_now(self) -> int:
+        return self.updates if self._loop_step is None else self._loop_step()
 
     def _keyed_masks(self) -> AbstractContextManager[None]:
         """Around an update: dropout masks are keyed by its step, and by its number within the step."""
