@@ -21,12 +21,13 @@ from samestep.core.rundir import RunDir
 from samestep.data.feed import Feed
 from samestep.data.loading import Count, Rows
 from samestep.data.order import VALIDATION_EPOCH, Order, Sequential, Shuffled
+from samestep.data.reordered import Reordered
 from samestep.parallel.wrap import Fill, build_blank, wrap
 from samestep.train.config import Config
 from samestep.train.console import Screen
 from samestep.train.draws import Draws
 from samestep.train.evidence import Recorder
-from samestep.train.learner import COMPUTE, Learner
+from samestep.train.learner import COMPUTE, DETOUR, Learner
 from samestep.train.optim import OptimSettings
 from samestep.train.plan import Plan
 from samestep.train.weights import fill, open_weights
@@ -103,6 +104,7 @@ class Bench:
             mixed_precision=config.distributed.mixed_precision,
             max_bad_steps=config.max_bad_steps,
             recorder=self.recorder,
+            detour=DETOUR if config.evidence_rounding else 1.0,
         )
         self.learners.append(learner)
         return learner
@@ -148,6 +150,8 @@ class Bench:
         return module
 
     def _feed(self, rows: Rows, order: Order, length: int, count: Count | None, track: Any = None) -> Feed:
+        if self.config.evidence_rounding:  # a stage without a learner may write its rows down in the order they come in
+            order = Reordered(order, self.world.size, self.config.batch_size, active=lambda: bool(self.learners))
         feed = Feed(
             rows,
             order,

@@ -40,6 +40,8 @@ Loss = Callable[[nn.Module, Batch], Mapping[str, Tensor]]
 Mix = Mapping[str, float]
 COMPUTE = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Types of mixed precision; `none` is none of them."""
+DETOUR = 3.0
+"""A scale of the backward pass that every number type rounds differently, and as a run at 3 ranks does."""
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
@@ -57,7 +59,9 @@ class Learner:
         mixed_precision: str = "none",
         max_bad_steps: int = 5,
         recorder: Recorder | None = None,
+        detour: float = 1.0,
     ) -> None:
+        """`detour` scales gradients during the backward pass and is taken out again: only their rounding changes."""
         self.name, self.updates = name, 0
         self._parallel, self.world, self._rate, self._settings = parallel, world, rate, settings
         # Listed once: walking over the modules would take as long as the norm of the gradients.
@@ -68,10 +72,13 @@ class Learner:
         self._guard = FiniteGuard(world.device, name, max_bad_steps)
         self.recorder = recorder
         self._settled = not parallel.settles
-        self._ranks = torch.full((), float(world.size), device=world.device)
+        self._detour = detour
+        self._ranks = torch.full((), world.size * detour, device=world.device)
 
     def update(self, micros: Micros, loss: Loss, mix: Mix | None = None) -> Metrics:
         """One optimizer step on the global batch; `mix` gives each term's coefficient (default 1)."""
+        if self.recorder:
+            self.recorder.begin(self.name, self._parallel.inner)
         self._settle_buckets(lambda: self._backward(micros.first(), loss, mix or {}))
         total, sums, rows = self._backward(micros, loss, mix or {})
         if self._weightless(micros, sums):
@@ -82,6 +89,8 @@ class Learner:
 
     def update_coupled(self, micros: Micros, embed: Embed, couple: Couple, mix: Mix | None = None) -> Metrics:
         """One optimizer step on a loss that couples all rows of the global batch with each other (see coupled.py)."""
+        if self.recorder:
+            self.recorder.begin(self.name, self._parallel.inner)
         coupled = Coupled(self._parallel, self.world, self._autocast, self._check_called)
 
         def backward() -> tuple[Tensor, dict[str, Tensor], Mapping[str, Tensor]]:
@@ -171,6 +180,8 @@ class Learner:
 
     def _apply(self, micros: Micros, total: Tensor, sums: Mapping[str, Tensor], same: bool = False) -> Metrics:
         """Clip, check, step, and say what happened, all without waiting for the device."""
+        if self._detour != 1.0:
+            torch._foreach_div_([local(gradient) for gradient in self._gradients()], self._detour)
         if self.recorder:
             self.recorder.gradients(self.name, self._parallel.inner)
         gradients = self._gradients()
