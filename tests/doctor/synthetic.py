@@ -35,10 +35,10 @@ def _rank(
         first = start if number == 0 else 0
         yield {"kind": "start", "stage": stage, "step": first, "world": world, "pid": rank}
         for step in range(first, steps):
-            update = _update(rank, world, stage, step, batch, rows)
-            if step == first:
-                update["before"] = f"hash {step - 1}"
-            lines = [update, {"kind": "returned", "stage": stage, "step": step}]
+            lines: list[Line] = [
+                _update(rank, world, stage, step, batch, rows),
+                {"kind": "returned", "stage": stage, "step": step},
+            ]
             if step == steps - 1:
                 lines.append(_validation(rank, world, stage, step))
             lines.append(_mark(stage, step, {"val/error": 0.5} if step == steps - 1 else {}))
@@ -56,6 +56,7 @@ def _update(rank: int, world: int, stage: str, step: int, batch: int, rows: int)
         "stage": stage,
         "learner": "model",
         "step": step,
+        "before": f"hash {step - 1}",
         "hash": f"hash {step}",
         "norm": 5.0,
         "ids": [[0, index] for index in mine],
@@ -64,6 +65,8 @@ def _update(rank: int, world: int, stage: str, step: int, batch: int, rows: int)
         "sizes": [stop - start for start, stop in spans],
         "weights": {"rows": float(batch)},
         "gradients": {"weight": [4.0, 1.0], "bias": [3.0, -1.0]},
+        "drew": [],
+        "batch_norms": [],
     }
 
 

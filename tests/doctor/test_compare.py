@@ -7,6 +7,7 @@ import pytest
 
 from doctor.synthetic import Spoil, draw, launch
 from samestep.doctor.compare import Comparison, compare
+from samestep.doctor.floor import Floor
 from samestep.doctor.looks import Names
 from samestep.doctor.trace import Launch, Line
 
@@ -38,6 +39,11 @@ def shift_losses(line: Line) -> None:
 def divide_by_size(line: Line) -> None:
     sizes = [size for size in line["sizes"] for _ in range(size)]
     line["rows"]["error"] = [value / size for value, size in zip(line["rows"]["error"], sizes)]
+
+
+def divide_by_something(line: Line) -> None:
+    sizes = [size for size in line["sizes"] for _ in range(size)]
+    line["rows"]["error"] = [value / (1 + 0.3 * size) for value, size in zip(line["rows"]["error"], sizes)]
 
 
 def grow_gradient(line: Line) -> None:
@@ -77,17 +83,44 @@ CASES = {
     "other initial parameters": (
         lambda rank, line: (line.update(before="another") or shift_losses(line)) if line["kind"] == "update" else None,
         "losses",
-        "step 0 .*initial parameters differ.*unseeded initialisation",
+        "step 0 .*initial parameters or buffers differ; candidates: unseeded initialisation",
     ),
     "noise of the rank": (
         at(1, "update", shift_losses, 1),
         "losses",
         r"row \(0, 10\) of step 1 has error 2 at 1 rank and 2.01 at 2 ranks.*rank-dependent noise",
     ),
-    "divided by the micro-batch": (
-        at(0, "update", divide_by_size),
+    "divided by something else of the micro-batch": (
+        at(0, "update", divide_by_something),
         "losses",
-        "whole micro-batch differs by the same factor.*mean of means",
+        "every row of its micro-batch differs by the same factor; candidates: .*mean of means",
+    ),
+    "drawn numbers": (
+        at(0, "update", lambda line: shift_losses(line) or line.update(drew=["torch"]), 1),
+        "losses",
+        "random numbers were drawn from torch's own generator during the update",
+    ),
+    "BatchNorm": (
+        at(0, "update", lambda line: shift_losses(line) or line.update(batch_norms=["encoder.norm"])),
+        "losses",
+        "from the same data and parameters: BatchNorm module 'encoder.norm' normalises",
+    ),
+    "a loss that is off a little": (
+        at(0, "update", lambda line: line["rows"].update(error=[v * (1 + 1e-7) for v in line["rows"]["error"]])),
+        "losses",
+        "a difference of 1.0e-07; candidates: arithmetic in float32 or less",
+    ),
+    "a gradient that is off a little": (
+        at(0, "update", lambda line: line["gradients"].update(bias=[3.0 + 1e-6, -1.0])),
+        "gradients",
+        "differs by 3.3e-07 .*though every row's loss and all weights agree; candidates: arithmetic in float32",
+    ),
+    "parameters that a rank changes by itself": (
+        lambda rank, line: (
+            line.update(hash="own", before="own") if line["kind"] == "update" and line["step"] and rank == 1 else None
+        ),
+        "ranks",
+        "after step 1 at 2 ranks rank 1 .* had before it began",
     ),
     "a missing term": (at(0, "update", put("rows", {}), 0), "losses", "none at 2 ranks: return every term"),
     "ranks that are apart": (
@@ -103,7 +136,12 @@ CASES = {
     "a weight of each rank": (
         at(0, "update", put("weights", {"rows": 6.0}), 0),
         "gradients",
-        "step 0 weighs 7 rows at 1 rank and 6 on rank 0 at 2 ranks.*mean of means",
+        "step 0 divides rows by 7 at 1 rank and by 6 on rank 0 at 2 ranks.*agrees: each rank .*mean of means",
+    ),
+    "another weight on all ranks": (
+        at(0, "update", put("weights", {"rows": 6.0})),
+        "gradients",
+        "agrees: the weight depends on how the batch is cut; a weight is counted",
     ),
     "a larger gradient": (at(3, "update", grow_gradient), "gradients", r"step 3 .*factor of 1\.1.*mean of means"),
     "a gradient that is missing": (
@@ -124,17 +162,17 @@ CASES = {
     "a validation row twice": (
         at(3, "validation", lambda line: line["ids"].append([2**31 - 1, 0]), 1),
         "validation",
-        r"\(2147483647, 0\) is there too often \(padded validation",
+        r"\(2147483647, 0\) is there too often; candidates: padded validation",
     ),
     "a validation row too few": (
         at(3, "validation", lambda line: line["ids"].pop(), 1),
         "validation",
-        r"\(2147483647, 4\) is missing \(padded validation",
+        r"\(2147483647, 4\) is missing; candidates: padded validation",
     ),
     "another validation figure": (
         at(3, "step", put("figures", {"val/error": 0.51})),
         "validation",
-        "val/error is 0.5 at 1 rank and 0.51 at 2 ranks.*padded validation",
+        "val/error is 0.5 at 1 rank and 0.51 at 2 ranks.*recorded rows are the same; candidates: a mean of rank means",
     ),
     "a validation figure of each rank": (
         at(3, "step", put("figures", {"val/error": 0.6}), 1),
@@ -152,6 +190,26 @@ def test_a_difference_is_named(case: str) -> None:
     assert difference is not None
     assert difference.check == check
     assert re.search(sentence, difference.sentence), difference.sentence
+
+
+def test_a_division_by_the_size_of_the_micro_batch_is_told_from_the_numbers() -> None:
+    difference = compared(*(launch(world, at(0, "update", divide_by_size)) for world in (2, 1))).difference
+    assert difference is not None
+    assert "loss times the number of rows in its micro-batch is the same" in difference.sentence
+    assert "count alike (mean of means); return each row's sum" in difference.sentence
+
+
+@pytest.mark.parametrize("case", ["a loss that is off a little", "a gradient that is off a little"])
+def test_what_may_be_rounding_is_not_called_a_mistake_of_weights(case: str) -> None:
+    difference = compared(launch(2, CASES[case][0])).difference
+    assert difference is not None
+    assert "mean of means" not in difference.sentence
+
+
+def test_what_rounding_does_by_itself_is_no_difference() -> None:
+    spoil = CASES["a loss that is off a little"][0]
+    assert compare(launch().trace(), launch(2, spoil).trace(), NAMES, Floor({"losses": 3e-8})).difference is None
+    assert compare(launch().trace(), launch(2, spoil).trace(), NAMES, Floor({"losses": 3e-12})).difference
 
 
 def test_an_early_difference_hides_what_follows_from_it() -> None:
@@ -209,6 +267,13 @@ def test_a_token_may_not_differ_without_a_tie() -> None:
     assert difference is not None
     assert difference.check == "tokens"
     assert "two best are 2.0e-06 apart" in difference.sentence
+
+
+def test_a_tie_is_wider_where_rounding_is() -> None:
+    ours, theirs = with_draws(launch(), draw(1, 5, 2e-6)), with_draws(launch(2), draw(1, 6, 2e-6))
+    found = compare(ours.trace(), theirs.trace(), NAMES, Floor({"losses": 1e-7}))
+    assert found.difference is None
+    assert "a tie closer than 0.00012" in found.tie
 
 
 def test_a_tie_of_one_sample_does_not_excuse_another() -> None:

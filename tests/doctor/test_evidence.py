@@ -1,15 +1,19 @@
 """What the runtime records: enough to tell samples, data, states and ranks apart."""
 
+import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from samestep.core.records import JsonLines
 from samestep.data.feed import Micros
-from samestep.train.evidence import Recorder, Returned, Witness
+from samestep.train.evidence import Recorder, Returned, Witness, module_hash
 from samestep.train.recipe import Tick
+from samestep.train.warm import warm_up
 
 
 def micros(*batches: torch.Tensor) -> Micros:
@@ -26,6 +30,7 @@ def micros(*batches: torch.Tensor) -> Micros:
 def update_line(path: Path, given: Micros) -> dict[str, Any]:
     recorder = Recorder(path, "fit")
     module = torch.nn.Linear(1, 1)
+    recorder.begin("model", module)
     recorder.rows("model", given, [{"error": torch.arange(float(len(batch["x"])))} for batch in given.batches])
     recorder.gradients("model", module)
     recorder.parameters("model", module, given)
@@ -56,15 +61,55 @@ def test_rows_of_any_kind_have_a_checksum(tmp_path: Path) -> None:
         assert len(update_line(tmp_path / str(number), micros(values))["data"]) == 3
 
 
-def test_only_a_learners_first_update_tells_what_it_began_with(tmp_path: Path) -> None:
-    recorder, module, given = Recorder(tmp_path / "a", "fit"), torch.nn.Linear(1, 1), micros(torch.ones(2, 1))
-    for _ in range(2):
-        recorder.rows("model", given, [{"error": torch.zeros(2)}])
-        recorder.gradients("model", module)
-        recorder.parameters("model", module, given)
-    first, second = JsonLines(tmp_path / "a")
-    assert first["before"] == first["hash"]
-    assert "before" not in second
+def recorded(path: Path, module: torch.nn.Module, forward: Callable[[], object]) -> dict[str, Any]:
+    """The line of an update whose passes are `forward`."""
+    recorder, given = Recorder(path, "fit"), micros(torch.ones(2, 1))
+    recorder.begin("model", module)
+    forward()
+    recorder.rows("model", given, [{"error": torch.zeros(2)}])
+    recorder.gradients("model", module)
+    recorder.parameters("model", module, given)
+    return list(JsonLines(path))[-1]
+
+
+def test_what_an_update_began_with_is_hashed_before_its_forward_pass(tmp_path: Path) -> None:
+    module = torch.nn.BatchNorm1d(1)
+    wanted = module_hash(module)
+    line = recorded(tmp_path / "a", module, lambda: module(torch.tensor([[1.0], [2.0]])))
+    assert line["before"] == wanted, "the forward pass changes running statistics"
+    assert line["hash"] != wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "draw"),
+    [
+        ("torch", lambda: torch.nn.functional.dropout(torch.ones(3))),
+        ("numpy", lambda: np.random.rand()),
+        ("python", lambda: random.random()),
+    ],
+)
+def test_a_draw_from_a_generator_of_the_process_is_noted(name: str, draw: Callable[[], object], tmp_path: Path) -> None:
+    assert recorded(tmp_path / "a", torch.nn.Linear(1, 1), draw)["drew"] == [name]
+    assert recorded(tmp_path / "b", torch.nn.Linear(1, 1), lambda: None)["drew"] == []
+
+
+def test_draws_and_running_statistics_of_a_discarded_pass_are_not_the_updates(tmp_path: Path) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Dropout(0.5))
+    line = recorded(tmp_path / "a", module, lambda: warm_up(module, lambda: module(torch.ones(2, 1))))
+    assert line["drew"] == []
+    assert line["before"] == line["hash"]
+
+
+def test_only_batch_norms_that_normalise_by_the_micro_batch_are_named(tmp_path: Path) -> None:
+    parts = {"used": torch.nn.BatchNorm1d(1), "fixed": torch.nn.BatchNorm1d(1), "idle": torch.nn.BatchNorm1d(1)}
+    module = torch.nn.ModuleDict(parts)
+    parts["fixed"].eval()
+
+    def forward() -> None:
+        for name in ("used", "fixed"):
+            parts[name](torch.tensor([[1.0], [2.0]]))
+
+    assert recorded(tmp_path / "a", module, forward)["batch_norms"] == ["used"]
 
 
 class Held:

@@ -1,5 +1,6 @@
 """Every recipe is the same run at any world size and after a kill."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,20 @@ def test_recipe(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str])
         "killed at 3, resumed at 1 rank",
     ):
         assert f"ok      {done}" in output
+    assert re.search(r"ok      rounding floor: losses .*, gradients .* in another order and scale\n", output), output
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("recipe", ["float_logits", "float32_norm", "hf_llama"])
+def test_arithmetic_in_float32_passes_by_its_measured_floor(
+    recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if recipe == "hf_llama":
+        pytest.importorskip("transformers")
+    code = run([f"planted.{recipe}", "--kill-seed", "7", "--keep", str(tmp_path / "runs")])
+    output = capsys.readouterr().out
+    assert code == 0, output
+    assert re.search(r"ok      rounding floor: losses .*, gradients \d\.\de-0\d, .* passes\n", output), output
 
 
 def test_a_users_mistake_ends_with_its_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

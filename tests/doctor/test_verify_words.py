@@ -12,15 +12,16 @@ from samestep.cli import verify
 from samestep.cli.main import main
 from samestep.cli.recipe_words import RecipeWords
 from samestep.core.errors import UserError
-from samestep.doctor.check import Check
+from samestep.doctor.check import Check, Result
 from samestep.doctor.table import Board, table
 from samestep.train.config import Config
 from samestep.train.recipe import Recipe
 
 CHECKS = [
-    Check("same samples at 1, 2 and 3 ranks", True, "8 steps"),
-    Check("same gradients at 1, 2 and 3 ranks", False, "row (0, 17) differs because of [something] " * 5),
-    Check("the rest", None, "stopped at the first failure"),
+    Check("same samples at 1, 2 and 3 ranks", Result.OK, "8 steps"),
+    Check("same gradients at 1, 2 and 3 ranks", Result.FAILED, "row (0, 17) differs because of [something] " * 5),
+    Check("rounding floor", Result.UNVERIFIABLE, "losses 8.9e-05"),
+    Check("the rest", Result.NOT_RUN, "stopped at the first failure"),
 ]
 
 
@@ -31,7 +32,7 @@ def test_the_table_fits_100_columns() -> None:
     assert max(len(line) for line in lines) <= 100
     text = "\n".join(lines)
     assert "[something]" in text
-    assert [word in text for word in ("ok", "FAILED", "not run", "8 steps")] == [True] * 4
+    assert [word in text for word in ("ok", "FAILED", "UNVERIFIABLE", "not run", "8 steps")] == [True] * 5
 
 
 def test_elsewhere_a_check_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,7 +44,24 @@ def test_elsewhere_a_check_is_one_line(capsys: pytest.CaptureFixture[str]) -> No
     assert lines[0] == "title"
     assert lines[1] == "ok      same samples at 1, 2 and 3 ranks: 8 steps"
     assert lines[2].startswith("FAILED  same gradients")
-    assert len(lines) == 4
+    assert lines[3] == "UNVERIFIABLE rounding floor: losses 8.9e-05"
+    assert len(lines) == 5
+
+
+@pytest.mark.parametrize(
+    ("checks", "words", "code"),
+    [
+        (CHECKS[:1] + CHECKS[3:], "all 1 checks hold", 0),
+        (CHECKS[:2] + CHECKS[3:], "1 of 2 checks failed", 1),
+        (CHECKS[:1] + CHECKS[2:], "1 of 2 checks are unverifiable, which is no proof", 1),
+        (CHECKS, "1 of 3 checks failed, 1 of 3 checks are unverifiable, which is no proof", 1),
+    ],
+)
+def test_the_summary_counts_what_does_not_hold(
+    checks: list[Check], words: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verify.summary(checks) == code
+    assert capsys.readouterr().out == f"{words}\n"
 
 
 def test_a_recipe_without_the_preset_is_told_to_declare_one(

@@ -12,7 +12,7 @@ from samestep.checkpoint.housekeeping import DOOMED, REPLACED, STAGING
 from samestep.checkpoint.manifest import find_checkpoints, verify
 from samestep.core.records import JsonLines, read_json
 from samestep.core.rundir import RunDir
-from samestep.doctor.exact import first_change, restored
+from samestep.doctor.exact import first_change
 from samestep.doctor.trace import Launch
 
 Line = dict[str, Any]
@@ -49,7 +49,7 @@ def change(reference: Reference, path: Path) -> str:
         done: set[int] = set()
         for lines in _launches(lines_of(path, reference.world, rank)):
             found = Launch.of([lines])
-            problem = first_change(wanted, found) or restored(wanted, found)
+            problem = first_change(wanted, found)
             if problem:
                 return f"rank {rank}: {problem}"
             done |= {line["step"] for line in lines if line["kind"] == "step"}

@@ -12,7 +12,7 @@ from typing import Any
 from samestep.cli.recipe_words import RecipeWords
 from samestep.core.config import dump
 from samestep.core.errors import EXIT_DONE, EXIT_FAILURE, UserError
-from samestep.doctor.check import Check
+from samestep.doctor.check import Check, Result
 from samestep.doctor.lab import Lab
 from samestep.doctor.proof import Proof
 from samestep.doctor.settings import PRESET, proof_settings
@@ -23,17 +23,18 @@ HELP = """samestep verify RECIPE [--kill-seed N] [--timeout SECONDS] [--keep FOL
 
 Runs the recipe's preset `verify` in float64 on the CPU: at 1, 2 and 3 ranks, with other micro-batches, killed with
 `kill -9` at a random moment and resumed at the same and at another number of ranks; and compares what the runtime
-recorded. RECIPE is a recipe's name, the import path of your own (my_package.my_recipe), or a file (my_recipe.py).
+recorded. How much rounding may change is measured, by a run of the same batches in another order and scale.
+RECIPE is a recipe's name, the import path of your own (my_package.my_recipe), or a file (my_recipe.py).
 A recipe that can do several things has a preset for each (`verify`, `verify-sft`, ...), and all of them are proved.
 
 --preset      proves this one alone
 --kill-seed   repeats the choice of moments of an earlier call
 --timeout     seconds that a rank waits for another before it gives up (15)
---keep        keeps all runs in this folder; without it they are kept only when a check fails"""
+--keep        keeps all runs in this folder; without it they are kept only when a check does not hold"""
 
 
 def run(words: Sequence[str]) -> int:
-    """Verify; exit code 0 when every check holds, 1 when one does not, 2 user error."""
+    """Verify; exit code 0 when every check holds, 1 when one fails or proves nothing, 2 user error."""
     if not words or words[0] in ("-h", "--help"):
         print(HELP)
         return EXIT_DONE
@@ -52,13 +53,13 @@ def run(words: Sequence[str]) -> int:
             settings = proof_settings(dump(config), recipe.presets.get(preset, {}), place, timeout)
             lab = Lab(_everywhere(asked.name), settings, place, _modules(recipe))
             checks += _proved(lab, recipe, " ".join([asked.name, *further]), seed)
-        keep = keep or any(check.passed is False for check in checks)
+        keep = keep or bool(_count(checks, Result.FAILED) + _count(checks, Result.UNVERIFIABLE))
     finally:
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
     if keep:
         print(f"the runs are kept in {folder}")
-    return _summary(checks)
+    return summary(checks)
 
 
 def chosen(asked: RecipeWords, recipe: Recipe) -> dict[str, Any]:
@@ -81,11 +82,18 @@ def _proved(lab: Lab, recipe: Recipe, name: str, seed: int) -> list[Check]:
     return board.checks
 
 
-def _summary(checks: Sequence[Check]) -> int:
-    failed = [check for check in checks if check.passed is False]
-    done = [check for check in checks if check.passed is not None]
-    print(f"{len(failed)} of {len(done)} checks failed" if failed else f"all {len(done)} checks hold")
-    return EXIT_FAILURE if failed else EXIT_DONE
+def summary(checks: Sequence[Check]) -> int:
+    """Print how many checks hold; the exit code."""
+    failed, unverifiable = _count(checks, Result.FAILED), _count(checks, Result.UNVERIFIABLE)
+    done = len(checks) - _count(checks, Result.NOT_RUN) - _count(checks, Result.UNKNOWN)
+    words = [f"{failed} of {done} checks failed"] if failed else []
+    words += [f"{unverifiable} of {done} checks are unverifiable, which is no proof"] if unverifiable else []
+    print(", ".join(words) or f"all {done} checks hold")
+    return EXIT_FAILURE if words else EXIT_DONE
+
+
+def _count(checks: Sequence[Check], result: Result) -> int:
+    return sum(check.result is result for check in checks)
 
 
 def _everywhere(name: str) -> str:

@@ -2,20 +2,29 @@
 
 import math
 from dataclasses import dataclass
+from enum import StrEnum
 
-TOLERANCE = 1e-8
-"""Largest relative difference between world sizes in float64."""
-TIE = 1e-6
-"""A sampled token may differ where its two best candidates are closer than this."""
 _SMALL = 1e-4  # a number far below this is compared as if it were this large: 1e-12 is rounding, not a difference
+
+
+class Result(StrEnum):
+    """What came out of a check."""
+
+    OK = "ok"
+    FAILED = "FAILED"
+    UNVERIFIABLE = "UNVERIFIABLE"
+    """Rounding alone changes so much that a mistake could not be told from it."""
+    UNKNOWN = "unknown"
+    """It could not be measured, and nothing was concluded from it."""
+    NOT_RUN = "not run"
 
 
 @dataclass(frozen=True)
 class Check:
-    """One row of the table: what was looked at, whether it holds (None: not looked at), and what was seen."""
+    """One row of the table: what was looked at, what came out, and what was seen."""
 
     name: str
-    passed: bool | None
+    result: Result
     sentence: str
 
 

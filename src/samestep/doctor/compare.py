@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from samestep.doctor.check import distance
+from samestep.doctor.facts import LOW_PRECISION, SLIGHT, candidates, facts
+from samestep.doctor.floor import STRICT, Floor
 from samestep.doctor.looks import Difference, Names, Pair, Seen, look, print_distances
 from samestep.doctor.rows import count_ids, told_apart
 from samestep.doctor.tokens import compare_tokens
@@ -25,9 +27,9 @@ class Comparison:
     """Where a sampled token differed as it may; what comes after cannot be compared."""
 
 
-def compare(ours: Trace, theirs: Trace, names: Names) -> Comparison:
-    """Walk through both runs until something differs."""
-    found = Comparison()
+def compare(ours: Trace, theirs: Trace, names: Names, floor: Floor = STRICT) -> Comparison:
+    """Walk through both runs until something differs by more than rounding does."""
+    found = Comparison(Seen(floor))
     for key in ours:
         if key not in theirs:
             break
@@ -41,8 +43,8 @@ def compare(ours: Trace, theirs: Trace, names: Names) -> Comparison:
             only = names.ours if key in ours else names.theirs
             found.difference = Difference(
                 "samples",
-                f"{where(key, {**ours, **theirs})} happens only at {only}: the number of steps depends on the ranks "
-                "(give bench.rows_once a fixed batch?)",
+                f"{where(key, {**ours, **theirs})} happens only at {only}; "
+                + candidates("steps counted from batch_size or from the ranks (give bench.rows_once a fixed batch)"),
             )
             break
     return found
@@ -56,7 +58,7 @@ def where(key: Key, trace: Trace) -> str:
 
 
 def _tokens(place: str, ours: list[Step], theirs: list[Step], names: Names, found: Comparison) -> Difference | None:
-    tokens = compare_tokens(place, ours, theirs, (names.ours, names.theirs))
+    tokens = compare_tokens(place, ours, theirs, (names.ours, names.theirs), found.seen.floor.tie)
     found.tokens += tokens.same
     found.tie = tokens.tie
     return Difference("tokens", tokens.wrong) if tokens.wrong else None
@@ -69,8 +71,8 @@ def _updates(place: str, ours: list[Step], theirs: list[Step], names: Names, fou
             made = f"updates {_listed(_learners(step))} on rank {rank} at {names.theirs}"
             return Difference(
                 "samples",
-                f"{place} {made} and {_listed(wanted)} at {names.ours}: a return or a branch on local data (an early "
-                "return on one rank?)",
+                f"{place} {made} and {_listed(wanted)} at {names.ours}; "
+                + candidates("an early return or a branch on what this rank alone has", "a branch on the batch size"),
             )
     for number, learner in enumerate(wanted):
         update = place if learner == "model" else f"{place} ({learner})"
@@ -96,7 +98,7 @@ def _states(place: str, ours: list[Step], theirs: list[Step], names: Names, foun
             return Difference(
                 "ranks",
                 f"after {place} at {name} the state {part!r} of rank {rank} is not that of rank 0, which alone is "
-                "saved: each rank changes it by itself (gradients not synchronised?)",
+                "saved; " + candidates("gradients that are not synchronised", "a state that follows a rank's own rows"),
             )
     a, b = ours[0].mark, theirs[0].mark
     for part, held in (a["state"] if a and b else {}).items():
@@ -106,14 +108,22 @@ def _states(place: str, ours: list[Step], theirs: list[Step], names: Names, foun
             return Difference("gradients", f"after {place} the state {part!r} holds other tensors at {names.theirs}")
         size = sum(norm**2 for norm, _ in held["prints"].values()) ** 0.5
         for name, distant in print_distances(held["prints"], other, size):
-            if found.seen.note("gradients", distant):
-                return Difference(
-                    "gradients",
-                    f"after {place} the state {part}/{name} differs by {distant:.1e} between {names.ours} and "
-                    f"{names.theirs}, and no update of a learner explains it: the task changes it by itself, with "
-                    f"weights, noise or an order of its own ({names.weighting}?)",
-                )
+            if found.seen.note("gradients", distant, f"the state {part}/{name} after {place}"):
+                shown = f"after {place} the state {part}/{name} differs by {distant:.1e} between {names.ours} and "
+                return Difference("gradients", shown + names.theirs + _why_state(distant, ours, theirs, names))
     return None
+
+
+def _why_state(distant: float, ours: Sequence[Step], theirs: Sequence[Step], names: Names) -> str:
+    """What can be said about a state that differs though the rows' losses and gradients of the step agree."""
+    updates = [line for step in (*ours, *theirs) for line in step.updates]
+    so_far = ", though the losses and gradients before it agree" if updates else ""
+    fact = facts(updates)
+    if fact:
+        return f"{so_far}: {fact}"
+    rounding = [f"{LOW_PRECISION}, or rounding that the optimizer magnifies"] if distant <= SLIGHT else []
+    own = f"the task changes it with weights, noise or an order of its own ({names.weighting})"
+    return f"{so_far}; {candidates(*rounding, own)}"
 
 
 def _uneven(steps: Sequence[Step], content: Callable[[Line], Mapping[str, object]]) -> Iterator[tuple[str, int]]:
@@ -130,26 +140,34 @@ def _uneven(steps: Sequence[Step], content: Callable[[Line], Mapping[str, object
 def _validation(place: str, ours: list[Step], theirs: list[Step], names: Names, found: Comparison) -> Difference | None:
     wrong = told_apart(_validated(ours), _validated(theirs))
     if wrong:
-        sentence = f"validation after {place} sees other rows at {names.theirs}: {wrong} (padded validation?)"
+        sentence = f"validation after {place} sees other rows at {names.theirs}: {wrong}; " + candidates(
+            "padded validation", "validation rows that are split by hand or without the run's seed"
+        )
         return Difference("validation", sentence)
     found.validations += _validated(ours).total()
     for name, rank in _uneven(theirs, lambda mark: mark["figures"]):
         return Difference(
             "validation",
-            f"after {place} at {names.theirs} the validation figure {name} of rank {rank} is not that of rank 0: every "
-            "rank must get the agreed figure (does each average its own rows?)",
+            f"after {place} at {names.theirs} the validation figure {name} of rank {rank} is not that of rank 0, but "
+            "every rank must return the agreed one; " + candidates("each rank averages its own rows"),
         )
     a, b = ours[0].mark, theirs[0].mark
     for name, value in (a["figures"] if a and b else {}).items():
         assert b is not None
         other = b["figures"].get(name, float("nan"))
-        if found.seen.note("validation", distance(value, other)):
-            return Difference(
-                "validation",
-                f"after {place} {name} is {value:.8g} at {names.ours} and {other:.8g} at {names.theirs} from the same "
-                "parameters: rows are counted twice or left out (padded validation?), or rank means are averaged",
-            )
+        apart = distance(value, other)
+        if found.seen.note("validation", apart, f"{name} after {place}"):
+            shown = f"after {place} {name} is {value:.8g} at {names.ours} and {other:.8g} at {names.theirs}, though "
+            shown += "the states agree" + (" and the recorded rows are the same" if _validated(ours) else "") + "; "
+            return Difference("validation", shown + _why_figure(apart, bool(_validated(ours))))
     return None
+
+
+def _why_figure(apart: float, same_rows: bool) -> str:
+    if apart <= SLIGHT:
+        return candidates(f"{LOW_PRECISION} in the validation", "a mean of means")
+    padded = [] if same_rows else ["padded validation, which counts rows twice or leaves some out"]
+    return candidates(*padded, "a mean of rank means", "a figure that depends on noise or on a row's neighbours")
 
 
 def _validated(steps: Sequence[Step]) -> Counter[tuple[int, int]]:

@@ -1,15 +1,16 @@
 """After a kill and a resume at the same world size, everything is bit for bit what it would have been."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from samestep.doctor.compare import where
-from samestep.doctor.trace import Key, Launch, Line, Step
+from samestep.doctor.trace import Launch, Line, Step
 
-_CAUSE_ORDER = ("ids", "data", "rows", "weights", "gradients", "hash", "tokens", "figures", "state", "own")
+_CAUSE_ORDER = ("ids", "data", "before", "rows", "weights", "gradients", "hash", "tokens", "figures", "state", "own")
 _WORDS = {
     "ids": "the samples differ",
     "data": "the data of the samples differs",
+    "before": "the parameters or buffers before the update differ",
     "rows": "the losses differ",
     "weights": "the weights differ",
     "gradients": "the gradients differ",
@@ -37,28 +38,6 @@ def first_change(wanted: Launch, found: Launch) -> str:
     return ""
 
 
-def restored(wanted: Launch, found: Launch) -> str:
-    """Which learner did not begin a resumed launch with the parameters that the uninterrupted run had there."""
-    for rank, steps in enumerate(found.ranks):
-        for key, line in _beginnings(steps):
-            before = [
-                update["hash"]
-                for earlier, step in wanted.ranks[rank].items()
-                for update in step.updates
-                if earlier[0] == key[0] and earlier[1] < key[1] and update["learner"] == line["learner"]
-            ]
-            if before and before[-1] != line["before"]:
-                return f"learner {line['learner']!r} did not get its parameters back"
-    return ""
-
-
-def _beginnings(steps: Mapping[Key, Step]) -> Iterator[tuple[Key, Line]]:
-    for key, step in steps.items():
-        for line in step.updates:
-            if "before" in line:
-                yield key, line
-
-
 def _change(wanted: Step, found: Step) -> str:
     for name in ("draws", "updates", "validations"):
         ours, theirs = _once(getattr(wanted, name)), _once(getattr(found, name))
@@ -77,7 +56,7 @@ def _once(lines: Sequence[Line]) -> list[Line]:
 
 
 def _line_change(wanted: Line, found: Line) -> str:
-    names = [name for name in {**wanted, **found} if name != "before" and _differ(wanted.get(name), found.get(name))]
+    names = [name for name in {**wanted, **found} if _differ(wanted.get(name), found.get(name))]
     names.sort(key=lambda name: _CAUSE_ORDER.index(name) if name in _CAUSE_ORDER else len(_CAUSE_ORDER))
     if not names:
         return ""

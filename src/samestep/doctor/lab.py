@@ -111,13 +111,11 @@ class Lab:
 
     def run(self, label: str, world: int, **changes: Any) -> Outcome:
         """A launch to its end; of a run that exists already, a resume."""
-        workers = self._start(label, world, changes)
-        try:
-            codes = workers.wait(LIMIT)
-        except BaseException:
-            workers.kill()
-            raise
-        return self._outcome(label, world, workers, codes)
+        return self.begin(label, world, **changes).end()
+
+    def begin(self, label: str, world: int, **changes: Any) -> "Launched":
+        """A launch that others may run beside."""
+        return Launched(self, label, world, self._start(label, world, changes))
 
     def kill(self, label: str, world: int, moment: Moment) -> tuple[Outcome, Moment]:
         """A launch that is killed before it is done: at `moment`, or earlier when it was faster than that."""
@@ -162,6 +160,29 @@ class Lab:
                 time.sleep(moment.delay)
                 return
             time.sleep(0.001)
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A launch under way."""
+
+    lab: Lab
+    label: str
+    world: int
+    workers: Workers
+
+    def end(self) -> Outcome:
+        """Wait for it."""
+        try:
+            codes = self.workers.wait(LIMIT)
+        except BaseException:
+            self.stop()
+            raise
+        return self.lab._outcome(self.label, self.world, self.workers, codes)
+
+    def stop(self) -> None:
+        """End it, if it still runs."""
+        self.workers.kill()
 
 
 class Alone:

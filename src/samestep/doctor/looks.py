@@ -1,14 +1,17 @@
 """What one update must have in common at two world sizes, looked at in the order in which one thing causes the next.
 
-Each look takes the lines of the same update of two runs, by rank, and says what differs and what that comes from most
-likely; the first look that finds something names the cause, since the rest follows from it.
+Each look takes the lines of the same update of two runs, by rank, and says what differs; the first look that finds
+something is the one to report, since the rest follows from it. A cause is stated where the evidence singles it out, and
+is a candidate everywhere else.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from samestep.doctor.check import TOLERANCE, distance
+from samestep.doctor.check import distance
+from samestep.doctor.facts import LOW_PRECISION, SLIGHT, candidates, facts
+from samestep.doctor.floor import STRICT, TOLERANCE, Floor
 from samestep.doctor.rows import Row, RowKey, count_ids, gathered, other_data, scaled, told_apart
 from samestep.doctor.trace import Line
 
@@ -23,7 +26,7 @@ class Names:
     ours: str
     theirs: str
     weighting: str
-    """The likely mistake when rows agree and their sum does not."""
+    """What it is called when rows count differently in them."""
 
 
 @dataclass(frozen=True)
@@ -39,17 +42,21 @@ class Difference:
 class Seen:
     """What was compared so far."""
 
+    floor: Floor = STRICT
     updates: int = 0
     rows: int = 0
     uneven: bool = False
     """Whether any two micro-batches of an update differed in size; equal ones hide that they count alike."""
     largest: dict[str, float] = field(default_factory=dict)
     """The largest difference by check."""
+    where: dict[str, str] = field(default_factory=dict)
+    """What it was seen in."""
 
-    def note(self, check: str, found: float) -> bool:
+    def note(self, check: str, found: float, where: str) -> bool:
         """Count a difference in; whether it is too large."""
-        self.largest[check] = max(self.largest.get(check, 0.0), found)
-        return not found <= TOLERANCE
+        if found >= self.largest.get(check, 0.0):
+            self.largest[check], self.where[check] = found, where
+        return not found <= self.floor.tolerance(check)
 
 
 @dataclass(frozen=True)
@@ -72,8 +79,8 @@ def look(pair: Pair, seen: Seen) -> Difference | None:
     if wrong:
         return Difference(
             "samples",
-            f"{pair.where} takes other samples at {pair.names.theirs} than at {pair.names.ours}: {wrong}; the order "
-            "depends on the rank or on the number of ranks (an unseeded split or shuffle?)",
+            f"{pair.where} takes other samples at {pair.names.theirs} than at {pair.names.ours}: {wrong}; "
+            + candidates("an unseeded split or shuffle", "an order that depends on the rank or on the number of ranks"),
         )
     seen.updates += 1
     seen.rows += sum(len(line["ids"]) for line in pair.ours)
@@ -91,7 +98,8 @@ def _losses(pair: Pair, seen: Seen) -> str | None:
     ours, theirs = gathered(pair.ours), gathered(pair.theirs)
     for key, row in ours.items():
         for term, value in row.values.items():
-            if seen.note("losses", distance(value, theirs[key].values.get(term, math.nan))):
+            found = distance(value, theirs[key].values.get(term, math.nan))
+            if seen.note("losses", found, f"{term} of row ({key[0]}, {key[1]}) in {pair.where}"):
                 return _why_loss(pair, ours, theirs, key, term)
     return None
 
@@ -101,27 +109,65 @@ def _why_loss(pair: Pair, ours: dict[RowKey, Row], theirs: dict[RowKey, Row], ke
     row = f"row ({key[0]}, {key[1]}) of {pair.where}"
     if term not in b.values:
         return f"{row} has a term {term} at {names.ours} and none at {names.theirs}: return every term for every batch"
-    values = f"has {term} {a.values[term]:.6g} at {names.ours} and {b.values[term]:.6g} at {names.theirs}"
+    found = distance(a.values[term], b.values[term])
+    digits = ".6g" if found > SLIGHT else ".12g"
+    values = f"has {term} {a.values[term]:{digits}} at {names.ours} and {b.values[term]:{digits}} at {names.theirs}"
     if other_data(a, b):
-        return (
-            f"{row} holds other data at {names.theirs} than at {names.ours}: the data is split, shuffled or made "
-            "without the run's seed (an unseeded split?), so every rank and every launch has its own"
-        )
+        return f"{row} holds other data at {names.theirs} than at {names.ours}; {_OTHER_DATA}"
     if pair.first and pair.ours[0].get("before") != pair.theirs[0].get("before"):
-        return (
-            f"{row} {values} because the initial parameters differ: they are drawn without the run's seed "
-            "(unseeded initialisation?)"
+        return f"{row} {values}, and the initial parameters or buffers differ; {_OTHER_START}"
+    same = f"{row} {values} from the same data" + (" and parameters" if pair.first else ", and all before it agrees")
+    fact = facts([*pair.ours, *pair.theirs])
+    if fact:
+        return f"{same}: {fact}"
+    if found <= SLIGHT:
+        return f"{same}, a difference of {found:.1e}; " + candidates(
+            f"{LOW_PRECISION} that rounds differently with the size of the micro-batch",
+            "a loss that depends a little on the rank or on the row's neighbours",
         )
-    if scaled(ours, theirs, term):
+    return same + _scaled_words(scaled(ours, theirs, term), names)
+
+
+_OTHER_DATA = candidates(
+    "an unseeded split or shuffle",
+    "noise or augmentation that is not keyed by the sample",
+    "an order of a set or of files",
+)
+_OTHER_START = candidates(
+    "unseeded initialisation",
+    "values that depend on the rank or on the order of a set",
+    "weights from a file that changed",
+)
+
+
+def _scaled_words(how: str, names: Names) -> str:
+    """What the factors between the losses of rows say about them."""
+    if how == "size":
         return (
-            f"{row} {values}, and its whole micro-batch differs by the same factor: each micro-batch divides by its "
-            f"own size, so that unequal ones count alike ({names.weighting}); return each row's sum, and let count "
-            "give its weight"
+            f": every row's loss times the number of rows in its micro-batch is the same, so each divides by its own "
+            f"size and unequal ones count alike ({names.weighting}); return each row's sum, and let count give its "
+            "weight"
         )
-    return (
-        f"{row} {values} from the same parameters and the same data: the loss of a row depends on the rank or on its "
-        "neighbours (rank-dependent noise? key it by batch['ids'] with samestep.noise)"
+    if how == "factor":
+        return ", and every row of its micro-batch differs by the same factor; " + candidates(
+            f"a micro-batch divides by something of its own, such as its tokens ({names.weighting}); return each row's "
+            "sum, and let count give its weight",
+        )
+    return "; " + candidates(
+        "rank-dependent noise (key it by batch['ids'] with samestep.noise)",
+        "a loss that depends on the row's neighbours or on its place in the micro-batch",
+        "something that the task itself changed on one rank",
     )
+
+
+def unlike_start(ours: Line, theirs: Line, first: bool) -> str:
+    """In what two updates of one rank differ before anything is computed, whatever the order of their rows."""
+    if first and ours.get("before") != theirs.get("before"):
+        return f"the initial parameters or buffers differ from process to process; {_OTHER_START}"
+    a, b = gathered([ours]), gathered([theirs])
+    if any(key in b and other_data(row, b[key]) for key, row in a.items()):
+        return f"the same samples hold other data from process to process; {_OTHER_DATA}"
+    return ""
 
 
 def _ranks(pair: Pair, seen: Seen) -> str | None:
@@ -130,14 +176,15 @@ def _ranks(pair: Pair, seen: Seen) -> str | None:
         for rank, line in enumerate(lines):
             if line["hash"] == first["hash"]:
                 continue
+            apart = f"after {pair.where} at {name} rank {rank} has other parameters or buffers than rank 0"
+            if line["before"] != first["before"]:
+                return f"{apart}, and had before it began: each rank changes them by itself outside its updates"
             if line["gradients"] != first["gradients"]:
-                return (
-                    f"after {pair.where} at {name} rank {rank} has other parameters than rank 0, because its gradients "
-                    "are its own: they are not synchronised (a call around the wrapper, such as .module?)"
+                return f"{apart}, and its gradients are its own: they are not synchronised; " + candidates(
+                    "a call around the wrapper, such as .module", "gradients changed after the backward pass"
                 )
-            return (
-                f"after {pair.where} at {name} rank {rank} has other parameters than rank 0 though the gradients are "
-                "equal: each rank changes a parameter or a buffer by itself (a running mean?)"
+            return f"{apart} though the gradients are equal; " + candidates(
+                "a buffer that each rank fills from its own rows (a running mean)", "another optimizer state"
             )
     return None
 
@@ -147,13 +194,25 @@ def _weights(pair: Pair, seen: Seen) -> str | None:
     for rank, line in enumerate(pair.theirs):
         for term, weight in wanted.items():
             found = line["weights"].get(term)
-            if found is None or distance(weight, found) > TOLERANCE:
-                return (
-                    f"{pair.where} weighs {weight:.6g} {term} at {pair.names.ours} and {found or 0:.6g} on rank {rank} "
-                    f"at {pair.names.theirs}, though every row's loss agrees: {pair.names.weighting}; a weight is "
-                    "counted per row and summed over all ranks"
-                )
+            apart = math.inf if found is None else distance(weight, found)
+            if apart <= max(TOLERANCE, seen.floor.tolerance("losses")):
+                continue
+            shown = (
+                f"{pair.where} divides {term} by {weight:.9g} at {pair.names.ours} and by {found or 0:.9g} on rank "
+                f"{rank} at {pair.names.theirs}, though every row's loss agrees"
+            )
+            if apart <= SLIGHT:
+                return f"{shown}; {candidates(f'weights counted with {LOW_PRECISION}', pair.names.weighting)}"
+            fix = "a weight is counted per row and summed over all micro-batches and ranks"
+            return f"{shown}: {_why_weight(pair, term)}; {fix}"
     return None
+
+
+def _why_weight(pair: Pair, term: str) -> str:
+    if len({line["weights"].get(term) for line in pair.theirs}) > 1:
+        return "each rank divides by a weight of its own (mean of means)"
+    named = f" ({pair.names.weighting})" if len(pair.theirs) == 1 else ""
+    return f"the weight depends on how the batch is cut{named}"
 
 
 def _gradients(pair: Pair, seen: Seen) -> str | None:
@@ -162,11 +221,18 @@ def _gradients(pair: Pair, seen: Seen) -> str | None:
         odd = sorted(set(ours["gradients"]) ^ set(theirs["gradients"]))
         return f"in {pair.where} {odd[0]} is trained at one of {pair.names.ours} and {pair.names.theirs} only"
     for name, found in print_distances(ours["gradients"], theirs["gradients"], ours["norm"] * _TINY):
-        if seen.note("gradients", found):
-            return (
-                f"in {pair.where} the gradient of {name} differs ({found:.1e}, the whole by a factor of "
+        if seen.note("gradients", found, f"the gradient of {name} in {pair.where}"):
+            shown = (
+                f"in {pair.where} the gradient of {name} differs by {found:.1e} (the norm of all by a factor of "
                 f"{_factor(ours['norm'], theirs['norm'])}) between {pair.names.ours} and {pair.names.theirs}, though "
-                f"every row's loss agrees: the rows are weighted differently ({pair.names.weighting}?)"
+                "every row's loss and all weights agree; "
+            )
+            if found <= SLIGHT:
+                return shown + candidates(f"{LOW_PRECISION} in the backward pass", "a term outside the rows' losses")
+            return shown + candidates(
+                f"rows that count differently ({pair.names.weighting})",
+                "gradients from elsewhere than the rows' losses",
+                "a backward pass that depends on the rank or on the row's neighbours",
             )
     return None
 

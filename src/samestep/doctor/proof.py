@@ -7,21 +7,27 @@ from pathlib import Path
 
 from samestep.core.errors import EXIT_USER, UserError
 from samestep.core.rundir import RunDir
-from samestep.doctor.check import Check, plural
+from samestep.doctor.check import Check, Result, plural
 from samestep.doctor.compare import Comparison, compare
-from samestep.doctor.exact import first_change, restored
-from samestep.doctor.figures import differing_figure, read_figures
-from samestep.doctor.judge import judge, largest
-from samestep.doctor.lab import Lab, Moment, Outcome
+from samestep.doctor.exact import first_change
+from samestep.doctor.facts import LOW_PRECISION, SLIGHT, candidates
+from samestep.doctor.figures import differing_figure, largest_difference, read_figures
+from samestep.doctor.floor import STRICT, Floor
+from samestep.doctor.judge import held_against, judge, largest
+from samestep.doctor.lab import Lab, Launched, Moment, Outcome
 from samestep.doctor.looks import Names
 from samestep.doctor.ranks import early_leaver, stalled
 from samestep.doctor.reach import every_parameter_reached
+from samestep.doctor.rounding import NAME as FLOOR_NAME
+from samestep.doctor.rounding import measure
 from samestep.doctor.settings import other_micro
 from samestep.doctor.trace import Launch, spliced
 from samestep.train.recipe import Recipe
 
 WORLDS = (2, 3)
 _ELSEWHERE = {2: 3, 3: 1}
+_FORGOTTEN = "a forgotten state, missing from the task's `state`"
+_UNSAVED = "a random choice that does not follow the run's seed"
 
 
 @dataclass
@@ -35,6 +41,7 @@ class Proof:
     """Told what is going on."""
     _runs: dict[int, Outcome] = field(default_factory=dict)
     _evidence: dict[int, Launch] = field(default_factory=dict)
+    _floor: Floor = STRICT
 
     def checks(self) -> Iterator[Check]:
         """Every check as it is done."""
@@ -47,29 +54,24 @@ class Proof:
         for number, (_, group) in enumerate(groups):
             failed = False
             for check in group():
-                failed = failed or check.passed is False
+                failed = failed or check.result is Result.FAILED
                 yield check
             if failed:
                 rest = [title for title, _ in groups[number + 1 :]]
                 if rest:
-                    yield Check("the rest", None, f"{', '.join(rest)}: stopped at the first failure")
+                    yield Check("the rest", Result.NOT_RUN, f"{', '.join(rest)}: stopped at the first failure")
                 return
 
     def _one_rank(self) -> Iterator[Check]:
-        """A lone process, and a launched one that cuts the batch into other micro-batches."""
+        """A lone process, one that cuts the batch into other micro-batches, and one that only rounds differently."""
         batch, micro = self.lab.settings["global_batch_size"], self.lab.settings["batch_size"]
         other = other_micro(batch, micro)
         self.say("one rank")
-        lone = self.lab.begin_alone("alone")
-        try:
-            split = self.lab.run("split", 1, batch_size=other or micro)
-            alone = lone.end()
-        finally:
-            lone.stop()
+        alone, split, rounded = self._side_by_side(other or micro)
         if EXIT_USER in alone.codes:
             raise UserError(alone.failure())
         if not alone.done:
-            yield Check("runs on one rank", False, alone.failure())
+            yield Check("runs on one rank", Result.FAILED, alone.failure())
             return
         self._keep(1, alone)
         if not self._evidence[1].marks():
@@ -77,14 +79,46 @@ class Proof:
         reached = every_parameter_reached(self._evidence[1].trace(), self.recipe.unused)
         yield reached
         if not split.done:  # what got no gradient may be why: DDP waits for every gradient
-            if reached.passed:
-                yield Check("runs on one rank", False, split.failure())
+            if reached.result is Result.OK:
+                yield Check("runs on one rank", Result.FAILED, split.failure())
             return
+        yield self._measure_floor(rounded)
         names = Names(f"batch_size {micro}", f"batch_size {other or micro}", "wrong accumulation weight")
-        found = compare(self._evidence[1].trace(), split.evidence().trace(), names)
+        found = compare(self._evidence[1].trace(), split.evidence().trace(), names, self._floor)
         wrong = found.difference.sentence if found.difference else self._unlike_figures(split, names, found)
         name = f"same run with batch_size {micro} and {other}" if other else "same run in another process"
-        yield Check(name, not wrong, wrong or _amount(found))
+        yield self._whole(name, wrong, _amount(found), found, split)
+
+    def _side_by_side(self, micro: int) -> tuple[Outcome, Outcome, Outcome]:
+        """The three runs at one rank; most of their time goes into imports, so they hardly wait for each other."""
+        lone = self.lab.begin_alone("alone")
+        others: list[Launched] = []
+        try:
+            others.append(self.lab.begin("split", 1, batch_size=micro))
+            others.append(self.lab.begin("rounding", 1, evidence_rounding=True))
+            split, rounded = (each.end() for each in others)
+            return lone.end(), split, rounded
+        finally:
+            lone.stop()
+            for each in others:
+                each.stop()
+
+    def _measure_floor(self, rounded: Outcome) -> Check:
+        if not rounded.done:
+            return Check(FLOOR_NAME, Result.UNKNOWN, f"the run in another order failed: {rounded.failure()}")
+        figures = read_figures(self._runs[1].path), read_figures(rounded.path)
+        self._floor, check = measure(self._evidence[1].trace(), rounded.evidence().trace(), figures)
+        return check
+
+    def _whole(self, name: str, wrong: str, right: str, found: Comparison, outcome: Outcome) -> Check:
+        """A check of everything in a run."""
+        if wrong:
+            return Check(name, Result.FAILED, wrong)
+        seen = {**found.seen.largest, "figures": 0.0 if found.tie else self._figures_apart(outcome)}
+        return held_against(self._floor, seen, Check(name, Result.OK, right))
+
+    def _figures_apart(self, outcome: Outcome) -> float:
+        return largest_difference(read_figures(self._runs[1].path), read_figures(outcome.path))[0]
 
     def _several_ranks(self) -> Iterator[Check]:
         comparisons, unlike = [], ""
@@ -96,20 +130,25 @@ class Proof:
                 return
             self._keep(world, outcome)
             names = Names("1 rank", f"{world} ranks", "mean of means")
-            comparisons.append(compare(self._evidence[1].trace(), self._evidence[world].trace(), names))
+            comparisons.append(compare(self._evidence[1].trace(), self._evidence[world].trace(), names, self._floor))
             unlike = unlike or self._unlike_figures(outcome, names, comparisons[-1])
-        checks = judge(comparisons)
+        checks = judge(comparisons, self._floor)
         yield from checks
-        if all(check.passed is not False for check in checks):
-            rows = len(read_figures(self._runs[1].path))
-            yield Check(
-                "logged figures at 1, 2, 3 ranks", not unlike, unlike or f"{plural(rows, 'row')} of metrics.jsonl"
-            )
+        if all(check.result is not Result.FAILED for check in checks):
+            yield self._figures_checked(unlike)
+
+    def _figures_checked(self, unlike: str) -> Check:
+        name = "logged figures at 1, 2, 3 ranks"
+        if unlike:
+            return Check(name, Result.FAILED, unlike)
+        rows = len(read_figures(self._runs[1].path))
+        seen = {"figures": max(self._figures_apart(self._runs[world]) for world in WORLDS)}
+        return held_against(self._floor, seen, Check(name, Result.OK, f"{plural(rows, 'row')} of metrics.jsonl"))
 
     def _died(self, outcome: Outcome) -> Check:
         leaver = early_leaver(outcome.evidence(), self._evidence[1].trace())
         stuck = stalled(outcome.evidence(), outcome.codes)
-        return Check(f"runs at {outcome.world} ranks", False, leaver or f"{stuck}{outcome.failure()}")
+        return Check(f"runs at {outcome.world} ranks", Result.FAILED, leaver or f"{stuck}{outcome.failure()}")
 
     def _killed(self, world: int) -> Iterator[Check]:
         """Killed and resumed at the same world size, then from a copy of the same remains at another."""
@@ -119,64 +158,62 @@ class Proof:
         remains, moment = self.lab.kill(f"killed-{world}", world, wanted)
         name = f"kill -9, resume at {world} ranks"
         if not any(code == -9 for code in remains.codes):
-            yield Check(
-                name, False, f"the run was over before it could be killed ({remains.failure()}): use more steps"
-            )
+            sentence = f"the run was over before it could be killed ({remains.failure()}): use more steps"
+            yield Check(name, Result.FAILED, sentence)
             return
         killed = remains.evidence()
         (remains.path / "evidence").rename(remains.path / "evidence-killed")
         elsewhere = _ELSEWHERE[world]
         self.lab.copy(remains, f"killed-{world}-on-{elsewhere}")
         story = f"{moment.words(world)} after step {killed.marks()}"
-        here = self._resumed_here(name, world, remains, killed, story)
-        yield here
-        if here.passed:
+        wrong, seen = self._resumed_here(world, remains, killed, story)
+        yield Check(name, Result.FAILED if wrong else Result.OK, wrong or seen)
+        if not wrong:
             yield self._resumed_elsewhere(world, elsewhere, killed)
 
-    def _resumed_here(self, name: str, world: int, remains: Outcome, killed: Launch, story: str) -> Check:
+    def _resumed_here(self, world: int, remains: Outcome, killed: Launch, story: str) -> tuple[str, str]:
+        """What is wrong (empty: nothing), and what was seen."""
         wanted = self._evidence[world]
         change = first_change(wanted, killed)
         if change:
-            return Check(
-                name,
-                False,
-                f"two launches at {world} ranks differ before any kill, {change}: a random choice that does not follow "
-                "the run's seed",
-            )
+            causes = candidates("a random choice that does not follow the run's seed", "arithmetic that varies")
+            return f"two launches at {world} ranks differ before any kill, {change}; {causes}", ""
         saved = _newest(remains.path, killed)
         self.say(f"{world} ranks, resumed")
         outcome = self.lab.run(remains.path.name, world)
         if not outcome.done:
-            return Check(name, False, f"{story}; the resume failed: {outcome.failure()}")
+            return f"{story}; the resume failed: {outcome.failure()}", ""
         resumed = outcome.evidence()
         began = next(iter(resumed.starts.items()), None)
         story = f"{story}, resumed {_words(began, several=len(wanted.starts) > 1)}"
         if saved is not None and began != saved:
-            return Check(name, False, f"{story}, though there is a checkpoint of step {saved[1]} of {saved[0]!r}")
-        change = first_change(wanted, resumed) or restored(wanted, resumed)
+            return f"{story}, though there is a checkpoint of step {saved[1]} of {saved[0]!r}", ""
+        change = first_change(wanted, resumed)
         if change:
-            return Check(name, False, f"{story}: {change}; a forgotten state, missing from the task's `state`?")
+            return f"{story}: {change}; {candidates(_FORGOTTEN, _UNSAVED)}", ""
         missing = [key for key in wanted.trace() if key not in spliced(killed, resumed)]
-        unlike = differing_figure(read_figures(self._runs[world].path), read_figures(outcome.path), exact=True)
+        unlike = differing_figure(read_figures(self._runs[world].path), read_figures(outcome.path))
         if missing or unlike:
-            return Check(name, False, f"{story}: {f'steps {missing} are missing' if missing else unlike}")
+            return f"{story}: {f'steps {missing} are missing' if missing else unlike}", ""
         hashes = sum(len(step.updates) for steps in resumed.ranks for step in steps.values())
-        return Check(name, True, f"{story}; {plural(hashes, 'hash')} and all figures equal bit for bit")
+        return "", f"{story}; {plural(hashes, 'hash')} and all figures equal bit for bit"
 
     def _resumed_elsewhere(self, world: int, elsewhere: int, killed: Launch) -> Check:
         name = f"killed at {world}, resumed at {plural(elsewhere, 'rank')}"
         self.say(f"{world} ranks, resumed at {elsewhere}")
         outcome = self.lab.run(f"killed-{world}-on-{elsewhere}", elsewhere)
         if not outcome.done:
-            return Check(name, False, f"the resume failed: {outcome.failure()}")
+            return Check(name, Result.FAILED, f"the resume failed: {outcome.failure()}")
         resumed = outcome.evidence()
         names = Names(
             "1 rank without a kill", f"{world} ranks and then {elsewhere}", "a state that depends on the ranks"
         )
-        found = compare(self._evidence[1].trace(), spliced(killed, resumed), names)
+        found = compare(self._evidence[1].trace(), spliced(killed, resumed), names, self._floor)
         wrong = found.difference.sentence if found.difference else self._unlike_figures(outcome, names, found)
         samples = sum(len(line["ids"]) for steps in resumed.ranks for step in steps.values() for line in step.updates)
-        return Check(name, not wrong, wrong or f"{plural(samples, 'remaining sample')} once each; {_amount(found)}")
+        return self._whole(
+            name, wrong, f"{plural(samples, 'remaining sample')} once each; {_amount(found)}", found, outcome
+        )
 
     def _keep(self, world: int, outcome: Outcome) -> None:
         self._runs[world], self._evidence[world] = outcome, outcome.evidence()
@@ -185,13 +222,14 @@ class Proof:
         """What differs between the logged figures of two runs that are otherwise the same."""
         if found.difference or found.tie:
             return ""
-        unlike = differing_figure(read_figures(self._runs[1].path), read_figures(outcome.path), exact=False)
+        ours, theirs = read_figures(self._runs[1].path), read_figures(outcome.path)
+        unlike = differing_figure(ours, theirs, self._floor.tolerance("figures"))
         if not unlike:
             return ""
-        return (
-            f"{unlike} at {names.ours} and {names.theirs}: a logged figure is one rank's own, or a mean of rank means "
-            "(return Figure(sum, weight))"
-        )
+        apart = self._figures_apart(outcome)
+        rounding = [f"{LOW_PRECISION} in the sum of a figure"] if apart <= SLIGHT else []
+        causes = candidates(*rounding, "a figure of one rank alone, or a mean of means (return Figure(sum, weight))")
+        return f"{unlike} at {names.ours} and {names.theirs}; {causes}"
 
 
 def _newest(path: Path, killed: Launch) -> tuple[str, int] | None:

@@ -16,11 +16,12 @@ def early_leaver(launch: Launch, reference: Trace) -> str:
         wanted = len(reference[key][0].updates)
         for rank, step in enumerate(steps):
             if step.returned and len(step.updates) < wanted:
-                others = [number for number in range(len(steps)) if number != rank]
+                inside = [number for number, other in enumerate(steps) if not other.returned]
                 made = f"{plural(len(step.updates), 'update')} of {wanted}"
+                still = f" while {_named(inside)} did not get to its end" if inside else ""
                 return (
-                    f"rank {rank} left {where(key, reference)} after {made} while {_named(others)} waited: an early "
-                    "return on one rank (a return, continue or branch on local data skips what all do together)"
+                    f"rank {rank} left {where(key, reference)} after {made}{still}: an early return on one rank (a "
+                    "return, continue or branch on local data skips what all do together)"
                 )
     return ""
 

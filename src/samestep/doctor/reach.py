@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from samestep.doctor.check import Check, plural
+from samestep.doctor.check import Check, Result, plural
 from samestep.doctor.trace import Trace
 
 NAME = "every parameter gets a gradient"
@@ -22,13 +22,13 @@ def every_parameter_reached(trace: Trace, unused: Sequence[str]) -> Check:
         more = f" and {len(idle) - 3} more" if len(idle) > 3 else ""
         return Check(
             NAME,
-            False,
+            Result.FAILED,
             f"{', '.join(idle[:3])}{more} never got one: use it, freeze it (requires_grad_(False)), or declare it in "
             "the recipe's `unused`",
         )
     allowed = sum(not once for once in reached.values())
     return Check(
-        NAME, True, f"{plural(len(reached), 'parameter')}" + (f", {allowed} declared unused" if allowed else "")
+        NAME, Result.OK, f"{plural(len(reached), 'parameter')}" + (f", {allowed} declared unused" if allowed else "")
     )
 
 

@@ -4,11 +4,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from samestep.doctor.check import TOLERANCE, distance
+from samestep.doctor.check import distance
 from samestep.doctor.trace import Line
 
 RowKey = tuple[int, int, int]
 """Epoch, index, and how often the sample came before in the same batch."""
+ALIKE = 1e-6
+"""Factors closer than this are the same one."""
 
 
 @dataclass(frozen=True)
@@ -64,20 +66,22 @@ def other_data(a: Row, b: Row) -> bool:
     return a.data[1] == b.data[1] and a.data[0] != b.data[0]
 
 
-def scaled(ours: Mapping[RowKey, Row], theirs: Mapping[RowKey, Row], term: str) -> bool:
-    """Whether the values differ by one factor per micro-batch, as they do when each divides by its own size."""
+def scaled(ours: Mapping[RowKey, Row], theirs: Mapping[RowKey, Row], term: str) -> str:
+    """By what the values differ: `size` of the micro-batch, one `factor` per micro-batch, or neither (empty)."""
     factors: dict[tuple[tuple[int, int], tuple[int, int]], list[float]] = {}
     for key, row in ours.items():
         other = theirs[key]
-        if not row.values[term] or not other.values[term]:
-            return False
+        if not row.values[term] or not other.values.get(term):
+            return ""
         factors.setdefault((row.micro, other.micro), []).append(other.values[term] / row.values[term])
     by_size = all(
-        distance(row.values[term] * row.size, theirs[key].values[term] * theirs[key].size) <= TOLERANCE
+        distance(row.values[term] * row.size, theirs[key].values[term] * theirs[key].size) <= ALIKE
         for key, row in ours.items()
     )
-    alike = all(distance(min(found), max(found)) <= TOLERANCE for found in factors.values())
-    return by_size or (alike and any(len(found) > 1 for found in factors.values()))
+    if by_size:
+        return "size"
+    alike = all(distance(min(found), max(found)) <= ALIKE for found in factors.values())
+    return "factor" if alike and any(len(found) > 1 for found in factors.values()) else ""
 
 
 def _next(found: Mapping[RowKey, object], sample: Sequence[int]) -> RowKey:

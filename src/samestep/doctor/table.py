@@ -12,9 +12,15 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from samestep.doctor.check import Check
+from samestep.doctor.check import Check, Result
 
-_RESULTS = {True: ("ok", "green"), False: ("FAILED", "bold red"), None: ("not run", "dim")}
+_STYLES = {
+    Result.OK: "green",
+    Result.FAILED: "bold red",
+    Result.UNVERIFIABLE: "bold yellow",
+    Result.UNKNOWN: "dim",
+    Result.NOT_RUN: "dim",
+}
 
 
 class Board:
@@ -48,7 +54,7 @@ class Board:
         """One more check is done."""
         self.checks.append(check)
         if not self._terminal:
-            print(f"{_RESULTS[check.passed][0]:8}{check.name}: {check.sentence}", flush=True)
+            print(f"{check.result:7} {check.name}: {check.sentence}", flush=True)
 
     def _draw(self) -> Group | Table:
         drawn = table(self.checks, self._title)
@@ -62,6 +68,5 @@ def table(checks: Iterable[Check], title: str) -> Table:
     drawn.add_column("result", no_wrap=True)
     drawn.add_column("evidence", overflow="fold")
     for check in checks:
-        word, style = _RESULTS[check.passed]
-        drawn.add_row(Text(check.name), Text(word, style=style), Text(check.sentence))
+        drawn.add_row(Text(check.name), Text(check.result, style=_STYLES[check.result]), Text(check.sentence))
     return drawn

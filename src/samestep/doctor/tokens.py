@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from samestep.doctor.check import TIE
+from samestep.doctor.facts import candidates
+from samestep.doctor.floor import TIE
 from samestep.doctor.trace import Step
 
 Token = tuple[int, float]
@@ -23,7 +24,9 @@ class Tokens:
     """The first one that differs and may; what follows from it cannot be compared."""
 
 
-def compare_tokens(where: str, ours: Sequence[Step], theirs: Sequence[Step], names: tuple[str, str]) -> Tokens:
+def compare_tokens(
+    where: str, ours: Sequence[Step], theirs: Sequence[Step], names: tuple[str, str], tie_below: float = TIE
+) -> Tokens:
     """Compare the tokens of a step, by sample and position."""
     wanted, drawn = _drawn(ours), _drawn(theirs)
     same, tie = 0, ""
@@ -34,16 +37,17 @@ def compare_tokens(where: str, ours: Sequence[Step], theirs: Sequence[Step], nam
         if (epoch, index) in off or token == other:
             same += token == other
             continue
-        sampled = f"{purpose!r} samples token {token} at {names[0]} and {other} at {names[1]}"
+        elsewhere = "none" if other is None else other
+        sampled = f"{purpose!r} samples token {token} at {names[0]} and {elsewhere} at {names[1]}"
         place = f"{where}, sample ({epoch}, {index}), position {position}"
-        if other is None or min(margin, other_margin) >= TIE:
-            wrong = (
-                f"{place}: {sampled}, though the two best are {margin:.1e} apart: the draw depends on the rank or on "
-                "its neighbours (rank-dependent noise? draw with bench.draws)"
+        if other is None or min(margin, other_margin) >= tie_below:
+            wrong = f"{place}: {sampled}, though the two best are {margin:.1e} apart; " + candidates(
+                "logits that depend on the rank or on the row's neighbours (noise, dropout, BatchNorm, padding)",
+                "a draw keyed by something else than the sample",
             )
             return Tokens(same, wrong)
         off.add((epoch, index))
-        tie = tie or f"{place}: {sampled}, a tie closer than {TIE:g}"
+        tie = tie or f"{place}: {sampled}, a tie closer than {tie_below:g}"
     return Tokens(same, tie=tie)
 
 

@@ -22,6 +22,7 @@ from samestep.data.feed import Feed
 from samestep.data.fingerprint import Reading
 from samestep.data.loading import Count, Rows
 from samestep.data.order import VALIDATION_EPOCH, Order, Sequential, Shuffled
+from samestep.data.reordered import Reordered
 from samestep.parallel.wrap import build_blank, wrap
 from samestep.train.config import Config
 from samestep.train.console import Screen
@@ -30,7 +31,7 @@ from samestep.train.draws import Draws
 from samestep.train.evidence import Recorder
 from samestep.train.first_weights import FirstWeights
 from samestep.train.initialization import build_fresh
-from samestep.train.learner import COMPUTE, Learner
+from samestep.train.learner import COMPUTE, DETOUR, Learner
 from samestep.train.loop import Progress
 from samestep.train.optim import OptimSettings
 from samestep.train.plan import Plan
@@ -151,6 +152,7 @@ class Bench:
             recorder=self.recorder,
             step=partial(getattr, self.progress, "step"),
             seed=config.seed,
+            detour=DETOUR if config.evidence_rounding else 1.0,
         )
         self.learners.append(learner)
         return learner
@@ -186,6 +188,8 @@ class Bench:
         return module
 
     def _feed(self, rows: Rows, order: Order, length: int, count: Count | None, track: Any = None) -> Feed:
+        if self.config.evidence_rounding:  # a stage without a learner may write its rows down in the order they come in
+            order = Reordered(order, self.world.size, self.config.batch_size, active=lambda: bool(self.learners))
         feed = Feed(
             rows,
             order,

@@ -145,6 +145,8 @@ class Config:
     """Steps that each loading process works ahead."""
     evidence: bool = free(False)
     """Record ids, losses, gradients and hashes of every step, for `samestep verify`."""
+    evidence_rounding: bool = free(False)
+    """Round differently: rows of a step in another order, gradients scaled on their way; for `samestep verify`."""
 
     distributed: Distributed = field(default_factory=Distributed)
     """Where the run computes and how its ranks talk."""

@@ -1,13 +1,15 @@
 """What the runtime saw, recorded for `samestep verify`: a recipe cannot report better than it did.
 
 One JSON line a learner's update and rank: which samples it took, a checksum of each row's data, each row's loss, a
-fingerprint of every gradient, and a hash of the parameters afterwards. Validation adds a line with its rows. A last
-line closes every step of the loop, with a fingerprint of all that a checkpoint would hold.
+fingerprint of every gradient, a hash of the parameters before and after, whether random numbers were drawn, and which
+BatchNorm modules took part. Validation adds a line with its rows. A last line closes every step of the loop, with a
+fingerprint of all that a checkpoint would hold.
 """
 
 import hashlib
 import json
 import os
+import random
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from samestep.checkpoint.state import RankStateful, Stateful, take_apart
 from samestep.core.records import JsonLines
@@ -39,13 +42,22 @@ class Recorder:
         self._lines = JsonLines(path)
         self._stage = stage
         self._update: dict[str, dict[str, Any]] = {}
-        self._begun: set[str] = set()
+        self._generators: dict[str, object] = {}
+        self._batch_norms: dict[str, set[str]] = {}  # by learner, those that the current update used
 
     def started(self, step: int, world_size: int) -> None:
         """A process begins at `step`."""
         self._lines.append(
             {"kind": "start", "stage": self._stage, "step": step, "world": world_size, "pid": os.getpid()}
         )
+
+    def begin(self, learner: str, module: nn.Module) -> None:
+        """A learner's update begins: nothing of it has been computed yet."""
+        if learner not in self._batch_norms:
+            self._batch_norms[learner] = _watch_batch_norms(module)
+        self._batch_norms[learner].clear()
+        self._generators = _generators()
+        self._update[learner] = {"before": module_hash(module)}
 
     def rows(self, learner: str, micros: Micros, rows: list[Mapping[str, Tensor]]) -> None:
         """The rows of this rank, filler left out."""
@@ -56,14 +68,23 @@ class Recorder:
             ids += micros.ids[start:stop].tolist()
             for term, value in terms.items():
                 values.setdefault(term, []).extend(value.detach()[: stop - start].tolist())
-        self._update[learner] = {"ids": ids, "rows": values, **_given(micros)}
+        self._update[learner] |= {"ids": ids, "rows": values, **_given(micros), **self._facts(learner)}
 
     def coupled_rows(self, learner: str, micros: Micros, rows: Mapping[str, Tensor]) -> None:
         """The rows of a coupled loss, which every rank holds whole: each rank keeps those it was given."""
         micros = micros if self._counted else micros.all_filler()
         mine = [number for start, stop in micros.spans for number in range(start, stop)]
         values = {term: value.detach()[mine].tolist() for term, value in rows.items()}
-        self._update[learner] = {"ids": micros.ids[mine].tolist(), "rows": values, **_given(micros)}
+        ids = micros.ids[mine].tolist()
+        self._update[learner] |= {"ids": ids, "rows": values, **_given(micros), **self._facts(learner)}
+
+    def _facts(self, learner: str) -> dict[str, Any]:
+        """What the forward and backward passes did beside computing: it may explain why a row's loss changes."""
+        now = _generators()
+        return {
+            "drew": [name for name, state in self._generators.items() if now[name] != state],
+            "batch_norms": sorted(self._batch_norms[learner]),
+        }
 
     def gradients(self, learner: str, module: nn.Module) -> None:
         """Norm of every parameter's gradient and its product with a fixed random vector; None where there is none."""
@@ -72,9 +93,6 @@ class Recorder:
             if parameter.requires_grad:
                 prints[name] = None if parameter.grad is None else _fingerprint(parameter.grad)
         self._update[learner]["gradients"] = prints
-        if learner not in self._begun:  # what a process began with, drawn or restored
-            self._begun.add(learner)
-            self._update[learner]["before"] = module_hash(module)
 
     def parameters(self, learner: str, module: nn.Module, micros: Micros) -> None:
         """The hash of the module after the update; closes the update's line."""
@@ -159,6 +177,30 @@ def module_hash(module: nn.Module) -> str:
         digest.update(name.encode())
         digest.update(_bytes(whole(tensor)))
     return digest.hexdigest()
+
+
+def _generators() -> dict[str, object]:
+    """The state of every generator that a rank has for itself, to be compared."""
+    name, keys, *place = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "numpy": (name, np.asarray(keys).tobytes(), *place),
+        "python": random.getstate(),
+    }
+
+
+def _watch_batch_norms(module: nn.Module) -> set[str]:
+    """Where the names of BatchNorm modules will be found that have normalised rows by their micro-batch."""
+    used: set[str] = set()
+
+    def note(name: str, part: _BatchNorm) -> None:
+        if part.training or part.running_mean is None:
+            used.add(name)
+
+    for name, part in module.named_modules():
+        if isinstance(part, _BatchNorm):
+            part.register_forward_pre_hook(lambda part, inputs, name=name: note(name, part))
+    return used
 
 
 def _given(micros: Micros) -> dict[str, Any]:

@@ -46,6 +46,8 @@ from samestep.world.world import World
 logger = logging.getLogger(__name__)
 COMPUTE = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Types of mixed precision; `none` is none of them."""
+DETOUR = 3.0
+"""A scale of the backward pass that every number type rounds differently, and as a run at 3 ranks does."""
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
@@ -65,9 +67,11 @@ class Learner:
         recorder: Recorder | None = None,
         step: Callable[[], int] | None = None,
         seed: int = 0,
+        detour: float = 1.0,
     ) -> None:
         """`rate` gives the learning rate of a step of the loop, however many updates are made in it; `step` says which
-        step it is (without one: as many as there were updates)."""
+        step it is (without one: as many as there were updates). `detour` scales gradients during the backward pass and
+        is taken out again: only their rounding changes."""
         self.name, self.updates = name, 0
         self.is_under_way = False
         """Whether it has made an update in this launch."""
@@ -85,7 +89,8 @@ class Learner:
         self._looked = False
         self._mask_key = share_key(parallel.inner, name, seed)
         self._settled = not parallel.settles
-        self._ranks = torch.full((), float(world.dp_size), device=world.device)
+        self._detour = detour
+        self._ranks = torch.full((), world.dp_size * detour, device=world.device)
 
     def update(self, micros: Micros, loss: Loss, mix: Mix | None = None) -> Metrics:
         """One optimizer step on the global batch; `mix` gives the coefficient of each term that is trained."""
@@ -146,6 +151,8 @@ class Learner:
             yield self._parallel.inner
 
     def _begin_update(self, backward: Callable[[], object]) -> None:
+        if self.recorder:
+            self.recorder.begin(self.name, self._parallel.inner)
         self._drop_gradients()  # another learner's loss may have left some
         self.is_under_way = True
         if not self._settled:
@@ -206,6 +213,8 @@ class Learner:
 
     def _apply(self, micros: Micros, sums: Mapping[str, Tensor], trained: Mix, same: bool = False) -> Metrics:
         """Clip, check, step, and say what happened, all without waiting for the device."""
+        if self._detour != 1.0:
+            torch._foreach_div_([local(gradient) for gradient in self._gradients()], self._detour)
         if self.recorder:
             self.recorder.gradients(self.name, self._parallel.inner)
         gradients = self._gradients()

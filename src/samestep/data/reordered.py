@@ -1,0 +1,54 @@
+"""The same batches in another order, by which `samestep verify` measures what rounding alone does to a run."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from samestep.data.order import Order, micros
+
+
+@dataclass(frozen=True)
+class Reordered:
+    """Another order of the rows inside each step of `order`, while `active` says so; the steps stay as they are.
+
+    Every micro-batch keeps its rows, so nothing changes but the order in which numbers are added up: its rows are
+    reversed, and a rank's micro-batches of equal size change places.
+    """
+
+    order: Order
+    ranks: int
+    micro_rows: int
+    active: Callable[[], bool]
+
+    @property
+    def size(self) -> int:
+        """Samples in an epoch."""
+        return self.order.size
+
+    @property
+    def batch(self) -> int:
+        """Samples in a global batch."""
+        return self.order.batch
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in an epoch."""
+        return self.order.steps_per_epoch
+
+    def ids(self, step: int) -> np.ndarray:
+        """The (epoch, index) pairs of a step's global batch."""
+        ids = self.order.ids(step)
+        if not self.active():
+            return ids
+        shares = [_places(micros(len(ids), rank, self.ranks, self.micro_rows)) for rank in range(self.ranks)]
+        return ids[np.concatenate(shares)]
+
+
+def _places(spans: list[tuple[int, int]]) -> np.ndarray:
+    """Which row comes where: the last micro-batch of a size takes the place of the first one, and so on, reversed."""
+    by_size = defaultdict(list)
+    for start, stop in spans:
+        by_size[stop - start].append(np.arange(stop - 1, start - 1, -1))
+    return np.concatenate([by_size[stop - start].pop() for start, stop in spans])

@@ -1,0 +1,51 @@
+"""How far apart two runs may be: as far as rounding alone moves them, which one run measures (see rounding.py)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+
+TOLERANCE = 1e-8
+"""Largest relative difference that always passes in float64."""
+TIE = 1e-6
+"""A sampled token may differ where its two best candidates are closer than this."""
+MARGIN = 10.0
+"""Differences up to so many times the floor pass: rounding differs from run to run."""
+EXACT = 1e-11
+"""A run that computes in float64 throughout moves by less than this."""
+FLOAT32 = 1.2e-7
+"""The smallest step of float32: where something computes in it, any number may move by that, measured or not."""
+WORST = 1e-4
+"""A tolerance beyond this proves nothing: real mistakes are no larger."""
+SUBJECTS = {"losses": "losses", "gradients": "gradients", "validation": "validation", "figures": "logged figures"}
+"""What has a floor, and how it is called."""
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The largest difference by subject that rounding alone made, where that was measured."""
+
+    measured: Mapping[str, float] = field(default_factory=dict)
+    where: Mapping[str, str] = field(default_factory=dict)
+    """What the difference of a subject was seen in."""
+    unlimited: bool = False
+    """For the measuring itself: everything passes, so that all of it is seen."""
+
+    def tolerance(self, subject: str) -> float:
+        """The largest difference that passes; infinite where nothing can be proved."""
+        least = FLOAT32 if max(self.measured.values(), default=0.0) > EXACT else 0.0
+        wanted = max(TOLERANCE, MARGIN * max(least, self.measured.get(subject, 0.0)))
+        return inf if self.unlimited or wanted > WORST else wanted
+
+    @property
+    def tie(self) -> float:
+        """A sampled token may differ where its two best candidates are closer than this."""
+        return self.tolerance("losses") / TOLERANCE * TIE
+
+    @property
+    def unverifiable(self) -> list[str]:
+        """The subjects about which nothing can be proved."""
+        return [subject for subject in SUBJECTS if self.tolerance(subject) == inf]
+
+
+STRICT = Floor()
+"""Nothing was measured: the tolerance of float64."""
