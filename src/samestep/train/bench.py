@@ -189,7 +189,7 @@ class Bench:
 
     def _feed(self, rows: Rows, order: Order, length: int, count: Count | None, track: Any = None) -> Feed:
         if self.config.evidence_rounding:  # a stage without a learner may write its rows down in the order they come in
-            order = Reordered(order, self.world.size, self.config.batch_size, active=lambda: bool(self.learners))
+            order = Reordered(order, self.world.dp_size, self.config.batch_size, active=lambda: bool(self.learners))
         feed = Feed(
             rows,
             order,
