@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from planted.parts import VERIFY, Batch, Small
 from samestep import Bench, Fit, Recipe, Stage
 
-SIZES = {"vocab_size": 17, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+SIZES = {"vocab_size": 17, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "initializer_range": 0.2}
 
 
 def texts(count: int) -> list[Batch]:
