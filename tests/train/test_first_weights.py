@@ -18,11 +18,13 @@ from samestep.data.loading import Batch
 from samestep.parallel.wrap import whole
 from samestep.train.bench import Bench
 from samestep.train.config import Config
+from samestep.train.console import Screen
 from samestep.train.entry import train_with
 from samestep.train.fit import Fit
 from samestep.train.metrics import Metrics
 from samestep.train.recipe import Recipe, Stage, Tick
 from samestep.train.weights import open_weights
+from samestep.world.world import World
 from toys import Points, run_on_ranks
 
 
@@ -196,3 +198,21 @@ def test_an_adopted_step_is_the_first_stages_alone(tmp_path: Path) -> None:
     assert min(steps["one"]) == 6
     assert min(steps["two"]) == 2
     assert same(first(tmp_path, "one"), module.state_dict())
+
+
+def test_an_older_run_that_trained_a_stage_has_used_what_was_named(tmp_path: Path, source: Path) -> None:
+    layout = "dump one two>one"
+    launch(tmp_path, init_from=str(source), layout=layout, until="one")
+    path = tmp_path / "run" / "frozen.json"
+    frozen = read_json(path)
+    assert [frozen[stage]["first_weights"] for stage in ("dump", "one")] == [None, str(source)]
+    write_json(
+        path, {stage: {k: v for k, v in fixed.items() if k != "first_weights"} for stage, fixed in frozen.items()}
+    )
+    launch(tmp_path, init_from=str(source), layout=layout)
+    assert same(first(tmp_path, "two"), learned(tmp_path, "one", 6))
+    write_json(path, {"dump": {"rows_once": 3}, "one": {"plan": frozen["one"]["plan"]}})
+    config = Staged(init_from=str(source))
+    bench = Bench(World.single(), config, RunDir(tmp_path / "run"), "three", Screen(False))
+    bench.learner(lambda: nn.Linear(4, 2))
+    assert bench.first_weights.told == {"model": "drawn from seed 0"}

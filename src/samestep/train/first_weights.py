@@ -67,7 +67,7 @@ class FirstWeights:
         if self._start is not None:
             return self._of_stage(learner, self._start)
         source = named_source(self._config)
-        if not source or learner != MODEL or self._taken_by_another(source):
+        if not source or learner != MODEL or self._taken_by_another():
             self.told[learner] = f"drawn from seed {self._config.seed}"
             return None
         self._freeze(_TAKEN, lambda: source)
@@ -91,8 +91,9 @@ class FirstWeights:
                 f"{', '.join(self._known) or 'none'}"
             )
         source = named_source(self._config)
-        if not source or self.is_taken_here() or self._taken_by_another(source):
+        if not source or self.is_taken_here() or self._taken_by_another():
             return
+        self._freeze(_TAKEN, lambda: None)
         option = "continue_from" if self._config.continue_from else "init_from"
         if is_last:
             raise UserError(
@@ -102,8 +103,10 @@ class FirstWeights:
         if self._world.is_main:
             logger.warning("%s=%s is not used by stage %r, which has no learner named %r", option, source, stage, MODEL)
 
-    def _taken_by_another(self, source: str) -> bool:
-        return any(_TAKEN in fixed for stage, fixed in self._frozen().items() if stage != self._stage)
+    def _taken_by_another(self) -> bool:
+        """Whether an earlier stage began with it; those of runs of older versions did so if they trained anything."""
+        others = (fixed for stage, fixed in self._frozen().items() if stage != self._stage)
+        return any(fixed.get(_TAKEN, "plan" in fixed) for fixed in others)
 
     def _of_stage(self, learner: str, start: str) -> Fill | None:
         stage, _, which = start.partition(":")
