@@ -154,7 +154,7 @@ def test_when_nothing_is_whole_the_run_does_not_begin_anew_unasked(copy: Path) -
     for step in STEPS:
         os.unlink(copy / f"step_{step:08d}" / "manifest.json")
     with pytest.raises(
-        UserError, match=r"step_00000002: manifest.json is missing; step_00000001: .*remove them all to start"
+        UserError, match=r"step_00000002: manifest.json is missing; step_00000001: .*start the stage over"
     ):
         Store(copy, World.single()).newest()
 

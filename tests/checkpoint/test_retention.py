@@ -15,6 +15,7 @@ class Saved:
     step: int
     figure: float | None = None
     damage: str | None = None
+    figure_name: str = ""
 
 
 def left(keep: Retention, *saved: Saved) -> list[int]:
@@ -30,6 +31,12 @@ def test_the_last_ones_stay() -> None:
 def test_the_best_one_stays(mode: str, kept: list[int]) -> None:
     saved = [Saved(10), Saved(20, 0.1), Saved(30, float("inf")), Saved(40, float("inf")), Saved(50, 0.5)]
     assert left(Retention(keep_last=1, keep_best=1, mode=mode), *saved) == kept, "of equals the later stays"
+
+
+def test_what_went_by_another_figure_is_not_compared() -> None:
+    saved = [Saved(10, 0.1, figure_name="val/bits"), Saved(20, 0.5, figure_name="val/nll"), Saved(30, 0.7), Saved(40)]
+    assert left(Retention(keep_last=1, keep_best=1, figure="val/nll"), *saved) == [20, 40]
+    assert left(Retention(keep_last=1, keep_best=1), *saved) == [10, 40]
 
 
 def test_every_so_many_steps_one_stays() -> None:

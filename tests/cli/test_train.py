@@ -183,6 +183,8 @@ def test_a_run_begins_with_the_weights_of_another_by_its_name(shell: Shell) -> N
     assert codes == [0], output
     assert weights_of("runs/b") == weights_of("runs/a")
     assert read_json(Path("runs/b/config.json"))["config"]["init_from"] == "runs/a"
+    Path("runs/a").rename("elsewhere")
+    assert "done already" in shell(*words, "--name", "b")[1], "what it began with is not needed any more"
     codes, output = shell(*words[:-2], "nobody", "--name", "c")
     assert codes == [2]
     assert "nobody does not exist; give a run's name or directory, a checkpoint folder or a weight file" in output

@@ -120,10 +120,38 @@ def test_unknown_things_count_by_their_type_alone() -> None:
 def test_long_floats_are_taken_a_block_at_a_time() -> None:
     values = torch.randn(200_000, generator=torch.Generator().manual_seed(1))
     whole = digest_of([values])
-    assert whole.norm == pytest.approx(float(values.double().norm()))
+    assert whole.floats[""][0] == pytest.approx(float(values.double().norm()))
     moved = values.clone()
     moved[[5, 150_000]] = moved[[150_000, 5]]
     assert not whole.same_as(digest_of([moved]))
+
+
+def test_small_numbers_of_one_field_show_beside_large_ones_of_another() -> None:
+    def rows(sign: float) -> list[dict[str, torch.Tensor]]:
+        return [{"image": torch.full((12_288,), 128.0 + i), "label": torch.tensor(sign * i)} for i in range(70)]
+
+    before = take(rows(1.0), READING)
+    assert not compare(before, rows(1.0), READING).difference
+    assert compare(before, rows(-1.0), READING).difference
+    pairs = [(row["image"], float(row["label"])) for row in rows(1.0)]
+    assert not digest_of(pairs).same_as(digest_of([(image, -label) for image, label in pairs]))
+
+
+def test_a_change_is_seen_under_what_the_usual_generators_add() -> None:
+    class Augmented:
+        def __init__(self, shift: float) -> None:
+            self.shift = shift
+
+        def __len__(self) -> int:
+            return 20
+
+        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+            return {"x": index + self.shift + torch.rand(3)}
+
+    before = take(Augmented(0.0), READING)
+    assert not compare(before, Augmented(0.0), READING).difference
+    changed = compare(before, Augmented(1000.0), READING)
+    assert changed.difference and not changed.is_random
 
 
 @pytest.mark.parametrize("in_worker", [False, True])

@@ -36,6 +36,34 @@ class Staged(Config):
     """Stages by name; `then:START` has a start."""
     learner: str = "model"
     """The name of the learners."""
+    masked: bool = False
+    """Whether networks have buffers that no checkpoint holds."""
+
+
+class Masked(nn.Linear):
+    """A network with buffers that no checkpoint holds."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 2)
+        self.register_buffer("kept", torch.ones(2, dtype=torch.int64), persistent=False)
+        self.register_buffer("scale", torch.full((2,), 2.0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.kept * self.scale
+
+
+class Cache(Fit):
+    """A stage that only uses a network, which is none of its state, and ends before its weights would come back."""
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__(bench.learner(lambda: nn.Linear(4, 2)), bench.rows_once(Points(24), batch=8), loss)
+        self.bench, self.state = bench, {}
+
+    def step(self, tick: Tick) -> Metrics:
+        with self.learner.inference() as module:
+            total = sum(float(module(batch["x"].float()).sum()) for batch in self.feed[tick.step].batches)
+        JsonLines(self.bench.artifact(f"sums_{self.bench.world.rank}.jsonl")).append({"step": tick.step, "sum": total})
+        return {}
 
 
 class Dump:
@@ -56,7 +84,7 @@ def loss(module: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
 
 def build(bench: Bench) -> Fit:
     feed = bench.feed(Points(24))
-    learner = bench.learner(lambda: nn.Linear(4, 2), name=bench.config.learner)
+    learner = bench.learner(Masked if bench.config.masked else lambda: nn.Linear(4, 2), name=bench.config.learner)
     first = {name: whole(tensor).tolist() for name, tensor in learner.weights().items()}
     if bench.world.is_main:
         write_json(bench.artifact(f"first_{bench.resumed}.json"), first)
@@ -67,8 +95,8 @@ def stages(config: Staged) -> list[Stage]:
     rows = []
     for name in config.layout.split():
         stage, _, start = name.partition(">")
-        made = build if stage != "dump" else Dump
-        best = ("val/error", "max") if stage != "dump" else None  # the first validation is the best
+        made = {"dump": Dump, "cache": Cache}.get(stage, build)
+        best = ("val/error", "max") if made is build else None  # the first validation is the best
         rows.append(Stage(stage, made, validate=Fit.validate if best else no_figures, best=best, start=start or None))
     return rows
 
@@ -85,7 +113,7 @@ BASE = {
     "epochs": 2,
     "learning_rate": 0.05,
     "distributed": {"device": "cpu"},
-    "checkpoint": {"every_steps": 2, "background": False, "keep_last": 1},
+    "checkpoint": {"every_steps": 2, "background": False, "keep_last": 2},
     "validate_every": 2,
     "log": {"tensorboard": False, "level": "warning"},
 }
@@ -138,7 +166,7 @@ def test_a_path_that_does_not_exist_is_refused_at_once_though_the_first_stage_do
 def test_the_first_stage_with_a_model_begins_with_what_was_named(tmp_path: Path, source: Path, nproc: int) -> None:
     said = launch(tmp_path, nproc, init_from=str(source))
     assert same(first(tmp_path, "train"), given(source))
-    assert f"init_from={source} is not used by stage 'dump', which has no learner named 'model'" in said
+    assert f"init_from={source} is not used by stage 'dump', which has no learner named 'model' to begin with" in said
     assert "\nfirst weights  " in said
 
 
@@ -156,21 +184,56 @@ def test_a_later_stage_begins_with_what_an_earlier_one_learned(tmp_path: Path, s
     assert re.search(r"first weights +drawn from seed 0", said)
 
 
-def test_what_no_learner_takes_is_refused(tmp_path: Path, source: Path) -> None:
-    said = launch(tmp_path, expect=2, init_from=str(source), layout="train", learner="judge")
-    assert "init_from" in said
-    assert "no stage of this recipe has a learner named 'model'" in said
+def test_what_no_learner_takes_is_refused_before_anything_is_trained(tmp_path: Path, source: Path) -> None:
+    said = launch(tmp_path, expect=2, init_from=str(source), layout="dump train", learner="judge")
+    assert "is not used by stage 'train', which has no learner named 'model' to begin with it, and neither does" in said
+    said = launch(tmp_path, init_from=str(source), layout="one two", learner="judge", name="trained")
+    assert said.count("which has no learner named 'model'") == 2, "a run that has trained goes on"
 
 
-@pytest.mark.parametrize("start", ["one:first", "nothing", "dump"])
-def test_a_start_that_cannot_be_is_refused(tmp_path: Path, start: str) -> None:
+def test_a_stage_that_does_not_train_leaves_it_to_the_next(tmp_path: Path, source: Path) -> None:
+    launch(tmp_path, init_from=str(source), layout="cache train")
+    assert same(first(tmp_path, "train"), given(source))
+
+
+@pytest.mark.parametrize("nproc", [1, 2])
+def test_a_network_that_is_no_state_gets_its_weights_at_a_resume_too(tmp_path: Path, source: Path, nproc: int) -> None:
+    launch(tmp_path, nproc, init_from=str(source), layout="cache")
+    sums = [[row["sum"] for row in JsonLines(path)] for path in sorted(tmp_path.glob("run/artifacts/cache/sums*"))]
+    shutil.rmtree(tmp_path / "run/artifacts")
+    shutil.rmtree(tmp_path / "run/checkpoints/cache/step_00000003")
+    launch(tmp_path, nproc, init_from=str(source), layout="cache")
+    again = [[row["sum"] for row in JsonLines(path)] for path in sorted(tmp_path.glob("run/artifacts/cache/sums*"))]
+    assert 0 < len(again[0]) < len(sums[0])
+    assert all(mine == theirs[-len(mine) :] for mine, theirs in zip(again, sums))
+
+
+def test_buffers_that_no_checkpoint_holds_stay_at_a_resume(tmp_path: Path, source: Path) -> None:
+    launch(tmp_path, init_from=str(source), layout="one", masked=True)
+    whole_run = [row["loss"] for row in JsonLines(tmp_path / "run/metrics.jsonl") if "loss" in row]
+    uninterrupted = learned(tmp_path, "one", 6)
+    shutil.rmtree(tmp_path / "run/artifacts")
+    shutil.rmtree(tmp_path / "run/checkpoints/one/step_00000006")
+    launch(tmp_path, init_from=str(source), layout="one", masked=True)
+    assert same(learned(tmp_path, "one", 6), uninterrupted)
+    assert [row["loss"] for row in JsonLines(tmp_path / "run/metrics.jsonl") if "loss" in row] == whole_run
+
+
+@pytest.mark.parametrize("start", ["one:first", "nothing", "two"])
+def test_a_start_that_cannot_be_is_refused_before_anything_is_trained(tmp_path: Path, start: str) -> None:
     said = launch(tmp_path, expect=2, layout=f"dump one two>{start}")
     expected = {
-        "one:first": "'last' or 'best' weights, not 'first'",
-        "nothing": "that has left no checkpoint",
-        "dump": "stage 'dump' learned, but that has no weights of 'model'",
+        "one:first": "starts with the 'last' or 'best' weights of 'one', not with 'first'",
+        "nothing": "with stage 'nothing', which is none that comes before it; name one of dump, one",
+        "two": "with stage 'two', which is none that comes before it",
     }
     assert expected[start] in said
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_a_start_that_has_no_learner_is_refused(tmp_path: Path) -> None:
+    said = launch(tmp_path, expect=2, layout="dump two>dump")
+    assert "stage 'dump' learned, but that has no weights of 'model'; it has state of none" in said
 
 
 def test_a_resume_does_not_open_what_the_run_began_with(tmp_path: Path, source: Path) -> None:

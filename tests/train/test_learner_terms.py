@@ -66,6 +66,12 @@ def the_logged_loss_is_the_mix_of_the_logged_terms(world: World, strategy: str) 
     wanted = sum(part * figures[f"judge/{term}"] for term, part in mix.items())
     assert figures["judge/loss"] == pytest.approx(wanted, rel=1e-12)
     assert not any("\x1f" in name for name in figures)
+    for step in range(STEPS):  # a term that is trained in one step of five counts for as much in the mean
+        book.add(learner.update(feed[step], terms, {"accuracy": 1.0} | ({"error": 1.0} if step == 1 else {})))
+    figures, alone = book.read(), Book(world)
+    alone.add(learner.update(feed[1], terms, {"error": 1.0}))
+    extra = figures["judge/loss"] - figures["judge/accuracy"]
+    assert 0 < extra < alone.read()["judge/error"] * 0.75
 
 
 def several_terms_need_a_mix(world: World, strategy: str) -> None:
@@ -74,6 +80,15 @@ def several_terms_need_a_mix(world: World, strategy: str) -> None:
         learner.update(feed[0], terms)
     with pytest.raises(UserError, match="names 'eror', but its loss returned 'error', 'tokens', 'accuracy'"):
         learner.update(feed[0], terms, {"eror": 1.0})
+    with pytest.raises(
+        UserError, match="the mix of learner 'model' names no term; give a coefficient to one of 'error'"
+    ):
+        learner.update(feed[0], terms, {})
+    for wrong in (1.0, "error", {"error": "1"}):
+        with pytest.raises(
+            UserError, match=r"the mix of learner 'model' is .*; give each trained term a number, such as"
+        ):
+            learner.update(feed[0], terms, wrong)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="returned no term"):
         learner.update(feed[0], lambda module, batch: {})
 
@@ -143,8 +158,10 @@ def a_count_of_no_term_is_refused(world: World, strategy: str) -> None:
     speed = Feed(Points(20), order, world, micro_rows=2, length=3, count=count, unit="tokens")
     evaluate(learner, speed, lambda module, batch: {"error": terms(module, batch)["error"]})
     other = Feed(Points(20), order, world, micro_rows=2, length=3, count=count)
-    with pytest.raises(UserError, match="count gives 'tokens' a weight"):
-        evaluate(learner, other, lambda module, batch: {"error": terms(module, batch)["error"]})
+    evaluate(learner, other, lambda module, batch: {"error": terms(module, batch)["error"]})  # what training counts too
+    other = Feed(Points(20), order, world, micro_rows=2, length=3, count=count)
+    with pytest.raises(UserError, match="count gives 'error' a weight, but the loss has no such term"):
+        evaluate(learner, other, lambda module, batch: {"eror": terms(module, batch)["error"]})
 
 
 def a_step_has_one_rate_however_many_updates_it_makes(world: World, strategy: str) -> None:

@@ -35,3 +35,11 @@ def test_the_first_feed_must_stay_as_long_as_it_was(tmp_path: Path) -> None:
     bench(tmp_path).feed(Points(20))
     with pytest.raises(UserError, match="started on 20 training samples but the data now has 7"):
         bench(tmp_path).feed(Points(7))
+
+
+def test_data_that_is_read_after_the_stage_was_built_is_not_compared(tmp_path: Path) -> None:
+    for size in (20, 30):
+        made = bench(tmp_path)
+        made.feed(Points(12))
+        made.is_built = True
+        assert len(made.rows_once(Points(size)).order.ids(0)) > 0

@@ -68,6 +68,11 @@ class Checkpoint:
         return self.manifest.about if self.manifest else {}
 
     @property
+    def figure_name(self) -> str:
+        """What the figure is of; empty where nobody said."""
+        return str(self.about.get("figure_name") or "")
+
+    @property
     def figure(self) -> float | None:
         """The figure by which it is compared with others, if it has one that can be compared."""
         figure = self.about.get("figure")

@@ -21,6 +21,10 @@ class Candidate(Protocol):
         """By what it is compared with others."""
 
     @property
+    def figure_name(self) -> str:
+        """What the figure is of; empty where nobody said."""
+
+    @property
     def damage(self) -> str | None:
         """What is wrong with it, if anything."""
 
@@ -40,6 +44,8 @@ class Retention:
     """All at multiples of this many steps; 0 keeps none for that reason."""
     mode: str = "min"
     """Whether the smallest figure is the best ("min") or the largest ("max")."""
+    figure: str = ""
+    """The figure that is compared; those of checkpoints that went by another one do not count. Empty: any."""
 
     def __post_init__(self) -> None:
         if self.keep_last < 1:
@@ -54,7 +60,8 @@ class Retention:
     def ranked(self, checkpoints: Sequence[C]) -> list[C]:
         """Those that have a figure, the best first and of equals the later."""
         sign = 1 if self.mode == "min" else -1
-        scored = [(sign * c.figure, -c.step, c) for c in checkpoints if c.figure is not None]
+        comparable = [c for c in checkpoints if not self.figure or c.figure_name in ("", self.figure)]
+        scored = [(sign * c.figure, -c.step, c) for c in comparable if c.figure is not None]
         return [c for _, _, c in sorted(scored, key=lambda row: row[:2])]
 
     def doomed(self, checkpoints: Sequence[C]) -> list[C]:

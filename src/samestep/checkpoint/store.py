@@ -52,7 +52,7 @@ class NoneWhole(UserError):
     def __init__(self, folder: Path, damage: str) -> None:
         super().__init__(
             f"no checkpoint in {folder} is whole ({damage}): put one back from a copy, "
-            "or remove them all to start from the beginning"
+            "or start the stage over from its beginning with start_over=true"
         )
         self.damage = damage
 

@@ -9,7 +9,7 @@ from samestep.core.config import changed, dump
 from samestep.core.errors import UserError
 from samestep.core.overrides import take
 from samestep.core.rundir import RunDir
-from samestep.train.finding import find_recipe
+from samestep.train.finding import find_recipe, located
 from samestep.train.opening import RunRecord, find_run
 from samestep.train.recipe import Recipe
 
@@ -32,7 +32,7 @@ def chosen(words: Sequence[str]) -> tuple[str, Recipe, Any]:
 def _fresh(words: Sequence[str]) -> tuple[str, Recipe, Any]:
     asked = RecipeWords.read(words, "train")
     recipe = asked.recipe()
-    return asked.name, recipe, asked.config(recipe)
+    return located(asked.name), recipe, asked.config(recipe)
 
 
 def _resumed(recipe: Recipe, record: RunRecord, rundir: RunDir, words: Sequence[str]) -> Any:

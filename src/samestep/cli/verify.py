@@ -17,6 +17,7 @@ from samestep.doctor.lab import Lab
 from samestep.doctor.proof import Proof
 from samestep.doctor.settings import PRESET, proof_settings
 from samestep.doctor.table import Board
+from samestep.train.finding import located
 from samestep.train.recipe import Recipe
 
 HELP = """samestep verify RECIPE [--kill-seed N] [--timeout SECONDS] [--keep FOLDER] [key=value | --key value ...]
@@ -51,7 +52,7 @@ def run(words: Sequence[str]) -> int:
             further = [] if preset == PRESET else [preset]
             place = folder.joinpath(*further)
             settings = proof_settings(dump(config), recipe.presets.get(preset, {}), place, timeout)
-            lab = Lab(_everywhere(asked.name), settings, place, _modules(recipe))
+            lab = Lab(located(asked.name), settings, place, _modules(recipe))
             checks += _proved(lab, recipe, " ".join([asked.name, *further]), seed)
         keep = keep or bool(_count(checks, Result.FAILED) + _count(checks, Result.UNVERIFIABLE))
     finally:
@@ -94,11 +95,6 @@ def summary(checks: Sequence[Check]) -> int:
 
 def _count(checks: Sequence[Check], result: Result) -> int:
     return sum(check.result is result for check in checks)
-
-
-def _everywhere(name: str) -> str:
-    """A recipe file by its whole path: workers may have another working directory."""
-    return str(Path(name).absolute()) if name.endswith(".py") else name
 
 
 def _modules(recipe: Recipe) -> tuple[str, ...]:

@@ -106,11 +106,11 @@ class Feed:
         with self._world.watch.doing("data"):
             return self._take(step)
 
-    def check_counted(self) -> None:
+    def check_counted(self, only_if_missed: bool = False) -> None:
         """Refuse a count that belongs to no term, after all losses that use this feed have said which terms there are;
-        its term would weigh rows instead."""
+        its term would weigh rows instead. `only_if_missed`: and only if a term has no count."""
         stray = sorted(self._counted - self._terms - {self._unit, "rows"})
-        if stray and self._terms:
+        if stray and self._terms and not (only_if_missed and self._terms <= self._counted):
             raise UserError(
                 f"count gives {stray[0]!r} a weight, but the loss has no such term (it has "
                 f"{', '.join(map(repr, sorted(self._terms)))}); name a term, or the stage's unit"

@@ -22,7 +22,7 @@ from samestep.core.errors import UserError
 from samestep.core.records import Json
 from samestep.data import noise
 from samestep.data.data_file import DataFile
-from samestep.data.loading import Rows, from_a_worker
+from samestep.data.loading import Rows, from_a_worker, gives_batches
 from samestep.data.permutation import permute
 from samestep.data.row_digest import RowDigest, digest_of
 
@@ -96,7 +96,7 @@ def _compare_rows(known: Mapping[str, Json], rows: Rows, reading: Reading) -> Co
         return Comparison(dict(known))
     if RowDigest(**known["digest"]).same_as(_digests(rows, reading, [0])[0]):
         return Comparison(dict(known))
-    one, other = _digests(rows, reading, [1, 2])
+    one, other = _digests(rows, reading, [0, 0])  # with the generators as they were: rows that differ now are random
     if not one.same_as(other):
         return Comparison({**known, "random": True}, is_random=True)
     return Comparison(dict(known), f"rows differ among the {min(ROWS, len(rows))} that were compared")
@@ -104,7 +104,8 @@ def _compare_rows(known: Mapping[str, Json], rows: Rows, reading: Reading) -> Co
 
 def _origins(rows: Rows) -> list[DataFile | np.ndarray]:
     """What the rows say that they come out of; nothing when they do not say."""
-    told: Sequence[Origin] = rows.origins() if hasattr(rows, "origins") else ()
+    say = getattr(rows, "origins", None)
+    told: Sequence[Origin] = say() if callable(say) else ()
     return [DataFile(Path(origin)) if isinstance(origin, str | Path) else origin for origin in told]
 
 
@@ -169,8 +170,8 @@ class _Looks(Dataset):
         indices = chosen_rows(len(self._rows), self._reading.seed)
         for start in range(0, len(indices), _BATCH):
             some = indices[start : start + _BATCH]
-            if hasattr(self._rows, "rows"):
-                yield self._rows.rows(some)
+            if gives_batches(self._rows):
+                yield self._rows.rows(some)  # type: ignore[attr-defined]
             else:
                 yield from (self._rows[int(index)] for index in some)
             self._reading.moved()

@@ -35,6 +35,11 @@ class Rows(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
+def gives_batches(rows: Rows) -> bool:
+    """Whether rows have a method `rows(indices)`; many a dataset keeps a list of that name."""
+    return callable(getattr(rows, "rows", None))
+
+
 @dataclass
 class Share:
     """This rank's part of a step as the loader made it."""
@@ -83,8 +88,8 @@ class Steps(Dataset):
         return batch
 
     def _fetch(self, indices: np.ndarray) -> Mapping[str, Tensor]:
-        if hasattr(self.rows, "rows"):
-            return self.rows.rows(indices)
+        if gives_batches(self.rows):
+            return self.rows.rows(indices)  # type: ignore[attr-defined]
         samples = [self.rows[int(i)] for i in indices]
         if not isinstance(samples[0], Mapping):
             raise UserError(f"a sample must be a dict of tensors, but the data gave a {type(samples[0]).__name__}")

@@ -53,12 +53,15 @@ def bits(*key: Key, device: torch.device | str | None = None) -> Tensor:
     return _tensor(words(*key)[1], device)
 
 
-def uniform(*key: Key, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None) -> Tensor:
+def uniform(*key: Key, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Tensor:
     """Floats strictly between 0 and 1, the same on every device; float32 has 23 random bits, float64 has 52.
 
+    Without a type they are in float32, and in float64 where that is the default, as it is in a proof.
     Each is an odd multiple of 2^-24 (2^-53): the middle of its cell and exactly representable, so that neither
     end is ever reached by rounding.
     """
+    if dtype is None:
+        dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
     assert dtype in (torch.float32, torch.float64), f"uniform gives float32 or float64, not {dtype}"
     high, low = words(*key)
     if dtype == torch.float32:

@@ -7,7 +7,7 @@ with another number of threads, and are the same data all the same.
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ from samestep.core.records import Json
 TOLERANCE = 1e-5
 """How far figures of floats may be apart, as a part of their norm."""
 _BLOCK = 1 << 16
+_FEW = 16
+"""Up to so many entries of a list are told apart, as those of a tuple of a few things are."""
 _STRIDE = 0x9E3779B97F4A7C15  # 2^64 times the golden ratio: its multiples fill the range evenly
 
 
@@ -29,16 +31,15 @@ class RowDigest:
 
     sha256: str
     """Of all that is exact."""
-    norm: float
-    """The Euclidean norm of all floats."""
-    product: float
-    """The product of all floats with fixed weights: it changes when floats change places."""
+    floats: dict[str, list[float]]
+    """Of the floats in each field: their Euclidean norm, and their product with fixed weights, which changes when they
+    change places. By field, since small numbers of one would not show beside large ones of another."""
 
     def same_as(self, other: "RowDigest") -> bool:
         """Whether both are of the same samples."""
-        room = TOLERANCE * max(self.norm, other.norm)
-        near = abs(self.norm - other.norm) <= room and abs(self.product - other.product) <= room
-        return self.sha256 == other.sha256 and near
+        if self.sha256 != other.sha256 or self.floats.keys() != other.floats.keys():
+            return False
+        return all(_near(mine, other.floats[field]) for field, mine in self.floats.items())
 
     def to_json(self) -> dict[str, Json]:
         """For the run directory."""
@@ -50,8 +51,13 @@ def digest_of(samples: Iterable[Any]) -> RowDigest:
     taken = _Taken()
     for sample in samples:  # one after the other: they need not be in memory together
         taken.add(sample)
-    taken.close()
-    return RowDigest(taken.exact.hexdigest(), math.sqrt(taken.squares), taken.product)
+    floats = {field: found.figures() for field, found in sorted(taken.floats.items())}
+    return RowDigest(taken.exact.hexdigest(), floats)
+
+
+def _near(mine: list[float], theirs: list[float]) -> bool:
+    room = TOLERANCE * max(mine[0], theirs[0])
+    return all(abs(a - b) <= room for a, b in zip(mine, theirs))
 
 
 class _Taken:
@@ -59,9 +65,8 @@ class _Taken:
 
     def __init__(self) -> None:
         self.exact = hashlib.sha256()
-        self.squares = self.product = 0.0
-        self._weights = _weights(np.arange(1, _BLOCK + 1))
-        self._block, self._filled, self._blocks = np.empty(_BLOCK), 0, 0
+        self.floats: dict[str, _Floats] = {}
+        self._field = ""
 
     def add(self, value: Any) -> None:
         if isinstance(value, Tensor):
@@ -72,7 +77,9 @@ class _Taken:
             self._note("dict", len(value))
             for key in sorted(value, key=lambda key: (type(key).__name__, repr(key))):
                 self._note(type(key).__name__, repr(key))
+                outer, self._field = self._field, f"{self._field}/{key}"
                 self.add(value[key])
+                self._field = outer
         elif isinstance(value, list | tuple):
             self._sequence(value)
         elif isinstance(value, float):
@@ -91,8 +98,10 @@ class _Taken:
         elif kinds == {int}:
             self._note("int", repr(list(values)))
         else:
-            for value in values:
+            for number, value in enumerate(values):
+                outer, self._field = self._field, f"{self._field}/{number if len(values) <= _FEW else '*'}"
                 self.add(value)
+                self._field = outer
 
     def _tensor(self, tensor: Tensor) -> None:
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
@@ -107,35 +116,40 @@ class _Taken:
     def _array(self, array: np.ndarray) -> None:
         self._note("array", f"{array.dtype} {array.shape}")
         if array.dtype.kind == "f":
-            self._add_floats(array.reshape(-1))
+            self.floats.setdefault(self._field, _Floats(self._note)).add(array.reshape(-1))
         elif array.dtype.kind == "O":
             self.add(array.tolist())
         else:
             self.exact.update(np.ascontiguousarray(array).tobytes())
 
-    def _add_floats(self, values: np.ndarray) -> None:
-        while len(values):
-            part, values = np.split(values, [_BLOCK - self._filled])
-            self._block[self._filled : self._filled + len(part)] = part
-            self._filled += len(part)
-            if self._filled == _BLOCK:
-                self.close()
-
-    def close(self) -> None:
-        """Take in the floats that wait; they are taken a block at a time, for there may be few in each of many rows."""
-        values, self._filled = self._block[: self._filled], 0
-        finite = np.isfinite(values)
-        if not finite.all():
-            self._note("not finite", repr(values[~finite].tolist()))
-            self.exact.update(np.packbits(finite).tobytes())
-            values = np.where(finite, values, 0.0)
-        self._blocks += 1
-        self.squares += float(np.dot(values, values))
-        self.product += float(_weights(np.array(self._blocks)) * np.dot(values, self._weights[: len(values)]))
-
     def _note(self, kind: str, what: object) -> None:
         text = f"{kind}:{what}".encode("utf-8", "surrogatepass")
         self.exact.update(f"{len(text)}:".encode() + text)
+
+
+class _Floats:
+    """The floats of one field."""
+
+    def __init__(self, note: Callable[[str, object], None]) -> None:
+        """`note` takes what is exact about them: where they are not finite."""
+        self._note, self._seen = note, 0
+        self._squares = self._product = 0.0
+
+    def add(self, values: np.ndarray) -> None:
+        """Some more."""
+        for start in range(0, len(values), _BLOCK):
+            part = values[start : start + _BLOCK].astype(np.float64)
+            finite = np.isfinite(part)
+            if not finite.all():
+                self._note("not finite", f"{np.flatnonzero(~finite).tolist()} {part[~finite].tolist()}")
+                part = np.where(finite, part, 0.0)
+            self._squares += float(np.dot(part, part))
+            self._product += float(np.dot(part, _weights(np.arange(self._seen + 1, self._seen + 1 + len(part)))))
+            self._seen += len(part)
+
+    def figures(self) -> list[float]:
+        """Their norm, and their product with fixed weights."""
+        return [math.sqrt(self._squares), self._product]
 
 
 def _weights(places: np.ndarray) -> np.ndarray:

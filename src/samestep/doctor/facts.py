@@ -30,7 +30,7 @@ def facts(lines: Iterable[Line]) -> str:
         found.append(
             f"random numbers were drawn from {_listed(drew)} own generator during the update (dropout, "
             f"{_EXAMPLES[drew[0]]}?), which depend on the rank and on the row's place (key them by batch['ids'] with "
-            "samestep.noise)"
+            "samestep.noise; dropout: samestep.keyed_dropout)"
         )
     return ", and ".join(found)
 

@@ -69,6 +69,8 @@ class Bench:
     given_rates: dict[str, Rate] = field(default_factory=dict)
     """By learner, the learning rates that the recipe gave."""
     _plan: Plan | None = None
+    is_built: bool = False
+    """Whether the stage's task is built; data that is read later is its own affair."""
     _checked: list[str] = field(default_factory=list)
     """The purposes of the feeds whose data was compared with that of the first launch."""
 
@@ -207,6 +209,8 @@ class Bench:
 
     def _check_data(self, rows: Rows, purpose: Literal["training", "validation"]) -> None:
         """Refuse a resume on other data than that which the run was started on."""
+        if self.is_built:
+            return
         name = FeedName(self.stage, purpose, self._checked.count(purpose))
         self._checked.append(purpose)
         reading = Reading(self.config.seed, self.config.num_workers > 0, self.world.watch.moved)

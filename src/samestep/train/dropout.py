@@ -101,7 +101,8 @@ class KeyedDropout(nn.Dropout):
         if rows is None:
             raise UserError(
                 f"dropout {self.name!r} is used in training mode outside of its learner's update, where no sample is "
-                "known to take its mask from; put the network into evaluation mode there (learner.inference() does)"
+                "known to take its mask from; put the network into evaluation mode there (as learner.inference() does; "
+                "inside held_constant() call .eval() and later .train() on it)"
             )
         if x.dim() < 1 + self.channels or x.shape[0] != rows.shape[0]:
             raise UserError(

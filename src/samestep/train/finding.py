@@ -30,6 +30,12 @@ def find_recipe(name: str) -> Recipe:
     return recipe
 
 
+def located(name: str) -> str:
+    """A recipe's name for the record of a run: a file by its whole path, so that a resume from another folder finds it,
+    and no other file of that name."""
+    return str(Path(name).absolute()) if name.endswith(".py") else name
+
+
 def find_module(name: str) -> ModuleType:
     """The module of the recipe called `name`."""
     if name.endswith(".py"):

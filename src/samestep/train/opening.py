@@ -45,7 +45,20 @@ class RunRecord:
 
     def differing(self, recipe: str, config: Config) -> list[str]:
         """What makes this another run than that of `recipe` with `config`; empty when it is the same."""
-        return ["recipe"] if self.recipe != recipe else changed(self.config, dump(config), type(config))
+        if not self._is_of(recipe):
+            return ["recipe"]
+        found = changed(self.config, dump(config), type(config))
+        return [name for name in found if name != "init_from" or not self._is_named(config)]
+
+    def _is_of(self, recipe: str) -> bool:
+        """Whether it is a run of this recipe; a file that is no longer where it was may have been moved."""
+        ours, theirs = Path(self.recipe), Path(recipe)
+        is_moved = ours.suffix == ".py" and ours.name == theirs.name and not ours.exists()
+        return self.recipe == recipe or ours.absolute() == theirs.absolute() or is_moved
+
+    def _is_named(self, config: Config) -> bool:
+        """Whether `init_from` is the name of the run whose path is on record; it may be gone by now."""
+        return self.config.get("init_from") in {f"{Path(out) / str(config.init_from)}" for out in (config.out, "runs")}
 
     def is_of_launch(self, launches: Sequence[str]) -> bool:
         """Whether this very launch wrote it, in an earlier attempt; maybe with other nodes."""

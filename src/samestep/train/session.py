@@ -13,6 +13,7 @@ import torch
 
 from samestep.checkpoint.background import Flight, Saver
 from samestep.checkpoint.loading import read_tensors
+from samestep.checkpoint.manifest import find_checkpoints
 from samestep.checkpoint.plain import save_weights
 from samestep.checkpoint.retention import Retention
 from samestep.checkpoint.spread import refuse_newer_elsewhere, shared_probe
@@ -32,6 +33,7 @@ from samestep.train.code_changes import CodeChanges
 from samestep.train.console import Screen
 from samestep.train.divergence import SameParameters
 from samestep.train.evidence import Recorder, Returned, Witness
+from samestep.train.first_weights import check_start
 from samestep.train.learner import Learner
 from samestep.train.loop import Every, Outcome, Progress, run
 from samestep.train.metrics import Book
@@ -94,7 +96,7 @@ class Session:
         for stage in stages:
             if self.world.share(self._is_done(stage)):
                 self.screen.say(f"stage {stage.name!r} is done already")
-            elif StageRun(self, stage, is_last=stage is stages[-1]).run() is Outcome.PREEMPTED:
+            elif StageRun(self, stage, stages).run() is Outcome.PREEMPTED:
                 self.screen.say(
                     f"stopped by {self.stop.reason}; resume with: samestep train --resume {self.rundir.path}"
                 )
@@ -112,6 +114,8 @@ class Session:
         names = [stage.name for stage in stages]
         if self.config.until not in (None, *names):
             raise UserError(f"until={self.config.until} is no stage of {self.name}; choose one of {', '.join(names)}")
+        for number, stage in enumerate(stages):
+            check_start(stage.name, stage.start, names[:number])
         return stages
 
     def _open(self, stack: ExitStack, launches: Sequence[str]) -> RunDir:
@@ -160,8 +164,10 @@ class Session:
 class StageRun:
     """One stage of a session: build, restore, loop, hand over."""
 
-    def __init__(self, session: Session, stage: Stage, is_last: bool) -> None:
-        self.session, self.stage, self.is_last = session, stage, is_last
+    def __init__(self, session: Session, stage: Stage, stages: Sequence[Stage]) -> None:
+        self.session, self.stage, self.is_last = session, stage, stage is stages[-1]
+        # Of several stages each has a folder of its own, or one would replace the files of another.
+        self.weights = session.rundir.weights / (stage.name if len(stages) > 1 else "")
         self.world, self.config, self.rundir, self.screen = (
             session.world,
             session.config,
@@ -184,6 +190,7 @@ class StageRun:
             self.bench = self._bench()
             self.task = self.stage.build(self.bench)
             self.progress.steps_per_epoch = self.bench.steps_per_epoch or self.task.length
+            self.bench.is_built = True
             self.bench.first_weights.check_taken(self.stage.name, is_last=self.is_last)
             self.random.spread()
             resumed = self._restore()
@@ -210,10 +217,11 @@ class StageRun:
 
     def _find_checkpoint(self) -> None:
         keep = self.config.checkpoint
+        figure, mode = self.stage.best or ("", "min")
         self.store = Store(
             self.rundir.checkpoints(self.stage.name),
             self.world,
-            keep=Retention(keep.keep_last, keep.keep_best, keep.keep_every, (self.stage.best or ("", "min"))[1]),
+            keep=Retention(keep.keep_last, keep.keep_best, keep.keep_every, mode, figure),
             shared=self.session.shared,
         )
         self.store.tidy()
@@ -253,9 +261,20 @@ class StageRun:
                 return ""
             adopt(Path(self.config.continue_from), self.bench.learners, self.progress)
             return self.config.continue_from
+        self.bench.first_weights.fill_without_checkpoint(self.bench.learners, self.state.values())
         self.store.load(self.found, self.state)
+        self._check_best()
         self.session._event("resume", stage=self.stage.name, step=self.progress.step)
         return self.found.path.name
+
+    def _check_best(self) -> None:
+        """The best figure so far is void where an older version went by another one."""
+        if self.stage.best is None or self.progress.best is None:
+            return
+        found = find_checkpoints(self.store.folder) if self.world.is_main else []
+        names = [c.figure_name for c in sorted(found, key=lambda c: c.step) if c.figure_name]
+        if self.world.share(bool(names) and names[-1] != self.stage.best[0]):
+            self.progress.best = None
 
     def _sinks(self) -> list[Sink]:
         if not self.world.is_main:
@@ -333,7 +352,7 @@ class StageRun:
             if isinstance(part, Learner):
                 weights = read_tensors(checkpoint, pointer((key, "model")), verify=False)  # it was written just now
                 for suffix in suffixes:
-                    save_weights(self.rundir.weights / f"{part.name}_{suffix}.pt", weights)
+                    save_weights(self.weights / f"{part.name}_{suffix}.pt", weights)
 
     def _status(self, status: str, **more: str) -> None:
         self.session._status(status, stage=self.stage.name, step=self.progress.step, steps=self.task.length, **more)

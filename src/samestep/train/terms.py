@@ -29,7 +29,16 @@ def trained_terms(learner: str, terms: Mapping[str, Tensor], mix: Mix | None) ->
     if mix is None and len(terms) == 1:
         return dict.fromkeys(terms, 1.0)
     listed = ", ".join(map(repr, terms))
-    if not mix:
+    if mix is not None and not (
+        isinstance(mix, Mapping) and all(isinstance(part, int | float) for part in mix.values())
+    ):
+        raise UserError(
+            f"the mix of learner {learner!r} is {mix!r}; give each trained term a number, such as "
+            f"{{{next(iter(terms))!r}: 1.0}}"
+        )
+    if mix is not None and not mix:
+        raise UserError(f"the mix of learner {learner!r} names no term; give a coefficient to one of {listed}")
+    if mix is None:
         raise UserError(
             f"the loss of learner {learner!r} returned several terms ({listed}); say which of them are trained, for "
             f"example mix={{{next(iter(terms))!r}: 1.0}}, and the others are only logged"
@@ -40,6 +49,10 @@ def trained_terms(learner: str, terms: Mapping[str, Tensor], mix: Mix | None) ->
             f"the mix of learner {learner!r} names {unknown[0]!r}, but its loss returned {listed}; name one of those"
         )
     return mix
+
+
+def _are_numbers(mix: object) -> bool:
+    return isinstance(mix, Mapping) and all(isinstance(part, int | float) for part in mix.values())
 
 
 def weigh(
@@ -72,9 +85,10 @@ def update_metrics(
 ) -> Metrics:
     """What is logged of an update; `same`: every rank holds whole sums already."""
     figures = {term: Figure(value, micros.weight(term), same, bad) for term, value in sums.items()}
-    for term, part in trained.items():
-        value = sums[term] if part == 1 else sums[term] * part
-        figures[part_of("loss", term)] = Figure(value, micros.weight(term), same, bad)
+    for term, value in sums.items():  # also those that are not trained in this step, or a mean over steps leaves it out
+        part = trained.get(term, 0.0)
+        mixed = value if part == 1 else value * part if part else 0.0
+        figures[part_of("loss", term)] = Figure(mixed, micros.weight(term), same, bad)
     figures["grad_norm"] = Figure(norm, 1.0, same=True, skipped=bad)
     figures["lr"] = Figure(rate, same=True)
     figures["skipped"] = Figure(bad, same=True)
