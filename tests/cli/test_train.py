@@ -201,6 +201,24 @@ def test_a_file_called_like_a_shipped_recipe_is_trained(shell: Shell) -> None:
     assert shell("train", "--resume", "a")[0] == [0]
 
 
+def test_a_resume_finds_the_recipe_from_any_folder_and_no_other_of_its_name(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("wave.py").write_text(EXAMPLE.read_text())
+    assert shell("train", "wave.py", *SMALL, "--name", "a", "--max_time", "0s")[0] == [75]
+    run = Path("runs/a").absolute()
+    Path("elsewhere").mkdir()
+    Path("elsewhere/wave.py").write_text("raise SystemExit('another file')")
+    monkeypatch.chdir("elsewhere")
+    codes, output = shell("train", "--resume", str(run), "--max_time", "null")
+    assert codes == [0], output
+    assert "code is not that" not in output
+    (run.parents[1] / "wave.py").rename(run.parents[1] / "moved.py")
+    codes, output = shell("train", "--resume", str(run))
+    assert codes == [2]
+    assert "wave.py does not exist" in output
+
+
 def wait_for(condition: object, seconds: float = 30) -> None:
     end = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]

@@ -129,6 +129,18 @@ def test_workers_bring_the_same_batches_as_none() -> None:
         assert all(same(a, b) for a, b in zip(alone, feed(workers, prefetch), strict=True))
 
 
+def test_a_list_called_rows_is_no_method() -> None:
+    class Table(OneByOne):
+        rows = ("a", "list")
+
+    order = Shuffled(23, 4, seed=3)
+    assert same(feed_over(Table(23), order)[2], feed_over(OneByOne(23), order)[2])
+
+
+def feed_over(rows: OneByOne, order: Order) -> Feed:
+    return Feed(rows, order, rank_of(0, 2), micro_rows=2, length=5)
+
+
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_a_task_may_use_more_steps_than_are_planned(workers: int) -> None:
     order = Shuffled(23, 4, seed=3)

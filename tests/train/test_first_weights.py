@@ -106,7 +106,7 @@ def no_figures(task: Any, tick: Tick) -> Mapping[str, float]:
 
 
 recipe = Recipe(Staged, stages)
-BASE = {
+BASE: dict[str, Any] = {
     "name": "run",
     "batch_size": 3,
     "global_batch_size": 8,
@@ -182,6 +182,15 @@ def test_a_later_stage_begins_with_what_an_earlier_one_learned(tmp_path: Path, s
     fresh = first(tmp_path, "four")
     assert not same(fresh, given(source)), "what was named was taken by another stage"
     assert re.search(r"first weights +drawn from seed 0", said)
+
+
+def test_weight_files_of_several_stages_do_not_replace_each_other(tmp_path: Path) -> None:
+    checkpoint = {**BASE["checkpoint"], "weights": True}
+    launch(tmp_path, layout="one two>one", checkpoint=checkpoint)
+    files = {str(path.relative_to(tmp_path / "run/weights")) for path in tmp_path.glob("run/weights/*/*.pt")}
+    assert {"one/model_step_6.pt", "two/model_step_6.pt"} <= files
+    launch(tmp_path, layout="one", checkpoint=checkpoint, name="alone")
+    assert (tmp_path / "alone/weights/model_step_6.pt").exists(), "a single stage has them as older scripts expect"
 
 
 def test_what_no_learner_takes_is_refused_before_anything_is_trained(tmp_path: Path, source: Path) -> None:

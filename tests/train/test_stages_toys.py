@@ -151,7 +151,7 @@ def dumped_rows(rundir: RunDir) -> list[int]:
 def check_end(rundir: RunDir) -> None:
     array = np.load(rundir.artifacts("dump") / "features.npy")
     assert np.isfinite(array).all()
-    weights = torch.load(rundir.weights / "model_step_8.pt")
+    weights = torch.load(rundir.weights / "train" / "model_step_8.pt")
     close(weights, trained_by_hand(), tolerance=1e-10)
 
 
