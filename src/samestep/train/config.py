@@ -49,8 +49,8 @@ class Checkpoints:
     max_failures: int = free(3)
     """Stop after so many saves in a row that failed; until then training goes on and the next save tries again."""
     weights: bool = free(False)
-    """Also write plain weight files, {model}_step_{N}.pt and {model}_epoch_{N}.pt, for older scripts; of several stages,
-    each in a folder of its own."""
+    """Also write plain weight files, {model}_step_{N}.pt and {model}_epoch_{N}.pt, for older scripts; of several
+    stages, each in a folder of its own."""
 
 
 @dataclass(frozen=True)
