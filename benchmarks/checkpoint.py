@@ -21,8 +21,8 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 
+from samestep.checkpoint.across_ranks import share_out
 from samestep.checkpoint.background import Saver
-from samestep.checkpoint.shares import share_out
 from samestep.checkpoint.store import Store
 from samestep.launch.local import start
 from samestep.world.world import World

@@ -22,14 +22,15 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from samestep import Bench, Config, Fit, Stage
 from samestep.core.rundir import RunDir
-from samestep.train.cadence import EpochSummary, LogFigures, Validate
 from samestep.train.config import Log
-from samestep.train.console import Screen
+from samestep.train.hooks.metric_logging import LogFigures
+from samestep.train.hooks.stragglers import Speeds
+from samestep.train.hooks.validation import EpochSummary, Validate
+from samestep.train.logging.console import Screen
+from samestep.train.logging.metrics import Book
+from samestep.train.logging.sinks import open_sinks
 from samestep.train.loop import Every, Progress, run
-from samestep.train.metrics import Book
-from samestep.train.sinks import open_sinks
 from samestep.train.stop import Stop
-from samestep.train.stragglers import Speeds
 from samestep.world.seeding import seed_everywhere
 from samestep.world.world import World
 

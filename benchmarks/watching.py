@@ -22,9 +22,9 @@ from overhead import WARM_UP, block, calibrated, interval
 
 from samestep.core.rundir import RunDir
 from samestep.launch.local import start
-from samestep.train.divergence import SameParameters
-from samestep.world.watch.dog import Watchdog
-from samestep.world.watch.settings import Watching
+from samestep.train.hooks.divergence import SameParameters
+from samestep.world.watchdog.limits import Watching
+from samestep.world.watchdog.watchdog import Watchdog
 from samestep.world.world import World
 
 TARGET, BLOCK = 20.0, 100

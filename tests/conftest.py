@@ -16,8 +16,8 @@ torch.set_num_threads(1)  # small tensors on few cores: more threads only wait f
 
 multiprocessing.get_context("forkserver").set_forkserver_preload(
     [
-        "samestep.cli.train_words",
-        "samestep.train.entry",
+        "samestep.cli.args",
+        "samestep.train.session.entry",
         "samestep.cli.verify",
         "samestep.recipes.mdlm",
         "torch.utils.tensorboard",

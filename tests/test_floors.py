@@ -13,14 +13,15 @@ FLOORS = {
     "core": 1,
     "world": 2,
     "launch": 2,
-    "report": 2,
     "data": 3,
     "parallel": 3,
     "checkpoint": 3,
     "models": 3,
     "train": 4,
     "recipes": 5,
+    "verify": 5,
     "doctor": 5,
+    "why": 5,
     "cli": 6,
 }
 FORBIDDEN = {("recipes", "checkpoint")} | {(room, "launch") for room in ("recipes", "train", "data", "models")}

@@ -22,8 +22,8 @@ from samestep.data.loading import Count
 from samestep.data.order import Order, Sequential, Shuffled
 from samestep.launch.local import start
 from samestep.parallel.wrap import whole, wrap
-from samestep.train.learner import Learner
-from samestep.train.optim import OptimSettings
+from samestep.train.learner.learner import Learner
+from samestep.train.learner.optimizer import OptimSettings
 from samestep.world.world import World
 
 WORLDS = [(1, "lone"), (1, "ddp"), (1, "fsdp"), (2, "ddp"), (2, "fsdp"), (3, "ddp"), (3, "fsdp")]

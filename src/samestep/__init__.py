@@ -13,19 +13,20 @@ if TYPE_CHECKING:
     from samestep.launch.call import launch
     from samestep.train.bench import Bench
     from samestep.train.config import Config
-    from samestep.train.dropout import keyed_dropout
     from samestep.train.fit import Fit, evaluate
-    from samestep.train.learner import Learner
-    from samestep.train.metrics import Figure
-    from samestep.train.recipe import Recipe, Stage, Task, Tick
+    from samestep.train.learner.dropout import keyed_dropout
+    from samestep.train.learner.learner import Learner
+    from samestep.train.logging.metrics import Figure
+    from samestep.train.recipe import Recipe, Stage
+    from samestep.train.task import Task, Tick
 
 _HOMES = {
     "Bench": "samestep.train.bench",
     "Config": "samestep.train.config",
     "Feed": "samestep.data.feed",
-    "Figure": "samestep.train.metrics",
+    "Figure": "samestep.train.logging.metrics",
     "Fit": "samestep.train.fit",
-    "Learner": "samestep.train.learner",
+    "Learner": "samestep.train.learner.learner",
     "Micros": "samestep.data.feed",
     "Recipe": "samestep.train.recipe",
     "RunFailed": "samestep.core.errors",
@@ -34,7 +35,7 @@ _HOMES = {
     "Tick": "samestep.train.recipe",
     "UserError": "samestep.core.errors",
     "evaluate": "samestep.train.fit",
-    "keyed_dropout": "samestep.train.dropout",
+    "keyed_dropout": "samestep.train.learner.dropout",
 }
 
 __all__ = [

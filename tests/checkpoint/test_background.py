@@ -12,13 +12,13 @@ import pytest
 import torch
 from checkpoint_parts import Part, RankedPart, Trainee, must_succeed, run_ranks, same_bits, values
 
-from samestep.checkpoint import background, verifying
+from samestep.checkpoint import across_ranks, background
+from samestep.checkpoint.across_ranks import share_out
 from samestep.checkpoint.background import Flight, Saver
 from samestep.checkpoint.files import damage_of
+from samestep.checkpoint.host_copies import Buffers
 from samestep.checkpoint.loading import read_tensors
 from samestep.checkpoint.manifest import read_manifest, verify
-from samestep.checkpoint.shares import share_out
-from samestep.checkpoint.staging import Buffers
 from samestep.checkpoint.store import Store
 from samestep.core.errors import UserError
 from samestep.world.world import World
@@ -251,7 +251,7 @@ def verify_together(folder: Path, blind: bool) -> None:
     store = Store(folder, world)
     for step in (1, 2):
         store.save(step, {"part": Part({name: values(name, (50, 40)) for name in "abcd"})}, {})
-    verifying.damage_of = noting
+    across_ranks.damage_of = noting
     newest = store.newest()
     assert newest is not None
     assert newest.step == 2

@@ -16,7 +16,7 @@ from checkpoint_parts import Part, must_succeed, run_ranks, same_bits, values
 
 from samestep.checkpoint import store as store_module
 from samestep.checkpoint.background import Flight, Saver
-from samestep.checkpoint.housekeeping import make_anew
+from samestep.checkpoint.commit import make_anew
 from samestep.checkpoint.store import Store
 from samestep.core.errors import RunFailed
 from samestep.world.world import World

@@ -11,8 +11,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from samestep.checkpoint.background import Saver
+from samestep.checkpoint.host_copies import Buffers
 from samestep.checkpoint.loading import read_tensors
-from samestep.checkpoint.staging import Buffers
 from samestep.checkpoint.store import Store
 from samestep.world.world import World
 

@@ -14,9 +14,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from samestep.checkpoint.across_ranks import shared_probe
 from samestep.checkpoint.loading import read_tensors
 from samestep.checkpoint.manifest import verify
-from samestep.checkpoint.spread import shared_probe
 from samestep.checkpoint.store import Store
 from samestep.core.errors import UserError
 from samestep.world.world import World

@@ -12,7 +12,7 @@ import torch
 from checkpoint_parts import Part, RankedPart, bits, same_bits, values
 from torch import nn
 
-from samestep.checkpoint import housekeeping, metadata
+from samestep.checkpoint import commit, metadata
 from samestep.checkpoint.files import FileRecord
 from samestep.checkpoint.loading import read_tensors
 from samestep.checkpoint.manifest import Manifest, find_checkpoints, read_manifest, verify, write_manifest
@@ -237,9 +237,9 @@ def test_removal_that_is_cut_short_leaves_nothing_that_looks_whole(
             (path / "state.json").unlink()
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(housekeeping, "remove_folder", cut_short)
+    monkeypatch.setattr(commit, "remove_folder", cut_short)
     with pytest.raises(KeyboardInterrupt):
-        housekeeping.remove_checkpoints([tmp_path / "step_00000002"])
+        commit.remove_checkpoints([tmp_path / "step_00000002"])
     assert [c.step for c in find_checkpoints(tmp_path)] == [3]
 
 

@@ -23,7 +23,7 @@ class Shell:
     def start(self, *words: str, ranks: int = 1, env: dict[str, str] | None = None) -> local.Workers:
         """Begin `samestep WORDS` on so many ranks."""
         self.launches += 1
-        preload = ["samestep.train.session"]
+        preload = ["samestep.train.session.session"]
         return local.start(main, ranks, words, logs=self.folder / f"out_{self.launches}", env=env, preload=preload)
 
     def __call__(

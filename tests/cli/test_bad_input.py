@@ -6,8 +6,8 @@ import pytest
 
 from cli.conftest import EXAMPLE, SMALL, Shell
 from samestep.core.records import JsonLines
-from samestep.train import session
-from samestep.train.entry import train_with
+from samestep.train.session import session
+from samestep.train.session.entry import train_with
 
 pytestmark = pytest.mark.timeout(120)
 FAULTY = str(Path(__file__).with_name("faulty.py"))

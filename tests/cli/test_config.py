@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from samestep.cli.config import show
-from samestep.core.overrides import Alias
+from samestep.core.config.command_line import Alias
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,6 @@ def test_a_config_with_nothing_around_it(capsys: pytest.CaptureFixture[str]) -> 
 def test_the_import_is_cheap() -> None:
     """`samestep --help` must not pay for Hydra, which takes longer than everything else together."""
     heavy = "[name for name in ('hydra', 'omegaconf', 'yaml', 'rich', 'torch') if name in sys.modules]"
-    program = f"import sys, samestep.cli.config, samestep.core.compose; print({heavy})"
+    program = f"import sys, samestep.cli.config, samestep.core.config.merging; print({heavy})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -73,6 +73,6 @@ def test_an_interrupted_command_leaves_nothing(monkeypatch: pytest.MonkeyPatch, 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("samestep.data.prepared.write.Shards.close", interrupt)
+    monkeypatch.setattr("samestep.data.prepared.writing.Shards.close", interrupt)
     assert main(["data", "prepare", "book.txt", "--sequence_length", "32"]) == EXIT_INTERRUPTED
     assert sorted(path.name for path in tmp_path.iterdir()) == ["book.txt", "chat.jsonl"]

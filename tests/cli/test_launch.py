@@ -20,10 +20,10 @@ from cli.test_train import figures, rows, weights_of
 from samestep.core.errors import RunFailed, UserError
 from samestep.core.records import JsonLines, read_json
 from samestep.core.rundir import RunDir
-from samestep.doctor.why.finding import Finding
-from samestep.doctor.why.gather import gather
-from samestep.doctor.why.judge import judge
 from samestep.launch.call import _recipe
+from samestep.why.collect import gather
+from samestep.why.diagnose import judge
+from samestep.why.records import Finding
 
 pytestmark = pytest.mark.timeout(180)
 FAULTY = str(Path(__file__).with_name("faulty.py"))

@@ -9,7 +9,7 @@ import pytest
 
 from samestep.cli.main import VERBS, main
 from samestep.core.records import write_json
-from samestep.doctor.why.finding import VERDICTS
+from samestep.why.records import VERDICTS
 
 
 @pytest.fixture(autouse=True)

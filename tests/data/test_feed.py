@@ -18,7 +18,7 @@ from samestep.data import feed as feed_module
 from samestep.data.feed import QUICK, TOGETHER, Feed, Micros
 from samestep.data.loading import Batch
 from samestep.data.order import VALIDATION_EPOCH, Order, Sequential, Shuffled
-from samestep.world.ranks.place import Place
+from samestep.world.rank_discovery import Place
 from samestep.world.world import World
 from toys import Points, default_dtype, feed_of, run_on_ranks
 

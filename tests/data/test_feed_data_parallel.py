@@ -9,7 +9,7 @@ from torch import Tensor
 from samestep.data.loading import Batch, Share, Steps
 from samestep.data.order import Sequential, Shuffled
 from samestep.world.data_parallel import DataParallel
-from samestep.world.ranks.place import Place
+from samestep.world.rank_discovery import Place
 from samestep.world.world import World
 from toys import Points, feed_of
 

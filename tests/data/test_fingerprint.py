@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from samestep.core.errors import UserError
-from samestep.data.data_file import DataFile
-from samestep.data.fingerprint import ROWS, Origin, Reading, chosen_rows, compare, take
+from samestep.data.fingerprint import ROWS, DataFile, Origin, Reading, chosen_rows, compare, take
 from samestep.data.row_digest import digest_of
 from samestep.data.text import fingerprint, open_text, origins, split
 from toys import Points

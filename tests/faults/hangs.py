@@ -25,8 +25,8 @@ from pathlib import Path
 from faults import plain_hang, stuck
 from samestep.core.records import read_json, write_json
 from samestep.core.rundir import RunDir
-from samestep.doctor.why.gather import gather
-from samestep.doctor.why.judge import judge
+from samestep.why.collect import gather
+from samestep.why.diagnose import judge
 from system.cluster import Cluster
 
 LIMIT = 10.0

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from samestep.checkpoint import store as store_module
-from samestep.train import session
-from samestep.train.entry import train_with
+from samestep.train.session import stage_run
+from samestep.train.session.entry import train_with
 
 PHASES = {
     "staged": (0, 1),
@@ -58,7 +58,7 @@ def train_under(blow: Blow, recipe: str, config: Mapping[str, Any]) -> int:
             self._on_phase = reached
             return super().write(snapshot)
 
-    session.Store = Struck  # type: ignore[attr-defined]
+    stage_run.Store = Struck  # type: ignore[attr-defined]
     return train_with(recipe, config)
 
 

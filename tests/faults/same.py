@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from faults.toy import STEPS
-from samestep.checkpoint.housekeeping import DOOMED, REPLACED, STAGING
+from samestep.checkpoint.commit import DOOMED, REPLACED, STAGING
 from samestep.checkpoint.manifest import find_checkpoints, verify
 from samestep.core.records import JsonLines, read_json
 from samestep.core.rundir import RunDir
-from samestep.doctor.exact import first_change
-from samestep.doctor.trace import Launch
+from samestep.verify.bitwise import first_change
+from samestep.verify.trace import Launch
 
 Line = dict[str, Any]
 

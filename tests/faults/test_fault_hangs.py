@@ -12,7 +12,7 @@ from samestep.core.errors import EXIT_STALLED
 from samestep.core.records import Json, read_json
 from samestep.core.rundir import RunDir
 from samestep.launch.local import Workers, start
-from samestep.train.entry import train_with
+from samestep.train.session.entry import train_with
 
 LIMIT = 6.0
 LIMITS = {**dict.fromkeys(("step", "data", "save", "validate", "finish"), LIMIT), "start": 60.0}

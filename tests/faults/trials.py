@@ -13,8 +13,8 @@ from faults.damage import spoil
 from faults.inside import Blow, train_under
 from faults.yard import Yard
 from samestep.core.rundir import RunDir
-from samestep.doctor.why.gather import gather
-from samestep.doctor.why.judge import judge
+from samestep.why.collect import gather
+from samestep.why.diagnose import judge
 
 COLUMNS = ("lost", "not bit-exact", "undetected", "orphans", "leftovers", "misjudged")
 KILLED = ("killed", "not_started")

@@ -7,7 +7,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from samestep.core.errors import UserError
-from samestep.parallel.wrap import Lone, Replicated, Sharded, build_blank, local, total_norm, whole, wrap
+from samestep.parallel.build import build_blank
+from samestep.parallel.wrap import Lone, Replicated, Sharded, local, total_norm, whole, wrap
 from samestep.world.world import World
 from toys import WORLDS, Case, Net, Proofs, made
 

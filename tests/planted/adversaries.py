@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from planted.parts import VERIFY, Batch, Small, net, points
 from samestep import Bench, Fit, Recipe, Stage, Tick
-from samestep.train.metrics import Metrics
+from samestep.train.logging.metrics import Metrics
 
 
 def judged(module: nn.Module, batch: Batch) -> Mapping[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from planted.parts import loss, net, points, recipe_of
 from samestep import Bench, Fit, Tick, evaluate
-from samestep.train.metrics import Metrics
+from samestep.train.logging.metrics import Metrics
 
 
 class Steered(Fit):

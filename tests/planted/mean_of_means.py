@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from planted.parts import loss, net, points, recipe_of
 from samestep import Bench, Fit, Tick
-from samestep.train.metrics import Metrics
+from samestep.train.logging.metrics import Metrics
 
 
 class Averaged(Fit):

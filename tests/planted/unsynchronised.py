@@ -4,7 +4,7 @@ import torch
 
 from planted.parts import error, net, points, recipe_of
 from samestep import Bench, Tick
-from samestep.train.metrics import Metrics
+from samestep.train.logging.metrics import Metrics
 from samestep.train.recipe import no_validation
 
 

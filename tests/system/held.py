@@ -15,7 +15,7 @@ from types import FrameType
 from faults import toy
 from samestep import Bench, Recipe, Stage, Tick
 from samestep.core.config import free
-from samestep.train.metrics import Metrics
+from samestep.train.logging.metrics import Metrics
 
 NAME = "system.held"
 HELD = 4

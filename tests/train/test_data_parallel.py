@@ -23,12 +23,12 @@ from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.parallel.wrap import local
 from samestep.train.bench import Bench
 from samestep.train.config import Config, Distributed
-from samestep.train.console import Screen
-from samestep.train.ema import Average
-from samestep.train.evidence import Recorder
 from samestep.train.fit import evaluate
-from samestep.train.learner import Learner
-from samestep.train.metrics import Book, Metrics
+from samestep.train.hooks.evidence import Recorder
+from samestep.train.learner.ema import Average
+from samestep.train.learner.learner import Learner
+from samestep.train.logging.console import Screen
+from samestep.train.logging.metrics import Book, Metrics
 from samestep.world.data_parallel import DataParallel
 from samestep.world.world import World
 from toys import (

@@ -9,7 +9,7 @@ from samestep.core.errors import UserError
 from samestep.core.rundir import RunDir
 from samestep.train.bench import Bench
 from samestep.train.config import Config
-from samestep.train.console import Screen
+from samestep.train.logging.console import Screen
 from samestep.world.world import World
 from toys import Points
 

@@ -19,10 +19,11 @@ from samestep.data.order import Shuffled
 from samestep.launch.local import start
 from samestep.train.bench import Bench
 from samestep.train.config import Config
-from samestep.train.entry import train_with
 from samestep.train.fit import Fit
-from samestep.train.metrics import Metrics
-from samestep.train.recipe import Recipe, Stage, Tick
+from samestep.train.logging.metrics import Metrics
+from samestep.train.recipe import Recipe, Stage
+from samestep.train.session.entry import train_with
+from samestep.train.task import Tick
 from toys import (
     Points,
     close,

@@ -6,7 +6,7 @@ from torch import cuda
 
 from samestep.core.errors import UserError
 from samestep.world.device import choose_backend, choose_device
-from samestep.world.ranks.place import Place
+from samestep.world.rank_discovery import Place
 
 CPU = torch.device("cpu")
 

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import torch
 
-from samestep.world.ranks.place import Place
+from samestep.world.rank_discovery import Place
 from samestep.world.seeding import RandomState, seed_everywhere
 from samestep.world.world import World
 

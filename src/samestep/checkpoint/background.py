@@ -22,8 +22,8 @@ from typing import Any, Self
 
 import torch.distributed as dist
 
-from samestep.checkpoint.agree import settle
-from samestep.checkpoint.staging import Buffers
+from samestep.checkpoint.across_ranks import settle
+from samestep.checkpoint.host_copies import Buffers
 from samestep.checkpoint.state import Stateful
 from samestep.checkpoint.store import Snapshot, Store
 from samestep.core.errors import DiskFailed, RunFailed, UserError

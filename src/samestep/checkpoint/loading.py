@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from samestep.checkpoint.agree import settle
+from samestep.checkpoint.across_ranks import settle, spread_tensors, spread_text
 from samestep.checkpoint.manifest import RANKS, STATE, Checkpoint, DamageError, Manifest, check, read_manifest
 from samestep.checkpoint.metadata import read_metadata
-from samestep.checkpoint.spread import spread_tensors, spread_text
 from samestep.checkpoint.state import RankStateful, Stateful, plain_key, put_together, take_apart
 from samestep.checkpoint.tensors import check_tensors, fill_tensors
 from samestep.core.errors import UserError

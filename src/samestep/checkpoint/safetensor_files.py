@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from samestep.checkpoint.files import write_file
-from samestep.checkpoint.sources import Part, Source, put
+from samestep.checkpoint.weight_sources import Part, Source, put
 from samestep.core.errors import UserError
 
 INDEX = "model.safetensors.index.json"

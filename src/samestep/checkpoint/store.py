@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 from torch.distributed.tensor import DTensor
 
-from samestep.checkpoint.agree import settle
+from samestep.checkpoint.across_ranks import settle, share_out, verified
+from samestep.checkpoint.commit import STAGING, make_anew, put_in_place, remove_checkpoints, replaced, tidy
 from samestep.checkpoint.files import FileRecord, remove_folder, write_file
-from samestep.checkpoint.housekeeping import STAGING, make_anew, put_in_place, remove_checkpoints, replaced, tidy
 from samestep.checkpoint.loading import load_state
 from samestep.checkpoint.manifest import (
     RANKS,
@@ -35,10 +35,8 @@ from samestep.checkpoint.manifest import (
 )
 from samestep.checkpoint.metadata import read_metadata
 from samestep.checkpoint.retention import Retention
-from samestep.checkpoint.shares import share_out
 from samestep.checkpoint.state import RankStateful, Stateful, check_json, take_apart
 from samestep.checkpoint.tensors import Written, write_tensors
-from samestep.checkpoint.verifying import verified
 from samestep.core.errors import RunFailed, UserError
 from samestep.core.records import Json
 from samestep.world.world import World

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from samestep.checkpoint.housekeeping import STAGING
+from samestep.checkpoint.commit import STAGING
 from samestep.checkpoint.manifest import Checkpoint, checkpoint_folders, glance, step_of, verify
 from samestep.checkpoint.retention import MODES, Retention
-from samestep.cli.run_words import one_run
-from samestep.core.ages import ago
+from samestep.cli.args import one_run
+from samestep.core.durations import ago
 from samestep.core.errors import EXIT_DONE, EXIT_FAILURE
 from samestep.core.rundir import RunDir
-from samestep.train.opening import find_run
+from samestep.train.run_record import find_run
 
 HELP = """samestep checkpoints RUN [--verify]
 

@@ -5,13 +5,12 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from samestep.core.compose import Aliases, Presets, merge
-from samestep.core.compose_files import options_of
-from samestep.core.compose_tree import flatten
 from samestep.core.config import MISSING, fields_of
-from samestep.core.config_types import listed, plain
+from samestep.core.config.command_line import Alias
+from samestep.core.config.files import options_of
+from samestep.core.config.merging import Aliases, Presets, flatten, merge
+from samestep.core.config.schema import listed, plain
 from samestep.core.errors import EXIT_DONE
-from samestep.core.overrides import Alias
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,7 +22,7 @@ _HEAD = ("Field", "Type", "Default", "Meaning")
 
 def run(words: Sequence[str]) -> int:
     """Show the settings of the recipe that the words name."""
-    from samestep.cli.recipe_words import COMMON, RecipeWords
+    from samestep.cli.args import COMMON, RecipeWords
 
     asked = RecipeWords.read(words, "config")
     recipe = asked.recipe()

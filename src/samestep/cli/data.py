@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from samestep.core.config import MISSING, build, fields_of
+from samestep.core.config.command_line import parse, take
 from samestep.core.errors import EXIT_DONE, EXIT_INTERRUPTED, UserError
-from samestep.core.overrides import parse, take
-from samestep.core.terminal import put
-from samestep.data.prepared.config import PrepareConfig
+from samestep.core.output import put
+from samestep.data.prepared.prepare import PrepareConfig
 
 SHAKESPEARE = "shakespeare"
 USAGE = """samestep data prepare SOURCE... [--out FOLDER] [settings]
@@ -59,11 +59,10 @@ def _is_setting(word: str) -> bool:
 
 
 def _prepare(names: Sequence[str], config: PrepareConfig, text: str | None) -> None:
-    from samestep.data.prepared.make import prepare
-    from samestep.data.prepared.shakespeare import shakespeare
-    from samestep.data.prepared.sources import find_sources
-    from samestep.data.prepared.write import refuse_existing
-    from samestep.train.console import Screen
+    from samestep.data.prepared.prepare import prepare
+    from samestep.data.prepared.sources import find_sources, shakespeare
+    from samestep.data.prepared.writing import refuse_existing
+    from samestep.train.logging.console import Screen
 
     with Screen(visible=True) as screen, tempfile.TemporaryDirectory() as folder:
         refuse_existing(Path(config.out).expanduser(), config.overwrite)

@@ -6,11 +6,11 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from samestep.core import handover
+from samestep.core import launcher as handover
+from samestep.core.config.command_line import take
 from samestep.core.errors import EXIT_DONE, UserError
-from samestep.core.overrides import take
 from samestep.core.records import read_json, write_json
-from samestep.world.ranks import discover
+from samestep.world.rank_discovery import discover
 
 HELP = """samestep doctor [--test basic|ddp|all] [--nproc N] [--out FOLDER] [--device D] [--timeout S] [--json FILE]
 
@@ -54,7 +54,7 @@ def run(words: Sequence[str]) -> int:
 
 def _launch(options: Mapping[str, str]) -> int:
     """Start ranks here that do the same without --nproc. Rank 0 prints to this terminal, and leaves its verdict."""
-    from samestep.launch.elastic import Launch, how_many
+    from samestep.launch.launcher import Launch, how_many
 
     words = [f"--{name}={value}" for name, value in options.items() if name != "nproc"]
     folder = Path(tempfile.mkdtemp(prefix="samestep-doctor-"))
@@ -69,7 +69,7 @@ def _examine(options: Mapping[str, str], test: str) -> int:
     """Take part in this process."""
     timeout = _seconds(options.get("timeout", "60"))
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what fails is told in the table, not in stacks of C++
-    from samestep.doctor.machine.examine import Request, examine
+    from samestep.doctor.doctor import Request, examine
 
     out = options.get("out") or ("runs" if Path("runs").is_dir() else ".")
     keep = Path(options["json"]) if "json" in options else None

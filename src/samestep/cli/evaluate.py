@@ -10,13 +10,12 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from samestep.cli.model_words import use_model
-from samestep.cli.recipe_words import amended
+from samestep.cli.args import amended, use_model
 from samestep.core.config import dump
+from samestep.core.config.command_line import take
 from samestep.core.errors import EXIT_DONE, UserError
-from samestep.core.overrides import take
 from samestep.core.records import write_atomically
-from samestep.train.trained import open_trained
+from samestep.train.pretrained.trained import open_trained
 from samestep.world.world import World
 
 HELP = """samestep evaluate MODEL --tasks NAME,... [options] [settings, such as --batch_size 32]

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from samestep.core.config.command_line import take
 from samestep.core.errors import EXIT_DONE, UserError
-from samestep.core.overrides import take
-from samestep.train.exporting import ExportOptions, bytes_of
-from samestep.train.trained import open_trained
+from samestep.train.pretrained.export import ExportOptions, bytes_of
+from samestep.train.pretrained.trained import open_trained
 
 HELP = """samestep export RUN|CHECKPOINT FOLDER [--dtype bf16|fp32] [--max_shard_size 5GB] [--overwrite]
 

@@ -6,14 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from samestep.cli.model_words import use_model
-from samestep.cli.recipe_words import COMMON
-from samestep.core.compose import amend
+from samestep.cli.args import COMMON, use_model
 from samestep.core.config import dump, paths_of
+from samestep.core.config.command_line import take
+from samestep.core.config.merging import amend
 from samestep.core.errors import EXIT_DONE, UserError
-from samestep.core.overrides import take
 from samestep.core.records import Json
-from samestep.train.trained import Trained, open_trained
+from samestep.train.pretrained.trained import Trained, open_trained
 from samestep.world.world import World
 
 HELP = """samestep sample MODEL [--prompt TEXT | --prompts FILE] [--samples N] [options] [settings]

@@ -11,20 +11,19 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from samestep.cli.submit_words import SubmitWords, options_text
-from samestep.cli.train_words import chosen
+from samestep.cli.args import SubmitWords, chosen, options_text
+from samestep.core.config.command_line import take
 from samestep.core.errors import EXIT_DONE, UserError
-from samestep.core.overrides import take
+from samestep.core.output import put
 from samestep.core.rundir import RunDir
-from samestep.core.terminal import put
-from samestep.launch import pbs
-from samestep.launch.script import Surroundings, resume
-from samestep.launch.site import Job, Part, room
-from samestep.launch.submit import Submitted, care, scheduler_of, scripts, submit
-from samestep.train.opening import RunRecord, free_name
+from samestep.launch.schedulers import pbs
+from samestep.launch.schedulers.job import Job, Part, room
+from samestep.launch.schedulers.script import Surroundings, resume
+from samestep.launch.schedulers.submit import Submitted, care, scheduler_of, scripts, submit
 from samestep.train.plan import global_batch, seconds
 from samestep.train.recipe import Recipe
-from samestep.world.ranks.hosts import expand
+from samestep.train.run_record import RunRecord, free_name
+from samestep.world.host_lists import expand
 
 HELP = """samestep submit RECIPE [--on slurm|pbs|local] [--nodes N] [--gpus-per-node G] ... [settings of the recipe]
 samestep submit --resume RUN ...

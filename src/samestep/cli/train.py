@@ -13,12 +13,11 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from samestep.core import handover
+from samestep.core import launcher as handover
+from samestep.core.config.command_line import take
 from samestep.core.errors import EXIT_DONE, EXIT_PREEMPTED, UserError
-from samestep.core.overrides import take
 from samestep.core.parent import stop_with
-from samestep.world.ranks import discover
-from samestep.world.ranks.place import Place
+from samestep.world.rank_discovery import Place, discover
 
 HELP = """samestep train RECIPE [--nproc N] [--preset NAME] [--config FILE] [key=value | --key value ...]
 samestep train RECIPE --nproc N --nodes M --rdzv HOST:PORT [--node-rank K] ...       (the same on each of M machines)
@@ -53,8 +52,8 @@ def run(words: Sequence[str]) -> int:
 
 def _launch(options: Mapping[str, str], words: Sequence[str]) -> int:
     """Start workers that run the same command without the launching options."""
-    from samestep.launch.elastic import GRACE, Launch, how_many
-    from samestep.launch.nodes import nodes_from
+    from samestep.launch.launcher import GRACE, Launch, how_many
+    from samestep.launch.nodes.options import nodes_from
 
     nodes = nodes_from(options)
     if not options.keys() & {"nproc", "nodes"}:
@@ -95,8 +94,8 @@ def _number(options: Mapping[str, str], name: str, default: float) -> float:
 def _work(words: Sequence[str]) -> int:
     """Train in this process: alone, or as one of the ranks that a launcher started."""
     _stop_with_launcher(os.environ)
-    from samestep.cli.train_words import chosen
-    from samestep.train.entry import enter
+    from samestep.cli.args import chosen
+    from samestep.train.session.entry import enter
 
     code = enter(lambda: chosen(words))
     if code not in (EXIT_DONE, EXIT_PREEMPTED) and "RANK" in os.environ:

@@ -9,16 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from samestep.cli.recipe_words import RecipeWords
+from samestep.cli.args import RecipeWords
 from samestep.core.config import dump
 from samestep.core.errors import EXIT_DONE, EXIT_FAILURE, UserError
-from samestep.doctor.check import Check, Result
-from samestep.doctor.lab import Lab
-from samestep.doctor.proof import Proof
-from samestep.doctor.settings import PRESET, proof_settings
-from samestep.doctor.table import Board
-from samestep.train.finding import located
 from samestep.train.recipe import Recipe
+from samestep.train.recipe_registry import located
+from samestep.verify.proof import Proof
+from samestep.verify.report import Board
+from samestep.verify.runner import PRESET, Lab, proof_settings
+from samestep.verify.tolerance import Check, Result
 
 HELP = """samestep verify RECIPE [--kill-seed N] [--timeout SECONDS] [--keep FOLDER] [key=value | --key value ...]
 

@@ -8,14 +8,14 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from samestep.cli.run_words import one_run
+from samestep.cli.args import one_run
 from samestep.core.errors import EXIT_DONE, UserError
 from samestep.core.rundir import RunDir
-from samestep.doctor.why.finding import VERDICTS
-from samestep.doctor.why.gather import gather
-from samestep.doctor.why.judge import judge
-from samestep.doctor.why.show import as_json, as_text
-from samestep.train.opening import find_run
+from samestep.train.run_record import find_run
+from samestep.why.collect import gather
+from samestep.why.diagnose import judge
+from samestep.why.records import VERDICTS
+from samestep.why.report import as_json, as_text
 
 HELP = """samestep why RUN [--json]
 

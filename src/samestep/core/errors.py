@@ -3,7 +3,7 @@
 import os
 import sys
 
-from samestep.core.terminal import put
+from samestep.core.output import put
 
 EXIT_DONE = 0
 EXIT_FAILURE = 1

@@ -19,7 +19,7 @@ import torch
 from samestep.core.errors import UserError
 from samestep.data.loading import Batch, Count, Rows, Share, Steps, loader
 from samestep.data.order import Order
-from samestep.world.post import Letter
+from samestep.world.async_gather import Letter
 from samestep.world.world import World
 
 TOGETHER = 8

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from samestep.core import handover
+from samestep.core import launcher as handover
 from samestep.core.config import dump
-from samestep.core.config_types import plain
+from samestep.core.config.schema import plain
 from samestep.core.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_USER, RunFailed, UserError
-from samestep.launch.elastic import GRACE, how_many
-from samestep.launch.nodes import nodes_from
+from samestep.launch.launcher import GRACE, how_many
+from samestep.launch.nodes.options import nodes_from
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from samestep.core.errors import EXIT_MEMORY, EXIT_PREEMPTED, EXIT_USER
-from samestep.core.handover import LastWord
+from samestep.core.launcher import LastWord
 from samestep.core.records import Json
 
 _LINES = 60

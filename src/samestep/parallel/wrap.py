@@ -4,12 +4,13 @@ Gradients come out as the mean over the data-parallel ranks in every case; the l
 so that the mean is the exact global sum whatever the split.
 """
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from inspect import signature
-from itertools import chain
 from typing import Any, Protocol, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -18,6 +19,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from samestep.core.errors import UserError
+from samestep.parallel.build import Fill, place
 from samestep.parallel.waiting import Waiting
 from samestep.world.world import World
 
@@ -25,8 +27,6 @@ from samestep.world.world import World
 _SYNC_BUFFERS = next(
     n for n in ("forward_sync_buffers", "broadcast_buffers") if n in signature(DistributedDataParallel).parameters
 )
-Fill = Callable[[nn.Module], None]
-"""Gives a module its values, in place, where it lies: whole, or this rank's part of it."""
 
 
 class Parallel(Protocol):
@@ -39,7 +39,7 @@ class Parallel(Protocol):
     replicated: bool
     """Whether every rank holds the whole module."""
     settles: bool
-    """Whether its reduction order settles only after a first pass (see train/warm.py)."""
+    """Whether its reduction order settles only after a first pass (see `warm_up`)."""
     needs_all: bool
     """Whether every trainable parameter must get a gradient in every step, or the next one fails."""
     called: bool
@@ -76,55 +76,6 @@ def wrap(
     if strategy == "fsdp":
         return Sharded(module, world, compute, fill)
     return Replicated(place(module, world.device, fill), world)
-
-
-def build_blank(make: Callable[[], nn.Module]) -> nn.Module:
-    """What `make` builds, without memory, for one who will fill all of it.
-
-    A module with a part that is not in its state, and so not in any file, is built as usual.
-    """
-    module = build_on_meta(make)
-    if module is None:
-        return make()
-    fillable = module.state_dict().keys()
-    names = chain(module.named_parameters(), module.named_buffers())
-    return module if all(name in fillable for name, _ in names) else make()
-
-
-def build_on_meta(make: Callable[[], nn.Module]) -> nn.Module | None:
-    """What `make` builds, without memory; None where that fails, often because it looks at a number on the way.
-
-    A mistake in `make` itself shows again when it is called as usual. Torch's generator is left as it was.
-    """
-    try:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            return make()
-    except Exception:
-        return None
-
-
-def place(module: nn.Module, device: torch.device, fill: Fill | None = None) -> nn.Module:
-    """A module, which may be sharded or without memory, on a device; with the values of `fill`, if it is given."""
-    if any(p.is_meta for p in module.parameters()):
-        assert fill is not None, "a module without memory must get its values from somewhere"
-        _take_memory(module, device)
-    else:
-        module = module.to(device)
-    if fill is not None:
-        fill(module)
-    return module
-
-
-def _take_memory(module: nn.Module, device: torch.device) -> None:
-    """Torch's `to_empty`, which would give each name of a shared parameter a tensor of its own: they stay one."""
-    names: dict[nn.Parameter, list[str]] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        names.setdefault(parameter, []).append(name)
-    module.to_empty(device=device)
-    for first, *others in names.values():
-        for other in others:
-            owner, _, own = other.rpartition(".")
-            setattr(module.get_submodule(owner), own, module.get_parameter(first))
 
 
 class _Called:
@@ -298,3 +249,23 @@ def distribute_like(tensor: Tensor, parameter: Tensor) -> Tensor:
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
     """The 2-norm of all gradients together, equal on every rank."""
     return whole(torch.nn.utils.get_total_norm(gradients))
+
+
+def warm_up(module: nn.Module, backward: Callable[[], object]) -> None:
+    """Run `backward` for its side effect on the reducer alone: gradients, buffers and random state are put back.
+
+    DDP rebuilds its buckets after the first backward pass, in the order in which gradients became ready. From 3
+    ranks on, the order of additions in an all-reduce depends on where a value lies in its bucket, so a fresh
+    process would reduce its first step in another order than a process that is already running: resume would not be
+    bit-exact. One pass before anything counts puts every process, fresh or resumed, into the final layout.
+    """
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    devices = [p.device for p in module.parameters() if p.device.type == "cuda"][:1]
+    drawn = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=devices):
+        backward()
+    random.setstate(drawn[0])
+    np.random.set_state(drawn[1])
+    for name, buffer in module.named_buffers():
+        buffer.copy_(buffers[name])
+    module.zero_grad(set_to_none=True)

@@ -23,18 +23,19 @@ from samestep.data.fingerprint import Reading
 from samestep.data.loading import Count, Rows
 from samestep.data.order import VALIDATION_EPOCH, Order, Sequential, Shuffled
 from samestep.data.reordered import Reordered
-from samestep.parallel.wrap import build_blank, wrap
+from samestep.parallel.build import build_blank
+from samestep.parallel.wrap import wrap
 from samestep.train.config import Config
-from samestep.train.console import Screen
-from samestep.train.data_check import FeedName, check_data
-from samestep.train.draws import Draws
-from samestep.train.evidence import Recorder
-from samestep.train.first_weights import FirstWeights
-from samestep.train.initialization import build_fresh
-from samestep.train.learner import COMPUTE, DETOUR, Learner
+from samestep.train.hooks.evidence import Recorder
+from samestep.train.learner.draws import Draws
+from samestep.train.learner.initialization import build_fresh
+from samestep.train.learner.learner import COMPUTE, DETOUR, Learner
+from samestep.train.learner.optimizer import OptimSettings
+from samestep.train.logging.console import Screen
 from samestep.train.loop import Progress
-from samestep.train.optim import OptimSettings
 from samestep.train.plan import Plan
+from samestep.train.pretrained.first_weights import FirstWeights
+from samestep.train.session.resume_checks import FeedName, check_data
 from samestep.world.world import World
 
 logger = logging.getLogger(__name__)

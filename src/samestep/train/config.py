@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from samestep.core.config import free
-from samestep.world.watch.settings import Watching
+from samestep.world.watchdog.limits import Watching
 
 
 @dataclass(frozen=True)

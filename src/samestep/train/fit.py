@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from samestep.data.feed import Feed
-from samestep.train.ema import AVERAGE, Average
-from samestep.train.learner import Learner
-from samestep.train.metrics import Book, Figure, Metrics
-from samestep.train.recipe import Tick
-from samestep.train.terms import Loss, Mix
+from samestep.train.learner.ema import AVERAGE, Average
+from samestep.train.learner.gradient_weighting import Loss, Mix
+from samestep.train.learner.learner import Learner
+from samestep.train.logging.metrics import Book, Figure, Metrics
+from samestep.train.task import Tick
 
 
 def as_is(figures: dict[str, float]) -> Mapping[str, float]:

@@ -8,10 +8,10 @@ from enum import Enum
 from typing import Protocol
 
 from samestep.core.records import Json
-from samestep.train.metrics import Metrics
-from samestep.train.recipe import Task, Tick
+from samestep.train.logging.metrics import Metrics
 from samestep.train.stop import Stop
-from samestep.world.watch.activity import Watch
+from samestep.train.task import Task, Tick
+from samestep.world.watchdog.activity import Watch
 
 
 class Outcome(Enum):

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from samestep.core.errors import UserError
 from samestep.core.records import Json
 from samestep.train.config import Config
-from samestep.train.schedule import Schedule
+from samestep.train.learner.optimizer import Schedule
 
 logger = logging.getLogger(__name__)
 

@@ -1,37 +1,14 @@
-"""The shapes a recipe is made of: a record of functions, stages that are rows, and tasks the loop can step."""
+"""A recipe is a record of functions, and its stages are rows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
-from samestep.core.overrides import Alias
+from samestep.core.config.command_line import Alias
+from samestep.train.bench import Bench
 from samestep.train.config import Config
-from samestep.train.metrics import Metrics
-
-if TYPE_CHECKING:
-    from samestep.train.bench import Bench
-
-
-@dataclass(frozen=True)
-class Tick:
-    """Where the loop stands."""
-
-    step: int
-    epoch: int
-    last_of_epoch: bool
-
-
-class Task(Protocol):
-    """An algorithm: all that the loop knows of it."""
-
-    length: int
-    """Steps."""
-    state: Mapping[str, Any]
-    """What must survive a kill: name to Stateful."""
-
-    def step(self, tick: Tick) -> Metrics:
-        """One step; a kill inside replays it whole."""
+from samestep.train.task import Tick
 
 
 def no_validation(task: Any, tick: Tick) -> Mapping[str, float]:
@@ -39,7 +16,7 @@ def no_validation(task: Any, tick: Tick) -> Mapping[str, float]:
     return {}
 
 
-def no_finish(task: Any, bench: "Bench") -> None:
+def no_finish(task: Any, bench: Bench) -> None:
     """Nothing to hand over."""
 
 
@@ -48,13 +25,13 @@ class Stage:
     """One phase of a recipe. Stages run in order, each resumes alone, and they hand over through artifacts on disk."""
 
     name: str
-    build: Callable[["Bench"], Any]
+    build: Callable[[Bench], Any]
     """Makes the stage's task out of what the bench offers."""
     validate: Callable[[Any, Tick], Mapping[str, float]] = no_validation
     """Agreed figures of a task, equal on all ranks."""
     best: tuple[str, str] | None = None
     """The figure that decides which checkpoint is best, and `min` or `max`."""
-    finish: Callable[[Any, "Bench"], None] = no_finish
+    finish: Callable[[Any, Bench], None] = no_finish
     """Runs after the last step on every rank; leaves artifacts for later stages."""
     unit: str = "rows"
     """The counted weight that speed is shown in, such as `tokens`."""

@@ -8,7 +8,7 @@ from how long a step took them on average.
 import time
 from collections.abc import Callable, Sequence
 
-from samestep.world.post import Letter
+from samestep.world.async_gather import Letter
 from samestep.world.world import World
 
 PATIENCE = 0.2

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from samestep.core.errors import UserError
-from samestep.world.ranks.place import Place
+from samestep.world.rank_discovery import Place
 
 BACKENDS = ("auto", "nccl", "gloo", "xccl", "ccl", "xpu", "mpi")
 _PREFERRED = {"cuda": "nccl", "xpu": "xccl", "cpu": "gloo"}

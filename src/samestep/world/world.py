@@ -26,14 +26,13 @@ from torch.distributed.rendezvous import rendezvous
 
 from samestep.core.errors import EXIT_FAILURE, UserError
 from samestep.core.records import Json
+from samestep.world.async_gather import Post
 from samestep.world.data_parallel import DataParallel
 from samestep.world.device import card, choose_backend, choose_device, too_few
-from samestep.world.interface import choose_interface
-from samestep.world.meeting import open_store
-from samestep.world.post import Post
-from samestep.world.ranks import discover
-from samestep.world.ranks.place import Place
-from samestep.world.watch.activity import Watch
+from samestep.world.network_interface import choose_interface
+from samestep.world.rank_discovery import Place, discover
+from samestep.world.rendezvous import open_store
+from samestep.world.watchdog.activity import Watch
 
 FAILURE = "samestep/failure"
 """The store's key of the first failing rank's word."""

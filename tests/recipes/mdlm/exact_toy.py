@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from samestep.data.vocabulary import Vocabulary
+from samestep.data.tokenizer.vocabulary import Vocabulary
 
 TOY = Vocabulary(size=6, mask=3, eos=4, bos=5, silent=(5,))
 LENGTH = 4

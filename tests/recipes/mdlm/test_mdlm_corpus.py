@@ -12,12 +12,11 @@ import pytest
 import torch
 
 from samestep.core.errors import UserError
-from samestep.data.prepared.config import PrepareConfig
-from samestep.data.prepared.make import prepare
+from samestep.data.prepared.prepare import PrepareConfig, prepare
 from samestep.data.prepared.sources import find_sources
-from samestep.data.vocabulary import BYTES, ByteTokenizer
+from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer
 from samestep.recipes.mdlm.corpus import DataConfig, distinct, load, passages, pydoc_text, row_length, tokenizer_of
-from samestep.recipes.mdlm.windows import Windows
+from samestep.recipes.mdlm.rows import Windows
 
 
 @pytest.fixture(scope="module")

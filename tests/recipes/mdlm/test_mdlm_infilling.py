@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from samestep.core.errors import UserError
 from samestep.data.tokenizer.char import CharTokenizer
-from samestep.data.vocabulary import BYTES, ByteTokenizer, Vocabulary
+from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer, Vocabulary
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.recipes.mdlm.infilling import Given, Page, chat_page, fill_pages, page_of
 from samestep.recipes.mdlm.sampling import SamplingConfig, alike

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from samestep.data.vocabulary import Vocabulary
+from samestep.data.tokenizer.vocabulary import Vocabulary
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.recipes.mdlm.likelihood import Estimate, Pair, hide, is_greedy, log_likelihood
 from samestep.recipes.mdlm.sampling import SamplingConfig, sample

@@ -9,7 +9,7 @@ from exact_toy import LENGTH, TOY, ExactConditionals
 from torch import Tensor, nn
 
 from samestep.data.order import VALIDATION_EPOCH
-from samestep.data.vocabulary import BYTES, Vocabulary
+from samestep.data.tokenizer.vocabulary import BYTES, Vocabulary
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.recipes.mdlm.objective import Objective, ObjectiveConfig, figures
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from samestep.core.errors import UserError
-from samestep.data.vocabulary import BYTES, Vocabulary
+from samestep.data.tokenizer.vocabulary import BYTES, Vocabulary
 from samestep.models.transformer import Transformer, TransformerConfig
-from samestep.recipes.mdlm import drafting, sampling
+from samestep.recipes.mdlm import sampling
 from samestep.recipes.mdlm.sampling import Look, SamplingConfig, alike, evenly, fill, plan, sample, until_end
 
 
@@ -303,10 +303,10 @@ def test_noise_is_made_for_hidden_places_alone_and_in_parts_that_change_nothing(
 
     def spy(logits: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
         sizes.append(logits.shape[0])
-        return drafting.draft(logits, *rest)  # type: ignore[arg-type]
+        return sampling.draft(logits, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(sampling, "draft", spy)
-    monkeypatch.setattr(drafting, "AT_ONCE", 3 * 272)
+    monkeypatch.setattr(sampling, "AT_ONCE", 3 * 272)
     assert torch.equal(sample(NETWORK, prompts_of(2, 3), options, seed=5), whole)
     assert sizes == [8, 4, 8, 4]
 

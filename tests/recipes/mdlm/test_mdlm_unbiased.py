@@ -12,7 +12,7 @@ from torch import Tensor
 
 from samestep.data.order import Shuffled
 from samestep.recipes.mdlm.objective import Objective, ObjectiveConfig
-from samestep.train.metrics import Book
+from samestep.train.logging.metrics import Book
 from samestep.world.world import World
 from toys import feed_of, learner_of, run_on_ranks
 

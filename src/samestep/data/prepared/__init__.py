@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 
 from samestep.core.errors import UserError
-from samestep.data.data_file import DataFile
+from samestep.data.fingerprint import DataFile
 from samestep.data.text import TokenFile, TokenFiles
 from samestep.data.tokenizer import load_tokenizer
-from samestep.data.tokenizer.specials import read_record
-from samestep.data.vocabulary import Tokenizer
+from samestep.data.tokenizer.vocabulary import Tokenizer, read_record
 
 METADATA = "metadata.json"
 TOKENIZER_FOLDER = "tokenizer"

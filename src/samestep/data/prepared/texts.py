@@ -7,10 +7,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from samestep.core.errors import UserError
-from samestep.data.prepared.material import Count, Done, Writing
 from samestep.data.prepared.sources import Piece, Source, read_pieces
 from samestep.data.prepared.split import REGIONS, Region, Split, choose_split
-from samestep.data.prepared.write import Shards
+from samestep.data.prepared.writing import Count, Done, Shards, Writing
 
 _BATCH = 1 << 20
 

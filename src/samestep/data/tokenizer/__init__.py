@@ -5,9 +5,8 @@ from typing import Any
 
 from samestep.core.errors import UserError
 from samestep.data.tokenizer.char import VOCAB, CharTokenizer, read_older_vocab
-from samestep.data.tokenizer.specials import read_record
 from samestep.data.tokenizer.subword import FILE, read_subword, reopen_subword
-from samestep.data.vocabulary import TOKENIZER, ByteTokenizer, Tokenizer, Vocabulary
+from samestep.data.tokenizer.vocabulary import TOKENIZER, ByteTokenizer, Tokenizer, Vocabulary, read_record
 
 OTHERS = ("tokenizer.model", "tokenizer_config.json", "merges.txt", "spiece.model")
 """Files that show that a folder has a tokenizer, but not one that is read here."""

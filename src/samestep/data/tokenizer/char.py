@@ -10,8 +10,7 @@ import numpy as np
 
 from samestep.core.errors import UserError
 from samestep.core.records import write_json
-from samestep.data.tokenizer.specials import find_specials, read_record
-from samestep.data.vocabulary import TOKENIZER, Vocabulary
+from samestep.data.tokenizer.vocabulary import TOKENIZER, Vocabulary, find_specials, read_record
 
 VOCAB = "vocab.json"
 TABLES = ("char_to_idx", "char_to_id", "char2idx", "stoi", "token_to_id", "vocab")

@@ -10,8 +10,7 @@ import numpy as np
 
 from samestep.core.errors import UserError
 from samestep.core.records import write_json
-from samestep.data.tokenizer.specials import SPELLINGS, Specials, find_specials, read_record
-from samestep.data.vocabulary import TOKENIZER, Vocabulary
+from samestep.data.tokenizer.vocabulary import SPELLINGS, TOKENIZER, Specials, Vocabulary, find_specials, read_record
 
 if TYPE_CHECKING:
     import tokenizers

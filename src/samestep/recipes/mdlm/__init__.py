@@ -7,13 +7,12 @@ use         sampling.py and drafting.py (the sampler), infilling.py (pages with 
 exchange    published.py (LLaDA's folders, in and out)
 """
 
-from samestep.core.overrides import Alias
-from samestep.recipes.mdlm.config import MdlmConfig
+from samestep.core.config.command_line import Alias
+from samestep.recipes.mdlm.config import PRESETS, MdlmConfig
 from samestep.recipes.mdlm.generating import generate
 from samestep.recipes.mdlm.harness import evaluate
-from samestep.recipes.mdlm.presets import PRESETS
-from samestep.recipes.mdlm.published import adopt, export
-from samestep.recipes.mdlm.settling import settle
+from samestep.recipes.mdlm.pretrained import adopt, export
+from samestep.recipes.mdlm.resolve import settle
 from samestep.recipes.mdlm.stages import describe, stages
 from samestep.train.recipe import Recipe
 

@@ -1,6 +1,7 @@
-"""Every setting of the recipe beyond those that all recipes share."""
+"""Every setting of the recipe beyond those that all recipes share, and its presets."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from samestep.core.config import free
 from samestep.core.errors import UserError
@@ -9,6 +10,127 @@ from samestep.recipes.mdlm.corpus import DataConfig
 from samestep.recipes.mdlm.objective import ObjectiveConfig
 from samestep.recipes.mdlm.sampling import SamplingConfig
 from samestep.train.config import Config
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # A minute or two on two CPU cores. Measured with Python 3.11's text: 3.04 bits per byte, where single bytes have
+    # 4.72 and bigrams 3.44 (benchmarks/ngram.py); nine epochs reach 2.93.
+    # At this size, rotary wavelengths suited to short rows and larger fresh weights are worth most.
+    "tiny": {
+        "data": {"sequence_length": 64},
+        "model": {
+            "d_model": 96,
+            "n_layers": 3,
+            "n_heads": 3,
+            "mlp_hidden_size": 256,
+            "rope_theta": 10000.0,
+            "max_sequence_length": 256,
+            "init_std": 0.06,
+        },
+        # A network this small is surest of blanks: keeping its surest drafts first would write nothing else.
+        "sampling": {"length": 64, "steps": 64, "temperature": 0.7, "remasking": "random"},
+        "global_batch_size": 16,
+        "batch_size": 16,
+        "epochs": 7,
+        "validate_every": 550,
+        "learning_rate": 3e-3,
+        "warmup_ratio": 0.05,
+        "weight_decay": 0.1,
+    },
+    # 14 million parameters for a GPU and a text of your own: a few minutes. A text of half a megabyte is read 220 times
+    # over; strong weight decay and averaged weights are what keep it from being learned by heart.
+    "small": {
+        "data": {"sequence_length": 512},
+        "model": {
+            "d_model": 384,
+            "n_layers": 8,
+            "n_heads": 6,
+            "mlp_hidden_size": 1024,
+            "embedding_size": 320,  # 259 tokens rounded up; of other data, theirs is
+            "rope_theta": 10000.0,
+            "max_sequence_length": 2048,
+            "init_std": 0.05,
+        },
+        "sampling": {"length": 256, "steps": 256, "temperature": 0.7, "remasking": "random"},
+        "distributed": {"mixed_precision": "bf16"},
+        "global_batch_size": 64,
+        "batch_size": 64,
+        "max_steps": 2200,
+        "validate_every": 200,
+        "learning_rate": 1e-3,
+        "warmup_ratio": 0.05,
+        "final_lr_ratio": 0.2,
+        "weight_decay": 2.0,
+        "ema_decay": 0.999,
+        "compile": True,
+    },
+    # The published LLaDA-8B, to be fine-tuned: `--model_name FOLDER --data_dir CHATS`. The folder's config.json decides
+    # the shape; these are its values, for whoever starts without one. Sharded: a parameter and its state take 16 bytes.
+    "llada-8b": {
+        "model": {
+            "d_model": 4096,
+            "n_layers": 32,
+            "n_heads": 32,
+            "n_kv_heads": 32,
+            "mlp_hidden_size": 12288,
+            "vocab_size": 126464,
+            "embedding_size": 126464,
+            "rope_theta": 500000.0,
+            "max_sequence_length": 4096,
+        },
+        "sampling": {"length": 128, "steps": 128, "block_length": 32, "temperature": 0.0},
+        "distributed": {"strategy": "fsdp", "mixed_precision": "bf16"},
+        "batch_size": 1,
+        "accumulation": 8,
+        "epochs": 3,
+        "learning_rate": 2.5e-5,
+        "warmup_ratio": 0.03,
+        "final_lr_ratio": 0.1,
+    },
+    # Milliseconds a step in float64. Both regions end in a partial row, an epoch in a smaller batch, and some rows are
+    # cut: whatever a wrong weight could spoil, it spoils here.
+    "verify": {
+        "data": {"sequence_length": 16, "limit": 1610},
+        "model": {
+            "d_model": 16,
+            "n_layers": 2,
+            "n_heads": 2,
+            "mlp_hidden_size": 32,
+            "max_sequence_length": 64,
+            "init_std": 0.1,
+        },
+        "objective": {"cut_rows": 0.1, "validation_times": 2},
+        "sampling": {"length": 16, "steps": 4, "block_length": 8},
+        "distributed": {"dtype": "float64"},
+        "global_batch_size": 11,
+        "batch_size": 4,
+        "epochs": 2,
+        "learning_rate": 1e-2,
+        "warmup_ratio": 0.1,
+    },
+    # The same for answers to prompts, with averaged weights and files for older scripts: a resume must restore it all.
+    "verify-sft": {
+        "data": {"path": "pydoc-questions", "sequence_length": 72, "limit": 3240},
+        "model": {
+            "d_model": 16,
+            "n_layers": 2,
+            "n_heads": 2,
+            "mlp_hidden_size": 32,
+            "max_sequence_length": 96,
+            "init_std": 0.1,
+        },
+        "objective": {"validation_times": 2},
+        "sampling": {"length": 8, "steps": 2},
+        "ema_decay": 0.8,
+        "pt_checkpoints": True,
+        "distributed": {"dtype": "float64"},
+        "global_batch_size": 11,
+        "batch_size": 4,
+        "epochs": 2,
+        "learning_rate": 1e-2,
+        "warmup_ratio": 0.1,
+    },
+}
+"""Named sets of values."""
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ import numpy as np
 from samestep.core.errors import UserError
 from samestep.data import text
 from samestep.data.prepared import METADATA, TOKENIZER_FOLDER, Prepared, is_prepared, open_prepared
-from samestep.data.prepared.older import Older, is_older, open_older
+from samestep.data.prepared.chats import Message, Row, answers
 from samestep.data.tokenizer import load_tokenizer, read_tokenizer
-from samestep.data.tokenizer.specials import read_record
-from samestep.data.vocabulary import BYTES, ByteTokenizer, Tokenizer
-from samestep.recipes.mdlm.windows import Answers, Rows, WholeRows, Windows
+from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer, Tokenizer, read_record
+from samestep.recipes.mdlm.older_data import Older, is_older, open_older
+from samestep.recipes.mdlm.rows import Answers, Rows, WholeRows, Windows
 
 LONGEST_REPEAT = 80
 """A passage that shares a run of this many characters with an earlier one is a repetition of it."""
@@ -244,3 +244,42 @@ def distinct(passages: Iterator[str]) -> Iterator[str]:
         whole.add(flat)
         runs |= here
         yield passage
+
+
+QUESTIONS = "pydoc-questions"
+"""What `data.path` is set to for them."""
+
+
+def load_questions(config: DataConfig) -> Corpus:
+    """As many as `data.limit` tokens have room for; the last ones are for validation."""
+    tokenizer, length = ByteTokenizer(), config.sequence_length or USUAL_LENGTH
+    rows = [row for row in _rows() if row.prompt < length]
+    if config.limit is not None:
+        rows = rows[: max(2, config.limit // length)]
+    kept = len(rows) - max(1, round(len(rows) * config.validation_fraction))
+    if kept < 1:
+        raise UserError(f"Raise data.sequence_length above {length}: few questions of {QUESTIONS} are so short.")
+    train, validation = rows[:kept], rows[kept:]
+    tokens = np.array([token for row in rows for token in row.tokens])
+    pad = tokenizer.vocabulary.eos
+    regions = (_answers(train, length, pad), _answers(validation, length, pad))
+    return Corpus(QUESTIONS, *regions, tokenizer, tokens, validation_bytes_per_token=None)
+
+
+def _rows() -> Iterator[Row]:
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        raise UserError("Give a folder of chats with data.path; this Python comes without pydoc_data.topics.") from None
+    for topic in sorted(topics):
+        said = [passage for passage in passages(topics[topic]) if "***" not in passage and "===" not in passage]
+        chat = [Message("user", f"What is {topic}?"), Message("assistant", " ".join(said[0].split()) if said else "")]
+        yield from answers(ByteTokenizer(), chat)
+
+
+def _answers(rows: list[Row], length: int, pad: int) -> Answers:
+    """The rows as a prepared folder would have them."""
+    cut = [row.tokens[:length] for row in rows]
+    starts = np.cumsum([0, *map(len, cut)])[:-1]
+    index = np.array([[start, len(row), whole.prompt] for start, row, whole in zip(starts, cut, rows)]).ravel()
+    return Answers(np.array([token for row in cut for token in row]), index, length, pad)

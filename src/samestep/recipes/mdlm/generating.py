@@ -16,16 +16,14 @@ from torch import nn
 
 from samestep.core.errors import UserError, complain
 from samestep.core.records import Json
-from samestep.data.vocabulary import Tokenizer, Vocabulary
+from samestep.data.tokenizer.vocabulary import Tokenizer, Vocabulary
 from samestep.models.transformer import Transformer, TransformerConfig
+from samestep.recipes.mdlm.animation import Film, Trace, glyphs, html_page, watching
 from samestep.recipes.mdlm.infilling import Page, chat_page, fill_pages, page_of
-from samestep.recipes.mdlm.published import tokenizer_of
+from samestep.recipes.mdlm.pretrained import tokenizer_of
 from samestep.recipes.mdlm.sampling import Look, Observer, SamplingConfig, alike
-from samestep.recipes.mdlm.watching import watching
-from samestep.recipes.mdlm.watching_html import Film, animation
-from samestep.recipes.mdlm.watching_trace import Trace, glyphs
-from samestep.train.learner import COMPUTE
-from samestep.train.trained import Trained
+from samestep.train.learner.learner import COMPUTE
+from samestep.train.pretrained.trained import Trained
 from samestep.world.world import World
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -85,7 +83,7 @@ def generate(
     written = sorted((Written(**one) for part in parts for one in part), key=lambda one: one.job)
     if html and world.is_main:
         films = [_film(jobs, one, tokenizer) for one in written]
-        html.write_text(animation(films, *_headings(trained)), encoding="utf-8")
+        html.write_text(html_page(films, *_headings(trained)), encoding="utf-8")
     return [_record(jobs[one.job], one, tokenizer) for one in written]
 
 

@@ -16,14 +16,14 @@ from torch import nn
 
 from samestep.core.errors import UserError
 from samestep.core.records import Json
-from samestep.data.prepared.chat import Message, chat_prompt
-from samestep.data.vocabulary import Tokenizer
+from samestep.data.prepared.chats import Message, chat_prompt
+from samestep.data.tokenizer.vocabulary import Tokenizer
 from samestep.recipes.mdlm.config import MdlmConfig
 from samestep.recipes.mdlm.generating import arithmetic, load_network
 from samestep.recipes.mdlm.likelihood import Pair, is_greedy, log_likelihood
-from samestep.recipes.mdlm.published import tokenizer_of
+from samestep.recipes.mdlm.pretrained import tokenizer_of
 from samestep.recipes.mdlm.sampling import SamplingConfig, alike, sample, until_end
-from samestep.train.trained import Trained
+from samestep.train.pretrained.trained import Trained
 from samestep.world.world import World
 
 Request = Any

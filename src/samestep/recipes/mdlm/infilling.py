@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from samestep.core.errors import UserError
-from samestep.data.prepared.chat import Message, chat_prompt
-from samestep.data.vocabulary import Tokenizer, Vocabulary
+from samestep.data.prepared.chats import Message, chat_prompt
+from samestep.data.tokenizer.vocabulary import Tokenizer, Vocabulary
 from samestep.recipes.mdlm.sampling import Observer, SamplingConfig, fill, until_end
 
 NUMBERED = re.compile(r"\[\[(\d+)\]\]")

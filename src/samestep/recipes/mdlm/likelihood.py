@@ -19,9 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from samestep.data import noise
-from samestep.data.vocabulary import Vocabulary
-from samestep.recipes.mdlm.drafting import draft, log_probability, logits_at
-from samestep.recipes.mdlm.sampling import alike
+from samestep.data.tokenizer.vocabulary import Vocabulary
+from samestep.recipes.mdlm.sampling import alike, draft, log_probability, logits_at
 
 COUNT = noise.purpose("mdlm.likelihood.count")
 CHOICE = noise.purpose("mdlm.likelihood.choice")

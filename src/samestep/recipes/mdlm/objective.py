@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from samestep.core.errors import UserError
 from samestep.data import noise
-from samestep.data.vocabulary import Vocabulary
+from samestep.data.tokenizer.vocabulary import Vocabulary
 
 HIDE = noise.purpose("mdlm.hide")
 TIME = noise.purpose("mdlm.time")

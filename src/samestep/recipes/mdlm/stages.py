@@ -9,21 +9,22 @@ import torch
 
 from samestep.core.records import write_json
 from samestep.data.prepared import METADATA
-from samestep.data.tokenizer.specials import read_record
+from samestep.data.tokenizer.vocabulary import read_record
 from samestep.models.transformer import Transformer
-from samestep.recipes.mdlm import corpus, questions, settling
+from samestep.recipes.mdlm import corpus, resolve
 from samestep.recipes.mdlm.config import MdlmConfig
-from samestep.recipes.mdlm.corpus import Corpus, DataConfig
+from samestep.recipes.mdlm.corpus import QUESTIONS, Corpus, DataConfig, load_questions
 from samestep.recipes.mdlm.objective import Objective, figures
-from samestep.recipes.mdlm.published import carry_companions
+from samestep.recipes.mdlm.pretrained import carry_companions
+from samestep.recipes.mdlm.pt_files import EpochFiles, FitWithFiles
 from samestep.recipes.mdlm.sampling import sample, until_end
 from samestep.train.bench import Bench
-from samestep.train.ema import Average
-from samestep.train.epoch_files import EpochFiles, FitWithFiles
 from samestep.train.fit import Fit
-from samestep.train.optim import OptimSettings
-from samestep.train.recipe import Stage, Tick
-from samestep.train.trained import TOKENIZER, Trained
+from samestep.train.learner.ema import Average
+from samestep.train.learner.optimizer import OptimSettings
+from samestep.train.pretrained.trained import TOKENIZER, Trained
+from samestep.train.recipe import Stage
+from samestep.train.task import Tick
 
 PRETRAIN, SFT = "pretrain", "sft"
 
@@ -36,7 +37,7 @@ def stages(config: MdlmConfig) -> list[Stage]:
 
 def holds_chats(data: DataConfig) -> bool:
     """Whether the data is prompts with answers, judged by a small file."""
-    if data.path is None or data.path == questions.PATH:
+    if data.path is None or data.path == QUESTIONS:
         return data.path is not None
     return read_record(Path(data.path).expanduser() / METADATA).get("kind") == "chat"
 
@@ -54,15 +55,15 @@ def describe(config: MdlmConfig) -> dict[str, str]:
 
 def load(data: DataConfig) -> Corpus:
     """The data that a configuration names."""
-    return questions.load(data) if data.path == questions.PATH else corpus.load(data)
+    return load_questions(data) if data.path == QUESTIONS else corpus.load(data)
 
 
 def build(bench: Bench) -> Fit:
     """One network, fitted to the data."""
     config: MdlmConfig = bench.config
     text = load(config.data)
-    first = None if bench.resumed else settling.origin(config)  # what it is for has been copied since
-    settling.check(config, text, first)
+    first = None if bench.resumed else resolve.origin(config)  # what it is for has been copied since
+    resolve.check(config, text, first)
     objective = Objective(config.objective, text.tokenizer.vocabulary, config.seed, text.sft)
     feed = bench.feed(text.train, count=objective.count)
     if bench.world.is_main:  # once the data is known to be the run's own; its hash is known then, too

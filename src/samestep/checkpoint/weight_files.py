@@ -1,0 +1,160 @@
+"""Plain weight files, as other scripts write and read them: a `.pt` of tensors, or safetensors.
+
+Nothing here runs code out of a file: `.pt` is read by torch's weights-only loader, and what that refuses we refuse.
+"""
+
+import os
+import pickle
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from samestep.checkpoint.safetensor_files import SafetensorsFiles, first_few
+from samestep.checkpoint.weight_sources import Held, Renamed, Source, read_whole
+from samestep.core.errors import UserError
+from samestep.core.records import sync_folder
+
+NAMES = ("model_state_dict", "state_dict", "model")
+"""Where a file with more than weights in it may keep them; the first is where we put them."""
+_WRAPPED = "module."
+_COMPILED = "_orig_mod."
+_PLAIN = (type(None), bool, int, float, str, torch.Tensor)
+
+
+class Plain(NamedTuple):
+    """A weight file whose weights are yet to be read."""
+
+    source: Source
+    extra: dict[str, Any]
+    """What else was in it."""
+    notes: list[str]
+    """How it was read, where that is worth saying."""
+
+
+class Weights(NamedTuple):
+    """What a weight file holds."""
+
+    weights: dict[str, torch.Tensor]
+    extra: dict[str, Any]
+    """What else was in it."""
+    notes: list[str]
+    """How it was read, where that is worth saying."""
+
+
+def save_weights(path: Path, weights: Mapping[str, torch.Tensor], extra: Mapping[str, Any] | None = None) -> None:
+    """Write weights to a `.pt` file, whole or not at all. With `extra`, they lie beside it under `model_state_dict`."""
+    names = _plain_names(weights)
+    content: dict[str, Any] = {names[name]: _on_cpu(tensor) for name, tensor in weights.items()}
+    assert len(content) == len(weights), "two weights have the same name once wrappers' prefixes are gone"
+    if extra is not None:
+        assert NAMES[0] not in extra
+        _check_plain(extra)
+        content = {**extra, NAMES[0]: content}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(fresh, "wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def load_weights(path: Path) -> Weights:
+    """The weights in a `.pt` or `.safetensors` file or a folder of safetensors, named as without wrappers."""
+    source, extra, notes = open_plain(path)
+    return Weights(read_whole(source), extra, notes)
+
+
+def open_plain(path: Path) -> Plain:
+    """The same, with the weights left on the disk until they are copied to where they belong."""
+    if not path.exists():
+        raise UserError(f"there is no {path}; give a .pt or .safetensors file, or a folder of safetensors")
+    if path.is_dir() or path.suffix == ".safetensors":
+        found = Plain(SafetensorsFiles(path), {}, [])
+    else:
+        found = _find_weights(path, _read_pt(path))
+    names = {plain: theirs for theirs, plain in _plain_names(found.source.layout).items()}
+    if len(names) < len(found.source.layout):
+        raise UserError(f"two names in {path} are the same without {_COMPILED!r}; rename one and save the file again")
+    if names.keys() == found.source.layout.keys():
+        return found
+    found.notes.append(f"removed what wrappers had put into the names ({_WRAPPED} or {_COMPILED})")
+    return found._replace(source=Renamed(found.source, names))
+
+
+def match(weights: Mapping[str, torch.Tensor], expected: Mapping[str, Sequence[int]], source: str = "weights") -> None:
+    """Refuse weights that are not just the expected ones, naming the first few that are missing, extra or misshapen."""
+    both = sorted(expected.keys() & weights.keys())
+    differences = {
+        "missing": sorted(expected.keys() - weights.keys()),
+        "unknown to the model": sorted(weights.keys() - expected.keys()),
+        "of another shape": [
+            f"{name} {tuple(weights[name].shape)} instead of {tuple(expected[name])}"
+            for name in both
+            if tuple(weights[name].shape) != tuple(expected[name])
+        ],
+    }
+    said = [f"{len(names)} {what}, namely {first_few(names)}" for what, names in differences.items() if names]
+    if said:
+        raise UserError(f"the {source} do not fit the model ({'; '.join(said)}); choose the model they were made with")
+
+
+def _plain_names(names: Iterable[str]) -> dict[str, str]:
+    """Every name without what wrappers put into it: torch.compile anywhere, DDP before all of them."""
+    plain = {name: name.replace(_COMPILED, "") for name in names}
+    while plain and all(name.startswith(_WRAPPED) for name in plain.values()):
+        plain = {name: short.removeprefix(_WRAPPED) for name, short in plain.items()}
+    return plain
+
+
+def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    assert not hasattr(tensor, "full_tensor"), "gather a sharded weight before saving it plainly"
+    tensor = tensor.detach().cpu()
+    is_part = tensor.untyped_storage().nbytes() != tensor.nbytes  # torch.save would write all it is a part of
+    return tensor.clone() if is_part else tensor
+
+
+def _check_plain(value: Any) -> None:
+    """Only what the weights-only loader reads back."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            assert isinstance(key, str), f"{key!r} is not a string"
+            _check_plain(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check_plain(inner)
+    else:
+        assert isinstance(value, _PLAIN), f"a {type(value).__name__} cannot go into a plain weight file"
+
+
+def _read_pt(path: Path) -> Any:
+    is_mappable = zipfile.is_zipfile(path)  # what torch.save wrote before 2020 is not
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_mappable)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
+        raise UserError(
+            f"{path} cannot be read as plain weights, without running code from it; save it again with "
+            "torch.save(model.state_dict(), path), or as safetensors"
+        ) from error
+
+
+def _is_weights(value: Any) -> bool:
+    return isinstance(value, dict) and bool(value) and all(isinstance(v, torch.Tensor) for v in value.values())
+
+
+def _find_weights(path: Path, content: Any) -> Plain:
+    if _is_weights(content):
+        return Plain(Held(content), {}, [])
+    for name in NAMES:
+        if isinstance(content, dict) and _is_weights(content.get(name)):
+            extra = {key: value for key, value in content.items() if key != name}
+            return Plain(Held(content[name]), extra, [f"took the weights under {name!r}"])
+    keys = f"only {first_few([str(key) for key in content])}" if isinstance(content, dict) else type(content).__name__
+    raise UserError(f"{path} has no weights in it ({keys}); they must be all of it, or lie under {' or '.join(NAMES)}")

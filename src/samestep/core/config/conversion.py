@@ -1,0 +1,237 @@
+"""From plain data to a typed config. Text is taken as it stands and turned into the field's type, nothing else.
+
+OmegaConf's structured configs are not used here on purpose: they would read `${...}` in a prompt as an interpolation.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from samestep.core.config.schema import (
+    FALSE_WORDS,
+    MISSING,
+    NULL,
+    NULL_WORDS,
+    TRUE_WORDS,
+    default_of,
+    expected,
+    init_fields,
+    is_dict,
+    is_list,
+    is_section,
+    members,
+    paths_of,
+    types_of,
+    unknown,
+    without_null,
+)
+from samestep.core.errors import UserError
+
+T = TypeVar("T")
+_SHOWN = 80  # letters of a refused value that are quoted
+_EXACT = 2**53  # whole numbers below it survive being written as a float
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in the data a value stands, for the sentence that refuses it."""
+
+    root: type
+    path: str = ""
+
+    def child(self, name: object) -> "Place":
+        """The place one name further down."""
+        return Place(self.root, f"{self.path}.{name}" if self.path else str(name))
+
+    def refuse(self, value: object, tp: Any) -> UserError:
+        """The sentence about a value of the wrong type."""
+        shown = repr(value)
+        shown = shown if len(shown) <= _SHOWN else shown[: _SHOWN - 3] + "..."
+        return UserError(f"{self.path or 'The config'} must be {expected(tp)}, not {shown}.")
+
+
+def build(cls: type[T], data: Mapping[str, Any]) -> T:
+    """An instance of a (nested, frozen) config class; what `data` does not name keeps its default."""
+    return _section(data, cls, Place(cls), None)
+
+
+def flow(text: str, typed: bool = False) -> Any:
+    """A list or mapping written on one line, as in YAML or JSON; its scalars stay text unless `typed`."""
+    import yaml
+
+    try:
+        return yaml.load(text, Loader=yaml.SafeLoader if typed else yaml.BaseLoader)
+    except (yaml.YAMLError, ValueError):
+        return text
+
+
+def _section(value: Any, cls: type[T], place: Place, base: T | None) -> T:
+    """A nested config: `value` laid over `base`, the default that the parent gives this section."""
+    if isinstance(value, cls):
+        return value
+    value = flow(value) if isinstance(value, str) else value
+    if not isinstance(value, Mapping):
+        raise place.refuse(value, cls)
+    data = {str(key): item for key, item in value.items()}
+    fields, kinds = init_fields(cls), types_of(cls)
+    strange = [key for key in data if key not in {field.name for field in fields}]
+    if strange:
+        names = [*paths_of(place.root), *(place.child(field.name).path for field in fields)]
+        raise unknown(place.child(strange[0]).path, dict.fromkeys(names))
+    arguments = {
+        field.name: _field(data.get(field.name, MISSING), field, kinds[field.name], place.child(field.name), base)
+        for field in fields
+    }
+    try:
+        return cls(**arguments)
+    except ValueError as error:  # raised by a check in __post_init__
+        raise UserError(f"{place.path + ': ' if place.path else ''}{error}") from None
+
+
+def _field(value: Any, field: dataclasses.Field[Any], tp: Any, place: Place, parent: Any) -> Any:
+    default = default_of(field) if parent is None else getattr(parent, field.name)
+    if value is not MISSING:
+        return _convert(value, tp, place, None if default is MISSING else default)
+    if default is MISSING and is_section(tp):
+        return _section({}, tp, place, None)
+    if default is MISSING:
+        raise UserError(f"Set {place.path} to {expected(tp)}; it has no default.")
+    return default
+
+
+def _convert(value: Any, tp: Any, place: Place, base: Any = None) -> Any:
+    """`value` as type `tp`. `base` is the default that a nested config is laid over."""
+    if tp in (Any, object):
+        return value
+    if len(members(tp)) > 1:
+        return _union(value, tp, place, base)
+    if is_section(tp):
+        return _section(value, tp, place, base if isinstance(base, tp) else None)
+    if is_list(tp):
+        return _list(value, tp, place)
+    if is_dict(tp):
+        return _dict(value, tp, place)
+    assert get_origin(tp) is Literal or tp in _SCALARS, f"{place.path}: a config field cannot be of type {tp}"
+    try:
+        return _literal(value, tp) if get_origin(tp) is Literal else _SCALARS[tp](value)
+    except (ValueError, OverflowError):
+        raise place.refuse(value, tp) from None
+
+
+def _union(value: Any, tp: Any, place: Place, base: Any) -> Any:
+    """The first alternative that takes the value, the narrowest first, so that "3" for `int | str` is a number."""
+    choices = sorted(without_null(tp), key=_width)
+    if NULL in members(tp) and _means_null(value, choices):
+        return None
+    if len(choices) == 1 and _width(choices[0]) == _NESTED:
+        return _convert(value, choices[0], place, base)  # its own sentence says where inside the value the fault is
+    if not isinstance(value, str) and type(value) in choices:
+        return value
+    for choice in choices:
+        try:
+            return _convert(value, choice, place, base)
+        except UserError:
+            continue
+    raise place.refuse(value, tp)
+
+
+_NESTED = 4
+_WIDTHS: dict[Any, int] = {int: 1, float: 2, bool: 3, Path: 5, str: 6, Any: 7, object: 7}
+
+
+def _width(tp: Any) -> int:
+    return 0 if get_origin(tp) is Literal else _WIDTHS.get(tp, _NESTED)
+
+
+def _means_null(value: Any, choices: Sequence[Any]) -> bool:
+    """Null, or text for it. Where text is a legal value only `null` is taken, so that a name may be "none"."""
+    if not isinstance(value, str):
+        return value is None
+    if any(value in get_args(choice) for choice in choices if get_origin(choice) is Literal):
+        return False
+    return value == "null" if str in choices else value.lower() in NULL_WORDS
+
+
+def _list(value: Any, tp: Any, place: Place) -> Any:
+    make = list if (get_origin(tp) or tp) is list else tuple
+    kinds = get_args(tp) or (Any,)
+    items = flow(value, typed=Any in kinds) if isinstance(value, str) else value
+    if not isinstance(items, list | tuple):
+        raise place.refuse(value, tp)
+    if make is tuple and Ellipsis not in kinds and get_origin(tp) is tuple:
+        if len(items) != len(kinds):
+            raise place.refuse(value, tp)
+    else:
+        kinds = kinds[:1] * len(items)
+    return make(_convert(item, kind, place.child(at)) for at, (item, kind) in enumerate(zip(items, kinds)))
+
+
+def _dict(value: Any, tp: Any, place: Place) -> dict[Any, Any]:
+    key_type, item_type = get_args(tp) or (str, Any)
+    items = flow(value, typed=item_type is Any) if isinstance(value, str) else value
+    if not isinstance(items, Mapping):
+        raise place.refuse(value, tp)
+    return {
+        _convert(key, key_type, place.child(key)): _convert(item, item_type, place.child(key))
+        for key, item in items.items()
+    }
+
+
+def _literal(value: Any, tp: Any) -> Any:
+    """One of the choices. YAML reads a bare `on` or `no` as a boolean, so that is undone where only one choice fits."""
+    choices = get_args(tp)
+    exact = [choice for choice in choices if type(choice) is type(value) and choice == value]
+    words = (TRUE_WORDS if value else FALSE_WORDS) if isinstance(value, bool) else {str(value)}
+    fitting = exact or [choice for choice in choices if str(choice) in words or _spells(value, choice)]
+    if len(fitting) != 1:
+        raise ValueError
+    return fitting[0]
+
+
+def _spells(value: Any, choice: Any) -> bool:
+    """Whether `value` is a word for `choice`, which is true or false."""
+    return isinstance(choice, bool) and str(value).lower() in (TRUE_WORDS if choice else FALSE_WORDS)
+
+
+def _boolean(value: Any) -> bool:
+    word = str(value).lower() if isinstance(value, str | int) else ""
+    if word not in TRUE_WORDS | FALSE_WORDS:
+        raise ValueError
+    return word in TRUE_WORDS
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, str):
+        try:
+            return int(value)
+        except ValueError:
+            value = float(value)  # 1e6 is a whole number too
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError
+    if isinstance(value, float) and not (value.is_integer() and abs(value) < _EXACT):
+        raise ValueError
+    return int(value)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError
+    return float(value)
+
+
+def _text(value: Any) -> str:
+    """Text, also from a number that YAML read; not from a boolean, whose word is lost (`no` comes as False)."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str | Path):
+        raise ValueError
+    return str(value)
+
+
+_SCALARS: dict[Any, Callable[[Any], Any]] = {
+    bool: _boolean,
+    int: _whole,
+    float: _number,
+    str: _text,
+    Path: lambda value: Path(_text(value)),
+}

@@ -1,0 +1,163 @@
+"""`samestep data prepare`: from text to a folder of tokens.
+
+Everything is read twice (three times for BPE), and only a few pieces are in memory at a time: the first pass counts, so
+that the split is known before a token is written; then a vocabulary is learned; then the tokens are written.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from samestep.core.errors import UserError
+from samestep.core.records import write_json
+from samestep.data.prepared import FORMAT, METADATA, TOKENIZER_FOLDER
+from samestep.data.prepared.chats import ChatFields, Chats
+from samestep.data.prepared.sources import Source, read_records
+from samestep.data.prepared.split import CHANGED, Split
+from samestep.data.prepared.texts import Texts
+from samestep.data.prepared.writing import Writing, fresh_folder, refuse_existing
+from samestep.data.tokenizer import read_tokenizer
+from samestep.data.tokenizer.char import CharTokenizer
+from samestep.data.tokenizer.subword import train_bpe
+from samestep.data.tokenizer.vocabulary import ByteTokenizer, Tokenizer
+
+
+@dataclass(frozen=True)
+class PrepareConfig:
+    """How text becomes tokens."""
+
+    out: str
+    """The folder to write."""
+    tokenizer: str = "byte"
+    """byte, char, bpe (learned from the text), or a local folder with a tokenizer.json."""
+    vocab_size: int | None = None
+    """Tokens that bpe learns, the special ones included; null is 4096."""
+    sequence_length: int | None = None
+    """Tokens in a row; null is 256, and 1024 for chats."""
+    validation_fraction: float = 0.1
+    """Share of the documents (of a single text: its end) that is kept for validation."""
+    kind: Literal["auto", "text", "chat"] = "auto"
+    """text, chat, or auto: JSONL with messages, or with a prompt and an answer, is chat."""
+    field: str = "text"
+    """Where a line of a JSONL file holds its text."""
+    prompt_field: str = "prompt"
+    """Where a line of a chat without messages holds the question."""
+    answer_field: str = "answer"
+    """Where a line of a chat without messages holds the answer."""
+    too_long: Literal["cut", "leave_out"] = "cut"
+    """What becomes of a chat's answer that does not fit into a row; one whose prompt does not fit is left out."""
+    mask_token: str | None = None
+    """The mask of a tokenizer folder that names none: a token, its number, or new to add one."""
+    eos_token: str | None = None
+    """The end of a document of a tokenizer folder that names none: a token, its number, or new to add one."""
+    seed: int = 0
+    """Chooses the documents that are kept for validation."""
+    shard_bytes: int = 1 << 30
+    """Largest size of a token file."""
+    overwrite: bool = False
+    """Replace the folder if it is there."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be done, before anything is read."""
+        if self.sequence_length is not None and self.sequence_length < 2:
+            raise UserError(f"Set sequence_length to 2 or more; it is {self.sequence_length}.")
+        if not 0 < self.validation_fraction < 1:
+            raise UserError(f"Set validation_fraction between 0 and 1; it is {self.validation_fraction}.")
+        if self.vocab_size is not None and self.tokenizer != "bpe":
+            raise UserError(f"Give vocab_size with --tokenizer bpe alone; the tokenizer is {self.tokenizer}.")
+        if self.shard_bytes < 4:
+            raise UserError(f"Set shard_bytes to 4 or more; it is {self.shard_bytes}.")
+
+
+Material = Texts | Chats
+Progress = Callable[[str, int, int], None]
+"""Told what is being done, how many bytes of it are, and how many there are."""
+
+
+def prepare(sources: Sequence[Source], config: PrepareConfig, progress: Progress) -> dict[str, Any]:
+    """Write the folder, and return its metadata."""
+    target = Path(config.out).expanduser()
+    refuse_existing(target, config.overwrite)
+    material = _material(sources, config)
+    size = sum(source.file.stat().st_size for source in sources)
+    spell = config.tokenizer == "char"
+    count = material.count(spell, lambda done: progress("reading", done, max(done, size)))
+
+    def split() -> Split:
+        return material.split(count, config.validation_fraction, config.seed)
+
+    split()  # a text that cannot be split is refused before a vocabulary is learned
+    tokenizer = _tokenizer(config, material, split, count.characters)
+    with fresh_folder(target, config.overwrite) as folder:
+        writing = Writing(folder, tokenizer, _row_length(config, material), config.shard_bytes)
+        found = material.write(writing, split(), lambda done: progress("writing tokens", done, count.bytes))
+        if (found["documents"], found["bytes"]) != (count.documents, count.bytes):
+            raise UserError(CHANGED)
+        tokenizer.save(folder / TOKENIZER_FOLDER)
+        metadata = {
+            "format": FORMAT,
+            "kind": material.kind,
+            "tokenizer": tokenizer.kind,
+            **_special_ids(tokenizer),
+            **found,
+            "split": split().name,
+            "seed": config.seed,
+            "sources": [source.describe() for source in sources],
+        }
+        write_json(folder / METADATA, metadata)
+    return metadata
+
+
+def _material(sources: Sequence[Source], config: PrepareConfig) -> Material:
+    fields = ChatFields(config.prompt_field, config.answer_field)
+    chats = [config.kind == "chat" or (config.kind == "auto" and _is_chat(source, fields)) for source in sources]
+    if not any(chats):
+        return Texts(sources, config.field)
+    plain = [source.name for source, chat in zip(sources, chats) if not (chat and source.is_jsonl)]
+    if plain:
+        raise UserError(f"Prepare chats and running text apart; {plain[0]} is no JSONL file of chats, others are.")
+    return Chats(sources, fields, config.too_long == "cut")
+
+
+def _is_chat(source: Source, fields: ChatFields) -> bool:
+    """By its first record."""
+    return source.is_jsonl and any(fields.has_chat(record) for _, record in _first(source))
+
+
+def _first(source: Source) -> list[tuple[str, dict[str, Any]]]:
+    for found in read_records([source]):
+        return [found]
+    return []
+
+
+def _row_length(config: PrepareConfig, material: Material) -> int:
+    return config.sequence_length or material.usual_length
+
+
+def _tokenizer(
+    config: PrepareConfig, material: Material, split: Callable[[], Split], characters: set[str]
+) -> Tokenizer:
+    if config.tokenizer == "byte":
+        return ByteTokenizer()
+    if config.tokenizer == "char":
+        # those of all text: a character that validation alone has could not be said at all
+        return CharTokenizer.of(characters)
+    if config.tokenizer == "bpe":
+        return train_bpe(material.training_texts(split()), config.vocab_size or 4096)
+    folder = Path(config.tokenizer).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"Choose --tokenizer byte, char, bpe or a local folder; there is no folder {config.tokenizer}.")
+    return read_tokenizer(folder, config.mask_token, config.eos_token)
+
+
+def _special_ids(tokenizer: Tokenizer) -> dict[str, Any]:
+    vocabulary = tokenizer.vocabulary
+    return {
+        "vocab_size": vocabulary.size,
+        "mask_token_id": vocabulary.mask,
+        "eos_token_id": vocabulary.eos,
+        "bos_token_id": vocabulary.bos,
+        "eot_token_id": vocabulary.eot,
+        "header_token_ids": vocabulary.headers,
+    }

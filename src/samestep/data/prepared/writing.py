@@ -1,0 +1,175 @@
+"""Token files on disk: a folder that appears complete or not at all, and shards that are filled one after the other."""
+
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from samestep.core.errors import UserError
+from samestep.core.records import put_in_place
+from samestep.data.prepared.split import REGIONS, Region
+from samestep.data.tokenizer.vocabulary import Tokenizer
+
+
+@contextmanager
+def fresh_folder(target: Path, overwrite: bool) -> Iterator[Path]:
+    """A folder to write into, which takes its name `target` only when all was well; else nothing is left of it."""
+    refuse_existing(target, overwrite)
+    # Always the same name, so that the next attempt takes away what a kill left.
+    staging = target.with_name(f".{target.name}.preparing")
+    try:
+        staging.mkdir(parents=True, exist_ok=True)
+        with _held(staging):
+            try:
+                _empty(staging)
+                yield staging
+                refuse_existing(target, overwrite)
+                put_in_place(staging, target)
+            finally:
+                shutil.rmtree(staging, ignore_errors=True)
+    except OSError as problem:
+        raise UserError(_excuse(target, problem)) from None
+
+
+def refuse_existing(target: Path, overwrite: bool) -> None:
+    """Refuse to write over what is there."""
+    if not target.name:
+        raise UserError(f"Give a folder with a name of its own to write to; {str(target)!r} has none.")
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return
+    if not (target / "metadata.json").is_file():
+        raise UserError(f"Give another folder to write to; {target} is something else than prepared data.")
+    if not overwrite:
+        raise UserError(f"Give another folder to write to, or --overwrite; {target} is there already.")
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise UserError(f"Wait for the other process that is writing to {folder}.") from None
+    finally:
+        os.close(handle)
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _excuse(target: Path, problem: OSError) -> str:
+    if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"Free some room on the disk of {target.parent.resolve()}; it is full, and nothing was kept."
+    return f"Mend this and prepare {target} again, of which nothing was kept: {problem}."
+
+
+class Shards:
+    """Tokens appended to files of bounded size, little-endian and with nothing else in them."""
+
+    def __init__(self, folder: Path, name: str, dtype: str, most: int) -> None:
+        assert most >= 1
+        self.tokens = 0
+        self.files: list[dict[str, Any]] = []
+        self._folder, self._name, self._dtype, self._most = folder, name, dtype, most
+        self._file: BinaryIO | None = None
+        self._digest = hashlib.sha256()
+
+    def append(self, tokens: np.ndarray) -> None:
+        """Add tokens; a shard that is full is closed and the next one begun."""
+        while len(tokens):
+            if self._file is None:
+                self._begin()
+            assert self._file is not None
+            here = np.ascontiguousarray(tokens[: self._most - self.files[-1]["tokens"]], dtype=self._dtype)
+            self._file.write(here.data)
+            self._digest.update(here.data)
+            self.files[-1]["tokens"] += len(here)
+            self.tokens += len(here)
+            tokens = tokens[len(here) :]
+            if self.files[-1]["tokens"] == self._most:
+                self.close()
+
+    def close(self) -> None:
+        """Have the open shard on the disk."""
+        if self._file is not None:
+            with self._file as file:
+                file.flush()
+                os.fsync(file.fileno())
+            self.files[-1]["sha256"] = self._digest.hexdigest()
+            self._file = None
+
+    def _begin(self) -> None:
+        name = f"{self._name}-{len(self.files):05d}.bin"
+        self._file = open(self._folder / name, "wb")  # noqa: SIM115 (kept open over many appends)
+        self._digest = hashlib.sha256()
+        self.files.append({"file": name, "tokens": 0})
+
+
+Done = Callable[[int], None]
+"""Told how many bytes of text are done."""
+
+
+@dataclass
+class Count:
+    """What there is."""
+
+    spell: bool
+    """Whether to note every character that occurs."""
+    documents: int = 0
+    bytes: int = 0
+    characters: set[str] = field(default_factory=set)
+
+    def see(self, text: str) -> None:
+        """Count a text in."""
+        self.bytes += len(text.encode("utf-8"))
+        if self.spell:
+            self.characters.update(text)
+
+
+@dataclass(frozen=True)
+class Writing:
+    """Where tokens go, and how they are made."""
+
+    folder: Path
+    tokenizer: Tokenizer
+    row_length: int
+    shard_bytes: int
+
+    @property
+    def dtype(self) -> str:
+        """The smallest type that holds every token."""
+        return "<u2" if self.tokenizer.vocabulary.size <= 1 << 16 else "<u4"
+
+    def shards(self) -> dict[Region, Shards]:
+        """Files for the tokens of each region."""
+        most = self.shard_bytes // np.dtype(self.dtype).itemsize
+        return {region: Shards(self.folder, region, self.dtype, most) for region in REGIONS}
+
+    def check(self, tokens: np.ndarray) -> None:
+        """Refuse text that holds the mask: it stands for what is hidden, and for nothing else."""
+        if (tokens == self.tokenizer.vocabulary.mask).any():
+            raise UserError("Take the mask token out of the text, or name another with --mask_token.")
+
+    def facts(self, shards: dict[Region, Shards]) -> dict[str, Any]:
+        """What was written, closed and on the disk."""
+        for region in REGIONS:
+            shards[region].close()
+        return {
+            "sequence_length": self.row_length,
+            "total_tokens": sum(shards[region].tokens for region in REGIONS),
+            "train_tokens": shards["train"].tokens,
+            "val_tokens": shards["validation"].tokens,
+            "dtype": self.dtype,
+            "shards": {region: shards[region].files for region in REGIONS},
+        }

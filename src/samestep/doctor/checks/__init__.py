@@ -1,0 +1,1 @@
+"""What `samestep doctor` looks at, one file a subject."""

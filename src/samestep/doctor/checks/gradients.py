@@ -1,0 +1,77 @@
+"""Replicated training computes the gradient that one process computes from the whole batch."""
+
+import hashlib
+
+import torch
+from torch import nn
+
+from samestep.doctor.check import Exam, Fact
+from samestep.doctor.checks.group import NETWORK
+from samestep.doctor.findings import Finding, Reports, failed, named, odd_ones, ok
+from samestep.doctor.rendezvous import Seat
+from samestep.parallel.wrap import wrap
+
+NAME = "DDP gradients"
+TOLERANCE = 1e-5
+"""Largest difference relative to the whole gradient, in float32."""
+ROWS, WIDTH = 4, 32
+"""Rows of a rank, and numbers in a row."""
+
+
+def measure(seat: Seat) -> Fact:
+    """How far the gradient that DDP gives here is from that of the whole batch, and a mark of its bits."""
+    world = seat.joined()
+    rows, targets = batch(world.size * ROWS)
+    mine = slice(world.rank * ROWS, (world.rank + 1) * ROWS)
+    alone, shared = network().to(world.device), wrap(network(), world, "ddp", None)
+    for model, part in ((alone, slice(None)), (shared.module, mine)):
+        found = model(rows[part].to(world.device))
+        nn.functional.mse_loss(found, targets[part].to(world.device)).backward()
+    wanted, got = flat_gradient(alone), flat_gradient(shared.inner)
+    distance = float((wanted - got).norm() / wanted.norm())
+    return {"distance": distance, "mark": hashlib.sha256(got.numpy().tobytes()).hexdigest()[:12]}
+
+
+def batch(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same rows and targets on every rank."""
+    generator = torch.Generator().manual_seed(17)
+    return torch.randn(rows, WIDTH, generator=generator), torch.randn(rows, 1, generator=generator)
+
+
+def network() -> nn.Module:
+    """The same small network on every rank, whatever was drawn before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(17)
+        return nn.Sequential(nn.Linear(WIDTH, 64), nn.GELU(), nn.Linear(64, 1))
+
+
+def flat_gradient(module: nn.Module) -> torch.Tensor:
+    """All gradients in one row, on the CPU."""
+    return torch.cat([p.grad.reshape(-1).cpu() for p in module.parameters() if p.grad is not None])
+
+
+def judge(reports: Reports) -> list[Finding]:
+    """Equal to one process, and equal on all ranks."""
+    far = [report for report in reports if not report.fact["distance"] <= TOLERANCE]
+    if far:
+        return [
+            failed(
+                NAME,
+                f"{named(far)} differs by {far[0].fact['distance']:.1e} from the gradient of one process: gradients "
+                "are not averaged over all ranks there; try another version of torch or NCCL, and NCCL_P2P_DISABLE=1",
+            )
+        ]
+    _, odd = odd_ones(reports, {report.rank: report.fact["mark"] for report in reports})
+    if odd:
+        return [
+            failed(
+                NAME,
+                f"{named(odd)} has other bits in its gradient than the rest, so ranks would drift apart: the backend "
+                "reduces in another order there; use the same kind of GPU and the same NCCL on every host",
+            )
+        ]
+    worst = max(report.fact["distance"] for report in reports)
+    return [ok(NAME, f"as one process computes them, within {worst:.1e}; equal bits on all ranks")]
+
+
+EXAM = Exam(NAME, measure, judge, NETWORK, together=True)

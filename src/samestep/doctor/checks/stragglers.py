@@ -1,0 +1,85 @@
+"""The same work on every rank, several times: who is slower than the others, and whether it is the core's fault."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from samestep.doctor.check import Exam, Fact
+from samestep.doctor.checks.speed import synchronize
+from samestep.doctor.findings import Finding, Reports, failed, named, ok, others_median, span, warning
+from samestep.doctor.rendezvous import Seat
+
+NAME = "equal speed"
+NOTABLE, LARGE = 1.5, 5.0
+"""How many times slower than the median of the others a rank is named, and fails: busy cores come and go."""
+ROUNDS = 15
+HUNGRY = 0.8
+"""The share of a core below which a rank did not get the time it asked for."""
+_WIDTHS = {"cpu": (512, torch.float32), "cuda": (8192, torch.bfloat16), "xpu": (4096, torch.bfloat16)}
+
+
+def measure(seat: Seat) -> Fact:
+    """Multiply matrices in rounds that all ranks begin together."""
+    world = seat.joined()
+    width, dtype = _WIDTHS[world.device.type]
+    generator = torch.Generator().manual_seed(17)
+    matrix = torch.randn(width, width, generator=generator).to(world.device, dtype)
+
+    def work() -> None:
+        for _ in range(4):
+            torch.mm(matrix, matrix)
+        synchronize(world.device)
+
+    timed = rounds(work, world.barrier)
+    flops = 4 * 2 * width**3 / timed["seconds"]
+    return {
+        **timed,
+        "flops": flops,
+        "width": width,
+        "dtype": str(dtype).removeprefix("torch."),
+        "kind": world.device.type,
+    }
+
+
+def rounds(work: Callable[[], None], barrier: Callable[[], None]) -> dict[str, float]:
+    """The median time of a round, and the share of a core that this process got in its rounds."""
+    times, used = [], []
+    work()
+    for _ in range(ROUNDS):
+        barrier()
+        began, began_cpu = time.perf_counter(), time.process_time()
+        work()
+        times.append(time.perf_counter() - began)
+        used.append(time.process_time() - began_cpu)
+    return {"seconds": statistics.median(times), "share": sum(used) / sum(times)}
+
+
+def judge(reports: Reports) -> list[Finding]:
+    """Names the slowest, if it is slow."""
+    times = [report.fact["seconds"] for report in reports]
+    slowness = [taken / others_median(times, at) for at, taken in enumerate(times)]
+    worst = max(range(len(reports)), key=lambda at: slowness[at])
+    factor, report = slowness[worst], reports[worst]
+    if factor <= NOTABLE:
+        seen = f"a round of {span(statistics.median(times))}, the slowest {factor:.2f} times the median of the others"
+        return [ok(NAME, seen if len(reports) > 1 else f"a round of {span(times[0])}, by the only rank")]
+    say = failed if factor > LARGE else warning
+    seen = f"{named([report])} is {factor:.1f} times slower than the median of the others"
+    return [say(NAME, f"{seen}: {_why(report.fact)}")]
+
+
+def _why(fact: Fact) -> str:
+    if fact["kind"] != "cpu":
+        return "a hot, throttled or shared GPU; look at nvidia-smi -q -d PERFORMANCE there, or leave that host out"
+    if fact["share"] < HUNGRY:
+        return (
+            f"it got {100 * fact['share']:.0f}% of a core, because other programs or ranks run there; end them, or "
+            "give each rank cores of its own"
+        )
+    return "a slower or throttled core; look at the host's clock rate and temperature, or leave that host out"
+
+
+_HANGS = "a core or GPU that is stuck, or far slower than the others; look at its load, or leave that host out"
+EXAM = Exam(NAME, measure, judge, _HANGS, together=True)

@@ -1,0 +1,127 @@
+"""Launch on this machine, or on this one among several: start the ranks, show the first failure, restart.
+
+An attempt (`agent.py`) runs the ranks of this node once. What follows from its end is decided by a judge
+(`verdict.py`): here when there is one node, by the first node for all when there are several (`nodes.py`).
+"""
+
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from samestep.core import launcher as handover
+from samestep.core.errors import EXIT_PREEMPTED, UserError
+from samestep.core.parent import stop_with
+from samestep.launch.attempt import Alarm, Part
+from samestep.launch.node_runner import Station
+from samestep.launch.nodes.options import Nodes
+from samestep.launch.restart_policy import Ended, Judge, Verdict
+from samestep.launch.stop_requests import StopRequests
+
+GRACE = 30.0
+"""Seconds that workers have to stop in good order."""
+_FORCED = 15.0
+"""Seconds beyond the grace time in which a launcher whose own parent is gone must have ended everything."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A Python command line to run as the ranks of one run, as often as it takes."""
+
+    words: Sequence[str]
+    """What comes after `python`."""
+    nproc: int
+    max_restarts: int = 0
+    grace: float = GRACE
+    folder: Path | None = None
+    """Where the ranks leave word and output; by default a temporary folder, kept only when it is needed."""
+    nodes: Nodes | None = None
+    """Where to meet the other nodes; None: there are none."""
+    launch_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def run(self) -> int:
+        """All attempts; returns the exit code of the whole: 0 done, 2 user error, 75 preempted and resumable."""
+        folder = self.folder or Path(tempfile.mkdtemp(prefix="samestep-launch-"))
+        parent = os.environ.get(handover.PARENT)
+        with StopRequests(self.grace) as stop, _variables(self._environment(folder)):
+            if parent is not None:  # another program started this one, and may end before it
+                stop_with(int(parent), self.grace + _FORCED, at_once=False)
+            station = Station(self.words, self.nproc, folder, stop)
+            try:
+                code = self._attempts(station)
+            finally:
+                if self.folder is None and not station.needs_folder:
+                    shutil.rmtree(folder, ignore_errors=True)
+        return code
+
+    def _attempts(self, station: Station) -> int:
+        judge = Judge(self.max_restarts, self.grace)
+        if self.nodes is None:
+            return _alone(station, judge, self.launch_id)
+        from samestep.launch.nodes.member import take_part
+
+        return take_part(self.nodes, station, judge, self.launch_id)
+
+    def _environment(self, folder: Path) -> Mapping[str, str]:
+        return {
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, _cores() // self.nproc)),
+            "PYTHONFAULTHANDLER": os.environ.get("PYTHONFAULTHANDLER") or "1",  # a crash shows where
+            "TORCHELASTIC_SIGNALS_TO_HANDLE": "",  # the agent leaves signals to us
+            handover.LAUNCHER: "local" if self.nodes is None else "samestep",
+            handover.FOLDER: str(folder),
+            handover.PARENT: str(os.getpid()),
+            handover.GRACE: str(self.grace),
+        }
+
+
+def _alone(station: Station, judge: Judge, launch_id: str) -> int:
+    """Try until it is done or there is no point in another attempt."""
+    from torch._C._distributed_c10d import TCPStore
+
+    verdict = Verdict(None)
+    while verdict.code is None:
+        stop = station.stop
+        if stop.reason is not None:
+            return EXIT_PREEMPTED  # before anything was started
+        # A port is chosen by the system when the store opens it, so nobody can take it in between.
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        part = Part("127.0.0.1", store.port, launch_id, station.nproc)
+        failures = station.attempt(part, verdict.remedy, Alarm())
+        verdict = judge.verdict(Ended(failures, stop.reason is not None, stop.at_once))
+        station.show(verdict)
+    return verdict.code
+
+
+def how_many(text: str) -> int:
+    """How many workers `--nproc` asks for; `auto` is one for each GPU, or two on a CPU of several cores."""
+    if text == "auto":
+        import torch
+
+        return torch.cuda.device_count() or torch.xpu.device_count() or min(2, _cores())
+    if not text.isdigit() or int(text) < 1:
+        raise UserError(f"--nproc must be auto or a whole number of at least 1, not {text!r}")
+    return int(text)
+
+
+def _cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def _variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Variables that the workers inherit; this process has its own back afterwards."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,1 @@
+"""Launching on several nodes: one launcher a node, the first of them leads."""

@@ -1,0 +1,1 @@
+"""Jobs of SLURM and PBS: what they ask for, their scripts, and how they are submitted."""

@@ -1,0 +1,93 @@
+"""SLURM: the batch script, and the commands around it.
+
+`srun` starts one task a GPU, and every rank finds its place in what srun tells it. Signals come to the ranks: before
+the time limit (`--signal` without `B:`), and with `scancel`, `scontrol requeue` or a preemption. They save and end with
+75. If the job still counts as running then, nobody took it away: its time is up, or it was asked to make way within a
+grace time, and it queues itself again. A job that SLURM is ending is requeued by SLURM, or was cancelled and stays so.
+"""
+
+import shlex
+from collections.abc import Sequence
+
+from samestep.core.errors import EXIT_PREEMPTED
+from samestep.launch.schedulers.job import Job, Part, clock, seconds
+from samestep.launch.schedulers.script import Surroundings, head, preparation, resume, text, training, verdict
+
+GRACE = 60
+
+
+def script(part: Part, job: Job, around: Surroundings) -> str:
+    """The batch script of one job."""
+    cores = ["--cpus-per-task", str(job.cpus_per_task)] if job.cpus_per_task else []  # srun does not inherit it
+    srun = shlex.join(["srun", "--kill-on-bad-exit=1", *cores, *job.site.srun])
+    return text(
+        [
+            *head("SBATCH", _directives(part, job, around), login=bool(job.site.modules)),
+            *preparation(job),
+            "",
+            "# The ranks get these signals too: they save and end, and this script goes on after them.",
+            "trap : TERM USR1",
+            f"{srun} {training(part, around)}",
+            "code=$?",
+            *verdict(part, around),
+            *(_again(job, around) if job.requeue else []),
+            'exit "$code"',
+        ]
+    )
+
+
+def _directives(part: Part, job: Job, around: Surroundings) -> list[str]:
+    room, site = part.room, job.site
+    exclusive = job.exclusive if job.exclusive is not None else room.gpus > 0 and room.gpus == site.gpus_per_node
+    given = {
+        "job-name": around.run.name,
+        "chdir": str(around.workdir),
+        "output": f"{str(around.job).replace('%', '%%')}/%j.out",
+        "open-mode": "append",
+        "nodes": room.nodes,
+        "ntasks-per-node": room.tasks,
+        "gpus-per-node": room.gpus or None,
+        "cpus-per-task": job.cpus_per_task,
+        "mem": job.mem,
+        "account": site.account,
+        "partition": site.partition,
+        "qos": site.qos,
+        "constraint": site.constraint,
+        "nodelist": job.nodelist,
+        "time": clock(seconds(job.time)) if job.time else None,
+        "signal": f"USR1@{GRACE if job.grace is None else job.grace}",
+    }
+    lines = [f"--{name}={shlex.quote(str(value))}" for name, value in given.items() if value is not None]
+    lines += ["--exclusive"] if exclusive else []
+    lines += ["--requeue" if job.requeue else "--no-requeue"]
+    return [*lines, *site.directives]
+
+
+def _again(job: Job, around: Surroundings) -> list[str]:
+    return [
+        "# A job that still counts as running was not cancelled: its time is up, or it makes way for another.",
+        """state=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep -o 'JobState=[A-Z_]*')""",
+        f'if [ "$code" = {EXIT_PREEMPTED} ] && [ "$state" = JobState=RUNNING ]; then',
+        f'    if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {job.max_requeues} ] && scontrol requeue "$SLURM_JOB_ID"; then',
+        '        echo "samestep: stopped and saved; the job queues again and goes on from there"',
+        "    else",
+        f'        echo "samestep: stopped and saved, but not queued again; go on with:" {shlex.quote(resume(around))}',
+        "    fi",
+        "fi",
+    ]
+
+
+def submission(path: str, after: Sequence[str]) -> list[str]:
+    """The command that submits a script, to begin when the jobs `after` have ended well."""
+    waits = [f"--dependency=afterok:{':'.join(after)}", "--kill-on-invalid-dep=yes"] if after else []
+    return ["sbatch", "--parsable", *waits, path]
+
+
+def job_id(printed: str) -> str:
+    """The number of the job, out of what sbatch printed: it may name the cluster too, and say other things before."""
+    return printed.strip().splitlines()[-1].partition(";")[0].strip()
+
+
+def care(job: str) -> dict[str, str]:
+    """How to look after a job."""
+    return {"queue": f"squeue --job {job}", "cancel": f"scancel {job}"}

@@ -1,0 +1,163 @@
+"""`checkpoint_epoch_N.pt`: after every epoch one plain file with all that older scripts keep in theirs.
+
+It holds `epoch` (how many are complete), `model_state_dict`, `optimizer_state_dict` and `scheduler_state_dict` as torch
+has them, `train_losses` and `val_losses` by epoch, and what the recipe adds. torch's weights-only loader reads it, and
+`samestep train RECIPE --resume FILE` goes on from it. The checkpoints of a run are still what it resumes from itself.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from samestep.checkpoint.weight_files import open_plain
+from samestep.core.records import Json, sync_folder
+from samestep.parallel.wrap import whole
+from samestep.train.fit import Fit
+from samestep.train.learner.learner import Learner
+from samestep.train.learner.optimizer import OptimSettings
+from samestep.train.logging.metrics import Book, Metrics, is_loss
+from samestep.train.task import Tick
+
+
+@dataclass
+class History:
+    """Losses by epoch, and which files there are; checkpoint state."""
+
+    train: list[float] = field(default_factory=list)
+    val: list[float] = field(default_factory=list)
+    """The last validation of each epoch that had one."""
+    val_epoch: int = -1
+    """The epoch of the last validation."""
+    complete: int = 0
+    """Epochs that are over."""
+    written: int = 0
+    """The last epoch that has a file."""
+
+    @classmethod
+    def of(cls, file: Path) -> "History":
+        """As a file has it that a run continues from."""
+        extra = open_plain(file).extra
+        train, val = (list(extra.get(name) or []) for name in ("train_losses", "val_losses"))
+        epoch = extra.get("epoch", 0)
+        return cls(train, val, complete=epoch, written=epoch)
+
+    def validated(self, epoch: int, value: float) -> None:
+        """Note a validation; of several in an epoch the last one counts."""
+        self.val = [*(self.val[:-1] if epoch == self.val_epoch else self.val), value]
+        self.val_epoch = epoch
+
+    def state_dict(self) -> dict[str, Json]:
+        """All of it."""
+        return asdict(self)
+
+    def load_state_dict(self, state: dict[str, Json]) -> None:
+        """Go on from there."""
+        for name, value in state.items():
+            setattr(self, name, value)
+
+
+@dataclass(frozen=True)
+class EpochFiles:
+    """Where the files go, and what is in them beside weights, optimizer and losses."""
+
+    folder: Path
+    figure: str
+    """The validation figure that is kept as `val_losses`."""
+    rate: Callable[[int], float]
+    """The learning rate of each update."""
+    optim: OptimSettings
+    about: Mapping[str, Json]
+    continued: Path | None = None
+    """A file of this kind that the run goes on from."""
+
+
+class FitWithFiles(Fit):
+    """Fits as `Fit` does, and leaves a file after every epoch.
+
+    A file is written when the next epoch begins, or by `write_due` at the end: only then validation is through.
+    """
+
+    def __init__(self, *args: Any, files: EpochFiles, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._files, self._losses = files, Book(self.learner.world)
+        self._history = History.of(files.continued) if files.continued else History()
+        self.state = {**self.state, "history": self._history, "history_window": self._losses}
+
+    def step(self, tick: Tick) -> Metrics:
+        """One update; before the first of an epoch, the file of the last."""
+        self.write_due()
+        metrics = super().step(tick)
+        self._losses.add({name: figure for name, figure in metrics.items() if is_loss(name)})
+        if tick.last_of_epoch:
+            self._history.train = [*self._history.train, self._losses.read().get("loss", float("nan"))]
+            self._history.complete = tick.epoch + 1
+        return metrics
+
+    def validate(self, tick: Tick) -> Mapping[str, float]:
+        """As ever; the figure is noted."""
+        figures = super().validate(tick)
+        if self._files.figure in figures:
+            self._history.validated(tick.epoch, figures[self._files.figure])
+        return figures
+
+    def write_due(self) -> None:
+        """Write the file of the last complete epoch unless it is there; all ranks together."""
+        history, files = self._history, self._files
+        if history.written == history.complete:
+            return
+        history.written = history.complete
+        content = {
+            "epoch": history.complete,
+            "model_state_dict": gathered(self.learner, self.learner.weights()),
+            "optimizer_state_dict": plain_optimizer(self.learner, files),
+            "scheduler_state_dict": _scheduler(self.learner.updates, files),
+            "train_losses": history.train,
+            "val_losses": history.val,
+            **files.about,
+        }
+        if self.learner.world.is_main:
+            _write(files.folder / f"checkpoint_epoch_{history.complete}.pt", content)
+
+
+def gathered(learner: Learner, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Whole tensors in the memory of rank 0, one after the other; all ranks take part."""
+    found = {}
+    for name, tensor in tensors.items():
+        value = whole(tensor).detach()
+        if learner.world.is_main:
+            found[name] = value.to("cpu", copy=True)
+    return found
+
+
+def plain_optimizer(learner: Learner, files: EpochFiles) -> dict[str, Any]:
+    """The state of the optimizer as `torch.optim.AdamW(module.parameters())` would save it."""
+    moments = gathered(learner, learner.state_dict()["optimizer"])
+    with learner.inference() as module:
+        names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+    kinds = ("step", "exp_avg", "exp_avg_sq")
+    state = {
+        number: {kind: moments[f"state.{name}.{kind}"] for kind in kinds} if moments else {}
+        for number, name in enumerate(names)
+    }
+    optim = files.optim
+    group = {"lr": files.rate(learner.updates), "betas": optim.betas, "eps": optim.eps}
+    return {"state": state, "param_groups": [{**group, "weight_decay": optim.weight_decay, "params": list(state)}]}
+
+
+def _scheduler(updates: int, files: EpochFiles) -> dict[str, Json]:
+    """As a torch scheduler that is stepped once an update."""
+    return {"last_epoch": updates, "_step_count": updates + 1, "_last_lr": [files.rate(updates)]}
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    """Whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.tmp")
+    torch.save(content, fresh)
+    os.replace(fresh, path)
+    sync_folder(path.parent)

@@ -1,0 +1,129 @@
+"""Tokens cut into rows, whatever they come as. Every row has its `tokens`, how many of them count (`length`), and how
+many at its beginning are given and never hidden (`prompt`)."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from samestep.data.fingerprint import DataFile
+from samestep.data.text import Tokens, origins
+from samestep.recipes.mdlm.older_data import RowFile
+
+
+class _Rows:
+    """One row at a time, out of many at once."""
+
+    length: int
+    """Tokens in a row, padding included."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
+        """Many rows at once; only the pages they lie on are read."""
+        raise NotImplementedError
+
+    def origins(self) -> list[DataFile | np.ndarray]:
+        """The files, or arrays in memory, that all rows come out of."""
+        raise NotImplementedError
+
+    def __getitem__(self, index: int) -> Mapping[str, Tensor]:
+        """One row."""
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return {name: value[0] for name, value in self.rows(np.array([index])).items()}
+
+
+class Windows(_Rows):
+    """Contiguous, non-overlapping rows of `length` tokens over a region.
+
+    The last row is padded and says so in its `length`, so that every token of the region belongs to exactly one row.
+    """
+
+    def __init__(self, tokens: Tokens, length: int, pad: int) -> None:
+        assert len(tokens) > 0
+        assert length > 0
+        self.tokens, self.length, self.pad = tokens, length, pad
+        self.size = len(tokens)
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return -(-len(self.tokens) // self.length)
+
+    def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
+        """Many rows at once; only the pages they lie on are read."""
+        starts = np.asarray(indices, dtype=np.int64) * self.length
+        positions = starts[:, None] + np.arange(self.length)
+        total = len(self.tokens)
+        values = self.tokens[np.minimum(positions, total - 1)].astype(np.int64)
+        real = np.minimum(total - starts, self.length)
+        return _batch(np.where(positions < total, values, self.pad), real, np.zeros_like(starts))
+
+    def origins(self) -> list[DataFile | np.ndarray]:
+        """Those of the tokens."""
+        return origins(self.tokens)
+
+
+class Answers(_Rows):
+    """Chats: a prompt and its answer a row, padded with the end token.
+
+    The padding counts: how an answer ends, and how long it is, is learned by it.
+    """
+
+    def __init__(self, tokens: Tokens, index: Tokens, length: int, pad: int) -> None:
+        """`index` has three numbers a row: where it begins, how long it is, how much of that is prompt."""
+        assert len(index) >= 3
+        self.tokens, self.index, self.length, self.pad = tokens, index, length, pad
+        self.size = len(tokens)
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.index) // 3
+
+    def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
+        """Many rows at once; only the pages they lie on are read."""
+        places = np.asarray(indices, dtype=np.int64)[:, None] * 3 + np.arange(3)
+        start, real, prompt = (column[:, None] for column in self.index[places].astype(np.int64).T)
+        positions = np.arange(self.length)
+        values = self.tokens[start + np.minimum(positions, real - 1)].astype(np.int64)
+        tokens = np.where(positions < real, values, self.pad)
+        return _batch(tokens, np.full(len(tokens), self.length), prompt[:, 0])
+
+    def origins(self) -> list[DataFile | np.ndarray]:
+        """Those of the tokens and of the index."""
+        return [*origins(self.tokens), *origins(self.index)]
+
+
+class WholeRows(_Rows):
+    """Rows that were cut long ago; all their tokens count."""
+
+    def __init__(self, tokens: RowFile, count: int | None = None) -> None:
+        """Of the first `count` rows, or of all."""
+        rows, self.length = tokens.shape
+        self.tokens, self._count = tokens, rows if count is None else count
+        self.size = self._count * self.length
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return self._count
+
+    def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
+        """Many rows at once; only the pages they lie on are read."""
+        tokens = self.tokens[np.asarray(indices, dtype=np.int64)].astype(np.int64)
+        return _batch(tokens, np.full(len(tokens), self.length), np.zeros(len(tokens), dtype=np.int64))
+
+    def origins(self) -> list[DataFile | np.ndarray]:
+        """The one file."""
+        return [DataFile(self.tokens.file)]
+
+
+Rows = Windows | Answers | WholeRows
+
+
+def _batch(tokens: np.ndarray, length: np.ndarray, prompt: np.ndarray) -> dict[str, Tensor]:
+    return {
+        name: torch.from_numpy(np.ascontiguousarray(value))
+        for name, value in (("tokens", tokens), ("length", length), ("prompt", prompt))
+    }

@@ -1,0 +1,1 @@
+"""What happens after a step, every so often."""

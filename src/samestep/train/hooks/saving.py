@@ -1,0 +1,87 @@
+"""When the state is saved, and the weight files beside a checkpoint."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from samestep.checkpoint.background import Saver
+from samestep.checkpoint.loading import read_tensors
+from samestep.checkpoint.state import pointer
+from samestep.checkpoint.weight_files import save_weights
+from samestep.train.config import Checkpoints
+from samestep.train.hooks.metric_logging import LogFigures
+from samestep.train.hooks.validation import Validate
+from samestep.train.learner.learner import Learner
+from samestep.train.logging.metrics import Metrics
+from samestep.train.loop import Progress
+from samestep.train.recipe import Stage
+from samestep.train.stop import Stop
+from samestep.train.task import Tick
+
+
+@dataclass
+class Save:
+    """Has the state saved by steps, epochs, the agreed clock, and at the end, while training goes on."""
+
+    saver: Saver
+    state: Mapping[str, Any]
+    about: Mapping[str, Any]
+    """What the manifest says of the run."""
+    settings: Checkpoints
+    stage: Stage
+    stop: Stop
+    progress: Progress
+    validate: Validate
+    learners: list[Learner]
+    log: LogFigures
+    weights: Path
+    """The folder of plain weight files."""
+    _names: list[str] = field(default_factory=list)
+
+    def fire(self, tick: Tick, metrics: Metrics, last: bool) -> None:
+        """Save when it is time."""
+        self.saver.poll()
+        done, epochs = tick.step + 1, tick.epoch + 1
+        by_steps = self.settings.every_steps > 0 and done % self.settings.every_steps == 0
+        by_epoch = self.settings.every_epochs > 0 and tick.last_of_epoch and epochs % self.settings.every_epochs == 0
+        self._names = []
+        if self.settings.weights:
+            self._names += [f"step_{done}"] if by_steps or last else []
+            self._names += [f"epoch_{epochs}"] if by_epoch else []
+        if by_steps or by_epoch or last or self.stop.save_due:
+            with self.progress.beside_the_steps("save"):
+                self._prepare()
+                self.saver.save(self.progress.step, self.state, self._about(), self._then())
+
+    def finish(self) -> None:
+        """The last save of a stage: on the disk when this returns."""
+        self._prepare()
+        self.saver.finish(self.progress.step, self.state, self._about(), self._then())
+
+    def _prepare(self) -> None:
+        """What the checkpoint takes for granted: good steps, and figures that a kill right after it cannot take."""
+        for learner in self.learners:
+            learner.settle()
+        self.log.flush()
+
+    def _about(self) -> dict[str, Any]:
+        about = dict(self.about)
+        if self.stage.best is not None and self.stage.best[0] in self.validate.figures:
+            name, mode = self.stage.best
+            about |= {"figure": self.validate.figures[name], "figure_name": name, "figure_mode": mode}
+        return about
+
+    def _then(self) -> Callable[[Path], None]:
+        """Weight files come out of the checkpoint once it is one, so there are none of a state that was not saved."""
+        names = list(self._names)
+        return lambda checkpoint: write_weights(self.weights, self.state, checkpoint, names)
+
+
+def write_weights(folder: Path, state: Mapping[str, Any], checkpoint: Path, suffixes: list[str]) -> None:
+    """Make plain weight files of these names out of a checkpoint; called on rank 0 alone."""
+    for key, part in state.items() if suffixes else ():
+        if isinstance(part, Learner):
+            weights = read_tensors(checkpoint, pointer((key, "model")), verify=False)  # it was written just now
+            for suffix in suffixes:
+                save_weights(folder / f"{part.name}_{suffix}.pt", weights)

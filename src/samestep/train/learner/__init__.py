@@ -1,0 +1,1 @@
+"""The learner, and what it is made of."""

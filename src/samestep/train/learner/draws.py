@@ -1,0 +1,35 @@
+"""Sampling tokens inside training, so that every world size samples the same ones, and the proof can see it."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from samestep.data import noise
+from samestep.train.hooks.evidence import Recorder
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Keyed draws for one purpose (a rollout, a resampled negative)."""
+
+    purpose: str
+    seed: int
+    recorder: Recorder | None = None
+
+    def pick(self, logits: Tensor, *, step: int, ids: Tensor, position: int, temperature: float = 1.0) -> Tensor:
+        """One token a row from softmax(logits / temperature); `logits` is [rows, tokens], `ids` is [rows, 2].
+
+        Gumbel noise in float64 keyed by seed, purpose, step, sample and position: no rank, no state.
+        """
+        scores = logits.double()
+        if temperature > 0:
+            tokens = torch.arange(logits.shape[-1], device=logits.device)
+            epoch, index = ids[:, :1], ids[:, 1:]
+            key = (self.seed, noise.purpose(self.purpose), step, epoch, index, position, tokens)
+            scores = scores / temperature + noise.gumbel(*key)
+        best = scores.topk(2, dim=-1)
+        if self.recorder:
+            margins = best.values[:, 0] - best.values[:, 1]
+            self.recorder.draw(self.purpose, step, ids, position, best.indices[:, 0], margins)
+        return best.indices[:, 0]

@@ -1,0 +1,97 @@
+"""The terms of a loss: which are trained, what they weigh in the whole, and what is logged of them.
+
+A loss returns, per term, each row's sum. Only the terms that a mix names are trained, each times its coefficient; all
+others are logged. A loss of one term needs no mix.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import reduce
+from operator import add
+
+import torch
+from torch import Tensor, nn
+
+from samestep.core.errors import UserError
+from samestep.data.feed import Micros
+from samestep.data.loading import Batch
+from samestep.train.logging.metrics import Figure, Metrics, part_of
+
+Loss = Callable[[nn.Module, Batch], Mapping[str, Tensor]]
+"""From a module and a micro-batch to each term's value by row."""
+Mix = Mapping[str, float]
+"""Coefficients of the terms that are trained."""
+
+
+def trained_terms(learner: str, terms: Mapping[str, Tensor], mix: Mix | None) -> Mix:
+    """The coefficients of the terms that are trained."""
+    if not terms:
+        raise UserError(f"the loss of learner {learner!r} returned no term; return each row's value by name")
+    if mix is None and len(terms) == 1:
+        return dict.fromkeys(terms, 1.0)
+    listed = ", ".join(map(repr, terms))
+    if mix is not None and not (
+        isinstance(mix, Mapping) and all(isinstance(part, int | float) for part in mix.values())
+    ):
+        raise UserError(
+            f"the mix of learner {learner!r} is {mix!r}; give each trained term a number, such as "
+            f"{{{next(iter(terms))!r}: 1.0}}"
+        )
+    if mix is not None and not mix:
+        raise UserError(f"the mix of learner {learner!r} names no term; give a coefficient to one of {listed}")
+    if mix is None:
+        raise UserError(
+            f"the loss of learner {learner!r} returned several terms ({listed}); say which of them are trained, for "
+            f"example mix={{{next(iter(terms))!r}: 1.0}}, and the others are only logged"
+        )
+    unknown = [term for term in mix if term not in terms]
+    if unknown:
+        raise UserError(
+            f"the mix of learner {learner!r} names {unknown[0]!r}, but its loss returned {listed}; name one of those"
+        )
+    return mix
+
+
+def _are_numbers(mix: object) -> bool:
+    return isinstance(mix, Mapping) and all(isinstance(part, int | float) for part in mix.values())
+
+
+def weigh(
+    learner: str, rows: Mapping[str, Tensor], count: int, micros: Micros, trained: Mix, filler: bool = False
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The scalar to differentiate, the sum over terms of coefficient * live rows / global weight; and the sums."""
+    sums = {}
+    for term, values in rows.items():
+        assert values.shape == (count,), (
+            f"term {term!r} of learner {learner!r} must have one value a row, {(count,)}, not {tuple(values.shape)}"
+        )
+        if filler or not micros.weight(term):  # selected, not multiplied by zero: a row may be NaN
+            values = torch.where(torch.zeros_like(values, dtype=torch.bool), values, 0.0)
+        exact = torch.promote_types(values.dtype, torch.float32)  # bf16 rows must not be summed in bf16
+        sums[term] = values.sum(dtype=exact)
+    total = reduce(add, [sums[term] * (part / (micros.weight(term) or 1.0)) for term, part in trained.items()])
+    return total, {term: value.detach() for term, value in sums.items()}
+
+
+def update_metrics(
+    learner: str,
+    micros: Micros,
+    sums: Mapping[str, Tensor],
+    trained: Mix,
+    same: bool,
+    *,
+    norm: Tensor,
+    bad: Tensor,
+    rate: float,
+) -> Metrics:
+    """What is logged of an update; `same`: every rank holds whole sums already."""
+    figures = {term: Figure(value, micros.weight(term), same, bad) for term, value in sums.items()}
+    for term, value in sums.items():  # also those that are not trained in this step, or a mean over steps leaves it out
+        part = trained.get(term, 0.0)
+        mixed = value if part == 1 else value * part if part else 0.0
+        figures[part_of("loss", term)] = Figure(mixed, micros.weight(term), same, bad)
+    figures["grad_norm"] = Figure(norm, 1.0, same=True, skipped=bad)
+    figures["lr"] = Figure(rate, same=True)
+    figures["skipped"] = Figure(bad, same=True)
+    prefix = "" if learner == "model" else f"{learner}/"
+    counts = {f"count/{name}": Figure(weight, same=True) for name, weight in micros.weights.items()}
+    return {**{prefix + name: figure for name, figure in figures.items()}, **counts}

@@ -1,0 +1,62 @@
+"""The first weights of a network that begins from nothing: the same at any world size, in any mode, on any device.
+
+A network that offers `init_parameter` (parallel/parameter_init.py) gets them parameter by parameter, each out of a
+generator that is seeded by the run's seed and the names of learner and parameter. A rank draws a parameter whole and
+keeps its own part, so there is never more than one whole parameter in its memory. Any other network is built whole
+on every rank out of the run's seed, and cut afterwards.
+"""
+
+import hashlib
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from samestep.checkpoint.weight_sources import put
+from samestep.core.errors import UserError
+from samestep.parallel.build import Fill, ParameterInit, build_on_meta
+
+
+def build_fresh(make: Callable[[], nn.Module], seed: int, learner: str) -> tuple[nn.Module, Fill | None]:
+    """A network, and what gives it its first weights where it will lie; None where it has them already.
+
+    One with buffers is built with memory, for only its own code knows their values; its parameters are still drawn.
+    """
+    blank = build_on_meta(make)
+    can_stay = isinstance(blank, ParameterInit) and not any(True for _ in blank.buffers())
+    module = blank if blank is not None and can_stay else make()
+    offers = isinstance(module, ParameterInit)
+    return module, partial(draw_parameters, seed=seed, learner=learner) if offers else None
+
+
+@torch.no_grad()
+def draw_parameters(module: nn.Module, seed: int, learner: str) -> None:
+    """Fill a module that offers `init_parameter`, whole or sharded; torch's generator is left as it was."""
+    assert isinstance(module, ParameterInit)
+    with torch.random.fork_rng(devices=[]):
+        for name, parameter in module.named_parameters():  # one tensor under two names comes once
+            drawn = partial(_drawn, module, name, parameter, _seed(seed, learner, name))
+            put(parameter, lambda part: drawn() if part is None else drawn()[part])  # noqa: B023 (called at once)
+
+
+def _drawn(network: ParameterInit, name: str, parameter: Tensor, seed: int) -> Tensor:
+    """A whole parameter's first values.
+
+    Always drawn in float32: torch draws other numbers for other types, and a run in float64 (a proof of one in float32)
+    or in bfloat16 should begin with the same ones, up to rounding.
+    """
+    if parameter.is_floating_point():
+        weight = torch.full(parameter.shape, torch.nan, dtype=torch.float32)
+    else:
+        weight = torch.zeros(parameter.shape, dtype=parameter.dtype)
+    torch.default_generator.manual_seed(seed)  # of the CPU alone: torch.manual_seed would touch every device's
+    network.init_parameter(name, weight)
+    if weight.sum().isnan():
+        raise UserError(f"init_parameter left values of {name!r} undefined; fill all of `weight`, in place")
+    return weight
+
+
+def _seed(seed: int, learner: str, name: str) -> int:
+    """As many bits as torch's generator on the CPU takes in."""
+    return int.from_bytes(hashlib.sha256(repr((seed, learner, name)).encode()).digest()[:4], "big")

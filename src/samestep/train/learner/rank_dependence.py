@@ -1,0 +1,195 @@
+"""What makes a run depend on the number of ranks, found while the first micro-batch of a launch is computed.
+
+Random numbers out of torch's own generators differ by rank, and BatchNorm normalises by whatever rows share a
+micro-batch. Neither is refused, but the user hears of it, with the place and the remedy.
+
+Every call of a torch function is followed, with whether a generator moved during it; hooks tell which module called.
+So a dropout of probability 0, or one in evaluation mode, is no finding. Generators are only read, and the results
+keep their bits. A compiled network is not followed, for that would be compiled in: there the modules are listed, and
+it is known whether a generator moved at all.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from samestep.train.learner.dropout import is_replaceable
+
+_BY_RANK = "from torch's own generator, which differs by rank, so the run depends on the number of ranks"
+_SENTENCES = {
+    "replaceable": f"{{what}} in {{where}} draws its mask {_BY_RANK}; use samestep.keyed_dropout(model)",
+    "dropout": f"{{what}} in {{where}} draws a dropout mask {_BY_RANK}; set its probability to 0, or use "
+    'samestep.noise.dropout keyed by batch["ids"]',
+    "draw": f'{{what}} in {{where}} draws {_BY_RANK}; use samestep.noise keyed by batch["ids"]',
+    "statistics": "{what} in {where} normalises by the statistics of a micro-batch, so the run depends on how a batch "
+    "is split; use LayerNorm or GroupNorm, or put the BatchNorm modules into evaluation mode",
+}
+"""By kind of finding."""
+_WITH_DROPOUT = {"scaled_dot_product_attention", "multi_head_attention_forward", "lstm", "gru", "rnn_tanh", "rnn_relu"}
+"""Functions that draw nothing but dropout masks, besides those that say so in their name."""
+_BATCH_NORMS = (nn.functional.batch_norm, torch.batch_norm)
+# In evaluation mode these compute in a faster way, but not where torch's functions are followed.
+_TAKE_ANOTHER_WAY = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
+
+
+@contextmanager
+def finding_unkeyed(network: nn.Module, device: torch.device, loss: Callable[..., object]) -> Iterator[list[str]]:
+    """Around one call of `loss`, which calls the network; afterwards the list holds a sentence for each finding."""
+    sentences: list[str] = []
+    findings, before = _Findings(network), _generators(device)
+    compiled = _is_compiled(network, loss)
+    with nullcontext() if compiled else _following(findings, device):
+        yield sentences
+    if compiled:
+        findings.list_modules(network)
+    drew = not _equal(before, _generators(device))  # not where the loss itself put a generator back
+    sentences += findings.sentences(drew)
+
+
+class _Findings:
+    """What was found, by kind and function, with all the places."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self._names = {module: name for name, module in network.named_modules()}
+        self._places: dict[tuple[str, str], list[str]] = {}
+
+    def drew(self, function: Callable[..., Any], caller: nn.Module | None) -> None:
+        """A generator moved during a call."""
+        name = resolve_name(function) or getattr(function, "__name__", str(function))
+        if caller is not None and caller in self._names and is_replaceable(caller):
+            self._add("replaceable", _class_name(caller), caller)
+        elif "dropout" in name or name.rpartition(".")[2] in _WITH_DROPOUT:
+            self._add("dropout", name, caller)
+        else:
+            self._add("draw", name, caller)
+
+    def took_statistics(self, caller: nn.Module | None) -> None:
+        """A batch was normalised by its own statistics."""
+        what = _class_name(caller) if isinstance(caller, _BatchNorm) else "torch.nn.functional.batch_norm"
+        self._add("statistics", what, caller)
+
+    def list_modules(self, network: nn.Module) -> None:
+        """What the modules alone tell."""
+        for module in network.modules():
+            if module.training and isinstance(module, _BatchNorm):
+                self.took_statistics(module)
+            elif module.training and is_replaceable(module) and module.p:
+                self._add("replaceable", _class_name(module), module)
+            elif module.training and isinstance(module, nn.MultiheadAttention | nn.RNNBase) and module.dropout:
+                self._add("dropout", _class_name(module), module)
+
+    def sentences(self, drew: bool) -> list[str]:
+        """One for each kind and function; those about draws only where something was drawn in the end."""
+        places = {key: where for key, where in self._places.items() if drew or key[0] == "statistics"}
+        if drew and all(kind == "statistics" for kind, _ in places):
+            places["draw", "something"] = ["the loss"]
+        return [_SENTENCES[kind].format(what=what, where=_several(where)) for (kind, what), where in places.items()]
+
+    def _add(self, kind: str, what: str, caller: nn.Module | None) -> None:
+        places = self._places.setdefault((kind, what), [])
+        place = self._place(caller)
+        if place not in places:
+            places.append(place)
+
+    def _place(self, caller: nn.Module | None) -> str:
+        if caller is None:
+            return "the loss"
+        if caller not in self._names:
+            return f"a {type(caller).__name__} that is not part of the network"
+        return repr(self._names[caller]) if self._names[caller] else "the network itself"
+
+
+class _Mode(TorchFunctionMode):
+    """Follows every call of a torch function."""
+
+    def __init__(self, findings: _Findings, device: torch.device) -> None:
+        super().__init__()
+        self._findings, self._device = findings, device
+        self._callers: list[tuple[nn.Module, ExitStack]] = []
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch.compiler.is_compiling():
+            return func(*args, **kwargs)
+        before = _generators(self._device)
+        result = func(*args, **kwargs)
+        caller = self._callers[-1][0] if self._callers else None
+        if not _equal(before, _generators(self._device)):
+            self._findings.drew(func, caller)
+        if func in _BATCH_NORMS and not isinstance(caller, _BatchNorm) and _argument(args, kwargs, 5, "training"):
+            self._findings.took_statistics(caller)
+        return result
+
+    def enter_module(self, module: nn.Module, args: object) -> None:
+        """A module is called."""
+        if torch.compiler.is_compiling():
+            return
+        unfollowed = ExitStack()
+        if isinstance(module, _TAKE_ANOTHER_WAY) and not module.training:
+            unfollowed.enter_context(torch._C.DisableTorchFunction())
+        self._callers.append((module, unfollowed))
+        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
+            self._findings.took_statistics(module)  # here, since SyncBatchNorm calls no function that could be followed
+
+    def leave_module(self, module: nn.Module, args: object, result: object) -> None:
+        """A module returned, or failed."""
+        if self._callers and not torch.compiler.is_compiling():
+            self._callers.pop()[1].close()
+
+
+@contextmanager
+def _following(findings: _Findings, device: torch.device) -> Iterator[None]:
+    """Follow functions and modules, also such as are not part of the network."""
+    mode = _Mode(findings, device)
+    handles = [
+        register_module_forward_pre_hook(mode.enter_module),
+        register_module_forward_hook(mode.leave_module, always_call=True),
+    ]
+    try:
+        with mode:
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _is_compiled(network: nn.Module, loss: Callable[..., object]) -> bool:
+    """Whether calls go through torch.compile: of the network, a part of it, or the loss."""
+    parts = any(part._compiled_call_impl is not None or "_orig_mod" in part._modules for part in network.modules())
+    return parts or hasattr(loss, "_torchdynamo_orig_callable")
+
+
+def _generators(device: torch.device) -> list[Tensor]:
+    """The states of torch's own generators; on the host, without waiting for the device."""
+    states = [torch.get_rng_state()]
+    if device.type != "cpu":
+        states.append(torch.get_device_module(device).get_rng_state(device))
+    return states
+
+
+def _equal(before: list[Tensor], now: list[Tensor]) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(before, now))
+
+
+def _argument(args: Sequence[Any], kwargs: Mapping[str, Any], place: int, name: str) -> Any:
+    """An argument of a call, by its place or by its name; None where it was not given."""
+    return kwargs.get(name, args[place] if len(args) > place else None)
+
+
+def _class_name(module: nn.Module) -> str:
+    kind = type(module)
+    return f"nn.{kind.__name__}" if kind.__module__.startswith("torch.nn.") else kind.__name__
+
+
+def _several(places: list[str]) -> str:
+    """The first place, and how many more there are."""
+    more = len(places) - 1
+    return places[0] + (f" and {more} more place{'s' * (more > 1)}" if more else "")

@@ -1,0 +1,101 @@
+"""What rank 0 shows: a banner, one progress bar on a terminal, plain lines elsewhere."""
+
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import IO, Self, cast
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from samestep.core.output import Lasting
+
+LINE_SECONDS = 2.0
+"""How often at most a progress line is printed where there is no terminal."""
+
+
+class Screen(AbstractContextManager["Screen"]):
+    """The terminal of rank 0; silent on the others and with `quiet`."""
+
+    def __init__(self, visible: bool) -> None:
+        output = cast(IO[str], Lasting(sys.stdout))
+        self.console = Console(quiet=not visible, highlight=False, soft_wrap=True, file=output)
+        self._bar: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._shown = time.monotonic()
+
+    def __enter__(self) -> Self:
+        if self.console.is_terminal and not self.console.quiet:
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(compact=True),
+                TextColumn("{task.fields[figures]}"),
+                console=self.console,
+                transient=True,
+            )
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def banner(self, title: str, lines: Mapping[str, str]) -> None:
+        """The resolved set-up, a short table."""
+        table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
+        table.add_column(style="dim")
+        table.add_column()
+        for name, value in lines.items():
+            table.add_row(name, value)
+        self.console.print(table)
+        self.console.print()
+
+    def say(self, text: str) -> None:
+        """One line that stays."""
+        self.console.print(text, markup=False)
+
+    def advance(self, what: str, done: int, total: int, figures: str) -> None:
+        """Move a bar; without a terminal print a line now and then, and always at the end."""
+        if self._bar is None:
+            now = time.monotonic()
+            if now - self._shown >= LINE_SECONDS or done == total:
+                self._shown = now
+                self.say(f"{what} {done}/{total}  {figures}")
+            return
+        if what not in self._tasks:
+            self._tasks[what] = self._bar.add_task(what, total=total, figures=figures)
+        self._bar.update(self._tasks[what], completed=done, total=total, figures=figures)
+
+    def track(self, what: str, items: Iterable, total: int) -> Iterable:
+        """A second bar under the first for as long as `items` last (a validation, a dump)."""
+        if self._bar is None:
+            yield from items
+            return
+        task = self._bar.add_task(what, total=total, figures="")
+        try:
+            for item in items:
+                yield item
+                self._bar.advance(task)
+        finally:
+            self._bar.remove_task(task)
+
+
+def show_figures(figures: Mapping[str, float]) -> str:
+    """Figures on one line, short enough to read."""
+    return "  ".join(f"{name} {_short(value)}" for name, value in figures.items())
+
+
+def _short(value: float) -> str:
+    if value >= 10_000:
+        return f"{value / 1000:,.0f}k"
+    return f"{value:.4g}" if abs(value) >= 1e-3 or value == 0 else f"{value:.2e}"

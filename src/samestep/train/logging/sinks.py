@@ -1,0 +1,170 @@
+"""Where rank 0 writes figures: JSON lines always, TensorBoard by default, Weights & Biases when asked for.
+
+After a resume, what lies beyond the checkpoint is cut off first, so each step stands once.
+"""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from samestep.core.errors import UserError
+from samestep.core.records import JsonLines, read_json, write_json
+from samestep.core.rundir import RunDir
+from samestep.train.config import Config
+
+Row = Mapping[str, Any]
+Figures = Mapping[str, float]
+
+
+class Sink(Protocol):
+    """A place for figures."""
+
+    def write(self, step: int, epoch: int, figures: Figures) -> None:
+        """Figures after `step` steps."""
+
+    def flush(self) -> None:
+        """Bring what was written so far where a kill cannot take it: the checkpoint to be saved will not repeat it."""
+
+    def committed(self, step: int) -> None:
+        """A checkpoint after `step` steps is on the disk: nothing up to there will be written again."""
+
+    def close(self) -> None:
+        """Write out what is pending."""
+
+
+class JsonSink:
+    """metrics.jsonl."""
+
+    def __init__(self, rundir: RunDir, stage: str, step: int) -> None:
+        self._stage = stage
+        self._lines = JsonLines(rundir.metrics)
+        self._lines.keep(lambda row: row["stage"] != stage or row["step"] <= step)
+
+    def write(self, step: int, epoch: int, figures: Figures) -> None:
+        """One row."""
+        self._lines.append({"stage": self._stage, "step": step, "epoch": epoch, **figures})
+
+    def flush(self) -> None:
+        """Every row is flushed as it is written."""
+
+    def committed(self, step: int) -> None:
+        """Rows beyond the checkpoint are cut when the run is resumed."""
+
+    def close(self) -> None:
+        """Close the file."""
+        self._lines.close()
+
+
+class TensorBoardSink:
+    """TensorBoard events; it is told from which step on older events are void."""
+
+    def __init__(self, rundir: RunDir, stage: str, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(rundir.tensorboard / stage), purge_step=step + 1)
+
+    def write(self, step: int, epoch: int, figures: Figures) -> None:
+        """One scalar a figure, all in one event: each wakes the writer's thread, which the loop has to wait for."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in figures.items()]
+        self._writer.file_writer.add_summary(Summary(value=values), step)
+
+    def flush(self) -> None:
+        """Write out what is queued."""
+        self._writer.flush()
+
+    def committed(self, step: int) -> None:
+        """Events beyond the checkpoint are void when the run is resumed."""
+
+    def close(self) -> None:
+        """Write out what is queued."""
+        self._writer.close()
+
+
+class WandbSink:
+    """A run at Weights & Biases, under the same id after a resume. Opened after metrics.jsonl was cut back.
+
+    What was sent cannot be taken back, so a row waits until a checkpoint covers it: only then it is certain not to come
+    again. A row's number in metrics.jsonl is its step at W&B, so what W&B lacks is sent at every start. With a server
+    W&B knows how far it is. Offline, a killed launch leaves a file that may lack its last rows: its folder is
+    set aside, and its rows are sent again.
+    """
+
+    def __init__(self, rundir: RunDir, stage: str, config: Config, data: Mapping[str, Any]) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise UserError("log.wandb=true needs the package wandb: pip install 'samestep[wandb]'") from None
+        self._note = rundir.path / "wandb.json"
+        note = read_json(self._note) or {}
+        self._id = note.get("id") or secrets.token_hex(4)
+        self._finished: list[str] = note.get("finished", [])
+        write_json(self._note, {**note, "id": self._id})
+        _set_aside(rundir.path / "wandb", self._id, self._finished)
+        self._run = wandb.init(
+            project=config.log.wandb_project,
+            name=rundir.path.name,
+            id=self._id,
+            resume="allow",
+            dir=str(rundir.path),
+            config=dict(data),
+        )
+        self._stage = stage
+        self._sent = note.get("rows", 0) if self._run.offline else self._run.step
+        self._stages: set[str] = set()
+        self._number = 0
+        self._waiting: list[tuple[int, Row]] = []
+        for row in JsonLines(rundir.metrics):
+            self._send(self._take_number(), row)
+
+    def write(self, step: int, epoch: int, figures: Mapping[str, float]) -> None:
+        """Keep the row until a checkpoint covers it."""
+        self._waiting.append((self._take_number(), {"stage": self._stage, "step": step, "epoch": epoch, **figures}))
+
+    def flush(self) -> None:
+        """What waits is in metrics.jsonl too."""
+
+    def committed(self, step: int) -> None:
+        """Send what the checkpoint covers."""
+        while self._waiting and self._waiting[0][1]["step"] <= step:
+            self._send(*self._waiting.pop(0))
+
+    def close(self) -> None:
+        """End the run; rows that no checkpoint covers are never sent."""
+        folder = Path(self._run.dir).parent.name
+        self._run.finish()
+        write_json(self._note, {"id": self._id, "rows": self._sent, "finished": [*self._finished, folder]})
+
+    def _take_number(self) -> int:
+        self._number += 1
+        return self._number - 1
+
+    def _send(self, number: int, row: Row) -> None:
+        """One row with its stage's own step, so that stages do not collide; not if W&B has it already."""
+        if number < self._sent:
+            return
+        self._sent = number + 1
+        stage = row["stage"]
+        if stage not in self._stages:
+            self._stages.add(stage)
+            self._run.define_metric(f"{stage}/*", step_metric=f"{stage}/step")
+        self._run.log({f"{stage}/{name}": value for name, value in row.items() if name != "stage"}, step=number)
+
+
+def _set_aside(folder: Path, run_id: str, finished: Sequence[str]) -> None:
+    """Rename the offline folders of launches that were killed, so that `wandb sync` passes them over."""
+    for path in folder.glob(f"offline-run-*-{run_id}"):
+        if path.name not in finished:
+            path.rename(path.with_name(f"killed-{path.name}"))
+
+
+def open_sinks(rundir: RunDir, stage: str, step: int, config: Config, data: Mapping[str, Any]) -> list[Sink]:
+    """The sinks that the configuration asks for, each continued after `step`."""
+    sinks: list[Sink] = [JsonSink(rundir, stage, step)]
+    if config.log.tensorboard:
+        sinks.append(TensorBoardSink(rundir, stage, step))
+    if config.log.wandb:
+        sinks.append(WandbSink(rundir, stage, config, data))
+    return sinks

@@ -1,0 +1,1 @@
+"""Weights from elsewhere in, trained models out."""

@@ -1,0 +1,100 @@
+"""Writing a trained model for others: its weights as safetensors, and beside them whatever the recipe adds."""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from samestep.checkpoint.files import remove_folder
+from samestep.checkpoint.safetensor_files import write_safetensors
+from samestep.checkpoint.weight_files import match
+from samestep.checkpoint.weight_sources import Renamed
+from samestep.core.errors import UserError
+from samestep.core.records import put_in_place, sync_folder
+from samestep.parallel.build import build_blank
+from samestep.train.pretrained.sources import OUTER, names_in
+from samestep.train.pretrained.trained import Trained
+
+TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """How to write a model."""
+
+    dtype: str = "fp32"
+    """Type of the weights: fp32, or bf16 for half the size."""
+    max_shard_size: int = 5 * 10**9
+    """Bytes of weights a file may hold."""
+    overwrite: bool = False
+    """Replace a model that is there already."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be written."""
+        if self.dtype not in TYPES:
+            raise UserError(f"--dtype must be {' or '.join(TYPES)}, not {self.dtype!r}")
+        if self.max_shard_size < 1:
+            raise UserError("--max_shard_size must be above zero")
+
+
+def bytes_of(text: str) -> int:
+    """A size such as `5GB`, `500MB` or a plain number of bytes."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?b?)", text.strip().lower())
+    if found is None:
+        raise UserError(f"{text!r} is no size; write one such as 5GB, 500MB or 2000000")
+    return int(float(found.group(1)) * _UNITS[found.group(2).removesuffix("b")])
+
+
+def write_model(
+    trained: Trained,
+    make: Callable[[], nn.Module],
+    folder: Path,
+    options: ExportOptions,
+    beside: Callable[[Path], None],
+) -> None:
+    """Write the network that `make` builds, under its names with `model.` in front, and what `beside` puts there.
+
+    The folder appears when all of it is written. Weights pass through memory one file at a time.
+    """
+    own = build_blank(make).state_dict()
+    source = trained.weights()
+    names = names_in(source, own)
+    match(source.layout, {names[name]: like.shape for name, like in own.items()}, f"weights of {trained.source}")
+    outside = Renamed(source, {OUTER + name: theirs for name, theirs in names.items()})
+    with _appearing(folder, options.overwrite) as fresh:
+        beside(fresh)
+        write_safetensors(fresh, outside, list(outside.names), TYPES[options.dtype], options.max_shard_size)
+
+
+@contextmanager
+def _appearing(folder: Path, overwrite: bool) -> Iterator[Path]:
+    """A new folder that gets its name at the end; an older one of that name stays whole until then."""
+    _refuse_existing(folder, overwrite)
+    fresh = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    try:
+        remove_folder(fresh)
+        fresh.mkdir(parents=True)
+        yield fresh
+        sync_folder(fresh)
+        put_in_place(fresh, folder)
+    except OSError as error:
+        raise UserError(f"cannot write {folder} ({error.strerror or error}); choose a folder with room") from error
+    finally:
+        remove_folder(fresh)
+
+
+def _refuse_existing(folder: Path, overwrite: bool) -> None:
+    """Only what looks like a model is ever replaced."""
+    if folder.is_dir() and not any(folder.iterdir()):
+        return
+    is_model = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+    if folder.exists() and not is_model:
+        raise UserError(f"{folder} exists and holds something else than a model; choose another folder")
+    if folder.exists() and not overwrite:
+        raise UserError(f"{folder} exists; choose another folder, or replace it with --overwrite")

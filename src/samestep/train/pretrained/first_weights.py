@@ -1,0 +1,195 @@
+"""Where a stage's learners get their first weights from: an earlier stage, what the user named, or the run's seed.
+
+`init_from` and `continue_from` are for the first learner called `model`, in whatever stage that is, and for no other: a
+later stage begins with what an earlier one learned if it says so (`Stage(start="align")`), and afresh otherwise.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from samestep.checkpoint.across_ranks import spread_tensors
+from samestep.checkpoint.manifest import find_checkpoints
+from samestep.checkpoint.retention import Retention
+from samestep.checkpoint.store import Store
+from samestep.checkpoint.weight_sources import CheckpointPart, parts_of
+from samestep.core.errors import UserError
+from samestep.core.records import Json
+from samestep.core.rundir import RunDir
+from samestep.parallel.build import Fill
+from samestep.train.config import Config
+from samestep.train.learner.learner import Learner
+from samestep.train.pretrained.sources import fill, open_weights
+from samestep.world.world import World
+
+logger = logging.getLogger(__name__)
+MODEL = "model"
+"""The learner that `init_from` and `continue_from` are for."""
+OF_THE_RUN = ("progress", "window", "epoch", "random")
+"""What the runtime itself keeps in every checkpoint, beside the task's own state."""
+_TAKEN = "first_weights"
+
+
+def named_source(config: Config) -> str | None:
+    """What the user named to begin with."""
+    return config.continue_from or config.init_from
+
+
+def check_start(stage: str, start: str | None, earlier: Sequence[str]) -> None:
+    """Refuse, before anything is trained, a start that names no earlier stage."""
+    if start is None:
+        return
+    name, _, which = start.partition(":")
+    if name not in earlier:
+        raise UserError(
+            f"stage {stage!r} is to start with stage {name!r}, which is none that comes before it; name one of "
+            f"{', '.join(earlier) or 'those, if there were any'}"
+        )
+    if which not in ("", "last", "best"):
+        raise UserError(f"stage {stage!r} starts with the 'last' or 'best' weights of {name!r}, not with {which!r}")
+
+
+class FirstWeights:
+    """The first weights of one stage."""
+
+    def __init__(
+        self,
+        config: Any,
+        world: World,
+        rundir: RunDir,
+        stage: str,
+        *,
+        start: str | None,
+        resumed: bool,
+        shared: bool,
+        frozen: Callable[[], dict[str, Json]],
+        freeze: Callable[[str, Callable[[], Json]], Json],
+    ) -> None:
+        """`resumed`: the stage has a checkpoint, with which all weights come. `shared`: all ranks see the run's folder.
+        `frozen` is what the first launch fixed for all stages, and `freeze` fixes something for this one."""
+        self._config, self._world, self._rundir, self._stage = config, world, rundir, stage
+        self._start, self._resumed, self._shared = start, resumed, shared
+        self._frozen, self._freeze = frozen, freeze
+        self._known: list[str] = []
+        self._begun: dict[str, Callable[[], Fill]] = {}
+        self.told: dict[str, str] = {}
+        """By learner, where its weights come from, in words."""
+
+    def of(self, learner: str) -> Fill | None:
+        """What fills a learner's module; None: it keeps what it was built with."""
+        found = self._of_named(learner) if self._start is None else self._of_stage(learner, self._start)
+        if found is None:
+            self.told[learner] = f"drawn from seed {self._config.seed}"
+            return None
+        self._begun[learner] = found
+        return come_with_checkpoint if self._resumed else found()
+
+    def fill_without_checkpoint(self, learners: Sequence[Learner], state: Collection[object]) -> None:
+        """Of a resumed stage: give the weights they begin with to learners whose own no checkpoint holds, because the
+        task does not name them in its state."""
+        for learner in learners:
+            if learner.name in self._begun and not any(part is learner for part in state):
+                with learner.inference() as module:
+                    self._begun[learner.name]()(module)
+
+    def is_taken_here(self) -> bool:
+        """Whether it is this stage that begins with what the user named."""
+        return self._start is None and MODEL in self._begun
+
+    def check_taken(self, stage: str, is_last: bool) -> None:
+        """Say that a stage does not use what the user named, and refuse if it is the only one; refuse a start for no
+        learner."""
+        if self._start is not None and not self._begun:
+            raise UserError(
+                f"stage {stage!r} is to start with what stage {self._start.partition(':')[0]!r} learned, but that has "
+                f"no weights of {' or '.join(map(repr, self.told)) or 'any learner'}; it has state of "
+                f"{', '.join(self._known) or 'none'}"
+            )
+        source = named_source(self._config)
+        if not source or self.is_taken_here() or self._taken_by_another():
+            return
+        self._freeze(_TAKEN, lambda: None)
+        option = "continue_from" if self._config.continue_from else "init_from"
+        unused = (
+            f"{option}={source} is not used by stage {stage!r}, which has no learner named {MODEL!r} to begin with it"
+        )
+        has_trained = self._resumed or any("plan" in fixed for name, fixed in self._frozen().items() if name != stage)
+        if is_last and not has_trained:
+            raise UserError(f"{unused}, and neither does any other; leave it out, or name the learner so")
+        if self._world.is_main:
+            logger.warning("%s", unused)
+
+    def _of_named(self, learner: str) -> Callable[[], Fill] | None:
+        source = named_source(self._config)
+        if not source or learner != MODEL or self._taken_by_another():
+            return None
+        self._freeze(_TAKEN, lambda: source)
+        self.told[learner] = source
+
+        def open_source() -> Fill:
+            weights = open_weights(Path(source), learner)
+            return lambda module: fill(module, weights, f"weights of {source}")
+
+        return open_source
+
+    def _taken_by_another(self) -> bool:
+        """Whether an earlier stage that trains began with it; those of runs of older versions always did."""
+        others = (fixed for stage, fixed in self._frozen().items() if stage != self._stage)
+        return any("plan" in fixed and fixed.get(_TAKEN, True) for fixed in others)
+
+    def _of_stage(self, learner: str, start: str) -> Callable[[], Fill] | None:
+        stage, _, which = start.partition(":")
+        self.told[learner] = f"stage {stage!r}"
+        if self._resumed:
+            return lambda: self._stage_fill(self._checkpoint(stage, which), learner)
+        path = self._checkpoint(stage, which)
+        known = self._world.share(sorted(parts_of(path)) if self._world.is_main else None)
+        self._known = [part for part in known if part not in OF_THE_RUN]
+        if learner not in known:
+            return None
+        self.told[learner] += f", {path.name}"
+        return lambda: self._stage_fill(path, learner)
+
+    def _stage_fill(self, path: Path, learner: str) -> Fill:
+        """Fills from the checkpoint of an earlier stage; where not all ranks see it, rank 0 hands the weights on."""
+        weights = (
+            CheckpointPart(path, f"{learner}/model", verify=False) if self._shared or self._world.is_main else None
+        )
+
+        def fill_module(module: nn.Module) -> None:
+            if weights is not None:
+                fill(module, weights, f"weights of {path}")
+            if not self._shared:
+                spread_tensors(self._world, module.state_dict())
+
+        return fill_module
+
+    def _checkpoint(self, stage: str, which: str) -> Path:
+        """The last or the best checkpoint of an earlier stage, verified, the same on all ranks."""
+        folder = self._rundir.checkpoints(stage)
+        mode = self._world.share(_mode(folder) if self._world.is_main else None)
+        store = Store(folder, self._world, keep=Retention(mode=mode), shared=self._shared)
+        found = store.best() if which == "best" else store.newest()
+        if found is None:
+            lacks = "no checkpoint with a validation figure" if which == "best" else "no checkpoint"
+            raise UserError(
+                f"stage {self._stage!r} starts with what stage {stage!r} learned, but that has left {lacks}; put "
+                f"{folder} back, or name a stage that comes before it"
+            )
+        return found.path
+
+
+def _mode(folder: Path) -> str:
+    modes = (found.about.get("figure_mode") for found in find_checkpoints(folder))
+    return next((mode for mode in modes if mode), "min")
+
+
+@torch.no_grad()
+def come_with_checkpoint(module: nn.Module) -> None:
+    """Fills what a checkpoint will restore with what nobody can mistake for weights; what is in no checkpoint stays."""
+    for tensor in module.state_dict().values():
+        tensor.fill_(float("nan") if tensor.is_floating_point() or tensor.is_complex() else 0)

@@ -1,0 +1,79 @@
+"""Where weights come from: a run, one of its checkpoints, a plain weight file, or a folder of safetensors."""
+
+import logging
+from collections.abc import Collection
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from samestep.checkpoint.manifest import MANIFEST, find_checkpoints
+from samestep.checkpoint.manifest import verify as damage_of
+from samestep.checkpoint.weight_files import match, open_plain
+from samestep.checkpoint.weight_sources import CheckpointPart, Source, read_whole
+from samestep.core.errors import UserError
+from samestep.core.rundir import RunDir
+from samestep.train.run_record import RunRecord
+
+logger = logging.getLogger(__name__)
+OUTER = "model."
+"""Published weights are often those of a larger module that calls the network `model`."""
+
+
+def find_weights(source: Path, learner: str = "model") -> dict[str, Tensor]:
+    """The whole weights of a learner, from whatever `source` names."""
+    return read_whole(open_weights(source, learner))
+
+
+def open_weights(source: Path, learner: str = "model", *, verify: bool = True) -> Source:
+    """The weights of a learner, from whatever `source` names, left on the disk until they are copied.
+
+    `verify`: read every byte of a checkpoint first, and refuse a damaged one.
+    """
+    if not source.exists():
+        raise UserError(f"{source} does not exist; give a run directory, a checkpoint folder, or a weight file")
+    if is_run(source):
+        return CheckpointPart(newest_checkpoint(RunDir(source)), f"{learner}/model", verify=False)
+    if is_checkpoint(source):
+        return CheckpointPart(source, f"{learner}/model", verify=verify)
+    weights, _, notes = open_plain(source)
+    for note in notes:
+        logger.warning("%s", note)
+    return weights
+
+
+def fill(module: nn.Module, source: Source, what: str) -> None:
+    """Copy weights into a module where it lies, tensor by tensor; refuse, before the first, any that do not fit."""
+    own = module.state_dict()
+    names = names_in(source, own)
+    targets = {names[name]: target for name, target in own.items()}
+    match(source.layout, {name: target.shape for name, target in targets.items()}, what)
+    source.fill(targets)
+
+
+def names_in(source: Source, own: Collection[str]) -> dict[str, str]:
+    """What the source calls each weight of a network: as the network does, or with `model.` in front."""
+    has_outer = any(OUTER + name in source.layout for name in own) and not any(name in source.layout for name in own)
+    return {name: OUTER + name if has_outer else name for name in own}
+
+
+def newest_checkpoint(rundir: RunDir) -> Path:
+    """The newest whole checkpoint of a run, of its last stage that has one."""
+    stages = sorted(rundir.checkpoints("x").parent.glob("*"), key=lambda folder: folder.stat().st_mtime, reverse=True)
+    for stage in stages:
+        for checkpoint in sorted(find_checkpoints(stage), key=lambda found: found.step, reverse=True):
+            if damage_of(checkpoint.path) is None:
+                return checkpoint.path
+    raise UserError(f"the run {rundir.path} has no whole checkpoint yet; train it first")
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a folder is a checkpoint."""
+    return (path / MANIFEST).exists()
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is a run's: a published model has a config.json too, but of another kind."""
+    try:
+        return RunRecord.read(RunDir(path)) is not None
+    except (ValueError, OSError):
+        return False

@@ -1,0 +1,209 @@
+"""The record of a run: opening its directory anew, once more, or not at all; and what changed in the recipe's code."""
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from samestep.checkpoint.manifest import versions
+from samestep.core.config import changed, dump
+from samestep.core.errors import UserError
+from samestep.core.launcher import LAUNCH_ID
+from samestep.core.records import read_json, write_json
+from samestep.core.rundir import RunDir, RunLock
+from samestep.train.config import Config
+from samestep.train.plan import global_batch
+from samestep.train.run_status import begin_watch, is_done, set_status
+
+
+@dataclass(frozen=True)
+class CodeChanges:
+    """Files of a recipe that are not what they were, by their names."""
+
+    changed: list[str]
+    appeared: list[str]
+    vanished: list[str]
+
+    @classmethod
+    def between(cls, before: Mapping[str, str], now: Mapping[str, str]) -> "CodeChanges":
+        """What happened from one set of hashes to the other."""
+        changed = sorted(name for name in before.keys() & now.keys() if before[name] != now[name])
+        return cls(changed, sorted(now.keys() - before.keys()), sorted(before.keys() - now.keys()))
+
+    def __bool__(self) -> bool:
+        return bool(self.changed or self.appeared or self.vanished)
+
+    def __str__(self) -> str:
+        words = {"changed": self.changed, "new": self.appeared, "gone": self.vanished}
+        told = "; ".join(f"{word}: {', '.join(names)}" for word, names in words.items() if names)
+        return f"the recipe's code is not that of the run's last launch ({told}); the run goes on with the code of now"
+
+    def to_json(self) -> dict[str, list[str]]:
+        """For the events of the run."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What config.json says of a run."""
+
+    recipe: str
+    config: dict[str, Any]
+    launch: str
+    global_batch: int
+    """Rows per step: of all stages, also of those that begin after a resume with other ranks or another batch_size."""
+    code: dict[str, str] = field(default_factory=dict)
+    """The hash of each of the recipe's source files at the last launch; runs of older versions have none."""
+
+    @classmethod
+    def read(cls, rundir: RunDir) -> "RunRecord | None":
+        """The record of a run directory, or None when it holds no run."""
+        known = read_json(rundir.config)
+        if not known or "recipe" not in known:  # folders of published weights have a config.json too
+            return None
+        launch, batch, code = known.get("launch", ""), known.get("global_batch", 0), known.get("code", {})
+        return cls(known["recipe"], known["config"], launch, batch, code)
+
+    def differing(self, recipe: str, config: Config) -> list[str]:
+        """What makes this another run than that of `recipe` with `config`; empty when it is the same."""
+        if not self._is_of(recipe):
+            return ["recipe"]
+        found = changed(self.config, dump(config), type(config))
+        return [name for name in found if name != "init_from" or not self._is_named(config)]
+
+    def _is_of(self, recipe: str) -> bool:
+        """Whether it is a run of this recipe; a file that is no longer where it was may have been moved."""
+        ours, theirs = Path(self.recipe), Path(recipe)
+        is_moved = ours.suffix == ".py" and ours.name == theirs.name and not ours.exists()
+        return self.recipe == recipe or ours.absolute() == theirs.absolute() or is_moved
+
+    def _is_named(self, config: Config) -> bool:
+        """Whether `init_from` is the name of the run whose path is on record; it may be gone by now."""
+        return self.config.get("init_from") in {f"{Path(out) / str(config.init_from)}" for out in (config.out, "runs")}
+
+    def is_of_launch(self, launches: Sequence[str]) -> bool:
+        """Whether this very launch wrote it, in an earlier attempt; maybe with other nodes."""
+        return _may_be_restart() and bool(set(launches) & set(self.launch.split()))
+
+    def write(self, rundir: RunDir) -> None:
+        """Leave the record, with the versions it was made by."""
+        write_json(rundir.config, {**asdict(self), "versions": versions()})
+
+
+class Opened(NamedTuple):
+    """An open run directory."""
+
+    rundir: RunDir
+    lock: RunLock
+    batch: int
+    """The run's global batch."""
+    code_changes: CodeChanges | None = None
+    """What has changed in the recipe's code since the last launch; None where nothing has, or nobody can tell."""
+
+
+def open_run(
+    recipe: str,
+    config: Config,
+    dp_size: int = 1,
+    launches: Sequence[str] = (),
+    code: Mapping[str, str] | None = None,
+) -> Opened:
+    """Rank 0's part of opening: choose the directory, take its lock, and make sure that it holds this very run.
+
+    `launches` is what this launch is called on every node, `code` has the hashes of the recipe's source files.
+    """
+    launches = launches or [launch_id(os.environ)]
+    rundir = RunDir(Path(config.out) / (config.name or free_name(recipe, config, launches)))
+    known = RunRecord.read(rundir)
+    source = config.continue_from or config.init_from
+    if known is None and source and not Path(source).exists():  # now, and not when some later stage begins with it
+        raise UserError(
+            f"{source} does not exist; give a run's name or directory, a checkpoint folder or a weight file"
+        )
+    if known is None and rundir.path.exists() and _foreign(rundir.path):
+        raise UserError(f"{rundir.path} exists but holds no samestep run; choose another name with name=...")
+    try:
+        lock = rundir.lock()
+    except OSError as error:
+        raise UserError(f"the run directory {rundir.path} cannot be written ({error.strerror}); set out=...") from None
+    if known is not None:
+        _require_same(rundir, known, recipe, config)
+    begun = rundir.frozen.exists()  # until then, another batch_size may mean another global batch
+    batch = (known.global_batch if known and begun else 0) or global_batch(config, dp_size)
+    code, changes = _code(known, dict(code or {}), launches)
+    recorded = dump(replace(config, start_over=False))  # which acts for one launch alone
+    RunRecord(recipe, recorded, " ".join(launches), batch, code).write(rundir)
+    begin_watch(rundir)
+    if not is_done(read_json(rundir.status) or {}):  # what an earlier launch came to says nothing of this one
+        set_status(rundir, "running")
+    return Opened(rundir, lock, batch, changes)
+
+
+def _code(
+    known: RunRecord | None, now: dict[str, str], launches: Sequence[str]
+) -> tuple[dict[str, str], CodeChanges | None]:
+    """The code to put on record, and how it differs from what is there; a restart within a launch says nothing."""
+    if known is None or not known.code or not now:
+        return now, None
+    if known.is_of_launch(launches):
+        return known.code, None
+    return now, CodeChanges.between(known.code, now) or None
+
+
+def with_run_path(config: Config) -> Config:
+    """A configuration whose `init_from` may be the name of a run, with the path of that run in its place."""
+    named = config.init_from
+    if not named or Path(named).exists():
+        return config
+    folders = (Path(out) / named for out in (config.out, "runs"))
+    found = next((path for path in folders if RunRecord.read(RunDir(path)) is not None), None)
+    return replace(config, init_from=str(found)) if found else config
+
+
+def find_run(text: str, out: str = "runs") -> RunDir:
+    """The run that a user named, by path or by name."""
+    for path in (Path(text), Path(out) / text):
+        if RunRecord.read(RunDir(path)) is not None:
+            return RunDir(path)
+    known = sorted(p.parent.name for p in Path(out).glob("*/config.json"))
+    listed = f"runs in {out}/: {', '.join(known[-8:])}" if known else f"there is no run in {out}/ yet"
+    raise UserError(f"{text!r} is not a run directory; {listed}")
+
+
+def _require_same(rundir: RunDir, known: RunRecord, recipe: str, config: Config) -> None:
+    differing = known.differing(recipe, config)
+    if differing:
+        raise UserError(
+            f"{rundir.path} holds a different run ({', '.join(differing[:5])} differ); choose another name with "
+            f"name=..., or resume it as it is with: samestep train --resume {rundir.path}"
+        )
+
+
+def free_name(recipe: str, config: Config, launches: Sequence[str] = ()) -> str:
+    """The next free number; after a restart, the run that this launch already began, maybe with other nodes."""
+    plain = recipe.removesuffix(".py").replace("/", ".").rpartition(".")[2]
+    stem = f"{plain}-{config.preset}"
+    taken = [p for p in Path(config.out).glob(f"{stem}-*") if p.name.removeprefix(f"{stem}-").isdigit()]
+    for path in taken if _may_be_restart() else ():
+        record = RunRecord.read(RunDir(path))
+        if record and record.is_of_launch(launches):
+            return path.name
+    highest = max((int(p.name.removeprefix(f"{stem}-")) for p in taken), default=0)
+    return f"{stem}-{highest + 1}"
+
+
+def _may_be_restart() -> bool:
+    """Whether names of launches can be relied on: without a launcher, two launches from one shell share theirs."""
+    return LAUNCH_ID in os.environ or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def launch_id(env: Mapping[str, str]) -> str:
+    """The same for every restart of one launch on a node, and for nothing else."""
+    return env.get(LAUNCH_ID) or f"{socket.gethostname()}:{os.getppid()}:{env.get('TORCHELASTIC_RUN_ID', '')}"
+
+
+def _foreign(path: Path) -> bool:
+    ours = {"lock", "logs", "job", ".config.json.tmp"}  # the last is left by a kill while the record was written
+    return any(entry.name not in ours for entry in path.iterdir())

@@ -1,0 +1,1 @@
+"""One launch of a recipe: its run directory, its stages, its end."""

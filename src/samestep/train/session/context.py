@@ -1,0 +1,58 @@
+"""What the stages of one session share, and a stage that is ready for its loop."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from samestep.checkpoint.store import Store
+from samestep.core.rundir import RunDir
+from samestep.train.bench import Bench
+from samestep.train.hooks.evidence import Recorder
+from samestep.train.logging.console import Screen
+from samestep.train.logging.metrics import Book
+from samestep.train.loop import Progress
+from samestep.train.recipe import Recipe, Stage
+from samestep.train.run_status import RunEvents
+from samestep.train.stop import Stop
+from samestep.train.task import Task
+from samestep.world.world import World
+
+
+@dataclass(frozen=True)
+class SessionContext:
+    """One launch of a recipe, once its run directory is open."""
+
+    name: str
+    recipe: Recipe
+    config: Any
+    world: World
+    rundir: RunDir
+    screen: Screen
+    events: RunEvents
+    stop: Stop
+    is_disk_shared: bool
+    """Whether all ranks see the run directory."""
+    start_over: bool
+    """Whether a stage that lost all its checkpoints may begin again."""
+    benches: list[Bench] = field(default_factory=list)
+    """Of the stages that ran so far."""
+
+
+@dataclass(frozen=True)
+class ReadyStage:
+    """A stage that is built and restored: what its loop and its hooks work on."""
+
+    stage: Stage
+    bench: Bench
+    task: Task
+    progress: Progress
+    store: Store
+    window: Book
+    """Metrics since the last row."""
+    epoch: Book
+    """Metrics of this epoch."""
+    recorder: Recorder | None
+    state: Mapping[str, Any]
+    """Everything that a checkpoint holds: name to Stateful."""
+    resumed: str
+    """Where its state came from; empty for a fresh one."""

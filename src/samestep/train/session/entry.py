@@ -1,0 +1,186 @@
+"""Where every worker enters: meet the other ranks, train, and end with the right word and exit code."""
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from samestep.core.config import build, dump
+from samestep.core.errors import (
+    EXIT_DONE,
+    EXIT_FAILURE,
+    EXIT_INTERRUPTED,
+    EXIT_MEMORY,
+    EXIT_PREEMPTED,
+    OutOfMemory,
+    RunFailed,
+    UserError,
+    complain,
+)
+from samestep.core.launcher import LastWord, preempted_code
+from samestep.core.output import FAILURES, put, start_logging
+from samestep.train.loop import Outcome
+from samestep.train.recipe import Recipe
+from samestep.train.recipe_registry import find_recipe
+from samestep.train.run_status import leave_word
+from samestep.train.session.session import Session
+from samestep.train.stop import SIGNALS
+from samestep.world.world import PeerFailed, World
+
+_TEXTS = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` says that a device or the machine has no memory left, in one of the many ways to say so."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _TEXTS)
+
+
+def memory_sentence(error: BaseException, batch_size: int) -> str:
+    """What happened, with the first two sentences of what torch says of it."""
+    said = ". ".join(str(error).split(". ")[:2]).strip().rstrip(".")
+    return f"out of memory with batch_size {batch_size} ({type(error).__name__}{': ' if said else ''}{said})"
+
+
+def memory_advice(batch_size: int, run: Path) -> str:
+    """What to do about it by hand."""
+    if batch_size == 1:
+        return "and no smaller one exists; use a smaller model, shorter rows, or distributed.strategy=fsdp"
+    return f"half of it leaves the run the same: samestep train --resume {run} --batch_size {batch_size // 2}"
+
+
+logger = logging.getLogger(FAILURES)
+PARTING = 5.0
+"""Seconds that rank 0 waits for the others to end before it."""
+_GONE = "samestep/gone"
+
+
+def enter(choose: Callable[[], tuple[str, Recipe, Any]]) -> int:
+    """Train what `choose` names, on every rank; exit code 0 done, 2 user error, 75 preempted and resumable."""
+    start_logging(None, show=None)  # until there is a run directory to log to
+    world, session = World.single(), None
+    try:
+        world = World.meet()
+        if world.place.job:
+            os.environ["RANK"] = str(world.rank)  # for complaints and last words, which know of no world
+        with world.together("reading the configuration"):
+            name, recipe, config = _rank_0s(choose, world)
+        world.connect(config.distributed.device, config.distributed.backend, config.distributed.timeout)
+        session = Session(name, recipe, config, world)
+        outcome = session.train()
+        _stop_listening()
+        world.leave()
+    except BaseException as error:
+        _stop_listening()
+        return _failed(error, world, session)
+    return EXIT_DONE if outcome is Outcome.DONE else _stopped(world)
+
+
+def _rank_0s(choose: Callable[[], tuple[str, Recipe, Any]], world: World) -> tuple[str, Recipe, Any]:
+    """What rank 0 chose, on every rank: all train the same, and a run to resume may lie on rank 0's disk alone."""
+    chosen = choose() if world.is_main else None
+    name, data = world.tell("choice", [chosen[0], dump(chosen[2])] if chosen else None)
+    if chosen:
+        return chosen
+    recipe = find_recipe(name)
+    return name, recipe, build(recipe.config, data)
+
+
+def train_with(recipe: str, config: Mapping[str, Any]) -> int:
+    """Train with a configuration given as plain data: for workers that another program starts."""
+    found = find_recipe(recipe)
+    return enter(lambda: (recipe, found, build(found.config, config)))
+
+
+def _stopped(world: World) -> int:
+    """The exit code of a rank of a run that stopped in good order.
+
+    srun and mpiexec kill all ranks as soon as one ends with a code of its own, and tell of the killing. Under them the
+    others therefore end first, at once and with 0, and rank 0 tells for all.
+    """
+    if not world.place.job:
+        return preempted_code(os.environ)
+    if world.is_main:
+        end = time.monotonic() + PARTING
+        while world.store.add(_GONE, 0) < world.size - 1 and time.monotonic() < end:
+            time.sleep(0.01)
+        return EXIT_PREEMPTED
+    sys.stdout.flush()
+    sys.stderr.flush()
+    world.store.add(_GONE, 1)
+    os._exit(EXIT_DONE)
+
+
+def _stop_listening() -> None:
+    """The outcome is settled: a signal now must not change it."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _failed(error: BaseException, world: World, session: Session | None) -> int:
+    """The exit code of a failure, told to the peers and shown as the user needs it."""
+    if is_out_of_memory(error):
+        return _out_of_memory(error, world, session)
+    if not isinstance(error, UserError | RunFailed | PeerFailed):
+        try:
+            world.raise_peer_failure()  # a broken connection is only the echo of what a peer reported
+        except PeerFailed as first:
+            error = first
+    world.report_failure(error)
+    if isinstance(error, KeyboardInterrupt):
+        error = RunFailed("interrupted twice: ended at once, without a save")
+        word = replace(LastWord.of(error, EXIT_INTERRUPTED, plain=True), kind="interrupted")
+        complain(word.text)
+    elif isinstance(error, UserError | RunFailed | PeerFailed):
+        logger.error("%s", error)
+        word = LastWord.of(error, error.exit_code, plain=True, echo=isinstance(error, PeerFailed))
+        _speak(word)
+    else:
+        logger.error("%s", error, exc_info=error)
+        word = LastWord.of(error, EXIT_FAILURE, plain=False)
+        _speak(word)
+    _keep(word, world, session)
+    return word.code
+
+
+def _out_of_memory(error: BaseException, world: World, session: Session | None) -> int:
+    """Ends the attempt on all ranks; a launcher starts another one with half the micro-batch, if there is one."""
+    logger.error("%s", error, exc_info=error)
+    if session is None or session.rundir is None or not session.is_planned:
+        told, advice, remedy = f"out of memory before the first step ({type(error).__name__}: {error})", "", {}
+    else:
+        size, whole = session.config.batch_size, session.config.global_batch_size
+        told, advice = memory_sentence(error, size), memory_advice(size, session.rundir.path)
+        text = f"with batch_size {size // 2}; the global batch stays {whole}"
+        remedy = {"remedy": [f"--batch_size={size // 2}"], "remedy_text": text} if size > 1 else {}
+    whole_story = OutOfMemory(f"{told}; {advice}" if advice else told)
+    world.report_failure(whole_story)
+    word = LastWord.of(OutOfMemory(told) if remedy else whole_story, EXIT_MEMORY, plain=True, **remedy)
+    if not word.leave(os.environ):
+        complain(str(whole_story))
+    _keep(word, world, session)
+    return EXIT_MEMORY
+
+
+def _speak(word: LastWord) -> None:
+    """Leave the word for the launcher to show, or show it."""
+    if word.leave(os.environ):
+        return
+    if word.traceback:
+        put(word.traceback, sys.stderr, end="")
+    else:
+        complain(word.text)
+
+
+def _keep(word: LastWord, world: World, session: Session | None) -> None:
+    """Leave the word in the run directory too, if this launch ever had it."""
+    if session is not None and session.rundir is not None:
+        leave_word(session.rundir, word, is_main=world.is_main)

@@ -1,0 +1,67 @@
+"""The hooks of a stage, in the order in which they run after every step."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from samestep.checkpoint.background import Saver
+from samestep.core.config import dump
+from samestep.train.hooks.divergence import SameParameters
+from samestep.train.hooks.evidence import Returned, Witness
+from samestep.train.hooks.metric_logging import LogFigures
+from samestep.train.hooks.saving import Save
+from samestep.train.hooks.stragglers import Speeds
+from samestep.train.hooks.validation import CheckCounts, EpochSummary, Validate
+from samestep.train.logging.sinks import Sink
+from samestep.train.loop import Every
+from samestep.train.session.context import ReadyStage, SessionContext
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """All hooks in order, and those that the stage needs by name afterwards."""
+
+    in_order: list[Every]
+    log: LogFigures
+    same: SameParameters
+    save: Save
+
+
+def assemble_hooks(
+    context: SessionContext, ready: ReadyStage, sinks: list[Sink], saver: Saver, is_only_stage: bool
+) -> Hooks:
+    """The hooks of a stage."""
+    config, stage, bench, progress = context.config, ready.stage, ready.bench, ready.progress
+    speeds = Speeds(bench, progress, context.events.event)
+    log = LogFigures(
+        ready.window, sinks, context.screen, progress, config.log.every, stage.unit, ready.task.length, speeds
+    )
+    hash_every = 0 if ready.recorder else config.watch.hash_every  # evidence has a hash of every step
+    same = SameParameters(bench.learners, context.world, hash_every)
+    validate = Validate(stage, ready.task, log, context.screen, progress, config.validate_every)
+    about: dict[str, Any] = {"recipe": context.name, "stage": stage.name, "config": dump(config)}
+    # Of several stages each has a folder of its own, or one would replace the files of another.
+    weights = context.rundir.weights / ("" if is_only_stage else stage.name)
+    save = Save(
+        saver,
+        ready.state,
+        about,
+        config.checkpoint,
+        stage,
+        context.stop,
+        progress,
+        validate,
+        bench.learners,
+        log,
+        weights,
+    )
+    in_order: list[Every] = [
+        *([Returned(ready.recorder)] if ready.recorder else []),  # what the step returned, before anybody reads it
+        CheckCounts(bench.feeds, bench.learners),
+        same,
+        log,
+        validate,
+        EpochSummary(ready.epoch, context.screen, validate),
+        *([Witness(ready.recorder, ready.task.state, lambda: validate.figures)] if ready.recorder else []),
+        save,  # last: the checkpoint has everything that the others leave in the state
+    ]
+    return Hooks(in_order, log, same, save)

@@ -1,0 +1,159 @@
+"""A training session: one launch of a recipe on this world, from its run directory to its outcome."""
+
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from samestep.checkpoint.across_ranks import refuse_newer_elsewhere, shared_probe
+from samestep.core import launcher
+from samestep.core.errors import UserError
+from samestep.core.output import start_logging
+from samestep.core.rundir import RunDir
+from samestep.train.logging.console import Screen
+from samestep.train.loop import Outcome
+from samestep.train.plan import seconds
+from samestep.train.pretrained.first_weights import check_start
+from samestep.train.recipe import Recipe, Stage
+from samestep.train.run_record import CodeChanges, launch_id, open_run
+from samestep.train.run_status import RunEvents
+from samestep.train.session.context import SessionContext
+from samestep.train.session.recipe_code import recipe_code
+from samestep.train.session.stage_run import StageRun
+from samestep.train.stop import Stop
+from samestep.world.watchdog.watchdog import Watchdog
+from samestep.world.world import World
+
+logger = logging.getLogger(__name__)
+
+
+class Session:
+    """One launch of a recipe."""
+
+    def __init__(self, name: str, recipe: Recipe, config: Any, world: World) -> None:
+        self.config = config
+        self.rundir: RunDir | None = None
+        """None until it is open."""
+        self._name, self._recipe, self._world = name, recipe, world
+        self._start_over = config.start_over
+        self._code_changes: CodeChanges | None = None
+        self._context: SessionContext | None = None
+
+    def train(self) -> Outcome:
+        """Run every stage that is not done yet, in order."""
+        launches = sorted(set(self._world.gather(launch_id(os.environ))))
+        with ExitStack() as stack:
+            with self._world.together("opening the run directory"):
+                rundir = self._open(stack, launches)
+            screen = stack.enter_context(Screen(self._world.is_main and not self.config.log.quiet))
+            shared = self._is_shared(rundir)
+            if self.config.watch.enabled:
+                stack.enter_context(Watchdog(self._world, rundir, self.config.watch))
+            events = RunEvents(rundir, self._world.is_main)
+            events.event("launch", world=self._world.size, device=str(self._world.device))
+            self._tell_code_changes(events)
+            set_up_torch(self.config, self._world)
+            limit = seconds(self.config.max_time) - launcher.elapsed(os.environ) if self.config.max_time else None
+            stop = Stop(self._world, limit, self.config.checkpoint.every_minutes * 60)
+            self._context = SessionContext(
+                self._name,
+                self._recipe,
+                self.config,
+                self._world,
+                rundir,
+                screen,
+                events,
+                stop,
+                shared,
+                self._start_over,
+            )
+            with stop.listening():
+                return self._stages(self._context)
+
+    def _stages(self, context: SessionContext) -> Outcome:
+        stages, screen, path = self._wanted(), context.screen, context.rundir.path
+        for stage in stages:
+            if self._world.share(self._is_done(context.rundir, stage)):
+                screen.say(f"stage {stage.name!r} is done already")
+            elif StageRun(context, stage, stages).run() is Outcome.PREEMPTED:
+                screen.say(f"stopped by {context.stop.reason}; resume with: samestep train --resume {path}")
+                return Outcome.PREEMPTED
+            if stage.name == self.config.until and stage is not stages[-1]:
+                context.events.status("waiting", after=stage.name)
+                screen.say(f"done until here; go on with: samestep train --resume {path} until=null")
+                return Outcome.DONE
+        context.events.status("done")
+        screen.say(f"done: {path}")
+        return Outcome.DONE
+
+    def _wanted(self) -> Sequence[Stage]:
+        stages = self._recipe.stages(self.config)
+        names = [stage.name for stage in stages]
+        if self.config.until not in (None, *names):
+            raise UserError(f"until={self.config.until} is no stage of {self._name}; choose one of {', '.join(names)}")
+        for number, stage in enumerate(stages):
+            check_start(stage.name, stage.start, names[:number])
+        return stages
+
+    def _open(self, stack: ExitStack, launches: Sequence[str]) -> RunDir:
+        """Rank 0 opens the directory; the others learn of it through the store, since it may refuse."""
+        told = None
+        if self._world.is_main:
+            opened = open_run(self._name, self.config, self._world.dp_size, launches, recipe_code(self._name))
+            stack.callback(opened.lock.release)
+            told, self._code_changes = [str(opened.rundir.path.absolute()), opened.batch], opened.code_changes
+        path, batch = self._world.tell("run directory", told)
+        self.rundir = rundir = RunDir(Path(path))
+        if self._world.place.local_rank == 0:
+            launcher.tell_run(rundir.path, os.environ)
+        # The batch from now on at any world size and batch_size; what acts for this launch alone stands in no record.
+        self.config = replace(self.config, global_batch_size=batch, start_over=False)
+        show = "error" if self.config.log.quiet else self.config.log.level
+        start_logging(rundir.log(self._world.rank), show=show if self._world.is_main else None)
+        return rundir
+
+    def _is_shared(self, rundir: RunDir) -> bool:
+        """Whether all ranks see the run directory; refuses what cannot work where they do not."""
+        shared = shared_probe(rundir.path, self._world)
+        if not shared and self.config.distributed.strategy == "fsdp":
+            raise UserError(
+                f"the run directory {rundir.path} is not seen by all ranks, but every rank of a sharded run "
+                "writes to it; set out=... to a folder on a shared disk, or use distributed.strategy=ddp"
+            )
+        if not shared:
+            refuse_newer_elsewhere(rundir.checkpoints(""), self._world)
+        return shared
+
+    def _tell_code_changes(self, events: RunEvents) -> None:
+        """Changed code does not end a run, but nobody should have to guess that it changed; only rank 0 knows."""
+        if self._code_changes is not None:
+            logger.warning("%s", self._code_changes)
+            events.event("code_changed", **self._code_changes.to_json())
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the numbers of the run are frozen, so that another batch_size leaves it the same run."""
+        benches = self._context.benches if self._context else []
+        known = any(bench.known_plan for bench in benches)  # the file may lie on rank 0's disk alone
+        return known or (self.rundir is not None and self.rundir.frozen.exists())
+
+    def _is_done(self, rundir: RunDir, stage: Stage) -> bool:
+        return self._world.is_main and (rundir.artifacts(stage.name) / "done.json").exists()
+
+
+def set_up_torch(config: Any, world: World) -> None:
+    """Arithmetic that the whole process shares."""
+    torch.set_default_dtype(getattr(torch, config.distributed.dtype))
+    if config.distributed.mixed_precision == "fp16" and world.device.type == "cpu":
+        raise UserError("mixed_precision=fp16 needs a GPU; on a CPU use bf16 or none")
+    if world.device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or cuBLAS refuses to be deterministic
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False

@@ -1,0 +1,187 @@
+"""One stage of a session: set up, restored, trained, handed over."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from samestep.checkpoint.background import Flight, Saver
+from samestep.checkpoint.manifest import Checkpoint, find_checkpoints
+from samestep.checkpoint.retention import Retention
+from samestep.checkpoint.store import Store
+from samestep.core.config import dump
+from samestep.core.records import write_json
+from samestep.train.bench import Bench
+from samestep.train.hooks.evidence import Recorder
+from samestep.train.logging.banner import banner_lines
+from samestep.train.logging.metrics import Book
+from samestep.train.logging.sinks import Sink, open_sinks
+from samestep.train.loop import Outcome, Progress, run
+from samestep.train.pretrained.plain_resume import adopt
+from samestep.train.recipe import Stage
+from samestep.train.session.context import ReadyStage, SessionContext
+from samestep.train.session.hooks import assemble_hooks
+from samestep.train.session.resume_checks import newest_checkpoint
+from samestep.train.task import Task
+from samestep.world.seeding import RandomState, seed_everywhere
+
+
+class StageRun:
+    """One stage of a session."""
+
+    def __init__(self, context: SessionContext, stage: Stage, stages: Sequence[Stage]) -> None:
+        self._context, self._stage = context, stage
+        self._is_last, self._is_only = stage is stages[-1], len(stages) == 1
+        self._world, self._config, self._rundir = context.world, context.config, context.rundir
+        self._progress = Progress(watch=self._world.watch)
+
+    def run(self) -> Outcome:
+        """From set-up to hand-over."""
+        self._world.watch.stage = self._stage.name
+        with self._world.together(f"setting up stage {self._stage.name!r}"):
+            ready = self._set_up()
+        lines = banner_lines(self._context.recipe, ready.bench, ready.task.length, ready.resumed)
+        self._context.screen.banner(f"samestep · {self._context.name}", lines)
+        if ready.recorder:
+            ready.recorder.started(self._progress.step, self._world.size)
+        self._status(ready, "running")
+        sinks = self._sinks()
+        try:
+            with self._saver(ready.store, sinks) as saver:
+                saver.reserve(ready.state)
+                outcome = self._loop(ready, sinks, saver)
+        finally:
+            for sink in sinks:
+                sink.close()
+        if outcome is Outcome.DONE:
+            self._hand_over(ready)
+        stopped = {"reason": self._context.stop.reason} if outcome is Outcome.PREEMPTED else {}
+        self._status(ready, outcome.value, **stopped)
+        return outcome
+
+    def _set_up(self) -> ReadyStage:
+        """Build the task, and become what the checkpoint holds, or what the user named to go on from."""
+        seed_everywhere(self._config.seed)
+        store = self._store()
+        found = self._find_checkpoint(store)
+        evidence = self._rundir.evidence(self._world.size, self._world.rank)
+        recorder = Recorder(evidence, self._stage.name, self._world.dp_counted) if self._config.evidence else None
+        window, epoch = Book(self._world), Book(self._world)
+        random = RandomState(self._world, self._config.seed)
+        bench = self._bench(recorder, resumed=found is not None)
+        task: Task = self._stage.build(bench)
+        self._progress.steps_per_epoch = bench.steps_per_epoch or task.length
+        bench.is_built = True
+        bench.first_weights.check_taken(self._stage.name, is_last=self._is_last)
+        random.spread()
+        state = {**task.state, "progress": self._progress, "window": window, "epoch": epoch, "random": random}
+        resumed = self._restore(store, found, state, bench)
+        return ReadyStage(self._stage, bench, task, self._progress, store, window, epoch, recorder, state, resumed)
+
+    def _store(self) -> Store:
+        keep = self._config.checkpoint
+        figure, mode = self._stage.best or ("", "min")
+        store = Store(
+            self._rundir.checkpoints(self._stage.name),
+            self._world,
+            keep=Retention(keep.keep_last, keep.keep_best, keep.keep_every, mode, figure),
+            shared=self._context.is_disk_shared,
+        )
+        store.tidy()
+        return store
+
+    def _find_checkpoint(self, store: Store) -> Checkpoint | None:
+        found, starts_over = newest_checkpoint(store, self._stage.name, self._rundir, self._context.start_over)
+        if starts_over:
+            self._context.events.event("start_over", stage=self._stage.name)
+        return found
+
+    def _bench(self, recorder: Recorder | None, *, resumed: bool) -> Bench:
+        bench = Bench(
+            self._world,
+            self._config,
+            self._rundir,
+            self._stage.name,
+            self._context.screen,
+            self._context.recipe.unused,
+            recorder,
+            start=self._stage.start,
+            unit=self._stage.unit,
+            resumed=resumed,
+            shared=self._context.is_disk_shared,
+            progress=self._progress,
+        )
+        self._context.benches.append(bench)
+        return bench
+
+    def _restore(self, store: Store, found: Checkpoint | None, state: dict[str, Any], bench: Bench) -> str:
+        """Load the checkpoint, or the file that the user named to go on from; says where the state came from."""
+        if found is None:
+            if not self._config.continue_from or not bench.first_weights.is_taken_here():
+                return ""
+            adopt(Path(self._config.continue_from), bench.learners, self._progress)
+            return str(self._config.continue_from)
+        bench.first_weights.fill_without_checkpoint(bench.learners, state.values())
+        store.load(found, state)
+        self._check_best(store)
+        self._context.events.event("resume", stage=self._stage.name, step=self._progress.step)
+        return found.path.name
+
+    def _check_best(self, store: Store) -> None:
+        """The best figure so far is void where an older version went by another one."""
+        if self._stage.best is None or self._progress.best is None:
+            return
+        found = find_checkpoints(store.folder) if self._world.is_main else []
+        names = [c.figure_name for c in sorted(found, key=lambda c: c.step) if c.figure_name]
+        if self._world.share(bool(names) and names[-1] != self._stage.best[0]):
+            self._progress.best = None
+
+    def _sinks(self) -> list[Sink]:
+        if not self._world.is_main:
+            return []
+        return open_sinks(self._rundir, self._stage.name, self._progress.step, self._config, dump(self._config))
+
+    def _saver(self, store: Store, sinks: list[Sink]) -> Saver:
+        settings, event = self._config.checkpoint, self._context.events.event
+
+        def told(flight: Flight) -> None:
+            if flight.committed:
+                event("save", stage=self._stage.name, step=flight.step)
+                for sink in sinks:
+                    sink.committed(flight.step)
+            if flight.failure is not None:
+                event("save_failed", stage=self._stage.name, step=flight.step, why=str(flight.failure))
+
+        return Saver(
+            store,
+            background=settings.background,
+            max_failures=settings.max_failures,
+            taken=self._progress.step,
+            told=told,
+        )
+
+    def _loop(self, ready: ReadyStage, sinks: list[Sink], saver: Saver) -> Outcome:
+        hooks = assemble_hooks(self._context, ready, sinks, saver, self._is_only)
+        with self._world.watch.stepping(self._stage.name, self._progress.step, compiles=self._config.compile):
+            try:
+                outcome = run(ready.task, self._progress, hooks.in_order, self._context.stop)
+                hooks.same.finish()
+            except BaseException:
+                with suppress(Exception):
+                    hooks.log.rescue()
+                raise
+        with self._world.watch.doing("save"):
+            hooks.save.finish()
+        return outcome
+
+    def _hand_over(self, ready: ReadyStage) -> None:
+        """What a later stage, or the user, finds of this one."""
+        with self._world.watch.doing("finish"):
+            self._stage.finish(ready.task, ready.bench)
+            self._world.barrier()
+        if self._world.is_main:
+            write_json(self._rundir.artifacts(self._stage.name) / "done.json", {"step": self._progress.step})
+
+    def _status(self, ready: ReadyStage, status: str, **more: str) -> None:
+        steps = {"step": self._progress.step, "steps": ready.task.length}
+        self._context.events.status(status, stage=self._stage.name, **steps, **more)

@@ -1,0 +1,91 @@
+"""How far apart two runs may be: as far as rounding alone moves them, which one run measures (see rounding.py)."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import inf
+
+_SMALL = 1e-4  # a number far below this is compared as if it were this large: 1e-12 is rounding, not a difference
+
+
+class Result(StrEnum):
+    """What came out of a check."""
+
+    OK = "ok"
+    FAILED = "FAILED"
+    UNVERIFIABLE = "UNVERIFIABLE"
+    """Rounding alone changes so much that a mistake could not be told from it."""
+    UNKNOWN = "unknown"
+    """It could not be measured, and nothing was concluded from it."""
+    NOT_RUN = "not run"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One row of the table: what was looked at, what came out, and what was seen."""
+
+    name: str
+    result: Result
+    sentence: str
+
+
+def distance(a: float, b: float, scale: float = 0.0) -> float:
+    """The difference relative to the larger of both and of `scale`; infinite where only one is finite."""
+    if a == b or (math.isnan(a) and math.isnan(b)):
+        return 0.0
+    if not (math.isfinite(a) and math.isfinite(b)):
+        return math.inf
+    return abs(a - b) / max(abs(a), abs(b), scale or _SMALL)
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('sh') else 's'}"
+
+
+TOLERANCE = 1e-8
+"""Largest relative difference that always passes in float64."""
+TIE = 1e-6
+"""A sampled token may differ where its two best candidates are closer than this."""
+MARGIN = 10.0
+"""Differences up to so many times the floor pass: rounding differs from run to run."""
+EXACT = 1e-11
+"""A run that computes in float64 throughout moves by less than this."""
+FLOAT32 = 1.2e-7
+"""The smallest step of float32: where something computes in it, any number may move by that, measured or not."""
+WORST = 1e-4
+"""A tolerance beyond this proves nothing: real mistakes are no larger."""
+SUBJECTS = {"losses": "losses", "gradients": "gradients", "validation": "validation", "figures": "logged figures"}
+"""What has a floor, and how it is called."""
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The largest difference by subject that rounding alone made, where that was measured."""
+
+    measured: Mapping[str, float] = field(default_factory=dict)
+    where: Mapping[str, str] = field(default_factory=dict)
+    """What the difference of a subject was seen in."""
+    unlimited: bool = False
+    """For the measuring itself: everything passes, so that all of it is seen."""
+
+    def tolerance(self, subject: str) -> float:
+        """The largest difference that passes; infinite where nothing can be proved."""
+        least = FLOAT32 if max(self.measured.values(), default=0.0) > EXACT else 0.0
+        wanted = max(TOLERANCE, MARGIN * max(least, self.measured.get(subject, 0.0)))
+        return inf if self.unlimited or wanted > WORST else wanted
+
+    @property
+    def tie(self) -> float:
+        """A sampled token may differ where its two best candidates are closer than this."""
+        return self.tolerance("losses") / TOLERANCE * TIE
+
+    @property
+    def unverifiable(self) -> list[str]:
+        """The subjects about which nothing can be proved."""
+        return [subject for subject in SUBJECTS if self.tolerance(subject) == inf]
+
+
+STRICT = Floor()
+"""Nothing was measured: the tolerance of float64."""

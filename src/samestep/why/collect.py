@@ -1,0 +1,239 @@
+"""Reads what is left of a run. Any file may be missing, cut short, or vanish while it is read: a run may be alive.
+
+No lock is taken, not even for a moment, so nobody notices the reading.
+"""
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import socket
+import struct
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from samestep.checkpoint.manifest import checkpoint_folders
+from samestep.core.launcher import LastWord
+from samestep.core.output import FAILURES
+from samestep.core.records import Json
+from samestep.core.rundir import RunDir
+from samestep.train.run_record import RunRecord
+from samestep.why.records import Beat, Evidence, Lock, as_word
+from samestep.why.scheduler import kernel_kill, last_job
+
+_FLOCK = "hhqqi4x"  # type, whence, start, length, process: `struct flock` of 64-bit Linux
+
+
+def look(path: Path) -> Lock:
+    """Who holds the lock at `path`, or held it last."""
+    try:
+        with open(path, "rb") as file:
+            known = _holder(file.read().decode(errors="replace"))
+            return Lock(_is_held(file.fileno()), str(known.get("host", "")), int(known.get("pid", 0)))
+    except OSError:
+        return Lock()
+
+
+def _is_held(handle: int) -> bool | None:
+    """None where the file system or the operating system does not tell."""
+    if sys.platform != "linux":
+        return None
+    wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    try:
+        answer = fcntl.fcntl(handle, fcntl.F_GETLK, wanted)
+    except OSError:
+        return None
+    return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
+
+
+def _holder(text: str) -> Json:
+    try:
+        return json.loads(text)
+    except ValueError:  # whoever wrote it was killed at that very moment
+        return {}
+
+
+_TAIL = 1 << 17
+"""Bytes at the end of a log or of the figures that are looked at."""
+_LINE = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ([A-Z]+) (\S+): (.*)$", re.DOTALL)
+_ECHO = re.compile(r"rank \d+ on \S+ failed: ")
+
+
+def gather(rundir: RunDir) -> Evidence:
+    """All that can be found out of a run, on any host that sees its directory."""
+    record = RunRecord.read(rundir)
+    status, lock = _json(rundir.status) or {}, look(rundir.path / "lock")
+    launch, ended, save_failed = _events(rundir)
+    beats, words = _beats(rundir), _words(rundir)
+    checkpoint = _checkpoint(rundir)
+    here = socket.gethostname()
+    own = [beat.pid for beat in beats if beat.host == here]
+    return Evidence(
+        rundir.path,
+        time.time(),
+        here,
+        status,
+        launch,
+        ended,
+        save_failed,
+        words or _logged(rundir),
+        not words,
+        _json(rundir.stall),
+        beats,
+        lock,
+        last_job((_json(rundir.job / "job.json") or {}).get("jobs", ())),
+        _kernel(own, lock),
+        checkpoint,
+        _step(rundir, status.get("stage"), beats, checkpoint),
+        _last_change(rundir),
+        shutil.disk_usage(rundir.path).free,
+        int(record.config.get("batch_size", 0)) if record else 0,
+        frozenset(str(path.relative_to(rundir.path)) for path in _files(rundir)),
+    )
+
+
+def _json(path: Path) -> Json:
+    """The value in a file; None when there is none that can be read."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """The last lines of a file, as far as they are whole."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+            yield from file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return
+
+
+def _rows(path: Path) -> Iterator[dict[str, Json]]:
+    for line in _lines(path):
+        try:
+            row = json.loads(line)
+        except ValueError:  # the first one is cut, or the last one is being written
+            continue
+        if isinstance(row, dict):
+            yield row
+
+
+def _events(rundir: RunDir) -> tuple[Json, Json, str]:
+    """The last launch, how the launcher says that it ended, and why its saves fail, if they do."""
+    launch = ended = None
+    failed = ""
+    for row in _rows(rundir.events):
+        kind = row.get("kind")
+        if kind == "launch":
+            launch, ended, failed = row, None, ""
+        elif kind == "ended":
+            ended = row
+        elif kind in ("save", "save_failed"):
+            failed = str(row.get("why", "")) if kind == "save_failed" else ""
+    return launch, ended, failed
+
+
+def _words(rundir: RunDir) -> list[LastWord]:
+    found = [as_word(_json(path)) for path in sorted(rundir.watch.glob("rank_*_word.json"))]
+    return [word for word in found if word is not None]
+
+
+def _beats(rundir: RunDir) -> list[Beat]:
+    found = []
+    for path in rundir.watch.glob("rank_*.json"):
+        data = _json(path) if re.fullmatch(r"rank_\d+\.json", path.name) else None
+        if isinstance(data, dict) and "rank" in data:
+            found.append(_beat(data, path))
+    return sorted(found, key=lambda beat: beat.rank)
+
+
+def _beat(data: dict[str, Json], path: Path) -> Beat:
+    """Its age by two clocks, for that of the rank's host may be wrong, or that of the disk."""
+    stamps = [float(data.get("time", 0.0)), _changed(path)]
+    age = min(abs(time.time() - stamp) for stamp in stamps)
+    known = {field.name for field in fields(Beat)}
+    rest = {"host": "", "pid": 0, **{name: value for name, value in data.items() if name in known}}
+    return Beat(**{**rest, "age": age})
+
+
+def _logged(rundir: RunDir) -> list[LastWord]:
+    """The failure at the end of each rank's log, if its last launch ended with one: all that older runs have."""
+    found = []
+    for path in sorted((rundir.path / "logs").glob("rank_*.log")):
+        entries = _entries(path)
+        launches = [number for number, entry in enumerate(entries) if entry[2].startswith("launch {")]
+        for level, name, message in entries[launches[-1] if launches else 0 :]:
+            if (level, name) == ("ERROR", FAILURES):
+                text, _, trace = message.partition("\n")
+                echo = _ECHO.match(text) is not None
+                rank, kind = int(path.stem.partition("_")[2]), "crashed" if trace else "failed"
+                found.append(LastWord(text, 1, rank, echo=echo, traceback=trace, kind=kind))
+    return found
+
+
+def _entries(path: Path) -> list[tuple[str, str, str]]:
+    """Level, logger and message of every line of a log; a traceback belongs to the line before it."""
+    entries: list[tuple[str, str, str]] = []
+    for line in _lines(path):
+        match = _LINE.match(line)
+        if match:
+            entries.append((match[1], match[2], match[3]))
+        elif entries:
+            level, name, message = entries[-1]
+            entries[-1] = (level, name, f"{message}\n{line}")
+    return entries
+
+
+def _kernel(processes: Sequence[int], lock: Lock) -> str:
+    return "" if lock.held or not processes else kernel_kill(processes)
+
+
+def _checkpoint(rundir: RunDir) -> tuple[str, int] | None:
+    """The newest by its time, since stages follow each other."""
+    found = []
+    for folder in rundir.checkpoints("x").parent.glob("*"):
+        steps = checkpoint_folders(folder)
+        if steps:
+            found.append((_changed(steps[max(steps)]), folder.name, max(steps)))
+    return max(found)[1:] if found else None
+
+
+def _step(rundir: RunDir, stage: str | None, beats: Sequence[Beat], checkpoint: tuple[str, int] | None) -> int | None:
+    """The last step that is known to be done in the stage that ran last."""
+    written = [row["step"] for row in _rows(rundir.metrics) if row.get("stage") == stage and "step" in row]
+    known = [*written[-1:], *(beat.step for beat in beats if beat.stage == stage and beat.step is not None)]
+    known += [checkpoint[1]] if checkpoint and checkpoint[0] == stage else []
+    return max(known, default=None)
+
+
+def _last_change(rundir: RunDir) -> tuple[str, float] | None:
+    changing = [path for path in (rundir.status, rundir.events, rundir.metrics) if path.exists()] + _files(rundir)
+    if not changing:
+        return None
+    last = max(changing, key=_changed)
+    return str(last.relative_to(rundir.path)), _changed(last)
+
+
+def _files(rundir: RunDir) -> list[Path]:
+    found = [path for folder in (rundir.watch, rundir.path / "logs") for path in folder.glob("[!.]*")]
+    return [path for path in found if _size(path)]
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,187 @@
+"""The words of a command line."""
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from samestep.core.config import build
+from samestep.core.config.command_line import Alias, parse, take
+from samestep.core.errors import UserError
+
+
+@dataclass(frozen=True)
+class Distributed:
+    backend: str = "auto"
+    mixed_precision: Literal["none", "bf16", "fp16"] = "none"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    every_steps: int = 0
+    weights: bool = False
+
+
+@dataclass(frozen=True)
+class Toy:
+    prompt: str = ""
+    use_projection: bool = True
+    no_cuda: bool = False
+    cuda: bool = True
+    maybe: bool | None = None
+    learning_rate: float = 0.1
+    mix: dict[str, float] = field(default_factory=dict)
+    distributed: Distributed = Distributed()
+    checkpoint: Checkpoint = Checkpoint()
+
+
+ALIASES: dict[str, str | Alias] = {
+    "lr": "learning_rate",
+    "projection": "use_projection",
+    "fp16": Alias("distributed.mixed_precision", {"true": "fp16", "false": "none"}),
+    "amp-type": Alias("distributed.mixed_precision", {"half": "fp16", "brain": "bf16"}),
+}
+
+
+@pytest.mark.parametrize(
+    ("line", "want"),
+    [
+        ("prompt=x", [("prompt", "x")]),
+        ("--prompt x", [("prompt", "x")]),
+        ("--prompt=x", [("prompt", "x")]),
+        ("prompt=", [("prompt", "")]),
+        ("--prompt=", [("prompt", "")]),
+        ("--learning-rate 1e-3", [("learning_rate", "1e-3")]),
+        ("learning-rate=1", [("learning_rate", "1")]),
+        ("--learning_rate -1", [("learning_rate", "-1")]),
+        ("--prompt a=b=c", [("prompt", "a=b=c")]),
+        ("prompt=a=b", [("prompt", "a=b")]),
+        ("--prompt=--weird", [("prompt", "--weird")]),
+        ("prompt=1 prompt=2", [("prompt", "1"), ("prompt", "2")]),
+        ("--checkpoint.every-steps 5", [("checkpoint.every_steps", "5")]),
+        ("checkpoint.every_steps=5", [("checkpoint.every_steps", "5")]),
+        ("distributed=fsdp", [("distributed", "fsdp")]),
+        ("--distributed fsdp", [("distributed", "fsdp")]),
+        ("--mix.my-key 3", [("mix.my-key", "3")]),
+        ("mix.a.b=3", [("mix.a.b", "3")]),
+        # flags
+        ("--use_projection", [("use_projection", True)]),
+        ("--use-projection --cuda", [("use_projection", True), ("cuda", True)]),
+        ("--use_projection=False", [("use_projection", "False")]),
+        ("--use_projection False", [("use_projection", "False")]),
+        ("--use_projection prompt=x", [("use_projection", True), ("prompt", "x")]),
+        ("--no-use_projection", [("use_projection", False)]),
+        ("--no_use-projection", [("use_projection", False)]),
+        ("--no-checkpoint.weights", [("checkpoint.weights", False)]),
+        ("--maybe", [("maybe", True)]),
+        ("--no-maybe", [("maybe", False)]),
+        ("--maybe=null", [("maybe", "null")]),
+        # a field that is really named so beats the rule
+        ("--no_cuda", [("no_cuda", True)]),
+        ("--no-cuda", [("no_cuda", True)]),
+        ("--no-cuda false", [("no_cuda", "false")]),
+        ("--no-no-cuda", [("no_cuda", False)]),
+        # other names
+        ("--lr 3", [("learning_rate", "3")]),
+        ("lr=3", [("learning_rate", "3")]),
+        ("--projection", [("use_projection", True)]),
+        ("--no-projection", [("use_projection", False)]),
+        ("--fp16", [("distributed.mixed_precision", "fp16")]),
+        ("--fp16 --cuda", [("distributed.mixed_precision", "fp16"), ("cuda", True)]),
+        ("--no_fp16", [("distributed.mixed_precision", "none")]),
+        ("--no-fp16", [("distributed.mixed_precision", "none")]),
+        ("--fp16 False", [("distributed.mixed_precision", "none")]),
+        ("--fp16=yes", [("distributed.mixed_precision", "fp16")]),
+        ("fp16=0", [("distributed.mixed_precision", "none")]),
+        ("--amp_type HALF", [("distributed.mixed_precision", "fp16")]),
+        ("--amp-type=brain", [("distributed.mixed_precision", "bf16")]),
+    ],
+)
+def test_words_become_settings(line: str, want: list[tuple[str, Any]]) -> None:
+    assert parse(line.split(), Toy, ALIASES) == want
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--prompt", "--prompt needs a value; write --prompt=VALUE."),
+        ("--prompt --cuda", "--prompt needs a value; write --prompt=--cuda."),
+        ("--distributed", "--distributed needs a value"),
+        ("stray", "The word 'stray' belongs to no setting; write key=value or --key value."),
+        ("cuda", "The word 'cuda' belongs to no setting; write --cuda."),
+        ("-cuda", "The word '-cuda' belongs to no setting; write --cuda."),
+        ("--use_projection maybe", "The word 'maybe' belongs to no setting; write --maybe."),
+        ("--no-prompt", "--no-prompt cannot be: prompt is not on or off; write --prompt VALUE."),
+        ("--no-distributed", "--no-distributed cannot be"),
+        ("--no-lr", "--no-lr cannot be"),
+        ("--no-amp-type", "--no-amp-type cannot be"),
+        ("--no-use_projection=False", "--no-use_projection takes no value"),
+        ("--no-use_projection False", "The word 'False' belongs to no setting"),
+        ("--promt x", "There is no setting 'promt'; did you mean prompt"),
+        ("backend=gloo", "There is no setting 'backend'; did you mean distributed.backend?"),
+        ("--fp61", "There is no setting 'fp61'; did you mean fp16"),
+        ("no_projection=true", "There is no setting 'no_projection'"),
+        ("--checkpoint.every 5", "There is no setting 'checkpoint.every'; did you mean checkpoint.every_steps"),
+        ("--fp16=abc", "fp16 must be true or false, not 'abc'."),
+        ("--amp-type fp8", "amp-type must be half or brain, not 'fp8'."),
+        ("--", "There is no setting ''"),
+        ("=x", "There is no setting ''"),
+    ],
+)
+def test_mistakes_are_answered_with_a_sentence(line: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse(line.split(), Toy, ALIASES)
+    assert str(caught.value).startswith(message)
+
+
+def test_an_alias_for_nothing_is_a_programming_error() -> None:
+    with pytest.raises(AssertionError, match="nowhere"):
+        parse([], Toy, {"x": "nowhere"})
+
+
+def test_the_last_of_repeats_wins_when_built() -> None:
+    settings = parse(["--lr", "1", "learning_rate=2"], Toy, ALIASES)
+    assert build(Toy, dict(settings)).learning_rate == 2.0
+
+
+everyday = st.sampled_from(
+    ["Hello, world", "a=b", "<x>", "${x}", "x: y", "[1", "{a", "null", "true", "-1", "a'b\"c", "~"]
+)
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.text() | everyday)
+def test_any_text_passes_as_it_stands(text: str) -> None:
+    for words in ([f"--prompt={text}"], [f"prompt={text}"]):
+        assert build(Toy, dict(parse(words, Toy))).prompt == text
+    if not text.startswith("--"):
+        assert build(Toy, dict(parse(["--prompt", text], Toy))).prompt == text
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.lists(st.text() | everyday, max_size=4))
+def test_any_words_give_settings_or_a_sentence(words: list[str]) -> None:
+    with suppress(UserError):
+        parse(words, Toy, ALIASES)
+
+
+@pytest.mark.parametrize(
+    ("line", "found", "rest"),
+    [
+        ("--config a.yaml --lr 3", {"config": "a.yaml"}, "--lr 3"),
+        ("--lr 3 --config=a.yaml x=1", {"config": "a.yaml"}, "--lr 3 x=1"),
+        ("--config_path a --config-name b", {"config-path": "a", "config-name": "b"}, ""),
+        ("--configs 3 config=4", {}, "--configs 3 config=4"),
+    ],
+)
+def test_options_of_the_command_are_split_off(line: str, found: dict[str, str], rest: str) -> None:
+    assert take(line.split(), ("config", "config-path", "config-name")) == (found, rest.split())
+
+
+@pytest.mark.parametrize("line", ["--config", "--config --lr 3"])
+def test_an_option_of_the_command_needs_its_value(line: str) -> None:
+    with pytest.raises(UserError, match="--config needs a value"):
+        take(line.split(), ("config",))

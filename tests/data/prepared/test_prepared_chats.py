@@ -1,0 +1,145 @@
+"""Chats: the template, a row for each answer, whole chats on one side of the split, never a prompt without answer."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prepared_parts import lines, made
+
+from samestep.core.errors import UserError
+from samestep.data.prepared import Prepared
+from samestep.data.prepared.chats import Message, answers, chat_prompt
+from samestep.data.prepared.split import ByDocument
+from samestep.data.tokenizer.subword import train_bpe
+from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer
+
+
+def pair(i: int) -> dict[str, str]:
+    return {"prompt": f"what is {i}?", "answer": f"it is {i}"}
+
+
+def talk(i: int) -> dict[str, Any]:
+    said = [("system", "be kind"), ("user", f"q{i}"), ("assistant", f"a{i}"), ("user", "more"), ("assistant", f"b{i}")]
+    return {"messages": [{"role": role, "content": content} for role, content in said]}
+
+
+def rows(found: Prepared, region: str) -> list[tuple[list[int], int]]:
+    tokens, index = getattr(found, region), getattr(found, f"{region}_rows")
+    assert index is not None
+    table = index[:].reshape(-1, 3).tolist()
+    return [(tokens[start : start + length].tolist(), prompt) for start, length, prompt in table]
+
+
+def test_the_template_is_lladas() -> None:
+    tokenizer = train_bpe(["user assistant hello\n\nthere yes"] * 9, 290)
+    v = tokenizer.vocabulary
+    assert v.headers is not None
+    start, end = v.headers
+    messages = [Message("user", " hello "), Message("assistant", "there"), Message("user", "yes?")]
+    prompt = chat_prompt(tokenizer, messages)
+    assert prompt == [
+        v.bos,
+        *(start, *tokenizer.encode("user"), end, *tokenizer.encode("\n\nhello"), v.eot),
+        *(start, *tokenizer.encode("assistant"), end, *tokenizer.encode("\n\nthere"), v.eot),
+        *(start, *tokenizer.encode("user"), end, *tokenizer.encode("\n\nyes?"), v.eot),
+        *(start, *tokenizer.encode("assistant"), end, *tokenizer.encode("\n\n")),
+    ]
+    first, row = answers(tokenizer, [*messages, Message("assistant", "yes\n")])
+    assert first.tokens[first.prompt :] == [*tokenizer.encode("there"), v.eot]
+    assert row.tokens == [*prompt, *tokenizer.encode("yes"), v.eot]
+    assert (row.prompt, row.size) == (len(prompt), 3)
+
+
+def test_bytes_spell_the_headers_out() -> None:
+    (row,) = answers(ByteTokenizer(), [Message("user", "hi"), Message("assistant", "ho")])
+    assert row.tokens == [BYTES.bos, *b"user\n\nhi", BYTES.eos, *b"assistant\n\n", *b"ho", BYTES.eos]
+    assert ByteTokenizer().decode(row.tokens[row.prompt :]) == "ho"
+
+
+def test_every_answer_is_a_row_and_a_chat_is_on_one_side(tmp_path: Path) -> None:
+    found = made(tmp_path / "out", lines(tmp_path / "a.jsonl", *map(talk, range(20))), sequence_length=100)
+    split = ByDocument(20, 0.1, 0)
+    for region in ("train", "validation"):
+        said = [ByteTokenizer().decode(tokens[prompt:]) for tokens, prompt in rows(found, region)]
+        assert said == [answer for i in range(20) if split.region(i) == region for answer in (f"a{i}", f"b{i}")]
+    assert (found.metadata["train_samples"], found.metadata["val_samples"]) == (36, 4)
+    assert found.metadata["kind"] == "chat"
+
+
+def test_pairs_are_chats_too_and_may_have_other_names(tmp_path: Path) -> None:
+    by_name = [{"q": f"question {i}", "a": f"answer {i}"} for i in range(5)]
+    found = made(
+        tmp_path / "out",
+        lines(tmp_path / "a.jsonl", *by_name),
+        prompt_field="q",
+        answer_field="a",
+        sequence_length=64,
+    )
+    assert found.metadata["kind"] == "chat"
+    tokens, prompt = rows(found, "train")[0]
+    assert "question" in bytes(token for token in tokens[:prompt] if token < 256).decode()
+
+
+def test_validation_bytes_and_counted_tokens_are_those_of_the_answers(tmp_path: Path) -> None:
+    found = made(tmp_path / "out", lines(tmp_path / "a.jsonl", *map(pair, range(20))), sequence_length=50)
+    kept = rows(found, "validation")
+    assert found.metadata["val_bytes"] == sum(len(tokens) - prompt - 1 for tokens, prompt in kept)
+    assert found.metadata["val_answer_tokens"] == sum(50 - prompt for _, prompt in kept)
+
+
+@pytest.mark.parametrize("too_long", ["cut", "leave_out"])
+def test_what_is_too_long_is_cut_or_left_out_and_counted(tmp_path: Path, too_long: str) -> None:
+    records: list[dict[str, str]] = [pair(i) for i in range(20)]
+    records += [{"prompt": "short", "answer": "y" * 100} for _ in range(3)]
+    records += [{"prompt": "x" * 100, "answer": "short"} for _ in range(2)]
+    found = made(tmp_path / "out", lines(tmp_path / "a.jsonl", *records), sequence_length=60, too_long=too_long)
+    kept = rows(found, "train") + rows(found, "validation")
+    assert all(prompt < len(tokens) <= 60 for tokens, prompt in kept), "never a prompt without an answer"
+    cut = 3 if too_long == "cut" else 0
+    assert len(kept) == 20 + cut
+    assert (found.metadata["answers_cut"], found.metadata["answers_left_out"]) == (cut, 5 - cut)
+
+
+def test_chats_without_an_answer_are_left_out_and_counted(tmp_path: Path) -> None:
+    silent = [{"messages": [{"role": "user", "content": "anybody?"}]}, {"prompt": "x", "answer": "  "}]
+    found = made(tmp_path / "out", lines(tmp_path / "a.jsonl", *map(pair, range(20)), *silent), sequence_length=60)
+    assert found.metadata["chats_without_answer"] == 2
+    assert found.metadata["train_samples"] + found.metadata["val_samples"] == 20
+
+
+@pytest.mark.parametrize("tokenizer", ["char", "bpe"])
+def test_a_vocabulary_is_learned_from_chats(tmp_path: Path, tokenizer: str) -> None:
+    source = lines(tmp_path / "a.jsonl", *map(talk, range(20)))
+    size = 270 if tokenizer == "bpe" else None
+    found = made(tmp_path / "out", source, tokenizer=tokenizer, vocab_size=size, sequence_length=100)
+    tokens, prompt = rows(found, "train")[0]
+    assert found.tokenizer.decode(tokens[prompt:])[0] == "a"
+
+
+BAD_CHATS = {
+    "one alone": ([pair(0)], {}, "two chats at least.*there are 1"),
+    "no content": ([pair(0), {"messages": [{"role": "user"}]}], {}, "line 2 of .*no 'content'"),
+    "no list": ([pair(0), {"messages": "hello"}], {}, "a list such as"),
+    "parts": ([pair(0), {"messages": [{"role": "user", "content": [{"text": "x"}]}]}], {}, "that are strings"),
+    "no answer": ([pair(0), {"prompt": "x"}], {}, "--answer_field; it has prompt"),
+    "not a string": ([pair(0), {"prompt": "x", "answer": 4}], {}, "a string on line 2"),
+    "too short a row": ([pair(i) for i in range(5)], {"sequence_length": 8}, "5 answers did not fit"),
+    "no answers": ([{"prompt": "x", "answer": ""}] * 3, {}, "3 of 3 chats have none"),
+    "texts": ([{"text": "x"}], {"kind": "chat"}, "it has text"),
+}
+
+
+@pytest.mark.parametrize(("records", "settings", "sentence"), BAD_CHATS.values(), ids=BAD_CHATS.keys())
+def test_bad_chats_are_refused(tmp_path: Path, records: list[Any], settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence) as refusal:
+        made(tmp_path / "out", lines(tmp_path / "a.jsonl", *records), **settings)
+    assert "\n" not in str(refusal.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+def test_chats_and_text_are_not_mixed(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_text("text")
+    with pytest.raises(UserError, match=r"apart; .*b\.txt is no JSONL file of chats"):
+        made(tmp_path / "out", lines(tmp_path / "a.jsonl", pair(0), pair(1)), tmp_path / "b.txt")
+    as_text = made(tmp_path / "t", lines(tmp_path / "a.jsonl", pair(0)), kind="text", field="prompt", sequence_length=4)
+    assert as_text.metadata["kind"] == "text"

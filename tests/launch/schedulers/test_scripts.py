@@ -1,0 +1,252 @@
+"""Scripts are pure text, told by the files in `golden/`; what they do at the end of a job is tried with a stub srun."""
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samestep.core.errors import UserError
+from samestep.launch.schedulers import pbs, slurm
+from samestep.launch.schedulers.job import Job, Part, Room, Site, clock, room, seconds
+from samestep.launch.schedulers.script import Surroundings
+from samestep.launch.schedulers.submit import scheduler_of, scripts, submit
+
+GOLDEN = Path(__file__).parent / "golden"
+AROUND = Surroundings(Path("/home/me/runs/sine-default-1"), Path("/home/me"), "/home/me/venv/bin/python")
+WORDS = ("sine.py", "prompt=Hello, world", "name=sine-default-1", "out=/home/me/runs")
+PLAIN = Part("train", WORDS, Room(1, 1, 1))
+DUMP = Part("1_dump", (*WORDS, "until=dump"), Room(1, 1, 1), ["dump"], unfinished=True)
+TRAIN = Part("2_train", WORDS, Room(1, 4, 4), ["train"])
+AURORA = Site(
+    scheduler="pbs",
+    gpus_per_node=12,
+    account="Deployment",
+    queue="prod",
+    filesystems="home:flare",
+    modules=("frameworks",),
+    env={"ZE_FLAT_DEVICE_HIERARCHY": "FLAT"},
+    cpu_bind="list:1-8:9-16",
+)
+FULL = Site(
+    account="physics",
+    partition="gpu",
+    qos="long",
+    constraint="a100|h100",
+    directives=("--mail-type=END",),
+    modules=("cuda/12.8",),
+    setup=("source /etc/profile.d/proxy.sh",),
+    env={"NCCL_DEBUG": "WARN", "GREETING": "it's me"},
+    srun=("--cpu-bind=cores",),
+)
+CASES = {
+    "slurm_one_gpu.sh": lambda: slurm.script(PLAIN, Job(), AROUND),
+    "slurm_two_nodes.sh": lambda: slurm.script(
+        replace(PLAIN, room=Room(2, 8, 8)),
+        Job(site=FULL, cpus_per_task=16, mem="0", time="1-12:00:00", grace=120, nodelist="gpu[3-4]"),
+        AROUND,
+    ),
+    "slurm_cpu.sh": lambda: slurm.script(
+        replace(PLAIN, room=Room(1, 0, 4)), Job(time="30m", requeue=False), Surroundings(Path("/a b/50%"), *_PLACE)
+    ),
+    "slurm_stage.sh": lambda: slurm.script(DUMP, Job(exclusive=True), AROUND),
+    "pbs_aurora.sh": lambda: pbs.script(replace(PLAIN, room=Room(2, 12, 12)), Job(site=AURORA, time="2h"), AROUND),
+    "pbs_stage.sh": lambda: pbs.script(DUMP, Job(requeue=False, site=Site(select="ncpus=8:ngpus=1")), AROUND, TRAIN),
+}
+_PLACE = (Path("/a b"), "python")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_scripts(name: str) -> None:
+    """After a change on purpose: look at what is new, and write it to the file."""
+    text = CASES[name]()
+    assert text == (GOLDEN / name).read_text()
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+def test_cores_of_a_chunk_under_pbs() -> None:
+    def selected(**asked: Any) -> str:
+        text = pbs.script(replace(PLAIN, room=Room(2, 0, 4)), Job(**asked), AROUND)
+        return next(line for line in text.splitlines() if "select" in line)
+
+    assert selected() == "#PBS -l select=2"
+    assert selected(cpus_per_task=8) == "#PBS -l select=2:ncpus=32"
+    assert selected(cpus_per_task=8, site=Site(select="ncpus=64:ngpus=4")) == "#PBS -l select=2:ncpus=64:ngpus=4"
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
+def test_no_line_of_a_head_is_lost(scheduler: str) -> None:
+    """A scheduler reads its lines up to the first command."""
+    lines = next(iter(scripts([PLAIN], Job(), AROUND, scheduler).values())).splitlines()
+    first_command = next(at for at, line in enumerate(lines) if line and not line.startswith("#"))
+    marks = [at for at, line in enumerate(lines) if line.startswith(("#SBATCH", "#PBS"))]
+    assert marks
+    assert max(marks) < first_command
+
+
+def trial(tmp_path: Path, text: str, commands: dict[str, str], variables: dict[str, str]) -> tuple[int, str]:
+    """Run a script with stubs in place of a scheduler's commands; its exit code and what it printed."""
+    for name, body in commands.items():
+        stub = tmp_path / name
+        stub.write_text(f"#!/bin/bash\n{body}\n")
+        stub.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", **variables}
+    done = subprocess.run(
+        ["bash"], input=text, env=env, cwd=tmp_path, text=True, capture_output=True, timeout=20, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "state", "restarts", "ends_with", "requeued"),
+    [
+        (0, "done", "RUNNING", 0, 0, False),
+        (75, "preempted", "RUNNING", 0, 75, True),
+        (75, "preempted", "RUNNING", 100, 75, False),  # often enough
+        (75, "preempted", "COMPLETING", 0, 75, False),  # cancelled, or requeued by SLURM itself
+        (0, "preempted", "RUNNING", 0, 75, True),  # stopped before training began
+        (0, "", "RUNNING", 0, 75, True),
+        (0, "waiting", "RUNNING", 0, 75, True),  # so it was when the stage before had ended
+        (2, "preempted", "RUNNING", 1, 2, False),
+        (1, "running", "RUNNING", 0, 1, False),
+        (143, "running", "RUNNING", 0, 143, False),
+    ],
+)
+def test_who_is_requeued(
+    tmp_path: Path, code: int, status: str, state: str, restarts: int, ends_with: int, requeued: bool
+) -> None:
+    if status:
+        (tmp_path / "status.json").write_text(json.dumps({"status": status, "step": 3}, indent=2))
+    text = slurm.script(PLAIN, Job(), Surroundings(tmp_path, tmp_path, "python"))
+    stubs = {
+        "srun": f"exit {code}",
+        "scontrol": f'[ "$1" = show ] && echo "JobId=7 JobState={state} Reason=None" || echo "$@" > asked',
+    }
+    ended, printed = trial(tmp_path, text, stubs, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(restarts)})
+    assert ended == ends_with, printed
+    asked = (tmp_path / "asked").read_text() if (tmp_path / "asked").exists() else ""
+    assert asked == ("requeue 7\n" if requeued else "")
+
+
+def test_a_stage_before_the_last_ends_well_when_others_wait(tmp_path: Path) -> None:
+    (tmp_path / "status.json").write_text('{\n  "status": "waiting",\n  "after": "dump"\n}\n')
+    text = slurm.script(DUMP, Job(), Surroundings(tmp_path, tmp_path, "python"))
+    assert trial(tmp_path, text, {"srun": "exit 0", "scontrol": "exit 1"}, {"SLURM_JOB_ID": "7"})[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("mpiexec", "qsub", "submitted", "said"),
+    [
+        ("exit 75", "echo 12.server", True, "job 12.server goes on"),
+        ("exit 75", "exit 1", True, "go on with: qsub"),  # a compute node may not
+        ("kill -TERM $PPID; exit 75", "echo 12.server", False, ""),  # qdel
+        ("exit 2", "echo 12.server", False, ""),
+    ],
+)
+def test_who_is_submitted_again(tmp_path: Path, mpiexec: str, qsub: str, submitted: bool, said: str) -> None:
+    around = Surroundings(tmp_path, tmp_path, "python")
+    around.job.mkdir()
+    text = pbs.script(PLAIN, Job(time="2h"), around)
+    stubs = {"mpiexec": mpiexec, "qsub": f'echo "$@" > asked; {qsub}'}
+    variables = {"PBS_JOBID": "11.server", "PBS_NODEFILE": "nodes", pbs.TURN: "3"}
+    trial(tmp_path, text, stubs, variables)
+    assert (tmp_path / "asked").exists() == submitted
+    assert said in (around.job / "11.server.out").read_text()
+    if submitted:
+        log = around.job / "pbs.log"
+        assert (tmp_path / "asked").read_text() == f"-v {pbs.TURN}=4 -j oe -o {log} {around.script(PLAIN)}\n"
+
+
+def test_the_ranks_of_a_pbs_job_know_when_it_began(tmp_path: Path) -> None:
+    around = Surroundings(tmp_path, tmp_path, "python")
+    around.job.mkdir()
+    stubs = {"mpiexec": 'echo "began $SAMESTEP_BEGAN"; echo "words $@"'}
+    trial(tmp_path, pbs.script(PLAIN, Job(), around), stubs, {"PBS_JOBID": "11", "PBS_NODEFILE": "/some/nodes"})
+    printed = (around.job / "11.out").read_text()
+    assert int(printed.split("began ")[1].split()[0]) > 1_700_000_000
+    assert "words -n 1 -ppn 1 --hostfile /some/nodes python -u -m samestep train sine.py prompt=Hello, world" in printed
+
+
+@pytest.mark.parametrize(
+    ("job", "scheduler", "num_gpus", "wanted"),
+    [
+        (Job(), "slurm", None, Room(1, 1, 1)),
+        (Job(gpus_per_node=4), "slurm", None, Room(1, 4, 4)),
+        (Job(nodes=2), "slurm", None, Room(2, 8, 8)),
+        (Job(nodes=2, site=Site(gpus_per_node=12)), "pbs", None, Room(2, 12, 12)),
+        (Job(site=Site(gpus_per_node=12)), "pbs", None, Room(1, 12, 12)),
+        (Job(nodes=2, tasks_per_node=3), "slurm", None, Room(2, 0, 3)),
+        (Job(gpus_per_node=0), "slurm", None, Room(1, 0, 1)),
+        (Job(num_gpus=4), "slurm", None, Room(1, 4, 4)),
+        (Job(num_gpus=4), "slurm", 16, Room(2, 8, 8)),
+        (Job(num_gpus=4, nodes=2), "slurm", None, Room(2, 2, 2)),
+    ],
+)
+def test_room(job: Job, scheduler: str, num_gpus: int | None, wanted: Room) -> None:
+    assert room(job, scheduler, num_gpus) == wanted
+
+
+@pytest.mark.parametrize(
+    ("job", "sentence"),
+    [
+        (Job(gpus_per_node=9), "a node of this site has 8 GPUs"),
+        (Job(gpus_per_node=4, num_gpus=4), "twice"),
+        (Job(num_gpus=9), "cannot be spread evenly over 2 nodes"),
+        (Job(gpus_per_node=4, tasks_per_node=2), "every GPU has one rank"),
+        (Job(nodes=0), "--nodes must be at least 1, not 0"),
+        (Job(tasks_per_node=0), "--tasks-per-node must be at least 1"),
+    ],
+)
+def test_room_that_cannot_be(job: Job, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        room(job, "slurm")
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [("30m", "00:30:00"), ("2h", "02:00:00"), ("1d", "24:00:00"), ("1:02:03", "01:02:03"), ("2-01:00:00", "49:00:00")],
+)
+def test_time_limits(text: str, wanted: str) -> None:
+    assert clock(seconds(text)) == wanted
+
+
+@pytest.mark.parametrize("text", ["60", "1:30", "soon", "-5m"])
+def test_time_limits_that_schedulers_read_differently_are_refused(text: str) -> None:
+    with pytest.raises(UserError, match="is not a time limit"):
+        seconds(text)
+
+
+@pytest.mark.parametrize(("time", "grace", "wanted"), [("2h", None, 6900), ("2h", 600, 6600), ("4m", None, 120)])
+def test_a_pbs_run_stops_before_its_limit(time: str, grace: int | None, wanted: int) -> None:
+    assert pbs.max_time(Job(time=time, grace=grace)) == wanted
+
+
+def test_refusals_of_a_scheduler_are_told_in_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    around = Surroundings(tmp_path / "run", tmp_path, "python")
+    stub = tmp_path / "sbatch"
+    stub.write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: gold' >&2\nexit 1\n")
+    stub.chmod(0o755)
+    with pytest.raises(
+        UserError, match="sbatch did not take the job: sbatch: error: invalid partition specified: gold"
+    ):
+        submit([PLAIN], Job(), around, "slurm")
+    assert around.script(PLAIN).exists()
+    stub.write_text('#!/bin/sh\nfor word in "$@"; do [ "$word" = --dependency=afterok:41 ] && exit 3; done\necho 41\n')
+    with pytest.raises(UserError, match="already queued: 41, to be cancelled by hand"):
+        submit([DUMP, TRAIN], Job(), around, "slurm")
+    stub.unlink()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="submit where the scheduler is installed"):
+        submit([PLAIN], Job(), around, "slurm")
+
+
+def test_the_scheduler_is_the_one_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert scheduler_of(Site()) == "local"
+    (tmp_path / "qsub").write_text("")
+    (tmp_path / "qsub").chmod(0o755)
+    assert scheduler_of(Site()) == "pbs"
+    assert scheduler_of(Site(scheduler="slurm")) == "slurm"

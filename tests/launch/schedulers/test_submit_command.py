@@ -1,0 +1,220 @@
+"""`samestep submit` as it is typed: what it prints, what it leaves in the run directory, what it refuses."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from samestep.cli.args import SubmitWords
+from samestep.cli.main import main
+from samestep.core.errors import UserError
+from samestep.core.records import read_json
+from samestep.core.rundir import RunDir
+
+EXAMPLE = str(Path(__file__).parents[3] / "examples" / "sine.py")
+SLURM = ("submit", EXAMPLE, "--on", "slurm")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to type in, with a scheduler that takes every job."""
+    (tmp_path / "bin").mkdir()
+    for name, answer in (("sbatch", "4711;cluster"), ("qsub", "12.server")):
+        stub = tmp_path / "bin" / name
+        stub.write_text(f'#!/bin/sh\necho "{name} $@" >> called\necho "{answer}"\n')
+        stub.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    monkeypatch.delenv("SAMESTEP_SITE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(words) == 0
+    return capsys.readouterr().out
+
+
+def trained(script: str) -> list[str]:
+    """The words of `samestep train` in a script."""
+    line = next(line for line in script.splitlines() if " -m samestep train " in line)
+    return shlex.split(line.split(" -m samestep train ")[1])
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(words) == 2
+    return capsys.readouterr().err
+
+
+def test_submitting(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = printed(capsys, *SLURM, "--nodes=2", "--gpus-per-node", "4", "--epochs", "3")
+    run = folder / "runs" / "sine-default-1"
+    assert f"run     {run}\njob     4711: 2 x 4 ranks\nfollow  tail -F {run}/job/4711.out\n" in told
+    assert "cancel  scancel 4711" in told
+    assert (folder / "called").read_text() == f"sbatch --parsable {run}/job/train.sh\n"
+    noted = read_json(RunDir(run).job / "job.json")["jobs"]
+    assert [(job["job"], job["scheduler"]) for job in noted] == [("4711", "slurm")]
+    assert trained((run / "job" / "train.sh").read_text()) == [
+        EXAMPLE,
+        "--epochs",
+        "3",
+        "name=sine-default-1",
+        f"out={folder}/runs",
+    ]
+
+
+def test_the_next_run_has_another_name(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    printed(capsys, *SLURM)
+    printed(capsys, *SLURM)
+    assert sorted(path.name for path in (folder / "runs").iterdir()) == ["sine-default-1", "sine-default-2"]
+
+
+def test_a_dry_run_prints_the_very_script_and_does_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*SLURM, "--nodes=2", "name=mine", "--time=2h", "--account", "me", "--directive=--mail-type=END")
+    dry = printed(capsys, *words, "--dry-run")
+    assert not (folder / "runs").exists()
+    assert not (folder / "called").exists()
+    printed(capsys, *words)
+    assert (folder / "runs" / "mine" / "job" / "train.sh").read_text() == dry
+
+
+def test_under_pbs_the_run_stops_itself(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = printed(capsys, "submit", EXAMPLE, "--site", "aurora", "--nodes=2", "--time", "2h", "--queue=prod")
+    assert "qdel 12.server" in told
+    script = (folder / "runs" / "sine-default-1" / "job" / "train.sh").read_text()
+    assert trained(script)[-1] == "max_time=6900s"
+    assert "\nmpiexec -n 24 -ppn 12 " in script
+    assert "#PBS -q prod\n" in script
+    assert "#PBS -k doe\n" in script
+    assert 'export MASTER_ADDR="$(hostname -s).hsn.cm.aurora.alcf.anl.gov"\n' in script
+    cores = [range(int(a), int(b) + 1) for a, b in re.findall(r"(\d+)-(\d+)", script.split("--cpu-bind list:")[1])[:12]]
+    assert [len(own) for own in cores] == [8] * 12 and len({core for own in cores for core in own}) == 96
+    assert all(0 < core < 52 for own in cores[:6] for core in own), "the socket of the first six tiles, without core 0"
+    assert all(52 < core < 104 for own in cores[6:] for core in own), "that of the others, without core 52"
+    sooner = printed(capsys, "submit", EXAMPLE, "--site=aurora", "--time=2h", "--max_time=1h", "--dry-run")
+    assert "max_time=6900s" not in trained(sooner)
+
+
+def test_without_a_scheduler_it_trains_here(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    told = printed(capsys, "submit", EXAMPLE, "--on=local", "--tasks-per-node=2", "name=here", "--dry-run")
+    assert shlex.split(told) == ["samestep", "train", "--nproc", "2", EXAMPLE, "name=here", f"out={folder}/runs"]
+    told = refused(capsys, "submit", EXAMPLE, "--on=local", "--nodes=2", "--tasks-per-node=1")
+    assert "--on local is this machine alone" in told
+
+
+def test_stages_with_gpus_of_their_own(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("submit", "system.two_stages", "--on=slurm", "--num-gpus", "2", "--num_gpus_train=16", "name=both")
+    told = printed(capsys, *words)
+    job = folder / "runs" / "both" / "job"
+    assert told.count("job     4711") == 2
+    calls = (folder / "called").read_text().splitlines()
+    assert calls[1].startswith("sbatch --parsable --dependency=afterok:4711 --kill-on-invalid-dep=yes ")
+    first, second = (job / "1_dump.sh").read_text(), (job / "2_train.sh").read_text()
+    assert trained(first)[-1] == "until=dump"
+    assert "--ntasks-per-node=2\n" in first
+    assert "--nodes=2\n#SBATCH --ntasks-per-node=8\n" in second
+    assert trained(second)[-1] == trained(first)[-2] == "global_batch_size=64"
+    assert "this recipe has dump, train" in refused(capsys, *words, "--num-gpus-tune=1")
+
+
+def test_a_list_of_nodes_for_one_node_is_ignored_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SLURM, "--nodelist", "gpu[1-2]", "--dry-run"]) == 0
+    told = capsys.readouterr()
+    assert "--nodelist gpu[1-2] is ignored" in told.err
+    assert "nodelist" not in told.out
+    assert main([*SLURM, "--nodelist", "gpu[1-2]", "--nodes=2", "--dry-run"]) == 0
+    told = capsys.readouterr()
+    assert told.err == ""
+    assert "#SBATCH --nodelist='gpu[1-2]'\n" in told.out
+
+
+def test_resuming(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = folder / "runs" / "old"
+    main(["train", EXAMPLE, "--preset=verify", "--quiet", "name=old", "distributed=cpu"])
+    printed(capsys, "submit", "--resume", "old", "--on=slurm", "--max_time=1h")
+    assert trained((run / "job" / "train.sh").read_text()) == ["--resume", str(run), "--max_time=1h"]
+
+
+def test_a_name_that_another_run_has_is_refused_before_it_waits_in_a_queue(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["train", EXAMPLE, "--preset=verify", "--quiet", "name=old", "distributed=cpu"])
+    same = (*SLURM, "--preset=verify", "name=old", "distributed=cpu")
+    told = refused(capsys, "submit", "system.two_stages", "--on=slurm", "name=old")
+    assert f"{folder}/runs/old holds a different run (recipe differ); choose another name with name=..." in told
+    assert "holds a different run (seed differ)" in refused(capsys, *same, "seed=7")
+    assert not (folder / "called").exists()
+    assert "job     4711" in printed(capsys, *same, "--max_time=1h"), "the same run goes on"
+    stages = ("system.two_stages", "name=both", "distributed=cpu")
+    main(["train", *stages, "--quiet", "global_batch_size=8", "until=dump"])
+    chain = ("--on=slurm", "--num-gpus=1", "--num-gpus-train=2")
+    assert printed(capsys, "submit", *stages, *chain).count("job     4711") == 2, "with the batch that it has"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--epochs=many",), "epochs must be"),  # what training would refuse
+        (("--time=60",), "is not a time limit"),
+        (("--gpus-per-node=9",), "a node of this site has 8 GPUs"),
+        (("--site=frontier",), "there is no site 'frontier'; choose aurora"),
+        (("--site=none.yaml",), "There is no file none.yaml"),
+        (("--env", "MASTER_ADDR"), "write --env NAME=VALUE"),
+        (("--num-gpus-fit=0",), "--num-gpus-fit must be a whole number of at least 1"),
+        (("--on=cobalt",), "must be"),
+        (("--on=pbs", "--nodelist=a"), "--nodelist is for SLURM"),
+        (("--module",), "--module needs a value"),
+    ],
+)
+def test_what_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], sentence: str
+) -> None:
+    assert sentence in refused(capsys, *SLURM, *words)
+    assert not (folder / "called").exists()
+    assert not (folder / "runs").exists()
+
+
+def test_options_go_to_the_job_and_settings_to_training(folder: Path) -> None:
+    (folder / "ours.yaml").write_text(json.dumps({"gpus_per_node": 4, "modules": ["a"], "env": {"X": "1"}}))
+    words = ["r", "--nodes", "2", "time=3", "--module=b", "--env", "Y=2=3", "--no-requeue", "--lr", "1", "--flag"]
+    asked = SubmitWords.read([*words, "--account", "me"], {"SAMESTEP_SITE": "ours.yaml"})
+    assert asked.training == ["r", "time=3", "--lr", "1", "--flag"]
+    assert (asked.job.nodes, asked.job.requeue, asked.job.time) == (2, False, None)
+    assert (asked.job.site.account, asked.job.site.gpus_per_node) == ("me", 4)
+    assert asked.job.site.modules == ("a", "b")
+    assert asked.job.site.env == {"X": "1", "Y": "2=3"}
+
+
+def test_a_site_file_with_a_wrong_name_is_refused(folder: Path) -> None:
+    (folder / "ours.yaml").write_text("gpu_per_node: 4\n")
+    with pytest.raises(UserError, match="gpus_per_node"):
+        SubmitWords.read(["r", "--site", "ours.yaml"], {})
+
+
+def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    told = printed(capsys, "submit", "--help")
+    for option in (
+        "--on",
+        "--nodes",
+        "--gpus-per-node",
+        "--account",
+        "--directive",
+        "--site.gpus-per-node",
+        "--dry-run",
+    ):
+        assert f"\n{option} " in told
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "clusters.md"
+
+
+@pytest.mark.parametrize("line", re.findall(r"samestep submit mdlm [^`#\n]*", PAGE.read_text()))
+def test_commands_of_the_documentation(capsys: pytest.CaptureFixture[str], line: str) -> None:
+    words = shlex.split(line)[1:]
+    assert "samestep train" in printed(capsys, *words, *(() if "--dry-run" in words else ("--dry-run",)))
+
+
+def test_the_site_file_of_the_documentation(folder: Path) -> None:
+    (folder / "ours.yaml").write_text(PAGE.read_text().split("```yaml\n")[1].split("```")[0])
+    assert SubmitWords.read(["r", "--site", "ours.yaml"], {}).job.site.modules == ("cuda/12.8",)

@@ -1,0 +1,187 @@
+"""A loss that couples all rows of the global batch has the gradient of the whole batch at once, however it is split."""
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from samestep.core.errors import RunFailed
+from samestep.data.loading import Batch
+from samestep.data.order import Shuffled, micros
+from samestep.train.learner.optimizer import OptimSettings
+from samestep.train.logging.metrics import Book
+from samestep.world.world import World
+from toys import (
+    SETTINGS,
+    WORLDS,
+    ByHand,
+    Case,
+    Points,
+    Proofs,
+    close,
+    default_dtype,
+    feed_of,
+    in_order,
+    learner_of,
+    made,
+    moments_of,
+    rate,
+    weights_of,
+)
+
+SPLITS = [(23, 8, 2), (23, 8, 100), (10, 7, 1), (9, 4, 3), (5, 2, 1)]
+MIX = {"match": 0.5, "pairs": 2.0}
+DECAYED = ("query.weight", "key.weight", "join.weight")
+
+
+class Towers(nn.Module):
+    """Two towers that meet in one forward; `drop` is torch's own dropout on the query side."""
+
+    def __init__(self, drop: float = 0.0) -> None:
+        super().__init__()
+        self.query, self.key, self.join = nn.Linear(4, 5), nn.Linear(2, 5), nn.Linear(5, 3)
+        self.drop = nn.Dropout(drop)
+        self.shard_units = [self.query]
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return self.join(torch.tanh(self.drop(self.query(x)))), self.join(torch.tanh(self.key(y)))
+
+
+def embed(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    query, key = module(batch["x"], batch["y"])
+    return {"query": query, "key": key, "weight": batch["pairs"]}  # the last has no gradient and travels along
+
+
+def couple(all_rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each query must find its key among those of the whole batch; a second term weighs only some rows."""
+    scores = all_rows["query"] @ all_rows["key"].T
+    match = torch.nn.functional.cross_entropy(scores, torch.arange(len(scores), device=scores.device), reduction="none")
+    return {"match": match, "pairs": all_rows["query"].square().sum(1) * all_rows["weight"]}
+
+
+def pairs(batch: Batch) -> dict[str, Tensor]:
+    return {"pairs": batch["pairs"]}
+
+
+def mean_loss(rows: Mapping[str, Tensor], weight: Tensor) -> Tensor:
+    loss = MIX["match"] * rows["match"].mean()
+    return loss + MIX["pairs"] * rows["pairs"].sum() / weight.sum() if weight.sum() > 0 else loss
+
+
+def the_whole_batch_is_coupled(world: World, strategy: str) -> None:
+    for size, batch, micro in SPLITS:
+        rows, order = Points(size), Shuffled(size, batch, seed=3)
+        hand, learner = ByHand(made(Towers), DECAYED), learner_of(made(Towers), world, strategy)
+        feed, book = feed_of(rows, world, batch, micro, steps=5, count=pairs), Book(world)
+        for step in range(5):
+            whole = rows.rows(order.ids(step)[:, 1])
+            loss = mean_loss(couple(embed(hand.module, whole)), whole["pairs"])
+            norm = hand.update(loss, rate(step))
+            book.add(learner.update_coupled(feed[step], embed, couple, MIX))
+            figures = book.read()
+            assert figures["loss"] == pytest.approx(float(loss), rel=1e-10)
+            assert figures["grad_norm"] == pytest.approx(norm, rel=1e-10)
+        close(weights_of(learner), hand.module.state_dict())
+
+
+def dropout_is_the_same_in_both_passes(world: World, strategy: str) -> None:
+    """Every rank draws from a stream of its own; the reference replays all of them, one pass only."""
+    size, batch, micro = 22, 7, 2
+    rows, order = Points(size), Shuffled(size, batch, seed=3)
+    build = lambda: Towers(drop=0.4)  # noqa: E731
+    hand, learner = ByHand(made(build), DECAYED), learner_of(made(build), world, strategy)
+    feed = feed_of(rows, world, batch, micro, steps=4, count=pairs)
+    streams = []
+    for rank in range(world.size):
+        torch.manual_seed(100 + rank)
+        streams.append(torch.get_rng_state())
+    mine = streams[world.rank]
+    for step in range(4):
+        whole = rows.rows(order.ids(step)[:, 1])
+        parts: list[dict[str, Tensor]] = []
+        for rank in range(world.size):
+            torch.set_rng_state(streams[rank])
+            for start, stop in micros(len(whole["x"]), rank, world.size, micro):
+                filler = start == stop  # is embedded too, and draws
+                chosen = slice(0, 1) if filler else slice(start, stop)
+                part = embed(hand.module, {name: value[chosen] for name, value in whole.items()})
+                parts += [] if filler else [part]
+            streams[rank] = torch.get_rng_state()
+        joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        hand.update(mean_loss(couple(joined), whole["pairs"]), rate(step))
+
+        torch.set_rng_state(mine)
+        learner.update_coupled(feed[step], embed, couple, MIX)
+        mine = torch.get_rng_state()
+        assert torch.equal(mine, streams[world.rank])
+    close(weights_of(learner), hand.module.state_dict())
+
+
+def nothing_to_weigh_is_skipped(world: World, strategy: str) -> None:
+    rows = Points(8)
+    rows.pairs[:4] = 0
+    rows.pairs[4:] = 1
+    learner = learner_of(made(Towers), world, strategy)
+    feed = feed_of(rows, world, 4, 1, steps=2, count=pairs, order=in_order(rows, 4))
+    before, moments = weights_of(learner), moments_of(learner)
+    both = lambda seen: {"pairs": couple(seen)["pairs"] + 0 * couple(seen)["match"]}  # noqa: E731
+    assert not learner.update_coupled(feed[0], embed, both)
+    close(weights_of(learner), before, tolerance=0)
+    close(moments_of(learner), moments, tolerance=0)
+    assert learner.update_coupled(feed[1], embed, both)
+    assert learner.updates == 2
+
+
+def around_the_wrapper(world: World, strategy: str) -> None:
+    module = made(Towers)
+    learner = learner_of(module, world, strategy)
+    micros = feed_of(Points(8), world, 8, 2, steps=1)[0]
+
+    def around(given: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        return {"query": module.query(batch["x"])}
+
+    with pytest.raises(RunFailed, match="learner 'model' did not call the module it was given"):
+        learner.update_coupled(micros, around, lambda seen: {"norm": seen["query"].square().sum(1)})
+
+
+def low_precision_follows(world: World, strategy: str) -> None:
+    """Embeddings in bf16 or fp16 are gathered in float32; fp16's scale cancels out."""
+    with default_dtype(torch.float32):
+        # A large epsilon: Adam would otherwise blow the rounding of a gradient near zero up to a full step.
+        settings = OptimSettings(SETTINGS.betas, 0.01, SETTINGS.weight_decay, SETTINGS.clip)
+        rows = Points(16)
+        ends = {}
+        for precision in ("none", "bf16", "fp16"):
+            learner = learner_of(made(Towers), world, strategy, mixed_precision=precision, settings=settings)
+            if learner._scale:
+                learner._scale.scale.fill_(2.0**8)  # its usual start would overflow here, and skip the first steps
+            feed = feed_of(rows, world, 8, 2, steps=4, count=pairs)
+            for step in range(4):
+                learner.update_coupled(feed[step], embed, couple, MIX)
+            learner.settle()
+            ends[precision] = torch.cat([value.flatten() for value in weights_of(learner).values()])
+        begun = torch.cat([value.flatten() for value in made(Towers).state_dict().values()])
+        moved = (ends["none"] - begun).norm()
+        for precision in ("bf16", "fp16"):
+            assert 0 < (ends[precision] - ends["none"]).norm() < 0.02 * moved, precision
+
+
+CASES: list[Case] = [
+    the_whole_batch_is_coupled,
+    dropout_is_the_same_in_both_passes,
+    nothing_to_weigh_is_skipped,
+    around_the_wrapper,
+    low_precision_follows,
+]
+
+
+@pytest.fixture(scope="module")
+def proofs(tmp_path_factory: pytest.TempPathFactory) -> Proofs:
+    return Proofs(tmp_path_factory.mktemp("ranks"), CASES)
+
+
+@pytest.mark.parametrize(("nproc", "strategy"), WORLDS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:
+    proofs.check(case, nproc, strategy)

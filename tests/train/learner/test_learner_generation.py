@@ -1,0 +1,201 @@
+"""Generation inside a step through `Learner.inference()`, and two learners that train against each other."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from samestep.data.loading import Batch
+from samestep.data.order import Order, Shuffled
+from samestep.train.learner.draws import Draws
+from samestep.train.logging.metrics import Book, Figure
+from samestep.world.world import World
+from toys import (
+    WORLDS,
+    ByHand,
+    Case,
+    Points,
+    Proofs,
+    close,
+    feed_of,
+    learner_of,
+    made,
+    rate,
+    weights_of,
+)
+
+TOKENS = 5
+INNER = 2  # updates of each learner in a step
+
+
+class Writer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 6), nn.Linear(6, TOKENS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.body(x)))
+
+
+class Judge(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sees, self.table = nn.Linear(4, 1), nn.Embedding(TOKENS, 1)
+
+    def forward(self, x: Tensor, token: Tensor) -> Tensor:
+        return (self.sees(x) + self.table(token))[:, 0]
+
+
+def judge_loss(judge: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    """Real and written rows in one call, because two calls of a wrapper are two forwards to be synchronised."""
+    x, token = batch["x"].repeat(2, 1), torch.cat([batch["tokens"], batch["written"]])
+    real, written = judge(x, token).chunk(2)
+    return {"real": nn.functional.softplus(-real), "written": nn.functional.softplus(written)}
+
+
+def writer_loss(writer: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    likelihood = writer(batch["x"]).log_softmax(-1).gather(1, batch["written"][:, None])[:, 0]
+    return {"policy": -likelihood * batch["advantage"]}
+
+
+def duel(world: World, strategy: str) -> None:
+    """Each step: write, judge the writing, train the judge, then train the writer on rewards centred over all rows."""
+    for size, batch, micro in [(23, 8, 2), (10, 7, 3), (5, 2, 1)]:
+        rows, order, draws = Points(size), Shuffled(size, batch, seed=3), Draws("write", seed=4)
+        writer = learner_of(made(Writer), world, strategy, name="writer")
+        judge = learner_of(made(Judge, seed=2), world, strategy, name="judge")
+        feed, book = feed_of(rows, world, batch, micro, steps=4), Book(world)
+        hands = ByHand(made(Writer), ("body.weight", "head.weight")), ByHand(made(Judge, seed=2), ("sees.weight",))
+        for step in range(4):
+            expected = duel_by_hand(*hands, rows, order, draws, step)
+            micros = feed[step]
+            with writer.inference() as module:
+                for part in micros.batches:
+                    part["written"] = draws.pick(module(part["x"]), step=step, ids=part["ids"], position=0)
+            for _ in range(INNER):
+                book.add(judge.update(micros, judge_loss, {"real": 1.0, "written": 0.5}))
+            with judge.inference() as module:
+                for part in micros.batches:
+                    part["reward"] = module(part["x"], part["written"])
+            mean = global_mean(world, micros.batches, micros.weight("rows"))
+            micros = replace(micros, batches=[{**b, "advantage": b["reward"] - mean} for b in micros.batches])
+            for _ in range(INNER):
+                book.add(writer.update(micros, writer_loss))
+            figures = book.read()
+            assert mean == pytest.approx(expected["reward"], rel=1e-10)
+            assert figures["count/rows"] == len(order.ids(step)), "counts are the step's, whoever learns from it"
+            assert not any(name.endswith("/count/rows") for name in figures)
+            for name in ("judge/loss", "writer/loss"):
+                assert figures[name] == pytest.approx(expected[name], rel=1e-9), name
+        for learner, hand in zip((writer, judge), hands):
+            close(weights_of(learner), hand.module.state_dict())
+        assert (writer.updates, judge.updates) == (4 * INNER, 4 * INNER)
+
+
+def global_mean(world: World, batches: list[Batch], rows: float) -> float:
+    book = Book(world)
+    total = sum(torch.where(b["live"], b["reward"], 0.0).sum() for b in batches)
+    book.add({"reward": Figure(total, rows)})
+    return book.read()["reward"]
+
+
+def duel_by_hand(
+    writer: ByHand, judge: ByHand, rows: Points, order: Order, draws: Draws, step: int
+) -> dict[str, float]:
+    ids = order.ids(step)
+    whole = rows.rows(ids[:, 1])
+    losses: dict[str, list[float]] = {"judge/loss": [], "writer/loss": []}
+    with torch.no_grad():
+        whole["written"] = draws.pick(writer.module(whole["x"]), step=step, ids=torch.as_tensor(ids), position=0)
+    for inner in range(INNER):
+        terms = judge_loss(judge.module, whole)
+        loss = terms["real"].mean() + 0.5 * terms["written"].mean()
+        judge.update(loss, rate(step * INNER + inner))
+        losses["judge/loss"].append(float(loss.detach()))
+    with torch.no_grad():
+        reward = judge.module(whole["x"], whole["written"])
+    whole["advantage"] = reward - reward.mean()
+    for inner in range(INNER):
+        loss = writer_loss(writer.module, whole)["policy"].mean()
+        writer.update(loss, rate(step * INNER + inner))
+        losses["writer/loss"].append(float(loss.detach()))
+    return {"reward": float(reward.mean()), **{name: sum(values) / INNER for name, values in losses.items()}}
+
+
+class Moody(nn.Module):
+    """Writes tokens, in evaluation mode without its dropout; a part of it stays in evaluation mode always."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 6)
+        self.calm = nn.Sequential(nn.Dropout(0.5)).eval()
+        self.head = nn.Linear(6, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.calm(self.body(x)))
+        return self.head(hidden + (1.0 if self.training else 0.0))
+
+
+def generation_inside_a_step(world: World, strategy: str) -> None:
+    rows, order = Points(23), Shuffled(23, 7, seed=3)
+    draws = Draws("write", seed=5)
+
+    def write(module: nn.Module, x: Tensor, ids: Tensor, step: int) -> Tensor:
+        tokens = []
+        for position in range(3):
+            tokens.append(draws.pick(module(x), step=step, ids=ids, position=position))
+            x = x + tokens[-1][:, None]
+        return torch.stack(tokens, 1)
+
+    def likelihood(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        return {"nll": -module(batch["x"]).log_softmax(-1).gather(1, batch["written"]).sum(1)}
+
+    hand = ByHand(made(Moody).train(), decayed=("body.weight", "head.weight"))
+    hand.module.get_submodule("calm").eval()
+    learner = learner_of(made(Moody), world, strategy)
+    feed = feed_of(rows, world, 7, 2, steps=4)
+    modes = _modes(learner)
+    assert modes[""]
+    assert not modes["calm.0"]
+    for step in range(4):
+        ids = torch.as_tensor(order.ids(step))
+        whole = rows.rows(order.ids(step)[:, 1])
+        with torch.no_grad():
+            whole["written"] = write(hand.module.eval(), whole["x"], ids, step)
+        hand.module.train().get_submodule("calm").eval()
+        hand.update(likelihood(hand.module, whole)["nll"].mean(), rate(step))
+
+        micros, before = feed[step], weights_of(learner)
+        with learner.inference() as module:
+            assert not torch.is_grad_enabled()
+            assert not any(m.training for m in module.modules())
+            for batch in micros.batches:
+                batch["written"] = write(module, batch["x"], batch["ids"], step)
+        assert _modes(learner) == modes
+        assert torch.is_grad_enabled()
+        assert all(p.grad is None for p in learner.parameters())
+        close(weights_of(learner), before, tolerance=0)
+        for (start, stop), batch in zip(micros.spans, micros.batches):
+            assert torch.equal(batch["written"][: stop - start], whole["written"][start:stop]), "the same tokens"
+        learner.update(micros, likelihood)
+    close(weights_of(learner), hand.module.state_dict())
+
+
+def _modes(learner: object) -> dict[str, bool]:
+    inner: nn.Module = learner._parallel.inner  # type: ignore[attr-defined]
+    return {name: module.training for name, module in inner.named_modules()}
+
+
+CASES: list[Case] = [generation_inside_a_step, duel]
+
+
+@pytest.fixture(scope="module")
+def proofs(tmp_path_factory: pytest.TempPathFactory) -> Proofs:
+    return Proofs(tmp_path_factory.mktemp("ranks"), CASES)
+
+
+@pytest.mark.parametrize(("nproc", "strategy"), WORLDS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:
+    proofs.check(case, nproc, strategy)

@@ -1,0 +1,170 @@
+"""Low-precision arithmetic over float32 master weights: bf16 without a scale, fp16 with one that is saved."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from samestep.core.errors import RunFailed
+from samestep.data.loading import Batch
+from samestep.train.learner.learner import Learner
+from samestep.train.learner.optimizer import LossScale, OptimSettings
+from samestep.train.logging.metrics import Book
+from samestep.world.world import World
+from toys import (
+    SETTINGS,
+    WORLDS,
+    Case,
+    Net,
+    Points,
+    Proofs,
+    close,
+    default_dtype,
+    feed_of,
+    learner_of,
+    made,
+    weights_of,
+)
+
+
+def error(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    return {"error": (module(batch["x"], batch["tokens"]) - batch["y"]).square().sum(1)}
+
+
+def trained(world: World, strategy: str, precision: str, steps: int = 6) -> Learner:
+    # A large epsilon: Adam would otherwise blow the rounding of a gradient near zero up to a full step.
+    settings = OptimSettings(SETTINGS.betas, 0.01, SETTINGS.weight_decay, SETTINGS.clip)
+    learner = learner_of(made(Net), world, strategy, mixed_precision=precision, settings=settings)
+    if learner._scale:
+        learner._scale.scale.fill_(2.0**8)  # its usual start would overflow here, and skip the first steps
+    feed = feed_of(Points(32), world, 8, 2, steps=steps)
+    for step in range(steps):
+        learner.update(feed[step], error)
+    learner.settle()
+    return learner
+
+
+def low_precision_follows_float32(world: World, strategy: str) -> None:
+    with default_dtype(torch.float32):
+        exact = weights_of(trained(world, strategy, "none"))
+        for precision, tolerance in (("bf16", 0.02), ("fp16", 0.003)):
+            learner = trained(world, strategy, precision)
+            weights = weights_of(learner)
+            assert all(value.dtype == torch.float32 for value in weights.values())
+            assert ("scale" in learner.state_dict()["scale"]) == (precision == "fp16"), "bf16 has no scale"
+            begun = made(Net).state_dict()
+            moved = torch.cat([(exact[n] - begun[n]).flatten() for n in exact])
+            apart = torch.cat([(weights[n] - exact[n]).flatten() for n in exact])
+            assert 0 < apart.norm() < tolerance * moved.norm(), (precision, apart.norm() / moved.norm())
+
+
+def tiny_updates_add_up(world: World, strategy: str) -> None:
+    """Each update is far below what bf16 could add to a weight near 1."""
+    with default_dtype(torch.float32):
+        module = made(Net)
+        nn.init.ones_(module.first.weight)
+        tiny = 1e-6
+        learner = learner_of(module, world, strategy, mixed_precision="bf16", rate=lambda update: tiny)
+        before = weights_of(learner)["first.weight"]
+        micros = feed_of(Points(8), world, 8, 2, steps=1)[0]
+        for _ in range(20):
+            learner.update(micros, error)
+        moved = (weights_of(learner)["first.weight"] - before).abs()
+        assert tiny < 2.0**-9
+        assert float(moved.max()) > 10 * tiny
+
+
+def rows_in_bf16_are_summed_in_float32(world: World, strategy: str) -> None:
+    if strategy == "fsdp":
+        return  # the loss's own arithmetic is the same there
+    with default_dtype(torch.float32):
+        learner = learner_of(made(Net), world, strategy, mixed_precision="bf16")
+        kept: list[Tensor] = []
+
+        def scores(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
+            rows = module(batch["x"], batch["tokens"])[:, 0] + 3
+            assert rows.dtype == torch.bfloat16
+            kept.append(rows.detach().double())
+            return {"score": rows}
+
+        book = Book(world)
+        book.add(learner.update(feed_of(Points(96), world, 96, 96, steps=1)[0], scores))
+        sums = world.gather(float(kept[-1].sum()))
+        assert book.read()["score"] == pytest.approx(sum(sums) / 96, rel=1e-6)
+
+
+def an_overflow_halves_the_scale(world: World, strategy: str) -> None:
+    with default_dtype(torch.float32):
+        learner = learner_of(made(Net), world, strategy, mixed_precision="fp16", max_bad_steps=2)
+        assert learner._scale is not None
+        learner._scale.scale.fill_(2.0**126)  # any gradient overflows
+        feed, begun = feed_of(Points(32), world, 8, 2, steps=4), weights_of(learner)
+        for step in range(4):
+            learner.update(feed[step], error)
+        learner.settle()  # not a failure: what is at fault is the scale, and it still has far to fall
+        assert float(learner._scale.scale) == 2.0**122
+        close(weights_of(learner), begun, tolerance=0)
+
+        again = learner_of(made(Net), world, strategy, mixed_precision="fp16")
+        again.load_state_dict(learner.state_dict())
+        assert again._scale is not None
+        assert float(again._scale.scale) == 2.0**122
+        again._scale.scale.fill_(2.0**10)
+        again.update(feed[0], error)
+        assert any(not torch.equal(value, begun[name]) for name, value in weights_of(again).items())
+        assert float(again._scale.scale) == 2.0**10
+
+
+def without_scale_to_lose_it_fails(world: World, strategy: str) -> None:
+    with default_dtype(torch.float32):
+        rows = Points(32)
+        rows.x[:] = float("nan")
+        learner = learner_of(made(Net), world, strategy, mixed_precision="fp16", max_bad_steps=2)
+        assert learner._scale is not None
+        learner._scale.scale.fill_(4.0)
+        feed = feed_of(rows, world, 8, 2, steps=4)
+        for step in range(4):  # 4 and 2 are blamed on the scale, 1 and 1/2 are not
+            learner.update(feed[step], error)
+        with pytest.raises(RunFailed, match="not finite for 2 steps in a row, the last at step 3"):
+            learner.settle()
+
+
+CASES: list[Case] = [
+    low_precision_follows_float32,
+    tiny_updates_add_up,
+    rows_in_bf16_are_summed_in_float32,
+    an_overflow_halves_the_scale,
+    without_scale_to_lose_it_fails,
+]
+
+
+@pytest.fixture(scope="module")
+def proofs(tmp_path_factory: pytest.TempPathFactory) -> Proofs:
+    return Proofs(tmp_path_factory.mktemp("ranks"), CASES)
+
+
+@pytest.mark.parametrize(("nproc", "strategy"), [world for world in WORLDS if world[0] != 3])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:
+    proofs.check(case, nproc, strategy)
+
+
+def test_the_loss_scale_doubles_after_a_quiet_stretch() -> None:
+    scale = LossScale(torch.device("cpu"), start=8.0, stretch=3)
+    good, bad = torch.tensor(0.0), torch.tensor(1.0)
+    seen = []
+    for verdict in (good, good, bad, good, good, good, good, good, bad, bad, good):
+        scale.update(verdict)
+        seen.append(float(scale.scale))
+    assert seen == [8, 8, 4, 4, 4, 8, 8, 8, 4, 2, 2]
+
+
+def test_the_loss_scale_goes_on_from_its_state() -> None:
+    one, good = LossScale(torch.device("cpu"), start=8.0, stretch=3), torch.tensor(0.0)
+    one.update(good)
+    one.update(good)
+    saved = {name: value.clone() for name, value in one.state_dict().items()}
+    other = LossScale(torch.device("cpu"), stretch=3)
+    other.load_state_dict(saved)
+    other.update(good)
+    assert float(other.scale) == 16
+    assert float(one.scale) == 8, "the state is copied, not shared"

@@ -1,0 +1,129 @@
+"""A resume says which files of its recipe are not what they were."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+import samestep
+from cli.conftest import Shell
+from samestep.core.records import JsonLines, read_json, write_json
+from samestep.train.config import Config
+from samestep.train.run_record import CodeChanges, open_run
+from samestep.train.session.recipe_code import recipe_code
+from train.resumed_line import LOSS, SOURCE, WORDS
+
+pytestmark = pytest.mark.timeout(120)
+RUN = Path("runs/a")
+SAID = "the recipe's code is not that of the run's last launch"
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "line.py").write_text(SOURCE)
+    (tmp_path / "line_loss.py").write_text(LOSS)
+    for name in ("rows.json", "held.json"):
+        (tmp_path / name).write_text(json.dumps([{"x": float(i), "y": 2.0 * i} for i in range(20)]))
+    return Shell(tmp_path)
+
+
+def events(kind: str) -> list[dict]:
+    return [event for event in JsonLines(RUN / "events.jsonl") if event["kind"] == kind]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_changed_code_is_said_once_and_recorded(shell: Shell, ranks: int) -> None:
+    codes, output = shell(*WORDS, ranks=ranks, env={"FAILS_AT": "3"})
+    assert codes == [1] * ranks and SAID not in output
+    assert sorted(read_json(RUN / "config.json")["code"]) == ["line.py", "line_loss.py"]
+    codes, output = shell("train", "--resume", "a", ranks=ranks, env={"FAILS_AT": "3"})
+    assert SAID not in output and not events("code_changed")
+    (shell.folder / "line_loss.py").write_text(LOSS.replace("square()", "abs()"))
+    codes, output = shell("train", "--resume", "a", ranks=ranks, env={"FAILS_AT": "5"})
+    assert output.count(f"WARNING: {SAID} (changed: line_loss.py); the run goes on with the code of now") == 1
+    (event,) = events("code_changed")
+    assert (event["changed"], event["appeared"], event["vanished"]) == (["line_loss.py"], [], [])
+    codes, output = shell("train", "--resume", "a", ranks=ranks)
+    assert codes == [0] * ranks and SAID not in output and len(events("code_changed")) == 1
+
+
+def test_files_that_appeared_and_vanished_are_named(shell: Shell) -> None:
+    assert shell(*WORDS, env={"FAILS_AT": "3"})[0] == [1]
+    (shell.folder / "line_loss.py").rename(shell.folder / "new_loss.py")
+    (shell.folder / "line.py").write_text(SOURCE.replace("line_loss", "new_loss"))
+    codes, output = shell("train", "--resume", "a")
+    assert codes == [0], output
+    assert f"{SAID} (changed: line.py; new: new_loss.py; gone: line_loss.py)" in output
+
+
+def test_a_run_of_an_older_version_says_nothing(shell: Shell) -> None:
+    assert shell(*WORDS, env={"FAILS_AT": "3"})[0] == [1]
+    record = read_json(RUN / "config.json")
+    del record["code"]
+    write_json(RUN / "config.json", record)
+    (shell.folder / "line_loss.py").write_text(LOSS.replace("square()", "abs()"))
+    codes, output = shell("train", "--resume", "a", env={"FAILS_AT": "3"})
+    assert codes == [1] and SAID not in output
+    assert len(read_json(RUN / "config.json")["code"]) == 2, "from now on it can be compared"
+
+
+def test_a_restart_within_one_launch_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SAMESTEP_LAUNCH_ID", "x")
+
+    def changes(launch: str, **code: str) -> CodeChanges | None:
+        opened = open_run("toy", Config(out=str(tmp_path), name="a"), 1, [launch], code)
+        opened.lock.release()
+        return opened.code_changes
+
+    assert changes("first", a="1") is None
+    assert changes("first", a="2") is None, "the same launch, once more"
+    assert changes("second", a="2") == CodeChanges(["a"], [], []), "the next one is told"
+    assert changes("third", a="2") is None
+    assert changes("fourth", b="2") == CodeChanges([], ["b"], ["a"])
+
+
+def test_of_a_shipped_recipe_all_files_count() -> None:
+    folder = Path(samestep.__file__).parent / "recipes" / "mdlm"
+    assert set(recipe_code("mdlm")) == {f"mdlm/{path.name}" for path in folder.glob("*.py")}
+
+
+def test_of_a_users_package_what_is_loaded_counts_and_nothing_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "own_package_under_test"
+    contents = {
+        "__init__.py": "",
+        "deep/__init__.py": "",
+        "deep/recipe.py": "from .. import parts\nfrom ..venv.lib import library\n",
+        "parts.py": "",
+        "unused.py": "",
+        "venv/pyvenv.cfg": "",
+        "venv/lib/library.py": "",
+    }
+    for name, content in contents.items():
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text(content)
+    (tmp_path / "beside_the_package.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    import beside_the_package  # type: ignore[import-not-found]  # noqa: F401
+
+    try:
+        found = recipe_code("own_package_under_test.deep.recipe")
+        before = "own_package_under_test"
+        assert set(found) == {
+            f"{before}/{name}" for name in ("__init__.py", "deep/__init__.py", "deep/recipe.py", "parts.py")
+        }
+        assert set(recipe_code("beside_the_package.py")) >= {"beside_the_package.py", f"{before}/parts.py"}
+        site = tmp_path / "site-packages"
+        site.mkdir()
+        shutil.copy(package / "parts.py", site / "alone_in_site.py")
+        monkeypatch.syspath_prepend(str(site))
+        assert set(recipe_code("alone_in_site")) == {"alone_in_site.py"}
+        assert not any("alone_in_site" in name for name in recipe_code("beside_the_package.py"))
+    finally:
+        for name in [name for name in sys.modules if name.startswith((before, "beside_the", "alone_in"))]:
+            del sys.modules[name]

@@ -1,0 +1,43 @@
+"""Which run directory a launch opens."""
+
+from pathlib import Path
+
+import pytest
+
+from samestep.core.errors import UserError
+from samestep.train.config import Config
+from samestep.train.run_record import open_run
+
+
+def opened(out: Path, *launches: str) -> str:
+    rundir, lock, *_ = open_run("toy", Config(out=str(out)), launches=launches)
+    lock.release()
+    return rundir.path.name
+
+
+def test_a_restart_finds_its_run_though_rank_0_moved_to_another_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SAMESTEP_LAUNCH_ID", raising=False)
+    assert opened(tmp_path, "node1:7:none", "node2:9:none") == "toy-default-1"
+    assert opened(tmp_path, "node1:8:none") == "toy-default-2"
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert opened(tmp_path, "node2:9:none", "node3:5:none") == "toy-default-1"
+    assert opened(tmp_path, "node3:5:none") == "toy-default-1", "the run has the nodes that joined"
+    assert opened(tmp_path, "node4:5:none") == "toy-default-3"
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "thesis.txt").touch()
+    with pytest.raises(UserError, match="holds no samestep run"):
+        open_run("toy", Config(out=str(tmp_path), name="a"))
+
+
+def test_a_run_that_was_killed_while_it_was_first_recorded_is_opened(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "lock").touch()
+    (tmp_path / "a" / ".config.json.tmp").write_text('{"recipe": "to')
+    rundir, lock, *_ = open_run("toy", Config(out=str(tmp_path), name="a"))
+    lock.release()
+    assert rundir.config.exists() and not (rundir.path / ".config.json.tmp").exists()

@@ -1,0 +1,65 @@
+"""Every recipe is the same run at any world size and after a kill."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from samestep.cli.verify import run
+from samestep.train.recipe_registry import known_recipes
+
+PLANTED = ["planted.sound", "planted.declared_unused", "planted.keyed_dropout", "planted.adversaries"]
+EXAMPLE = str(Path(__file__).parents[2] / "examples" / "sine.py")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("recipe", [*known_recipes(), EXAMPLE, *PLANTED])
+def test_recipe(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = run([recipe, "--kill-seed", "7", "--keep", str(tmp_path / "runs")])
+    output = capsys.readouterr().out
+    assert code == 0, output
+    assert "FAILED" not in output
+    for done in (
+        "gradients at 1, 2, 3 ranks",
+        "kill -9, resume at 2",
+        "kill -9, resume at 3",
+        "killed at 3, resumed at 1 rank",
+    ):
+        assert f"ok      {done}" in output
+    assert re.search(r"ok      rounding floor: losses .*, gradients .* in another order and scale\n", output), output
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("recipe", ["float_logits", "float32_norm", "hf_llama"])
+def test_arithmetic_in_float32_passes_by_its_measured_floor(
+    recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if recipe == "hf_llama":
+        pytest.importorskip("transformers")
+    code = run([f"planted.{recipe}", "--kill-seed", "7", "--keep", str(tmp_path / "runs")])
+    output = capsys.readouterr().out
+    assert code == 0, output
+    assert re.search(r"ok      rounding floor: losses .*, gradients \d\.\de-0\d, .* passes\n", output), output
+
+
+def test_a_users_mistake_ends_with_its_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from samestep.cli.main import main
+
+    assert main(["verify", EXAMPLE, "learning_rate=-1", "--keep", str(tmp_path / "runs")]) == 2
+    assert capsys.readouterr().err == "samestep: learning_rate must not be negative, but is -1\n"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sentence"),
+    [
+        ("planted.metric_trained", "returned several terms ('error', 'accuracy'); say which of them are trained"),
+        ("planted.miscounted", "count gives 'eror' a weight, but the loss has no such term (it has 'error')"),
+    ],
+)
+def test_what_the_runtime_refuses_ends_with_its_sentence(
+    recipe: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from samestep.cli.main import main
+
+    assert main(["verify", recipe, "--keep", str(tmp_path / "runs")]) == 2
+    assert sentence in capsys.readouterr().err

@@ -1,0 +1,162 @@
+"""Real runs that are brought to every end there is, and what is said of them afterwards."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cli import faulty
+from faults import toy
+from faults.inside import Blow, train_under
+from faults.yard import LIMIT, NAP, Yard, small_disk
+from samestep.cli.main import main
+from samestep.core.records import JsonLines, read_json
+from samestep.core.rundir import RunDir
+from samestep.launch import local
+from samestep.train.session.entry import train_with
+from samestep.why.collect import gather
+from samestep.why.diagnose import judge
+from samestep.why.records import Finding
+
+pytestmark = pytest.mark.timeout(120)
+ENDLESS = 1_000_000
+"""Steps of a run that is to be caught at work, however slow the machine."""
+
+
+@pytest.fixture(scope="module")
+def yard(tmp_path_factory: pytest.TempPathFactory) -> Yard:
+    return Yard(Path(tmp_path_factory.mktemp("why")))
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Yard]:
+    """A yard on a disk of four megabytes; what is printed goes elsewhere."""
+    with small_disk(tmp_path) as disk:
+        yield Yard(disk / "runs", printed=tmp_path / "printed")
+
+
+def why(path: Path) -> Finding:
+    return judge(gather(RunDir(path)))
+
+
+def test_done(yard: Yard) -> None:
+    assert yard.run("done", 2)[0] == [0, 0]
+    found = why(yard.path("done"))
+    assert (found.verdict, found.source) == ("finished", "status.json")
+
+
+def test_a_live_run_does_not_notice_and_a_second_launch_leaves_no_trace(yard: Yard) -> None:
+    workers = yard.begin("live", 2, nap=NAP, max_steps=ENDLESS)
+    yard.wait_for("live", 2, workers, 1, 0.0)
+    found = why(yard.path("live"))
+    assert found.verdict == "running", found
+    codes, output = yard.run("live", 1)
+    assert codes == [2]
+    assert "is in use by a live run" in output
+    found = why(yard.path("live"))
+    assert workers.processes[0].is_alive(), "the first one must be under way still"
+    assert found.verdict == "running", "the refusal of the second says nothing of the first"
+    workers.signal(signal.SIGTERM)
+    assert workers.wait(LIMIT) == [75, 75], workers.output(0)
+    found = why(yard.path("live"))
+    assert (found.verdict, found.reason) == ("preempted", "SIGTERM")
+    assert found.next[0].startswith(f"samestep train --resume {yard.path('live')}")
+
+
+def test_an_exception_in_the_data_of_one_rank(yard: Yard) -> None:
+    assert 0 not in yard.run("raises", 2, trouble="raise", at_rank=1)[0]
+    found = why(yard.path("raises"))
+    assert (found.verdict, found.ranks, found.source) == ("crashed", [1], "watch/rank_1_word.json")
+    assert "cannot be read" in found.sentence
+    assert found.traceback.rstrip().endswith("cannot be read") and "toy.py" in found.traceback
+    assert found.next[0] == f"less {yard.path('raises')}/logs/rank_1.log"
+    assert found.next[1] == f"samestep train --resume {yard.path('raises')} --nproc 2"
+    assert read_json(RunDir(yard.path("raises")).status)["status"] == "failed"
+
+
+def test_a_resume_makes_earlier_words_void(yard: Yard) -> None:
+    assert 0 not in yard.run("mended", 1, trouble="raise")[0]
+    assert why(yard.path("mended")).verdict == "crashed"
+    assert yard.run("mended", 1)[0] == [0]
+    assert why(yard.path("mended")).verdict == "finished"
+    assert not list(RunDir(yard.path("mended")).watch.glob("*_word.json"))
+
+
+def test_nan_for_ever(yard: Yard) -> None:
+    assert yard.run("nan", 2, trouble="nan", at_rank=1)[0] == [1, 1]
+    found = why(yard.path("nan"))
+    assert found.verdict == "diverged"
+    assert "was not finite for 5 steps in a row" in found.sentence
+
+
+@pytest.mark.parametrize("victims", [(0,), (1,), (0, 1)])
+def test_kill_9_that_nobody_saw(yard: Yard, victims: tuple[int, ...]) -> None:
+    """As under srun or mpiexec: no launcher of ours tells of the signal."""
+    label = f"killed-{len(victims)}-{victims[0]}"
+    workers = yard.begin(label, 2, nap=NAP, max_steps=ENDLESS)
+    yard.wait_for(label, 2, workers, 3, 0.0)
+    workers.kill(*victims)
+    yard.end(workers)
+    found = why(yard.path(label))
+    assert found.verdict == "killed", found
+    assert list(found.ranks) == list(victims) or label in yard.ended_by_force, found
+    assert f"samestep train --resume {yard.path(label)}" in found.next[-1]
+
+
+def test_a_user_error_after_the_run_was_opened(yard: Yard) -> None:
+    assert yard.run("mistake", 2, batch_size=0)[0] == [2, 2]
+    found = why(yard.path("mistake"))
+    assert (found.verdict, found.sentence) == ("user_error", "batch_size must be at least 1, not 0")
+
+
+@pytest.mark.parametrize("removed", [False, True], ids=["full still", "room again"])
+def test_a_full_disk(small: Yard, removed: bool) -> None:
+    ballast = small.folder.parent / "ballast"
+    codes, output = small.run("full", 2, train_under, Blow(6, "staged", (0,), ballast=str(ballast)))
+    assert None not in codes and all(codes), (codes, output)
+    if removed:
+        ballast.unlink()
+    found = why(small.path("full"))
+    assert found.verdict == "disk", found
+    assert "No space left on device" in found.sentence
+    assert found.next[1] == f"samestep checkpoints {small.path('full')} --verify"
+
+
+def test_out_of_memory_and_what_to_reduce(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    trouble = Path(faulty.__file__).with_name("trouble.py")
+    settings = {"batch_size": 4, "room": 2, "name": "tight", "log": {"tensorboard": False}}
+    settings |= {"distributed": {"device": "cpu"}}
+    workers = local.start(train_with, 2, str(trouble), settings, logs=tmp_path / "printed")
+    assert workers.wait(LIMIT) == [77, 77], workers.output(0)
+    found = why(Path("runs/tight"))
+    assert (found.verdict, found.ranks) == ("out_of_memory", [1]), found
+    assert "out of memory with batch_size 4" in found.sentence
+    assert found.next == ["samestep train --resume runs/tight --nproc 2 --batch_size=2"]
+
+
+def test_kill_9_under_our_launcher_is_told_by_it(yard: Yard, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = yard.folder / "settings.json"
+    settings.write_text(json.dumps(toy.settings(yard.folder, nap=NAP, max_steps=ENDLESS, name="launched")))
+    words = ["train", toy.NAME, "--nproc", "2", f"--config={settings}"]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    with subprocess.Popen([sys.executable, "-m", "samestep", *words], env=env) as launcher:
+        try:
+            yard.wait_for("launched", 2, launcher, 2, 0.0)
+            victim = yard.process_of("launched", 2, 1)
+            assert victim is not None
+            os.kill(victim, signal.SIGKILL)
+            assert launcher.wait(LIMIT) == 1
+        finally:
+            launcher.kill()
+    event = list(JsonLines(RunDir(yard.path("launched")).events))[-1]
+    assert (event["kind"], event["rank"], event["code"], event["restart"]) == ("ended", 1, -signal.SIGKILL, False)
+    found = why(yard.path("launched"))
+    assert (found.verdict, found.ranks, found.reason) == ("killed", [1], "SIGKILL")
+    assert main(["why", str(yard.path("launched")), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "killed"

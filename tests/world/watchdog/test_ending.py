@@ -1,0 +1,59 @@
+"""The process that is left behind ends an agent that stays, and nothing else."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from samestep.world.watchdog import ending
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def left_behind(pid: int, patience: float) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", ending.__name__, str(pid), str(patience)])
+
+
+def test_an_agent_that_stays_is_ended() -> None:
+    agent = subprocess.Popen(["sleep", "100"])
+    left = left_behind(agent.pid, 0.5)
+    assert agent.wait() == -signal.SIGTERM
+    assert left.wait() == 0
+
+
+def test_one_that_ignores_the_request_is_forced() -> None:
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(100)"
+    agent = subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE)
+    assert agent.stdout and agent.stdout.readline()
+    ending.end_process(agent.pid, patience=0.1, between=0.5)
+    assert agent.wait() == -signal.SIGKILL
+
+
+def test_it_goes_with_an_agent_that_ends_by_itself() -> None:
+    agent = subprocess.Popen(["sleep", "0.1"])
+    agent.wait()
+    began = time.monotonic()
+    assert left_behind(agent.pid, 50.0).wait() == 0
+    assert time.monotonic() - began < 40
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {},
+        {"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "1"},
+        {"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "0", "SAMESTEP_LAUNCHER": "elastic"},
+        {"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "0", "TORCHELASTIC_MAX_RESTARTS": "2"},
+    ],
+)
+def test_it_is_left_by_one_rank_of_stock_torchrun_without_restarts_only(
+    env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[object] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda *words, **how: started.append(words))
+    ending.end_agent_later(env)
+    assert not started
+    ending.end_agent_later({"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "0", "TORCHELASTIC_MAX_RESTARTS": "0"})
+    assert len(started) == 1
