@@ -150,7 +150,7 @@ class Bench:
             began = time.perf_counter()
             saver.save(step, part, {})
             blocked.append(time.perf_counter() - began)
-            saver.settle()
+            saver.wait()
 
         blocked: list[float] = []
         self.timed("first save" if step == 1 else "samestep", save)
@@ -185,7 +185,7 @@ class Bench:
                 loop(steps)
 
             self.samples.setdefault(f"loop: {name}", []).append(self.timed("", with_save) - alone)
-            saver.settle()
+            saver.wait()
         self.samples.setdefault("loop alone", []).append(alone)
 
     def part(self) -> dict[str, Any]:

@@ -23,13 +23,13 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from samestep import Bench, Config, Fit, Stage
 from samestep.core.rundir import RunDir
 from samestep.train.config import Log
-from samestep.train.hooks.metric_logging import LogFigures
+from samestep.train.hooks.metric_logging import LogMetrics
 from samestep.train.hooks.stragglers import Speeds
 from samestep.train.hooks.validation import EpochSummary, Validate
 from samestep.train.logging.console import Screen
-from samestep.train.logging.metrics import Book
+from samestep.train.logging.metrics import MetricAccumulator
 from samestep.train.logging.sinks import open_sinks
-from samestep.train.loop import Every, Progress, run
+from samestep.train.loop import Hook, Progress, run
 from samestep.train.stop import Stop
 from samestep.world.seeding import seed_everywhere
 from samestep.world.world import World
@@ -198,9 +198,9 @@ class Samestep:
         self.stop = Pause(world, self.progress)
         sinks = open_sinks(rundir, "fit", 0, config, {}) if world.is_main else []
         speeds = Speeds(bench, self.progress, lambda kind, **details: None)
-        log = LogFigures(Book(world), sinks, screen, self.progress, LOG_EVERY, "rows", job.steps, speeds)
+        log = LogMetrics(MetricAccumulator(world), sinks, screen, self.progress, LOG_EVERY, "rows", job.steps, speeds)
         validate = Validate(Stage("fit", lambda bench: self.task), self.task, log, screen, self.progress, 0)
-        self.every: list[Every] = [log, validate, EpochSummary(Book(world), screen, validate)]
+        self.every: list[Hook] = [log, validate, EpochSummary(MetricAccumulator(world), screen, validate)]
 
     @property
     def parts(self) -> tuple[nn.Module, torch.optim.Optimizer]:

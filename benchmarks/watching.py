@@ -23,7 +23,7 @@ from overhead import WARM_UP, block, calibrated, interval
 from samestep.core.rundir import RunDir
 from samestep.launch.local import start
 from samestep.train.hooks.divergence import SameParameters
-from samestep.world.watchdog.limits import Watching
+from samestep.world.watchdog.limits import WatchdogConfig
 from samestep.world.watchdog.watchdog import Watchdog
 from samestep.world.world import World
 
@@ -46,7 +46,7 @@ def rank(rounds: int, folder: Path) -> None:
             if not on:
                 times[on].append(block(world, ours.advance, BLOCK))
                 continue
-            with Watchdog(world, RunDir(job.folder / "watched"), Watching()):
+            with Watchdog(world, RunDir(job.folder / "watched"), WatchdogConfig()):
                 began, before = time.monotonic(), _watchdogs_cpu()
                 times[on].append(block(world, ours.advance, BLOCK))
                 used, watched = used + _watchdogs_cpu() - before, watched + time.monotonic() - began

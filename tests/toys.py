@@ -1,6 +1,6 @@
 """Toy data and toy modules, a reference loop written by hand, and a way to run many small proofs on real ranks.
 
-The reference knows nothing of ranks, micro-batches or this package: one process, the whole global batch at once,
+The reference knows nothing of ranks, micro-batches or this package: one process, the full_tensor global batch at once,
 torch's own AdamW and clipping. Whatever the runtime does with the same rows must end in the same parameters.
 """
 
@@ -21,7 +21,7 @@ from samestep.data.feed import Feed
 from samestep.data.loading import Count
 from samestep.data.order import Order, Sequential, Shuffled
 from samestep.launch.local import start
-from samestep.parallel.wrap import whole, wrap
+from samestep.parallel.wrap import full_tensor, wrap
 from samestep.train.learner.learner import Learner
 from samestep.train.learner.optimizer import OptimSettings
 from samestep.world.world import World
@@ -133,7 +133,7 @@ def close(actual: Mapping[str, Tensor], wanted: Mapping[str, Tensor], tolerance:
     assert sorted(actual) == sorted(wanted)
     for name, value in wanted.items():
         torch.testing.assert_close(
-            whole(actual[name].detach()),
+            full_tensor(actual[name].detach()),
             value.detach(),
             rtol=tolerance,
             atol=tolerance / 100,
@@ -142,13 +142,13 @@ def close(actual: Mapping[str, Tensor], wanted: Mapping[str, Tensor], tolerance:
 
 
 def weights_of(learner: Learner) -> dict[str, Tensor]:
-    """The whole weights on every rank, as a copy."""
-    return {name: whole(value).detach().clone() for name, value in learner.weights().items()}
+    """The full weights on every rank, as a copy."""
+    return {name: full_tensor(value).detach().clone() for name, value in learner.weights().items()}
 
 
 def moments_of(learner: Learner) -> dict[str, Tensor]:
-    """Adam's state on every rank, whole, as a copy."""
-    return {name: whole(value).detach().clone() for name, value in learner.state_dict()["optimizer"].items()}
+    """Adam's state on every rank, in full, as a copy."""
+    return {name: full_tensor(value).detach().clone() for name, value in learner.state_dict()["optimizer"].items()}
 
 
 def same_everywhere(world: World, tensors: Iterable[Tensor]) -> None:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from samestep.core.errors import RunFailed, UserError
     from samestep.data import noise
-    from samestep.data.feed import Feed, Micros
+    from samestep.data.feed import Feed, MicroBatches
     from samestep.launch.call import launch
     from samestep.train.bench import Bench
     from samestep.train.config import Config
     from samestep.train.fit import Fit, evaluate
     from samestep.train.learner.dropout import keyed_dropout
     from samestep.train.learner.learner import Learner
-    from samestep.train.logging.metrics import Figure
+    from samestep.train.logging.metrics import Metric
     from samestep.train.recipe import Recipe, Stage
     from samestep.train.task import Task, Tick
 
@@ -24,10 +24,10 @@ _HOMES = {
     "Bench": "samestep.train.bench",
     "Config": "samestep.train.config",
     "Feed": "samestep.data.feed",
-    "Figure": "samestep.train.logging.metrics",
+    "Metric": "samestep.train.logging.metrics",
     "Fit": "samestep.train.fit",
     "Learner": "samestep.train.learner.learner",
-    "Micros": "samestep.data.feed",
+    "MicroBatches": "samestep.data.feed",
     "Recipe": "samestep.train.recipe",
     "RunFailed": "samestep.core.errors",
     "Stage": "samestep.train.recipe",
@@ -42,10 +42,10 @@ __all__ = [
     "Bench",
     "Config",
     "Feed",
-    "Figure",
     "Fit",
     "Learner",
-    "Micros",
+    "Metric",
+    "MicroBatches",
     "Recipe",
     "RunFailed",
     "Stage",

@@ -14,7 +14,7 @@ from checkpoint_parts import Part, RankedPart, Trainee, must_succeed, run_ranks,
 
 from samestep.checkpoint import across_ranks, background
 from samestep.checkpoint.across_ranks import share_out
-from samestep.checkpoint.background import Flight, Saver
+from samestep.checkpoint.background import PendingSave, Saver
 from samestep.checkpoint.files import damage_of
 from samestep.checkpoint.host_copies import Buffers
 from samestep.checkpoint.loading import read_tensors
@@ -85,7 +85,7 @@ def test_a_lone_process_saves_in_the_background_too(tmp_path: Path) -> None:
         weight += 1
         assert gate.reached.wait(30)
         gate.open()
-        saver.settle()
+        saver.wait()
     assert torch.equal(read_tensors(tmp_path / "step_00000001", "part")["w"], torch.ones(3))
 
 
@@ -161,7 +161,7 @@ def test_the_first_save_finds_its_memory_reserved(tmp_path: Path, monkeypatch: p
         assert len(places) == 2
         monkeypatch.setattr(torch, "empty", None)  # no memory is taken from here on
         saver.save(1, state, {})
-        saver.settle()
+        saver.wait()
         assert {name: room.data_ptr() for name, room in saver._buffers._kept.items()} == places
 
 
@@ -278,11 +278,11 @@ def test_all_ranks_verify_a_share_and_rank_0_has_the_last_word(tmp_path: Path, b
 
 
 def test_who_is_told_hears_of_each_save_once(tmp_path: Path) -> None:
-    told: list[Flight] = []
+    told: list[PendingSave] = []
     with Saver(Store(tmp_path, World.single()), told=told.append) as saver:
         saver.save(1, {"part": Part({})}, {})
         while not told:
             saver.poll()
         saver.poll()
-        saver.settle()
+        saver.wait()
     assert [(flight.step, flight.committed, flight.failure) for flight in told] == [(1, True, None)]

@@ -15,7 +15,7 @@ import torch
 from checkpoint_parts import Part, must_succeed, run_ranks, same_bits, values
 
 from samestep.checkpoint import store as store_module
-from samestep.checkpoint.background import Flight, Saver
+from samestep.checkpoint.background import PendingSave, Saver
 from samestep.checkpoint.commit import make_anew
 from samestep.checkpoint.store import Store
 from samestep.core.errors import RunFailed
@@ -52,7 +52,7 @@ class Heard(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.said.append(record.getMessage())
 
-    def told(self, flight: Flight) -> None:
+    def told(self, flight: PendingSave) -> None:
         self.flights.append((flight.step, flight.committed, flight.failure is not None))
 
 
@@ -73,14 +73,14 @@ def recovering(folder: Path, victim: int) -> None:
     with Saver(store, max_failures=2, told=heard.told) as saver:
         saver.save(1, state(1), {})
         for first in (2, 4):  # one failure, one success, twice: failures count only in a row
-            saver.settle()
+            saver.wait()
             if world.rank == victim:
                 with no_room():
                     saver.save(first, state(first), {})
-                    saver.settle()
+                    saver.wait()
             else:
                 saver.save(first, state(first), {})
-                saver.settle()
+                saver.wait()
             if world.is_main:
                 assert not list(folder.glob(".*")), "nothing is left of a save that failed"
             assert world.gather("training goes on") == ["training goes on"] * world.size
@@ -108,7 +108,7 @@ def giving_up(folder: Path) -> None:
     store = Store(folder, world)
     with pytest.raises(RunFailed) as caught, Saver(store, max_failures=3) as saver:  # noqa: PT012
         saver.save(1, state(1), {})
-        saver.settle()
+        saver.wait()
         if world.is_main:
             os.rename(folder, folder.with_name("aside"))
             folder.write_text("in its place")
@@ -149,7 +149,7 @@ def vanishing(folder: Path) -> None:
     store = Store(folder, world, on_phase=vanish)
     with Saver(store) as saver:
         saver.save(1, state(1), {})
-        saver.settle()
+        saver.wait()
         saver.finish(2, state(2), {})
     assert loaded(store) == 2
     if world.is_main:
@@ -226,13 +226,13 @@ def denied(folder: Path) -> None:
     store = Store(folder / "store", world)
     with Saver(store, told=heard.told) as saver:
         saver.save(1, state(1), {})
-        saver.settle()
+        saver.wait()
         world.barrier()
         if world.is_main:
             (folder / "store").chmod(0o500)
         world.barrier()
         saver.save(2, state(2), {})
-        saver.settle()
+        saver.wait()
         world.barrier()
         if world.is_main:
             (folder / "store").chmod(0o700)
@@ -270,11 +270,11 @@ def test_a_disk_that_is_really_full(small_disk: Path, caplog: pytest.LogCaptureF
     store = Store(small_disk / "store", World.single())
     with Saver(store) as saver:
         saver.save(1, state(1), {})
-        saver.settle()
+        saver.wait()
         (small_disk / "other").write_bytes(bytes(700_000))
         saver.save(2, state(2), {})
         saver.save(3, state(3), {})
-        saver.settle()
+        saver.wait()
         assert sorted(os.listdir(small_disk / "store")) == ["step_00000001"]
         (small_disk / "other").unlink()
         saver.finish(4, state(4), {})

@@ -113,7 +113,7 @@ def test_the_host_does_not_wait_and_the_state_is_that_of_its_step(tmp_path: Path
         for tensor in live.values():  # the next step, queued behind the copies
             tensor.zero_()
         assert not busy.query(), "save() waited for the device"
-        saver.settle()
+        saver.wait()
     saved, expected = read_tensors(tmp_path / "step_00000001", "model"), tensors("cpu")
     assert all(same_bits(tensor, expected[name]) for name, tensor in saved.items())
 
@@ -130,7 +130,7 @@ def beside_over_nccl(folder: Path) -> None:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.zero_()
-        saver.settle()
+        saver.wait()
     found = store.newest()
     assert found is not None
     store.load(found, {"model": model})

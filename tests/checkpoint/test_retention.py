@@ -15,11 +15,11 @@ class Saved:
     step: int
     figure: float | None = None
     damage: str | None = None
-    figure_name: str = ""
+    metric_name: str = ""
 
 
 def left(keep: Retention, *saved: Saved) -> list[int]:
-    gone = {c.step for c in keep.doomed(saved)}
+    gone = {c.step for c in keep.to_delete(saved)}
     return sorted(c.step for c in saved if c.step not in gone)
 
 
@@ -34,7 +34,7 @@ def test_the_best_one_stays(mode: str, kept: list[int]) -> None:
 
 
 def test_what_went_by_another_figure_is_not_compared() -> None:
-    saved = [Saved(10, 0.1, figure_name="val/bits"), Saved(20, 0.5, figure_name="val/nll"), Saved(30, 0.7), Saved(40)]
+    saved = [Saved(10, 0.1, metric_name="val/bits"), Saved(20, 0.5, metric_name="val/nll"), Saved(30, 0.7), Saved(40)]
     assert left(Retention(keep_last=1, keep_best=1, figure="val/nll"), *saved) == [20, 40]
     assert left(Retention(keep_last=1, keep_best=1), *saved) == [10, 40]
 
@@ -66,7 +66,7 @@ def test_the_newest_good_one_always_stays(rows: list, last: int, best: int, ever
     good = sorted(c.step for c in saved if c.damage is None)
     assert set(good[-last:]) <= set(left(keep, *saved))
     rest = [c for c in saved if c.step in left(keep, *saved)]
-    assert keep.doomed(rest) == [], "what was kept once is kept again"
+    assert keep.to_delete(rest) == [], "what was kept once is kept again"
 
 
 @pytest.mark.parametrize("wrong", [{"keep_last": 0}, {"keep_best": -1}, {"keep_every": -1}, {"mode": "least"}])

@@ -23,7 +23,7 @@ from samestep.core.rundir import RunDir
 from samestep.launch.call import _recipe
 from samestep.why.collect import gather
 from samestep.why.diagnose import judge
-from samestep.why.records import Finding
+from samestep.why.records import Diagnosis
 
 pytestmark = pytest.mark.timeout(180)
 FAULTY = str(Path(__file__).with_name("faulty.py"))
@@ -88,7 +88,7 @@ def stepping(run: str, step: int = 3) -> bool:
     return any(row["step"] >= step for row in rows(Path("runs") / run) if "loss" in row)
 
 
-def why(run: str) -> Finding:
+def why(run: str) -> Diagnosis:
     return judge(gather(RunDir(Path("runs") / run)))
 
 

@@ -15,24 +15,24 @@ from torch import Tensor
 
 from samestep.core.errors import UserError
 from samestep.data import feed as feed_module
-from samestep.data.feed import QUICK, TOGETHER, Feed, Micros
+from samestep.data.feed import QUICK, TOGETHER, Feed, MicroBatches
 from samestep.data.loading import Batch
 from samestep.data.order import VALIDATION_EPOCH, Order, Sequential, Shuffled
-from samestep.world.rank_discovery import Place
+from samestep.world.rank_discovery import RankInfo
 from samestep.world.world import World
 from toys import Points, default_dtype, feed_of, run_on_ranks
 
 
 def rank_of(rank: int, size: int) -> World:
     """A rank without its peers: its weights then stay its own."""
-    return World(Place("test", rank, size), torch.device("cpu"))
+    return World(RankInfo("test", rank, size), torch.device("cpu"))
 
 
 def tokens(batch: Batch) -> dict[str, Tensor]:
     return {"tokens": batch["tokens"], "half": batch["tokens"] / 2}
 
 
-def same(one: Micros, other: Micros) -> bool:
+def same(one: MicroBatches, other: MicroBatches) -> bool:
     return (
         one.step == other.step
         and one.weights == other.weights
@@ -91,7 +91,7 @@ def test_ranks_share_every_row_exactly_once(
     assert sorted(seen) == sorted(2 * list(range(size))), "two epochs hold every index twice"
 
 
-def check_share(share: Micros, rows: Points, ids: np.ndarray, micro: int) -> None:
+def check_share(share: MicroBatches, rows: Points, ids: np.ndarray, micro: int) -> None:
     """The rows of a batch are those its ids name; a filler is a real row."""
     assert np.array_equal(share.ids, ids)
     for (start, stop), batch in zip(share.spans, share.batches):

@@ -9,7 +9,7 @@ from torch import Tensor
 from samestep.data.loading import Batch, Share, Steps
 from samestep.data.order import Sequential, Shuffled
 from samestep.world.data_parallel import DataParallel
-from samestep.world.rank_discovery import Place
+from samestep.world.rank_discovery import RankInfo
 from samestep.world.world import World
 from toys import Points, feed_of
 
@@ -22,7 +22,7 @@ def worlds(shares: int, copies: int) -> list[World]:
     """Ranks without their peers, `copies` neighbours to each share; the last of them counts it."""
     return [
         World(
-            Place("test", rank, shares * copies),
+            RankInfo("test", rank, shares * copies),
             torch.device("cpu"),
             data_parallel=DataParallel(rank // copies, shares, None, rank % copies == copies - 1),
         )
@@ -81,7 +81,7 @@ def test_what_ranks_tell_each_other_counts_every_share_once(size: int, batch: in
 
 
 def test_by_default_every_rank_has_a_share_of_its_own() -> None:
-    world = World(Place("test", 2, 5), torch.device("cpu"))
+    world = World(RankInfo("test", 2, 5), torch.device("cpu"))
     assert (world.dp_rank, world.dp_size, world.dp_group, world.dp_counted) == (2, 5, None, True)
     alone = World.single()
     assert (alone.dp_rank, alone.dp_size, alone.dp_group, alone.dp_counted) == (0, 1, None, True)

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samestep.core.errors import UserError
-from samestep.data.order import micros, split
+from samestep.data.order import micro_batches, split
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(n=st.integers(0, 3000), world=st.integers(1, 17), rows=st.integers(1, 300))
 def test_micros_tile_the_batch_once_in_equal_counts(n: int, world: int, rows: int) -> None:
-    by_rank = [micros(n, rank, world, rows) for rank in range(world)]
+    by_rank = [micro_batches(n, rank, world, rows) for rank in range(world)]
     assert len({len(pieces) for pieces in by_rank}) == 1
     assert len(by_rank[0]) == max(1, math.ceil(math.ceil(n / world) / rows))
     pieces = [piece for mine in by_rank for piece in mine]
@@ -33,10 +33,10 @@ def test_split_and_micros_agree(n: int, world: int) -> None:
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
     assert np.array_equal(np.concatenate(shares), ids)
     for rank, share in enumerate(shares):
-        pieces = micros(n, rank, world, rows=3)
+        pieces = micro_batches(n, rank, world, rows=3)
         assert np.array_equal(ids[pieces[0][0] : pieces[-1][1]], share)
 
 
 def test_a_micro_batch_without_rows_is_refused() -> None:
     with pytest.raises(UserError, match="a micro-batch must have at least 1 row, not 0"):
-        micros(10, 0, 1, 0)
+        micro_batches(10, 0, 1, 0)

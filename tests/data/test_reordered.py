@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from samestep.data.order import Sequential, micros
+from samestep.data.order import Sequential, micro_batches
 from samestep.data.reordered import Reordered
 
 
@@ -15,7 +15,7 @@ def test_micro_batches_keep_their_rows(batch: int, rows: int, ranks: int) -> Non
     for step in range(order.steps_per_epoch):
         ids = order.ids(step)
         for rank in range(ranks):
-            spans = micros(len(ids), rank, ranks, rows)
+            spans = micro_batches(len(ids), rank, ranks, rows)
             ours, theirs = ([each[start:stop, 1].tolist() for start, stop in spans] for each in (ids, other.ids(step)))
             assert [len(rows) for rows in ours] == [len(rows) for rows in theirs]
             assert sorted(map(sorted, ours)) == sorted(map(sorted, theirs))

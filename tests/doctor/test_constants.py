@@ -7,14 +7,14 @@ from xml.etree import ElementTree
 from doctor.doctor_tables import ranks
 from samestep.doctor import constants
 from samestep.doctor.checks.speed import Point
-from samestep.doctor.findings import Reports, ok
+from samestep.doctor.findings import RankReports, ok
 from samestep.doctor.plot import bar, svg
 
 POINTS = [Point(4, 2e-5, 2e5), Point(4096, 4e-5, 1e8), Point(1 << 20, 1e-3, 1e9), Point(1 << 26, 0.1, 6.7e8)]
 PAIR = ("node1", "node2")
 
 
-def measured() -> dict[str, Reports]:
+def measured() -> dict[str, RankReports]:
     return {
         "process group": ranks({"backend": "gloo", "device": "cpu"}, hosts=PAIR),
         "all-reduce speed": ranks({"times": [[p.bytes, p.seconds] for p in POINTS]}, hosts=PAIR),

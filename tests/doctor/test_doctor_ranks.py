@@ -13,11 +13,11 @@ import torch.distributed as dist
 
 from samestep.core.records import read_json
 from samestep.doctor import doctor, rendezvous, runner
-from samestep.doctor.check import Exam, Fact
+from samestep.doctor.check import Check, Fact
 from samestep.doctor.checks import disk, gradients, stragglers
 from samestep.doctor.doctor import Request
-from samestep.doctor.findings import Finding, Reports, ok
-from samestep.doctor.rendezvous import Seat
+from samestep.doctor.findings import Finding, RankReports, ok
+from samestep.doctor.rendezvous import CheckContext
 from samestep.launch import local
 from samestep.parallel.wrap import Lone
 
@@ -29,21 +29,21 @@ def rank() -> int:
     return int(os.environ["RANK"])
 
 
-def fine(reports: Reports) -> list[Finding]:
+def fine(reports: RankReports) -> list[Finding]:
     return [ok("all well", f"{len(reports)} ranks")]
 
 
-def nothing(seat: Seat) -> Fact:
+def nothing(seat: CheckContext) -> Fact:
     return {}
 
 
-def hang_on_rank_1(seat: Seat) -> Fact:
+def hang_on_rank_1(seat: CheckContext) -> Fact:
     if seat.rank == 1:
         time.sleep(60)
     return {}
 
 
-def stop_on_rank_2(seat: Seat) -> Fact:
+def stop_on_rank_2(seat: CheckContext) -> Fact:
     if seat.rank == 2:
         os.kill(os.getpid(), signal.SIGSTOP)
     return {}
@@ -58,11 +58,11 @@ def misbehave(folder: Path) -> int:
         time.sleep(0.02)
     rendezvous.SLACK = runner.SLACK = 3.0
     doctor.TESTS["basic"] = (
-        Exam("calm", nothing, fine, ""),
-        Exam("stuck", hang_on_rank_1, fine, "a planted nap; wake it"),
-        Exam("silent", stop_on_rank_2, fine, "a planted stop; let it go on"),
-        Exam("after", nothing, fine, ""),
-        Exam("in common", nothing, fine, "", together=True),
+        Check("calm", nothing, fine, ""),
+        Check("stuck", hang_on_rank_1, fine, "a planted nap; wake it"),
+        Check("silent", stop_on_rank_2, fine, "a planted stop; let it go on"),
+        Check("after", nothing, fine, ""),
+        Check("in common", nothing, fine, "", together=True),
     )
     return doctor.examine(Request("basic", folder, "cpu", timeout=3.0))
 
@@ -104,7 +104,7 @@ def wrong_on_rank_1(folder: Path) -> int:
     return doctor.examine(Request("all", folder, "cpu", timeout=40.0, keep=folder / "machine.json"))
 
 
-def _unsynchronised(seat: Seat) -> Fact:
+def _unsynchronised(seat: CheckContext) -> Fact:
     """Every rank alone, on its own rows."""
     gradients.wrap = lambda module, world, strategy, compute: Lone(module)  # type: ignore[assignment]
     return gradients.measure(seat)
@@ -134,11 +134,11 @@ def test_wrong_sums_gradients_that_are_not_averaged_and_a_slow_rank_are_told(tmp
 
 
 def sleep_in_an_exam(folder: Path) -> int:
-    doctor.TESTS["basic"] = (disk.EXAM, Exam("long", _sleep, fine, ""), Exam("never", nothing, fine, ""))
+    doctor.TESTS["basic"] = (disk.EXAM, Check("long", _sleep, fine, ""), Check("never", nothing, fine, ""))
     return doctor.examine(Request("basic", folder, "cpu", timeout=60.0))
 
 
-def _sleep(seat: Seat) -> Fact:
+def _sleep(seat: CheckContext) -> Fact:
     (seat.out / "asleep").touch()
     time.sleep(60)
     return {}

@@ -3,7 +3,7 @@
 import pytest
 
 from doctor.doctor_tables import ranks
-from samestep.doctor.findings import Report, first_of_hosts, named, odd_ones, others_median, rate, size, span
+from samestep.doctor.findings import RankReport, first_of_hosts, named, odd_ones, others_median, rate, size, span
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from samestep.doctor.findings import Report, first_of_hosts, named, odd_ones, ot
     ],
 )
 def test_ranks_are_named_with_their_hosts(places: list[tuple[int, str]], text: str) -> None:
-    assert named([Report(rank, host, {}) for rank, host in places]) == text
+    assert named([RankReport(rank, host, {}) for rank, host in places]) == text
 
 
 def test_the_odd_ones_are_the_fewer_and_never_rank_0_at_a_tie() -> None:

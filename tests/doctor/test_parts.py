@@ -11,26 +11,28 @@ from torch._C._distributed_c10d import HashStore
 
 from samestep.core.errors import RunFailed, UserError
 from samestep.doctor import rendezvous
-from samestep.doctor.check import Answer, Exam, sit, trouble
+from samestep.doctor.check import Answer, Check, run_check, trouble
 from samestep.doctor.checks.collectives import TYPES, lost, part
 from samestep.doctor.checks.disk import existing, probe
 from samestep.doctor.checks.ports import can_open
 from samestep.doctor.checks.versions import driver, fingerprint, marks
-from samestep.doctor.clock import Beacon, ask, midpoint
-from samestep.doctor.rendezvous import Line, Seat, absence, answer_roll, find_line
+from samestep.doctor.clock import ClockServer, ask, midpoint
+from samestep.doctor.rendezvous import CheckContext, StoreChannel, absence, answer_roll, find_line
 from samestep.doctor.time_limit import Late, within
-from samestep.world.rank_discovery import Place
+from samestep.world.rank_discovery import RankInfo
 
 NODES = {0: "node1", 1: "node1", 2: "node2"}
 GOOD = Answer({})
 
 
-def exam(**more: object) -> Exam:
-    return Exam("x", lambda seat: {}, lambda reports: [], "a broken cable; mend it", **more)  # type: ignore[arg-type]
+def exam(**more: object) -> Check:
+    return Check("x", lambda seat: {}, lambda reports: [], "a broken cable; mend it", **more)  # type: ignore[arg-type]
 
 
-def seat(rank: int = 0, size: int = 1, timeout: float = 10.0) -> Seat:
-    return Seat(Place("torchrun", rank, size, rank, size), Line(HashStore()), Path(), timeout=timeout, host="node1")
+def seat(rank: int = 0, size: int = 1, timeout: float = 10.0) -> CheckContext:
+    return CheckContext(
+        RankInfo("torchrun", rank, size, rank, size), StoreChannel(HashStore()), Path(), timeout=timeout, host="node1"
+    )
 
 
 def test_work_that_hangs_is_left_behind_at_its_line() -> None:
@@ -52,10 +54,10 @@ def test_work_that_hangs_is_left_behind_at_its_line() -> None:
     ],
 )
 def test_an_error_is_one_line(error: Exception, told: str) -> None:
-    def fail(seat: Seat) -> dict[str, object]:
+    def fail(seat: CheckContext) -> dict[str, object]:
         raise error
 
-    assert sit(Exam("x", fail, lambda reports: [], ""), seat()).error == told
+    assert run_check(Check("x", fail, lambda reports: [], ""), seat()).error == told
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,7 @@ def test_who_did_not_come_through(answers: dict[int, Answer], told: str) -> None
 
 
 def test_a_clock_that_is_ahead_is_seen() -> None:
-    offset = ask("127.0.0.1", Beacon(clock=lambda: time.time() - 100).port, 10)
+    offset = ask("127.0.0.1", ClockServer(clock=lambda: time.time() - 100).port, 10)
     assert abs(offset.seconds - 100) <= offset.uncertainty + 0.01
     offset = midpoint(asked=10.0, theirs=5.5, answered=11.0)
     assert (offset.seconds, offset.uncertainty) == (5.0, 0.5)
@@ -139,8 +141,8 @@ def test_the_driver_is_read_from_the_kernel(tmp_path: Path) -> None:
     assert driver(path) == "550.54.15"
 
 
-def launched(rank: int, port: int) -> tuple[Place, dict[str, str]]:
-    return Place("torchrun", rank, 2, rank, 2), {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+def launched(rank: int, port: int) -> tuple[RankInfo, dict[str, str]]:
+    return RankInfo("torchrun", rank, 2, rank, 2), {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
 def test_without_rank_0_there_is_one_sentence() -> None:

@@ -13,7 +13,7 @@ from samestep.checkpoint.manifest import find_checkpoints, verify
 from samestep.core.records import JsonLines, read_json
 from samestep.core.rundir import RunDir
 from samestep.verify.bitwise import first_change
-from samestep.verify.trace import Launch
+from samestep.verify.trace import RecordedLaunch
 
 Line = dict[str, Any]
 
@@ -45,10 +45,10 @@ def lost(path: Path) -> str:
 def change(reference: Reference, path: Path) -> str:
     """The first thing in which a run differs from the uninterrupted one of its world size; empty when there is none."""
     for rank in range(reference.world):
-        wanted = Launch.of([lines_of(reference.path, reference.world, rank)])
+        wanted = RecordedLaunch.of([lines_of(reference.path, reference.world, rank)])
         done: set[int] = set()
         for lines in _launches(lines_of(path, reference.world, rank)):
-            found = Launch.of([lines])
+            found = RecordedLaunch.of([lines])
             problem = first_change(wanted, found)
             if problem:
                 return f"rank {rank}: {problem}"

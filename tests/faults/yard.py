@@ -25,7 +25,13 @@ from samestep.core.rundir import RunDir
 from samestep.launch.local import Workers, start
 from samestep.train.session.entry import train_with
 
-PRELOAD = ("samestep.train.session.session", "samestep.train.session.entry", "torch._dynamo", "faults.inside", "faults.toy")
+PRELOAD = (
+    "samestep.train.session.session",
+    "samestep.train.session.entry",
+    "torch._dynamo",
+    "faults.inside",
+    "faults.toy",
+)
 LIMIT = 60.0
 """Seconds after which a launch of a few steps hangs."""
 PATIENCE = 3.0

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from samestep.core.errors import UserError
-from samestep.core.launcher import LastWord
+from samestep.core.exit_report import ExitReport
 from samestep.launch import attempt
 from samestep.launch.failure import Failure, cause, headline, last_word, tail
-from samestep.launch.launcher import Launch, how_many
+from samestep.launch.launcher import Launcher, how_many
 from samestep.launch.stop_requests import StopRequests
 from toys import gone
 
@@ -36,7 +36,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
         head = """
             import os, signal, sys, time
             from pathlib import Path
-            from samestep.core.handover import LastWord
+            from samestep.core.exit_report import ExitReport
             rank = int(os.environ["RANK"])
             attempt = len(list(Path().glob(f"began_{rank}_*")))
             Path(f"began_{rank}_{attempt}").write_text(str(os.getpid()))
@@ -83,7 +83,7 @@ def test_ranks_find_their_place_and_rank_0_has_the_terminal(
         print("I am", rank, flush=True)
     """)
     words = ["a=b", "$$", "${local_rank}", "Hello, world"]
-    assert Launch([worker, *words], nproc=2).run() == 0
+    assert Launcher([worker, *words], nproc=2).run() == 0
     assert capfd.readouterr().out == "I am 0\n"
     threads = str(max(1, len(os.sched_getaffinity(0)) // 2))
     for rank in range(2):
@@ -101,7 +101,7 @@ def test_a_failed_rank_is_the_headline_and_is_restarted_so_often(
         time.sleep(0.3)
         sys.exit(1)
     """)
-    launch = Launch([worker], nproc=2, max_restarts=2)
+    launch = Launcher([worker], nproc=2, max_restarts=2)
     assert launch.run() == 1
     assert attempts() == 3
     said = capfd.readouterr().err
@@ -117,7 +117,7 @@ def test_a_failed_rank_is_the_headline_and_is_restarted_so_often(
 def test_users_mistakes_and_preemption_are_not_restarted(
     script: Callable[[str], str], code: int, expected: int
 ) -> None:
-    assert Launch([script(f"sys.exit({code})")], nproc=2, max_restarts=3).run() == expected
+    assert Launcher([script(f"sys.exit({code})")], nproc=2, max_restarts=3).run() == expected
     assert attempts() == 1
 
 
@@ -130,7 +130,7 @@ def test_a_rank_killed_from_outside_is_named_and_restarted(
         if attempt == 0:
             sys.exit("connection closed by peer")
     """)
-    assert Launch([worker], nproc=2, max_restarts=1).run() == 0
+    assert Launcher([worker], nproc=2, max_restarts=1).run() == 0
     assert attempts() == 2
     said = capfd.readouterr().err
     assert "samestep: rank 1 on " in said and " was killed by SIGKILL" in said
@@ -143,11 +143,11 @@ def test_a_remedy_is_tried_and_does_not_count_as_a_restart(
     worker = script("""
         size = int(sys.argv[-1]) if len(sys.argv) > 1 else 4
         if size > 1 and rank == 1:
-            word = LastWord("no room", 77, rank, "here", remedy=[str(size // 2)], remedy_text=f"with {size // 2}")
+            word = ExitReport("no room", 77, rank, "here", remedy=[str(size // 2)], remedy_text=f"with {size // 2}")
             assert word.leave(os.environ)
             sys.exit(77)
     """)
-    assert Launch([worker], nproc=2, max_restarts=0).run() == 0
+    assert Launcher([worker], nproc=2, max_restarts=0).run() == 0
     assert attempts() == 3
     said = capfd.readouterr().err
     assert "restarting from the last checkpoint with 2\n" in said
@@ -155,7 +155,7 @@ def test_a_remedy_is_tried_and_does_not_count_as_a_restart(
 
 
 def test_out_of_memory_without_a_remedy_is_not_restarted(script: Callable[[str], str]) -> None:
-    assert Launch([script("sys.exit(77)")], nproc=1, max_restarts=3).run() == 77
+    assert Launcher([script("sys.exit(77)")], nproc=1, max_restarts=3).run() == 77
     assert attempts() == 1
 
 
@@ -186,7 +186,7 @@ def test_every_rank_is_asked_to_stop_once(script: Callable[[str], str], number: 
     worker = script(LISTENS)
     before = signal.getsignal(number)
     sender = when(ready, number)
-    assert Launch([worker], nproc=2, max_restarts=3).run() == 75
+    assert Launcher([worker], nproc=2, max_restarts=3).run() == 75
     assert [Path(f"signals_{rank}").read_text() for rank in range(2)] == [f"{told} "] * 2
     assert attempts() == 1
     assert signal.getsignal(number) is before
@@ -198,7 +198,7 @@ def test_ranks_that_do_not_stop_are_ended_after_the_grace_time(
 ) -> None:
     worker = script(LISTENS)
     sender = when(ready, signal.SIGTERM)
-    assert Launch([worker, "deaf"], nproc=2, grace=1.0).run() == 75
+    assert Launcher([worker, "deaf"], nproc=2, grace=1.0).run() == 75
     assert "rank 0, 1 did not stop within 1 s" in capfd.readouterr().err
     assert all(gone(int(path.read_text())) for path in Path().glob("began_*"))
     sender.join()
@@ -208,7 +208,7 @@ def test_a_second_ctrl_c_ends_at_once(script: Callable[[str], str]) -> None:
     worker = script(LISTENS)
     sender = when(ready, signal.SIGINT, signal.SIGINT)
     began = time.monotonic()
-    assert Launch([worker, "deaf"], nproc=2, grace=50.0, max_restarts=3).run() == 130
+    assert Launcher([worker, "deaf"], nproc=2, grace=50.0, max_restarts=3).run() == 130
     assert time.monotonic() - began < 30
     assert all(gone(int(path.read_text())) for path in Path().glob("began_*"))
     assert [Path(f"signals_{rank}").read_text() for rank in range(2)] == ["SIGINT "] * 2
@@ -261,7 +261,7 @@ def test_a_hanging_peer_and_whatever_ranks_started_do_not_stay(
             signal.signal(number, signal.SIG_IGN)
         time.sleep(60)
     """)
-    assert Launch([worker], nproc=2).run() == 3
+    assert Launcher([worker], nproc=2).run() == 3
     processes = [int(path.read_text()) for path in (*Path().glob("child_*"), *Path().glob("began_*"))]
     assert len(processes) == 4
     wait_for(lambda: all(gone(process) for process in processes))
@@ -269,7 +269,7 @@ def test_a_hanging_peer_and_whatever_ranks_started_do_not_stay(
 
 
 def failure(rank: int, code: int, seen: float = 10.0, **word: object) -> Failure:
-    said = LastWord("said", code, rank, "host", **word) if word else None  # type: ignore[arg-type]
+    said = ExitReport("said", code, rank, "host", **word) if word else None  # type: ignore[arg-type]
     return Failure(rank, code, seen, said)
 
 
@@ -292,12 +292,12 @@ def test_the_cause_is_told_from_its_echoes(failures: list[Failure], first: int) 
 
 
 def test_the_headline_is_one_sentence_with_the_end_of_the_traceback(tmp_path: Path) -> None:
-    word = LastWord("ValueError: bad\nworse", 1, 3, "host", traceback="\n".join(f"line {n}" for n in range(500)))
+    word = ExitReport("ValueError: bad\nworse", 1, 3, "host", traceback="\n".join(f"line {n}" for n in range(500)))
     lines = headline(Failure(3, 1, word=word)).splitlines()
     assert lines[0] == "samestep: rank 3 on host failed: ValueError: bad"
     assert lines[-1] == "  line 499"
     assert len(lines) < 80
-    user = LastWord("write it otherwise", 2, 1, "host")
+    user = ExitReport("write it otherwise", 2, 1, "host")
     assert headline(Failure(1, 2, word=user)) == "samestep: write it otherwise"
     printed = tmp_path / "rank_1.err"
     printed.write_text("Segmentation fault at line 7\n")

@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor
 
 from samestep.core.errors import UserError
 from samestep.parallel.build import build_blank
-from samestep.parallel.wrap import Lone, Replicated, Sharded, local, total_norm, whole, wrap
+from samestep.parallel.wrap import Lone, Replicated, Sharded, full_tensor, local, total_norm, wrap
 from samestep.world.world import World
 from toys import WORLDS, Case, Net, Proofs, made
 
@@ -38,7 +38,7 @@ def gradients_are_the_mean_over_ranks(world: World, strategy: str) -> None:
     wanted = [p.grad for p in alone.parameters() if p.grad is not None]
     assert len(gradients) == len(wanted) == len(list(alone.parameters()))
     for mine, theirs in zip(gradients, wanted):
-        torch.testing.assert_close(whole(mine), theirs, rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(full_tensor(mine), theirs, rtol=1e-12, atol=1e-14)
     norm = total_norm(gradients)
     assert not isinstance(norm, DTensor)
     assert norm.shape == ()
@@ -58,7 +58,7 @@ def shards_are_shares(world: World, strategy: str) -> None:
     else:
         assert parts == [total] * world.size
     for name, parameter in parallel.inner.named_parameters():
-        assert torch.equal(whole(parameter.detach()), made(Net).state_dict()[name])
+        assert torch.equal(full_tensor(parameter.detach()), made(Net).state_dict()[name])
 
 
 def calls_are_noticed(world: World, strategy: str) -> None:
@@ -66,7 +66,7 @@ def calls_are_noticed(world: World, strategy: str) -> None:
     assert not parallel.called
     with torch.no_grad():
         parallel.inner.get_submodule("first")(X)
-        assert not parallel.called, "a part is not the whole"
+        assert not parallel.called, "a part is not the full_tensor"
     parallel = wrap(made(Net), world, strategy, None)
     loss_of(parallel.module, 1.0)
     assert parallel.called

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from planted.parts import VERIFY, Batch, Small, net, points
 from samestep import Bench, Fit, Recipe, Stage, Tick
 from samestep.core.records import read_json, write_json
-from samestep.train.logging.metrics import Figure, Metrics
+from samestep.train.logging.metrics import Metric, Metrics
 
 
 class Dump:
@@ -30,7 +30,7 @@ class Dump:
         parts = self.bench.world.gather(mine)
         if self.bench.world.is_main:
             write_json(self.bench.artifact(f"part_{tick.step}.json"), [row for part in parts for row in part])
-        return {"rows": Figure(float(len(mine)))}
+        return {"rows": Metric(float(len(mine)))}
 
 
 class Count:

@@ -17,7 +17,7 @@ from samestep.checkpoint.metadata import read_metadata
 from samestep.checkpoint.store import Store
 from samestep.core.records import JsonLines
 from samestep.core.rundir import RunDir
-from samestep.data.feed import Micros
+from samestep.data.feed import MicroBatches
 from samestep.data.loading import Batch
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.parallel.wrap import local
@@ -28,7 +28,7 @@ from samestep.train.hooks.evidence import Recorder
 from samestep.train.learner.ema import Average
 from samestep.train.learner.learner import Learner
 from samestep.train.logging.console import Screen
-from samestep.train.logging.metrics import Book, Metrics
+from samestep.train.logging.metrics import MetricAccumulator, Metrics
 from samestep.world.data_parallel import DataParallel
 from samestep.world.world import World
 from toys import (
@@ -76,14 +76,14 @@ def couple(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {"match": scores.logsumexp(1), "pairs": rows["out"].square().sum(1) * rows["pairs"]}
 
 
-def compared(world: World, strategy: str, update: Callable[[Learner, Micros], Metrics]) -> None:
+def compared(world: World, strategy: str, update: Callable[[Learner, MicroBatches], Metrics]) -> None:
     """Updates, metrics, moments and validation are those of one process."""
     for size, batch, micro in SPLITS:
         rows, sides = Points(size), (world, World.single())
         learners = [learner_of(made(Net), side, strategy) for side in sides]
         feeds = [feed_of(rows, side, batch, micro, STEPS, count=both) for side in sides]
         once = [feed_of(Points(11), side, batch, micro, -(-11 // batch), count=both) for side in sides]
-        books = [Book(side) for side in sides]
+        books = [MetricAccumulator(side) for side in sides]
         for step in range(STEPS):
             for learner, feed, book in zip(learners, feeds, books):
                 book.add(update(learner, feed[step]))
@@ -113,7 +113,7 @@ def a_loss_scale_cancels_out(world: World, strategy: str, folder: Path) -> None:
         for side in (world, World.single()):
             learner = learner_of(made(Net), side, strategy, mixed_precision="fp16")
             learner._scale.scale.fill_(2.0**8)  # type: ignore[union-attr]
-            book = Book(side)
+            book = MetricAccumulator(side)
             book.add(learner.update(feed_of(Points(16), side, 8, 2, 1, count=both)[0], two_terms, MIX))
             norms.append(book.read()["grad_norm"])
             moments.append(

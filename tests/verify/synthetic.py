@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from samestep.data.order import micros
-from samestep.verify.trace import Launch, Line
+from samestep.data.order import micro_batches
+from samestep.verify.trace import Line, RecordedLaunch
 
 Spoil = Callable[[int, Line], None]
 """Takes a rank and one of its lines, which it may change."""
@@ -23,9 +23,11 @@ def launch(
     batch: int = 7,
     rows: int = 3,
     stages: tuple[str, ...] = ("fit",),
-) -> Launch:
+) -> RecordedLaunch:
     """A launch at this world size that begins at step `start` of its first stage."""
-    return Launch.of([list(_rank(rank, world, spoil, steps, start, batch, rows, stages)) for rank in range(world)])
+    return RecordedLaunch.of(
+        [list(_rank(rank, world, spoil, steps, start, batch, rows, stages)) for rank in range(world)]
+    )
 
 
 def _rank(
@@ -49,7 +51,7 @@ def _rank(
 
 
 def _update(rank: int, world: int, stage: str, step: int, batch: int, rows: int) -> Line:
-    spans = micros(batch, rank, world, rows)
+    spans = micro_batches(batch, rank, world, rows)
     mine = [step * batch + place for start, stop in spans for place in range(start, stop)]
     return {
         "kind": "update",
@@ -71,7 +73,7 @@ def _update(rank: int, world: int, stage: str, step: int, batch: int, rows: int)
 
 
 def _validation(rank: int, world: int, stage: str, step: int) -> Line:
-    spans = micros(5, rank, world, 2)
+    spans = micro_batches(5, rank, world, 2)
     ids = [[2**31 - 1, place] for start, stop in spans for place in range(start, stop)]
     return {"kind": "validation", "stage": stage, "step": step, "ids": ids, "figures": {"error": 0.5}}
 

@@ -7,14 +7,14 @@ import pytest
 
 from samestep.verify.compare import Comparison, compare
 from samestep.verify.tolerance import Floor
-from samestep.verify.trace import Launch, Line
+from samestep.verify.trace import Line, RecordedLaunch
 from samestep.verify.updates import Names
 from verify.synthetic import Spoil, draw, launch
 
 NAMES = Names("1 rank", "2 ranks", "mean of means")
 
 
-def compared(theirs: Launch, ours: Launch | None = None) -> Comparison:
+def compared(theirs: RecordedLaunch, ours: RecordedLaunch | None = None) -> Comparison:
     return compare((ours or launch()).trace(), theirs.trace(), NAMES)
 
 
@@ -244,7 +244,7 @@ def test_a_run_of_another_length_is_named(short: tuple[int, int], only: str) -> 
     assert f"step 3 happens only at {only}" in difference.sentence
 
 
-def with_draws(found: Launch, *draws: Line) -> Launch:
+def with_draws(found: RecordedLaunch, *draws: Line) -> RecordedLaunch:
     for line in draws:
         found.ranks[0][("fit", line["step"])].draws.append(line)
     return found

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from samestep.core.records import JsonLines
-from samestep.data.feed import Micros
+from samestep.data.feed import MicroBatches
 from samestep.parallel.wrap import warm_up
 from samestep.train.hooks.evidence import Recorder, Returned, Witness, module_hash
 from samestep.train.task import Tick
 
 
-def micros(*batches: torch.Tensor) -> Micros:
+def micros(*batches: torch.Tensor) -> MicroBatches:
     """Micro-batches of these values; an empty one becomes a filler row."""
     held, spans, at = [], [], 0
     for values in batches:
@@ -24,10 +24,10 @@ def micros(*batches: torch.Tensor) -> Micros:
         at += len(values)
         rows = values if len(values) else torch.zeros(1, *values.shape[1:])
         held.append({"x": rows, "live": torch.full((len(rows),), len(values) > 0)})
-    return Micros(5, held, {"rows": float(at)}, np.array([[0, n] for n in range(at)]), spans)
+    return MicroBatches(5, held, {"rows": float(at)}, np.array([[0, n] for n in range(at)]), spans)
 
 
-def update_line(path: Path, given: Micros) -> dict[str, Any]:
+def update_line(path: Path, given: MicroBatches) -> dict[str, Any]:
     recorder = Recorder(path, "fit")
     module = torch.nn.Linear(1, 1)
     recorder.begin("model", module)
@@ -134,8 +134,8 @@ class Held:
 def marked(path: Path, held: Held) -> dict[str, Any]:
     recorder = Recorder(path, "fit")
     tick = Tick(4, 0, False)
-    Returned(recorder).fire(tick, {}, False)
-    Witness(recorder, {"held": held}, lambda: {"val/error": 0.5}).fire(tick, {}, False)
+    Returned(recorder).after_step(tick, {}, False)
+    Witness(recorder, {"held": held}, lambda: {"val/error": 0.5}).after_step(tick, {}, False)
     returned, mark = JsonLines(path)
     assert (returned["kind"], returned["step"]) == ("returned", 4)
     return mark

@@ -9,7 +9,7 @@ import pytest
 from samestep.verify.compare import compare
 from samestep.verify.report import judge
 from samestep.verify.rounding import measure
-from samestep.verify.tolerance import STRICT, Check, Floor, Result
+from samestep.verify.tolerance import STRICT, CheckResult, Floor, ProofStatus
 from samestep.verify.trace import Line
 from samestep.verify.updates import Names
 from verify.synthetic import Spoil, launch, nothing
@@ -18,7 +18,7 @@ NAMES = Names("1 rank", "2 ranks", "mean of means")
 FIGURES = [{"stage": "fit", "step": 3, "epoch": 0, "loss": 2.0}]
 
 
-def measured(spoil: Spoil, loss: float = 2.0) -> tuple[Floor, Check]:
+def measured(spoil: Spoil, loss: float = 2.0) -> tuple[Floor, CheckResult]:
     theirs: list[Any] = [{**FIGURES[0], "loss": loss}]
     return measure(launch().trace(), launch(spoil=spoil).trace(), (FIGURES, theirs))
 
@@ -36,7 +36,7 @@ def losses_by(factor: float, **more: object) -> Spoil:
 
 def test_a_run_in_float64_is_compared_as_strictly_as_ever() -> None:
     floor, check = measured(losses_by(1 + 1e-15), loss=2.0 + 1e-15)
-    assert check.result is Result.OK
+    assert check.result is ProofStatus.OK
     assert re.fullmatch(
         r"losses \d\.\de-1\d, gradients 0.0e\+00, validation 0.0e\+00, logged figures \d\.\de-16, "
         "from the same batches in another order and scale",
@@ -56,7 +56,7 @@ def test_ten_times_the_floor_of_a_subject_passes_and_no_less_than_a_step_of_floa
 
 def test_a_floor_that_is_too_high_proves_nothing() -> None:
     floor, check = measured(losses_by(1.001))
-    assert check.result is Result.UNVERIFIABLE
+    assert check.result is ProofStatus.UNVERIFIABLE
     assert re.search(r"error of row \(0, \d+\) in step \d changes by 1.0e-03 when only order and scale", check.sentence)
     assert re.search("candidates: .*arithmetic in float32 or less.*", check.sentence)
     assert "candidates: " in check.sentence
@@ -79,10 +79,10 @@ def test_subjects_without_a_floor_are_unverifiable_where_they_differ() -> None:
     far, near = (compare(launch().trace(), launch(2, each).trace(), NAMES, floor) for each in (losses_by(1.1), nothing))
     results = {check.name: check for check in judge([far, near], floor)}
     losses = results["row losses at 1, 2, 3 ranks"]
-    assert losses.result is Result.UNVERIFIABLE
+    assert losses.result is ProofStatus.UNVERIFIABLE
     assert losses.sentence.endswith("it proves nothing, since another order and scale alone change losses by 1.0e-03")
-    assert results["gradients at 1, 2, 3 ranks"].result is Result.OK
-    assert {check.result for check in judge([near], floor)} == {Result.OK}, "an equal run is a proof at any floor"
+    assert results["gradients at 1, 2, 3 ranks"].result is ProofStatus.OK
+    assert {check.result for check in judge([near], floor)} == {ProofStatus.OK}, "an equal run is a proof at any floor"
 
 
 @pytest.mark.parametrize(
@@ -94,11 +94,11 @@ def test_subjects_without_a_floor_are_unverifiable_where_they_differ() -> None:
 )
 def test_what_is_known_to_depend_on_more_than_rounding_has_no_floor(more: dict[str, object], fact: str) -> None:
     floor, check = measured(losses_by(1.1, **more))
-    assert check.result is Result.UNKNOWN
+    assert check.result is ProofStatus.UNKNOWN
     assert re.match(fact, check.sentence)
     assert floor.tolerance("losses") == 1e-8
     small, check = measured(losses_by(1 + 1e-7, **more))
-    assert check.result is Result.OK
+    assert check.result is ProofStatus.OK
     assert small.tolerance("losses") == pytest.approx(1.2e-6)
 
 
@@ -112,5 +112,5 @@ def test_what_is_known_to_depend_on_more_than_rounding_has_no_floor(more: dict[s
 def test_a_run_that_is_another_one_measures_nothing(more: dict[str, object], words: str) -> None:
     floor, check = measured(losses_by(1.1, **more))
     assert floor is STRICT
-    assert check.result is Result.UNKNOWN
+    assert check.result is ProofStatus.UNKNOWN
     assert check.sentence.startswith(f"cannot be measured: {words}")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from samestep.core.config import build, dump
-from samestep.data.order import micros
+from samestep.data.order import micro_batches
 from samestep.train.config import Config
 from samestep.verify.runner import other_micro, proof_settings, uneven_batch
 
@@ -46,8 +46,8 @@ def test_a_batch_is_chosen_that_nobody_shares_evenly(micro: int) -> None:
 def test_another_micro_batch_size_cuts_unevenly(batch: int, micro: int) -> None:
     other = other_micro(batch, micro)
     assert other is not None
-    cuts = [{stop - start for start, stop in micros(batch, 0, 1, rows)} for rows in (micro, other)]
-    assert len(micros(batch, 0, 1, micro)) != len(micros(batch, 0, 1, other))
+    cuts = [{stop - start for start, stop in micro_batches(batch, 0, 1, rows)} for rows in (micro, other)]
+    assert len(micro_batches(batch, 0, 1, micro)) != len(micro_batches(batch, 0, 1, other))
     assert any(len(sizes) > 1 for sizes in cuts), "equal micro-batches hide that they count alike"
 
 

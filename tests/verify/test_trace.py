@@ -4,7 +4,7 @@ from pathlib import Path
 
 from samestep.core.records import JsonLines
 from samestep.core.rundir import RunDir
-from samestep.verify.trace import BUILDING, Launch, spliced
+from samestep.verify.trace import BUILDING, RecordedLaunch, spliced
 from verify.synthetic import launch
 
 
@@ -23,14 +23,14 @@ def test_a_half_written_line_of_a_killed_rank_is_left_out(tmp_path: Path) -> Non
     lines.append({"kind": "returned", "stage": "fit", "step": 0})
     lines.close()
     path.write_text(path.read_text() + '{"kind": "step", "sta')
-    step = Launch.read(tmp_path, 1).ranks[0]["fit", 0]
+    step = RecordedLaunch.read(tmp_path, 1).ranks[0]["fit", 0]
     assert step.returned
     assert step.mark is None
 
 
 def test_what_is_recorded_during_set_up_has_a_place_of_its_own() -> None:
     validation = {"kind": "validation", "stage": "fit", "step": 0, "ids": [], "figures": {}}
-    found = Launch.of([[validation, {"kind": "start", "stage": "fit", "step": 2}]])
+    found = RecordedLaunch.of([[validation, {"kind": "start", "stage": "fit", "step": 2}]])
     assert list(found.ranks[0]) == [("fit", BUILDING)]
     assert found.starts == {"fit": 2}
 

@@ -8,11 +8,11 @@ import pytest
 
 from samestep.core.records import JsonLines
 from samestep.core.rundir import RunDir
-from samestep.verify.bitwise import differing_figure, read_figures
+from samestep.verify.bitwise import differing_metric, read_metrics
 from samestep.verify.compare import compare
 from samestep.verify.report import judge
-from samestep.verify.runner import Moment, Outcome
-from samestep.verify.tolerance import Result, distance, plural
+from samestep.verify.runner import Moment, RunResult
+from samestep.verify.tolerance import ProofStatus, distance, plural
 from samestep.verify.trace import Line, early_leaver, every_parameter_reached, last_words, stalled
 from samestep.verify.updates import Names
 from verify.synthetic import launch
@@ -40,14 +40,14 @@ def idle(rank: int, line: Line) -> None:
 
 def test_a_parameter_without_a_gradient_is_named() -> None:
     found = every_parameter_reached(launch(1, idle).trace(), [])
-    assert found.result is Result.FAILED
+    assert found.result is ProofStatus.FAILED
     assert found.sentence.startswith("model.idle.weight, model.idle.bias never got one")
 
 
 @pytest.mark.parametrize("unused", [["idle.*"], ["model.idle.*"], ["idle.weight", "*.bias"]])
 def test_a_parameter_may_be_declared_unused(unused: list[str]) -> None:
     found = every_parameter_reached(launch(1, idle).trace(), unused)
-    assert found.result is Result.OK
+    assert found.result is ProofStatus.OK
     assert found.sentence == "3 parameters, 2 declared unused"
 
 
@@ -56,7 +56,7 @@ def test_one_gradient_is_enough() -> None:
         if line["kind"] == "update":
             line["gradients"] = {"lora.a": [float(line["step"] == 2), 0.0]}
 
-    assert every_parameter_reached(launch(1, once).trace(), []).result is Result.OK
+    assert every_parameter_reached(launch(1, once).trace(), []).result is ProofStatus.OK
 
 
 def test_the_rank_that_left_a_step_early_is_named() -> None:
@@ -103,9 +103,11 @@ def test_last_words_are_the_exception(output: str, words: str) -> None:
 
 def test_a_failure_is_told_on_one_line() -> None:
     folder = Path("runs/x")
-    assert Outcome(folder, 2, [1, 1], ["a\nValueError: bad\n", ""]).failure() == "ValueError: bad"
-    assert Outcome(folder, 2, [-6, 0], ["what(): mismatch", ""]).failure() == "what(): mismatch; rank 0 died by SIGABRT"
-    assert Outcome(folder, 1, [1], [""]).failure() == "exit codes [1]"
+    assert RunResult(folder, 2, [1, 1], ["a\nValueError: bad\n", ""]).failure() == "ValueError: bad"
+    assert (
+        RunResult(folder, 2, [-6, 0], ["what(): mismatch", ""]).failure() == "what(): mismatch; rank 0 died by SIGABRT"
+    )
+    assert RunResult(folder, 1, [1], [""]).failure() == "exit codes [1]"
 
 
 def test_kill_moments_follow_their_seed_and_reach_every_case() -> None:
@@ -125,20 +127,20 @@ def write_figures(path: Path, *rows: dict[str, float]) -> Path:
 
 
 def test_figures_are_compared_without_their_speed(tmp_path: Path) -> None:
-    ours = read_figures(write_figures(tmp_path / "a", {"loss": 1.0, "rows/s": 10.0}))
-    theirs = read_figures(write_figures(tmp_path / "b", {"loss": 1.0, "rows/s": 20.0}))
-    assert differing_figure(ours, theirs) == ""
+    ours = read_metrics(write_figures(tmp_path / "a", {"loss": 1.0, "rows/s": 10.0}))
+    theirs = read_metrics(write_figures(tmp_path / "b", {"loss": 1.0, "rows/s": 20.0}))
+    assert differing_metric(ours, theirs) == ""
 
 
 def test_a_differing_figure_is_named(tmp_path: Path) -> None:
-    ours = read_figures(write_figures(tmp_path / "a", {"loss": 1.0}, {"loss": 2.0}))
-    near = read_figures(write_figures(tmp_path / "b", {"loss": 1.0}, {"loss": 2.0 + 1e-12}))
-    short = read_figures(write_figures(tmp_path / "c", {"loss": 1.0}))
-    named = read_figures(write_figures(tmp_path / "d", {"loss": 1.0}, {"loss": 2.0, "more": 1.0}))
-    assert differing_figure(ours, near, 1e-8) == ""
-    assert differing_figure(ours, near).startswith("loss at step 2: 2.0 and 2.0000")
-    assert differing_figure(ours, short, 1e-8) == "2 and 1 rows"
-    assert differing_figure(ours, named, 1e-8) == "more at step 2: None and 1.0"
+    ours = read_metrics(write_figures(tmp_path / "a", {"loss": 1.0}, {"loss": 2.0}))
+    near = read_metrics(write_figures(tmp_path / "b", {"loss": 1.0}, {"loss": 2.0 + 1e-12}))
+    short = read_metrics(write_figures(tmp_path / "c", {"loss": 1.0}))
+    named = read_metrics(write_figures(tmp_path / "d", {"loss": 1.0}, {"loss": 2.0, "more": 1.0}))
+    assert differing_metric(ours, near, 1e-8) == ""
+    assert differing_metric(ours, near).startswith("loss at step 2: 2.0 and 2.0000")
+    assert differing_metric(ours, short, 1e-8) == "2 and 1 rows"
+    assert differing_metric(ours, named, 1e-8) == "more at step 2: None and 1.0"
 
 
 def test_checks_after_the_first_failure_are_left_out() -> None:
@@ -147,9 +149,9 @@ def test_checks_after_the_first_failure_are_left_out() -> None:
             line["weights"] = {"rows": 6.0}
 
     good, bad = (compare(launch().trace(), launch(2, each).trace(), NAMES) for each in (lambda r, x: None, spoil))
-    assert [check.result for check in judge([good, good])] == [Result.OK] * 5
+    assert [check.result for check in judge([good, good])] == [ProofStatus.OK] * 5
     checks = judge([good, bad])
-    assert [check.result for check in checks] == [Result.OK] * 3 + [Result.FAILED]
+    assert [check.result for check in checks] == [ProofStatus.OK] * 3 + [ProofStatus.FAILED]
     assert checks[0].sentence == "3 steps, 3 updates, 21 rows"
     assert checks[-1].name == "gradients at 1, 2, 3 ranks"
 
@@ -157,7 +159,7 @@ def test_checks_after_the_first_failure_are_left_out() -> None:
 def test_equal_shares_are_said_to_prove_little() -> None:
     found = compare(launch(batch=12).trace(), launch(2, batch=12).trace(), NAMES)
     gradients = judge([found])[3]
-    assert gradients.result is Result.OK
+    assert gradients.result is ProofStatus.OK
     assert gradients.sentence.endswith("a mean of means would not show: use another global_batch_size")
 
 

@@ -9,19 +9,21 @@ import pytest
 from rich.console import Console
 
 from samestep.cli import verify
-from samestep.cli.args import RecipeWords
+from samestep.cli.args import RecipeArgs
 from samestep.cli.main import main
 from samestep.core.errors import UserError
 from samestep.train.config import Config
 from samestep.train.recipe import Recipe
 from samestep.verify.report import Board, table
-from samestep.verify.tolerance import Check, Result
+from samestep.verify.tolerance import CheckResult, ProofStatus
 
 CHECKS = [
-    Check("same samples at 1, 2 and 3 ranks", Result.OK, "8 steps"),
-    Check("same gradients at 1, 2 and 3 ranks", Result.FAILED, "row (0, 17) differs because of [something] " * 5),
-    Check("rounding floor", Result.UNVERIFIABLE, "losses 8.9e-05"),
-    Check("the rest", Result.NOT_RUN, "stopped at the first failure"),
+    CheckResult("same samples at 1, 2 and 3 ranks", ProofStatus.OK, "8 steps"),
+    CheckResult(
+        "same gradients at 1, 2 and 3 ranks", ProofStatus.FAILED, "row (0, 17) differs because of [something] " * 5
+    ),
+    CheckResult("rounding floor", ProofStatus.UNVERIFIABLE, "losses 8.9e-05"),
+    CheckResult("the rest", ProofStatus.NOT_RUN, "stopped at the first failure"),
 ]
 
 
@@ -58,7 +60,7 @@ def test_elsewhere_a_check_is_one_line(capsys: pytest.CaptureFixture[str]) -> No
     ],
 )
 def test_the_summary_counts_what_does_not_hold(
-    checks: list[Check], words: str, code: int, capsys: pytest.CaptureFixture[str]
+    checks: list[CheckResult], words: str, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert verify.summary(checks) == code
     assert capsys.readouterr().out == f"{words}\n"
@@ -79,7 +81,7 @@ def test_a_recipe_without_the_preset_is_told_to_declare_one(
     ("words", "presets"), [([], ["verify", "verify-sft"]), (["--preset", "verify-sft"], ["verify-sft"])]
 )
 def test_every_preset_for_proofs_is_proved_unless_one_is_named(words: list[str], presets: list[str]) -> None:
-    asked = RecipeWords.read(["mdlm", *words], "verify")
+    asked = RecipeArgs.read(["mdlm", *words], "verify")
     assert list(verify.chosen(asked, asked.recipe())) == presets
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from samestep.core.launcher import LastWord
+from samestep.core.exit_report import ExitReport
 from samestep.core.records import write_json
 from samestep.core.rundir import RunDir
 from samestep.why.collect import gather, look
@@ -116,7 +116,7 @@ def test_what_the_watchdog_leaves(run: RunDir) -> None:
     stall = {"time": 9.0, "sentence": sentence, "rank": 1, "host": "node1", "where": "data.py:9 in read"}
     write_json(run.stall, {**stall, "activity": "data", "step": 7, "reports": reports})
     for rank in range(2):
-        word = LastWord(sentence, 78, rank, "node1", echo=rank > 0, time=10.0, kind="hung")
+        word = ExitReport(sentence, 78, rank, "node1", echo=rank > 0, time=10.0, kind="hung")
         write_json(run.word(rank), asdict(word))
         run.stacks(rank).write_text("Thread" if rank == 0 else "")
     found = judge(gather(run))

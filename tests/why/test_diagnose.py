@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from samestep.core.launcher import LastWord
+from samestep.core.exit_report import ExitReport
 from samestep.launch.failure import Failure
-from samestep.launch.restart_policy import Verdict
+from samestep.launch.restart_policy import Decision
 from samestep.why.diagnose import judge
-from samestep.why.records import VERDICTS, Beat, Evidence, Job, Lock
+from samestep.why.records import VERDICTS, Evidence, Heartbeat, Lock, SchedulerJob
 from samestep.why.report import as_json, as_text
 
 GB = 10**9
@@ -31,25 +31,25 @@ BASE = Evidence(
 )
 
 
-def word(text: str, kind: str = "crashed", rank: int = 1, time: float = 500.0, **more: Any) -> LastWord:
-    return LastWord(text, more.pop("code", 1), rank, "node1", time=time, kind=kind, **more)
+def word(text: str, kind: str = "crashed", rank: int = 1, time: float = 500.0, **more: Any) -> ExitReport:
+    return ExitReport(text, more.pop("code", 1), rank, "node1", time=time, kind=kind, **more)
 
 
 def ended(first: Failure | None = None, code: int | None = 1, said: str = "", **more: Any) -> dict[str, Any]:
     """As our launcher writes it."""
-    return {"time": 600.0, **Verdict(code, first, said).event(), "signal": "", **more}
+    return {"time": 600.0, **Decision(code, first, said).event(), "signal": "", **more}
 
 
 def killed(number: int = signal.SIGKILL, rank: int = 1) -> Failure:
     return Failure(rank, -number, host="node1")
 
 
-def beat(rank: int, age: float = 400.0, **more: Any) -> Beat:
-    return Beat(rank, "node1", 70 + rank, age, "fit", 7, "step", **more)
+def beat(rank: int, age: float = 400.0, **more: Any) -> Heartbeat:
+    return Heartbeat(rank, "node1", 70 + rank, age, "fit", 7, "step", **more)
 
 
-def slurm(state: str) -> Job:
-    return Job("17", "slurm", state, "scontrol show job 17", "runs/a/job/train.sh", "runs/a/job/17.out")
+def slurm(state: str) -> SchedulerJob:
+    return SchedulerJob("17", "slurm", state, "scontrol show job 17", "runs/a/job/train.sh", "runs/a/job/17.out")
 
 
 STALL = {
@@ -228,7 +228,7 @@ def test_a_slow_rank_of_a_live_run_is_mentioned() -> None:
 
 def test_the_launchers_event_has_all_that_is_needed() -> None:
     told = word("ValueError: 3", traceback="Traceback\nValueError: 3")
-    event = Verdict(None, Failure(1, 1, word=told), "restarting").event()
+    event = Decision(None, Failure(1, 1, word=told), "restarting").event()
     assert (event["kind"], event["rank"], event["code"], event["restart"]) == ("ended", 1, 1, True)
     assert event["word"] == asdict(told)
     found = judge(replace(BASE, ended={"time": 600.0, **event, "restart": False}))

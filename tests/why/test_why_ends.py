@@ -21,7 +21,7 @@ from samestep.launch import local
 from samestep.train.session.entry import train_with
 from samestep.why.collect import gather
 from samestep.why.diagnose import judge
-from samestep.why.records import Finding
+from samestep.why.records import Diagnosis
 
 pytestmark = pytest.mark.timeout(120)
 ENDLESS = 1_000_000
@@ -40,7 +40,7 @@ def small(tmp_path: Path) -> Iterator[Yard]:
         yield Yard(disk / "runs", printed=tmp_path / "printed")
 
 
-def why(path: Path) -> Finding:
+def why(path: Path) -> Diagnosis:
     return judge(gather(RunDir(path)))
 
 

@@ -23,7 +23,7 @@ def granted_at(world: World, seconds: list[float], wished: int) -> list[int]:
     """The steps at which a wish is granted that the last rank has from step `wished` on, until it is granted."""
     clock = Clock()
     agreement = Agreement(world, clock)
-    world.post.send()  # others may speak before the first step
+    world.async_gather.send()  # others may speak before the first step
     found: list[int] = []
     for step, took in enumerate(seconds):
         clock.now += took * (1 + world.rank)  # ranks are not equally fast
@@ -31,7 +31,7 @@ def granted_at(world: World, seconds: list[float], wished: int) -> list[int]:
         first, second = agreement.exchange([wish, False])
         assert not second
         found += [step] if first else []
-    agreement.settle()
+    agreement.wait()
     return found
 
 
@@ -83,8 +83,8 @@ def ride_along() -> None:
         if agreement.exchange([world.rank == 1 and step in (31, 32, 33)]) == [True]:
             granted.append(step)
         if step % 3 == 0:
-            world.post.put([1.0])
-            world.post.send()
+            world.async_gather.put([1.0])
+            world.async_gather.send()
     assert granted == [34], "said at 31, heard of by all with the message of 33"
     assert len(sent) <= 20 + 2, "the first steps are not known to be short"
     world.leave()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from samestep.world.async_gather import Post
+from samestep.world.async_gather import AsyncGather
 from samestep.world.world import World
 from toys import run_on_ranks
 
@@ -15,7 +15,7 @@ def correspond() -> None:
     sent: list[int] = []
     all_gather = dist.all_gather
     dist.all_gather = lambda parts, own, **how: (sent.append(len(own)), all_gather(parts, own, **how))[1]
-    post, own, size = world.post, world.rank + 1.0, world.size
+    post, own, size = world.async_gather, world.rank + 1.0, world.size
     everyone = size * (size + 1) / 2
 
     first, empty, second = post.put([own, 7.0]), post.put([]), post.put([2 * own])
@@ -48,5 +48,5 @@ def test_letters_share_a_message(tmp_path: Path, size: int) -> None:
 
 
 def test_a_lone_process_has_its_sums_at_once() -> None:
-    letter = Post().put([1.0, 2.0])
+    letter = AsyncGather().put([1.0, 2.0])
     assert letter.sent and letter.read() == [1.0, 2.0] and letter.by_rank() == [[1.0, 2.0]]

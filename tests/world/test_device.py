@@ -6,13 +6,13 @@ from torch import cuda
 
 from samestep.core.errors import UserError
 from samestep.world.device import choose_backend, choose_device
-from samestep.world.rank_discovery import Place
+from samestep.world.rank_discovery import RankInfo
 
 CPU = torch.device("cpu")
 
 
-def place(local_rank: int = 0, local_size: int = 1) -> Place:
-    return Place("torchrun", local_rank, local_size, local_rank, local_size)
+def place(local_rank: int = 0, local_size: int = 1) -> RankInfo:
+    return RankInfo("torchrun", local_rank, local_size, local_rank, local_size)
 
 
 @pytest.fixture

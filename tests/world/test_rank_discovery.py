@@ -6,7 +6,7 @@ import pytest
 
 from samestep.core.errors import UserError
 from samestep.world.host_lists import expand, per_node
-from samestep.world.rank_discovery import Place, discover
+from samestep.world.rank_discovery import RankInfo, discover
 
 TORCHRUN = {
     "RANK": "5",
@@ -39,7 +39,7 @@ OPENMPI = {
 PALS = {"PALS_RANKID": "13", "PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "12", "PALS_APID": "a-b", "PMI_RANK": "13"}
 
 
-def numbers(place: Place) -> tuple[int, int, int, int]:
+def numbers(place: RankInfo) -> tuple[int, int, int, int]:
     assert place.grouped
     return place.rank, place.size, place.local_rank, place.local_size
 

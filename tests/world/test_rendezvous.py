@@ -9,14 +9,14 @@ import pytest
 
 from samestep.core.errors import UserError
 from samestep.world import rendezvous
-from samestep.world.rank_discovery import HERE, Place
+from samestep.world.rank_discovery import HERE, RankInfo
 from samestep.world.rendezvous import doors, open_store
 
 SOON = timedelta(seconds=10)
 
 
-def place(rank: int, job: str, size: int = 2) -> Place:
-    return Place("test", rank, size, rank, size, address=HERE, job=job)
+def place(rank: int, job: str, size: int = 2) -> RankInfo:
+    return RankInfo("test", rank, size, rank, size, address=HERE, job=job)
 
 
 def meet(job: str) -> str:
@@ -87,4 +87,4 @@ def test_a_port_that_is_none_is_refused(env: dict[str, str], sentence: str) -> N
 
 def test_an_unknown_address_is_asked_for() -> None:
     with pytest.raises(UserError, match="set MASTER_ADDR"):
-        open_store(Place("mpiexec (MPICH)", 0, 2, 0, 1, job="hydra "), {}, SOON)
+        open_store(RankInfo("mpiexec (MPICH)", 0, 2, 0, 1, job="hydra "), {}, SOON)

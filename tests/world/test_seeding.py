@@ -6,7 +6,7 @@ import random
 import numpy as np
 import torch
 
-from samestep.world.rank_discovery import Place
+from samestep.world.rank_discovery import RankInfo
 from samestep.world.seeding import RandomState, seed_everywhere
 from samestep.world.world import World
 
@@ -31,7 +31,7 @@ def test_ranks_draw_apart_after_set_up_and_alike_during_it() -> None:
     for rank in range(3):
         seed_everywhere(5)
         alike = draw()
-        RandomState(World(Place("test", rank, 3), torch.device("cpu")), seed=5).spread()
+        RandomState(World(RankInfo("test", rank, 3), torch.device("cpu")), seed=5).spread()
         drawn.append((alike, draw()))
     assert len({repr(alike) for alike, _ in drawn}) == 1
     assert len({repr(apart) for _, apart in drawn}) == 3

@@ -22,7 +22,7 @@ def talk() -> None:
     assert everyone == [{"rank": r, "text": "é" * r} for r in range(world.size)]
     assert world.share(f"from {world.rank}") == "from 0"
     assert world.share(f"from {world.rank}", source=world.size - 1) == f"from {world.size - 1}"
-    assert world.tell("key", ["x", 1] if world.is_main else None) == ["x", 1]
+    assert world.share_through_store("key", ["x", 1] if world.is_main else None) == ["x", 1]
     world.leave()
 
 

@@ -18,7 +18,7 @@ from samestep.core.records import Json
 from samestep.world.world import World
 
 
-def settle(world: World, doing: str, work: Callable[[], Json]) -> list[Json]:
+def run_on_all_ranks(world: World, doing: str, work: Callable[[], Json]) -> list[Json]:
     """What `work` returned on every rank, by rank; if it failed anywhere, every rank raises that same failure.
 
     `work` must not communicate. Unlike `World.together` a failure here leaves no mark, so a caller may carry on.
@@ -73,7 +73,7 @@ def shared_probe(folder: Path, world: World, patience: float = 2.0) -> bool:
             except OSError as error:
                 raise UserError(f"cannot write to {folder} ({error.strerror}); choose a folder that you own") from error
 
-    settle(world, f"writing to {folder}", put)
+    run_on_all_ranks(world, f"writing to {folder}", put)
     answers = world.gather(_appears(token, patience))
     if world.is_main:
         token.unlink(missing_ok=True)
@@ -148,7 +148,7 @@ def verified(candidate: Checkpoint, world: World, shared: bool) -> Checkpoint:
     sizes = {name: record.size for name, record in candidate.manifest.files.items()}
     shares = share_out(sizes, world.size if shared else 1)
     mine = shares[world.rank] if world.rank < len(shares) else []
-    claims = settle(world, f"verifying {candidate.path}", lambda: _damages(candidate, mine))
+    claims = run_on_all_ranks(world, f"verifying {candidate.path}", lambda: _damages(candidate, mine))
     suspects = {name for claim in claims for name in claim}
 
     def confirm() -> Json:
@@ -156,7 +156,7 @@ def verified(candidate: Checkpoint, world: World, shared: bool) -> Checkpoint:
         rest = _damages(candidate, suspects - set(own)) if world.is_main else {}
         return {**own, **rest}
 
-    found = settle(world, f"verifying {candidate.path}", confirm)[0] if suspects else {}
+    found = run_on_all_ranks(world, f"verifying {candidate.path}", confirm)[0] if suspects else {}
     damage = found[min(found)] if found else None
     return replace(candidate, damage=damage, verified=damage is None)
 

@@ -22,7 +22,7 @@ from typing import Any, Self
 
 import torch.distributed as dist
 
-from samestep.checkpoint.across_ranks import settle
+from samestep.checkpoint.across_ranks import run_on_all_ranks
 from samestep.checkpoint.host_copies import Buffers
 from samestep.checkpoint.state import Stateful
 from samestep.checkpoint.store import Snapshot, Store
@@ -42,7 +42,7 @@ _log = logging.getLogger("samestep.checkpoint")
 
 
 @dataclass
-class Flight:
+class PendingSave:
     """One save, from its state being taken to its end."""
 
     step: int
@@ -68,7 +68,7 @@ class Saver:
         background: bool = True,
         max_failures: int = 3,
         taken: int | None = None,
-        told: Callable[[Flight], None] = ignore,
+        told: Callable[[PendingSave], None] = ignore,
         pause: float = 1.0,
     ) -> None:
         """`taken`: the step at which there is nothing to save, since the state came from there.
@@ -86,7 +86,7 @@ class Saver:
             store = store.over(replace(store.world, control=self._group))
         self._store = store
         self._buffers = Buffers()
-        self._flight: Flight | None = None
+        self._flight: PendingSave | None = None
         self._failures = 0
         self.taken = taken
         """The step of the state that was handed over last, unless it is known that saving it failed."""
@@ -107,14 +107,14 @@ class Saver:
 
         Waits for the save before this one, and raises DiskFailed when too many in a row have failed.
         """
-        self.settle()
+        self.wait()
         goes_on = self._failures + 1 < self._max
         hope = "training goes on, and the next save tries again" if goes_on else "the run will stop at its next save"
         self._launch(step, state, about, then, hope)
         if not self._background:
-            self.settle()
+            self.wait()
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait for the save under way; raises DiskFailed when too many in a row have failed."""
         failure = self._landed()
         if failure is not None and self._failures >= self._max:
@@ -151,7 +151,7 @@ class Saver:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None:
-            assert self._flight is None, "finish or settle before leaving"
+            assert self._flight is None, "finish or wait before leaving"
             if self._group is not None:
                 self._world.barrier()  # nobody closes a connection that another still reads from
                 dist.destroy_process_group(self._group)
@@ -170,7 +170,7 @@ class Saver:
     ) -> None:
         assert self._flight is None, "one save at a time"
         snapshot = self._store.stage(step, state, about)
-        flight = self._flight = Flight(step)
+        flight = self._flight = PendingSave(step)
         self.taken = step
         if not self._background:
             self._fly(flight, snapshot, lambda: None, then, hope)
@@ -186,7 +186,7 @@ class Saver:
 
     def _fly(
         self,
-        flight: Flight,
+        flight: PendingSave,
         snapshot: Snapshot,
         copied: Callable[[], None],
         then: Callable[[Path], None],
@@ -200,7 +200,7 @@ class Saver:
                 time.sleep(YIELD)
             path = self._store.commit(snapshot, self._store.write(snapshot))
             flight.committed = True
-            settle(world, f"writing weights of {path}", lambda: then(path) if world.is_main else None)
+            run_on_all_ranks(world, f"writing weights of {path}", lambda: then(path) if world.is_main else None)
         except Exception as failure:
             flight.failure = failure
             if world.is_main and hope and isinstance(failure, RunFailed):
@@ -229,7 +229,7 @@ class Saver:
             raise flight.failure
         return flight.failure
 
-    def _announce(self, flight: Flight) -> None:
+    def _announce(self, flight: PendingSave) -> None:
         if not flight.announced:
             flight.announced = True
             self._told(flight)

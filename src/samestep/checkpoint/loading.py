@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from samestep.checkpoint.across_ranks import settle, spread_tensors, spread_text
+from samestep.checkpoint.across_ranks import run_on_all_ranks, spread_tensors, spread_text
 from samestep.checkpoint.manifest import RANKS, STATE, Checkpoint, DamageError, Manifest, check, read_manifest
 from samestep.checkpoint.metadata import read_metadata
 from samestep.checkpoint.state import RankStateful, Stateful, plain_key, put_together, take_apart
@@ -48,10 +48,10 @@ def load_state(checkpoint: Checkpoint, state: Mapping[str, Stateful], world: Wor
         if failure is not None:
             raise failure
 
-    settle(world, doing, look_inside)
+    run_on_all_ranks(world, doing, look_inside)
     if content is not None:
         failure = fill_tensors(path, content.metadata, tensors, world.control if shared else None)
-    settle(world, doing, raise_failure)
+    run_on_all_ranks(world, doing, raise_failure)
     texts = [content.state, content.ranks] if content else ["", ""]
     if not shared:
         spread_tensors(world, tensors)

@@ -68,7 +68,7 @@ class Checkpoint:
         return self.manifest.about if self.manifest else {}
 
     @property
-    def figure_name(self) -> str:
+    def metric_name(self) -> str:
         """What the figure is of; empty where nobody said."""
         return str(self.about.get("figure_name") or "")
 

@@ -21,7 +21,7 @@ class Candidate(Protocol):
         """By what it is compared with others."""
 
     @property
-    def figure_name(self) -> str:
+    def metric_name(self) -> str:
         """What the figure is of; empty where nobody said."""
 
     @property
@@ -60,11 +60,11 @@ class Retention:
     def ranked(self, checkpoints: Sequence[C]) -> list[C]:
         """Those that have a figure, the best first and of equals the later."""
         sign = 1 if self.mode == "min" else -1
-        comparable = [c for c in checkpoints if not self.figure or c.figure_name in ("", self.figure)]
+        comparable = [c for c in checkpoints if not self.figure or c.metric_name in ("", self.figure)]
         scored = [(sign * c.figure, -c.step, c) for c in comparable if c.figure is not None]
         return [c for _, _, c in sorted(scored, key=lambda row: row[:2])]
 
-    def doomed(self, checkpoints: Sequence[C]) -> list[C]:
+    def to_delete(self, checkpoints: Sequence[C]) -> list[C]:
         """Those to remove. DamageError ones count for nothing, and go once there is a newer good one."""
         good = sorted((c for c in checkpoints if c.damage is None), key=lambda c: c.step)
         if not good:

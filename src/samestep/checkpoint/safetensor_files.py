@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from samestep.checkpoint.files import write_file
-from samestep.checkpoint.weight_sources import Part, Source, put
+from samestep.checkpoint.weight_sources import Part, WeightSource, put
 from samestep.core.errors import UserError
 
 INDEX = "model.safetensors.index.json"
@@ -54,7 +54,9 @@ class SafetensorsFiles:
                 put(target, read)
 
 
-def write_safetensors(folder: Path, source: Source, names: Sequence[str], dtype: torch.dtype, limit: int) -> list[Path]:
+def write_safetensors(
+    folder: Path, source: WeightSource, names: Sequence[str], dtype: torch.dtype, limit: int
+) -> list[Path]:
     """Write the named weights in one type, in files of at most `limit` bytes each, with an index where there are more.
 
     Only the weights of one file are in memory at a time. A weight that is larger than `limit` has a file of its own.

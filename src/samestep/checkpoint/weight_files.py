@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from samestep.checkpoint.safetensor_files import SafetensorsFiles, first_few
-from samestep.checkpoint.weight_sources import Held, Renamed, Source, read_whole
+from samestep.checkpoint.weight_sources import Held, Renamed, WeightSource, read_whole
 from samestep.core.errors import UserError
 from samestep.core.records import sync_folder
 
@@ -27,7 +27,7 @@ _PLAIN = (type(None), bool, int, float, str, torch.Tensor)
 class Plain(NamedTuple):
     """A weight file whose weights are yet to be read."""
 
-    source: Source
+    source: WeightSource
     extra: dict[str, Any]
     """What else was in it."""
     notes: list[str]

@@ -25,7 +25,7 @@ Part = tuple[slice, ...]
 """A part of a tensor, a slice a dimension."""
 
 
-class Source(Protocol):
+class WeightSource(Protocol):
     """Weights that lie somewhere."""
 
     @property
@@ -36,7 +36,7 @@ class Source(Protocol):
         """Copy weights into tensors of their shapes, on any device, in any type, whole or sharded."""
 
 
-def read_whole(source: Source) -> dict[str, Tensor]:
+def read_whole(source: WeightSource) -> dict[str, Tensor]:
     """All weights of a source, in memory."""
     found = {name: torch.empty_like(like, device="cpu") for name, like in source.layout.items()}
     source.fill(found)
@@ -71,7 +71,7 @@ class Held:
 class Renamed:
     """Weights under other names."""
 
-    source: Source
+    source: WeightSource
     names: Mapping[str, str]
     """The name in the source of each weight."""
 

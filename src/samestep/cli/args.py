@@ -15,7 +15,7 @@ from samestep.core.errors import EXIT_DONE, UserError, complain
 from samestep.core.rundir import RunDir
 from samestep.launch.schedulers.job import SHORT, VARIABLE, Job, Site
 from samestep.train.recipe import Recipe
-from samestep.train.recipe_registry import find_recipe, known_recipes, located
+from samestep.train.recipe_registry import find_recipe, known_recipes, recipe_path
 from samestep.train.run_record import RunRecord, find_run, with_run_path
 
 
@@ -51,7 +51,7 @@ OPTIONS = ("config", "config-path", "config-name")
 
 
 @dataclass(frozen=True)
-class RecipeWords:
+class RecipeArgs:
     """A recipe's name and what was said about its settings."""
 
     name: str
@@ -59,7 +59,7 @@ class RecipeWords:
     settings: list[str]
 
     @classmethod
-    def read(cls, words: Sequence[str], verb: str, extra: Sequence[str] = ()) -> "RecipeWords":
+    def read(cls, words: Sequence[str], verb: str, extra: Sequence[str] = ()) -> "RecipeArgs":
         """Take a command line apart; the recipe is its first word."""
         options, rest = take(words, [*OPTIONS, *extra])
         if not rest or rest[0].startswith("-") or "=" in rest[0]:
@@ -84,7 +84,7 @@ class RecipeWords:
             words=self.settings,
         )
         config = with_run_path(config)
-        return recipe.settle(config) if recipe.settle else config
+        return recipe.resolve(config) if recipe.resolve else config
 
 
 def amended(recipe: Recipe, data: Mapping[str, Any], words: Sequence[str]) -> Any:
@@ -108,9 +108,9 @@ def chosen(words: Sequence[str]) -> tuple[str, Recipe, Any]:
 
 
 def _fresh(words: Sequence[str]) -> tuple[str, Recipe, Any]:
-    asked = RecipeWords.read(words, "train")
+    asked = RecipeArgs.read(words, "train")
     recipe = asked.recipe()
-    return located(asked.name), recipe, asked.config(recipe)
+    return recipe_path(asked.name), recipe, asked.config(recipe)
 
 
 def _resumed(recipe: Recipe, record: RunRecord, rundir: RunDir, words: Sequence[str]) -> Any:
@@ -132,7 +132,7 @@ _STAGE = "num_gpus_"
 
 
 @dataclass(frozen=True)
-class SubmitWords:
+class SubmitArgs:
     """A command line, taken apart."""
 
     job: Job
@@ -142,7 +142,7 @@ class SubmitWords:
     """Words of `samestep train`."""
 
     @classmethod
-    def read(cls, words: Sequence[str], env: Mapping[str, str] = os.environ) -> "SubmitWords":
+    def read(cls, words: Sequence[str], env: Mapping[str, str] = os.environ) -> "SubmitArgs":
         """Options of the job are those that `--help` lists; `key=value` is always a setting of the recipe."""
         options, rest = take(words, ["site"])
         single: list[str] = []

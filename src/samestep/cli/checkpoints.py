@@ -57,7 +57,7 @@ class Listing:
         # a live run may have removed one while we looked
         return cls(folder, [c for c in found if c.path.is_dir()], [step for step in staging if step is not None])
 
-    def figure_name(self) -> str:
+    def metric_name(self) -> str:
         """What the checkpoints are compared by."""
         return next((str(c.about["figure_name"]) for c in self.found if "figure_name" in c.about), "figure")
 
@@ -94,7 +94,7 @@ def _read(found: Checkpoint) -> Checkpoint:
 
 def _table(stage: Listing) -> None:
     roles = stage.roles()
-    rows = [(*_HEAD[:3], stage.figure_name(), _HEAD[4])]
+    rows = [(*_HEAD[:3], stage.metric_name(), _HEAD[4])]
     for found in stage.found:
         state = f"damaged: {found.damage}" if found.damage else "whole" if found.verified else "not checked"
         figure = "-" if found.figure is None else f"{found.figure:.6g}"

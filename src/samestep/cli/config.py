@@ -22,9 +22,9 @@ _HEAD = ("Field", "Type", "Default", "Meaning")
 
 def run(words: Sequence[str]) -> int:
     """Show the settings of the recipe that the words name."""
-    from samestep.cli.args import COMMON, RecipeWords
+    from samestep.cli.args import COMMON, RecipeArgs
 
-    asked = RecipeWords.read(words, "config")
+    asked = RecipeArgs.read(words, "config")
     recipe = asked.recipe()
     show(asked.name, recipe.config, recipe.presets, {**COMMON, **recipe.aliases})
     return EXIT_DONE

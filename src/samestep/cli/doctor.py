@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from samestep.core import launcher as handover
+from samestep.core import launch_env
 from samestep.core.config.command_line import take
 from samestep.core.errors import EXIT_DONE, UserError
 from samestep.core.records import read_json, write_json
@@ -54,11 +54,11 @@ def run(words: Sequence[str]) -> int:
 
 def _launch(options: Mapping[str, str]) -> int:
     """Start ranks here that do the same without --nproc. Rank 0 prints to this terminal, and leaves its verdict."""
-    from samestep.launch.launcher import Launch, how_many
+    from samestep.launch.launcher import Launcher, how_many
 
     words = [f"--{name}={value}" for name, value in options.items() if name != "nproc"]
     folder = Path(tempfile.mkdtemp(prefix="samestep-doctor-"))
-    code = Launch(["-m", "samestep", "doctor", *words], how_many(options.get("nproc", "auto")), folder=folder).run()
+    code = Launcher(["-m", "samestep", "doctor", *words], how_many(options.get("nproc", "auto")), folder=folder).run()
     verdict = read_json(folder / _VERDICT)
     if verdict is not None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -74,9 +74,9 @@ def _examine(options: Mapping[str, str], test: str) -> int:
     out = options.get("out") or ("runs" if Path("runs").is_dir() else ".")
     keep = Path(options["json"]) if "json" in options else None
     code = examine(Request(test, Path(out), options.get("device", "auto"), timeout, keep))
-    if handover.FOLDER in os.environ and discover(os.environ).rank == 0:
+    if launch_env.FOLDER in os.environ and discover(os.environ).rank == 0:
         # Our launcher would take the end of a failed rank for a crash and speak of logs; the table has said it all.
-        write_json(Path(os.environ[handover.FOLDER]) / _VERDICT, {"code": code})
+        write_json(Path(os.environ[launch_env.FOLDER]) / _VERDICT, {"code": code})
         return EXIT_DONE
     return code
 

@@ -11,13 +11,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from samestep.cli.args import SubmitWords, chosen, options_text
+from samestep.cli.args import SubmitArgs, chosen, options_text
 from samestep.core.config.command_line import take
 from samestep.core.errors import EXIT_DONE, UserError
 from samestep.core.output import put
 from samestep.core.rundir import RunDir
 from samestep.launch.schedulers import pbs
-from samestep.launch.schedulers.job import Job, Part, room
+from samestep.launch.schedulers.job import Job, JobPart, room
 from samestep.launch.schedulers.script import Surroundings, resume
 from samestep.launch.schedulers.submit import Submitted, care, scheduler_of, scripts, submit
 from samestep.train.plan import global_batch, seconds
@@ -39,7 +39,7 @@ def run(words: Sequence[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(HELP + options_text())
         return EXIT_DONE
-    asked = SubmitWords.read(words)
+    asked = SubmitArgs.read(words)
     name, recipe, config = chosen(asked.training)
     scheduler = scheduler_of(asked.job.site)
     parts = _parts(asked, recipe, config, scheduler)
@@ -56,23 +56,23 @@ def run(words: Sequence[str]) -> int:
     return EXIT_DONE
 
 
-def _parts(asked: SubmitWords, recipe: Recipe, config: Any, scheduler: str) -> list[Part]:
+def _parts(asked: SubmitArgs, recipe: Recipe, config: Any, scheduler: str) -> list[JobPart]:
     """One job for all stages; or one for each run of stages that have the same number of GPUs."""
     stages = [stage.name for stage in recipe.stages(config)]
     strange = [name for name in asked.stage_gpus if name not in stages]
     if strange:
         raise UserError(f"--num-gpus-{strange[0]}: there is no such stage; this recipe has {', '.join(stages)}")
     if not asked.stage_gpus:
-        return [Part("train", (), room(asked.job, scheduler))]
+        return [JobPart("train", (), room(asked.job, scheduler))]
     rooms = [(room(asked.job, scheduler, asked.stage_gpus.get(stage)), stage) for stage in stages]
     groups = [(place, [stage for _, stage in group]) for place, group in groupby(rooms, key=lambda pair: pair[0])]
     return [
-        Part(f"{number}_{'_'.join(names)}", (), place, names, unfinished=number < len(groups))
+        JobPart(f"{number}_{'_'.join(names)}", (), place, names, unfinished=number < len(groups))
         for number, (place, names) in enumerate(groups, start=1)
     ]
 
 
-def _checked(job: Job, scheduler: str, parts: Sequence[Part]) -> Job:
+def _checked(job: Job, scheduler: str, parts: Sequence[JobPart]) -> Job:
     """The job without what cannot be; what nobody can mean is refused."""
     if scheduler == "local" and any(part.room.nodes > 1 for part in parts):
         raise UserError("--on local is this machine alone; leave out --nodes, or submit with --on slurm or --on pbs")
@@ -119,8 +119,8 @@ def _require_same_run(path: Path, words: Sequence[str]) -> None:
 
 
 def _complete(
-    parts: Sequence[Part], asked: SubmitWords, around: Surroundings, config: Any, scheduler: str
-) -> list[Part]:
+    parts: Sequence[JobPart], asked: SubmitArgs, around: Surroundings, config: Any, scheduler: str
+) -> list[JobPart]:
     """The parts with their words of `samestep train`."""
     words = _words(asked, around)
     if len(parts) > 1 and config.global_batch_size is None and "--resume" not in words:
@@ -134,7 +134,7 @@ def _complete(
     return [replace(part, words=[*words, *end]) for part, end in zip(parts, ends)]
 
 
-def _words(asked: SubmitWords, around: Surroundings) -> list[str]:
+def _words(asked: SubmitArgs, around: Surroundings) -> list[str]:
     """What is the same in all parts: the run has a fixed name, so that the same command goes on with it."""
     options, rest = take(asked.training, ["resume", "name", "out"])
     words = [word for word in rest if not word.startswith(("name=", "out="))]
@@ -143,7 +143,7 @@ def _words(asked: SubmitWords, around: Surroundings) -> list[str]:
     return [*words, f"name={around.run.name}", f"out={around.run.parent}"]
 
 
-def _train_here(parts: Sequence[Part], *, dry: bool) -> int:
+def _train_here(parts: Sequence[JobPart], *, dry: bool) -> int:
     """The same without a scheduler, one part after the other."""
     from samestep.cli.train import run as train
 
@@ -156,7 +156,7 @@ def _train_here(parts: Sequence[Part], *, dry: bool) -> int:
     return EXIT_DONE
 
 
-def _show(around: Surroundings, jobs: Sequence[Submitted], parts: Sequence[Part]) -> None:
+def _show(around: Surroundings, jobs: Sequence[Submitted], parts: Sequence[JobPart]) -> None:
     """What was submitted, and what to type next."""
     print(f"{'run':8}{around.run}")
     for submitted, part in zip(jobs, parts):

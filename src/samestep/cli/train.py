@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from samestep.core import launcher as handover
+from samestep.core import launch_env
 from samestep.core.config.command_line import take
 from samestep.core.errors import EXIT_DONE, EXIT_PREEMPTED, UserError
 from samestep.core.parent import stop_with
-from samestep.world.rank_discovery import Place, discover
+from samestep.world.rank_discovery import RankInfo, discover
 
 HELP = """samestep train RECIPE [--nproc N] [--preset NAME] [--config FILE] [key=value | --key value ...]
 samestep train RECIPE --nproc N --nodes M --rdzv HOST:PORT [--node-rank K] ...       (the same on each of M machines)
@@ -52,15 +52,15 @@ def run(words: Sequence[str]) -> int:
 
 def _launch(options: Mapping[str, str], words: Sequence[str]) -> int:
     """Start workers that run the same command without the launching options."""
-    from samestep.launch.launcher import GRACE, Launch, how_many
+    from samestep.launch.launcher import GRACE, Launcher, how_many
     from samestep.launch.nodes.options import nodes_from
 
     nodes = nodes_from(options)
     if not options.keys() & {"nproc", "nodes"}:
         raise UserError(f"--{next(iter(options))} is for launching several processes; add --nproc N, or leave it out")
     _require_no_launcher("--nodes" if "nodes" in options else "--nproc")
-    folder = os.environ.get(handover.FOLDER)  # of the program that called this one, if one did
-    launch = Launch(
+    folder = os.environ.get(launch_env.FOLDER)  # of the program that called this one, if one did
+    launch = Launcher(
         ["-m", "samestep", "train", *words],
         how_many(options.get("nproc", "auto")),
         max_restarts=int(_number(options, "max-restarts", 0)),
@@ -111,7 +111,7 @@ def _leaving_quietly() -> Iterator[None]:
     try:
         place = discover(os.environ)  # now: ranks add to the environment, and then it looks like another launcher's
     except UserError:
-        place = Place("unknown")
+        place = RankInfo("unknown")
     leave = partial(_leave, place)
     before = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     try:
@@ -121,18 +121,18 @@ def _leaving_quietly() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _leave(place: Place, number: int, frame: FrameType | None) -> None:
+def _leave(place: RankInfo, number: int, frame: FrameType | None) -> None:
     if place.rank == 0:
         with suppress(OSError):
             os.write(2, b"samestep: stopped before training began\n")
     # srun and mpiexec tell of the largest code: with 75, a rank that is stopped because another one failed would make
     # the failure look like a stop. There, as under torchrun, the run directory tells that the run is not done.
-    os._exit(EXIT_DONE if place.job else handover.preempted_code(os.environ))
+    os._exit(EXIT_DONE if place.job else launch_env.preempted_code(os.environ))
 
 
 def _stop_with_launcher(env: Mapping[str, str]) -> None:
     """No rank outlives the process that started it, if that was a launcher of this machine."""
-    if handover.PARENT in env:
-        stop_with(int(env[handover.PARENT]), float(env[handover.GRACE]))
+    if launch_env.PARENT in env:
+        stop_with(int(env[launch_env.PARENT]), float(env[launch_env.GRACE]))
     elif "TORCHELASTIC_RUN_ID" in env:
         stop_with(os.getppid(), TORCHRUN_GRACE)

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from samestep.cli.args import RecipeWords
+from samestep.cli.args import RecipeArgs
 from samestep.core.config import dump
 from samestep.core.errors import EXIT_DONE, EXIT_FAILURE, UserError
 from samestep.train.recipe import Recipe
-from samestep.train.recipe_registry import located
+from samestep.train.recipe_registry import recipe_path
 from samestep.verify.proof import Proof
 from samestep.verify.report import Board
-from samestep.verify.runner import PRESET, Lab, proof_settings
-from samestep.verify.tolerance import Check, Result
+from samestep.verify.runner import PRESET, ProofRunner, proof_settings
+from samestep.verify.tolerance import CheckResult, ProofStatus
 
 HELP = """samestep verify RECIPE [--kill-seed N] [--timeout SECONDS] [--keep FOLDER] [key=value | --key value ...]
 
@@ -38,22 +38,22 @@ def run(words: Sequence[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(HELP)
         return EXIT_DONE
-    asked = RecipeWords.read(words, "verify", extra=("kill-seed", "timeout", "keep"))
+    asked = RecipeArgs.read(words, "verify", extra=("kill-seed", "timeout", "keep"))
     recipe = asked.recipe()
     configs = chosen(asked, recipe)
     seed = _number(asked.options.get("kill-seed"), "kill-seed", secrets.randbelow(1_000_000))
     timeout = _number(asked.options.get("timeout"), "timeout", 15)
     folder = _folder(asked.options.get("keep"))
     keep = "keep" in asked.options
-    checks: list[Check] = []
+    checks: list[CheckResult] = []
     try:
         for preset, config in configs.items():
             further = [] if preset == PRESET else [preset]
             place = folder.joinpath(*further)
             settings = proof_settings(dump(config), recipe.presets.get(preset, {}), place, timeout)
-            lab = Lab(located(asked.name), settings, place, _modules(recipe))
+            lab = ProofRunner(recipe_path(asked.name), settings, place, _modules(recipe))
             checks += _proved(lab, recipe, " ".join([asked.name, *further]), seed)
-        keep = keep or bool(_count(checks, Result.FAILED) + _count(checks, Result.UNVERIFIABLE))
+        keep = keep or bool(_count(checks, ProofStatus.FAILED) + _count(checks, ProofStatus.UNVERIFIABLE))
     finally:
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
@@ -62,7 +62,7 @@ def run(words: Sequence[str]) -> int:
     return summary(checks)
 
 
-def chosen(asked: RecipeWords, recipe: Recipe) -> dict[str, Any]:
+def chosen(asked: RecipeArgs, recipe: Recipe) -> dict[str, Any]:
     """What to prove, by preset: all that are named for it, or the one that the line names."""
     presets = [name for name in recipe.presets if name == PRESET or name.startswith(f"{PRESET}-")]
     if not presets:
@@ -74,7 +74,7 @@ def chosen(asked: RecipeWords, recipe: Recipe) -> dict[str, Any]:
     return {config.preset: config for config in configs}  # the line's own --preset is in each of them
 
 
-def _proved(lab: Lab, recipe: Recipe, name: str, seed: int) -> list[Check]:
+def _proved(lab: ProofRunner, recipe: Recipe, name: str, seed: int) -> list[CheckResult]:
     """All checks of one proof, shown as they are done."""
     with Board(f"samestep verify {name} (kill moments by --kill-seed {seed})") as board:
         for check in Proof(lab, recipe, random.Random(seed), board.say).checks():
@@ -82,17 +82,17 @@ def _proved(lab: Lab, recipe: Recipe, name: str, seed: int) -> list[Check]:
     return board.checks
 
 
-def summary(checks: Sequence[Check]) -> int:
+def summary(checks: Sequence[CheckResult]) -> int:
     """Print how many checks hold; the exit code."""
-    failed, unverifiable = _count(checks, Result.FAILED), _count(checks, Result.UNVERIFIABLE)
-    done = len(checks) - _count(checks, Result.NOT_RUN) - _count(checks, Result.UNKNOWN)
+    failed, unverifiable = _count(checks, ProofStatus.FAILED), _count(checks, ProofStatus.UNVERIFIABLE)
+    done = len(checks) - _count(checks, ProofStatus.NOT_RUN) - _count(checks, ProofStatus.UNKNOWN)
     words = [f"{failed} of {done} checks failed"] if failed else []
     words += [f"{unverifiable} of {done} checks are unverifiable, which is no proof"] if unverifiable else []
     print(", ".join(words) or f"all {done} checks hold")
     return EXIT_FAILURE if words else EXIT_DONE
 
 
-def _count(checks: Sequence[Check], result: Result) -> int:
+def _count(checks: Sequence[CheckResult], result: ProofStatus) -> int:
     return sum(check.result is result for check in checks)
 
 

@@ -19,7 +19,7 @@ import torch
 from samestep.core.errors import UserError
 from samestep.data.loading import Batch, Count, Rows, Share, Steps, loader
 from samestep.data.order import Order
-from samestep.world.async_gather import Letter
+from samestep.world.async_gather import PendingResult
 from samestep.world.world import World
 
 TOGETHER = 8
@@ -30,7 +30,7 @@ needs out of the processor's caches, and to bring it back takes longer than load
 
 
 @dataclass
-class Micros:
+class MicroBatches:
     """This rank's micro-batches of one step, and what they weigh in the whole."""
 
     step: int
@@ -53,11 +53,11 @@ class Micros:
         start, stop = self.spans[number]
         return start == stop
 
-    def first(self) -> "Micros":
+    def first(self) -> "MicroBatches":
         """The first micro-batch alone."""
         return replace(self, batches=self.batches[:1], spans=self.spans[:1])
 
-    def all_filler(self) -> "Micros":
+    def all_filler(self) -> "MicroBatches":
         """The same micro-batches, none of which counts."""
         return replace(self, spans=[(start, start) for start, _ in self.spans])
 
@@ -77,7 +77,7 @@ class Feed:
         workers: int = 0,
         prefetch: int = 2,
         unit: str = "rows",
-        track: Callable[[Iterable["Micros"], int], Iterable["Micros"]] | None = None,
+        track: Callable[[Iterable["MicroBatches"], int], Iterable["MicroBatches"]] | None = None,
     ) -> None:
         """`length` is how many steps are planned; `track` may watch a pass over all of them (a progress bar). `unit`
         may be counted though it is no term of a loss."""
@@ -96,13 +96,13 @@ class Feed:
         self._seconds_a_load = 0.0
         self._seek(0)
 
-    def __getitem__(self, step: int) -> Micros:
+    def __getitem__(self, step: int) -> MicroBatches:
         began = time.perf_counter()
         micros = self._watched(step)
         self.seconds += time.perf_counter() - began
         return micros
 
-    def _watched(self, step: int) -> Micros:
+    def _watched(self, step: int) -> MicroBatches:
         with self._world.watch.doing("data"):
             return self._take(step)
 
@@ -116,7 +116,7 @@ class Feed:
                 f"{', '.join(map(repr, sorted(self._terms)))}); name a term, or the stage's unit"
             )
 
-    def _take(self, step: int) -> Micros:
+    def _take(self, step: int) -> MicroBatches:
         if not self._coming or self._coming[0].step != step:
             self._seek(step)
         last = max(step, self.length - 1)
@@ -130,7 +130,7 @@ class Feed:
             self._coming[0].send(self._world.device, self._stream)
         return now.arrive(self._terms)
 
-    def __iter__(self) -> Iterator[Micros]:
+    def __iter__(self) -> Iterator[MicroBatches]:
         return iter(self._track((self._watched(step) for step in range(self.length)), self.length))
 
     def _seek(self, step: int) -> None:
@@ -155,9 +155,9 @@ class Feed:
         for coming in counted:
             self._counted.update(coming.share.weights)
             weights = coming.share.weights.values()  # of several ranks with one share, one counts it
-            coming.weights = self._world.post.put([w if self._world.dp_counted else 0.0 for w in weights])
+            coming.weights = self._world.async_gather.put([w if self._world.dp_counted else 0.0 for w in weights])
         if counted:
-            self._world.post.send()
+            self._world.async_gather.send()
 
 
 @dataclass
@@ -168,7 +168,7 @@ class _Coming:
     share: Share
     batches: list[Batch] = field(default_factory=list)
     stream: Any = None
-    weights: Letter | None = None
+    weights: PendingResult | None = None
 
     def send(self, device: torch.device, stream: Any) -> None:
         """Begin the copy to the device, unless it is under way."""
@@ -180,7 +180,7 @@ class _Coming:
                 {k: v.to(device, non_blocking=True) for k, v in batch.items()} for batch in self.share.batches
             ]
 
-    def arrive(self, terms: set[str]) -> Micros:
+    def arrive(self, terms: set[str]) -> MicroBatches:
         """The step, ready to be used; `terms` collects what losses return for its rows."""
         if self.stream is not None:
             current = torch.cuda.current_stream()
@@ -190,4 +190,4 @@ class _Coming:
                     tensor.record_stream(current)
         weights = dict(zip(self.share.weights, self.weights.read() if self.weights else ()))
         weights["rows"] = float(len(self.share.ids))  # known without asking
-        return Micros(self.step, self.batches, weights, self.share.ids, self.share.spans, terms)
+        return MicroBatches(self.step, self.batches, weights, self.share.ids, self.share.spans, terms)

@@ -82,7 +82,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class FingerprintComparison:
     """What became of data since its fingerprint was taken."""
 
     record: dict[str, Json]
@@ -103,37 +103,41 @@ def take(rows: Rows, reading: Reading) -> dict[str, Json]:
     return {"rows": len(rows), "files": [_file_record(origin, reading) for origin in origins]}
 
 
-def compare(known: Mapping[str, Json], rows: Rows, reading: Reading) -> Comparison:
+def compare(known: Mapping[str, Json], rows: Rows, reading: Reading) -> FingerprintComparison:
     """The data as it is now against the fingerprint that was taken of it."""
     if known["rows"] != len(rows):
-        return Comparison(dict(known), f"it has {len(rows)} rows now, and had {known['rows']}")
+        return FingerprintComparison(dict(known), f"it has {len(rows)} rows now, and had {known['rows']}")
     origins = _origins(rows)
     if ("files" in known) != bool(origins):
-        return Comparison(take(rows, reading), is_new=True)
+        return FingerprintComparison(take(rows, reading), is_new=True)
     return _compare_files(known, origins, reading) if origins else _compare_rows(known, rows, reading)
 
 
-def _compare_files(known: Mapping[str, Json], origins: Sequence[DataFile | np.ndarray], reading: Reading) -> Comparison:
+def _compare_files(
+    known: Mapping[str, Json], origins: Sequence[DataFile | np.ndarray], reading: Reading
+) -> FingerprintComparison:
     before = known["files"]
     if len(before) != len(origins):
-        return Comparison(dict(known), f"it comes out of {len(origins)} files now, and did out of {len(before)}")
+        return FingerprintComparison(
+            dict(known), f"it comes out of {len(origins)} files now, and did out of {len(before)}"
+        )
     now = []
     for record, origin in zip(before, origins):
         now.append(_file_now(record, origin, reading))
         if now[-1]["sha256"] != record["sha256"]:
-            return Comparison(dict(known), f"{now[-1]['name']} holds something else than before")
-    return Comparison({**known, "files": now})
+            return FingerprintComparison(dict(known), f"{now[-1]['name']} holds something else than before")
+    return FingerprintComparison({**known, "files": now})
 
 
-def _compare_rows(known: Mapping[str, Json], rows: Rows, reading: Reading) -> Comparison:
+def _compare_rows(known: Mapping[str, Json], rows: Rows, reading: Reading) -> FingerprintComparison:
     if known.get("random"):
-        return Comparison(dict(known))
+        return FingerprintComparison(dict(known))
     if RowDigest(**known["digest"]).same_as(_digests(rows, reading, [0])[0]):
-        return Comparison(dict(known))
+        return FingerprintComparison(dict(known))
     one, other = _digests(rows, reading, [0, 0])  # with the generators as they were: rows that differ now are random
     if not one.same_as(other):
-        return Comparison({**known, "random": True}, is_random=True)
-    return Comparison(dict(known), f"rows differ among the {min(ROWS, len(rows))} that were compared")
+        return FingerprintComparison({**known, "random": True}, is_random=True)
+    return FingerprintComparison(dict(known), f"rows differ among the {min(ROWS, len(rows))} that were compared")
 
 
 def _origins(rows: Rows) -> list[DataFile | np.ndarray]:

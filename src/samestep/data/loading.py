@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from samestep.core.errors import UserError
 from samestep.core.parent import end_with
-from samestep.data.order import Order, micros
+from samestep.data.order import Order, micro_batches
 from samestep.world.world import World
 
 Batch = dict[str, Tensor]
@@ -66,7 +66,7 @@ class Steps(Dataset):
 
     def __getitem__(self, step: int) -> Share:
         ids = self.order.ids(step)
-        spans = micros(len(ids), self.rank, self.size, self.micro_rows)
+        spans = micro_batches(len(ids), self.rank, self.size, self.micro_rows)
         batches = [self._batch(ids[start:stop], ids) for start, stop in spans]
         return Share(batches, self._weights(batches, spans), ids, spans)
 

@@ -2,7 +2,8 @@
 
 `order.ids(step)` is the global batch of a step: int64 [n, 2], columns (epoch, index), the same on every rank. Any step
 can be asked for at any time at the same price, so the step number is the whole data position: nothing else is saved,
-and a resume at another number of ranks goes on with the very next sample. `split` and `micros` then share a batch out.
+and a resume at another number of ranks goes on with the very next sample. `split` and `micro_batches` then share
+it out.
 """
 
 import math
@@ -200,7 +201,7 @@ def split(ids: np.ndarray, rank: int, size: int) -> np.ndarray:
     return ids[start:stop]
 
 
-def micros(n_global: int, rank: int, size: int, rows: int) -> list[tuple[int, int]]:
+def micro_batches(n_global: int, rank: int, size: int, rows: int) -> list[tuple[int, int]]:
     """A rank's micro-batches as (start, stop) slices of the global batch, each of at most `rows` samples.
 
     Every rank has the same number of them, because collectives inside a forward pass need that; some may be empty.

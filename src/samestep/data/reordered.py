@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from samestep.data.order import Order, micros
+from samestep.data.order import Order, micro_batches
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Reordered:
         ids = self.order.ids(step)
         if not self.active():
             return ids
-        shares = [_places(micros(len(ids), rank, self.ranks, self.micro_rows)) for rank in range(self.ranks)]
+        shares = [_places(micro_batches(len(ids), rank, self.ranks, self.micro_rows)) for rank in range(self.ranks)]
         return ids[np.concatenate(shares)]
 
 

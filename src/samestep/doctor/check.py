@@ -9,8 +9,8 @@ import torch
 
 from samestep.core.errors import RunFailed, UserError
 from samestep.core.records import Json
-from samestep.doctor.findings import Finding, Report, Reports, failed, named
-from samestep.doctor.rendezvous import Seat
+from samestep.doctor.findings import Finding, RankReport, RankReports, failed, named
+from samestep.doctor.rendezvous import CheckContext
 from samestep.doctor.time_limit import Late, within
 
 Fact = Mapping[str, Json]
@@ -18,12 +18,12 @@ _SOURCE = re.compile(r"^\[[^\]]*\]\s*")
 
 
 @dataclass(frozen=True)
-class Exam:
+class Check:
     """`measure` runs on every rank and may fail or hang; `judge` is a pure function of what came of it on rank 0."""
 
     name: str
-    measure: Callable[[Seat], Fact]
-    judge: Callable[[Reports], list[Finding]]
+    measure: Callable[[CheckContext], Fact]
+    judge: Callable[[RankReports], list[Finding]]
     hint: str
     """Why a rank would not come through it, and what to do then."""
     together: bool = False
@@ -42,7 +42,7 @@ class Answer:
     """How long it took."""
 
 
-def sit(exam: Exam, seat: Seat) -> Answer:
+def run_check(exam: Check, seat: CheckContext) -> Answer:
     """Take an exam on this rank, within its time."""
     began = time.monotonic()
     try:
@@ -59,22 +59,22 @@ def _in_words(error: Exception) -> str:
     return text if isinstance(error, UserError | RunFailed) else f"{type(error).__name__}: {text}"
 
 
-def _measure(exam: Exam, seat: Seat) -> Fact:
+def _measure(exam: Check, seat: CheckContext) -> Fact:
     device = seat.world.device if seat.world else torch.device("cpu")
     if device.type != "cpu":  # the current device belongs to a thread, and this is a new one
         getattr(torch, device.type).set_device(device)
     return exam.measure(seat)
 
 
-def findings(exam: Exam, hosts: Mapping[int, str], answers: Mapping[int, Answer], limit: float) -> list[Finding]:
+def findings(exam: Check, hosts: Mapping[int, str], answers: Mapping[int, Answer], limit: float) -> list[Finding]:
     """What follows from the answers by rank; if one is missing, that is all that can be said."""
     wrong = trouble(exam, hosts, answers, limit)
     if wrong:
         return [failed(exam.name, wrong)]
-    return exam.judge([Report(rank, hosts[rank], answer.fact or {}) for rank, answer in sorted(answers.items())])
+    return exam.judge([RankReport(rank, hosts[rank], answer.fact or {}) for rank, answer in sorted(answers.items())])
 
 
-def trouble(exam: Exam, hosts: Mapping[int, str], answers: Mapping[int, Answer], limit: float) -> str:
+def trouble(exam: Check, hosts: Mapping[int, str], answers: Mapping[int, Answer], limit: float) -> str:
     """Which ranks did not come through, and why; empty when all did.
 
     A rank that does not answer at all explains one that is late, one that is late explains an error of the others, and
@@ -108,4 +108,4 @@ def _late(late: Mapping[int, str], hosts: Mapping[int, str]) -> str:
 
 
 def _who(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
-    return named([Report(rank, hosts[rank], {}) for rank in ranks])
+    return named([RankReport(rank, hosts[rank], {}) for rank in ranks])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 PINGS = 8
 
 
-class Beacon:
+class ClockServer:
     """A listening port that answers every line with the time."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:

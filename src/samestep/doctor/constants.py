@@ -7,7 +7,7 @@ from pathlib import Path
 
 from samestep.core.records import Json, read_json, write_json
 from samestep.doctor.checks import copies, disk, group, speed, stragglers
-from samestep.doctor.findings import Finding, Reports
+from samestep.doctor.findings import Finding, RankReports
 
 FORMAT = 1
 
@@ -24,7 +24,9 @@ def machine_key(hosts: Sequence[str], kind: str) -> str:
     return ", ".join([*(f"{host} x{count}" for host, count in counts.items()), kind])
 
 
-def entry(reports: Mapping[str, Reports], hosts: Sequence[str], kind: str, found: Sequence[Finding]) -> dict[str, Json]:
+def entry(
+    reports: Mapping[str, RankReports], hosts: Sequence[str], kind: str, found: Sequence[Finding]
+) -> dict[str, Json]:
     """What a call has to tell of a machine: always the findings, and the constants if they were measured."""
     told: dict[str, Json] = {
         "hosts": list(hosts),
@@ -37,7 +39,7 @@ def entry(reports: Mapping[str, Reports], hosts: Sequence[str], kind: str, found
     return {**told, "measured": {"date": _now(), **measured}} if measured else told
 
 
-def constants(reports: Mapping[str, Reports]) -> dict[str, Json]:
+def constants(reports: Mapping[str, RankReports]) -> dict[str, Json]:
     """The constants in what all ranks measured: seconds, bytes a second and floating-point operations a second."""
     found: dict[str, Json] = {}
     if speed.NAME in reports and (points := speed.points(reports[speed.NAME])):

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from samestep.core.errors import EXIT_DONE, EXIT_FAILURE, RunFailed, UserError
 from samestep.core.output import put
-from samestep.doctor.check import Exam
+from samestep.doctor.check import Check
 from samestep.doctor.checks import (
     collectives,
     copies,
@@ -32,9 +32,9 @@ from samestep.doctor.checks import (
     versions,
 )
 from samestep.doctor.findings import failed
-from samestep.doctor.rendezvous import SLACK, Line, Seat, answer_roll, call_roll, find_line, part
-from samestep.doctor.report import Outcome
-from samestep.doctor.runner import Course, follow
+from samestep.doctor.rendezvous import SLACK, CheckContext, StoreChannel, answer_roll, call_roll, find_line, part
+from samestep.doctor.report import DoctorReport
+from samestep.doctor.runner import CheckRunner, follow
 from samestep.doctor.time_limit import last_resort, within
 from samestep.world.rank_discovery import discover
 
@@ -54,7 +54,7 @@ TESTS = {"basic": BASIC, "ddp": DDP, "all": ALL}
 """What `--test` may name."""
 
 
-class Ended(BaseException):
+class EndedBySignal(BaseException):
     """A signal asked this process to end."""
 
 
@@ -79,7 +79,7 @@ def examine(request: Request) -> int:
     try:
         line = find_line(place, os.environ, request.timeout)
         last_resort(4 * (request.timeout + SLACK))
-        seat = Seat(place, line.another(), request.out, request.device, request.timeout)
+        seat = CheckContext(place, line.another(), request.out, request.device, request.timeout)
         if seat.rank > 0:
             _take_part(seat, line, TESTS[request.test])
             return _leave(seat, line, EXIT_DONE)
@@ -90,15 +90,15 @@ def examine(request: Request) -> int:
                 SLACK
             )  # rank 0 gives up at about the same time, and its launcher would end it before it can speak
         os._exit(error.exit_code)  # what was waited for may still hang
-    course = Course(seat, line)
-    outcome = Outcome(course, request.test, request.keep)
+    course = CheckRunner(seat, line)
+    outcome = DoctorReport(course, request.test, request.keep)
     with outcome.showing():
         _lead(course, TESTS[request.test])
     outcome.tell()
     return _leave(seat, line, EXIT_FAILURE if outcome.is_bad else EXIT_DONE)
 
 
-def _take_part(seat: Seat, line: Line, exams: Sequence[Exam]) -> None:
+def _take_part(seat: CheckContext, line: StoreChannel, exams: Sequence[Check]) -> None:
     try:
         answer_roll(seat, line)
         follow(seat, line, {exam.name: exam for exam in exams})
@@ -106,14 +106,14 @@ def _take_part(seat: Seat, line: Line, exams: Sequence[Exam]) -> None:
         raise RunFailed(f"rank {seat.rank} on {seat.host} lost rank 0: it died, or the network was cut") from None
 
 
-def _lead(course: Course, exams: Sequence[Exam]) -> None:
+def _lead(course: CheckRunner, exams: Sequence[Check]) -> None:
     """Hold all exams; when a signal comes, what was found until then is worth telling."""
     try:
         with _ended_by_signals():
             call_roll(course.seat, course.line)
             course.begin()
             course.lead(exams)
-    except Ended as ended:
+    except EndedBySignal as ended:
         course.stopped = True
         course.findings.append(
             failed(
@@ -138,10 +138,10 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
-    raise Ended(signal.Signals(number).name)
+    raise EndedBySignal(signal.Signals(number).name)
 
 
-def _leave(seat: Seat, line: Line, code: int) -> int:
+def _leave(seat: CheckContext, line: StoreChannel, code: int) -> int:
     """Part in good order, or, where something hangs, by force."""
     seat.stuck = seat.stuck or not _has_parted(seat)
     with suppress(dist.DistError):
@@ -154,7 +154,7 @@ def _leave(seat: Seat, line: Line, code: int) -> int:
     return code
 
 
-def _has_parted(seat: Seat) -> bool:
+def _has_parted(seat: CheckContext) -> bool:
     try:
         if seat.world is not None:
             within(SLACK, seat.world.leave)

@@ -11,7 +11,7 @@ from samestep.core.records import Json
 _MOST_HOSTS = 3
 
 
-class Result(Enum):
+class FindingStatus(Enum):
     """How one thing stands."""
 
     OK = "ok"
@@ -26,12 +26,12 @@ class Finding:
     """One row of the table. The sentence tells what was seen and, unless all is well, the likely cause and the fix."""
 
     name: str
-    result: Result
+    result: FindingStatus
     sentence: str
 
 
 @dataclass(frozen=True)
-class Report:
+class RankReport:
     """What one rank measured."""
 
     rank: int
@@ -39,30 +39,30 @@ class Report:
     fact: Mapping[str, Json]
 
 
-Reports = Sequence[Report]
+RankReports = Sequence[RankReport]
 
 
 def ok(name: str, sentence: str) -> Finding:
     """All is well."""
-    return Finding(name, Result.OK, sentence)
+    return Finding(name, FindingStatus.OK, sentence)
 
 
 def warning(name: str, sentence: str) -> Finding:
     """Worth a word."""
-    return Finding(name, Result.WARNING, sentence)
+    return Finding(name, FindingStatus.WARNING, sentence)
 
 
 def failed(name: str, sentence: str) -> Finding:
     """Must be mended."""
-    return Finding(name, Result.FAILED, sentence)
+    return Finding(name, FindingStatus.FAILED, sentence)
 
 
 def skipped(name: str, reason: str) -> Finding:
     """Was not looked at."""
-    return Finding(name, Result.SKIPPED, reason)
+    return Finding(name, FindingStatus.SKIPPED, reason)
 
 
-def named(reports: Reports) -> str:
+def named(reports: RankReports) -> str:
     """Ranks with their hosts: `rank 1 on node2`, `ranks 0-3 on node1 and ranks 4, 6 on node2`."""
     by_host: dict[str, list[int]] = {}
     for report in reports:
@@ -77,16 +77,16 @@ def listed(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def odd_ones(reports: Reports, value: Mapping[int, Hashable]) -> tuple[Hashable, Reports]:
+def odd_ones(reports: RankReports, value: Mapping[int, Hashable]) -> tuple[Hashable, RankReports]:
     """The value, by rank, that most ranks have (rank 0's where two are as frequent), and those that have another."""
     counts = Counter(value[report.rank] for report in reports)
     usual = max(counts, key=lambda known: counts[known])  # the first of equals, hence the lowest rank's
     return usual, [report for report in reports if value[report.rank] != usual]
 
 
-def first_of_hosts(reports: Reports) -> Reports:
+def first_of_hosts(reports: RankReports) -> RankReports:
     """One report a host: the lowest rank's."""
-    found: dict[str, Report] = {}
+    found: dict[str, RankReport] = {}
     for report in reports:
         found.setdefault(report.host, report)
     return list(found.values())

@@ -20,17 +20,17 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from samestep.core.errors import RunFailed, UserError
 from samestep.core.records import Json
-from samestep.doctor.clock import Beacon
+from samestep.doctor.clock import ClockServer
 from samestep.doctor.findings import ranges
 from samestep.doctor.time_limit import Late, within
-from samestep.world.rank_discovery import Place
+from samestep.world.rank_discovery import RankInfo
 from samestep.world.rendezvous import open_store
 from samestep.world.world import World
 
 _LOOK = 0.01
 
 
-class Line:
+class StoreChannel:
     """A connection to the store."""
 
     def __init__(self, store: Any) -> None:  # torch's stubs do not know all methods of a store
@@ -53,9 +53,9 @@ class Line:
         """A number that ranks raise."""
         return int(self.store.add(key, by))
 
-    def another(self) -> "Line":
+    def another(self) -> "StoreChannel":
         """A connection of its own: one that hangs keeps all others from using it."""
-        return Line(self.store.clone())
+        return StoreChannel(self.store.clone())
 
 
 def wait_until(ready: Callable[[], bool], patience: float) -> None:
@@ -68,11 +68,11 @@ def wait_until(ready: Callable[[], bool], patience: float) -> None:
 
 
 @dataclass
-class Seat:
+class CheckContext:
     """Who this rank is, who else is there, and how to reach them."""
 
-    place: Place
-    line: Line
+    place: RankInfo
+    line: StoreChannel
     """For the exams. The examination itself goes over another one, which no exam can block."""
     out: Path
     """Where runs go, or will go."""
@@ -120,11 +120,11 @@ SLACK = 5.0
 _IN_USE = ("EADDRINUSE", "address already in use")
 
 
-def find_line(place: Place, env: Mapping[str, str], timeout: float) -> Line:
+def find_line(place: RankInfo, env: Mapping[str, str], timeout: float) -> StoreChannel:
     """The connection to the store of this launch; a failure is one sentence."""
     who, port = f"rank {place.rank} on {socket.gethostname()}", env.get("MASTER_PORT", "")
     try:
-        return Line(within(timeout + SLACK, lambda: _find_store(place, env, timeout)))
+        return StoreChannel(within(timeout + SLACK, lambda: _find_store(place, env, timeout)))
     except (Late, TimeoutError, dist.DistError) as error:
         if place.rank == 0 and any(word in str(error) for word in _IN_USE):
             raise RunFailed(
@@ -139,7 +139,7 @@ def find_line(place: Place, env: Mapping[str, str], timeout: float) -> Line:
         ) from None
 
 
-def _find_store(place: Place, env: Mapping[str, str], timeout: float) -> Store:
+def _find_store(place: RankInfo, env: Mapping[str, str], timeout: float) -> Store:
     """A lone process has a store of its own. Who hosts a store does not wait for the others there: see `call_roll`."""
     if not place.grouped:
         return HashStore()
@@ -165,18 +165,18 @@ def _is_open(address: str, port: int) -> bool:
         return False
 
 
-def call_roll(seat: Seat, line: Line) -> None:
+def call_roll(seat: CheckContext, line: StoreChannel) -> None:
     """Rank 0's part: wait for the others, and tell everybody who is there."""
     numbers = range(seat.place.size)
     line.tell("arrival/0", seat.host)
     with suppress(TimeoutError):
         wait_until(lambda: all(line.is_told(f"arrival/{rank}") for rank in numbers), seat.timeout)
     seat.hosts = [line.hear(f"arrival/{r}", SLACK) if line.is_told(f"arrival/{r}") else None for r in numbers]
-    seat.beacon = Beacon().port
+    seat.beacon = ClockServer().port
     line.tell("roll", {"hosts": seat.hosts, "beacon": seat.beacon})
 
 
-def answer_roll(seat: Seat, line: Line) -> None:
+def answer_roll(seat: CheckContext, line: StoreChannel) -> None:
     """Every other rank's part."""
     who = f"rank {seat.rank} on {seat.host}"
     line.tell(f"arrival/{seat.rank}", seat.host)
@@ -186,7 +186,7 @@ def answer_roll(seat: Seat, line: Line) -> None:
     seat.hosts, seat.beacon = roll["hosts"], roll["beacon"]
 
 
-def hear_rank_0(seat: Seat, line: Line, key: str) -> Json:
+def hear_rank_0(seat: CheckContext, line: StoreChannel, key: str) -> Json:
     """Rank 0's next word; over a cut link not even the question whether there is one comes back."""
     seconds = patience(seat)
     try:
@@ -198,12 +198,12 @@ def hear_rank_0(seat: Seat, line: Line, key: str) -> Json:
         ) from None
 
 
-def patience(seat: Seat) -> float:
+def patience(seat: CheckContext) -> float:
     """How long a rank waits for rank 0's next word: rank 0 may itself be waiting for somebody."""
     return 2 * (seat.timeout + SLACK)
 
 
-def absence(seat: Seat) -> str:
+def absence(seat: CheckContext) -> str:
     """The sentence about ranks that did not come; empty when all did."""
     missing: Sequence[int] = [rank for rank, host in enumerate(seat.hosts) if host is None]
     if not missing:
@@ -215,7 +215,7 @@ def absence(seat: Seat) -> str:
     )
 
 
-def part(seat: Seat, line: Line) -> None:
+def part(seat: CheckContext, line: StoreChannel) -> None:
     """The store may go with rank 0's process: the others leave first."""
     if seat.rank > 0:
         line.count("gone", 1)

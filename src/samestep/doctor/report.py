@@ -15,17 +15,22 @@ from rich.table import Table
 from rich.text import Text
 
 from samestep.core.errors import EXIT_FAILURE
-from samestep.core.launcher import LastWord
+from samestep.core.exit_report import ExitReport
 from samestep.core.records import write_atomically
 from samestep.doctor import constants
 from samestep.doctor.checks import devices, group, speed
 from samestep.doctor.checks.speed import Point
-from samestep.doctor.findings import Finding, Result, rate, size, span
+from samestep.doctor.findings import Finding, FindingStatus, rate, size, span
 from samestep.doctor.plot import bar, svg
-from samestep.doctor.runner import Course
+from samestep.doctor.runner import CheckRunner
 from samestep.verify.tolerance import plural
 
-_STYLES = {Result.OK: "green", Result.WARNING: "yellow", Result.FAILED: "bold red", Result.SKIPPED: "dim"}
+_STYLES = {
+    FindingStatus.OK: "green",
+    FindingStatus.WARNING: "yellow",
+    FindingStatus.FAILED: "bold red",
+    FindingStatus.SKIPPED: "dim",
+}
 _WIDTH = 100
 """Columns where nobody looks through a terminal."""
 
@@ -63,12 +68,12 @@ def speed_table(points: Sequence[Point], title: str) -> Table:
 
 def summary(findings: Sequence[Finding]) -> str:
     """`all 14 checks hold, 1 with a warning`, or how many failed."""
-    count = {result: sum(finding.result is result for finding in findings) for result in Result}
-    done = len(findings) - count[Result.SKIPPED]
-    warned = f", {plural(count[Result.WARNING], 'warning')}" if count[Result.WARNING] else ""
-    left_out = f", {count[Result.SKIPPED]} skipped" if count[Result.SKIPPED] else ""
-    if count[Result.FAILED]:
-        return f"{count[Result.FAILED]} of {plural(done, 'check')} failed{warned}{left_out}"
+    count = {result: sum(finding.result is result for finding in findings) for result in FindingStatus}
+    done = len(findings) - count[FindingStatus.SKIPPED]
+    warned = f", {plural(count[FindingStatus.WARNING], 'warning')}" if count[FindingStatus.WARNING] else ""
+    left_out = f", {count[FindingStatus.SKIPPED]} skipped" if count[FindingStatus.SKIPPED] else ""
+    if count[FindingStatus.FAILED]:
+        return f"{count[FindingStatus.FAILED]} of {plural(done, 'check')} failed{warned}{left_out}"
     return f"all {plural(done, 'check')} hold{warned}{left_out}"
 
 
@@ -77,17 +82,17 @@ def _table(title: str) -> Table:
 
 
 @dataclass
-class Outcome:
+class DoctorReport:
     """Tells what a course found."""
 
-    course: Course
+    course: CheckRunner
     test: str
     keep: Path | None = None
 
     @property
     def is_bad(self) -> bool:
         """Whether anything failed."""
-        return any(finding.result is Result.FAILED for finding in self.course.findings)
+        return any(finding.result is FindingStatus.FAILED for finding in self.course.findings)
 
     @contextmanager
     def showing(self) -> Iterator[None]:
@@ -107,7 +112,7 @@ class Outcome:
         screen.print(summary(findings))
         if self.is_bad and not self.course.stopped:  # for torchrun, which shows it at the end of its own words
             said = f"{summary(findings)}; see the table above"
-            word = LastWord(said, EXIT_FAILURE, 0, socket.gethostname(), traceback=said, time=time.time())
+            word = ExitReport(said, EXIT_FAILURE, 0, socket.gethostname(), traceback=said, time=time.time())
             word.leave(os.environ)
 
     def _save(self, screen: Console, points: list[Point]) -> None:

@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from samestep.doctor.check import Answer, Exam, findings, sit
-from samestep.doctor.findings import Finding, Report, Reports, failed, ok, skipped
-from samestep.doctor.rendezvous import SLACK, Line, Seat, absence, hear_rank_0, patience
+from samestep.doctor.check import Answer, Check, findings, run_check
+from samestep.doctor.findings import Finding, RankReport, RankReports, failed, ok, skipped
+from samestep.doctor.rendezvous import SLACK, CheckContext, StoreChannel, absence, hear_rank_0, patience
 from samestep.doctor.time_limit import last_resort
 from samestep.verify.tolerance import plural
 
@@ -15,14 +15,14 @@ _LAUNCHERS = {"local": "samestep"}
 
 
 @dataclass
-class Course:
+class CheckRunner:
     """What was found so far. `reports` has what all ranks measured, by exam, for those that all came through."""
 
-    seat: Seat
-    line: Line
+    seat: CheckContext
+    line: StoreChannel
     show: Callable[[str], None] = lambda doing: None
     findings: list[Finding] = field(default_factory=list)
-    reports: dict[str, Reports] = field(default_factory=dict)
+    reports: dict[str, RankReports] = field(default_factory=dict)
     doing: str = _MEETING
     stopped: bool = False
     """Whether it was ended from outside."""
@@ -45,7 +45,7 @@ class Course:
             )
             self.findings.append(ok(_MEETING, f"{plural(place.size, 'rank')} on {plural(hosts, 'host')}{by}"))
 
-    def lead(self, exams: Sequence[Exam]) -> None:
+    def lead(self, exams: Sequence[Check]) -> None:
         """Hold the exams, as far as they can be held. On rank 0."""
         for exam in exams:
             if exam.together and self.broken:
@@ -60,7 +60,7 @@ class Course:
         """Tell the others that it is over."""
         self.line.tell(f"turn/{self._turn}", None)
 
-    def _hold(self, exam: Exam) -> None:
+    def _hold(self, exam: Check) -> None:
         seat = self.seat
         self.line.tell(f"turn/{self._turn}", exam.name)
         end = time.monotonic() + seat.timeout + SLACK
@@ -76,12 +76,12 @@ class Course:
         self.findings += findings(exam, hosts, answers, seat.timeout)
         if _complete(hosts, answers):
             facts = {rank: answer.fact or {} for rank, answer in answers.items()}
-            self.reports[exam.name] = [Report(rank, hosts[rank], fact) for rank, fact in facts.items()]
+            self.reports[exam.name] = [RankReport(rank, hosts[rank], fact) for rank, fact in facts.items()]
         elif exam.together or len(answers) < len(hosts):
             self.broken = f"not all ranks came through {exam.name!r}"
 
 
-def follow(seat: Seat, line: Line, exams: Mapping[str, Exam]) -> None:
+def follow(seat: CheckContext, line: StoreChannel, exams: Mapping[str, Check]) -> None:
     """Take the exams that rank 0 calls, to the end. On every other rank."""
     turn = 0
     while True:
@@ -92,9 +92,9 @@ def follow(seat: Seat, line: Line, exams: Mapping[str, Exam]) -> None:
         turn += 1
 
 
-def _sit(exam: Exam, seat: Seat, line: Line) -> Answer:
+def _sit(exam: Check, seat: CheckContext, line: StoreChannel) -> Answer:
     last_resort(2 * patience(seat))
-    answer = sit(exam, seat)
+    answer = run_check(exam, seat)
     if answer.where:  # whoever hangs there may do so on the connection
         seat.line = line.another()
         seat.stuck = True

@@ -19,9 +19,9 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from samestep.core import launcher as handover
+from samestep.core import exit_report, launch_env
 from samestep.core.errors import EXIT_PREEMPTED
-from samestep.core.launcher import LastWord
+from samestep.core.exit_report import ExitReport
 from samestep.launch.failure import Failure, tail
 from samestep.launch.stop_requests import StopRequests
 
@@ -30,7 +30,7 @@ PEER_SECONDS = 7.0
 
 
 @dataclass(frozen=True)
-class Part:
+class NodeAssignment:
     """What this node is in an attempt: which ranks run here, and where all ranks meet."""
 
     address: str
@@ -74,7 +74,7 @@ _PARTING_SECONDS = 5.0
 
 
 def attempt(
-    command: Sequence[str], nproc: int, part: Part, folder: Path, stop: StopRequests, alarm: Alarm
+    command: Sequence[str], nproc: int, part: NodeAssignment, folder: Path, stop: StopRequests, alarm: Alarm
 ) -> list[Failure]:
     """Run `command` once as `nproc` ranks of this node; returns those that did not end well."""
     with _quiet():
@@ -102,7 +102,7 @@ class _Settled(RendezvousHandler):
 
     use_agent_store = True
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: NodeAssignment) -> None:
         self._part = part
 
     def get_backend(self) -> str:
@@ -181,7 +181,7 @@ class _Agent(LocalElasticAgent):
                 rank,
                 failed.exitcode,
                 self._ended.get(rank, time.time()),
-                LastWord.read(failed.error_file_data),
+                ExitReport.read(failed.error_file_data),
                 tail(self._outputs.stderr(rank)) if rank else "",
                 ended_by_us=failed.pid in self._stop.killed,
             )
@@ -192,7 +192,7 @@ class _Agent(LocalElasticAgent):
 class _Outputs(LogsSpecs):
     """Rank 0 has the terminal itself, so that its progress bar works; the others write to files."""
 
-    def __init__(self, folder: Path, part: Part) -> None:
+    def __init__(self, folder: Path, part: NodeAssignment) -> None:
         super().__init__(log_dir=str(folder))
         self._folder, self._part = folder, part
 
@@ -214,7 +214,7 @@ class _Outputs(LogsSpecs):
         self._folder.mkdir(parents=True, exist_ok=True)
         words = {local: str(self._folder / f"rank_{self.number(local)}.json") for local in envs}
         for local, env in envs.items():
-            env |= {handover.ERROR_FILE: words[local], handover.LAUNCH_ID: self._part.launch_id}
+            env |= {exit_report.ERROR_FILE: words[local], launch_env.LAUNCH_ID: self._part.launch_id}
         return LogsDest(
             stdouts={local: self._file(local, "out") for local in envs},
             stderrs={local: self._file(local, "err") for local in envs},

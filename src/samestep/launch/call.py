@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from samestep.core import launcher as handover
+from samestep.core import exit_report, launch_env
 from samestep.core.config import dump
 from samestep.core.config.schema import plain
 from samestep.core.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_USER, RunFailed, UserError
@@ -145,8 +145,8 @@ def _run(command: Sequence[str], folder: Path) -> int:
     env = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),  # what is importable here, is there too
-        handover.FOLDER: str(folder),
-        handover.PARENT: str(os.getpid()),
+        launch_env.FOLDER: str(folder),
+        launch_env.PARENT: str(os.getpid()),
     }
     output = None if _has_terminal() else subprocess.PIPE
     # In a session of its own, a terminal's Ctrl-C reaches it only through us, and so just once.
@@ -195,10 +195,10 @@ def _show(source: IO[bytes], target: IO[str]) -> None:
 def _outcome(code: int, folder: Path) -> Launched:
     """What the launch comes to for the program that called it."""
     if code in (EXIT_DONE, EXIT_PREEMPTED):
-        return Launched(code, handover.told_run(folder))
+        return Launched(code, launch_env.read_run_path(folder))
     if code == EXIT_INTERRUPTED:
         raise KeyboardInterrupt
-    word = handover.told_failure(folder)
+    word = exit_report.read_failure(folder)
     if code == EXIT_USER:
         raise UserError(word.text if word else "the launch was refused; the reason is printed above")
     if word is None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from samestep.core.errors import EXIT_MEMORY, EXIT_PREEMPTED, EXIT_USER
-from samestep.core.launcher import LastWord
+from samestep.core.exit_report import ExitReport
 from samestep.core.records import Json
 
 _LINES = 60
@@ -25,7 +25,7 @@ class Failure:
     """The exit code; negative: the signal that ended it."""
     seen: float = 0.0
     """When the launcher noticed."""
-    word: LastWord | None = None
+    word: ExitReport | None = None
     printed: str = ""
     """The last that the rank printed of errors, where that did not go to the terminal."""
     ended_by_us: bool = False
@@ -58,7 +58,7 @@ class Failure:
     @classmethod
     def from_json(cls, data: Mapping[str, Json], shift: float = 0.0) -> "Failure":
         """What `to_json` gave; `shift` is how far the clock here is before the clock there."""
-        word = LastWord(**{**data["word"], "time": data["word"]["time"] + shift}) if data["word"] else None
+        word = ExitReport(**{**data["word"], "time": data["word"]["time"] + shift}) if data["word"] else None
         return cls(**{**data, "seen": data["seen"] + shift, "word": word})
 
 
@@ -84,7 +84,7 @@ def _order(failure: Failure, stopped: bool) -> tuple[int, float, int]:
     return 0, failure.seen, failure.rank  # nothing that another rank does can bring this about
 
 
-def last_word(failure: Failure) -> LastWord:
+def last_word(failure: Failure) -> ExitReport:
     """What the rank said, or what can be said for it."""
     if failure.word is not None:
         return failure.word
@@ -94,7 +94,7 @@ def last_word(failure: Failure) -> LastWord:
         text = f"was killed by {name}{hint}"
     else:
         text = f"ended with exit code {failure.code}"
-    return LastWord(text, failure.code, failure.rank, failure.host, traceback=failure.printed)
+    return ExitReport(text, failure.code, failure.rank, failure.host, traceback=failure.printed)
 
 
 def headline(failure: Failure, *, brief: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""Launch on this machine, or on this one among several: start the ranks, show the first failure, restart.
+"""Launches on this machine, or on this one among several: start the ranks, show the first failure, restart.
 
 An attempt (`agent.py`) runs the ranks of this node once. What follows from its end is decided by a judge
 (`verdict.py`): here when there is one node, by the first node for all when there are several (`nodes.py`).
@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from samestep.core import launcher as handover
+from samestep.core import launch_env
 from samestep.core.errors import EXIT_PREEMPTED, UserError
 from samestep.core.parent import stop_with
-from samestep.launch.attempt import Alarm, Part
-from samestep.launch.node_runner import Station
+from samestep.launch.attempt import Alarm, NodeAssignment
+from samestep.launch.node_runner import NodeRunner
 from samestep.launch.nodes.options import Nodes
-from samestep.launch.restart_policy import Ended, Judge, Verdict
+from samestep.launch.restart_policy import AttemptEnd, Decision, RestartPolicy
 from samestep.launch.stop_requests import StopRequests
 
 GRACE = 30.0
@@ -29,7 +29,7 @@ _FORCED = 15.0
 
 
 @dataclass(frozen=True)
-class Launch:
+class Launcher:
     """A Python command line to run as the ranks of one run, as often as it takes."""
 
     words: Sequence[str]
@@ -46,11 +46,11 @@ class Launch:
     def run(self) -> int:
         """All attempts; returns the exit code of the whole: 0 done, 2 user error, 75 preempted and resumable."""
         folder = self.folder or Path(tempfile.mkdtemp(prefix="samestep-launch-"))
-        parent = os.environ.get(handover.PARENT)
+        parent = os.environ.get(launch_env.PARENT)
         with StopRequests(self.grace) as stop, _variables(self._environment(folder)):
             if parent is not None:  # another program started this one, and may end before it
                 stop_with(int(parent), self.grace + _FORCED, at_once=False)
-            station = Station(self.words, self.nproc, folder, stop)
+            station = NodeRunner(self.words, self.nproc, folder, stop)
             try:
                 code = self._attempts(station)
             finally:
@@ -58,8 +58,8 @@ class Launch:
                     shutil.rmtree(folder, ignore_errors=True)
         return code
 
-    def _attempts(self, station: Station) -> int:
-        judge = Judge(self.max_restarts, self.grace)
+    def _attempts(self, station: NodeRunner) -> int:
+        judge = RestartPolicy(self.max_restarts, self.grace)
         if self.nodes is None:
             return _alone(station, judge, self.launch_id)
         from samestep.launch.nodes.member import take_part
@@ -71,27 +71,27 @@ class Launch:
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, _cores() // self.nproc)),
             "PYTHONFAULTHANDLER": os.environ.get("PYTHONFAULTHANDLER") or "1",  # a crash shows where
             "TORCHELASTIC_SIGNALS_TO_HANDLE": "",  # the agent leaves signals to us
-            handover.LAUNCHER: "local" if self.nodes is None else "samestep",
-            handover.FOLDER: str(folder),
-            handover.PARENT: str(os.getpid()),
-            handover.GRACE: str(self.grace),
+            launch_env.LAUNCHER: "local" if self.nodes is None else "samestep",
+            launch_env.FOLDER: str(folder),
+            launch_env.PARENT: str(os.getpid()),
+            launch_env.GRACE: str(self.grace),
         }
 
 
-def _alone(station: Station, judge: Judge, launch_id: str) -> int:
+def _alone(station: NodeRunner, judge: RestartPolicy, launch_id: str) -> int:
     """Try until it is done or there is no point in another attempt."""
     from torch._C._distributed_c10d import TCPStore
 
-    verdict = Verdict(None)
+    verdict = Decision(None)
     while verdict.code is None:
         stop = station.stop
         if stop.reason is not None:
             return EXIT_PREEMPTED  # before anything was started
         # A port is chosen by the system when the store opens it, so nobody can take it in between.
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        part = Part("127.0.0.1", store.port, launch_id, station.nproc)
+        part = NodeAssignment("127.0.0.1", store.port, launch_id, station.nproc)
         failures = station.attempt(part, verdict.remedy, Alarm())
-        verdict = judge.verdict(Ended(failures, stop.reason is not None, stop.at_once))
+        verdict = judge.verdict(AttemptEnd(failures, stop.reason is not None, stop.at_once))
         station.show(verdict)
     return verdict.code
 

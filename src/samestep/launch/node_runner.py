@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from samestep.core import launcher as handover
+from samestep.core import exit_report, launch_env
 from samestep.core.errors import EXIT_DONE
 from samestep.core.output import put
 from samestep.core.records import JsonLines
 from samestep.core.rundir import RunDir
-from samestep.launch.attempt import Alarm, Part
+from samestep.launch.attempt import Alarm, NodeAssignment
 from samestep.launch.failure import Failure, headline, last_word
-from samestep.launch.restart_policy import Verdict
+from samestep.launch.restart_policy import Decision
 from samestep.launch.stop_requests import StopRequests
 
 
-class Station:
+class NodeRunner:
     """The attempts of one launch on this node."""
 
     def __init__(self, words: Sequence[str], nproc: int, folder: Path, stop: StopRequests) -> None:
@@ -29,7 +29,7 @@ class Station:
         self._number = 0
         self._ranks = range(nproc)
 
-    def attempt(self, part: Part, remedy: Sequence[str], alarm: Alarm) -> list[Failure]:
+    def attempt(self, part: NodeAssignment, remedy: Sequence[str], alarm: Alarm) -> list[Failure]:
         """One attempt; the ranks of this node that did not end well."""
         from samestep.launch.attempt import attempt
 
@@ -38,30 +38,30 @@ class Station:
         outputs = self._folder / f"attempt_{self._number}"
         command = [sys.executable, "-u", *self.words, *remedy]
         failures = attempt(command, self.nproc, part, outputs, self.stop, alarm)
-        run = handover.told_run(self._folder)
+        run = launch_env.read_run_path(self._folder)
         if run is not None:
             _keep_outputs(outputs, run / "logs")
         if failures and sys.stdout.isatty():
             put("\r\x1b[2K\x1b[?25h", sys.stdout, end="")  # a killed rank 0 leaves half a bar and no cursor
         return failures
 
-    def show(self, verdict: Verdict) -> None:
+    def show(self, verdict: Decision) -> None:
         """Say what happened: the first failing rank, here with its traceback; for all else there are the logs."""
         self._note(verdict)
         first = verdict.first
         if first is not None:
             put(headline(first, brief=first.rank not in self._ranks), sys.stderr)
-            handover.tell_failure(self._folder, last_word(first))
+            exit_report.write_failure(self._folder, last_word(first))
             if not first.is_user_error:
-                run = handover.told_run(self._folder)
+                run = launch_env.read_run_path(self._folder)
                 self.needs_folder = run is None
                 say(f"the logs of all ranks are in {run / 'logs' if run else self._folder}")
         if verdict.said:
             say(verdict.said)
 
-    def _note(self, verdict: Verdict) -> None:
+    def _note(self, verdict: Decision) -> None:
         """Leave it with the run as well, unless all is well; rank 0 was here, so its directory is."""
-        run = handover.told_run(self._folder)
+        run = launch_env.read_run_path(self._folder)
         if run is not None and verdict.code != EXIT_DONE and 0 in self._ranks:
             signal = self.stop.reason.name if self.stop.reason else ""
             with suppress(OSError):

@@ -9,7 +9,7 @@ from samestep.launch.failure import Failure, cause, last_word
 
 
 @dataclass(frozen=True)
-class Ended:
+class AttemptEnd:
     """How an attempt ended, on all nodes."""
 
     failures: Sequence[Failure]
@@ -26,7 +26,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Decision:
     """What to do next, and what to say."""
 
     code: int | None
@@ -56,13 +56,13 @@ class Verdict:
         return {"code": self.code, "first": first, "said": self.said, "remedy": list(self.remedy)}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Json]) -> "Verdict":
+    def from_json(cls, data: Mapping[str, Json]) -> "Decision":
         """What `to_json` gave."""
         first = Failure.from_json(data["first"]) if data["first"] else None
         return cls(data["code"], first, data["said"], data["remedy"])
 
 
-class Judge:
+class RestartPolicy:
     """Restarts are counted here: torch's own agent restarts on any exit code, also what cannot succeed."""
 
     def __init__(self, max_restarts: int, grace: float) -> None:
@@ -70,15 +70,15 @@ class Judge:
         self._restarts = 0
         self._remedy: Sequence[str] = ()
 
-    def verdict(self, ended: Ended) -> Verdict:
+    def verdict(self, ended: AttemptEnd) -> Decision:
         """What follows; whatever helped against a lack of memory stays in force."""
         found = self._verdict(ended)
         self._remedy = found.remedy or self._remedy
         return replace(found, remedy=self._remedy)
 
-    def _verdict(self, ended: Ended) -> Verdict:
+    def _verdict(self, ended: AttemptEnd) -> Decision:
         if ended.at_once:
-            return Verdict(EXIT_INTERRUPTED, said="interrupted twice: all ranks were ended at once, without a save")
+            return Decision(EXIT_INTERRUPTED, said="interrupted twice: all ranks were ended at once, without a save")
         if not ended.failures:
             return self._without_failures(ended)
         first = cause(ended.failures)
@@ -88,38 +88,38 @@ class Judge:
             return self._lost(ended)
         code = max(first.code, EXIT_FAILURE)
         if ended.stopped or first.is_user_error:
-            return Verdict(code, first)
+            return Decision(code, first)
         if first.word and first.word.remedy:
             said = f"restarting from the last checkpoint {first.word.remedy_text}"
-            return Verdict(None, first, said, first.word.remedy)
+            return Decision(None, first, said, first.word.remedy)
         if first.is_memory or self._restarts >= self._max_restarts:
-            return Verdict(code, first)
-        return Verdict(None, first, f"restarting from the last checkpoint ({self._count()})")
+            return Decision(code, first)
+        return Decision(None, first, f"restarting from the last checkpoint ({self._count()})")
 
-    def _without_failures(self, ended: Ended) -> Verdict:
+    def _without_failures(self, ended: AttemptEnd) -> Decision:
         """No rank failed; but if all those of a run sat on lost nodes, none is left to say so."""
-        return self._lost(ended) if ended.lost and not ended.stopped else Verdict(EXIT_DONE)
+        return self._lost(ended) if ended.lost and not ended.stopped else Decision(EXIT_DONE)
 
-    def _stopped(self, ended: Ended) -> Verdict:
+    def _stopped(self, ended: AttemptEnd) -> Decision:
         late = sorted(failure.rank for failure in ended.failures if failure.ended_by_us)
         said = (
             f"rank {', '.join(map(str, late))} did not stop within {self._grace:g} s and was ended; "
             "the run resumes from its last checkpoint"
         )
         if ended.stopped:
-            return Verdict(EXIT_PREEMPTED, said=said if late else "")
+            return Decision(EXIT_PREEMPTED, said=said if late else "")
         if ended.lost:
             return self._lost(ended)
         if ended.joined:
-            return Verdict(None, said=f"{ended.joined}; going on from the last checkpoint")
-        return Verdict(EXIT_PREEMPTED)
+            return Decision(None, said=f"{ended.joined}; going on from the last checkpoint")
+        return Decision(EXIT_PREEMPTED)
 
-    def _lost(self, ended: Ended) -> Verdict:
+    def _lost(self, ended: AttemptEnd) -> Decision:
         if ended.remaining:
-            return Verdict(None, said=f"{ended.lost}; going on with {ended.remaining} from the last checkpoint")
+            return Decision(None, said=f"{ended.lost}; going on with {ended.remaining} from the last checkpoint")
         if self._restarts >= self._max_restarts:
-            return Verdict(EXIT_FAILURE, said=f"{ended.lost}; the run can be resumed with --resume")
-        return Verdict(None, said=f"{ended.lost}; waiting for another node to take its place ({self._count()})")
+            return Decision(EXIT_FAILURE, said=f"{ended.lost}; the run can be resumed with --resume")
+        return Decision(None, said=f"{ended.lost}; waiting for another node to take its place ({self._count()})")
 
     def _count(self) -> str:
         self._restarts += 1

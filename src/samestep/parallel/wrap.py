@@ -228,7 +228,7 @@ def _mesh(world: World) -> DeviceMesh:
     return DeviceMesh.from_group(world.dp_group, world.device.type)
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """The full tensor behind a shard; collective for a sharded one."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
@@ -239,7 +239,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def distribute_like(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """A whole tensor placed, typed and sharded as `parameter` is."""
+    """A full tensor placed, typed and sharded as `parameter` is."""
     moved = tensor.to(parameter.device, parameter.dtype)
     if isinstance(parameter, DTensor):
         return distribute_tensor(moved, parameter.device_mesh, parameter.placements)
@@ -248,7 +248,7 @@ def distribute_like(tensor: Tensor, parameter: Tensor) -> Tensor:
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
     """The 2-norm of all gradients together, equal on every rank."""
-    return whole(torch.nn.utils.get_total_norm(gradients))
+    return full_tensor(torch.nn.utils.get_total_norm(gradients))
 
 
 def warm_up(module: nn.Module, backward: Callable[[], object]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from samestep.core.config import free
-from samestep.world.watchdog.limits import Watching
+from samestep.world.watchdog.limits import WatchdogConfig
 
 
 @dataclass(frozen=True)
@@ -155,5 +155,5 @@ class Config:
     """When to save, and what to keep."""
     log: Log = field(default_factory=Log)
     """What is shown and written."""
-    watch: Watching = field(default_factory=Watching)
+    watch: WatchdogConfig = field(default_factory=WatchdogConfig)
     """When to call a run hung, and what else to look at while it runs."""

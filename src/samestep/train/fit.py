@@ -11,7 +11,7 @@ from samestep.data.feed import Feed
 from samestep.train.learner.ema import AVERAGE, Average
 from samestep.train.learner.gradient_weighting import Loss, Mix
 from samestep.train.learner.learner import Learner
-from samestep.train.logging.metrics import Book, Figure, Metrics
+from samestep.train.logging.metrics import Metric, MetricAccumulator, Metrics
 from samestep.train.task import Tick
 
 
@@ -65,7 +65,7 @@ class Fit:
 
 def evaluate(learner: Learner, feed: Feed, measure: Loss, step: int = 0) -> dict[str, float]:
     """Means over every row of `feed`, each counted once, equal on all ranks and at any world size."""
-    book = Book(learner.world)
+    book = MetricAccumulator(learner.world)
     seen = []
     with learner.inference() as module:
         for micros in feed:
@@ -74,8 +74,8 @@ def evaluate(learner: Learner, feed: Feed, measure: Loss, step: int = 0) -> dict
                 micros.terms.update(measured)
                 for term, rows in measured.items():
                     total = torch.where(batch["live"], rows.double(), 0.0).sum()
-                    book.add({term: Figure(total, 0.0)})
-            book.add({term: Figure(0.0, micros.weight(term)) for term in book.names()})
+                    book.add({term: Metric(total, 0.0)})
+            book.add({term: Metric(0.0, micros.weight(term)) for term in book.names()})
             seen += [micros.ids[start:stop] for start, stop in micros.spans]
     feed.check_counted(only_if_missed=True)  # what training counts as well does no harm here
     figures = book.read()

@@ -67,14 +67,14 @@ class Progress:
         self.step, self.best, self.seconds = state["step"], state["best"], state["seconds"]
 
 
-class Every(Protocol):
+class Hook(Protocol):
     """Something that happens now and then: log, validate, save."""
 
-    def fire(self, tick: Tick, metrics: Metrics, last: bool) -> None:
+    def after_step(self, tick: Tick, metrics: Metrics, last: bool) -> None:
         """Called on every rank after every step; `last` when the task ends with it."""
 
 
-def run(task: Task, progress: Progress, every: Sequence[Every], stop: Stop) -> Outcome:
+def run(task: Task, progress: Progress, every: Sequence[Hook], stop: Stop) -> Outcome:
     """Step the task to its end, or to the agreed stop."""
     while progress.step < task.length:
         if stop.agreed():
@@ -83,5 +83,5 @@ def run(task: Task, progress: Progress, every: Sequence[Every], stop: Stop) -> O
         metrics = task.step(tick)
         progress.advance()
         for event in every:
-            event.fire(tick, metrics, last=progress.step == task.length)
+            event.after_step(tick, metrics, last=progress.step == task.length)
     return Outcome.DONE

@@ -54,9 +54,9 @@ class Recipe:
     """Trainable parameters that are known to get no gradient (glob patterns)."""
     describe: Callable[[Any], Mapping[str, str]] | None = None
     """Extra lines for the banner: (config) to name and value."""
-    settle: Callable[[Any], Any] | None = None
+    resolve: Callable[[Any], Any] | None = None
     """Fills in what a configuration leaves to its data or to a model it begins with, before the run is recorded."""
-    adopt: Callable[[Path], Any] | None = None
+    read_pretrained: Callable[[Path], Any] | None = None
     """Recognises a published model: (folder) to the configuration it stands for, or None when it is of another kind."""
     sample: Callable[..., Any] | None = None
     """Generates from a trained model: (trained, prompts, samples, and how) to a record a text."""

@@ -30,7 +30,7 @@ def find_recipe(name: str) -> Recipe:
     return recipe
 
 
-def located(name: str) -> str:
+def recipe_path(name: str) -> str:
     """A recipe's name for the record of a run: a file by its whole path, so that a resume from another folder finds it,
     and no other file of that name."""
     return str(Path(name).absolute()) if name.endswith(".py") else name

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from samestep.checkpoint.manifest import versions
 from samestep.core.config import changed, dump
 from samestep.core.errors import UserError
-from samestep.core.launcher import LAUNCH_ID
+from samestep.core.launch_env import LAUNCH_ID
 from samestep.core.records import read_json, write_json
 from samestep.core.rundir import RunDir, RunLock
 from samestep.train.config import Config

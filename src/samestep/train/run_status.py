@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from samestep.core.launcher import LastWord
+from samestep.core.exit_report import ExitReport
 from samestep.core.records import Json, JsonLines, read_json, write_json
 from samestep.core.rundir import RunDir
 
@@ -60,7 +60,7 @@ def spare(rundir: RunDir) -> Path:
     return rundir.watch / ".spare"
 
 
-def leave_word(rundir: RunDir, word: LastWord, *, is_main: bool) -> None:
+def leave_word(rundir: RunDir, word: ExitReport, *, is_main: bool) -> None:
     """Leave the word of this rank; rank 0 also says that the run failed. What cannot be written is left out."""
     with suppress(OSError, ValueError, MemoryError):
         try:
@@ -70,7 +70,7 @@ def leave_word(rundir: RunDir, word: LastWord, *, is_main: bool) -> None:
             _write(rundir, word, is_main)
 
 
-def _write(rundir: RunDir, word: LastWord, is_main: bool) -> None:
+def _write(rundir: RunDir, word: ExitReport, is_main: bool) -> None:
     write_json(rundir.word(word.rank), asdict(word))
     status = read_json(rundir.status) or {}
     if is_main and not is_done(status):

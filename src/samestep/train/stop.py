@@ -55,7 +55,7 @@ class Stop:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-            self._agreement.settle()
+            self._agreement.wait()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         now = self._clock()

@@ -8,7 +8,7 @@ from typing import Any
 from samestep.core.records import JsonLines
 from samestep.core.rundir import RunDir
 from samestep.verify.tolerance import distance
-from samestep.verify.trace import Launch, Line, Step, where
+from samestep.verify.trace import Line, RecordedLaunch, Step, where
 
 _CAUSE_ORDER = ("ids", "data", "before", "rows", "weights", "gradients", "hash", "tokens", "figures", "state", "own")
 _WORDS = {
@@ -26,7 +26,7 @@ _WORDS = {
 }
 
 
-def first_change(wanted: Launch, found: Launch) -> str:
+def first_change(wanted: RecordedLaunch, found: RecordedLaunch) -> str:
     """The first thing in which a launch is not, bit for bit, the uninterrupted one; empty when there is none."""
     trace = wanted.trace()
     for key in found.trace():
@@ -88,13 +88,13 @@ Row = Mapping[str, Any]
 _PLACE = ("stage", "step", "epoch")
 
 
-def read_figures(path: Path) -> list[Row]:
+def read_metrics(path: Path) -> list[Row]:
     """The rows of a run directory, without what depends on the clock."""
     rows = JsonLines(RunDir(path).metrics)
     return [{name: value for name, value in row.items() if not name.endswith("/s")} for row in rows]
 
 
-def differing_figure(ours: Sequence[Row], theirs: Sequence[Row], tolerance: float | None = None) -> str:
+def differing_metric(ours: Sequence[Row], theirs: Sequence[Row], tolerance: float | None = None) -> str:
     """The first figure that differs, as `name at step 3: 1.5 and 1.6`; empty when there is none.
 
     Without a tolerance every bit counts.

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from samestep.verify.compare import Comparison
-from samestep.verify.tolerance import STRICT, SUBJECTS, TOLERANCE, Check, Floor, Result, plural
+from samestep.verify.tolerance import STRICT, SUBJECTS, TOLERANCE, CheckResult, Floor, ProofStatus, plural
 
 ORDER = ("samples", "tokens", "losses", "ranks", "gradients", "validation")
 """Checks in the order in which one thing causes the next."""
@@ -27,27 +27,27 @@ _TITLES = {
 }
 
 
-def judge(comparisons: Sequence[Comparison], floor: Floor = STRICT) -> list[Check]:
+def judge(comparisons: Sequence[Comparison], floor: Floor = STRICT) -> list[CheckResult]:
     """One check a subject; after the first that fails nothing further is said, since it would only follow from it."""
-    checks: list[Check] = []
+    checks: list[CheckResult] = []
     for subject in ORDER:
         wrong = [found.difference for found in comparisons if found.difference and found.difference.check == subject]
         if wrong:
-            return [*checks, Check(_TITLES[subject], Result.FAILED, wrong[0].sentence)]
+            return [*checks, CheckResult(_TITLES[subject], ProofStatus.FAILED, wrong[0].sentence)]
         if subject == "tokens" and not any(found.tokens or found.tie for found in comparisons):
             continue
         checks.append(held_against(floor, {subject: largest(comparisons, subject)}, _passed(subject, comparisons)))
     return checks
 
 
-def held_against(floor: Floor, seen: Mapping[str, float], check: Check) -> Check:
+def held_against(floor: Floor, seen: Mapping[str, float], check: CheckResult) -> CheckResult:
     """The check as it is, or as proving nothing where a difference that was `seen` passed though it is large."""
     lost = [subject for subject in floor.unverifiable if seen.get(subject, 0.0) > TOLERANCE]
-    if check.result is not Result.OK or not lost:
+    if check.result is not ProofStatus.OK or not lost:
         return check
     amounts = ", ".join(f"{SUBJECTS[subject]} by {floor.measured[subject]:.1e}" for subject in lost)
     sentence = f"{check.sentence}; it proves nothing, since another order and scale alone change {amounts}"
-    return Check(check.name, Result.UNVERIFIABLE, sentence)
+    return CheckResult(check.name, ProofStatus.UNVERIFIABLE, sentence)
 
 
 def largest(comparisons: Sequence[Comparison], subject: str) -> float:
@@ -55,7 +55,7 @@ def largest(comparisons: Sequence[Comparison], subject: str) -> float:
     return max((found.seen.largest.get(subject, 0.0) for found in comparisons), default=0.0)
 
 
-def _passed(subject: str, comparisons: Sequence[Comparison]) -> Check:
+def _passed(subject: str, comparisons: Sequence[Comparison]) -> CheckResult:
     least = min(comparisons, key=lambda found: found.steps)
     seen, name = least.seen, _TITLES[subject]
     until = "; compared up to a tie between sampled tokens" if least.tie else ""
@@ -70,7 +70,9 @@ def _passed(subject: str, comparisons: Sequence[Comparison]) -> Check:
         sentence = f"a hash after each of {plural(seen.updates, 'update')} and of every step's state"
     elif subject == "validation":
         if "validation" not in seen.largest:
-            return Check(name, Result.NOT_RUN, f"no validation{until}" if until else "the recipe validates nothing")
+            return CheckResult(
+                name, ProofStatus.NOT_RUN, f"no validation{until}" if until else "the recipe validates nothing"
+            )
         sentence = f"{plural(least.validations, 'row')} once each, {difference}" if least.validations else difference
     else:
         sentence = (
@@ -78,15 +80,15 @@ def _passed(subject: str, comparisons: Sequence[Comparison]) -> Check:
         )
     if subject == "gradients" and seen.updates and not any(found.seen.uneven for found in comparisons):
         until += "; all shares were equal, so a mean of means would not show: use another global_batch_size"
-    return Check(name, Result.OK, sentence + until)
+    return CheckResult(name, ProofStatus.OK, sentence + until)
 
 
 _STYLES = {
-    Result.OK: "green",
-    Result.FAILED: "bold red",
-    Result.UNVERIFIABLE: "bold yellow",
-    Result.UNKNOWN: "dim",
-    Result.NOT_RUN: "dim",
+    ProofStatus.OK: "green",
+    ProofStatus.FAILED: "bold red",
+    ProofStatus.UNVERIFIABLE: "bold yellow",
+    ProofStatus.UNKNOWN: "dim",
+    ProofStatus.NOT_RUN: "dim",
 }
 
 
@@ -94,7 +96,7 @@ class Board:
     """Where checks appear, and on a terminal also what is going on."""
 
     def __init__(self, title: str) -> None:
-        self.checks: list[Check] = []
+        self.checks: list[CheckResult] = []
         self._title, self._doing = title, "starting"
         self._terminal = sys.stdout.isatty()
         self._stack = ExitStack()
@@ -117,7 +119,7 @@ class Board:
         """What is going on now."""
         self._doing = f"now: {text}"
 
-    def add(self, check: Check) -> None:
+    def add(self, check: CheckResult) -> None:
         """One more check is done."""
         self.checks.append(check)
         if not self._terminal:
@@ -128,7 +130,7 @@ class Board:
         return Group(drawn, Text(self._doing, style="dim")) if self._doing else drawn
 
 
-def table(checks: Iterable[Check], title: str) -> Table:
+def table(checks: Iterable[CheckResult], title: str) -> Table:
     """The table; sentences are wrapped, results are not."""
     drawn = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     drawn.add_column("check", max_width=34)

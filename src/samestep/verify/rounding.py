@@ -7,7 +7,7 @@ run. What is computed in float64 moves by 1e-15, what is computed in float32 som
 
 from samestep.verify.bitwise import Row, largest_difference
 from samestep.verify.compare import compare
-from samestep.verify.tolerance import STRICT, SUBJECTS, TOLERANCE, WORST, Check, Floor, Result
+from samestep.verify.tolerance import STRICT, SUBJECTS, TOLERANCE, WORST, CheckResult, Floor, ProofStatus
 from samestep.verify.trace import Line, Trace
 from samestep.verify.updates import LOW_PRECISION, Names, Pair, Seen, candidates, facts, look, unlike_start
 
@@ -15,14 +15,14 @@ NAME = "rounding floor"
 _NAMES = Names("the order of the run", "another order of its rows", "the order of rows")
 
 
-def measure(ours: Trace, theirs: Trace, figures: tuple[list[Row], list[Row]]) -> tuple[Floor, Check]:
+def measure(ours: Trace, theirs: Trace, figures: tuple[list[Row], list[Row]]) -> tuple[Floor, CheckResult]:
     """The floor, and its row of the table; `theirs` differs from `ours` in its rounding."""
     other = _other_run(ours, theirs)
     if other:
-        return STRICT, Check(NAME, Result.UNKNOWN, f"cannot be measured: {other}")
+        return STRICT, CheckResult(NAME, ProofStatus.UNKNOWN, f"cannot be measured: {other}")
     found = compare(ours, theirs, _NAMES, Floor(unlimited=True))
     if found.difference:
-        return STRICT, Check(NAME, Result.UNKNOWN, f"cannot be measured: {found.difference.sentence}")
+        return STRICT, CheckResult(NAME, ProofStatus.UNKNOWN, f"cannot be measured: {found.difference.sentence}")
     measured, where = {**found.seen.largest}, {**found.seen.where}
     if not found.tie:
         measured["figures"], where["figures"] = largest_difference(*figures)
@@ -50,32 +50,32 @@ def _at_once(ours: Trace, theirs: Trace) -> float:
     return 0.0
 
 
-def _shown(floor: Floor, until: str, at_once: float) -> Check:
+def _shown(floor: Floor, until: str, at_once: float) -> CheckResult:
     sentence = f"{amounts(floor)}, from the same batches in another order and scale{until}"
     if not floor.unverifiable:
         most = max(floor.tolerance(subject) for subject in SUBJECTS)
-        return Check(NAME, Result.OK, sentence + (f"; up to {most:.1e} passes" if most > TOLERANCE else ""))
+        return CheckResult(NAME, ProofStatus.OK, sentence + (f"; up to {most:.1e} passes" if most > TOLERANCE else ""))
     subject = max(floor.unverifiable, key=lambda each: floor.measured[each])
     causes = [f"{LOW_PRECISION} inside this float64 run", "a loss that depends on the order of its rows"]
     early = ""
     if at_once > WORST:
         early = f" (losses by {at_once:.1e} already in the first update, from the same parameters)"
         causes.reverse()
-    return Check(
+    return CheckResult(
         NAME,
-        Result.UNVERIFIABLE,
+        ProofStatus.UNVERIFIABLE,
         f"{sentence}; {floor.where[subject]} changes by {floor.measured[subject]:.1e} when only order and "
         f"scale change{early}, so that no mistake below that could be told from it; {candidates(*causes)}",
     )
 
 
-def _without(floor: Floor, fact: str) -> tuple[Floor, Check]:
+def _without(floor: Floor, fact: str) -> tuple[Floor, CheckResult]:
     """What is known to depend on more than rounding has no floor, and is compared strictly."""
     kept = {subject: found for subject, found in floor.measured.items() if subject not in floor.unverifiable}
     named = ", ".join(SUBJECTS[subject] for subject in floor.unverifiable)
     lesser = Floor(kept, floor.where)
     sentence = f"cannot be measured for {named}, which change with the order of the rows: {fact}"
-    return lesser, Check(NAME, Result.UNKNOWN, sentence)
+    return lesser, CheckResult(NAME, ProofStatus.UNKNOWN, sentence)
 
 
 def _other_run(ours: Trace, theirs: Trace) -> str:

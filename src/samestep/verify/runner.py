@@ -18,7 +18,7 @@ from samestep.core.records import read_json
 from samestep.core.rundir import RunDir
 from samestep.launch.local import Workers, start
 from samestep.train.session.entry import train_with
-from samestep.verify.trace import Launch, last_words
+from samestep.verify.trace import RecordedLaunch, last_words
 
 PRESET = "verify"
 STEPS = 8
@@ -92,7 +92,7 @@ _LONE = (
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunResult:
     """How a launch ended."""
 
     path: Path
@@ -105,9 +105,9 @@ class Outcome:
         """Whether the run came to its end."""
         return (read_json(RunDir(self.path).status) or {}).get("status") == "done" and not any(self.codes)
 
-    def evidence(self) -> Launch:
+    def evidence(self) -> RecordedLaunch:
         """What its ranks recorded."""
-        return Launch.read(self.path, self.world)
+        return RecordedLaunch.read(self.path, self.world)
 
     def failure(self) -> str:
         """Why it did not, on one line."""
@@ -149,7 +149,7 @@ class Moment:
 
 
 @dataclass
-class Lab:
+class ProofRunner:
     """Starts the runs of a proof, each in a directory of its own under `folder`."""
 
     recipe: str
@@ -161,15 +161,15 @@ class Lab:
         """A process that nobody launched, in a fresh interpreter: other hash seed, nothing imported before."""
         return Alone(self, label)
 
-    def run(self, label: str, world: int, **changes: Any) -> Outcome:
+    def run(self, label: str, world: int, **changes: Any) -> RunResult:
         """A launch to its end; of a run that exists already, a resume."""
         return self.begin(label, world, **changes).end()
 
-    def begin(self, label: str, world: int, **changes: Any) -> "Launched":
+    def begin(self, label: str, world: int, **changes: Any) -> "StartedRun":
         """A launch that others may run beside."""
-        return Launched(self, label, world, self._start(label, world, changes))
+        return StartedRun(self, label, world, self._start(label, world, changes))
 
-    def kill(self, label: str, world: int, moment: Moment) -> tuple[Outcome, Moment]:
+    def kill(self, label: str, world: int, moment: Moment) -> tuple[RunResult, Moment]:
         """A launch that is killed before it is done: at `moment`, or earlier when it was faster than that."""
         for attempt in range(6):
             name = f"{label}-attempt-{attempt + 1}" if attempt else label
@@ -187,7 +187,7 @@ class Lab:
             moment = moment.earlier()
         return outcome, moment
 
-    def copy(self, outcome: Outcome, label: str) -> None:
+    def copy(self, outcome: RunResult, label: str) -> None:
         """The same run directory once more, under another label."""
         shutil.copytree(outcome.path, self.folder / label)
 
@@ -199,8 +199,8 @@ class Lab:
     def _logs(self, label: str, world: int) -> Path:
         return self.folder / "output" / f"{label}-{world}"
 
-    def _outcome(self, label: str, world: int, workers: Workers, codes: Sequence[int | None]) -> Outcome:
-        return Outcome(self.folder / label, world, codes, [workers.output(rank) for rank in range(world)])
+    def _outcome(self, label: str, world: int, workers: Workers, codes: Sequence[int | None]) -> RunResult:
+        return RunResult(self.folder / label, world, codes, [workers.output(rank) for rank in range(world)])
 
     def _wait_for(self, label: str, workers: Workers, moment: Moment, saved: bool) -> None:
         """Until rank 0 has finished so many steps and, if `saved`, there is something to resume; or the run is over."""
@@ -215,15 +215,15 @@ class Lab:
 
 
 @dataclass(frozen=True)
-class Launched:
+class StartedRun:
     """A launch under way."""
 
-    lab: Lab
+    lab: ProofRunner
     label: str
     world: int
     workers: Workers
 
-    def end(self) -> Outcome:
+    def end(self) -> RunResult:
         """Wait for it."""
         try:
             codes = self.workers.wait(LIMIT)
@@ -240,7 +240,7 @@ class Launched:
 class Alone:
     """A run in a lone, fresh process, under way."""
 
-    def __init__(self, lab: Lab, label: str) -> None:
+    def __init__(self, lab: ProofRunner, label: str) -> None:
         self._path = lab.folder / label
         output = lab._logs(label, 1)
         output.mkdir(parents=True)
@@ -254,7 +254,7 @@ class Alone:
                 env=_lone_environment(),
             )
 
-    def end(self) -> Outcome:
+    def end(self) -> RunResult:
         """Wait for it."""
         try:
             code: int | None = self._process.wait(LIMIT)
@@ -262,7 +262,7 @@ class Alone:
             code = None
         finally:
             self.stop()
-        return Outcome(self._path, 1, [code], [self._output.read_text(errors="replace")])
+        return RunResult(self._path, 1, [code], [self._output.read_text(errors="replace")])
 
     def stop(self) -> None:
         """End it, if it still runs."""

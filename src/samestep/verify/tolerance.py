@@ -9,7 +9,7 @@ from math import inf
 _SMALL = 1e-4  # a number far below this is compared as if it were this large: 1e-12 is rounding, not a difference
 
 
-class Result(StrEnum):
+class ProofStatus(StrEnum):
     """What came out of a check."""
 
     OK = "ok"
@@ -22,11 +22,11 @@ class Result(StrEnum):
 
 
 @dataclass(frozen=True)
-class Check:
+class CheckResult:
     """One row of the table: what was looked at, what came out, and what was seen."""
 
     name: str
-    result: Result
+    result: ProofStatus
     sentence: str
 
 

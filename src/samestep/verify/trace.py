@@ -9,7 +9,7 @@ from typing import Any
 
 from samestep.core.records import JsonLines
 from samestep.core.rundir import RunDir
-from samestep.verify.tolerance import Check, Result, distance, plural
+from samestep.verify.tolerance import CheckResult, ProofStatus, distance, plural
 
 Line = dict[str, Any]
 Key = tuple[str, int]
@@ -36,7 +36,7 @@ Trace = dict[Key, list[Step]]
 
 
 @dataclass(frozen=True)
-class Launch:
+class RecordedLaunch:
     """What the ranks of one launch recorded, from its start to its end."""
 
     ranks: Sequence[dict[Key, Step]]
@@ -44,13 +44,13 @@ class Launch:
     """The step at which each stage that ran began."""
 
     @classmethod
-    def read(cls, path: Path, world: int) -> "Launch":
+    def read(cls, path: Path, world: int) -> "RecordedLaunch":
         """The evidence in the run directory `path` of a launch at this world size."""
         files = [JsonLines(RunDir(path).evidence(world, rank)) for rank in range(world)]
         return cls.of([list(file) for file in files])
 
     @classmethod
-    def of(cls, lines: Sequence[Sequence[Line]]) -> "Launch":
+    def of(cls, lines: Sequence[Sequence[Line]]) -> "RecordedLaunch":
         """The launch that these lines tell of, by rank."""
         read = [_read(own) for own in lines]
         return cls([steps for steps, _ in read], read[0][1])
@@ -72,7 +72,7 @@ def where(key: Key, trace: Trace) -> str:
     return f"{text} of stage {stage!r}" if len({known for known, _ in trace}) > 1 else text
 
 
-def spliced(killed: Launch, resumed: Launch) -> Trace:
+def spliced(killed: RecordedLaunch, resumed: RecordedLaunch) -> Trace:
     """The course of a run as it counts in the end: the killed launch up to where the resumed one took over."""
     kept = {
         key: steps
@@ -195,7 +195,7 @@ def _named(samples: Sequence[tuple[int, int]], most: int = 3) -> str:
     return f"{shown}{more} {'is' if len(samples) == 1 else 'are'}"
 
 
-def early_leaver(launch: Launch, reference: Trace) -> str:
+def early_leaver(launch: RecordedLaunch, reference: Trace) -> str:
     """The rank that made fewer updates in a step than one process alone does, in words; empty when there is none."""
     trace = launch.trace()
     for key, steps in trace.items():
@@ -214,7 +214,7 @@ def early_leaver(launch: Launch, reference: Trace) -> str:
     return ""
 
 
-def stalled(launch: Launch, codes: Sequence[int | None]) -> str:
+def stalled(launch: RecordedLaunch, codes: Sequence[int | None]) -> str:
     """Which rank never ended and how far it came, in words to begin a sentence with; empty when all ended."""
     if None not in codes:
         return ""
@@ -243,7 +243,7 @@ def _ranks_named(ranks: Sequence[int]) -> str:
 NAME = "every parameter gets a gradient"
 
 
-def every_parameter_reached(trace: Trace, unused: Sequence[str]) -> Check:
+def every_parameter_reached(trace: Trace, unused: Sequence[str]) -> CheckResult:
     """A parameter whose gradient is absent or zero in every update learns nothing; a glob in `unused` allows it."""
     reached: dict[str, bool] = {}
     for steps in trace.values():
@@ -254,15 +254,17 @@ def every_parameter_reached(trace: Trace, unused: Sequence[str]) -> Check:
     idle = [name for name, once in reached.items() if not once and not _allowed(name, unused)]
     if idle:
         more = f" and {len(idle) - 3} more" if len(idle) > 3 else ""
-        return Check(
+        return CheckResult(
             NAME,
-            Result.FAILED,
+            ProofStatus.FAILED,
             f"{', '.join(idle[:3])}{more} never got one: use it, freeze it (requires_grad_(False)), or declare it in "
             "the recipe's `unused`",
         )
     allowed = sum(not once for once in reached.values())
-    return Check(
-        NAME, Result.OK, f"{plural(len(reached), 'parameter')}" + (f", {allowed} declared unused" if allowed else "")
+    return CheckResult(
+        NAME,
+        ProofStatus.OK,
+        f"{plural(len(reached), 'parameter')}" + (f", {allowed} declared unused" if allowed else ""),
     )
 
 

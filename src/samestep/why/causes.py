@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from samestep.core.errors import EXIT_INTERRUPTED, EXIT_MEMORY, EXIT_PREEMPTED, EXIT_STALLED, EXIT_USER
-from samestep.core.launcher import LastWord
+from samestep.core.exit_report import ExitReport
 from samestep.launch.failure import signal_name
 from samestep.why.records import Evidence, as_word
 
@@ -82,7 +82,7 @@ def _of_status(evidence: Evidence) -> Cause | None:
     status = evidence.status
     if status.get("status") != "failed":
         return None
-    word = LastWord(str(status.get("text", "")), 1, kind=str(status.get("kind", "failed")))
+    word = ExitReport(str(status.get("text", "")), 1, kind=str(status.get("kind", "failed")))
     return of_word(word, "status.json")
 
 
@@ -102,7 +102,7 @@ def _told_by_launcher(evidence: Evidence) -> Cause:
     return Cause(verdict, text, [rank], str(ended.get("host", "")), name, trace, source)
 
 
-def of_word(word: LastWord, source: str) -> Cause:
+def of_word(word: ExitReport, source: str) -> Cause:
     """What the word of a rank comes to; an echo names the rank that it comes from."""
     text, rank, host = word.text, word.rank, word.host
     match = _ECHO.match(text)
@@ -113,14 +113,14 @@ def of_word(word: LastWord, source: str) -> Cause:
     return Cause(KINDS.get(kind, "failed"), text, [rank], host, reason, word.traceback, source, word.remedy)
 
 
-def _kind(word: LastWord) -> str:
+def _kind(word: ExitReport) -> str:
     if word.kind not in ("crashed", "failed"):
         return word.kind
     by_text = next((kind for phrase, kind in _TEXTS.items() if phrase in word.text), None)
     return _CODES.get(word.code) or by_text or word.kind
 
 
-def _first(evidence: Evidence, words: Sequence[LastWord]) -> Cause | None:
+def _first(evidence: Evidence, words: Sequence[ExitReport]) -> Cause | None:
     """The earliest; ranks that say the same failed together."""
     if not words:
         return None
@@ -143,7 +143,7 @@ def _hung(evidence: Evidence) -> Cause | None:
     return Cause("hung", str(stall.get("sentence", "")), ranks, host, where, source="watch/stall.json")
 
 
-def _lost_a_peer(word: LastWord) -> bool:
+def _lost_a_peer(word: ExitReport) -> bool:
     """Whether this, or what it is the echo of, only came about because a rank was gone."""
     return (word.echo or word.kind == "crashed") and any(mark in word.text for mark in _LOST)
 

@@ -17,12 +17,12 @@ from dataclasses import fields
 from pathlib import Path
 
 from samestep.checkpoint.manifest import checkpoint_folders
-from samestep.core.launcher import LastWord
+from samestep.core.exit_report import ExitReport
 from samestep.core.output import FAILURES
 from samestep.core.records import Json
 from samestep.core.rundir import RunDir
 from samestep.train.run_record import RunRecord
-from samestep.why.records import Beat, Evidence, Lock, as_word
+from samestep.why.records import Evidence, Heartbeat, Lock, as_word
 from samestep.why.scheduler import kernel_kill, last_job
 
 _FLOCK = "hhqqi4x"  # type, whence, start, length, process: `struct flock` of 64-bit Linux
@@ -139,12 +139,12 @@ def _events(rundir: RunDir) -> tuple[Json, Json, str]:
     return launch, ended, failed
 
 
-def _words(rundir: RunDir) -> list[LastWord]:
+def _words(rundir: RunDir) -> list[ExitReport]:
     found = [as_word(_json(path)) for path in sorted(rundir.watch.glob("rank_*_word.json"))]
     return [word for word in found if word is not None]
 
 
-def _beats(rundir: RunDir) -> list[Beat]:
+def _beats(rundir: RunDir) -> list[Heartbeat]:
     found = []
     for path in rundir.watch.glob("rank_*.json"):
         data = _json(path) if re.fullmatch(r"rank_\d+\.json", path.name) else None
@@ -153,16 +153,16 @@ def _beats(rundir: RunDir) -> list[Beat]:
     return sorted(found, key=lambda beat: beat.rank)
 
 
-def _beat(data: dict[str, Json], path: Path) -> Beat:
+def _beat(data: dict[str, Json], path: Path) -> Heartbeat:
     """Its age by two clocks, for that of the rank's host may be wrong, or that of the disk."""
     stamps = [float(data.get("time", 0.0)), _changed(path)]
     age = min(abs(time.time() - stamp) for stamp in stamps)
-    known = {field.name for field in fields(Beat)}
+    known = {field.name for field in fields(Heartbeat)}
     rest = {"host": "", "pid": 0, **{name: value for name, value in data.items() if name in known}}
-    return Beat(**{**rest, "age": age})
+    return Heartbeat(**{**rest, "age": age})
 
 
-def _logged(rundir: RunDir) -> list[LastWord]:
+def _logged(rundir: RunDir) -> list[ExitReport]:
     """The failure at the end of each rank's log, if its last launch ended with one: all that older runs have."""
     found = []
     for path in sorted((rundir.path / "logs").glob("rank_*.log")):
@@ -173,7 +173,7 @@ def _logged(rundir: RunDir) -> list[LastWord]:
                 text, _, trace = message.partition("\n")
                 echo = _ECHO.match(text) is not None
                 rank, kind = int(path.stem.partition("_")[2]), "crashed" if trace else "failed"
-                found.append(LastWord(text, 1, rank, echo=echo, traceback=trace, kind=kind))
+                found.append(ExitReport(text, 1, rank, echo=echo, traceback=trace, kind=kind))
     return found
 
 
@@ -204,7 +204,9 @@ def _checkpoint(rundir: RunDir) -> tuple[str, int] | None:
     return max(found)[1:] if found else None
 
 
-def _step(rundir: RunDir, stage: str | None, beats: Sequence[Beat], checkpoint: tuple[str, int] | None) -> int | None:
+def _step(
+    rundir: RunDir, stage: str | None, beats: Sequence[Heartbeat], checkpoint: tuple[str, int] | None
+) -> int | None:
     """The last step that is known to be done in the stage that ran last."""
     written = [row["step"] for row in _rows(rundir.metrics) if row.get("stage") == stage and "step" in row]
     known = [*written[-1:], *(beat.step for beat in beats if beat.stage == stage and beat.step is not None)]

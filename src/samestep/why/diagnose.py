@@ -4,22 +4,22 @@ from samestep.core.errors import EXIT_PREEMPTED
 from samestep.train.run_status import is_done
 from samestep.why import commands
 from samestep.why.causes import LOST_NODE, TWICE, Cause, first_failure
-from samestep.why.records import FRESH, JOB_ENDS, Evidence, Finding, named, place
+from samestep.why.records import FRESH, JOB_ENDS, Diagnosis, Evidence, named, place
 
 _FULL = 1 << 20
 """A disk with less room than this cannot take what a rank has to say."""
 _FULL_TEXTS = ("No space left on device", "Disk quota exceeded")
 
 
-def unspoken(evidence: Evidence, cause: Cause | None) -> Finding:
+def unspoken(evidence: Evidence, cause: Cause | None) -> Diagnosis:
     """What ended a run that left no word of it. `cause`: what the launcher or other ranks noticed."""
     cause = cause or Cause("killed", "", evidence.silent)
     again = [commands.resume(evidence)]
     if cause.reason == TWICE:
         text = f"ended at once by a second Ctrl-C{place(evidence)}, without a save"
-        return Finding("killed", text, again, reason=TWICE, source=cause.source)
+        return Diagnosis("killed", text, again, reason=TWICE, source=cause.source)
     if cause.reason == LOST_NODE:
-        return Finding("killed", cause.text, again, reason=LOST_NODE, source=cause.source)
+        return Diagnosis("killed", cause.text, again, reason=LOST_NODE, source=cause.source)
     return (
         _by_scheduler(evidence)
         or _by_memory(evidence, cause)
@@ -28,7 +28,7 @@ def unspoken(evidence: Evidence, cause: Cause | None) -> Finding:
     )
 
 
-def _by_scheduler(evidence: Evidence) -> Finding | None:
+def _by_scheduler(evidence: Evidence) -> Diagnosis | None:
     job = evidence.job
     if job is None or job.state not in (*JOB_ENDS, "OUT_OF_MEMORY"):
         return None
@@ -36,12 +36,12 @@ def _by_scheduler(evidence: Evidence) -> Finding | None:
     if job.state == "OUT_OF_MEMORY":
         text = f"job {job.number} took more memory than it had asked for{place(evidence)}; ask for more with --mem, or "
         text += _less(evidence)
-        return Finding("out_of_memory", text, [commands.smaller(evidence)], reason=reason, source=job.source)
+        return Diagnosis("out_of_memory", text, [commands.smaller(evidence)], reason=reason, source=job.source)
     text = f"job {job.number} {JOB_ENDS[job.state]}{place(evidence)}, and the run could not save before it"
-    return Finding("killed", text, [commands.resume(evidence)], reason=reason, source=job.source)
+    return Diagnosis("killed", text, [commands.resume(evidence)], reason=reason, source=job.source)
 
 
-def _by_memory(evidence: Evidence, cause: Cause) -> Finding | None:
+def _by_memory(evidence: Evidence, cause: Cause) -> Diagnosis | None:
     """The kernel ends a process that takes the last memory with SIGKILL, which nobody can catch."""
     if cause.reason not in ("", "SIGKILL"):
         return None
@@ -54,7 +54,7 @@ def _by_memory(evidence: Evidence, cause: Cause) -> Finding | None:
     text = f"rank {beat.rank} on {beat.host} {surely} for lack of memory{place(evidence)}: it held "
     text += f"{gigabytes(beat.memory)}, and {gigabytes(beat.free)} were free there; {_less(evidence)}"
     source = "dmesg" if killed else f"watch/rank_{beat.rank}.json"
-    return Finding(
+    return Diagnosis(
         "out_of_memory", text, [commands.smaller(evidence)], [beat.rank], beat.host, "SIGKILL", source=source
     )
 
@@ -64,7 +64,7 @@ def _less(evidence: Evidence) -> str:
     return f"reduce {rows} or num_workers, or set checkpoint.background=false"
 
 
-def _by_disk(evidence: Evidence, cause: Cause) -> Finding | None:
+def _by_disk(evidence: Evidence, cause: Cause) -> Diagnosis | None:
     if cause.reason:
         return None
     failed = any(text in evidence.save_failed for text in _FULL_TEXTS)
@@ -73,10 +73,10 @@ def _by_disk(evidence: Evidence, cause: Cause) -> Finding | None:
     text = f"the disk is full{place(evidence)}, and no rank could leave a word"
     text = f"{text}; the last save failed: {evidence.save_failed}" if evidence.save_failed else text
     following = [f"df -h {evidence.run}", commands.verify(evidence), commands.resume(evidence)]
-    return Finding("disk", text, following, source="events.jsonl" if failed else "df")
+    return Diagnosis("disk", text, following, source="events.jsonl" if failed else "df")
 
 
-def _by_force(evidence: Evidence, cause: Cause) -> Finding:
+def _by_force(evidence: Evidence, cause: Cause) -> Diagnosis:
     who = named(evidence, cause.ranks, cause.host)
     if cause.reason:
         text = f"{who} was killed by {cause.reason}{place(evidence)}, by a user, a scheduler or the system"
@@ -87,7 +87,7 @@ def _by_force(evidence: Evidence, cause: Cause) -> Finding:
         text += " its machine"
     names = [f"logs/rank_{rank}{end}" for rank in cause.ranks[:1] for end in ("_output.txt", ".log")]
     following = [*commands.read(evidence, *names), commands.resume(evidence)]
-    return Finding("killed", text, following, cause.ranks, cause.host, cause.reason, cause.traceback, cause.source)
+    return Diagnosis("killed", text, following, cause.ranks, cause.host, cause.reason, cause.traceback, cause.source)
 
 
 def gigabytes(size: float) -> str:
@@ -105,19 +105,19 @@ _REASONS = {
 }
 
 
-def judge(evidence: Evidence) -> Finding:
+def judge(evidence: Evidence) -> Diagnosis:
     """The verdict. What the last launch itself said of its end counts before what can only be concluded."""
     status, ended = evidence.status.get("status"), evidence.ended or {}
     if is_done(evidence.status):
         following = [f"samestep checkpoints {evidence.run}"]
-        return Finding("finished", "the run is done, with all its stages", following, source="status.json")
+        return Diagnosis("finished", "the run is done, with all its stages", following, source="status.json")
     if status == "waiting":
         return _waiting(evidence)
     if status == "preempted":
         return _preempted(evidence, str(evidence.status.get("reason", "")), "status.json")
     if ended.get("restart") and evidence.now - float(ended.get("time", 0.0)) < RESTARTING:
         text = f"the launcher starts the run again after: {ended.get('text', '')}"
-        return Finding("running", text, [_follow(evidence)], source="events.jsonl")
+        return Diagnosis("running", text, [_follow(evidence)], source="events.jsonl")
     if ended.get("code") == EXIT_PREEMPTED:
         return _preempted(evidence, str(ended.get("signal", "")), "events.jsonl")
     cause = first_failure(evidence)
@@ -130,7 +130,7 @@ def judge(evidence: Evidence) -> Finding:
     return unspoken(evidence, cause)
 
 
-def _running(evidence: Evidence) -> Finding:
+def _running(evidence: Evidence) -> Diagnosis:
     slow = max(evidence.beats, key=lambda beat: beat.seconds / beat.limit if beat.limit else 0.0, default=None)
     text = f"the run is at work{place(evidence)}"
     if slow is not None and slow.limit and slow.seconds > slow.limit / 4:
@@ -139,16 +139,16 @@ def _running(evidence: Evidence) -> Finding:
     silent = [beat.rank for beat in evidence.beats if beat.age >= FRESH]
     if silent:
         text += f"; no sign of life from {named(evidence, silent)} for {evidence.beats[0].age:.0f} s"
-    return Finding("running", text, [*commands.watch_job(evidence), _follow(evidence)], source="lock")
+    return Diagnosis("running", text, [*commands.watch_job(evidence), _follow(evidence)], source="lock")
 
 
-def _waiting(evidence: Evidence) -> Finding:
+def _waiting(evidence: Evidence) -> Diagnosis:
     stage = evidence.status.get("after")
     text = f"stage {stage} is done, and the run waits to be told to go on, since it was started with until={stage}"
-    return Finding("waiting", text, [commands.resume(evidence, "until=null")], source="status.json")
+    return Diagnosis("waiting", text, [commands.resume(evidence, "until=null")], source="status.json")
 
 
-def _preempted(evidence: Evidence, reason: str, source: str) -> Finding:
+def _preempted(evidence: Evidence, reason: str, source: str) -> Diagnosis:
     """Stopped in good order, or in what was meant to be."""
     said = str((evidence.ended or {}).get("text") or "")
     saved = ", with a save," if source == "status.json" else ""
@@ -157,22 +157,22 @@ def _preempted(evidence: Evidence, reason: str, source: str) -> Finding:
     job = evidence.job
     if job is not None and job.waits:
         text += f"; job {job.number} is in the queue and goes on from there by itself"
-        return Finding("preempted", text, commands.watch_job(evidence), reason=reason, source=source)
+        return Diagnosis("preempted", text, commands.watch_job(evidence), reason=reason, source=source)
     text += f"; job {job.number} {JOB_ENDS[job.state]}" if job is not None and job.state in JOB_ENDS else ""
-    return Finding("preempted", text, [commands.resume(evidence)], reason=reason, source=source)
+    return Diagnosis("preempted", text, [commands.resume(evidence)], reason=reason, source=source)
 
 
-def _not_started(evidence: Evidence) -> Finding:
+def _not_started(evidence: Evidence) -> Diagnosis:
     job = evidence.job
     if job is None:
-        return Finding("not_started", "no rank has begun to train", [commands.resume(evidence)], source="config.json")
+        return Diagnosis("not_started", "no rank has begun to train", [commands.resume(evidence)], source="config.json")
     how = {"": "was submitted", "PENDING": "waits in the queue", "RUNNING": "has begun"}.get(job.state)
     text = f"job {job.number} {how or f'is {job.state}'}, and no rank has begun to train"
     following = [*commands.watch_job(evidence), f"less {job.output}"] if how else [f"less {job.output}"]
-    return Finding("not_started", text, following, reason=job.state, source=job.source or "job/job.json")
+    return Diagnosis("not_started", text, following, reason=job.state, source=job.source or "job/job.json")
 
 
-def _failure(evidence: Evidence, cause: Cause) -> Finding:
+def _failure(evidence: Evidence, cause: Cause) -> Diagnosis:
     """A failure that somebody told of."""
     run, again = evidence.run, commands.resume(evidence)
     logs = [f"logs/rank_{rank}{end}" for rank in cause.ranks[:1] for end in (".log", "_output.txt")]
@@ -187,7 +187,7 @@ def _failure(evidence: Evidence, cause: Cause) -> Finding:
         "failed": [*commands.read(evidence, *logs), again],
     }[cause.verdict]
     known = (cause.ranks, cause.host, cause.reason, cause.traceback, cause.source)
-    return Finding(cause.verdict, _sentence(evidence, cause), following, *known)
+    return Diagnosis(cause.verdict, _sentence(evidence, cause), following, *known)
 
 
 def _diverged(evidence: Evidence, cause: Cause) -> list[str]:

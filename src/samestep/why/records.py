@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from samestep.core.launcher import LastWord
+from samestep.core.exit_report import ExitReport
 from samestep.core.records import Json
 
 Record = Mapping[str, Json]
@@ -36,7 +36,7 @@ class Lock:
 
 
 @dataclass(frozen=True)
-class Beat:
+class Heartbeat:
     """The last sign of life of a rank."""
 
     rank: int
@@ -55,7 +55,7 @@ class Beat:
 
 
 @dataclass(frozen=True)
-class Job:
+class SchedulerJob:
     """The last job of the run that has begun, as its scheduler knows it."""
 
     number: str
@@ -88,13 +88,13 @@ class Evidence:
     """What our launcher noted of the end of the last attempt, if that is later."""
     save_failed: str = ""
     """Why the last save failed, if none succeeded after it."""
-    words: Sequence[LastWord] = ()
+    words: Sequence[ExitReport] = ()
     logged: bool = False
     """The words are those of the logs, since ranks left no others."""
     stall: Record | None = None
-    beats: Sequence[Beat] = ()
+    beats: Sequence[Heartbeat] = ()
     lock: Lock = Lock()
-    job: Job | None = None
+    job: SchedulerJob | None = None
     kernel: str = ""
     """What the kernel says of a rank that it killed for lack of memory."""
     checkpoint: tuple[str, int] | None = None
@@ -123,7 +123,7 @@ class Evidence:
         """The file that has the word of a rank."""
         return f"logs/rank_{rank}.log" if self.logged else f"watch/rank_{rank}_word.json"
 
-    def beat(self, rank: int | None) -> Beat | None:
+    def beat(self, rank: int | None) -> Heartbeat | None:
         """The last sign of life of one rank."""
         return next((beat for beat in self.beats if beat.rank == rank), None)
 
@@ -143,11 +143,11 @@ class Evidence:
         return bool(there) and free < TIGHT * (free + sum(beat.memory for beat in there))
 
 
-def as_word(data: Json) -> LastWord | None:
+def as_word(data: Json) -> ExitReport | None:
     """A last word as it was written, maybe by another version."""
-    known = {field.name for field in fields(LastWord)}
+    known = {field.name for field in fields(ExitReport)}
     try:
-        return LastWord(**{name: value for name, value in data.items() if name in known})
+        return ExitReport(**{name: value for name, value in data.items() if name in known})
     except (AttributeError, TypeError):
         return None
 
@@ -171,7 +171,7 @@ VERDICTS = {
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """What became of a run."""
 
     verdict: str

@@ -4,10 +4,10 @@ import time
 from collections.abc import Iterator, Sequence
 
 from samestep.core.durations import ago
-from samestep.core.launcher import LastWord
+from samestep.core.exit_report import ExitReport
 from samestep.core.records import Json
 from samestep.why.diagnose import gigabytes
-from samestep.why.records import Beat, Evidence, Finding, Record
+from samestep.why.records import Diagnosis, Evidence, Heartbeat, Record
 
 _MOST = 6
 """Ranks that are shown of each kind; there may be thousands."""
@@ -15,7 +15,7 @@ _WIDE = 140
 Line = tuple[str, str]
 
 
-def witnesses(evidence: Evidence, finding: Finding) -> Iterator[Line]:
+def witnesses(evidence: Evidence, finding: Diagnosis) -> Iterator[Line]:
     """What was found, as far as it is telling."""
     if evidence.status:
         yield "status.json", _status(evidence.status)
@@ -65,7 +65,7 @@ def _events(evidence: Evidence) -> Iterator[Line]:
 
 def _words(evidence: Evidence, ranks: Sequence[int]) -> Iterator[Line]:
     """Each thing that was said once, by the first who said it."""
-    said: dict[str, LastWord] = {}
+    said: dict[str, ExitReport] = {}
     for word in sorted(evidence.words, key=lambda word: (word.rank not in ranks, word.rank)):
         said.setdefault(word.text, word)
     for word in list(said.values())[:_MOST]:
@@ -86,7 +86,7 @@ def _stall(evidence: Evidence) -> Iterator[Line]:
         yield "watch/stall.json", f"rank {report.get('rank')}: {activity}, {report.get('where') or 'nowhere known'}"
 
 
-def _beat(beat: Beat) -> str:
+def _beat(beat: Heartbeat) -> str:
     doing = f"step {beat.step}, {beat.activity}" + (f" for {beat.seconds:.0f} s" if beat.seconds >= 1 else "")
     held = f"; holds {gigabytes(beat.memory)}, {gigabytes(beat.free)} free on {beat.host}" if beat.memory else ""
     return f"last sign of life {ago(beat.age)} ago, {doing}{held}"
@@ -113,7 +113,7 @@ _LINES = 24
 """How much of a traceback is shown; the file has all."""
 
 
-def as_text(evidence: Evidence, finding: Finding) -> str:
+def as_text(evidence: Evidence, finding: Diagnosis) -> str:
     """For people."""
     trace = finding.traceback.rstrip().splitlines()
     shown = ["..."] * (len(trace) > _LINES) + trace[-_LINES:]
@@ -134,7 +134,7 @@ def as_text(evidence: Evidence, finding: Finding) -> str:
     )
 
 
-def as_json(evidence: Evidence, finding: Finding) -> dict[str, Json]:
+def as_json(evidence: Evidence, finding: Diagnosis) -> dict[str, Json]:
     """For programs: `verdict` is one of a fixed set of words."""
     return {
         "run": str(evidence.run),

@@ -7,7 +7,7 @@ from pathlib import Path
 from shutil import which
 
 from samestep.core.records import Json
-from samestep.why.records import Job
+from samestep.why.records import SchedulerJob
 
 _PATIENCE = 10.0
 _TAIL = 20
@@ -24,7 +24,7 @@ _PHRASES = {  # what SLURM writes into a job's output, and the state that it sta
 }
 
 
-def last_job(jobs: Sequence[Mapping[str, Json]]) -> Job | None:
+def last_job(jobs: Sequence[Mapping[str, Json]]) -> SchedulerJob | None:
     """The job that ran the last launch: of those that have begun, the last."""
     found = None
     for noted in reversed(jobs):
@@ -35,15 +35,15 @@ def last_job(jobs: Sequence[Mapping[str, Json]]) -> Job | None:
     return found
 
 
-def _ask(noted: Mapping[str, Json]) -> Job:
+def _ask(noted: Mapping[str, Json]) -> SchedulerJob:
     number, output = str(noted["job"]), str(noted.get("output", ""))
-    job = Job(number, str(noted.get("scheduler", "")), script=str(noted.get("script", "")), output=output)
+    job = SchedulerJob(number, str(noted.get("scheduler", "")), script=str(noted.get("script", "")), output=output)
     if job.scheduler != "slurm":
         return job
     state, source = _slurm(number)
     if not state:
         state, source = said_in(output), output
-    return Job(number, job.scheduler, state, source if state else "", job.script, output)
+    return SchedulerJob(number, job.scheduler, state, source if state else "", job.script, output)
 
 
 def _slurm(number: str) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from how long a step took them on average.
 import time
 from collections.abc import Callable, Sequence
 
-from samestep.world.async_gather import Letter
+from samestep.world.async_gather import PendingResult
 from samestep.world.world import World
 
 PATIENCE = 0.2
@@ -22,7 +22,7 @@ class Agreement:
 
     def __init__(self, world: World, clock: Callable[[], float] = time.monotonic) -> None:
         self._world, self._clock = world, clock
-        self._letter: Letter | None = None
+        self._letter: PendingResult | None = None
         self._steps, self._stride = 0, 1  # steps since the last letter, and at which number of them this one must go
         self._since = self._written = -float("inf")
 
@@ -37,10 +37,10 @@ class Agreement:
         asked = [float(wish and not done) for wish, done in zip(wishes, granted)]
         self._write([*asked, self._written - self._since])
         if self._steps >= self._stride:
-            self._world.post.send()
+            self._world.async_gather.send()
         return granted
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait for what is still under way."""
         if self._letter and self._letter.sent:
             self._letter.read()
@@ -49,7 +49,7 @@ class Agreement:
         if self._letter:
             self._letter.rewrite(numbers)
         else:
-            self._letter = self._world.post.put(numbers)
+            self._letter = self._world.async_gather.put(numbers)
 
     def _answer(self) -> list[bool]:
         """What all wished when the letter left."""

@@ -1,8 +1,8 @@
 """Small sums over all ranks that nobody waits for. On busy cores a message costs more than the Python around a step, so
 several letters share one.
 
-    letter = world.post.put(numbers)     # goes with the next message, whoever sends it
-    world.post.send()                    # all that was put, as one message
+    letter = world.async_gather.put(numbers)     # goes with the next message, whoever sends it
+    world.async_gather.send()                    # all that was put, as one message
     letter.read()                        # their sums over the ranks; waits, and sends first if nobody did
 
 Every rank puts the same letters and sends at the same places, as with any collective; only the main thread does.
@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 
 
-class Letter:
+class PendingResult:
     """Numbers of this rank on their way to their sums over all ranks."""
 
-    def __init__(self, post: "Post", numbers: Sequence[float]) -> None:
+    def __init__(self, post: "AsyncGather", numbers: Sequence[float]) -> None:
         self._post, self._numbers = post, list(numbers)
         self._message: _Message | None = None
         self._start = 0
@@ -51,17 +51,17 @@ class Letter:
         return [numbers[self._start : self._start + len(self._numbers)] for numbers in self._message.read()]
 
 
-class Post:
+class AsyncGather:
     """What the ranks tell each other beside the gradients."""
 
     def __init__(self, group: Any = None) -> None:
         """`group` carries the messages; a lone process has none."""
         self._group = group
-        self._waiting: list[Letter] = []
+        self._waiting: list[PendingResult] = []
 
-    def put(self, numbers: Sequence[float]) -> Letter:
+    def put(self, numbers: Sequence[float]) -> PendingResult:
         """A letter for the next message; a lone process has its sums at once."""
-        letter = Letter(self, numbers)
+        letter = PendingResult(self, numbers)
         self._waiting.append(letter)
         if self._group is None:
             self.send()

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from samestep.core.errors import UserError
-from samestep.world.rank_discovery import Place
+from samestep.world.rank_discovery import RankInfo
 
 BACKENDS = ("auto", "nccl", "gloo", "xccl", "ccl", "xpu", "mpi")
 _PREFERRED = {"cuda": "nccl", "xpu": "xccl", "cpu": "gloo"}
@@ -19,7 +19,7 @@ _AVAILABLE: dict[str, Callable[[], bool]] = {
 }
 
 
-def choose_device(wanted: str, place: Place) -> torch.device:
+def choose_device(wanted: str, place: RankInfo) -> torch.device:
     """The device of this rank: the wanted kind, or cuda, xpu, cpu by availability. Ranks never share a card unasked."""
     kinds = {"cuda": torch.cuda, "xpu": torch.xpu}
     if wanted == "auto":
@@ -49,7 +49,7 @@ def card(device: torch.device) -> str:
     return str(getattr(properties, "uuid", None) or device)
 
 
-def too_few(place: Place, kind: str, count: int) -> UserError:
+def too_few(place: RankInfo, kind: str, count: int) -> UserError:
     """Ranks would have to share a card."""
     return UserError(
         f"{place.local_size} ranks on this machine but only {count} {kind} device(s): "

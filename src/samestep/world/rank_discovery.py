@@ -11,7 +11,7 @@ HERE = "127.0.0.1"
 
 
 @dataclass(frozen=True)
-class Place:
+class RankInfo:
     """One process among its peers. `grouped` is false only for a lone process that nobody launched."""
 
     launcher: str
@@ -53,7 +53,7 @@ def numbers(env: Mapping[str, str], launcher: str, *names: str) -> list[int]:
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
-def _by_torchrun(env: Mapping[str, str]) -> Place | None:
+def _by_torchrun(env: Mapping[str, str]) -> RankInfo | None:
     """This process's place, or None when no rank is set. Half-set variables are refused, never guessed around."""
     if "RANK" not in env and "WORLD_SIZE" not in env:
         return None
@@ -65,13 +65,13 @@ def _by_torchrun(env: Mapping[str, str]) -> Place | None:
         )
     rank, size, local_rank = numbers(env, "torchrun", *NEEDED[:3])
     local_size = numbers(env, "torchrun", "LOCAL_WORLD_SIZE")[0] if "LOCAL_WORLD_SIZE" in env else size
-    return Place(env.get("SAMESTEP_LAUNCHER") or "torchrun", rank, size, local_rank, local_size)
+    return RankInfo(env.get("SAMESTEP_LAUNCHER") or "torchrun", rank, size, local_rank, local_size)
 
 
 BATCH = ("4294967291", "batch")
 
 
-def _by_slurm(env: Mapping[str, str]) -> Place | None:
+def _by_slurm(env: Mapping[str, str]) -> RankInfo | None:
     """This process's place in its job step, or None outside of one: the batch script itself is no rank."""
     if env.get("SLURM_STEP_ID", BATCH[0]) in BATCH:
         return None
@@ -81,10 +81,10 @@ def _by_slurm(env: Mapping[str, str]) -> Place | None:
     node = int(env.get("SLURM_NODEID", 0))
     job = f"slurm {env.get('SLURM_JOB_ID')}.{env['SLURM_STEP_ID']}.{env.get('SLURM_RESTART_COUNT', 0)}"
     address = nodes[0] if len(nodes) > 1 else HERE
-    return Place("srun", rank, size, local_rank, counts[node], address=address, job=job)
+    return RankInfo("srun", rank, size, local_rank, counts[node], address=address, job=job)
 
 
-def _by_pals(env: Mapping[str, str]) -> Place | None:
+def _by_pals(env: Mapping[str, str]) -> RankInfo | None:
     """This process's place, or None when PALS did not start it. PALS itself does not tell how many there are."""
     if "PALS_RANKID" not in env:
         return None
@@ -100,7 +100,7 @@ def _by_pals(env: Mapping[str, str]) -> Place | None:
             "pass PBS_NODEFILE on with mpiexec --env, or set WORLD_SIZE, RANK, LOCAL_RANK, MASTER_ADDR and MASTER_PORT"
         )
     address = HERE if local_size == size else (nodes[0] if nodes else "")
-    return Place(
+    return RankInfo(
         "mpiexec (PALS)", rank, size, local_rank, local_size, address=address, job=f"pals {env.get('PALS_APID')}"
     )
 
@@ -109,7 +109,7 @@ PREFIX = "OMPI_COMM_WORLD_"
 JOB = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri")
 
 
-def _by_openmpi(env: Mapping[str, str]) -> Place | None:
+def _by_openmpi(env: Mapping[str, str]) -> RankInfo | None:
     """This process's place, or None when Open MPI did not start it."""
     if PREFIX + "RANK" not in env:
         return None
@@ -118,31 +118,31 @@ def _by_openmpi(env: Mapping[str, str]) -> Place | None:
     nodes = of_job(env)
     address = HERE if local_size == size else (nodes[0] if nodes else "")
     job = next((env[name] for name in JOB if name in env), "")
-    return Place("mpiexec (Open MPI)", rank, size, local_rank, local_size, address=address, job=f"openmpi {job}")
+    return RankInfo("mpiexec (Open MPI)", rank, size, local_rank, local_size, address=address, job=f"openmpi {job}")
 
 
-def _by_mpich(env: Mapping[str, str]) -> Place | None:
+def _by_mpich(env: Mapping[str, str]) -> RankInfo | None:
     """This process's place, or None when Hydra did not start it; `srun --mpi=pmi2` sets PMI_RANK too, but is srun."""
     if "PMI_RANK" not in env or ("MPI_LOCALRANKID" not in env and "SLURM_PROCID" in env):
         return None
     names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
     rank, size, local_rank, local_size = numbers(env, "mpiexec", *names)
     if local_size == size:
-        return Place("mpiexec (MPICH)", rank, size, local_rank, size, address=HERE, job=f"hydra {os.getppid()}")
+        return RankInfo("mpiexec (MPICH)", rank, size, local_rank, size, address=HERE, job=f"hydra {os.getppid()}")
     nodes = of_job(env)
     job = env.get("PBS_JOBID") or env.get("SLURM_JOB_ID") or ""
     address = nodes[0] if nodes else ""
-    return Place("mpiexec (MPICH)", rank, size, local_rank, local_size, address=address, job=f"hydra {job}")
+    return RankInfo("mpiexec (MPICH)", rank, size, local_rank, local_size, address=address, job=f"hydra {job}")
 
 
 # torchrun may itself be started by any of the others, and an mpiexec by srun.
 LAUNCHERS = (_by_torchrun, _by_pals, _by_openmpi, _by_mpich, _by_slurm)
 
 
-def discover(env: Mapping[str, str]) -> Place:
+def discover(env: Mapping[str, str]) -> RankInfo:
     """Where this process stands, as told by the first launcher that recognises its environment."""
     for launcher in LAUNCHERS:
         place = launcher(env)
         if place is not None:
             return place
-    return Place("single", grouped=False)
+    return RankInfo("single", grouped=False)

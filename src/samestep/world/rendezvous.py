@@ -15,7 +15,7 @@ from datetime import timedelta
 from torch._C._distributed_c10d import TCPStore
 
 from samestep.core.errors import UserError
-from samestep.world.rank_discovery import Place
+from samestep.world.rank_discovery import RankInfo
 
 FIRST, RANGE, DOORS = 15000, 12000, 16
 """Doors lie below the ports that systems give out by themselves."""
@@ -23,7 +23,7 @@ ASK = 2.0
 """Seconds that an open door has to answer."""
 
 
-def open_store(place: Place, env: Mapping[str, str], timeout: timedelta) -> TCPStore:
+def open_store(place: RankInfo, env: Mapping[str, str], timeout: timedelta) -> TCPStore:
     """The store of this launch, on every rank; an address or port that the user set is taken as it is."""
     address = env.get("MASTER_ADDR") or place.address
     if not address:
@@ -64,11 +64,11 @@ def _free_door(job: str) -> socket.socket:
     raise UserError(f"ports {doors(job)[0]} to {doors(job)[-1]} are all in use here: set MASTER_PORT to a free one")
 
 
-def _word(place: Place) -> bytes:
+def _word(place: RankInfo) -> bytes:
     return f"samestep {place.job} {place.size} ".encode()
 
 
-def _answer(door: socket.socket, place: Place, port: int) -> None:
+def _answer(door: socket.socket, place: RankInfo, port: int) -> None:
     """Tell every rank where the store is; each asks once, but who else comes by is told as well."""
     with door:
         while True:
@@ -80,7 +80,7 @@ def _answer(door: socket.socket, place: Place, port: int) -> None:
                     continue
 
 
-def _ask(address: str, place: Place, timeout: timedelta) -> int:
+def _ask(address: str, place: RankInfo, timeout: timedelta) -> int:
     end = time.monotonic() + timeout.total_seconds()
     while time.monotonic() < end:
         for port in doors(place.job):

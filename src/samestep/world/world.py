@@ -26,11 +26,11 @@ from torch.distributed.rendezvous import rendezvous
 
 from samestep.core.errors import EXIT_FAILURE, UserError
 from samestep.core.records import Json
-from samestep.world.async_gather import Post
+from samestep.world.async_gather import AsyncGather
 from samestep.world.data_parallel import DataParallel
 from samestep.world.device import card, choose_backend, choose_device, too_few
 from samestep.world.network_interface import choose_interface
-from samestep.world.rank_discovery import Place, discover
+from samestep.world.rank_discovery import RankInfo, discover
 from samestep.world.rendezvous import open_store
 from samestep.world.watchdog.activity import Watch
 
@@ -50,7 +50,7 @@ class PeerFailed(Exception):
 class World:
     """Rank, size, device and groups of this process."""
 
-    place: Place
+    rank_info: RankInfo
     device: torch.device
     backend: str | None = None
     timeout: timedelta = timedelta(minutes=10)
@@ -59,7 +59,7 @@ class World:
     store: Any = None
     watch: Watch = field(default_factory=Watch, repr=False)
     """What this process is doing, for the watchdog."""
-    post: Post = field(default_factory=Post, repr=False)
+    async_gather: AsyncGather = field(default_factory=AsyncGather, repr=False)
     """Small sums over all ranks that nobody waits for."""
     data_parallel: DataParallel | None = None
     """Which share of the data this process takes; None: every process takes one of its own, by its rank."""
@@ -68,12 +68,12 @@ class World:
     @property
     def rank(self) -> int:
         """This process's number among all."""
-        return self.place.rank
+        return self.rank_info.rank
 
     @property
     def size(self) -> int:
         """How many processes there are."""
-        return self.place.size
+        return self.rank_info.size
 
     @property
     def dp_rank(self) -> int:
@@ -108,7 +108,7 @@ class World:
     @classmethod
     def single(cls, device: str = "cpu") -> "World":
         """A lone process on `device`."""
-        return cls(Place("single", grouped=False), torch.device(device))
+        return cls(RankInfo("single", grouped=False), torch.device(device))
 
     @classmethod
     def meet(cls) -> "World":
@@ -125,12 +125,12 @@ class World:
         """Choose device and backend and open the process group. `timeout` is in seconds; NCCL_TIMEOUT overrides it."""
         with self.together("choosing the device"):
             self.timeout = timedelta(seconds=_timeout(timeout))
-            if self.place.local_size < self.size:
+            if self.rank_info.local_size < self.size:
                 self._find_network()
-            self.device = _enter(choose_device(device, self.place))
+            self.device = _enter(choose_device(device, self.rank_info))
             if self.store is not None and self.device.type != "cpu" and ":" not in device:
                 self._claim(self.device)
-            self.backend = choose_backend(backend, self.device) if self.place.grouped else None
+            self.backend = choose_backend(backend, self.device) if self.rank_info.grouped else None
         if self.backend is not None:
             dist.init_process_group(
                 _backend_spec(self.backend, self.device),
@@ -141,24 +141,24 @@ class World:
                 device_id=self.device if self.backend == "nccl" else None,
             )
             self.control = dist.new_group(backend="gloo", timeout=self.timeout, group_desc="control")
-            self.post = Post(self.control)
+            self.async_gather = AsyncGather(self.control)
         return self
 
     def _claim(self, device: torch.device) -> None:
         """No two ranks on one card, unless it was asked for by its number: each would be slow, or out of memory."""
         if self.store.add(f"samestep/card/{socket.gethostname()}/{card(device)}", 1) > 1:
-            raise too_few(self.place, device.type, getattr(torch, device.type).device_count())
+            raise too_few(self.rank_info, device.type, getattr(torch, device.type).device_count())
 
     def _find_network(self) -> None:
         """Several hosts: have gloo listen where the others can reach it."""
         key = "samestep/address/{}"
         other = 0 if self.rank >= self.size // 2 else self.size - 1  # the first and the last rank are on two hosts
 
-        def tell(address: str) -> None:
+        def write_address(address: str) -> None:
             self.store.set(key.format(self.rank), address)
 
-        master = os.environ.get("MASTER_ADDR") or self.place.address
-        choose_interface(master, tell, lambda: self.store.get(key.format(other)).decode(), os.environ)
+        master = os.environ.get("MASTER_ADDR") or self.rank_info.address
+        choose_interface(master, write_address, lambda: self.store.get(key.format(other)).decode(), os.environ)
 
     @classmethod
     def join(cls, device: str = "auto", backend: str = "auto", timeout: float = 600.0) -> "World":
@@ -191,7 +191,7 @@ class World:
                 raise PeerFailed(f"not every rank finished {what} within {self.timeout}", EXIT_FAILURE)
             time.sleep(0.005)
 
-    def tell(self, key: str, value: Json) -> Json:
+    def share_through_store(self, key: str, value: Json) -> Json:
         """Rank 0's value through the store: for work inside `together`, where rank 0 may fail before it speaks."""
         if self.store is None:
             return value

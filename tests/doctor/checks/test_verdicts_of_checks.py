@@ -19,7 +19,7 @@ from samestep.doctor.checks import (
     stragglers,
     versions,
 )
-from samestep.doctor.findings import Result
+from samestep.doctor.findings import FindingStatus
 
 GIB = 1 << 30
 VERSIONS = {"Python": "3.11.7", "torch": "2.13.0", "CUDA": "12.8", "driver": "570.1", "NCCL": "2.26"}
@@ -63,8 +63,8 @@ OTHER_CODE = {"files": {**FILES, "b.py": "33", "c.py": "1"}}
 @pytest.mark.parametrize("name", EXAMS)
 def test_nothing_is_said_of_good_machines(name: str) -> None:
     judge, usual = EXAMS[name]
-    assert set(results(judge(ranks(usual)))) == {Result.OK}
-    assert set(results(judge(ranks(usual, hosts=["node1"])))) == {Result.OK} or name == "speed"
+    assert set(results(judge(ranks(usual)))) == {FindingStatus.OK}
+    assert set(results(judge(ranks(usual, hosts=["node1"])))) == {FindingStatus.OK} or name == "speed"
 
 
 @pytest.mark.parametrize(
@@ -150,26 +150,26 @@ def test_a_host_is_told_of(name: str, changes: dict[str, Any], result: str, told
 
 def test_an_unknown_name_is_a_nuisance_on_one_host() -> None:
     lone = ranks({"addresses": {"node1": ""}}, hosts=["node1"])
-    assert results(hosts.judge(lone)) == [Result.WARNING]
+    assert results(hosts.judge(lone)) == [FindingStatus.WARNING]
 
 
 def test_a_port_in_use_matters_to_who_starts_by_hand() -> None:
     found = ports.judge(ranks(PORT, {"taken": 29500}, hosts=["node1"]))
-    assert results(found) == [Result.WARNING, Result.OK]
+    assert results(found) == [FindingStatus.WARNING, FindingStatus.OK]
     assert "port 29500" in found[0].sentence
 
 
 def test_what_needs_a_device_or_a_peer_is_skipped_without() -> None:
-    assert results(copies.judge_peers(ranks({"cards": 0, "apart": []}))) == [Result.SKIPPED]
-    assert results(copies.judge_peers(ranks({"cards": 1, "apart": []}))) == [Result.SKIPPED]
-    assert results(copies.judge_host(ranks({}))) == [Result.SKIPPED]
-    assert results(copies.judge_next(ranks({}, hosts=["node1"]))) == [Result.SKIPPED]
-    assert results(speed.judge(ranks({"times": []}, hosts=["node1"]))) == [Result.SKIPPED]
+    assert results(copies.judge_peers(ranks({"cards": 0, "apart": []}))) == [FindingStatus.SKIPPED]
+    assert results(copies.judge_peers(ranks({"cards": 1, "apart": []}))) == [FindingStatus.SKIPPED]
+    assert results(copies.judge_host(ranks({}))) == [FindingStatus.SKIPPED]
+    assert results(copies.judge_next(ranks({}, hosts=["node1"]))) == [FindingStatus.SKIPPED]
+    assert results(speed.judge(ranks({"times": []}, hosts=["node1"]))) == [FindingStatus.SKIPPED]
 
 
 def test_a_type_that_cannot_be_sent_is_a_warning() -> None:
     found = collectives.judge(ranks({"wrong": {}, "missing": ["gloo bfloat16"], "tried": 5}))
-    assert results(found) == [Result.WARNING]
+    assert results(found) == [FindingStatus.WARNING]
 
 
 def test_of_two_ranks_the_slow_one_is_named() -> None:

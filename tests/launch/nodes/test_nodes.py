@@ -13,11 +13,11 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
-from launch.test_launcher import gone, wait_for
 
+from launch.test_launcher import gone, wait_for
 from samestep.core.errors import UserError
 from samestep.launch import attempt
-from samestep.launch.launcher import Launch
+from samestep.launch.launcher import Launcher
 from samestep.launch.nodes import leader, link
 from samestep.launch.nodes.options import Nodes, nodes_from
 
@@ -42,7 +42,7 @@ def launcher(folder: str, output: str, words: list[str], nproc: int, nodes: Node
             leader.LAST_CALL = value
     more = {name: value for name, value in options.items() if name in ("max_restarts", "grace")}
     try:
-        sys.exit(Launch(words, nproc, nodes=nodes, **more).run())  # type: ignore[arg-type]
+        sys.exit(Launcher(words, nproc, nodes=nodes, **more).run())  # type: ignore[arg-type]
     except UserError as error:
         print(f"samestep: {error}", flush=True)
         sys.exit(2)
@@ -62,7 +62,7 @@ class Machines:
         head = """
             import os, signal, sys, time
             from pathlib import Path
-            from samestep.core.handover import LastWord
+            from samestep.core.exit_report import ExitReport
             from samestep.core.parent import stop_with
             stop_with(int(os.environ["SAMESTEP_PARENT"]), 1.0)
             rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -164,7 +164,7 @@ def test_a_failed_rank_is_named_on_every_node_and_all_restart_together(machines:
     machines.script("""
         if rank == 2:
             time.sleep(0.1)
-            word = LastWord("ValueError: bad row", 1, rank, "there", traceback="Traceback\\n  row 7", time=time.time())
+            word = ExitReport("ValueError: bad row", 1, rank, "there", traceback="Traceback\\n  row 7", time=time.time())
             assert word.leave(os.environ)
             sys.exit(1)
         time.sleep(60)

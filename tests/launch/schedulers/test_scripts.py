@@ -10,16 +10,16 @@ import pytest
 
 from samestep.core.errors import UserError
 from samestep.launch.schedulers import pbs, slurm
-from samestep.launch.schedulers.job import Job, Part, Room, Site, clock, room, seconds
+from samestep.launch.schedulers.job import Job, JobPart, Room, Site, clock, room, seconds
 from samestep.launch.schedulers.script import Surroundings
 from samestep.launch.schedulers.submit import scheduler_of, scripts, submit
 
 GOLDEN = Path(__file__).parent / "golden"
 AROUND = Surroundings(Path("/home/me/runs/sine-default-1"), Path("/home/me"), "/home/me/venv/bin/python")
 WORDS = ("sine.py", "prompt=Hello, world", "name=sine-default-1", "out=/home/me/runs")
-PLAIN = Part("train", WORDS, Room(1, 1, 1))
-DUMP = Part("1_dump", (*WORDS, "until=dump"), Room(1, 1, 1), ["dump"], unfinished=True)
-TRAIN = Part("2_train", WORDS, Room(1, 4, 4), ["train"])
+PLAIN = JobPart("train", WORDS, Room(1, 1, 1))
+DUMP = JobPart("1_dump", (*WORDS, "until=dump"), Room(1, 1, 1), ["dump"], unfinished=True)
+TRAIN = JobPart("2_train", WORDS, Room(1, 4, 4), ["train"])
 AURORA = Site(
     scheduler="pbs",
     gpus_per_node=12,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer
 from samestep.recipes.mdlm import animation
-from samestep.recipes.mdlm.animation import Film, Trace, glyphs, html_page
+from samestep.recipes.mdlm.animation import AnimatedText, RevealTrace, glyphs, html_page
 from samestep.recipes.mdlm.sampling import SamplingConfig, sample
 
 BYTE = ByteTokenizer()
@@ -29,7 +29,7 @@ class Rightmost(nn.Module):
 
 
 def test_a_trace_tells_when_each_token_came_and_how_likely_it_was() -> None:
-    trace = Trace(BYTES.mask)
+    trace = RevealTrace(BYTES.mask)
     sample(Rightmost(), PROMPT, OPTIONS, seed=0, observe=trace)
     assert trace.when.tolist() == [[0, 3, 2, 1]]
     e = torch.arange(2, 5).double().exp()
@@ -79,7 +79,7 @@ def films_in(page: str) -> list[dict[str, object]]:
 
 def test_the_page_holds_the_films_whatever_they_say() -> None:
     nasty = ["</script>", "<!--", "<!--NOTE-->", "\\u003c", "é", '"', "\u2028"]
-    film = Film("a <b> title", nasty, [1] * 7, [0, 1, 2, 3, 3, 2, 1], [1.0, 0.5, 1e-9, 1, 1, 1, 1])
+    film = AnimatedText("a <b> title", nasty, [1] * 7, [0, 1, 2, 3, 3, 2, 1], [1.0, 0.5, 1e-9, 1, 1, 1, 1])
     page = html_page([film, film], "x < y & z", "<!--FILMS--> and a note")
     assert films_in(page)[1] == {
         "title": "a <b> title",
@@ -94,6 +94,6 @@ def test_the_page_holds_the_films_whatever_they_say() -> None:
 
 
 def test_the_page_needs_nothing_from_elsewhere() -> None:
-    page = html_page([Film("", ["a"], [97], [1], [0.5])], "t", "n")
+    page = html_page([AnimatedText("", ["a"], [97], [1], [0.5])], "t", "n")
     assert not re.search(r"https?:|src=|@import|url\(|<link|fetch\(|import ", page)
     assert "<!--" not in page

@@ -22,7 +22,7 @@ from samestep.data.tokenizer.char import CharTokenizer
 from samestep.data.tokenizer.vocabulary import ByteTokenizer
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.recipes.mdlm import MdlmConfig
-from samestep.recipes.mdlm.pretrained import adopt, begin_with, export, tokenizer_of
+from samestep.recipes.mdlm.pretrained import begin_with, export, read_pretrained, tokenizer_of
 from samestep.recipes.mdlm.sampling import SamplingConfig
 from samestep.train.learner.ema import AVERAGE
 from samestep.train.pretrained import export as exporting
@@ -190,12 +190,12 @@ def test_what_is_no_model_is_refused(make_run: Make) -> None:
 
 def test_a_folder_is_adopted_or_not(make_run: Make, tmp_path: Path) -> None:
     rundir = make_run()
-    config = adopt(exported("a", "out"))
+    config = read_pretrained(exported("a", "out"))
     assert config is not None
     assert config.model.kv_heads == 2
     assert config.sampling.length == 64, "no longer than the network takes"
-    assert adopt(rundir.path) is None
-    assert adopt(tmp_path) is None
+    assert read_pretrained(rundir.path) is None
+    assert read_pretrained(tmp_path) is None
 
 
 def test_a_folder_is_sampled_as_its_run_was(make_run: Make) -> None:

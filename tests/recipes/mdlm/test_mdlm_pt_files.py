@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from samestep.data.loading import Batch
 from samestep.recipes.mdlm.pt_files import EpochFiles, FitWithFiles, History
 from samestep.train.loop import Progress
-from samestep.train.pretrained.plain_resume import adopt
+from samestep.train.pretrained.plain_resume import continue_from_file
 from samestep.world.world import World
 from toys import (
     SETTINGS,
@@ -102,7 +102,7 @@ def test_a_run_goes_on_from_a_file_as_if_it_had_not_ended(tmp_path: Path) -> Non
         file = tmp_path / "whole" / "checkpoint_epoch_1.pt"
         resumed, progress = task_of(tmp_path / "resumed", World.single(), "ddp", continued=file), Progress(PER_EPOCH)
         resumed.learner.load_weights(torch.load(file, weights_only=True)["model_state_dict"])
-        adopt(file, [resumed.learner], progress)
+        continue_from_file(file, [resumed.learner], progress)
         assert progress.step == PER_EPOCH
         go(resumed, progress, STEPS)
         resumed.write_due()
@@ -120,10 +120,10 @@ def old_file(path: Path, **more: Any) -> Path:
 
 def test_an_old_file_without_an_optimizer_says_what_it_lacks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     learner, progress = learner_of(made(Net), World.single(), "ddp"), Progress(PER_EPOCH)
-    adopt(old_file(tmp_path / "old.pt", epoch=2), [learner], progress)
+    continue_from_file(old_file(tmp_path / "old.pt", epoch=2), [learner], progress)
     assert progress.step == learner.updates == 2 * PER_EPOCH
     assert "does not hold the optimizer's state (starting fresh), the random state" in caplog.text
-    adopt(old_file(tmp_path / "older.pt"), [learner], progress := Progress(PER_EPOCH))
+    continue_from_file(old_file(tmp_path / "older.pt"), [learner], progress := Progress(PER_EPOCH))
     assert progress.step == 0
     assert "the step (starting at 0)" in caplog.text
 

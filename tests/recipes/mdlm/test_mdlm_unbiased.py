@@ -12,7 +12,7 @@ from torch import Tensor
 
 from samestep.data.order import Shuffled
 from samestep.recipes.mdlm.objective import Objective, ObjectiveConfig
-from samestep.train.logging.metrics import Book
+from samestep.train.logging.metrics import MetricAccumulator
 from samestep.world.world import World
 from toys import feed_of, learner_of, run_on_ranks
 
@@ -34,7 +34,7 @@ def every_loss(world: World, target: Objective) -> list[float]:
     toy = ExactConditionals()
     feed = feed_of(ToyRows(toy, ROWS, target.sft), world, BATCH, MICRO, STEPS, target.count)
     learner = learner_of(toy, world, "ddp", rate=lambda update: 0.0)
-    book, losses = Book(world), []
+    book, losses = MetricAccumulator(world), []
     for step in range(STEPS):
         book.add(learner.update(feed[step], target.loss))
         losses.append(book.read()["loss"])

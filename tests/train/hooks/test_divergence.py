@@ -17,7 +17,7 @@ from samestep.core.errors import Diverged
 from samestep.core.records import JsonLines
 from samestep.data.loading import Batch
 from samestep.launch.local import start
-from samestep.train.hooks.divergence import PIECE, Difference, SameParameters, compare, fingerprint, weights
+from samestep.train.hooks.divergence import PIECE, ParameterMismatch, SameParameters, compare, fingerprint, weights
 from samestep.train.learner.learner import Learner
 from samestep.train.logging.metrics import Metrics
 from samestep.train.session.entry import train_with
@@ -99,7 +99,7 @@ def test_a_gpu_finds_the_same_number_and_nobody_waits_for_it(dtype: torch.dtype)
     ],
 )
 def test_who_differs(prints: Sequence[Sequence[int]], ranks: list[int], majority: bool, tensors: list[int]) -> None:
-    assert compare(prints) == Difference(ranks, majority, tensors)
+    assert compare(prints) == ParameterMismatch(ranks, majority, tensors)
 
 
 def error(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
@@ -124,7 +124,7 @@ def loop(
         for learner in learners:
             learner.update(micros, error)
         plant(step)
-        check.fire(Tick(step, 0, False), {}, last=last and step == steps - 1)
+        check.after_step(Tick(step, 0, False), {}, last=last and step == steps - 1)
     return check
 
 
@@ -133,7 +133,7 @@ def messages(learners: Sequence[Learner], world: World, every: int, steps: int) 
     before = world.control._get_sequence_number_for_group()
     check = SameParameters(learners, world, every)
     for step in range(steps):
-        check.fire(Tick(step, 0, False), {}, last=step == steps - 1)
+        check.after_step(Tick(step, 0, False), {}, last=step == steps - 1)
     return int(world.control._get_sequence_number_for_group() - before)
 
 

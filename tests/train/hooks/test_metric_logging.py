@@ -9,11 +9,11 @@ import pytest
 from samestep.core.rundir import RunDir
 from samestep.train.bench import Bench
 from samestep.train.config import Config
-from samestep.train.hooks.metric_logging import SHORT, LogFigures
+from samestep.train.hooks.metric_logging import SHORT, LogMetrics
 from samestep.train.hooks.stragglers import Speeds
 from samestep.train.hooks.validation import Validate
 from samestep.train.logging.console import Screen
-from samestep.train.logging.metrics import Book, Figure
+from samestep.train.logging.metrics import Metric, MetricAccumulator
 from samestep.train.loop import Progress
 from samestep.train.recipe import Stage
 from samestep.train.task import Tick
@@ -56,13 +56,13 @@ class Ride:
         rundir.path.mkdir(exist_ok=True)
         self.clock, self.sink, self.progress = clock, Kept(), Progress(100, step)
         speeds = Speeds(Bench(world, Config(), rundir, "fit", screen), self.progress, lambda kind, **details: None)
-        self.log = LogFigures(Book(world), [self.sink], screen, self.progress, every, "rows", 20, speeds)
+        self.log = LogMetrics(MetricAccumulator(world), [self.sink], screen, self.progress, every, "rows", 20, speeds)
 
     def step(self, seconds: float = 0.01, last: bool = False) -> Tick:
         tick = self.progress.tick()
         self.progress.advance()
         self.clock[0] += seconds
-        self.log.fire(tick, {"loss": Figure(float(tick.step)), "count/rows": Figure(8.0)}, last)
+        self.log.after_step(tick, {"loss": Metric(float(tick.step)), "count/rows": Metric(8.0)}, last)
         return tick
 
     @property
@@ -114,7 +114,7 @@ def test_training_comes_before_validation(tmp_path: Path, clock: list[float]) ->
     validate = Validate(stage, None, ride.log, Screen(visible=False), ride.progress, every=3)
     for _ in range(6):
         tick = ride.step()
-        validate.fire(tick, {}, last=False)
+        validate.after_step(tick, {}, last=False)
     assert [(step, sorted(figures)) for step, figures in ride.sink.rows] == [
         (3, ["loss", "rows/s"]),
         (3, ["val/loss"]),

@@ -15,8 +15,8 @@ from samestep.core.records import JsonLines
 from samestep.core.rundir import RunDir
 from samestep.data.loading import Batch
 from samestep.parallel.waiting import Waiting
-from samestep.train.hooks.stragglers import ROWS, Judge, Slow
-from samestep.train.logging.metrics import Book, Figure
+from samestep.train.hooks.stragglers import ROWS, Slow, StragglerDetector
+from samestep.train.logging.metrics import Metric, MetricAccumulator
 from samestep.train.session.entry import train_with
 from samestep.world.world import World
 from toys import Net, Points, feed_of, learner_of, made, run_on_ranks
@@ -27,7 +27,7 @@ EVEN = [0.020, 0.021, 0.019]
 
 def looked(rows: Sequence[Sequence[float]]) -> list[list[int]]:
     """Who is named after each row."""
-    judge = Judge(len(rows[0]))
+    judge = StragglerDetector(len(rows[0]))
     return [[slow.rank for slow in judge.look(row, [0.0] * len(row))] for row in rows]
 
 
@@ -70,7 +70,7 @@ def test_a_rank_is_named_again_only_after_it_recovered() -> None:
 
 @pytest.mark.parametrize(("data", "where"), [(0.035, "data"), (0.016, "data"), (0.014, "compute"), (0.0, "compute")])
 def test_where_it_is_slow(data: float, where: str) -> None:
-    judge = Judge(3)
+    judge = StragglerDetector(3)
     for _ in range(ROWS):
         found = judge.look([0.020, 0.050, 0.020], [0.001, 0.001 + data, 0.002])
     assert found == [Slow(1, 0.050, 0.020, where)]
@@ -95,9 +95,9 @@ def error(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
 
 def on_ranks() -> None:
     world = World.join(device="cpu", timeout=60)
-    book, alone = Book(world), Book(world)
+    book, alone = MetricAccumulator(world), MetricAccumulator(world)
     for one in (book, alone):
-        one.add({"loss": Figure(torch.tensor(1.0 + world.rank), 2.0), "lr": Figure(0.5, same=True)})
+        one.add({"loss": Metric(torch.tensor(1.0 + world.rank), 2.0), "lr": Metric(0.5, same=True)})
     before = world.control._get_sequence_number_for_group()  # type: ignore[union-attr]
     figures, numbers = book.reading([10.0 + world.rank, world.rank / 8]).finish()
     after = world.control._get_sequence_number_for_group()  # type: ignore[union-attr]
@@ -105,7 +105,10 @@ def on_ranks() -> None:
     assert figures == alone.read()
     assert numbers == [[10.0 + rank, rank / 8] for rank in range(world.size)]
     assert book.rank_state() == {}, "nothing of it is saved"
-    assert Book(world).reading([float(world.rank)]).finish() == ({}, [[float(rank)] for rank in range(world.size)])
+    assert MetricAccumulator(world).reading([float(world.rank)]).finish() == (
+        {},
+        [[float(rank)] for rank in range(world.size)],
+    )
 
     learner = learner_of(made(Backwards), world, "ddp")
     feed = feed_of(Points(40), world, batch=8, micro=2, steps=3)

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from samestep.core.errors import RunFailed
 from samestep.data.loading import Batch
-from samestep.data.order import Shuffled, micros
+from samestep.data.order import Shuffled, micro_batches
 from samestep.train.learner.optimizer import OptimSettings
-from samestep.train.logging.metrics import Book
+from samestep.train.logging.metrics import MetricAccumulator
 from samestep.world.world import World
 from toys import (
     SETTINGS,
@@ -73,7 +73,7 @@ def the_whole_batch_is_coupled(world: World, strategy: str) -> None:
     for size, batch, micro in SPLITS:
         rows, order = Points(size), Shuffled(size, batch, seed=3)
         hand, learner = ByHand(made(Towers), DECAYED), learner_of(made(Towers), world, strategy)
-        feed, book = feed_of(rows, world, batch, micro, steps=5, count=pairs), Book(world)
+        feed, book = feed_of(rows, world, batch, micro, steps=5, count=pairs), MetricAccumulator(world)
         for step in range(5):
             whole = rows.rows(order.ids(step)[:, 1])
             loss = mean_loss(couple(embed(hand.module, whole)), whole["pairs"])
@@ -102,7 +102,7 @@ def dropout_is_the_same_in_both_passes(world: World, strategy: str) -> None:
         parts: list[dict[str, Tensor]] = []
         for rank in range(world.size):
             torch.set_rng_state(streams[rank])
-            for start, stop in micros(len(whole["x"]), rank, world.size, micro):
+            for start, stop in micro_batches(len(whole["x"]), rank, world.size, micro):
                 filler = start == stop  # is embedded too, and draws
                 chosen = slice(0, 1) if filler else slice(start, stop)
                 part = embed(hand.module, {name: value[chosen] for name, value in whole.items()})
@@ -136,13 +136,13 @@ def nothing_to_weigh_is_skipped(world: World, strategy: str) -> None:
 def around_the_wrapper(world: World, strategy: str) -> None:
     module = made(Towers)
     learner = learner_of(module, world, strategy)
-    micros = feed_of(Points(8), world, 8, 2, steps=1)[0]
+    micro_batches = feed_of(Points(8), world, 8, 2, steps=1)[0]
 
     def around(given: nn.Module, batch: Batch) -> dict[str, Tensor]:
         return {"query": module.query(batch["x"])}
 
     with pytest.raises(RunFailed, match="learner 'model' did not call the module it was given"):
-        learner.update_coupled(micros, around, lambda seen: {"norm": seen["query"].square().sum(1)})
+        learner.update_coupled(micro_batches, around, lambda seen: {"norm": seen["query"].square().sum(1)})
 
 
 def low_precision_follows(world: World, strategy: str) -> None:
@@ -159,7 +159,7 @@ def low_precision_follows(world: World, strategy: str) -> None:
             feed = feed_of(rows, world, 8, 2, steps=4, count=pairs)
             for step in range(4):
                 learner.update_coupled(feed[step], embed, couple, MIX)
-            learner.settle()
+            learner.check_finite()
             ends[precision] = torch.cat([value.flatten() for value in weights_of(learner).values()])
         begun = torch.cat([value.flatten() for value in made(Towers).state_dict().values()])
         moved = (ends["none"] - begun).norm()

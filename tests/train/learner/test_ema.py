@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from samestep.checkpoint.store import Store
 from samestep.core.errors import UserError
 from samestep.data.loading import Batch
-from samestep.parallel.wrap import whole
+from samestep.parallel.wrap import full_tensor
 from samestep.train.fit import Fit
 from samestep.train.learner.ema import Average
 from samestep.train.task import Tick
@@ -52,7 +52,7 @@ def task_of(world: World, strategy: str, decay: float = DECAY, seed: int = 1) ->
 
 def averaged(task: Fit) -> dict[str, Tensor]:
     assert task.average is not None
-    return {name: whole(value).clone() for name, value in task.average.state_dict()["model"].items()}
+    return {name: full_tensor(value).clone() for name, value in task.average.state_dict()["model"].items()}
 
 
 def it_is_the_average_of_all_weights_so_far(world: World, strategy: str) -> None:

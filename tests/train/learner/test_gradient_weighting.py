@@ -11,7 +11,7 @@ from samestep.data.feed import Feed
 from samestep.data.loading import Batch
 from samestep.data.order import Shuffled
 from samestep.train.fit import Fit, evaluate
-from samestep.train.logging.metrics import Book
+from samestep.train.logging.metrics import MetricAccumulator
 from samestep.train.task import Tick
 from samestep.world.world import World
 from toys import WORLDS, ByHand, Case, Net, Points, Proofs, close, feed_of, learner_of, made, rate, weights_of
@@ -57,7 +57,7 @@ def only_what_the_mix_names_is_trained(world: World, strategy: str) -> None:
 
 def the_logged_loss_is_the_mix_of_the_logged_terms(world: World, strategy: str) -> None:
     mix = {"error": 0.7, "tokens": 0.2}
-    learner, book = learner_of(made(Net), world, strategy, name="judge"), Book(world)
+    learner, book = learner_of(made(Net), world, strategy, name="judge"), MetricAccumulator(world)
     feed = feed_of(Points(20), world, 8, 2, steps=STEPS, count=count)
     for step in range(STEPS):  # an epoch ends in a smaller batch, and the terms weigh differently in every step
         book.add(learner.update(feed[step], terms, mix))
@@ -68,7 +68,7 @@ def the_logged_loss_is_the_mix_of_the_logged_terms(world: World, strategy: str) 
     assert not any("\x1f" in name for name in figures)
     for step in range(STEPS):  # a term that is trained in one step of five counts for as much in the mean
         book.add(learner.update(feed[step], terms, {"accuracy": 1.0} | ({"error": 1.0} if step == 1 else {})))
-    figures, alone = book.read(), Book(world)
+    figures, alone = book.read(), MetricAccumulator(world)
     alone.add(learner.update(feed[1], terms, {"error": 1.0}))
     extra = figures["judge/loss"] - figures["judge/accuracy"]
     assert 0 < extra < alone.read()["judge/error"] * 0.75

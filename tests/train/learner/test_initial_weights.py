@@ -18,7 +18,7 @@ from samestep.core.errors import UserError
 from samestep.core.rundir import RunDir
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.parallel.build import build_blank
-from samestep.parallel.wrap import local, whole, wrap
+from samestep.parallel.wrap import full_tensor, local, wrap
 from samestep.train.bench import Bench
 from samestep.train.config import Config, Distributed
 from samestep.train.learner.learner import Learner
@@ -69,10 +69,12 @@ def on_ranks(folder: Path) -> None:
             for make in (network, network()):
                 found = learner(world, folder, strategy, folder / form, make).weights()
                 for name, tensor in wanted().items():
-                    assert torch.equal(whole(found[name]), tensor), f"{strategy} {form} {name}"
+                    assert torch.equal(full_tensor(found[name]), tensor), f"{strategy} {form} {name}"
         given = learner(world, folder, strategy, None, made(network, 3)).weights()
         for name, tensor in made(network, 3).state_dict().items():
-            assert torch.equal(whole(given[name]), tensor), "without a file, a network that is given stays as it is"
+            assert torch.equal(full_tensor(given[name]), tensor), (
+                "without a file, a network that is given stays as it is"
+            )
     world.leave()
 
 

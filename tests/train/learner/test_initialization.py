@@ -14,7 +14,7 @@ from samestep.core.errors import UserError
 from samestep.core.rundir import RunDir
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.parallel.build import ParameterInit
-from samestep.parallel.wrap import whole, wrap
+from samestep.parallel.wrap import full_tensor, wrap
 from samestep.train.bench import Bench
 from samestep.train.config import Config, Distributed
 from samestep.train.learner.initialization import build_fresh
@@ -67,7 +67,9 @@ def fresh(make: Callable[[], nn.Module] = network, **settings: object) -> dict[s
 
 
 def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(whole(one[name]), whole(other[name])) for name in one)
+    return one.keys() == other.keys() and all(
+        torch.equal(full_tensor(one[name]), full_tensor(other[name])) for name in one
+    )
 
 
 def error(module: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -194,7 +196,7 @@ def takes_little_memory() -> None:
     part = sum(sizes) / world.size
     taken = peak_of(lambda: sharded(WIDE))
     assert 0.95 * part < taken < part + 3 * max(sizes) < 0.5 * sum(sizes), (taken, sizes)
-    assert peak_of(lambda: wrap(Transformer(WIDE), world, "fsdp", None)) > sum(sizes), "what is built whole shows"
+    assert peak_of(lambda: wrap(Transformer(WIDE), world, "fsdp", None)) > sum(sizes), "what is built full_tensor shows"
     world.leave()
 
 

@@ -10,7 +10,7 @@ from samestep.data.loading import Batch
 from samestep.data.order import Order, Shuffled
 from samestep.train.learner.learner import Loss
 from samestep.train.learner.optimizer import OptimSettings
-from samestep.train.logging.metrics import Book
+from samestep.train.logging.metrics import MetricAccumulator
 from samestep.world.world import World
 from toys import (
     SETTINGS,
@@ -74,7 +74,7 @@ def one_term_is_exact(world: World, strategy: str) -> None:
             rows, order = Points(size), Shuffled(size, batch, seed=3)
             hand = ByHand(made(Net), settings=settings)
             learner = learner_of(made(Net), world, strategy, settings=settings)
-            feed, book = feed_of(rows, world, batch, micro, steps=6), Book(world)
+            feed, book = feed_of(rows, world, batch, micro, steps=6), MetricAccumulator(world)
             for step in range(6):
                 whole = whole_batch(rows, order, step)
                 loss = one_term(hand.module, whole)["error"].mean()
@@ -93,7 +93,7 @@ def two_terms_are_exact(world: World, strategy: str) -> None:
     for size, batch, micro in SPLITS:
         rows, order = Points(size), Shuffled(size, batch, seed=3)
         hand, learner = ByHand(made(Net)), learner_of(made(Net), world, strategy)
-        feed, book = feed_of(rows, world, batch, micro, steps=6, count=both), Book(world)
+        feed, book = feed_of(rows, world, batch, micro, steps=6, count=both), MetricAccumulator(world)
         for step in range(6):
             whole = whole_batch(rows, order, step)
             loss = mean_loss(hand.module, whole)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from samestep.data.loading import Batch
 from samestep.data.order import Order, Shuffled
 from samestep.train.learner.draws import Draws
-from samestep.train.logging.metrics import Book, Figure
+from samestep.train.logging.metrics import Metric, MetricAccumulator
 from samestep.world.world import World
 from toys import (
     WORLDS,
@@ -65,7 +65,7 @@ def duel(world: World, strategy: str) -> None:
         rows, order, draws = Points(size), Shuffled(size, batch, seed=3), Draws("write", seed=4)
         writer = learner_of(made(Writer), world, strategy, name="writer")
         judge = learner_of(made(Judge, seed=2), world, strategy, name="judge")
-        feed, book = feed_of(rows, world, batch, micro, steps=4), Book(world)
+        feed, book = feed_of(rows, world, batch, micro, steps=4), MetricAccumulator(world)
         hands = ByHand(made(Writer), ("body.weight", "head.weight")), ByHand(made(Judge, seed=2), ("sees.weight",))
         for step in range(4):
             expected = duel_by_hand(*hands, rows, order, draws, step)
@@ -94,9 +94,9 @@ def duel(world: World, strategy: str) -> None:
 
 
 def global_mean(world: World, batches: list[Batch], rows: float) -> float:
-    book = Book(world)
+    book = MetricAccumulator(world)
     total = sum(torch.where(b["live"], b["reward"], 0.0).sum() for b in batches)
-    book.add({"reward": Figure(total, rows)})
+    book.add({"reward": Metric(total, rows)})
     return book.read()["reward"]
 
 

@@ -13,7 +13,7 @@ from samestep.data.loading import Batch
 from samestep.data.order import Shuffled
 from samestep.train.learner.learner import Learner
 from samestep.train.learner.optimizer import OptimSettings
-from samestep.train.logging.metrics import Book
+from samestep.train.logging.metrics import MetricAccumulator
 from samestep.world.world import World
 from toys import (
     SETTINGS,
@@ -61,11 +61,15 @@ def test_float64_is_what_the_cpu_computes_by_hand() -> None:
 
 def trained(precision: str, module: nn.Module | None = None) -> tuple[Learner, Tensor, list[float]]:
     learner = on_gpu(precision, module)
-    feed, book, losses = feed_of(Points(64), World.single("cuda"), 16, 4, steps=20), Book(World.single("cuda")), []
+    feed, book, losses = (
+        feed_of(Points(64), World.single("cuda"), 16, 4, steps=20),
+        MetricAccumulator(World.single("cuda")),
+        [],
+    )
     for step in range(20):
         book.add(learner.update(feed[step], error))
         losses.append(book.read().get("loss", float("nan")))
-    learner.settle()
+    learner.check_finite()
     return learner, torch.cat([value.flatten() for value in weights_of(learner).values()]), losses
 
 
@@ -105,7 +109,7 @@ def test_a_step_never_waits_for_the_device(precision: str, workers: int) -> None
     world = World.single("cuda")
     learner = on_gpu(precision)
     feed = Feed(Points(256), Shuffled(256, 16, seed=3), world, micro_rows=4, length=16, workers=workers)
-    book = Book(world)
+    book = MetricAccumulator(world)
     for step in range(4):  # the first steps load kernels and pin memory
         book.add(learner.update(feed[step], error))
     with no_waiting():
@@ -152,4 +156,4 @@ def test_a_bad_step_is_skipped_and_many_end_the_run() -> None:
         assert same == (step in (1, 3))
     learner.update(feed[4], error)
     with pytest.raises(RunFailed, match="2 steps in a row, the last at step 4"):
-        learner.settle()
+        learner.check_finite()

@@ -8,7 +8,7 @@ from samestep.core.errors import RunFailed
 from samestep.data.feed import Feed
 from samestep.data.loading import Batch
 from samestep.train.learner.optimizer import OptimSettings
-from samestep.train.logging.metrics import Book
+from samestep.train.logging.metrics import MetricAccumulator
 from samestep.world.world import World
 from toys import (
     SETTINGS,
@@ -53,7 +53,11 @@ def all_ranks_skip(world: World, strategy: str) -> None:
         settings = OptimSettings(SETTINGS.betas, SETTINGS.eps, SETTINGS.weight_decay, clip)
         for broken in ((1,), (0,)):
             learner = learner_of(made(Net), world, strategy, settings=settings)
-            feed, book, window = feed_over(Broken(4, *broken), world), Book(world), Book(world)
+            feed, book, window = (
+                feed_over(Broken(4, *broken), world),
+                MetricAccumulator(world),
+                MetricAccumulator(world),
+            )
             losses = []
             for step in range(4):
                 weights, moments = weights_of(learner), moments_of(learner)
@@ -71,7 +75,7 @@ def all_ranks_skip(world: World, strategy: str) -> None:
                 assert "error" not in figures
                 close(weights_of(learner), weights, tolerance=0)
                 close(moments_of(learner), moments, tolerance=0)
-            learner.settle()
+            learner.check_finite()
             figures = window.read()
             assert figures["loss"] == pytest.approx(sum(losses) / 3), "a mean over what was not skipped"
             assert figures["grad_norm"] > 0
@@ -108,12 +112,12 @@ def the_count_survives_a_save(world: World, strategy: str) -> None:
     first = learner_of(made(Net), world, strategy, max_bad_steps=3)
     for step in range(2):
         first.update(feed[step], error)
-    first.settle()
+    first.check_finite()
     second = learner_of(made(Net), world, strategy, max_bad_steps=3)
     second.load_state_dict(first.state_dict())
     second.update(feed[2], error)
     with pytest.raises(RunFailed, match="3 steps in a row, the last at step 2"):
-        second.settle()
+        second.check_finite()
 
 
 CASES: list[Case] = [all_ranks_skip, float32_skips_too, too_many_end_the_run, the_count_survives_a_save]

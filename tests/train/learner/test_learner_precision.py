@@ -8,7 +8,7 @@ from samestep.core.errors import RunFailed
 from samestep.data.loading import Batch
 from samestep.train.learner.learner import Learner
 from samestep.train.learner.optimizer import LossScale, OptimSettings
-from samestep.train.logging.metrics import Book
+from samestep.train.logging.metrics import MetricAccumulator
 from samestep.world.world import World
 from toys import (
     SETTINGS,
@@ -39,7 +39,7 @@ def trained(world: World, strategy: str, precision: str, steps: int = 6) -> Lear
     feed = feed_of(Points(32), world, 8, 2, steps=steps)
     for step in range(steps):
         learner.update(feed[step], error)
-    learner.settle()
+    learner.check_finite()
     return learner
 
 
@@ -86,7 +86,7 @@ def rows_in_bf16_are_summed_in_float32(world: World, strategy: str) -> None:
             kept.append(rows.detach().double())
             return {"score": rows}
 
-        book = Book(world)
+        book = MetricAccumulator(world)
         book.add(learner.update(feed_of(Points(96), world, 96, 96, steps=1)[0], scores))
         sums = world.gather(float(kept[-1].sum()))
         assert book.read()["score"] == pytest.approx(sum(sums) / 96, rel=1e-6)
@@ -100,7 +100,7 @@ def an_overflow_halves_the_scale(world: World, strategy: str) -> None:
         feed, begun = feed_of(Points(32), world, 8, 2, steps=4), weights_of(learner)
         for step in range(4):
             learner.update(feed[step], error)
-        learner.settle()  # not a failure: what is at fault is the scale, and it still has far to fall
+        learner.check_finite()  # not a failure: what is at fault is the scale, and it still has far to fall
         assert float(learner._scale.scale) == 2.0**122
         close(weights_of(learner), begun, tolerance=0)
 
@@ -125,7 +125,7 @@ def without_scale_to_lose_it_fails(world: World, strategy: str) -> None:
         for step in range(4):  # 4 and 2 are blamed on the scale, 1 and 1/2 are not
             learner.update(feed[step], error)
         with pytest.raises(RunFailed, match="not finite for 2 steps in a row, the last at step 3"):
-            learner.settle()
+            learner.check_finite()
 
 
 CASES: list[Case] = [

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from samestep.checkpoint.store import Store
 from samestep.data.loading import Batch
 from samestep.train.learner.learner import Learner
-from samestep.train.logging.metrics import Book
+from samestep.train.logging.metrics import MetricAccumulator
 from samestep.world.world import World
 from toys import (
     WORLDS,
@@ -193,7 +193,7 @@ def compiled(world: World, strategy: str) -> None:
             if compile_it:
                 module.compile(backend="aot_eager")
             learner: Learner = learner_of(module, world, strategy)
-            feed, book = feed_of(Points(24), world, 8, 4, steps=3), Book(world)
+            feed, book = feed_of(Points(24), world, 8, 4, steps=3), MetricAccumulator(world)
             losses[compile_it] = []
             for step in range(3):
                 book.add(learner.update(feed[step], error))

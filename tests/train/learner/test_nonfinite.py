@@ -5,15 +5,15 @@ import pytest
 import torch
 
 from samestep.core.errors import RunFailed
-from samestep.data.feed import Micros
+from samestep.data.feed import MicroBatches
 from samestep.train.learner.nonfinite import FiniteGuard
 
 GOOD, BAD = torch.tensor(0.0), torch.tensor(1.0)
 
 
-def step_of(step: int, rows: int = 2) -> Micros:
+def step_of(step: int, rows: int = 2) -> MicroBatches:
     ids = np.stack([np.full(rows, 4), np.arange(rows) + 100 * step], axis=1)
-    return Micros(step, [], {"rows": float(rows)}, ids, [])
+    return MicroBatches(step, [], {"rows": float(rows)}, ids, [])
 
 
 def guard(limit: int = 2) -> FiniteGuard:
@@ -24,7 +24,7 @@ def test_good_steps_in_between_start_the_count_anew() -> None:
     watched = guard(2)
     for step in range(20):
         watched.watch(BAD if step % 2 else GOOD, step_of(step))
-    watched.settle()
+    watched.check()
 
 
 def test_a_verdict_is_read_one_step_later() -> None:
@@ -39,8 +39,8 @@ def test_a_verdict_is_read_once() -> None:
     watched = guard(1)
     watched.watch(BAD, step_of(3))
     with pytest.raises(RunFailed):
-        watched.settle()
-    watched.settle()
+        watched.check()
+    watched.check()
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_the_samples_are_named(rows: int, words: str) -> None:
     watched = guard(1)
     watched.watch(BAD, step_of(3, rows))
     with pytest.raises(RunFailed, match=words):
-        watched.settle()
+        watched.check()
 
 
 def test_the_count_goes_on_from_a_state_that_is_a_copy() -> None:
@@ -62,11 +62,11 @@ def test_the_count_goes_on_from_a_state_that_is_a_copy() -> None:
     first.watch(GOOD, step_of(2))
     second.watch(BAD, step_of(2))
     with pytest.raises(RunFailed, match="3 steps in a row"):
-        second.settle()
+        second.check()
 
 
 def test_a_loaded_state_forgets_verdicts_from_before() -> None:
     watched, fresh = guard(1), guard(1)
     watched.watch(BAD, step_of(0))
     watched.load_state_dict(fresh.state_dict())
-    watched.settle()
+    watched.check()

@@ -8,21 +8,21 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from samestep.train.logging.metrics import NOTES, Book, Figure
-from samestep.world.rank_discovery import Place
+from samestep.train.logging.metrics import NOTES, Metric, MetricAccumulator
+from samestep.world.rank_discovery import RankInfo
 from samestep.world.world import World
 from toys import run_on_ranks
 
 
 def rank_of(rank: int, size: int) -> World:
     """A rank that nobody else is with: enough for what needs no message."""
-    return World(Place("test", rank, size), torch.device("cpu"))
+    return World(RankInfo("test", rank, size), torch.device("cpu"))
 
 
 def test_means_weigh_steps_by_their_weight() -> None:
-    book = Book(World.single())
-    book.add({"loss": Figure(torch.tensor(6.0), 3.0), "lr": Figure(0.5, same=True)})
-    book.add({"loss": Figure(torch.tensor(10.0), torch.tensor(1.0)), "lr": Figure(0.25, same=True)})
+    book = MetricAccumulator(World.single())
+    book.add({"loss": Metric(torch.tensor(6.0), 3.0), "lr": Metric(0.5, same=True)})
+    book.add({"loss": Metric(torch.tensor(10.0), torch.tensor(1.0)), "lr": Metric(0.25, same=True)})
     assert book.names() == ["loss", "lr"]
     assert book.read() == {"loss": 4.0, "lr": 0.375}
     assert book.names() == [], "a book is empty once it was read"
@@ -30,22 +30,22 @@ def test_means_weigh_steps_by_their_weight() -> None:
 
 
 def test_a_figure_without_weight_is_not_shown() -> None:
-    book = Book(World.single())
-    book.add({"loss": Figure(0.0, 0.0), "skipped": Figure(1.0)})
+    book = MetricAccumulator(World.single())
+    book.add({"loss": Metric(0.0, 0.0), "skipped": Metric(1.0)})
     assert book.read() == {"skipped": 1.0}
-    book.add({"loss": Figure(0.0, 0.0)})
-    book.add({"loss": Figure(6.0, 2.0)})
+    book.add({"loss": Metric(0.0, 0.0)})
+    book.add({"loss": Metric(6.0, 2.0)})
     book.add({})
     assert book.read() == {"loss": 3.0}, "a skipped step weighs nothing in a mean"
 
 
 def test_sums_are_exact_in_float64() -> None:
-    book = Book(World.single())
+    book = MetricAccumulator(World.single())
     for _ in range(1000):
-        book.add({"loss": Figure(torch.tensor(2.0**24) + torch.tensor(2.0), 1.0)})
-        book.add({"loss": Figure(torch.tensor(1.0), 0.0)})
+        book.add({"loss": Metric(torch.tensor(2.0**24) + torch.tensor(2.0), 1.0)})
+        book.add({"loss": Metric(torch.tensor(1.0), 0.0)})
     assert book.read()["loss"] == 2.0**24 + 3, "float32 would have lost the ones"
-    book.add({"tiny": Figure(0.1), "tensor": Figure(torch.tensor(0.1, dtype=torch.float64))})
+    book.add({"tiny": Metric(0.1), "tensor": Metric(torch.tensor(0.1, dtype=torch.float64))})
     assert book.read() == {"tiny": 0.1, "tensor": 0.1}
 
 
@@ -63,8 +63,8 @@ def test_adding_keeps_no_graph() -> None:
     value = torch.tensor(2.0, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda made: torch.zeros(())):
         value = value.square()
-    book = Book(World.single())
-    book.add({"loss": Figure(value, value)})
+    book = MetricAccumulator(World.single())
+    book.add({"loss": Metric(value, value)})
     assert kept
     assert kept[0]() is not None
     del value
@@ -74,10 +74,10 @@ def test_adding_keeps_no_graph() -> None:
 
 def test_figures_of_many_steps_and_kinds_are_added_exactly() -> None:
     kinds = [torch.float32, torch.float64, torch.bfloat16, torch.int64]
-    book, total, weight = Book(World.single()), 0.0, 0.0
+    book, total, weight = MetricAccumulator(World.single()), 0.0, 0.0
     for step in range(3 * NOTES // 2):  # some are added up before they are read
         value = torch.tensor(0.1 * step if step % 4 < 3 else 2**40 + step, dtype=kinds[step % 4])
-        book.add({"loss": Figure(value, 0.1), "steps": Figure(1.0)})
+        book.add({"loss": Metric(value, 0.1), "steps": Metric(1.0)})
         total, weight = total + value.item(), weight + 0.1
         if step == NOTES // 4:
             saved = book.rank_state()
@@ -85,21 +85,21 @@ def test_figures_of_many_steps_and_kinds_are_added_exactly() -> None:
     assert book.read() == {"loss": total / weight, "steps": 1.0}
 
 
-def windows(size: int) -> list[Book]:
+def windows(size: int) -> list[MetricAccumulator]:
     """Books of all ranks with an open window."""
-    books = [Book(rank_of(rank, size)) for rank in range(size)]
+    books = [MetricAccumulator(rank_of(rank, size)) for rank in range(size)]
     for rank, book in enumerate(books):
-        book.add({"loss": Figure(torch.tensor(0.1 + rank), 10.0), "lr": Figure(0.3, same=True)})
-        book.add({"loss": Figure(torch.tensor(0.7 * rank), 10.0), "lr": Figure(0.1, same=True)})
+        book.add({"loss": Metric(torch.tensor(0.1 + rank), 10.0), "lr": Metric(0.3, same=True)})
+        book.add({"loss": Metric(torch.tensor(0.7 * rank), 10.0), "lr": Metric(0.1, same=True)})
     return books
 
 
 @pytest.mark.parametrize("after", [1, 2, 3, 5])
 def test_an_open_window_survives_at_any_world_size(after: int) -> None:
     saved = json.loads(json.dumps([book.rank_state() for book in windows(3)]))
-    resumed = [Book(rank_of(rank, after)) for rank in range(after)]
+    resumed = [MetricAccumulator(rank_of(rank, after)) for rank in range(after)]
     for book in resumed:
-        book.add({"old": Figure(1.0)})  # is replaced
+        book.add({"old": Metric(1.0)})  # is replaced
         book.load_rank_state(saved)
     before = [book.rank_state() for book in windows(3)]
     now = [book.rank_state() for book in resumed]
@@ -112,17 +112,17 @@ def test_an_open_window_survives_at_any_world_size(after: int) -> None:
 
 
 def test_an_empty_window_survives_too() -> None:
-    book = Book(World.single())
+    book = MetricAccumulator(World.single())
     book.load_rank_state([{}, {}])
     assert book.read() == {}
 
 
 def on_ranks() -> None:
     world = World.join(device="cpu", timeout=60)
-    book = Book(world)
+    book = MetricAccumulator(world)
     for step in range(3):  # every rank has its part of a sum; the weight is the whole one's
-        book.add({"loss": Figure(torch.tensor(float(world.rank + step)), 6.0), "lr": Figure(0.1 * step, same=True)})
-        book.add({"norm": Figure(torch.tensor(2.0), same=True)})
+        book.add({"loss": Metric(torch.tensor(float(world.rank + step)), 6.0), "lr": Metric(0.1 * step, same=True)})
+        book.add({"norm": Metric(torch.tensor(2.0), same=True)})
     with profile(activities=[ProfilerActivity.CPU]) as watched:
         figures = book.read()
     sent = [event.name for event in watched.events() if event.name.startswith("gloo:")]

@@ -15,7 +15,7 @@ from samestep.checkpoint.weight_sources import read_whole
 from samestep.core.records import JsonLines, read_json, write_json
 from samestep.core.rundir import RunDir
 from samestep.data.loading import Batch
-from samestep.parallel.wrap import whole
+from samestep.parallel.wrap import full_tensor
 from samestep.train.bench import Bench
 from samestep.train.config import Config
 from samestep.train.fit import Fit
@@ -86,7 +86,7 @@ def loss(module: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
 def build(bench: Bench) -> Fit:
     feed = bench.feed(Points(24))
     learner = bench.learner(Masked if bench.config.masked else lambda: nn.Linear(4, 2), name=bench.config.learner)
-    first = {name: whole(tensor).tolist() for name, tensor in learner.weights().items()}
+    first = {name: full_tensor(tensor).tolist() for name, tensor in learner.weights().items()}
     if bench.world.is_main:
         write_json(bench.artifact(f"first_{bench.resumed}.json"), first)
     return Fit(learner, feed, loss, validation=bench.rows_once(Points(7)))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from samestep.core.rundir import RunDir
-from samestep.world.rank_discovery import Place
+from samestep.world.rank_discovery import RankInfo
 from samestep.world.watchdog import stack_dump, watchdog
 from samestep.world.watchdog.activity import Watch
 from samestep.world.watchdog.heartbeat import OUTDATED, put_report
@@ -24,7 +24,7 @@ class Brought:
 
 
 def world(rank: int, size: int = 2) -> World:
-    return World(Place("torchrun", rank, size, rank, size), World.single().device)
+    return World(RankInfo("torchrun", rank, size, rank, size), World.single().device)
 
 
 def beat(rank: int, look: int, **more: Any) -> dict[str, Any]:

@@ -35,15 +35,15 @@ _EXACT = 2**53  # whole numbers below it survive being written as a float
 
 
 @dataclass(frozen=True)
-class Place:
+class FieldPath:
     """Where in the data a value stands, for the sentence that refuses it."""
 
     root: type
     path: str = ""
 
-    def child(self, name: object) -> "Place":
+    def child(self, name: object) -> "FieldPath":
         """The place one name further down."""
-        return Place(self.root, f"{self.path}.{name}" if self.path else str(name))
+        return FieldPath(self.root, f"{self.path}.{name}" if self.path else str(name))
 
     def refuse(self, value: object, tp: Any) -> UserError:
         """The sentence about a value of the wrong type."""
@@ -54,7 +54,7 @@ class Place:
 
 def build(cls: type[T], data: Mapping[str, Any]) -> T:
     """An instance of a (nested, frozen) config class; what `data` does not name keeps its default."""
-    return _section(data, cls, Place(cls), None)
+    return _section(data, cls, FieldPath(cls), None)
 
 
 def flow(text: str, typed: bool = False) -> Any:
@@ -67,7 +67,7 @@ def flow(text: str, typed: bool = False) -> Any:
         return text
 
 
-def _section(value: Any, cls: type[T], place: Place, base: T | None) -> T:
+def _section(value: Any, cls: type[T], place: FieldPath, base: T | None) -> T:
     """A nested config: `value` laid over `base`, the default that the parent gives this section."""
     if isinstance(value, cls):
         return value
@@ -90,7 +90,7 @@ def _section(value: Any, cls: type[T], place: Place, base: T | None) -> T:
         raise UserError(f"{place.path + ': ' if place.path else ''}{error}") from None
 
 
-def _field(value: Any, field: dataclasses.Field[Any], tp: Any, place: Place, parent: Any) -> Any:
+def _field(value: Any, field: dataclasses.Field[Any], tp: Any, place: FieldPath, parent: Any) -> Any:
     default = default_of(field) if parent is None else getattr(parent, field.name)
     if value is not MISSING:
         return _convert(value, tp, place, None if default is MISSING else default)
@@ -101,7 +101,7 @@ def _field(value: Any, field: dataclasses.Field[Any], tp: Any, place: Place, par
     return default
 
 
-def _convert(value: Any, tp: Any, place: Place, base: Any = None) -> Any:
+def _convert(value: Any, tp: Any, place: FieldPath, base: Any = None) -> Any:
     """`value` as type `tp`. `base` is the default that a nested config is laid over."""
     if tp in (Any, object):
         return value
@@ -120,7 +120,7 @@ def _convert(value: Any, tp: Any, place: Place, base: Any = None) -> Any:
         raise place.refuse(value, tp) from None
 
 
-def _union(value: Any, tp: Any, place: Place, base: Any) -> Any:
+def _union(value: Any, tp: Any, place: FieldPath, base: Any) -> Any:
     """The first alternative that takes the value, the narrowest first, so that "3" for `int | str` is a number."""
     choices = sorted(without_null(tp), key=_width)
     if NULL in members(tp) and _means_null(value, choices):
@@ -154,7 +154,7 @@ def _means_null(value: Any, choices: Sequence[Any]) -> bool:
     return value == "null" if str in choices else value.lower() in NULL_WORDS
 
 
-def _list(value: Any, tp: Any, place: Place) -> Any:
+def _list(value: Any, tp: Any, place: FieldPath) -> Any:
     make = list if (get_origin(tp) or tp) is list else tuple
     kinds = get_args(tp) or (Any,)
     items = flow(value, typed=Any in kinds) if isinstance(value, str) else value
@@ -168,7 +168,7 @@ def _list(value: Any, tp: Any, place: Place) -> Any:
     return make(_convert(item, kind, place.child(at)) for at, (item, kind) in enumerate(zip(items, kinds)))
 
 
-def _dict(value: Any, tp: Any, place: Place) -> dict[Any, Any]:
+def _dict(value: Any, tp: Any, place: FieldPath) -> dict[Any, Any]:
     key_type, item_type = get_args(tp) or (str, Any)
     items = flow(value, typed=item_type is Any) if isinstance(value, str) else value
     if not isinstance(items, Mapping):

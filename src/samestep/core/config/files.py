@@ -18,7 +18,7 @@ _SHOWN = 12  # names that a sentence lists at most
 
 
 @dataclass(frozen=True)
-class Source:
+class ConfigFile:
     """A config file: `name` below `folder`, which is the place of its groups too."""
 
     folder: Path
@@ -42,20 +42,22 @@ class Loaded:
     """Whether text is taken as it stands; otherwise `${...}` in it is still to be resolved."""
 
 
-def find(config: Path | None, config_path: Path | None, config_name: str | None) -> Source | None:
+def find(config: Path | None, config_path: Path | None, config_name: str | None) -> ConfigFile | None:
     """The file that the options name, relative to the working directory, or None when they name none."""
     if config is not None and (config_path is not None or config_name is not None):
         raise UserError("Give either --config FILE or --config-path and --config-name, not both.")
     if config is not None:
         path = _absolute(config)
-        source = Source(path.parent, path.name)
+        source = ConfigFile(path.parent, path.name)
         if path.suffix not in (".yaml", ".json"):
             raise UserError(
                 f"{config} cannot be told YAML from JSON; give the file a name that ends in .yaml or .json."
             )
     elif config_path is not None or config_name is not None:
         name = config_name or "config"
-        source = Source(_absolute(config_path or Path()), name if name.endswith((".yaml", ".json")) else f"{name}.yaml")
+        source = ConfigFile(
+            _absolute(config_path or Path()), name if name.endswith((".yaml", ".json")) else f"{name}.yaml"
+        )
     else:
         return None
     if not source.path.is_file():
@@ -67,7 +69,7 @@ def _absolute(path: Path) -> Path:
     return Path(os.path.abspath(Path(path).expanduser()))
 
 
-def _no_file(source: Source) -> str:
+def _no_file(source: ConfigFile) -> str:
     folder = source.path.parent
     if not folder.is_dir():
         return f"There is no folder {folder}; name one that holds {source.path.name}."
@@ -76,7 +78,7 @@ def _no_file(source: Source) -> str:
     return f"There is no file {source.path.name} in {folder}; {offer}."
 
 
-def load(source: Source, replaced: Mapping[str, str], search: Sequence[str]) -> Loaded:
+def load(source: ConfigFile, replaced: Mapping[str, str], search: Sequence[str]) -> Loaded:
     """Read a file. `replaced` are group choices from the command line that stand in for those of its defaults list."""
     text = _read(source.path)
     if source.path.suffix == ".json":
@@ -95,9 +97,9 @@ def load_option(group: str, option: str, search: Sequence[str]) -> Loaded:
     return load(_find_option(group, option, search), {}, search)
 
 
-def _find_option(group: str, option: str, search: Sequence[str]) -> Source:
+def _find_option(group: str, option: str, search: Sequence[str]) -> ConfigFile:
     for folder in _folders(search):
-        source = Source(folder, f"{group.replace('.', '/')}/{option}.yaml")
+        source = ConfigFile(folder, f"{group.replace('.', '/')}/{option}.yaml")
         if source.path.is_file():
             return source
     found = options_of(group, search)
@@ -112,7 +114,7 @@ def options_of(group: str, search: Sequence[str] = PACKAGE_SEARCH) -> list[str]:
     return sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
 
 
-def search_path(source: Source | None) -> list[str]:
+def search_path(source: ConfigFile | None) -> list[str]:
     """Where groups are looked for: beside the file, where the file sends Hydra itself, and in the package."""
     if source is None:
         return list(PACKAGE_SEARCH)
@@ -166,7 +168,7 @@ def _require_mapping(text: str, path: Path) -> None:
         raise UserError(f"{path} must hold settings as 'key: value' lines, not a single value or a list.")
 
 
-def _compose(source: Source, overrides: list[str], search: Sequence[str]) -> Loaded:
+def _compose(source: ConfigFile, overrides: list[str], search: Sequence[str]) -> Loaded:
     from hydra import compose
     from omegaconf import OmegaConf
 

@@ -218,7 +218,7 @@ def merge(
     presets: Presets,
     aliases: Aliases,
     preset: str | None,
-    source: files.Source | None,
+    source: files.ConfigFile | None,
     words: Sequence[str],
 ) -> dict[str, Any]:
     """The settings of all layers as nested plain data; what no layer sets is absent."""
@@ -266,7 +266,7 @@ def _base_layer(cls: type) -> _Layer:
     this layer always stays at the bottom."""
     if section(types_of(cls).get("distributed")) is None:
         return _Layer([])
-    loaded = files.load(files.Source(files.PACKAGE_CONF, "base.yaml"), {}, files.PACKAGE_SEARCH)
+    loaded = files.load(files.ConfigFile(files.PACKAGE_CONF, "base.yaml"), {}, files.PACKAGE_SEARCH)
     return _file_layer(cls, loaded)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from samestep.core.errors import UserError
 from samestep.data.prepared import ROWS
-from samestep.data.prepared.sources import Source, read_records
+from samestep.data.prepared.sources import TextSource, read_records
 from samestep.data.prepared.split import REGIONS, ByDocument, Region, Split
 from samestep.data.prepared.writing import Count, Done, Shards, Writing
 from samestep.data.text import string
@@ -117,7 +117,7 @@ def _end(tokenizer: Tokenizer) -> int:
 class Chats:
     """Chats: each answer a row of its own, with all that was said before as its prompt."""
 
-    sources: Sequence[Source]
+    sources: Sequence[TextSource]
     fields: ChatFields
     cut: bool
     """Whether an answer that is too long is cut, not left out."""

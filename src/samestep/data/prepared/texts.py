@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from samestep.core.errors import UserError
-from samestep.data.prepared.sources import Piece, Source, read_pieces
+from samestep.data.prepared.sources import Piece, TextSource, read_pieces
 from samestep.data.prepared.split import REGIONS, Region, Split, choose_split
 from samestep.data.prepared.writing import Count, Done, Shards, Writing
 
@@ -18,7 +18,7 @@ _BATCH = 1 << 20
 class Texts:
     """Running text: documents one behind the other, each closed by the end token, cut into rows when it is read."""
 
-    sources: Sequence[Source]
+    sources: Sequence[TextSource]
     field: str
     kind: ClassVar[str] = "text"
     usual_length: ClassVar[int] = 256

@@ -3,10 +3,10 @@
 import torch
 import torch.distributed as dist
 
-from samestep.doctor.check import Exam, Fact
+from samestep.doctor.check import Check, Fact
 from samestep.doctor.checks.group import NETWORK
-from samestep.doctor.findings import Finding, Reports, failed, named, ok, warning
-from samestep.doctor.rendezvous import Seat
+from samestep.doctor.findings import Finding, RankReports, failed, named, ok, warning
+from samestep.doctor.rendezvous import CheckContext
 from samestep.world.world import World
 
 NAME = "all-reduce values"
@@ -14,7 +14,7 @@ TYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
 _LENGTH = 4096
 
 
-def measure(seat: Seat) -> Fact:
+def measure(seat: CheckContext) -> Fact:
     """All-reduce known values over each lane; the ranks whose parts did not arrive, by lane and type."""
     world = seat.joined()
     wrong, missing, tried = {}, [], 0
@@ -60,7 +60,7 @@ def _expected(places: torch.Tensor) -> torch.Tensor:
     return places % 5 + 1
 
 
-def judge(reports: Reports) -> list[Finding]:
+def judge(reports: RankReports) -> list[Finding]:
     """One wrong value anywhere is a failure."""
     bad = [report for report in reports if report.fact["wrong"]]
     if bad:
@@ -81,4 +81,4 @@ def judge(reports: Reports) -> list[Finding]:
     return [ok(NAME, f"exact in {fact['tried']} types: {', '.join(TYPES)}" if fact["tried"] == len(TYPES) else "exact")]
 
 
-EXAM = Exam(NAME, measure, judge, NETWORK, together=True)
+EXAM = Check(NAME, measure, judge, NETWORK, together=True)

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from samestep.doctor.check import Exam, Fact
+from samestep.doctor.check import Check, Fact
 from samestep.doctor.checks.group import NETWORK
 from samestep.doctor.checks.speed import synchronize
 from samestep.doctor.findings import (
     Finding,
-    Reports,
+    RankReports,
     failed,
     first_of_hosts,
     named,
@@ -22,7 +22,7 @@ from samestep.doctor.findings import (
     skipped,
     warning,
 )
-from samestep.doctor.rendezvous import Seat
+from samestep.doctor.rendezvous import CheckContext
 
 PEERS, HOST, NEXT = "peer access", "host to device", "rank to next rank"
 SLOW = 2.0
@@ -31,7 +31,7 @@ _DEVICE_BYTES, _CPU_BYTES = 256 << 20, 8 << 20
 _REPEATS = 5
 
 
-def measure_peers(seat: Seat) -> Fact:
+def measure_peers(seat: CheckContext) -> Fact:
     """Which cards of this host cannot read each other's memory."""
     device = seat.joined().device
     count = torch.cuda.device_count() if device.type == "cuda" else 0
@@ -39,7 +39,7 @@ def measure_peers(seat: Seat) -> Fact:
     return {"cards": count, "apart": [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]}
 
 
-def judge_peers(reports: Reports) -> list[Finding]:
+def judge_peers(reports: RankReports) -> list[Finding]:
     """Without peer access everything goes through host memory: slower, but right."""
     hosts = first_of_hosts(reports)
     most = max(report.fact["cards"] for report in hosts)
@@ -59,7 +59,7 @@ def judge_peers(reports: Reports) -> list[Finding]:
     return [ok(PEERS, f"all pairs of {most} cards on every host")]
 
 
-def measure_host(seat: Seat) -> Fact:
+def measure_host(seat: CheckContext) -> Fact:
     """Bytes a second from pinned host memory to the device, and back."""
     device = seat.joined().device
     if device.type == "cpu":
@@ -72,7 +72,7 @@ def measure_host(seat: Seat) -> Fact:
     }
 
 
-def judge_host(reports: Reports) -> list[Finding]:
+def judge_host(reports: RankReports) -> list[Finding]:
     """A card much slower than the others sits in a slot with few lanes."""
     if not reports[0].fact:
         return [skipped(HOST, "ranks compute on the CPU")]
@@ -92,7 +92,7 @@ def judge_host(reports: Reports) -> list[Finding]:
     return [ok(HOST, f"at least {rate(least[0])} to the device and {rate(least[1])} back")]
 
 
-def measure_next(seat: Seat) -> Fact:
+def measure_next(seat: CheckContext) -> Fact:
     """Bytes a second that this rank gets from the one before it, while all send at once."""
     world = seat.joined()
     if world.size == 1:
@@ -111,7 +111,7 @@ def measure_next(seat: Seat) -> Fact:
     return {"bytes_per_s": count / seconds, "right": bool((got == before).all())}
 
 
-def judge_next(reports: Reports) -> list[Finding]:
+def judge_next(reports: RankReports) -> list[Finding]:
     """What arrives must be what was sent; how fast is only told."""
     if not reports[0].fact:
         return [skipped(NEXT, "there is only one rank")]
@@ -141,6 +141,6 @@ def _median(work: Callable[[], object], device: torch.device) -> float:
 
 
 _DRIVER = "its driver does not answer; look at nvidia-smi and dmesg there"
-PEER_ACCESS = Exam(PEERS, measure_peers, judge_peers, _DRIVER, together=True)
-HOST_COPIES = Exam(HOST, measure_host, judge_host, _DRIVER, together=True)
-NEXT_COPIES = Exam(NEXT, measure_next, judge_next, NETWORK, together=True)
+PEER_ACCESS = Check(PEERS, measure_peers, judge_peers, _DRIVER, together=True)
+HOST_COPIES = Check(HOST, measure_host, judge_host, _DRIVER, together=True)
+NEXT_COPIES = Check(NEXT, measure_next, judge_next, NETWORK, together=True)

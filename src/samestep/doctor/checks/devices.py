@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 
 from samestep.core.errors import UserError
-from samestep.doctor.check import Exam, Fact
+from samestep.doctor.check import Check, Fact
 from samestep.doctor.findings import (
     Finding,
-    Reports,
+    RankReports,
     failed,
     first_of_hosts,
     listed,
@@ -19,7 +19,7 @@ from samestep.doctor.findings import (
     size,
     warning,
 )
-from samestep.doctor.rendezvous import Seat
+from samestep.doctor.rendezvous import CheckContext
 from samestep.verify.tolerance import plural
 from samestep.world.device import choose_device
 from samestep.world.watchdog.stack_dump import host_memory
@@ -31,7 +31,7 @@ ROOM = 1 << 30
 _DRIVER = Path("/proc/driver/nvidia")
 
 
-def measure(seat: Seat) -> Fact:
+def measure(seat: CheckContext) -> Fact:
     """The device of this rank and the state of its host."""
     total, available = host_memory()
     return {
@@ -48,7 +48,7 @@ def measure(seat: Seat) -> Fact:
     }
 
 
-def _device(seat: Seat) -> Fact:
+def _device(seat: CheckContext) -> Fact:
     try:
         device = choose_device(seat.device, seat.place)
     except UserError as error:
@@ -60,12 +60,12 @@ def _device(seat: Seat) -> Fact:
     return {"kind": device.type, "name": module.get_device_name(device), "free": free, "total": total}
 
 
-def judge(reports: Reports) -> list[Finding]:
+def judge(reports: RankReports) -> list[Finding]:
     """The devices, then the hosts."""
     return [_devices(reports), _cores(reports), _memory(reports)]
 
 
-def _devices(reports: Reports) -> Finding:
+def _devices(reports: RankReports) -> Finding:
     name = "devices"
     refused = [report for report in reports if "refused" in report.fact]
     if refused:
@@ -99,7 +99,7 @@ def _devices(reports: Reports) -> Finding:
     return ok(name, f"every rank on {usual}{memory}")
 
 
-def _cores(reports: Reports) -> Finding:
+def _cores(reports: RankReports) -> Finding:
     """Threads that outnumber cores wait for each other. Some launchers give each rank cores of its own."""
     name = "cores"
     seen = []
@@ -128,7 +128,7 @@ def _crowded(name: str, host: str, ranks: int, threads: int, cores: int) -> Find
     return warning(name, f"{shared} and slow each other down: {fix}")
 
 
-def _memory(reports: Reports) -> Finding:
+def _memory(reports: RankReports) -> Finding:
     name = "host memory"
     hosts = first_of_hosts(reports)
     short = [r for r in hosts if r.fact["memory"] and r.fact["available"] < ROOM * r.fact["ranks"]]
@@ -143,4 +143,4 @@ def _memory(reports: Reports) -> Finding:
     return ok(name, f"available: {listed(told)}")
 
 
-EXAM = Exam("devices", measure, judge, "its GPU or driver does not answer; look at nvidia-smi and dmesg there")
+EXAM = Check("devices", measure, judge, "its GPU or driver does not answer; look at nvidia-smi and dmesg there")

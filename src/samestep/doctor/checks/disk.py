@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from samestep.core.records import sync_folder, write_atomically
-from samestep.doctor.check import Exam, Fact
-from samestep.doctor.findings import Finding, Report, Reports, failed, named, ok, rate, size, span, warning
-from samestep.doctor.rendezvous import Seat, wait_until
+from samestep.doctor.check import Check, Fact
+from samestep.doctor.findings import Finding, RankReport, RankReports, failed, named, ok, rate, size, span, warning
+from samestep.doctor.rendezvous import CheckContext, wait_until
 
 SPACE, RENAME, SHARED = "disk space", "disk: rename and locks", "disk: shared"
 LEAST, GOOD = 1 << 30, 20 << 30
@@ -24,7 +24,7 @@ _WRITTEN = 64 << 20
 _PREFIX = ".samestep-doctor-"
 
 
-def measure(seat: Seat) -> Fact:
+def measure(seat: CheckContext) -> Fact:
     """Try the folder from here. Nothing is left in it."""
     folder = existing(seat.out)
     fact: dict[str, object] = {"folder": str(folder), "out": str(seat.out), "seen": _sees(seat, folder)}
@@ -61,7 +61,7 @@ def probe(folder: Path) -> float:
         shutil.rmtree(inside, ignore_errors=True)
 
 
-def _sees(seat: Seat, folder: Path) -> bool:
+def _sees(seat: CheckContext, folder: Path) -> bool:
     """Whether a file that rank 0 puts into its folder is there for this rank as well."""
     if seat.rank > 0:
         told = seat.line.hear("token", seat.timeout / 2)
@@ -90,12 +90,12 @@ def _in_time(ready: Callable[[], bool], patience: float) -> bool:
     return True
 
 
-def judge(reports: Reports) -> list[Finding]:
+def judge(reports: RankReports) -> list[Finding]:
     """Room, rename, sharing."""
     return [_space(reports), _rename(reports), _shared(reports)]
 
 
-def _space(reports: Reports) -> Finding:
+def _space(reports: RankReports) -> Finding:
     told = [report for report in reports if "free" in report.fact]
     if not told:
         return failed(SPACE, f"{named(reports)} cannot look at {reports[0].fact['folder']}: choose another --out")
@@ -116,7 +116,7 @@ def _space(reports: Reports) -> Finding:
     )
 
 
-def _rename(reports: Reports) -> Finding:
+def _rename(reports: RankReports) -> Finding:
     wrong = [report for report in reports if report.fact["wrong"]]
     if wrong:
         fact = wrong[0].fact
@@ -129,7 +129,7 @@ def _rename(reports: Reports) -> Finding:
     return ok(RENAME, f"atomic; a small file is safe after {span(slowest.fact['seconds'])}")
 
 
-def _shared(reports: Reports) -> Finding:
+def _shared(reports: RankReports) -> Finding:
     folder = reports[0].fact["folder"]
     blind = [report for report in reports if not report.fact["seen"]]
     if not blind:
@@ -141,7 +141,7 @@ def _shared(reports: Reports) -> Finding:
     )
 
 
-def measure_speed(seat: Seat) -> Fact:
+def measure_speed(seat: CheckContext) -> Fact:
     """How fast one rank of each host brings bytes to the disk; skipped where room is short."""
     folder = existing(seat.out)
     if not seat.speaks_for_host or shutil.disk_usage(folder).free < 4 * _WRITTEN:
@@ -160,10 +160,10 @@ def measure_speed(seat: Seat) -> Fact:
         shutil.rmtree(inside, ignore_errors=True)
 
 
-def judge_speed(reports: Reports) -> list[Finding]:
+def judge_speed(reports: RankReports) -> list[Finding]:
     """Only told: what is too slow depends on what is saved."""
     name = "disk speed"
-    told: list[Report] = [report for report in reports if report.fact]
+    told: list[RankReport] = [report for report in reports if report.fact]
     if not told:
         return [warning(name, "not measured, because there is too little room: choose another --out")]
     slowest = min(told, key=lambda report: report.fact["bytes_per_s"])
@@ -171,5 +171,5 @@ def judge_speed(reports: Reports) -> list[Finding]:
 
 
 _HANGS = "the disk behind --out does not answer, perhaps a dead network mount; look at its mount, or choose another"
-EXAM = Exam("disk", measure, judge, _HANGS)
-SPEED = Exam("disk speed", measure_speed, judge_speed, _HANGS)
+EXAM = Check("disk", measure, judge, _HANGS)
+SPEED = Check("disk speed", measure_speed, judge_speed, _HANGS)

@@ -5,10 +5,10 @@ import hashlib
 import torch
 from torch import nn
 
-from samestep.doctor.check import Exam, Fact
+from samestep.doctor.check import Check, Fact
 from samestep.doctor.checks.group import NETWORK
-from samestep.doctor.findings import Finding, Reports, failed, named, odd_ones, ok
-from samestep.doctor.rendezvous import Seat
+from samestep.doctor.findings import Finding, RankReports, failed, named, odd_ones, ok
+from samestep.doctor.rendezvous import CheckContext
 from samestep.parallel.wrap import wrap
 
 NAME = "DDP gradients"
@@ -18,7 +18,7 @@ ROWS, WIDTH = 4, 32
 """Rows of a rank, and numbers in a row."""
 
 
-def measure(seat: Seat) -> Fact:
+def measure(seat: CheckContext) -> Fact:
     """How far the gradient that DDP gives here is from that of the whole batch, and a mark of its bits."""
     world = seat.joined()
     rows, targets = batch(world.size * ROWS)
@@ -50,7 +50,7 @@ def flat_gradient(module: nn.Module) -> torch.Tensor:
     return torch.cat([p.grad.reshape(-1).cpu() for p in module.parameters() if p.grad is not None])
 
 
-def judge(reports: Reports) -> list[Finding]:
+def judge(reports: RankReports) -> list[Finding]:
     """Equal to one process, and equal on all ranks."""
     far = [report for report in reports if not report.fact["distance"] <= TOLERANCE]
     if far:
@@ -74,4 +74,4 @@ def judge(reports: Reports) -> list[Finding]:
     return [ok(NAME, f"as one process computes them, within {worst:.1e}; equal bits on all ranks")]
 
 
-EXAM = Exam(NAME, measure, judge, NETWORK, together=True)
+EXAM = Check(NAME, measure, judge, NETWORK, together=True)

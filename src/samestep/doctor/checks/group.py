@@ -6,9 +6,9 @@ from datetime import timedelta
 import torch
 
 from samestep.core.errors import UserError
-from samestep.doctor.check import Exam, Fact
-from samestep.doctor.findings import Finding, Reports, ok
-from samestep.doctor.rendezvous import Seat
+from samestep.doctor.check import Check, Fact
+from samestep.doctor.findings import Finding, RankReports, ok
+from samestep.doctor.rendezvous import CheckContext
 from samestep.world.device import choose_device
 from samestep.world.world import World
 
@@ -22,7 +22,7 @@ NETWORK = (
 )
 
 
-def measure(seat: Seat) -> Fact:
+def measure(seat: CheckContext) -> Fact:
     """Connect; the world is there for all later exams."""
     store = seat.line.another().store if seat.place.grouped else None
     world = World(seat.place, torch.device("cpu"), timeout=timedelta(seconds=seat.timeout), store=store)
@@ -32,7 +32,7 @@ def measure(seat: Seat) -> Fact:
     return {"backend": world.backend or "", "device": str(world.device), "host": socket.gethostname()}
 
 
-def _timeout(seat: Seat) -> float:
+def _timeout(seat: CheckContext) -> float:
     try:
         kind = choose_device(seat.device, seat.place).type
     except UserError:  # `connect` will tell all ranks
@@ -40,11 +40,11 @@ def _timeout(seat: Seat) -> float:
     return EARLY * seat.timeout if kind == "cpu" else seat.timeout + NEVER
 
 
-def judge(reports: Reports) -> list[Finding]:
+def judge(reports: RankReports) -> list[Finding]:
     """It is open."""
     backend = reports[0].fact["backend"] or "no"
     kind = reports[0].fact["device"].partition(":")[0]
     return [ok("process group", f"{backend} for tensors on {kind}, gloo for messages")]
 
 
-EXAM = Exam("process group", measure, judge, NETWORK, together=True)
+EXAM = Check("process group", measure, judge, NETWORK, together=True)

@@ -3,14 +3,14 @@
 import ipaddress
 import socket
 
-from samestep.doctor.check import Exam, Fact
-from samestep.doctor.findings import Finding, Reports, failed, first_of_hosts, listed, ok, warning
-from samestep.doctor.rendezvous import Seat
+from samestep.doctor.check import Check, Fact
+from samestep.doctor.findings import Finding, RankReports, failed, first_of_hosts, listed, ok, warning
+from samestep.doctor.rendezvous import CheckContext
 
 NAME = "host names"
 
 
-def measure(seat: Seat) -> Fact:
+def measure(seat: CheckContext) -> Fact:
     """The addresses that the names of all hosts stand for here; empty for a name that stands for none."""
     hosts = sorted({host for host in seat.hosts if host}) if seat.speaks_for_host else [seat.host]
     return {"addresses": {host: resolve(host) for host in hosts}}
@@ -24,7 +24,7 @@ def resolve(host: str) -> str:
         return ""
 
 
-def judge(reports: Reports) -> list[Finding]:
+def judge(reports: RankReports) -> list[Finding]:
     """With one host a name that leads nowhere is a nuisance, with several it is a failure."""
     speakers = first_of_hosts(reports)
     unknown = [f"{r.host} does not know {_names(r.fact, r.host)}" for r in speakers if _names(r.fact, r.host)]
@@ -56,4 +56,4 @@ def _is_loopback(address: str) -> bool:
     return bool(address) and ipaddress.ip_address(address).is_loopback
 
 
-EXAM = Exam("host names", measure, judge, "its name server does not answer; look at /etc/resolv.conf there")
+EXAM = Check("host names", measure, judge, "its name server does not answer; look at /etc/resolv.conf there")

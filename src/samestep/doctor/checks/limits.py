@@ -3,9 +3,9 @@
 import resource
 import shutil
 
-from samestep.doctor.check import Exam, Fact
-from samestep.doctor.findings import Finding, Reports, failed, first_of_hosts, named, ok, size, skipped, warning
-from samestep.doctor.rendezvous import Seat
+from samestep.doctor.check import Check, Fact
+from samestep.doctor.findings import Finding, RankReports, failed, first_of_hosts, named, ok, size, skipped, warning
+from samestep.doctor.rendezvous import CheckContext
 
 MEMORY, FILES = "shared memory", "open files"
 SHARED = "/dev/shm"
@@ -15,7 +15,7 @@ OWN_FILES, PEER_FILES, GOOD_FILES = 256, 6, 4096
 """Descriptors that a rank needs for itself and for each other rank (three groups, two each), and that leave room."""
 
 
-def measure(seat: Seat) -> Fact:
+def measure(seat: CheckContext) -> Fact:
     """The limits of this rank."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     infinite = resource.RLIM_INFINITY
@@ -31,12 +31,12 @@ def measure(seat: Seat) -> Fact:
         return fact
 
 
-def judge(reports: Reports) -> list[Finding]:
+def judge(reports: RankReports) -> list[Finding]:
     """Memory, then files."""
     return [_memory(reports), _files(reports)]
 
 
-def _memory(reports: Reports) -> Finding:
+def _memory(reports: RankReports) -> Finding:
     told = [report for report in first_of_hosts(reports) if "free" in report.fact]
     if not told:
         return skipped(MEMORY, f"there is no {SHARED} on this system")
@@ -53,7 +53,7 @@ def _memory(reports: Reports) -> Finding:
     )
 
 
-def _files(reports: Reports) -> Finding:
+def _files(reports: RankReports) -> Finding:
     least = min(reports, key=lambda report: report.fact["files"])
     files, needed = least.fact["files"], OWN_FILES + PEER_FILES * least.fact["size"]
     if files >= max(GOOD_FILES, needed):
@@ -71,4 +71,4 @@ def _files(reports: Reports) -> Finding:
     )
 
 
-EXAM = Exam("limits", measure, judge, f"{SHARED} does not answer; look at its mount")
+EXAM = Check("limits", measure, judge, f"{SHARED} does not answer; look at its mount")

@@ -4,10 +4,10 @@ import errno
 import os
 import socket
 
-from samestep.doctor.check import Exam, Fact
+from samestep.doctor.check import Check, Fact
 from samestep.doctor.clock import ask
-from samestep.doctor.findings import Finding, Reports, failed, first_of_hosts, named, ok, span, warning
-from samestep.doctor.rendezvous import Seat
+from samestep.doctor.findings import Finding, RankReports, failed, first_of_hosts, named, ok, span, warning
+from samestep.doctor.rendezvous import CheckContext
 
 PORTS, CLOCKS = "ports", "clocks"
 USUAL = 29500
@@ -18,7 +18,7 @@ TOO_MUCH = 5.0
 """Seconds apart at which signs of life of other hosts look old, and files look newer than they are."""
 
 
-def measure(seat: Seat) -> Fact:
+def measure(seat: CheckContext) -> Fact:
     """What can be opened and reached from here, and how far the clock is before rank 0's."""
     fact: dict[str, object] = {"bound": can_open(0), "taken": 0, "reached": "", "address": seat.address}
     usual = os.environ.get("MASTER_PORT", str(USUAL))
@@ -40,12 +40,12 @@ def can_open(port: int) -> str:
         return errno.errorcode.get(error.errno or 0, "") or str(error)
 
 
-def judge(reports: Reports) -> list[Finding]:
+def judge(reports: RankReports) -> list[Finding]:
     """Ports, then clocks."""
     return [_ports(reports), _clocks(reports)]
 
 
-def _ports(reports: Reports) -> Finding:
+def _ports(reports: RankReports) -> Finding:
     closed = [report for report in reports if report.fact["bound"]]
     if closed:
         return failed(
@@ -74,7 +74,7 @@ def _ports(reports: Reports) -> Finding:
     return ok(PORTS, seen)
 
 
-def _clocks(reports: Reports) -> Finding:
+def _clocks(reports: RankReports) -> Finding:
     told = [r for r in first_of_hosts(reports) if "offset" in r.fact and r.host != reports[0].host]
     if not told:
         return ok(CLOCKS, "one host, one clock")
@@ -92,4 +92,4 @@ def _clocks(reports: Reports) -> Finding:
     return ok(CLOCKS, f"the one farthest off, {worst.host}'s, is {apart}, give or take {span(uncertainty)}")
 
 
-EXAM = Exam("ports", measure, judge, "packets to rank 0 vanish; open all ports between the hosts of a job")
+EXAM = Check("ports", measure, judge, "packets to rank 0 vanish; open all ports between the hosts of a job")

@@ -11,16 +11,16 @@ import torch
 from samestep.checkpoint.across_ranks import shared_probe
 from samestep.checkpoint.store import Store
 from samestep.core.records import Json
-from samestep.doctor.check import Exam, Fact
+from samestep.doctor.check import Check, Fact
 from samestep.doctor.checks.disk import existing
-from samestep.doctor.findings import Finding, Reports, failed, named, ok, span
-from samestep.doctor.rendezvous import Seat
+from samestep.doctor.findings import Finding, RankReports, failed, named, ok, span
+from samestep.doctor.rendezvous import CheckContext
 
 NAME = "checkpoint round trip"
 _TENSORS, _NUMBERS = 8, 1 << 16
 
 
-class Luggage:
+class SampleState:
     """A state of tensors that are equal on all ranks, and a word of each rank's own."""
 
     def __init__(self, seed: int, word: str) -> None:
@@ -45,13 +45,13 @@ class Luggage:
         self.word = " ".join(states)
 
 
-def measure(seat: Seat) -> Fact:
+def measure(seat: CheckContext) -> Fact:
     """Save, load into other values, compare; nothing is left behind."""
     world = seat.joined()
     folder = Path(world.share(str(existing(seat.out) / f".samestep-doctor-{secrets.token_hex(4)}")))
     try:
         store = Store(folder, world, shared=shared_probe(folder, world))
-        packed, unpacked = Luggage(1, f"rank {world.rank}"), Luggage(2, "")
+        packed, unpacked = SampleState(1, f"rank {world.rank}"), SampleState(2, "")
         began = time.perf_counter()
         store.save(1, {"luggage": packed}, {})
         seconds = time.perf_counter() - began
@@ -69,7 +69,7 @@ def measure(seat: Seat) -> Fact:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def judge(reports: Reports) -> list[Finding]:
+def judge(reports: RankReports) -> list[Finding]:
     """Every value on every rank."""
     bad = [report for report in reports if report.fact["wrong"]]
     if bad:
@@ -85,4 +85,4 @@ def judge(reports: Reports) -> list[Finding]:
     return [ok(NAME, f"{who} saved 2 MiB in {span(seconds)}; loaded everywhere, equal in every bit")]
 
 
-EXAM = Exam(NAME, measure, judge, "the disk behind --out hangs or fails; choose another --out", together=True)
+EXAM = Check(NAME, measure, judge, "the disk behind --out hangs or fails; choose another --out", together=True)

@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 
 from samestep.core.records import Json
-from samestep.doctor.check import Exam, Fact
+from samestep.doctor.check import Check, Fact
 from samestep.doctor.checks.group import NETWORK
-from samestep.doctor.findings import Finding, Reports, ok, rate, size, skipped, span
-from samestep.doctor.rendezvous import Seat
+from samestep.doctor.findings import Finding, RankReports, ok, rate, size, skipped, span
+from samestep.doctor.rendezvous import CheckContext
 from samestep.world.world import World
 
 NAME = "all-reduce speed"
@@ -32,7 +32,7 @@ class Point:
     bus: float
 
 
-def measure(seat: Seat) -> Fact:
+def measure(seat: CheckContext) -> Fact:
     """The median time of each size, by this rank's clock."""
     world = seat.joined()
     if world.size == 1:
@@ -67,7 +67,7 @@ def synchronize(device: torch.device) -> None:
         getattr(torch, device.type).synchronize(device)
 
 
-def points(reports: Reports) -> list[Point]:
+def points(reports: RankReports) -> list[Point]:
     """Of each size that all ranks measured: the time of the slowest, and what that is in bytes a second."""
     found = []
     ranks = len(reports)
@@ -77,7 +77,7 @@ def points(reports: Reports) -> list[Point]:
     return found
 
 
-def judge(reports: Reports) -> list[Finding]:
+def judge(reports: RankReports) -> list[Finding]:
     """Only told: what is too slow depends on what is trained."""
     found = points(reports)
     if not found:
@@ -91,4 +91,4 @@ def in_words(found: Sequence[Point]) -> str:
     return f"{span(found[0].seconds)} for {size(found[0].bytes)}, up to {rate(best.bus)} a rank ({size(best.bytes)})"
 
 
-EXAM = Exam(NAME, measure, judge, NETWORK, together=True)
+EXAM = Check(NAME, measure, judge, NETWORK, together=True)

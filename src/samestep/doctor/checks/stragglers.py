@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import torch
 
-from samestep.doctor.check import Exam, Fact
+from samestep.doctor.check import Check, Fact
 from samestep.doctor.checks.speed import synchronize
-from samestep.doctor.findings import Finding, Reports, failed, named, ok, others_median, span, warning
-from samestep.doctor.rendezvous import Seat
+from samestep.doctor.findings import Finding, RankReports, failed, named, ok, others_median, span, warning
+from samestep.doctor.rendezvous import CheckContext
 
 NAME = "equal speed"
 NOTABLE, LARGE = 1.5, 5.0
@@ -20,7 +20,7 @@ HUNGRY = 0.8
 _WIDTHS = {"cpu": (512, torch.float32), "cuda": (8192, torch.bfloat16), "xpu": (4096, torch.bfloat16)}
 
 
-def measure(seat: Seat) -> Fact:
+def measure(seat: CheckContext) -> Fact:
     """Multiply matrices in rounds that all ranks begin together."""
     world = seat.joined()
     width, dtype = _WIDTHS[world.device.type]
@@ -56,7 +56,7 @@ def rounds(work: Callable[[], None], barrier: Callable[[], None]) -> dict[str, f
     return {"seconds": statistics.median(times), "share": sum(used) / sum(times)}
 
 
-def judge(reports: Reports) -> list[Finding]:
+def judge(reports: RankReports) -> list[Finding]:
     """Names the slowest, if it is slow."""
     times = [report.fact["seconds"] for report in reports]
     slowness = [taken / others_median(times, at) for at, taken in enumerate(times)]
@@ -82,4 +82,4 @@ def _why(fact: Fact) -> str:
 
 
 _HANGS = "a core or GPU that is stuck, or far slower than the others; look at its load, or leave that host out"
-EXAM = Exam(NAME, measure, judge, _HANGS, together=True)
+EXAM = Check(NAME, measure, judge, _HANGS, together=True)

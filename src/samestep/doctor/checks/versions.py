@@ -10,15 +10,15 @@ import torch
 import torch.distributed as dist
 
 import samestep
-from samestep.doctor.check import Exam, Fact
-from samestep.doctor.findings import Finding, Reports, failed, listed, named, odd_ones, ok
-from samestep.doctor.rendezvous import Seat
+from samestep.doctor.check import Check, Fact
+from samestep.doctor.findings import Finding, RankReports, failed, listed, named, odd_ones, ok
+from samestep.doctor.rendezvous import CheckContext
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 _CODE = (".py", ".yaml", ".html")
 
 
-def measure(seat: Seat) -> Fact:
+def measure(seat: CheckContext) -> Fact:
     """The versions here, and a mark of every file of the package."""
     return {"versions": versions(), "files": marks(Path(samestep.__file__).parent)}
 
@@ -50,12 +50,12 @@ def marks(package: Path) -> dict[str, str]:
     return {str(p.relative_to(package)): hashlib.sha256(p.read_bytes()).hexdigest()[:8] for p in files}
 
 
-def judge(reports: Reports) -> list[Finding]:
+def judge(reports: RankReports) -> list[Finding]:
     """Versions, then code."""
     return [_same_versions(reports), _same_code(reports)]
 
 
-def _same_versions(reports: Reports) -> Finding:
+def _same_versions(reports: RankReports) -> Finding:
     name = "versions"
     usual: dict[str, str] = {}
     wrong = []
@@ -70,7 +70,7 @@ def _same_versions(reports: Reports) -> Finding:
     return ok(name, ", ".join(f"{what} {value or 'none'}" for what, value in usual.items()))
 
 
-def _same_code(reports: Reports) -> Finding:
+def _same_code(reports: RankReports) -> Finding:
     name = "samestep's code"
     files: dict[int, Mapping[str, str]] = {report.rank: report.fact["files"] for report in reports}
     whole = {rank: fingerprint(found) for rank, found in files.items()}
@@ -93,4 +93,4 @@ def fingerprint(files: Mapping[str, str]) -> str:
     return hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()[:12]
 
 
-EXAM = Exam("versions", measure, judge, "the disk that samestep is installed on does not answer; look at its mount")
+EXAM = Check("versions", measure, judge, "the disk that samestep is installed on does not answer; look at its mount")

@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from samestep.core.errors import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER
-from samestep.core.launcher import LastWord
-from samestep.launch.attempt import PEER_SECONDS, Part
+from samestep.core.exit_report import ExitReport
+from samestep.launch.attempt import PEER_SECONDS, NodeAssignment
 from samestep.launch.failure import Failure
 from samestep.launch.nodes.link import SILENCE, Link, Message
 from samestep.launch.nodes.options import Nodes
-from samestep.launch.restart_policy import Ended, Judge, Verdict
+from samestep.launch.restart_policy import AttemptEnd, Decision, RestartPolicy
 
 LANGUAGE = 1
 """Launchers that speak another one are refused."""
@@ -72,7 +72,7 @@ class Node:
 class Leader:
     """Leads a launch over several nodes, in a thread of its own."""
 
-    def __init__(self, nodes: Nodes, judge: Judge, launch_id: str, command: str, door: socket.socket) -> None:
+    def __init__(self, nodes: Nodes, judge: RestartPolicy, launch_id: str, command: str, door: socket.socket) -> None:
         from torch._C._distributed_c10d import TCPStore  # now, for it takes seconds in which no sign of life is sent
 
         self._open_store = lambda: TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -115,7 +115,7 @@ class Leader:
         node.link.start()
 
     def _lead(self) -> None:
-        verdict = Verdict(None)
+        verdict = Decision(None)
         try:
             while verdict.code is None:
                 early = self._gather()
@@ -127,17 +127,17 @@ class Leader:
             for node in self._nodes:
                 node.link.close()
 
-    def _gather(self) -> Verdict | None:
+    def _gather(self) -> Decision | None:
         """Wait for enough nodes; a verdict if that is the end."""
         end = time.monotonic() + self._options.join_timeout
         while not self._enough():
             if self._stopped:
-                return Verdict(EXIT_PREEMPTED)
+                return Decision(EXIT_PREEMPTED)
             if time.monotonic() > end:
                 return self._too_few()
             self._take_event()
         self._group = sorted(self._present, key=lambda node: node.place)[: self._options.most]
-        return Verdict(EXIT_PREEMPTED) if self._stopped else None
+        return Decision(EXIT_PREEMPTED) if self._stopped else None
 
     @property
     def _present(self) -> list[Node]:
@@ -148,15 +148,15 @@ class Leader:
         has_waited = self._begun or time.monotonic() - self._arrived_at > LAST_CALL
         return count >= self._options.most or (count >= self._options.least and has_waited)
 
-    def _too_few(self) -> Verdict:
+    def _too_few(self) -> Decision:
         here = ", ".join(node.host for node in self._present)
         came = f"{len(self._present)} of {self._options.least} nodes ({here}) came to {self._options.address}"
         text = f"only {came} within {self._options.join_timeout:g} s; start the same command on every node"
         if self._begun:
-            return Verdict(EXIT_FAILURE, said=text)
-        return Verdict(EXIT_USER, Failure(0, EXIT_USER, word=LastWord(text, EXIT_USER)))
+            return Decision(EXIT_FAILURE, said=text)
+        return Decision(EXIT_USER, Failure(0, EXIT_USER, word=ExitReport(text, EXIT_USER)))
 
-    def _attempt(self, remedy: Sequence[str]) -> Ended:
+    def _attempt(self, remedy: Sequence[str]) -> AttemptEnd:
         """Have all nodes run the ranks once."""
         self._begun = True
         store = self._open_store()  # a new one for every attempt: nothing of the last one is in it
@@ -164,7 +164,7 @@ class Leader:
         for index, node in enumerate(self._group):
             node.report = None
             first, nodes = sum(sizes[:index]), len(sizes)
-            part = Part(self._options.host, store.port, self._launch_id, sum(sizes), first, index, nodes)
+            part = NodeAssignment(self._options.host, store.port, self._launch_id, sum(sizes), first, index, nodes)
             node.link.send("start", part=asdict(part), remedy=list(remedy))
         joined: list[Node] = []
         while any(node.present and node.report is None for node in self._group):
@@ -181,11 +181,11 @@ class Leader:
         room = self._options.most - len(self._group)
         return new[:room] if new and room > 0 and time.monotonic() - self._arrived_at > _SETTLE else []
 
-    def _ended(self, joined: Sequence[Node]) -> Ended:
+    def _ended(self, joined: Sequence[Node]) -> AttemptEnd:
         reports = [node.report for node in self._group if node.report]
         lost = [node for node in self._group if node.report is None]
         remaining = len(self._present)
-        return Ended(
+        return AttemptEnd(
             [Failure.from_json(failure, report["shift"]) for report in reports for failure in report["failures"]],
             self._stopped,
             any(report["at_once"] for report in reports),

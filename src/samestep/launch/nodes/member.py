@@ -9,13 +9,13 @@ import time
 from dataclasses import asdict
 
 from samestep.core.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, UserError
-from samestep.launch.attempt import Alarm, Part
+from samestep.launch.attempt import Alarm, NodeAssignment
 from samestep.launch.failure import Failure, cause
-from samestep.launch.node_runner import Station, say
+from samestep.launch.node_runner import NodeRunner, say
 from samestep.launch.nodes.leader import Hello, Leader
 from samestep.launch.nodes.link import Link, Message
 from samestep.launch.nodes.options import Nodes
-from samestep.launch.restart_policy import Judge, Verdict
+from samestep.launch.restart_policy import Decision, RestartPolicy
 from samestep.launch.stop_requests import StopRequests
 
 _WELCOME = 10.0
@@ -24,7 +24,7 @@ _SPEAK = 2.0
 """Seconds of waiting for other nodes after which the user is told."""
 
 
-def take_part(nodes: Nodes, station: Station, judge: Judge, launch_id: str) -> int:
+def take_part(nodes: Nodes, station: NodeRunner, judge: RestartPolicy, launch_id: str) -> int:
     """Run this node's part of the launch, and lead it if that falls to this node; returns the exit code."""
     nodes.resolve()
     command = hashlib.sha256(json.dumps(list(station.words)).encode()).hexdigest()
@@ -61,7 +61,7 @@ class _NodeAlarm(Alarm):
 class Member:
     """This node's launcher. What the leader says arrives in a thread of the link, and is done in the main one."""
 
-    def __init__(self, nodes: Nodes, station: Station, launch_id: str, command: str) -> None:
+    def __init__(self, nodes: Nodes, station: NodeRunner, launch_id: str, command: str) -> None:
         self._nodes, self._station, self._stop = nodes, station, station.stop
         self._launch_id, self._command = launch_id, command
         self._link: Link | None = None
@@ -135,7 +135,7 @@ class Member:
         """Carry out the next order; the exit code when that was the last."""
         kind, content = self._next_order()
         if kind == "start":
-            part = Part(**content["part"])
+            part = NodeAssignment(**content["part"])
             if part.first_rank > 0:
                 say(f"{_ranks(part, self._station.nproc)} of {part.world_size} here; rank 0 shows the progress")
             assert self._alarm is not None
@@ -144,7 +144,7 @@ class Member:
             self.send("report", failures=told, at_once=self._stop.at_once, now=time.time())
         elif kind == "verdict":
             self._failures = None
-            verdict = Verdict.from_json(content)
+            verdict = Decision.from_json(content)
             self._station.show(verdict)
             return verdict.code
         elif kind == "gone":
@@ -188,7 +188,7 @@ class Member:
         return EXIT_PREEMPTED if stopped or self._stop.reason is not None else EXIT_FAILURE
 
 
-def _ranks(part: Part, count: int) -> str:
+def _ranks(part: NodeAssignment, count: int) -> str:
     """The ranks of this node, for a reader."""
     first, last = part.first_rank, part.first_rank + count - 1
     return f"rank {first}" if count == 1 else f"ranks {first} {'and' if count == 2 else 'to'} {last}"

@@ -183,7 +183,7 @@ def clock(number: int) -> str:
 
 
 @dataclass(frozen=True)
-class Part:
+class JobPart:
     """One job of a run: what it runs, and where."""
 
     label: str

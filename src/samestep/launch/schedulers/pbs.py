@@ -10,8 +10,8 @@ import shlex
 from collections.abc import Sequence
 
 from samestep.core.errors import EXIT_PREEMPTED
-from samestep.core.launcher import BEGAN
-from samestep.launch.schedulers.job import Job, Part, clock, seconds
+from samestep.core.launch_env import BEGAN
+from samestep.launch.schedulers.job import Job, JobPart, clock, seconds
 from samestep.launch.schedulers.script import Surroundings, head, preparation, text, training, verdict
 
 GRACE = 300
@@ -19,7 +19,7 @@ TURN = "SAMESTEP_TURN"
 """How often the script has submitted itself."""
 
 
-def script(part: Part, job: Job, around: Surroundings, following: Part | None = None) -> str:
+def script(part: JobPart, job: Job, around: Surroundings, following: JobPart | None = None) -> str:
     """The batch script of one job; `following` is submitted when it has ended well."""
     room = part.room
     start = [*shlex.split(job.site.mpiexec), "-n", str(room.ranks), "-ppn", str(room.tasks)]
@@ -44,7 +44,7 @@ def script(part: Part, job: Job, around: Surroundings, following: Part | None = 
     )
 
 
-def _directives(part: Part, job: Job, around: Surroundings) -> list[str]:
+def _directives(part: JobPart, job: Job, around: Surroundings) -> list[str]:
     site = job.site
     cores = f"ncpus={part.room.tasks * job.cpus_per_task}" if job.cpus_per_task else None
     resources = {
@@ -78,7 +78,7 @@ def max_time(job: Job) -> int | None:
     return max(1, limit - grace, limit // 2)
 
 
-def _again(part: Part, job: Job, around: Surroundings) -> list[str]:
+def _again(part: JobPart, job: Job, around: Surroundings) -> list[str]:
     path = shlex.quote(str(around.script(part)))
     turn = f"-v {TURN}=$(( ${{{TURN}:-0}} + 1 ))"
     return [
@@ -92,7 +92,7 @@ def _again(part: Part, job: Job, around: Surroundings) -> list[str]:
     ]
 
 
-def _next(following: Part, around: Surroundings) -> list[str]:
+def _next(following: JobPart, around: Surroundings) -> list[str]:
     path = shlex.quote(str(around.script(following)))
     return [
         "# Not by a dependency: a job that stopped and went on under another number would not count as ended well.",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from samestep.core.errors import EXIT_PREEMPTED
 from samestep.core.rundir import RunDir
-from samestep.launch.schedulers.job import Job, Part
+from samestep.launch.schedulers.job import Job, JobPart
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Surroundings:
         """Scripts and their output."""
         return RunDir(self.run).job
 
-    def script(self, part: Part) -> Path:
+    def script(self, part: JobPart) -> Path:
         """Where the script of a part lies."""
         return self.job / f"{part.label}.sh"
 
@@ -52,12 +52,12 @@ def preparation(job: Job) -> list[str]:
     ]
 
 
-def training(part: Part, around: Surroundings, *more: str) -> str:
+def training(part: JobPart, around: Surroundings, *more: str) -> str:
     """The command of every rank."""
     return shlex.join([around.python, "-u", "-m", "samestep", "train", *part.words, *more])
 
 
-def verdict(part: Part, around: Surroundings) -> list[str]:
+def verdict(part: JobPart, around: Surroundings) -> list[str]:
     """Lines that take ranks which were stopped before training began, and ended with 0, for what they are."""
     at_end = "done|waiting" if part.unfinished else "done"
     status = shlex.quote(str(RunDir(around.run).status))

@@ -10,13 +10,13 @@ import shlex
 from collections.abc import Sequence
 
 from samestep.core.errors import EXIT_PREEMPTED
-from samestep.launch.schedulers.job import Job, Part, clock, seconds
+from samestep.launch.schedulers.job import Job, JobPart, clock, seconds
 from samestep.launch.schedulers.script import Surroundings, head, preparation, resume, text, training, verdict
 
 GRACE = 60
 
 
-def script(part: Part, job: Job, around: Surroundings) -> str:
+def script(part: JobPart, job: Job, around: Surroundings) -> str:
     """The batch script of one job."""
     cores = ["--cpus-per-task", str(job.cpus_per_task)] if job.cpus_per_task else []  # srun does not inherit it
     srun = shlex.join(["srun", "--kill-on-bad-exit=1", *cores, *job.site.srun])
@@ -36,7 +36,7 @@ def script(part: Part, job: Job, around: Surroundings) -> str:
     )
 
 
-def _directives(part: Part, job: Job, around: Surroundings) -> list[str]:
+def _directives(part: JobPart, job: Job, around: Surroundings) -> list[str]:
     room, site = part.room, job.site
     exclusive = job.exclusive if job.exclusive is not None else room.gpus > 0 and room.gpus == site.gpus_per_node
     given = {

@@ -12,7 +12,7 @@ from samestep.core.errors import UserError
 from samestep.core.records import read_json, write_atomically, write_json
 from samestep.core.rundir import RunDir
 from samestep.launch.schedulers import pbs, slurm
-from samestep.launch.schedulers.job import Job, Part, Site
+from samestep.launch.schedulers.job import Job, JobPart, Site
 from samestep.launch.schedulers.script import Surroundings
 
 COMMANDS = {"slurm": "sbatch", "pbs": "qsub"}
@@ -39,7 +39,7 @@ def scheduler_of(site: Site) -> str:
     return next((name for name, command in COMMANDS.items() if which(command)), "local")
 
 
-def scripts(parts: Sequence[Part], job: Job, around: Surroundings, scheduler: str) -> dict[Path, str]:
+def scripts(parts: Sequence[JobPart], job: Job, around: Surroundings, scheduler: str) -> dict[Path, str]:
     """The script of every part, in their order, by the path it is to have."""
     if scheduler == "slurm":
         return {around.script(part): slurm.script(part, job, around) for part in parts}
@@ -47,7 +47,7 @@ def scripts(parts: Sequence[Part], job: Job, around: Surroundings, scheduler: st
     return {around.script(part): pbs.script(part, job, around, last) for part, last in zip(parts, after)}
 
 
-def submit(parts: Sequence[Part], job: Job, around: Surroundings, scheduler: str) -> list[Submitted]:
+def submit(parts: Sequence[JobPart], job: Job, around: Surroundings, scheduler: str) -> list[Submitted]:
     """Write the scripts and submit them; under SLURM each waits for the one before, PBS gets the first alone."""
     written = scripts(parts, job, around, scheduler)
     for path, content in written.items():

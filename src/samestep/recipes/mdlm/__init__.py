@@ -11,8 +11,8 @@ from samestep.core.config.command_line import Alias
 from samestep.recipes.mdlm.config import PRESETS, MdlmConfig
 from samestep.recipes.mdlm.generating import generate
 from samestep.recipes.mdlm.harness import evaluate
-from samestep.recipes.mdlm.pretrained import adopt, export
-from samestep.recipes.mdlm.resolve import settle
+from samestep.recipes.mdlm.pretrained import export, read_pretrained
+from samestep.recipes.mdlm.resolve import resolve
 from samestep.recipes.mdlm.stages import describe, stages
 from samestep.train.recipe import Recipe
 
@@ -29,8 +29,8 @@ recipe = Recipe(
         "fp16": Alias("distributed.mixed_precision", {"true": "fp16", "false": "none"}),
     },
     describe=describe,
-    settle=settle,
-    adopt=adopt,
+    resolve=resolve,
+    read_pretrained=read_pretrained,
     sample=generate,
     evaluate=evaluate,
     export=export,

@@ -31,7 +31,7 @@ LONGEST_LETTER = 4
 """Bytes of the longest letter in UTF-8, hence tokens that may share one."""
 
 
-class Trace:
+class RevealTrace:
     """An observer that remembers, for each token of each row, the pass that revealed it and its probability."""
 
     def __init__(self, mask: int) -> None:
@@ -73,7 +73,7 @@ TEMPLATE = Path(__file__).with_name("animation.html")
 
 
 @dataclass(frozen=True)
-class Film:
+class AnimatedText:
     """One row: how its tokens read, which they are, when each was revealed (0: given), and how likely it was."""
 
     title: str
@@ -88,7 +88,7 @@ class Film:
         assert HIDDEN not in self.when
 
 
-def html_page(films: Sequence[Film], title: str, note: str) -> str:
+def html_page(films: Sequence[AnimatedText], title: str, note: str) -> str:
     """The page; `note` is a line under the title."""
     # Inside a script element only a closing tag could end the data.
     data = json.dumps([asdict(film) for film in films], ensure_ascii=False).replace("<", "\\u003c")
@@ -108,7 +108,7 @@ BAR = 24
 @contextmanager
 def watching(tokenizer: Tokenizer, console: Console) -> Iterator[Observer]:
     """An observer that shows every pass for as long as the context lasts, and leaves nothing behind on a terminal."""
-    trace = Trace(tokenizer.vocabulary.mask)
+    trace = RevealTrace(tokenizer.vocabulary.mask)
     if not console.is_terminal:
         yield lambda look: _say(look, trace, tokenizer, console)
         return
@@ -116,7 +116,7 @@ def watching(tokenizer: Tokenizer, console: Console) -> Iterator[Observer]:
         yield lambda look: _draw(look, trace, tokenizer, live)
 
 
-def _draw(look: Look, trace: Trace, tokenizer: Tokenizer, live: Live) -> None:
+def _draw(look: Look, trace: RevealTrace, tokenizer: Tokenizer, live: Live) -> None:
     begun = time.monotonic()
     trace(look)
     rows = [_row(look, trace, tokenizer, number) for number in range(len(look.tokens))]
@@ -124,7 +124,7 @@ def _draw(look: Look, trace: Trace, tokenizer: Tokenizer, live: Live) -> None:
     time.sleep(max(0.0, PACE - (time.monotonic() - begun)))
 
 
-def _say(look: Look, trace: Trace, tokenizer: Tokenizer, console: Console) -> None:
+def _say(look: Look, trace: RevealTrace, tokenizer: Tokenizer, console: Console) -> None:
     """A line a row; what would break the line is shown as a sign."""
     trace(look)
     for number, tokens in enumerate(look.tokens):
@@ -133,14 +133,14 @@ def _say(look: Look, trace: Trace, tokenizer: Tokenizer, console: Console) -> No
         console.print(Text(f"pass {look.done:>{len(str(look.passes))}}/{look.passes}{which}  {text}"), soft_wrap=True)
 
 
-def _headline(look: Look, trace: Trace) -> Text:
+def _headline(look: Look, trace: RevealTrace) -> Text:
     written, hidden = int((trace.when > 0).sum()), int((trace.when == HIDDEN).sum())
     filled = BAR * written // max(1, written + hidden)
     bar = ("━" * filled, "green"), ("━" * (BAR - filled), DIM)
     return Text.assemble(f"pass {look.done}/{look.passes} ", *bar, f" {written} of {written + hidden} tokens\n")
 
 
-def _row(look: Look, trace: Trace, tokenizer: Tokenizer, number: int) -> Text:
+def _row(look: Look, trace: RevealTrace, tokenizer: Tokenizer, number: int) -> Text:
     text = Text()
     for glyph, when in zip(glyphs(look.tokens[number], tokenizer), trace.when[number].tolist()):
         # A revealed blank or line end would be invisible without its colour.

@@ -18,7 +18,7 @@ from samestep.core.errors import UserError, complain
 from samestep.core.records import Json
 from samestep.data.tokenizer.vocabulary import Tokenizer, Vocabulary
 from samestep.models.transformer import Transformer, TransformerConfig
-from samestep.recipes.mdlm.animation import Film, Trace, glyphs, html_page, watching
+from samestep.recipes.mdlm.animation import AnimatedText, RevealTrace, glyphs, html_page, watching
 from samestep.recipes.mdlm.infilling import Page, chat_page, fill_pages, page_of
 from samestep.recipes.mdlm.pretrained import tokenizer_of
 from samestep.recipes.mdlm.sampling import Look, Observer, SamplingConfig, alike
@@ -30,7 +30,7 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.
 
 
 @dataclass(frozen=True)
-class Job:
+class SampleRequest:
     """One text to write: a sample of a prompt."""
 
     prompt: str
@@ -41,7 +41,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Written:
+class SampledText:
     """What became of a job: plain data, for it may come from another rank."""
 
     job: int
@@ -72,7 +72,7 @@ def generate(
     batches = alike([job.page.shape() for job in jobs], trained.config.batch_size)
     if len(batches) < world.size:
         complain(f"{world.size - len(batches)} of {world.size} ranks have nothing to do; a smaller --batch_size helps")
-    mine: list[Written] = []
+    mine: list[SampledText] = []
     with world.together("writing"), ExitStack() as stack:
         module = load_network(trained, world.device, dtype)
         stack.enter_context(arithmetic(trained.config, world.device, dtype))
@@ -80,7 +80,7 @@ def generate(
         for batch in batches[world.rank :: world.size]:
             mine += _write(module, jobs, batch, trained.config, tokenizer.vocabulary, show, film=html is not None)
     parts = world.gather([asdict(one) for one in mine])
-    written = sorted((Written(**one) for part in parts for one in part), key=lambda one: one.job)
+    written = sorted((SampledText(**one) for part in parts for one in part), key=lambda one: one.job)
     if html and world.is_main:
         films = [_film(jobs, one, tokenizer) for one in written]
         html.write_text(html_page(films, *_headings(trained)), encoding="utf-8")
@@ -106,28 +106,28 @@ def arithmetic(config: Any, device: torch.device, dtype: str | None = None) -> A
 
 def _jobs(
     prompts: Sequence[str], samples: int, length: int, tokenizer: Tokenizer, gap: str | None, chat: bool
-) -> list[Job]:
+) -> list[SampleRequest]:
     if chat and gap is not None:
         raise UserError("Leave out --gap or --chat; an answer has no gaps.")
     jobs = []
     for number, prompt in enumerate(prompts):
         page = chat_page(prompt, length, tokenizer) if chat else page_of(prompt, length, tokenizer, gap)
-        jobs += [Job(prompt, sample, page, (number << 32) + sample) for sample in range(samples)]
+        jobs += [SampleRequest(prompt, sample, page, (number << 32) + sample) for sample in range(samples)]
     return jobs
 
 
 def _write(
     module: nn.Module,
-    jobs: Sequence[Job],
+    jobs: Sequence[SampleRequest],
     batch: Sequence[int],
     config: Any,
     vocabulary: Vocabulary,
     show: Observer | None,
     film: bool,
-) -> list[Written]:
+) -> list[SampledText]:
     """One batch, seen by those who watch."""
     options: SamplingConfig = config.sampling
-    trace = Trace(vocabulary.mask)
+    trace = RevealTrace(vocabulary.mask)
     observers: list[Observer] = [*([show] if show else []), *([trace] if film else [])]
 
     def observe(look: Look) -> None:
@@ -146,21 +146,21 @@ def _write(
     )
     when, probability = trace.when.tolist(), trace.probability.tolist()
     return [
-        Written(number, row, when[at] if film else [], probability[at] if film else [])
+        SampledText(number, row, when[at] if film else [], probability[at] if film else [])
         for at, (number, row) in enumerate(zip(batch, rows))
     ]
 
 
-def _record(job: Job, written: Written, tokenizer: Tokenizer) -> dict[str, Json]:
+def _record(job: SampleRequest, written: SampledText, tokenizer: Tokenizer) -> dict[str, Json]:
     text, gaps = job.page.read(written.tokens, tokenizer)
     return {"prompt": job.prompt, "sample": job.sample, "text": text, "written": gaps}
 
 
-def _film(jobs: Sequence[Job], written: Written, tokenizer: Tokenizer) -> Film:
+def _film(jobs: Sequence[SampleRequest], written: SampledText, tokenizer: Tokenizer) -> AnimatedText:
     seen = slice(jobs[written.job].page.visible(written.tokens, tokenizer.vocabulary))
     tokens = written.tokens[seen]
     title = f"{written.job + 1} of {len(jobs)}" if len(jobs) > 1 else ""
-    return Film(title, glyphs(tokens, tokenizer), tokens, written.when[seen], written.probability[seen])
+    return AnimatedText(title, glyphs(tokens, tokenizer), tokens, written.when[seen], written.probability[seen])
 
 
 def _headings(trained: Trained) -> tuple[str, str]:

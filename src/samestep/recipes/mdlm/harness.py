@@ -55,7 +55,7 @@ def evaluate(
     tokenizer = tokenizer_of(trained)
     index = _find_tasks(questions)
     module = load_network(trained, world.device, dtype)
-    judge = as_harness_model(Judge(module, tokenizer, trained.config, questions, world))
+    judge = as_harness_model(HarnessModel(module, tokenizer, trained.config, questions, world))
     with arithmetic(trained.config, world.device, dtype):
         results = harness.simple_evaluate(
             judge,
@@ -91,7 +91,7 @@ def _find_tasks(questions: Questions) -> Any:
     return found
 
 
-def as_harness_model(judge: "Judge") -> Any:
+def as_harness_model(judge: "HarnessModel") -> Any:
     """The judge as a model that the harness accepts."""
     base = importlib.import_module("lm_eval.api.model").LM
     asked = ("loglikelihood", "loglikelihood_rolling", "generate_until")
@@ -99,7 +99,7 @@ def as_harness_model(judge: "Judge") -> Any:
 
 
 @dataclass(frozen=True)
-class Judge:
+class HarnessModel:
     """Answers what the harness asks."""
 
     module: nn.Module

@@ -149,7 +149,7 @@ FREE = {"init_std", "max_sequence_length"}
 _TORCH = {"bf16": "bfloat16", "fp32": "float32"}
 
 
-def adopt(folder: Path) -> MdlmConfig | None:
+def read_pretrained(folder: Path) -> MdlmConfig | None:
     """The configuration of a published model, or None where a folder holds something else."""
     if not is_published(folder):
         return None

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from samestep.checkpoint.weight_files import open_plain
 from samestep.core.records import Json, sync_folder
-from samestep.parallel.wrap import whole
+from samestep.parallel.wrap import full_tensor
 from samestep.train.fit import Fit
 from samestep.train.learner.learner import Learner
 from samestep.train.learner.optimizer import OptimSettings
-from samestep.train.logging.metrics import Book, Metrics, is_loss
+from samestep.train.logging.metrics import MetricAccumulator, Metrics, is_loss
 from samestep.train.task import Tick
 
 
@@ -84,7 +84,7 @@ class FitWithFiles(Fit):
 
     def __init__(self, *args: Any, files: EpochFiles, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self._files, self._losses = files, Book(self.learner.world)
+        self._files, self._losses = files, MetricAccumulator(self.learner.world)
         self._history = History.of(files.continued) if files.continued else History()
         self.state = {**self.state, "history": self._history, "history_window": self._losses}
 
@@ -128,7 +128,7 @@ def gathered(learner: Learner, tensors: Mapping[str, Tensor]) -> dict[str, Tenso
     """Whole tensors in the memory of rank 0, one after the other; all ranks take part."""
     found = {}
     for name, tensor in tensors.items():
-        value = whole(tensor).detach()
+        value = full_tensor(tensor).detach()
         if learner.world.is_main:
             found[name] = value.to("cpu", copy=True)
     return found

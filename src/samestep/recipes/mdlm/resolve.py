@@ -20,7 +20,7 @@ PROBES = 200
 WEIGHT_FILES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 
 
-def settle(config: MdlmConfig) -> MdlmConfig:
+def resolve(config: MdlmConfig) -> MdlmConfig:
     """The configuration with the network of the model that the run begins with, or with room for its data."""
     first = origin(config)
     if first is None:

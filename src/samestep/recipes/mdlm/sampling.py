@@ -24,12 +24,12 @@ DRAFT = noise.purpose("mdlm.draft")
 AT_ONCE = 2**24
 """Numbers that are treated in float64 at once: 128 MiB, a few times over."""
 
-Places = tuple[Tensor, ...]
+Positions = tuple[Tensor, ...]
 """Row and column of each place, [places] each."""
 
 
 def logits_at(
-    module: nn.Module, tokens: Tensor, places: Places, *, prompt: Tensor, mask: int, cfg_scale: float = 0.0
+    module: nn.Module, tokens: Tensor, places: Positions, *, prompt: Tensor, mask: int, cfg_scale: float = 0.0
 ) -> Tensor:
     """The network's logits [places, vocabulary]; with `cfg_scale` pushed away from what it says without the prompt.
 
@@ -163,7 +163,7 @@ def fill(
     places = hidden.nonzero()[:, 1].view(rows, -1)
     blocks = plan(replace(options, length=places.shape[1]))
     passes = sum(len(reveals) for _, _, reveals in blocks)
-    pen = _Pen(module, options, vocabulary, seed, ids, prompt=~hidden)
+    pen = _Drafter(module, options, vocabulary, seed, ids, prompt=~hidden)
     tokens = tokens.masked_fill(hidden, vocabulary.mask)
     is_tail = places[:, 0] + places.shape[1] == length  # a gap that ends does not end the text behind it
     over = torch.zeros(rows, dtype=torch.bool, device=tokens.device)
@@ -191,7 +191,7 @@ def fill(
 
 
 @dataclass(frozen=True)
-class _Pen:
+class _Drafter:
     """The network and what guides its hand."""
 
     module: nn.Module

@@ -49,7 +49,7 @@ class SameParameters:
         self._sent: _Prints | None = None
         self._agreed: int | None = None
 
-    def fire(self, tick: Tick, metrics: Metrics, last: bool) -> None:
+    def after_step(self, tick: Tick, metrics: Metrics, last: bool) -> None:
         """What is under way goes one step on; when it is time, new fingerprints are taken."""
         if not self._every:
             return
@@ -88,7 +88,7 @@ class SameParameters:
         found = compare([prints for _, *prints in every_rank])
         raise Diverged(self._sentence(found, hosts, sent.step))
 
-    def _sentence(self, found: "Difference", hosts: Sequence[str], step: int) -> str:
+    def _sentence(self, found: "ParameterMismatch", hosts: Sequence[str], step: int) -> str:
         learner, tensor = self._names[found.tensors[0]]
         before = "they were not compared before" if self._agreed is None else f"after step {self._agreed} they did"
         since = "" if self._agreed is None else f", and do not trust checkpoints after step {self._agreed}"
@@ -133,7 +133,7 @@ class _Prints:
 
 
 @dataclass(frozen=True)
-class Difference:
+class ParameterMismatch:
     """Who differs, and in what."""
 
     ranks: list[int]
@@ -142,14 +142,14 @@ class Difference:
     tensors: list[int]
 
 
-def compare(prints: Sequence[Sequence[int]]) -> Difference:
+def compare(prints: Sequence[Sequence[int]]) -> ParameterMismatch:
     """Compare the fingerprints of all ranks, by rank, with what most of them have; in a tie with rank 0's."""
     groups = Counter(map(tuple, prints)).most_common(2)
     majority = groups[0][1] > groups[1][1]
     right = groups[0][0] if majority else tuple(prints[0])
     ranks = [rank for rank, own in enumerate(prints) if tuple(own) != right]
     tensors = [number for number, value in enumerate(right) if any(own[number] != value for own in prints)]
-    return Difference(ranks, majority, tensors)
+    return ParameterMismatch(ranks, majority, tensors)
 
 
 def weights(tensors: Sequence[Tensor]) -> Tensor:

@@ -24,9 +24,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from samestep.checkpoint.state import RankStateful, Stateful, take_apart
 from samestep.core.records import JsonLines
 from samestep.data import noise
-from samestep.data.feed import Micros
+from samestep.data.feed import MicroBatches
 from samestep.data.loading import Batch
-from samestep.parallel.wrap import whole
+from samestep.parallel.wrap import full_tensor
 from samestep.train.logging.metrics import Metrics
 from samestep.train.task import Tick
 
@@ -59,7 +59,7 @@ class Recorder:
         self._generators = _generators()
         self._update[learner] = {"before": module_hash(module)}
 
-    def rows(self, learner: str, micros: Micros, rows: list[Mapping[str, Tensor]]) -> None:
+    def rows(self, learner: str, micros: MicroBatches, rows: list[Mapping[str, Tensor]]) -> None:
         """The rows of this rank, filler left out."""
         micros = micros if self._counted else micros.all_filler()
         ids: list[list[int]] = []
@@ -70,8 +70,8 @@ class Recorder:
                 values.setdefault(term, []).extend(value.detach()[: stop - start].tolist())
         self._update[learner] |= {"ids": ids, "rows": values, **_given(micros), **self._facts(learner)}
 
-    def coupled_rows(self, learner: str, micros: Micros, rows: Mapping[str, Tensor]) -> None:
-        """The rows of a coupled loss, which every rank holds whole: each rank keeps those it was given."""
+    def coupled_rows(self, learner: str, micros: MicroBatches, rows: Mapping[str, Tensor]) -> None:
+        """The rows of a coupled loss, which every rank holds in full: each rank keeps those it was given."""
         micros = micros if self._counted else micros.all_filler()
         mine = [number for start, stop in micros.spans for number in range(start, stop)]
         values = {term: value.detach()[mine].tolist() for term, value in rows.items()}
@@ -94,7 +94,7 @@ class Recorder:
                 prints[name] = None if parameter.grad is None else _fingerprint(parameter.grad)
         self._update[learner]["gradients"] = prints
 
-    def parameters(self, learner: str, module: nn.Module, micros: Micros) -> None:
+    def parameters(self, learner: str, module: nn.Module, micros: MicroBatches) -> None:
         """The hash of the module after the update; closes the update's line."""
         update = self._update.pop(learner)
         self._lines.append(
@@ -151,7 +151,7 @@ class Returned:
 
     recorder: Recorder
 
-    def fire(self, tick: Tick, metrics: Metrics, last: bool) -> None:
+    def after_step(self, tick: Tick, metrics: Metrics, last: bool) -> None:
         """The task's step has returned."""
         self.recorder.returned(tick.step)
 
@@ -165,17 +165,17 @@ class Witness:
     figures: Callable[[], Mapping[str, float]]
     """What validation gave at this step, on this rank."""
 
-    def fire(self, tick: Tick, metrics: Metrics, last: bool) -> None:
+    def after_step(self, tick: Tick, metrics: Metrics, last: bool) -> None:
         """The step is over."""
         self.recorder.step(tick.step, self.state, self.figures())
 
 
 def module_hash(module: nn.Module) -> str:
-    """One hash over all parameters and buffers, whole."""
+    """One hash over all parameters and buffers, in full."""
     digest = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         digest.update(name.encode())
-        digest.update(_bytes(whole(tensor)))
+        digest.update(_bytes(full_tensor(tensor)))
     return digest.hexdigest()
 
 
@@ -203,8 +203,8 @@ def _watch_batch_norms(module: nn.Module) -> set[str]:
     return used
 
 
-def _given(micros: Micros) -> dict[str, Any]:
-    """How the rows came: their checksums, the sizes of the micro-batches, the weights of the whole."""
+def _given(micros: MicroBatches) -> dict[str, Any]:
+    """How the rows came: their checksums, the sizes of the micro-batches, the weights of the whole batch."""
     sizes = [stop - start for start, stop in micros.spans]
     data = [pair for batch, size in zip(micros.batches, sizes) for pair in _checksums(batch, size)]
     return {"data": data, "sizes": sizes, "weights": micros.weights}
@@ -222,12 +222,12 @@ def _checksums(batch: Batch, size: int) -> list[list[int]]:
 
 
 def _held(part: Stateful) -> dict[str, Any]:
-    """A hash of a whole state, and the fingerprints of its numbers."""
+    """A hash of a full state, and the fingerprints of its numbers."""
     plain, tensors = take_apart({"": part.state_dict()})
     digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
     prints = {}
     for name, tensor in sorted(tensors.items()):
-        digest.update(name.encode() + _bytes(whole(tensor)))
+        digest.update(name.encode() + _bytes(full_tensor(tensor)))
         if tensor.is_floating_point():
             prints[name.lstrip("/")] = _fingerprint(tensor)
     return {"hash": digest.hexdigest(), "prints": prints}
@@ -235,7 +235,7 @@ def _held(part: Stateful) -> dict[str, Any]:
 
 def _fingerprint(tensor: Tensor) -> list[float]:
     """The norm, and the product with a fixed random vector."""
-    values = whole(tensor).detach().cpu().double().flatten()
+    values = full_tensor(tensor).detach().cpu().double().flatten()
     probe = noise.uniform(_PROBE, torch.arange(len(values)), dtype=torch.float64) - 0.5
     return [float(values.norm()), float(values @ probe)]
 

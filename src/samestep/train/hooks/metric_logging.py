@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from samestep.train.hooks.stragglers import Speeds
-from samestep.train.logging.console import Screen, show_figures
-from samestep.train.logging.metrics import Book, Metrics, Reading, is_loss
+from samestep.train.logging.console import Screen, format_metrics
+from samestep.train.logging.metrics import MetricAccumulator, Metrics, PendingMetrics, is_loss
 from samestep.train.logging.sinks import Sink
 from samestep.train.loop import Progress
 from samestep.train.task import Tick
@@ -27,17 +27,17 @@ class _Row:
     epoch: int
     steps: int
     seconds: float
-    reading: Reading
+    reading: PendingMetrics
 
 
 @dataclass
-class LogFigures:
+class LogMetrics:
     """Adds every step's figures up and writes their means every `every` steps; the device is read only then.
 
     What the ranks tell each other for it is read at the next step: to wait for it costs more than all else about a row.
     """
 
-    book: Book
+    book: MetricAccumulator
     sinks: list[Sink]
     screen: Screen
     progress: Progress
@@ -51,7 +51,7 @@ class LogFigures:
         self._rows: deque[_Row] = deque()
         self._at_once = True
 
-    def fire(self, tick: Tick, metrics: Metrics, last: bool) -> None:
+    def after_step(self, tick: Tick, metrics: Metrics, last: bool) -> None:
         """Count the step in; when it is time, begin a row."""
         self.write()
         self.book.add(metrics)
@@ -80,7 +80,7 @@ class LogFigures:
         figures = {name: value for name, value in figures.items() if not name.startswith("count/")}
         self._record(row.step, row.epoch, figures)
         shown = {name: figures[name] for name in figures if is_loss(name) or name == f"{self.unit}/s"}
-        self.screen.advance("train", row.step, self.length, show_figures(shown))
+        self.screen.advance("train", row.step, self.length, format_metrics(shown))
 
     def record(self, step: int, epoch: int, figures: Mapping[str, float]) -> None:
         """Write figures into every sink, after the rows that were begun before."""

@@ -10,7 +10,7 @@ from samestep.checkpoint.loading import read_tensors
 from samestep.checkpoint.state import pointer
 from samestep.checkpoint.weight_files import save_weights
 from samestep.train.config import Checkpoints
-from samestep.train.hooks.metric_logging import LogFigures
+from samestep.train.hooks.metric_logging import LogMetrics
 from samestep.train.hooks.validation import Validate
 from samestep.train.learner.learner import Learner
 from samestep.train.logging.metrics import Metrics
@@ -34,12 +34,12 @@ class Save:
     progress: Progress
     validate: Validate
     learners: list[Learner]
-    log: LogFigures
+    log: LogMetrics
     weights: Path
     """The folder of plain weight files."""
     _names: list[str] = field(default_factory=list)
 
-    def fire(self, tick: Tick, metrics: Metrics, last: bool) -> None:
+    def after_step(self, tick: Tick, metrics: Metrics, last: bool) -> None:
         """Save when it is time."""
         self.saver.poll()
         done, epochs = tick.step + 1, tick.epoch + 1
@@ -62,7 +62,7 @@ class Save:
     def _prepare(self) -> None:
         """What the checkpoint takes for granted: good steps, and figures that a kill right after it cannot take."""
         for learner in self.learners:
-            learner.settle()
+            learner.check_finite()
         self.log.flush()
 
     def _about(self) -> dict[str, Any]:

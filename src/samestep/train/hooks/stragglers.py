@@ -39,7 +39,7 @@ class Slow:
     """`data` where most of what it takes longer goes into getting data, else `compute`."""
 
 
-class Judge:
+class StragglerDetector:
     """Looks at row after row of all ranks' times and names whoever is slow in several in a row, once.
 
     It is named again only if it was not slow for as many rows in between. Of two ranks the faster is the median.
@@ -73,7 +73,7 @@ class Speeds:
         self._bench, self._progress, self._tell = bench, progress, tell
         self._hosts = bench.world.gather(bench.world.host)
         self._record = JsonLines(bench.rundir.speeds)
-        self._judge = Judge(bench.world.size)
+        self._judge = StragglerDetector(bench.world.size)
         self._together: list[tuple[int, Sequence[Sequence[float]]]] = []
         self._since, self._before = time.monotonic(), self._totals()
 

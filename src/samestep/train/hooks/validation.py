@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from samestep.data.feed import Feed
-from samestep.train.hooks.metric_logging import LogFigures
+from samestep.train.hooks.metric_logging import LogMetrics
 from samestep.train.learner.learner import Learner
-from samestep.train.logging.console import Screen, show_figures
-from samestep.train.logging.metrics import Book, Metrics, is_loss
+from samestep.train.logging.console import Screen, format_metrics
+from samestep.train.logging.metrics import MetricAccumulator, Metrics, is_loss
 from samestep.train.loop import Progress
 from samestep.train.recipe import Stage
 from samestep.train.task import Tick
@@ -20,14 +20,14 @@ class Validate:
 
     stage: Stage
     task: Any
-    log: LogFigures
+    log: LogMetrics
     screen: Screen
     progress: Progress
     every: int
     figures: Mapping[str, float] = field(default_factory=dict)
     improved: bool = False
 
-    def fire(self, tick: Tick, metrics: Metrics, last: bool) -> None:
+    def after_step(self, tick: Tick, metrics: Metrics, last: bool) -> None:
         """Validate when it is time."""
         self.figures, self.improved = {}, False
         due = tick.last_of_epoch if self.every == 0 else (tick.step + 1) % self.every == 0
@@ -44,7 +44,7 @@ class Validate:
 
     def summary(self) -> str:
         """The newest figures as text."""
-        return show_figures(self.figures) + ("  (best so far)" if self.improved else "")
+        return format_metrics(self.figures) + ("  (best so far)" if self.improved else "")
 
     def _keep_best(self) -> bool:
         """The figures are equal on all ranks, so all ranks decide alike."""
@@ -65,17 +65,17 @@ class Validate:
 class EpochSummary:
     """One line an epoch: its training figures beside its validation."""
 
-    book: Book
+    book: MetricAccumulator
     screen: Screen
     validate: Validate
 
-    def fire(self, tick: Tick, metrics: Metrics, last: bool) -> None:
+    def after_step(self, tick: Tick, metrics: Metrics, last: bool) -> None:
         """Count the step in; sum up at the epoch's end."""
         self.book.add({name: figure for name, figure in metrics.items() if is_loss(name)})
         if not tick.last_of_epoch:
             return
         train = {f"train {name}": value for name, value in self.book.read().items()}
-        self.screen.say(f"epoch {tick.epoch + 1}  {show_figures(train)}  {self.validate.summary()}".rstrip())
+        self.screen.say(f"epoch {tick.epoch + 1}  {format_metrics(train)}  {self.validate.summary()}".rstrip())
 
 
 @dataclass
@@ -86,7 +86,7 @@ class CheckCounts:
     learners: list[Learner]
     _is_done: bool = False
 
-    def fire(self, tick: Tick, metrics: Metrics, last: bool) -> None:
+    def after_step(self, tick: Tick, metrics: Metrics, last: bool) -> None:
         """Look once."""
         if not self._is_done and all(learner.is_under_way for learner in self.learners):
             self._is_done = True

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from samestep.data.feed import Micros
+from samestep.data.feed import MicroBatches
 from samestep.data.loading import Batch
 from samestep.parallel.wrap import Parallel
 from samestep.world.world import World
@@ -41,7 +41,7 @@ class Coupled:
 
     def backward(
         self,
-        micros: Micros,
+        micros: MicroBatches,
         embed: Embed,
         couple: Couple,
         weigh: Callable[[Mapping[str, Tensor]], tuple[Tensor, dict[str, Tensor]]],
@@ -84,7 +84,7 @@ def _push(outputs: Mapping[str, Tensor], leaves: Mapping[str, Tensor], span: tup
     return total
 
 
-def _gather(parts: list[Mapping[str, Tensor]], micros: Micros, world: World) -> dict[str, Tensor]:
+def _gather(parts: list[Mapping[str, Tensor]], micros: MicroBatches, world: World) -> dict[str, Tensor]:
     """All rows of the global batch in their order, as leaves that collect gradients."""
     leaves = {}
     for name in parts[0]:
@@ -94,7 +94,7 @@ def _gather(parts: list[Mapping[str, Tensor]], micros: Micros, world: World) -> 
     return leaves
 
 
-def _concatenate(mine: Tensor, micros: Micros, world: World) -> Tensor:
+def _concatenate(mine: Tensor, micros: MicroBatches, world: World) -> Tensor:
     """Shares are contiguous and differ by at most one row: pad to the largest, gather, cut."""
     if world.control is None:
         return mine

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from samestep.core.errors import UserError
-from samestep.data.feed import Micros
+from samestep.data.feed import MicroBatches
 from samestep.data.loading import Batch
-from samestep.train.logging.metrics import Figure, Metrics, part_of
+from samestep.train.logging.metrics import Metric, Metrics, part_of
 
 Loss = Callable[[nn.Module, Batch], Mapping[str, Tensor]]
 """From a module and a micro-batch to each term's value by row."""
@@ -56,7 +56,7 @@ def _are_numbers(mix: object) -> bool:
 
 
 def weigh(
-    learner: str, rows: Mapping[str, Tensor], count: int, micros: Micros, trained: Mix, filler: bool = False
+    learner: str, rows: Mapping[str, Tensor], count: int, micros: MicroBatches, trained: Mix, filler: bool = False
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The scalar to differentiate, the sum over terms of coefficient * live rows / global weight; and the sums."""
     sums = {}
@@ -74,7 +74,7 @@ def weigh(
 
 def update_metrics(
     learner: str,
-    micros: Micros,
+    micros: MicroBatches,
     sums: Mapping[str, Tensor],
     trained: Mix,
     same: bool,
@@ -84,14 +84,14 @@ def update_metrics(
     rate: float,
 ) -> Metrics:
     """What is logged of an update; `same`: every rank holds whole sums already."""
-    figures = {term: Figure(value, micros.weight(term), same, bad) for term, value in sums.items()}
+    figures = {term: Metric(value, micros.weight(term), same, bad) for term, value in sums.items()}
     for term, value in sums.items():  # also those that are not trained in this step, or a mean over steps leaves it out
         part = trained.get(term, 0.0)
         mixed = value if part == 1 else value * part if part else 0.0
-        figures[part_of("loss", term)] = Figure(mixed, micros.weight(term), same, bad)
-    figures["grad_norm"] = Figure(norm, 1.0, same=True, skipped=bad)
-    figures["lr"] = Figure(rate, same=True)
-    figures["skipped"] = Figure(bad, same=True)
+        figures[part_of("loss", term)] = Metric(mixed, micros.weight(term), same, bad)
+    figures["grad_norm"] = Metric(norm, 1.0, same=True, skipped=bad)
+    figures["lr"] = Metric(rate, same=True)
+    figures["skipped"] = Metric(bad, same=True)
     prefix = "" if learner == "model" else f"{learner}/"
-    counts = {f"count/{name}": Figure(weight, same=True) for name, weight in micros.weights.items()}
+    counts = {f"count/{name}": Metric(weight, same=True) for name, weight in micros.weights.items()}
     return {**{prefix + name: figure for name, figure in figures.items()}, **counts}

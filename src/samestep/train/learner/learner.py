@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from samestep.core.errors import RunFailed
-from samestep.data.feed import Micros
+from samestep.data.feed import MicroBatches
 from samestep.data.loading import Batch
 from samestep.parallel.wrap import Parallel, distribute_like, local, total_norm, warm_up
 from samestep.train.hooks.evidence import Recorder
@@ -91,7 +91,7 @@ class Learner:
         self._detour = detour
         self._ranks = torch.full((), world.dp_size * detour, device=world.device)
 
-    def update(self, micros: Micros, loss: Loss, mix: Mix | None = None) -> Metrics:
+    def update(self, micros: MicroBatches, loss: Loss, mix: Mix | None = None) -> Metrics:
         """One optimizer step on the global batch; `mix` gives the coefficient of each term that is trained."""
         with self._keyed_masks():
             self._begin_update(lambda: self._backward(micros.first(), loss, mix))
@@ -103,7 +103,7 @@ class Learner:
             self.recorder.rows(self.name, micros, rows)
         return self._apply(micros, sums, trained)
 
-    def update_coupled(self, micros: Micros, embed: Embed, couple: Couple, mix: Mix | None = None) -> Metrics:
+    def update_coupled(self, micros: MicroBatches, embed: Embed, couple: Couple, mix: Mix | None = None) -> Metrics:
         """One optimizer step on a loss that couples all rows of the global batch with each other (see coupled.py)."""
         coupled = Coupled(self._parallel, self.world, self._autocast, self._call, self._check_called)
 
@@ -160,7 +160,7 @@ class Learner:
             self._settled = True
 
     def _backward(
-        self, micros: Micros, loss: Loss, mix: Mix | None
+        self, micros: MicroBatches, loss: Loss, mix: Mix | None
     ) -> tuple[dict[str, Tensor], list[Mapping[str, Tensor]]]:
         """Gradients of all micro-batches, reduced over ranks once; this rank's sums per term, and its rows."""
         all_sums, all_rows = [], []
@@ -211,7 +211,7 @@ class Learner:
                 "(for example through .module), which would skip gradient synchronisation"
             )
 
-    def _apply(self, micros: Micros, sums: Mapping[str, Tensor], trained: Mix, same: bool = False) -> Metrics:
+    def _apply(self, micros: MicroBatches, sums: Mapping[str, Tensor], trained: Mix, same: bool = False) -> Metrics:
         """Clip, check, step, and say what happened, all without waiting for the device."""
         if self._detour != 1.0:
             torch._foreach_div_([local(gradient) for gradient in self._gradients()], self._detour)
@@ -290,9 +290,9 @@ class Learner:
         """Seconds that this rank waited for the others' gradients so far; None where that is not measured."""
         return self._parallel.waited
 
-    def settle(self) -> None:
+    def check_finite(self) -> None:
         """Read what is still on its way from the device; raises when too many steps in a row were bad."""
-        self._guard.settle()
+        self._guard.check()
 
     def weights(self, whole: bool = False) -> dict[str, Any]:
         """The module's state by its own names; `whole` gathers a sharded one to the CPU of rank 0."""

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from samestep.core.errors import Diverged
-from samestep.data.feed import Micros
+from samestep.data.feed import MicroBatches
 
 
 class FiniteGuard:
@@ -16,10 +16,10 @@ class FiniteGuard:
         self._in_row = torch.zeros((), dtype=torch.float32, device=device)
         self._arriving: tuple[Tensor | float, torch.cuda.Event | None, int, np.ndarray] | None = None
 
-    def watch(self, bad: Tensor, micros: Micros) -> None:
+    def watch(self, bad: Tensor, micros: MicroBatches) -> None:
         """Take in the verdict on this step; act on the one before."""
         self._in_row.add_(1).mul_(bad)
-        self.settle()
+        self.check()
         if self._in_row.device.type == "cuda":
             host = torch.empty((), dtype=torch.float32, pin_memory=True)
             host.copy_(self._in_row, non_blocking=True)
@@ -29,7 +29,7 @@ class FiniteGuard:
         else:
             self._arriving = (float(self._in_row), None, micros.step, micros.ids)
 
-    def settle(self) -> None:
+    def check(self) -> None:
         """Read the verdict that is still on its way."""
         if self._arriving is None:
             return

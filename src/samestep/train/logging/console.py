@@ -90,7 +90,7 @@ class Screen(AbstractContextManager["Screen"]):
             self._bar.remove_task(task)
 
 
-def show_figures(figures: Mapping[str, float]) -> str:
+def format_metrics(figures: Mapping[str, float]) -> str:
     """Figures on one line, short enough to read."""
     return "  ".join(f"{name} {_short(value)}" for name, value in figures.items())
 

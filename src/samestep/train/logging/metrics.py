@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from samestep.core.records import Json
-from samestep.world.async_gather import Letter
+from samestep.world.async_gather import PendingResult
 from samestep.world.world import World
 
 Number = Tensor | float
@@ -16,7 +16,7 @@ NOTES = 512
 """Figures noted at most before they are added up, which waits for the device: far rarer than rows of figures."""
 
 
-class Figure(NamedTuple):
+class Metric(NamedTuple):
     """This rank's part of a sum, and the weight of the whole. A figure equal on all ranks is counted once; so is the
     part of a share of the data that several ranks take.
 
@@ -31,7 +31,7 @@ class Figure(NamedTuple):
     """1 for a step that was skipped: it counts for nothing, so its NaN reaches no mean."""
 
 
-Metrics = Mapping[str, Figure]
+Metrics = Mapping[str, Metric]
 _PART = "\x1f"  # the unit separator, which no name has
 
 
@@ -49,7 +49,7 @@ def is_loss(name: str) -> bool:
     return name.partition(_PART)[0].rpartition("/")[2] == "loss"
 
 
-class Book:
+class MetricAccumulator:
     """Adds figures up over steps, and reduces them over ranks when asked: one collective for all of them.
 
     Figures are only noted as they come. What is on the device is fetched in one go when the sums are needed, and then
@@ -79,14 +79,14 @@ class Book:
         """The mean of every figure over what was added, the same on all ranks; the book is empty afterwards."""
         return self.reading().finish()[0]
 
-    def reading(self, own: Sequence[float] = ()) -> "Reading":
+    def reading(self, own: Sequence[float] = ()) -> "PendingMetrics":
         """The same, under way: read later, it keeps nobody waiting. Numbers of each rank's own go along, come out by
         rank, and are no state."""
         totals, self._totals = self._add_up(), {}
         names = sorted(totals)
-        sums = self._world.post.put([totals[name][0] for name in names])
-        reading = Reading(names, [totals[name][1] for name in names], sums, self._world.post.put(own))
-        self._world.post.send()  # at once, and not with the next message: a rank may fail before there is one
+        sums = self._world.async_gather.put([totals[name][0] for name in names])
+        reading = PendingMetrics(names, [totals[name][1] for name in names], sums, self._world.async_gather.put(own))
+        self._world.async_gather.send()  # at once, and not with the next message: a rank may fail before there is one
         return reading
 
     def state_dict(self) -> dict[str, Json]:
@@ -123,13 +123,13 @@ class Book:
 
 
 @dataclass(frozen=True)
-class Reading:
+class PendingMetrics:
     """Figures on their way between the ranks."""
 
     names: Sequence[str]
     weights: Sequence[float]
-    sums: Letter
-    own: Letter
+    sums: PendingResult
+    own: PendingResult
 
     def has_arrived(self, within: float) -> bool:
         """Whether they can be read without waiting any more, after at most `within` seconds."""

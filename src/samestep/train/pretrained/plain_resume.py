@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 _OPTIMIZER = ("optimizer_state_dict", "optimizer")
 
 
-def adopt(path: Path, learners: list[Learner], progress: Progress) -> None:
+def continue_from_file(path: Path, learners: list[Learner], progress: Progress) -> None:
     """Take the optimizer state and the step out of `path`; its weights are in the learner already."""
     extra = open_plain(path).extra
     missing = [] if _adopt_step(extra, progress) else ["the step (starting at 0)"]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from samestep.checkpoint.manifest import MANIFEST, find_checkpoints
 from samestep.checkpoint.manifest import verify as damage_of
 from samestep.checkpoint.weight_files import match, open_plain
-from samestep.checkpoint.weight_sources import CheckpointPart, Source, read_whole
+from samestep.checkpoint.weight_sources import CheckpointPart, WeightSource, read_whole
 from samestep.core.errors import UserError
 from samestep.core.rundir import RunDir
 from samestep.train.run_record import RunRecord
@@ -24,7 +24,7 @@ def find_weights(source: Path, learner: str = "model") -> dict[str, Tensor]:
     return read_whole(open_weights(source, learner))
 
 
-def open_weights(source: Path, learner: str = "model", *, verify: bool = True) -> Source:
+def open_weights(source: Path, learner: str = "model", *, verify: bool = True) -> WeightSource:
     """The weights of a learner, from whatever `source` names, left on the disk until they are copied.
 
     `verify`: read every byte of a checkpoint first, and refuse a damaged one.
@@ -41,7 +41,7 @@ def open_weights(source: Path, learner: str = "model", *, verify: bool = True) -
     return weights
 
 
-def fill(module: nn.Module, source: Source, what: str) -> None:
+def fill(module: nn.Module, source: WeightSource, what: str) -> None:
     """Copy weights into a module where it lies, tensor by tensor; refuse, before the first, any that do not fit."""
     own = module.state_dict()
     names = names_in(source, own)
@@ -50,7 +50,7 @@ def fill(module: nn.Module, source: Source, what: str) -> None:
     source.fill(targets)
 
 
-def names_in(source: Source, own: Collection[str]) -> dict[str, str]:
+def names_in(source: WeightSource, own: Collection[str]) -> dict[str, str]:
     """What the source calls each weight of a network: as the network does, or with `model.` in front."""
     has_outer = any(OUTER + name in source.layout for name in own) and not any(name in source.layout for name in own)
     return {name: OUTER + name if has_outer else name for name in own}

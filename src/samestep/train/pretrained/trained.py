@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from samestep.checkpoint.manifest import DamageError, read_manifest
-from samestep.checkpoint.weight_sources import Source, parts_of
+from samestep.checkpoint.weight_sources import WeightSource, parts_of
 from samestep.core.config import build
 from samestep.core.errors import UserError
 from samestep.core.rundir import RunDir
@@ -45,7 +45,7 @@ class Trained:
         own = self.files / TOKENIZER
         return own if own.is_dir() else self.files
 
-    def weights(self) -> Source:
+    def weights(self) -> WeightSource:
         """Its weights, left on the disk until they are copied: the averaged ones, if its run averaged them."""
         averaged = is_checkpoint(self.source) and AVERAGE in parts_of(self.source)
         return open_weights(self.source, AVERAGE if averaged else "model", verify=not self.verified)
@@ -89,7 +89,7 @@ def _of_checkpoint(path: Path) -> Trained:
 def _published(folder: Path) -> Trained:
     for name in known_recipes():
         recipe = find_recipe(name)
-        config = recipe.adopt(folder) if recipe.adopt else None
+        config = recipe.read_pretrained(folder) if recipe.read_pretrained else None
         if config is not None:
             return Trained(name, recipe, config, folder, folder)
     raise UserError(f"no recipe knows the model in {folder}; give a run, a checkpoint, or a published LLaDA model")

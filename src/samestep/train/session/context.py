@@ -9,7 +9,7 @@ from samestep.core.rundir import RunDir
 from samestep.train.bench import Bench
 from samestep.train.hooks.evidence import Recorder
 from samestep.train.logging.console import Screen
-from samestep.train.logging.metrics import Book
+from samestep.train.logging.metrics import MetricAccumulator
 from samestep.train.loop import Progress
 from samestep.train.recipe import Recipe, Stage
 from samestep.train.run_status import RunEvents
@@ -47,9 +47,9 @@ class ReadyStage:
     task: Task
     progress: Progress
     store: Store
-    window: Book
+    window: MetricAccumulator
     """Metrics since the last row."""
-    epoch: Book
+    epoch: MetricAccumulator
     """Metrics of this epoch."""
     recorder: Recorder | None
     state: Mapping[str, Any]

@@ -24,7 +24,8 @@ from samestep.core.errors import (
     UserError,
     complain,
 )
-from samestep.core.launcher import LastWord, preempted_code
+from samestep.core.exit_report import ExitReport
+from samestep.core.launch_env import preempted_code
 from samestep.core.output import FAILURES, put, start_logging
 from samestep.train.loop import Outcome
 from samestep.train.recipe import Recipe
@@ -69,7 +70,7 @@ def enter(choose: Callable[[], tuple[str, Recipe, Any]]) -> int:
     world, session = World.single(), None
     try:
         world = World.meet()
-        if world.place.job:
+        if world.rank_info.job:
             os.environ["RANK"] = str(world.rank)  # for complaints and last words, which know of no world
         with world.together("reading the configuration"):
             name, recipe, config = _rank_0s(choose, world)
@@ -87,7 +88,7 @@ def enter(choose: Callable[[], tuple[str, Recipe, Any]]) -> int:
 def _rank_0s(choose: Callable[[], tuple[str, Recipe, Any]], world: World) -> tuple[str, Recipe, Any]:
     """What rank 0 chose, on every rank: all train the same, and a run to resume may lie on rank 0's disk alone."""
     chosen = choose() if world.is_main else None
-    name, data = world.tell("choice", [chosen[0], dump(chosen[2])] if chosen else None)
+    name, data = world.share_through_store("choice", [chosen[0], dump(chosen[2])] if chosen else None)
     if chosen:
         return chosen
     recipe = find_recipe(name)
@@ -106,7 +107,7 @@ def _stopped(world: World) -> int:
     srun and mpiexec kill all ranks as soon as one ends with a code of its own, and tell of the killing. Under them the
     others therefore end first, at once and with 0, and rank 0 tells for all.
     """
-    if not world.place.job:
+    if not world.rank_info.job:
         return preempted_code(os.environ)
     if world.is_main:
         end = time.monotonic() + PARTING
@@ -137,15 +138,15 @@ def _failed(error: BaseException, world: World, session: Session | None) -> int:
     world.report_failure(error)
     if isinstance(error, KeyboardInterrupt):
         error = RunFailed("interrupted twice: ended at once, without a save")
-        word = replace(LastWord.of(error, EXIT_INTERRUPTED, plain=True), kind="interrupted")
+        word = replace(ExitReport.of(error, EXIT_INTERRUPTED, plain=True), kind="interrupted")
         complain(word.text)
     elif isinstance(error, UserError | RunFailed | PeerFailed):
         logger.error("%s", error)
-        word = LastWord.of(error, error.exit_code, plain=True, echo=isinstance(error, PeerFailed))
+        word = ExitReport.of(error, error.exit_code, plain=True, echo=isinstance(error, PeerFailed))
         _speak(word)
     else:
         logger.error("%s", error, exc_info=error)
-        word = LastWord.of(error, EXIT_FAILURE, plain=False)
+        word = ExitReport.of(error, EXIT_FAILURE, plain=False)
         _speak(word)
     _keep(word, world, session)
     return word.code
@@ -163,14 +164,14 @@ def _out_of_memory(error: BaseException, world: World, session: Session | None) 
         remedy = {"remedy": [f"--batch_size={size // 2}"], "remedy_text": text} if size > 1 else {}
     whole_story = OutOfMemory(f"{told}; {advice}" if advice else told)
     world.report_failure(whole_story)
-    word = LastWord.of(OutOfMemory(told) if remedy else whole_story, EXIT_MEMORY, plain=True, **remedy)
+    word = ExitReport.of(OutOfMemory(told) if remedy else whole_story, EXIT_MEMORY, plain=True, **remedy)
     if not word.leave(os.environ):
         complain(str(whole_story))
     _keep(word, world, session)
     return EXIT_MEMORY
 
 
-def _speak(word: LastWord) -> None:
+def _speak(word: ExitReport) -> None:
     """Leave the word for the launcher to show, or show it."""
     if word.leave(os.environ):
         return
@@ -180,7 +181,7 @@ def _speak(word: LastWord) -> None:
         complain(word.text)
 
 
-def _keep(word: LastWord, world: World, session: Session | None) -> None:
+def _keep(word: ExitReport, world: World, session: Session | None) -> None:
     """Leave the word in the run directory too, if this launch ever had it."""
     if session is not None and session.rundir is not None:
         leave_word(session.rundir, word, is_main=world.is_main)

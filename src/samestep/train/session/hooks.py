@@ -7,12 +7,12 @@ from samestep.checkpoint.background import Saver
 from samestep.core.config import dump
 from samestep.train.hooks.divergence import SameParameters
 from samestep.train.hooks.evidence import Returned, Witness
-from samestep.train.hooks.metric_logging import LogFigures
+from samestep.train.hooks.metric_logging import LogMetrics
 from samestep.train.hooks.saving import Save
 from samestep.train.hooks.stragglers import Speeds
 from samestep.train.hooks.validation import CheckCounts, EpochSummary, Validate
 from samestep.train.logging.sinks import Sink
-from samestep.train.loop import Every
+from samestep.train.loop import Hook
 from samestep.train.session.context import ReadyStage, SessionContext
 
 
@@ -20,8 +20,8 @@ from samestep.train.session.context import ReadyStage, SessionContext
 class Hooks:
     """All hooks in order, and those that the stage needs by name afterwards."""
 
-    in_order: list[Every]
-    log: LogFigures
+    in_order: list[Hook]
+    log: LogMetrics
     same: SameParameters
     save: Save
 
@@ -32,7 +32,7 @@ def assemble_hooks(
     """The hooks of a stage."""
     config, stage, bench, progress = context.config, ready.stage, ready.bench, ready.progress
     speeds = Speeds(bench, progress, context.events.event)
-    log = LogFigures(
+    log = LogMetrics(
         ready.window, sinks, context.screen, progress, config.log.every, stage.unit, ready.task.length, speeds
     )
     hash_every = 0 if ready.recorder else config.watch.hash_every  # evidence has a hash of every step
@@ -54,7 +54,7 @@ def assemble_hooks(
         log,
         weights,
     )
-    in_order: list[Every] = [
+    in_order: list[Hook] = [
         *([Returned(ready.recorder)] if ready.recorder else []),  # what the step returned, before anybody reads it
         CheckCounts(bench.feeds, bench.learners),
         same,

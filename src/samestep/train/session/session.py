@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from samestep.checkpoint.across_ranks import refuse_newer_elsewhere, shared_probe
-from samestep.core import launcher
+from samestep.core import launch_env
 from samestep.core.errors import UserError
 from samestep.core.output import start_logging
 from samestep.core.rundir import RunDir
@@ -58,7 +58,7 @@ class Session:
             events.event("launch", world=self._world.size, device=str(self._world.device))
             self._tell_code_changes(events)
             set_up_torch(self.config, self._world)
-            limit = seconds(self.config.max_time) - launcher.elapsed(os.environ) if self.config.max_time else None
+            limit = seconds(self.config.max_time) - launch_env.elapsed(os.environ) if self.config.max_time else None
             stop = Stop(self._world, limit, self.config.checkpoint.every_minutes * 60)
             self._context = SessionContext(
                 self._name,
@@ -107,10 +107,10 @@ class Session:
             opened = open_run(self._name, self.config, self._world.dp_size, launches, recipe_code(self._name))
             stack.callback(opened.lock.release)
             told, self._code_changes = [str(opened.rundir.path.absolute()), opened.batch], opened.code_changes
-        path, batch = self._world.tell("run directory", told)
+        path, batch = self._world.share_through_store("run directory", told)
         self.rundir = rundir = RunDir(Path(path))
-        if self._world.place.local_rank == 0:
-            launcher.tell_run(rundir.path, os.environ)
+        if self._world.rank_info.local_rank == 0:
+            launch_env.write_run_path(rundir.path, os.environ)
         # The batch from now on at any world size and batch_size; what acts for this launch alone stands in no record.
         self.config = replace(self.config, global_batch_size=batch, start_over=False)
         show = "error" if self.config.log.quiet else self.config.log.level

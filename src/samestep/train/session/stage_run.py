@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from samestep.checkpoint.background import Flight, Saver
+from samestep.checkpoint.background import PendingSave, Saver
 from samestep.checkpoint.manifest import Checkpoint, find_checkpoints
 from samestep.checkpoint.retention import Retention
 from samestep.checkpoint.store import Store
@@ -14,10 +14,10 @@ from samestep.core.records import write_json
 from samestep.train.bench import Bench
 from samestep.train.hooks.evidence import Recorder
 from samestep.train.logging.banner import banner_lines
-from samestep.train.logging.metrics import Book
+from samestep.train.logging.metrics import MetricAccumulator
 from samestep.train.logging.sinks import Sink, open_sinks
 from samestep.train.loop import Outcome, Progress, run
-from samestep.train.pretrained.plain_resume import adopt
+from samestep.train.pretrained.plain_resume import continue_from_file
 from samestep.train.recipe import Stage
 from samestep.train.session.context import ReadyStage, SessionContext
 from samestep.train.session.hooks import assemble_hooks
@@ -66,7 +66,7 @@ class StageRun:
         found = self._find_checkpoint(store)
         evidence = self._rundir.evidence(self._world.size, self._world.rank)
         recorder = Recorder(evidence, self._stage.name, self._world.dp_counted) if self._config.evidence else None
-        window, epoch = Book(self._world), Book(self._world)
+        window, epoch = MetricAccumulator(self._world), MetricAccumulator(self._world)
         random = RandomState(self._world, self._config.seed)
         bench = self._bench(recorder, resumed=found is not None)
         task: Task = self._stage.build(bench)
@@ -119,7 +119,7 @@ class StageRun:
         if found is None:
             if not self._config.continue_from or not bench.first_weights.is_taken_here():
                 return ""
-            adopt(Path(self._config.continue_from), bench.learners, self._progress)
+            continue_from_file(Path(self._config.continue_from), bench.learners, self._progress)
             return str(self._config.continue_from)
         bench.first_weights.fill_without_checkpoint(bench.learners, state.values())
         store.load(found, state)
@@ -132,7 +132,7 @@ class StageRun:
         if self._stage.best is None or self._progress.best is None:
             return
         found = find_checkpoints(store.folder) if self._world.is_main else []
-        names = [c.figure_name for c in sorted(found, key=lambda c: c.step) if c.figure_name]
+        names = [c.metric_name for c in sorted(found, key=lambda c: c.step) if c.metric_name]
         if self._world.share(bool(names) and names[-1] != self._stage.best[0]):
             self._progress.best = None
 
@@ -144,7 +144,7 @@ class StageRun:
     def _saver(self, store: Store, sinks: list[Sink]) -> Saver:
         settings, event = self._config.checkpoint, self._context.events.event
 
-        def told(flight: Flight) -> None:
+        def told(flight: PendingSave) -> None:
             if flight.committed:
                 event("save", stage=self._stage.name, step=flight.step)
                 for sink in sinks:

@@ -14,13 +14,14 @@ from contextlib import suppress
 from dataclasses import asdict
 
 from samestep.core.errors import EXIT_STALLED, Stalled
-from samestep.core.launcher import LAUNCHER, LastWord
+from samestep.core.exit_report import ExitReport
+from samestep.core.launch_env import LAUNCHER
 from samestep.core.output import put
 from samestep.core.records import Json, write_json
 from samestep.core.rundir import RunDir
 from samestep.world.watchdog import stack_dump
 from samestep.world.watchdog.blame import Report
-from samestep.world.watchdog.heartbeat import Post
+from samestep.world.watchdog.heartbeat import HeartbeatExchange
 from samestep.world.watchdog.stack_dump import BlackBox
 
 PATIENCE = 40.0
@@ -70,11 +71,11 @@ ENDING = 15.0
 """Seconds after which a process is ended that hangs while it ends, on a disk perhaps."""
 
 
-def end_stalled(verdict: dict[str, Json], post: Post, rundir: RunDir, box: BlackBox) -> None:
+def end_stalled(verdict: dict[str, Json], post: HeartbeatExchange, rundir: RunDir, box: BlackBox) -> None:
     """End this rank of a run that hangs; does not return."""
     box.end_within(ENDING)
     speaks = verdict["speaker"] == post.rank
-    word = LastWord.of(Stalled(verdict["sentence"]), EXIT_STALLED, plain=True, echo=not speaks)
+    word = ExitReport.of(Stalled(verdict["sentence"]), EXIT_STALLED, plain=True, echo=not speaks)
     if not word.leave(os.environ) and speaks:
         put(f"samestep: {word.text}", sys.stderr)
     if speaks:
@@ -89,11 +90,11 @@ def end_stalled(verdict: dict[str, Json], post: Post, rundir: RunDir, box: Black
     os._exit(word.code)
 
 
-def end_after(failure: dict[str, Json], post: Post, rundir: RunDir, box: BlackBox) -> None:
+def end_after(failure: dict[str, Json], post: HeartbeatExchange, rundir: RunDir, box: BlackBox) -> None:
     """End this rank, which stands still since another one failed, as in a collective that never returns."""
     box.end_within(ENDING)
     text = f"rank {failure['rank']} on {failure['host']} failed: {failure['text']}"
-    word = LastWord.of(RuntimeError(text), failure["code"], plain=True, echo=True)
+    word = ExitReport.of(RuntimeError(text), failure["code"], plain=True, echo=True)
     word.leave(os.environ)
     _part(word, post, rundir, box)
     os._exit(word.code)
@@ -108,7 +109,7 @@ def _end_silent_neighbours(reports: list[Report]) -> None:
                 os.kill(report["pid"], signal.SIGKILL)
 
 
-def _part(word: LastWord, post: Post, rundir: RunDir, box: BlackBox) -> None:
+def _part(word: ExitReport, post: HeartbeatExchange, rundir: RunDir, box: BlackBox) -> None:
     """Leave the word and the stacks behind, and wait a moment for the others to do so."""
     with suppress(OSError):
         box.dump()

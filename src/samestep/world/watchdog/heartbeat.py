@@ -29,7 +29,7 @@ _STALL = "samestep/watch/stall"
 _READY = "samestep/watch/ready"
 
 
-class Post:
+class HeartbeatExchange:
     """One rank's exchange with the others. What it brings lies in its attributes; nobody waits for it."""
 
     def __init__(self, store: Any, rundir: RunDir, rank: int, size: int, every: float, failed: str) -> None:

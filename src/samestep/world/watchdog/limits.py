@@ -19,7 +19,7 @@ ACTIVITIES = {
 
 
 @dataclass(frozen=True)
-class Watching:
+class WatchdogConfig:
     """When to call a run hung, and what else to look at while it runs. Limits are seconds without any progress."""
 
     enabled: bool = free(True)

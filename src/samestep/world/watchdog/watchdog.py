@@ -20,8 +20,8 @@ from samestep.world.watchdog import stack_dump
 from samestep.world.watchdog.activity import Lane
 from samestep.world.watchdog.blame import Report, Stall, judge
 from samestep.world.watchdog.ending import end_after, end_stalled
-from samestep.world.watchdog.heartbeat import OUTDATED, Post, filed_reports, put_report
-from samestep.world.watchdog.limits import ACTIVITIES, Watching
+from samestep.world.watchdog.heartbeat import OUTDATED, HeartbeatExchange, filed_reports, put_report
+from samestep.world.watchdog.limits import ACTIVITIES, WatchdogConfig
 from samestep.world.watchdog.stack_dump import BlackBox
 from samestep.world.world import FAILURE, World
 
@@ -36,7 +36,7 @@ answers at the same time would get none."""
 class Suspicion:
     """What a rank makes of its own lateness, look by look."""
 
-    def __init__(self, world: World, rundir: RunDir, post: Post) -> None:
+    def __init__(self, world: World, rundir: RunDir, post: HeartbeatExchange) -> None:
         self._world, self._rundir, self._post = world, rundir, post
         self._turn = min(LAST_TURN, TURN * (world.rank // AT_ONCE))
         self._heard: dict[int, int] = {}  # each rank's look when listening began
@@ -135,10 +135,10 @@ class _Count:
 class Watchdog:
     """Watches this rank while it is entered."""
 
-    def __init__(self, world: World, rundir: RunDir, settings: Watching) -> None:
+    def __init__(self, world: World, rundir: RunDir, settings: WatchdogConfig) -> None:
         settings.check()
         self._world, self._rundir, self._settings, self._watch = world, rundir, settings, world.watch
-        self._post = Post(world.store, rundir, world.rank, world.size, TICK, FAILURE)
+        self._post = HeartbeatExchange(world.store, rundir, world.rank, world.size, TICK, FAILURE)
         self._suspicion = Suspicion(world, rundir, self._post)
         self._counts: dict[Lane, _Count] = {}
         self._shortest = min(map(settings.seconds, ACTIVITIES))

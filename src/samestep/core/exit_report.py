@@ -1,7 +1,4 @@
-"""What a launcher tells its workers, through the environment, and what they leave for it, in small files.
-
-Launching knows nothing of training and training nothing of launching; they meet here.
-"""
+"""Why a rank ended, in a small file that it leaves for its launcher and in the run directory."""
 
 import os
 import socket
@@ -12,30 +9,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from samestep.core.errors import EXIT_DONE, EXIT_PREEMPTED
+from samestep.core.launch_env import FOLDER
 from samestep.core.records import Json, read_json, write_json
-
-LAUNCHER = "SAMESTEP_LAUNCHER"
-"""Who started this process; not set under stock torchrun."""
-LAUNCH_ID = "SAMESTEP_LAUNCH_ID"
-"""The same for every attempt of one launch, and for nothing else."""
-FOLDER = "SAMESTEP_LAUNCH_FOLDER"
-"""Where the workers of a launch leave word. Its launcher speaks for them, so they print no failure themselves."""
-PARENT = "SAMESTEP_PARENT"
-"""The process to end with."""
-GRACE = "SAMESTEP_GRACE"
-"""Seconds between a request to stop and the end by force."""
-BEGAN = "SAMESTEP_BEGAN"
-"""When the job began whose time limit this launch has, in seconds since 1970: max_time counts from there."""
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """Where a rank leaves word if it fails; the launcher names one a rank, as torchrun does."""
-_RUN = "run.json"
 _FAILURE = "failure.json"
 
 
 @dataclass(frozen=True)
-class LastWord:
+class ExitReport:
     """Why a rank ended."""
 
     text: str
@@ -55,7 +38,7 @@ class LastWord:
     """user, failed, diverged, disk, hung, memory, interrupted, or crashed: an exception that nobody foresaw."""
 
     @classmethod
-    def of(cls, error: BaseException, code: int, *, plain: bool, **more: Any) -> "LastWord":
+    def of(cls, error: BaseException, code: int, *, plain: bool, **more: Any) -> "ExitReport":
         """The word of a rank that ends with `error`; a `plain` one needs no traceback."""
         text = str(error) if plain else f"{type(error).__name__}: {error}"
         trace = "" if plain else "".join(traceback.format_exception(error))
@@ -76,39 +59,17 @@ class LastWord:
         return FOLDER in env
 
     @classmethod
-    def read(cls, data: Mapping[str, Json]) -> "LastWord | None":
+    def read(cls, data: Mapping[str, Json]) -> "ExitReport | None":
         """What `leave` wrote; None when a rank ended without a word."""
         return cls(**data["samestep"]) if "samestep" in data else None
 
 
-def preempted_code(env: Mapping[str, str]) -> int:
-    """75, but 0 under stock torchrun, which takes any other code for a failure and restarts the run."""
-    return EXIT_DONE if "TORCHELASTIC_RUN_ID" in env and not env.get(LAUNCHER) else EXIT_PREEMPTED
-
-
-def elapsed(env: Mapping[str, str]) -> float:
-    """Seconds since the job of this launch began, as far as one is known."""
-    return max(0.0, time.time() - float(env[BEGAN])) if BEGAN in env else 0.0
-
-
-def tell_run(path: Path, env: Mapping[str, str]) -> None:
-    """The first rank of a node tells its launcher which run directory is open."""
-    if FOLDER in env:
-        write_json(Path(env[FOLDER]) / _RUN, {"path": str(path.absolute())})
-
-
-def told_run(folder: Path) -> Path | None:
-    """The run directory of a launch, once it is open."""
-    known = read_json(folder / _RUN)
-    return Path(known["path"]) if known else None
-
-
-def tell_failure(folder: Path, word: LastWord) -> None:
+def write_failure(folder: Path, word: ExitReport) -> None:
     """A launcher tells whoever called it why the run ended."""
     write_json(folder / _FAILURE, asdict(word))
 
 
-def told_failure(folder: Path) -> LastWord | None:
+def read_failure(folder: Path) -> ExitReport | None:
     """Why a launch ended, if it did not end well."""
     known = read_json(folder / _FAILURE)
-    return LastWord(**known) if known else None
+    return ExitReport(**known) if known else None
