@@ -1,6 +1,7 @@
 """Imports flow down the floors: the lower a floor, the less it knows."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,3 +82,59 @@ def test_the_rule_can_fail(own: list[str], imported: str) -> None:
 @pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(HOME)))
 def test_files_stay_small(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 400, "split it: a reader should see a file as one thing"
+
+
+def modules() -> dict[str, Path]:
+    """Every module of samestep by its dotted name."""
+    names = {path: path.relative_to(HOME.parent).with_suffix("").parts for path in HOME.rglob("*.py")}
+    return {".".join(parts).removesuffix(".__init__"): path for path, parts in names.items()}
+
+
+def graph(sources: dict[str, str]) -> dict[str, set[str]]:
+    """Which module imports which, also inside functions and for type checking."""
+    found: dict[str, set[str]] = {name: set() for name in sources}
+    for name, source in sources.items():
+        for imported in imports(source):
+            found[name].add(imported if imported in sources else imported.rpartition(".")[0])
+    return found
+
+
+def circle(imported_by: dict[str, set[str]]) -> list[str]:
+    """A circle of imports, or nothing."""
+    done: set[str] = set()
+
+    def visit(name: str, path: list[str]) -> list[str]:
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name in done:
+            return []
+        found = next((c for other in sorted(imported_by.get(name, ())) if (c := visit(other, [*path, name]))), [])
+        done.add(name)
+        return found
+
+    return next((found for name in sorted(imported_by) if (found := visit(name, []))), [])
+
+
+def test_no_import_circle() -> None:
+    sources = {name: path.read_text() for name, path in modules().items() if path.parent != HOME}
+    assert not circle(graph(sources))
+
+
+def test_a_circle_is_found() -> None:
+    sources = {"samestep.a": "from samestep.b import x", "samestep.b": "def f():\n    from samestep import a"}
+    assert circle(graph(sources)) == ["samestep.a", "samestep.b", "samestep.a"]
+
+
+def test_hydra_is_in_one_file() -> None:
+    found = [
+        name for name, path in modules().items() if re.search(r"(from|import) (hydra|omegaconf)", path.read_text())
+    ]
+    assert found == ["samestep.core.config.hydra_files"]
+
+
+def test_shared_code_names_no_recipe() -> None:
+    """Whatever serves every recipe knows none by name."""
+    recipes = {path.parent.name for path in HOME.glob("recipes/*/__init__.py")}
+    word = re.compile(rf"\b({'|'.join(sorted(recipes))})\b")
+    shared = {name: path for name, path in modules().items() if not name.startswith("samestep.recipes")}
+    assert not [name for name, path in shared.items() if word.search(path.read_text())]
