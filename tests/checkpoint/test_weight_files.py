@@ -4,16 +4,29 @@ import json
 import os
 import pickle
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from samestep.checkpoint.weight_files import check_shapes, load_weights, save_weights
+from samestep.checkpoint.weight_files import check_shapes, open_weight_file, save_weights
+from samestep.checkpoint.weight_sources import read_all
 from samestep.core.errors import UserError
 
 WEIGHTS = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.tensor([1.0, 2.0], dtype=torch.bfloat16)}
+
+
+class Loaded(NamedTuple):
+    weights: dict[str, torch.Tensor]
+    extra: dict[str, Any]
+    notes: list[str]
+
+
+def load_weights(path: Path) -> Loaded:
+    source, extra, notes = open_weight_file(path)
+    return Loaded(read_all(source), extra, notes)
 
 
 def same(found: dict, expected: dict) -> bool:

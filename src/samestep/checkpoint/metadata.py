@@ -78,7 +78,7 @@ def read_metadata(folder: Path, files: Collection[str]) -> Metadata:
         metadata.storage_meta = StorageMeta()
     for name, entry in metadata.state_dict_metadata.items():
         if not isinstance(entry, TensorStorageMetadata):
-            raise _refusal(path, f"describes {name!r}, which is not a tensor")
+            raise _refusal(path, f"describes {name!r} as something other than a tensor")
     for index, stored in metadata.storage_data.items():
         if stored.relative_path not in files or stored.transform_descriptors:
             raise _refusal(path, f"looks for {index.fqn!r} outside of the checkpoint, in {stored.relative_path!r}")

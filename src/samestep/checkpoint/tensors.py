@@ -106,7 +106,7 @@ class _Writer(FileSystemWriter):
 
     def __init__(self, folder: Path, copy_ahead: int) -> None:
         super().__init__(folder, sync_files=True, per_thread_copy_ahead=copy_ahead)
-        self.fs: HashingFiles = HashingFiles()
+        self.fs: HashingFileSystem = HashingFileSystem()
         self.failure: Exception | None = None
 
     def storage_meta(self) -> StorageMeta | None:
@@ -159,7 +159,7 @@ def _done(value: Any) -> Future[Any]:
     return future
 
 
-class HashingFiles(FileSystem):
+class HashingFileSystem(FileSystem):
     """The file system that DCP uses, which hashes every file while it is written.
 
     So no file is read again to compute its checksum, and the checksum is that of the data that was meant to be written.
@@ -190,7 +190,7 @@ class HashingFiles(FileSystem):
 class _HashingStream:
     """A file being written, and the checksum so far."""
 
-    def __init__(self, file: IO[bytes], owner: HashingFiles, hasher: Executor) -> None:
+    def __init__(self, file: IO[bytes], owner: HashingFileSystem, hasher: Executor) -> None:
         self._file = file
         self._owner = owner
         self._hasher = hasher

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from samestep.checkpoint.safetensor_files import SafetensorsFiles, first_few
-from samestep.checkpoint.weight_sources import InMemoryWeights, RenamedWeights, WeightSource, read_all
+from samestep.checkpoint.weight_sources import InMemoryWeights, RenamedWeights, WeightSource
 from samestep.core.errors import UserError
 from samestep.core.records import sync_folder
 
@@ -28,16 +28,6 @@ class WeightFile(NamedTuple):
     """A weight file whose weights are not read yet."""
 
     source: WeightSource
-    extra: dict[str, Any]
-    """What else was in it."""
-    notes: list[str]
-    """How it was read, where the user should know."""
-
-
-class LoadedWeights(NamedTuple):
-    """What a weight file holds."""
-
-    weights: dict[str, torch.Tensor]
     extra: dict[str, Any]
     """What else was in it."""
     notes: list[str]
@@ -66,14 +56,11 @@ def save_weights(path: Path, weights: Mapping[str, torch.Tensor], extra: Mapping
     sync_folder(path.parent)
 
 
-def load_weights(path: Path) -> LoadedWeights:
-    """The weights in a `.pt` or `.safetensors` file or a folder of safetensors, named without prefixes of wrappers."""
-    source, extra, notes = open_weight_file(path)
-    return LoadedWeights(read_all(source), extra, notes)
-
-
 def open_weight_file(path: Path) -> WeightFile:
-    """The same, but the weights stay on the disk until they are copied into their tensors."""
+    """A `.pt` or `.safetensors` file, or a folder of safetensors; weights are named without prefixes of wrappers.
+
+    The weights stay on the disk until they are copied into their tensors.
+    """
     if not path.exists():
         raise UserError(f"there is no {path}; give a .pt or .safetensors file, or a folder of safetensors")
     if path.is_dir() or path.suffix == ".safetensors":
