@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 
-from samestep.checkpoint.across_ranks import share_out
+from samestep.checkpoint.across_ranks import split_by_size
 from samestep.checkpoint.background import Saver
 from samestep.checkpoint.store import Store
 from samestep.launch.local import start
@@ -102,7 +102,7 @@ class Bench:
         """This rank's share of the bytes to the disk, and nothing else."""
         path = self.fresh("plain")
         sizes = {name: tensor.nbytes for name, tensor in self.state.items()}
-        mine = [self.state[name].cpu() for name in share_out(sizes, self.world.size)[self.world.rank]]
+        mine = [self.state[name].cpu() for name in split_by_size(sizes, self.world.size)[self.world.rank]]
 
         def write() -> None:
             with open(path / str(self.world.rank), "wb") as file:

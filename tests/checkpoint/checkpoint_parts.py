@@ -1,4 +1,4 @@
-"""Parts with a state, and ways to start workers, shared by the tests of the checkpoint folder."""
+"""Parts with a state, and functions that start workers, for the tests of the checkpoint folder."""
 
 import hashlib
 from collections.abc import Callable
@@ -20,7 +20,7 @@ PRELOAD = ("torch", "torch.distributed.checkpoint", "torch.distributed.fsdp")
 
 
 class Part:
-    """A state that is just what it is given."""
+    """A state that is exactly what it is given."""
 
     def __init__(self, state: dict[str, Any]) -> None:
         self.state = state
@@ -54,7 +54,7 @@ def values(name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors agree in shape, type and every bit, also where they are not numbers."""
+    """Whether two tensors have the same shape, type and bits, NaNs included."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return torch.equal(bits(one), bits(other))
@@ -71,7 +71,7 @@ def run_ranks(target: Callable[..., object], nproc: int, *args: object, logs: Pa
 
 
 def must_succeed(target: Callable[..., object], nproc: int, *args: object, logs: Path) -> None:
-    """Run a worker function on `nproc` ranks, all of which must end well and in silence."""
+    """Run a worker function on `nproc` ranks, all of which must exit with 0 and print no warning."""
     workers = start(target, nproc, *args, logs=logs, preload=PRELOAD)
     codes = workers.wait(60)
     output = "\n".join(workers.output(rank) for rank in range(nproc))
@@ -85,17 +85,17 @@ class Trainee:
     def __init__(self, world: World, strategy: str) -> None:
         torch.manual_seed(0)
         self.model: nn.Module = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3))
-        self._called = self.model
+        self._wrapped = self.model
         if strategy == "fsdp":
             fully_shard(self.model, mesh=init_device_mesh("cpu", (world.size,)))
         elif strategy == "ddp":
-            self._called = DistributedDataParallel(self.model)
+            self._wrapped = DistributedDataParallel(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         self._world = world
 
     def step(self) -> None:
         """One update, with collectives among all ranks."""
-        self._called(torch.full((2, 5), 1.0 + self._world.rank)).square().mean().backward()
+        self._wrapped(torch.full((2, 5), 1.0 + self._world.rank)).square().mean().backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
 
@@ -107,11 +107,11 @@ class Trainee:
         set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"])
 
     def values(self) -> dict[str, torch.Tensor]:
-        """All weights and moments as they are now, whole. Collective when sharded."""
+        """All weights and moments as they are now, as full tensors. Collective when sharded."""
         state = self.state_dict()
         moments = {f"{n}.{k}": v for n, found in state["optimizer"]["state"].items() for k, v in found.items()}
-        return {name: _whole(tensor).clone() for name, tensor in {**state["model"], **moments}.items()}
+        return {name: _full(tensor).clone() for name, tensor in {**state["model"], **moments}.items()}
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
+def _full(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

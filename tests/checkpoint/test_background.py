@@ -1,4 +1,4 @@
-"""Saving while training goes on: what is saved is the state of its step, one save at a time, at any number of ranks."""
+"""Saving while training goes on: each save holds the state of its step, one save at a time, on any number of ranks."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ import torch
 from checkpoint_parts import Part, RankedPart, Trainee, must_succeed, run_ranks, same_bits, values
 
 from samestep.checkpoint import across_ranks, background
-from samestep.checkpoint.across_ranks import share_out
+from samestep.checkpoint.across_ranks import split_by_size
 from samestep.checkpoint.background import PendingSave, Saver
 from samestep.checkpoint.files import damage_of
 from samestep.checkpoint.host_copies import Buffers
@@ -42,26 +42,26 @@ class Gate:
 def overlapping(folder: Path, strategy: str) -> None:
     world = World.join(device="cpu")
     gate = Gate("staged")
-    told: list[tuple[int, bool]] = []
+    ended: list[tuple[int, bool]] = []
     trainee, own = Trainee(world, strategy), RankedPart({"step": 1}, own=[world.rank])
     trainee.step()
     saved = trainee.values()
     store = Store(folder, world, on_phase=gate)
-    with Saver(store, told=lambda flight: told.append((flight.step, flight.committed))) as saver:
+    with Saver(store, on_end=lambda save: ended.append((save.step, save.committed))) as saver:
         saver.save(1, {"trainee": trainee, "own": own}, {"figure": 1.0})
         assert gate.reached.wait(30)
-        own.state["step"] = 4  # whatever the owner does with it now
+        own.state["step"] = 4  # what the owner does with it now has no effect
         own.own[0] = "changed"
-        for _ in range(3):  # the save stands still, the training does not
+        for _ in range(3):  # the save is blocked, the training is not
             trainee.step()
             saver.poll()
-        assert told == []
+        assert ended == []
         assert not (folder / "step_00000001").exists()
         assert not all(same_bits(saved[name], tensor) for name, tensor in trainee.values().items())
         gate.open()
         last = trainee.values()
         saver.finish(4, {"trainee": trainee, "own": own}, {})
-    assert told == [(1, True), (4, True)]
+    assert ended == [(1, True), (4, True)]
 
     for found in store.checkpoints():
         assert found.verified
@@ -78,7 +78,7 @@ def test_training_goes_on_during_a_save_of_the_state_as_it_was(tmp_path: Path, s
     must_succeed(overlapping, ranks, tmp_path / "store", strategy, logs=tmp_path / "logs")
 
 
-def test_a_lone_process_saves_in_the_background_too(tmp_path: Path) -> None:
+def test_a_single_process_saves_in_the_background_too(tmp_path: Path) -> None:
     gate, weight = Gate("written"), torch.ones(3)
     with Saver(Store(tmp_path, World.single(), on_phase=gate)) as saver:
         saver.save(1, {"part": Part({"w": weight})}, {})
@@ -105,7 +105,7 @@ def waiting(folder: Path) -> None:
     world.leave()
 
 
-def test_the_next_save_waits_for_the_one_under_way(tmp_path: Path) -> None:
+def test_the_next_save_waits_for_the_pending_one(tmp_path: Path) -> None:
     must_succeed(waiting, 2, tmp_path / "store", logs=tmp_path / "logs")
     for step in (1, 2):
         found = read_tensors(tmp_path / "store" / f"step_0000000{step}", "part")
@@ -124,15 +124,15 @@ def test_without_background_nothing_is_copied_and_the_caller_waits(tmp_path: Pat
 
 def test_both_ways_write_the_same_files(tmp_path: Path) -> None:
     tensors = {"a": values("a", (30, 20)), "b": values("b", (7,)).bfloat16(), "c": values("c", ())}
-    for beside in (True, False):
-        with Saver(Store(tmp_path / str(beside), World.single()), background=beside) as saver:
+    for in_thread in (True, False):
+        with Saver(Store(tmp_path / str(in_thread), World.single()), background=in_thread) as saver:
             saver.finish(3, {"part": Part({**tensors, "n": 1})}, {})
     one, other = (read_manifest(tmp_path / name / "step_00000003").files for name in ("True", "False"))
     assert one == other
 
 
 def test_a_state_that_came_from_the_disk_is_not_saved_again(tmp_path: Path) -> None:
-    with Saver(Store(tmp_path, World.single()), taken=5) as saver:
+    with Saver(Store(tmp_path, World.single()), last_step=5) as saver:
         saver.finish(5, {"part": Part({})}, {})
     assert os.listdir(tmp_path) == []
 
@@ -142,13 +142,13 @@ def test_nonsense_is_refused(tmp_path: Path) -> None:
         Saver(Store(tmp_path, World.single()), max_failures=0)
 
 
-def test_memory_for_copies_is_used_again(tmp_path: Path) -> None:
+def test_memory_for_copies_is_reused(tmp_path: Path) -> None:
     buffers, source = Buffers(), {"a": torch.ones(4, 4), "b": torch.ones(2)}
     first = buffers.copy(source).tensors
-    places = {name: tensor.data_ptr() for name, tensor in first.items()}
+    addresses = {name: tensor.data_ptr() for name, tensor in first.items()}
     source = {"a": torch.full((4, 4), 2.0), "b": torch.ones(3), "c": torch.ones(1)}  # b has grown, c is new
     second = buffers.copy(source).tensors
-    assert second["a"].data_ptr() == places["a"]
+    assert second["a"].data_ptr() == addresses["a"]
     assert all(torch.equal(second[name], source[name]) for name in source)
     assert all(second[name].data_ptr() != source[name].data_ptr() for name in source)
 
@@ -157,12 +157,12 @@ def test_the_first_save_finds_its_memory_reserved(tmp_path: Path, monkeypatch: p
     state = {"part": Part({"w": torch.ones(10), "v": torch.ones(3, 3)})}
     with Saver(Store(tmp_path, World.single())) as saver:
         saver.reserve(state)
-        places = {name: room.data_ptr() for name, room in saver._buffers._kept.items()}
-        assert len(places) == 2
-        monkeypatch.setattr(torch, "empty", None)  # no memory is taken from here on
+        addresses = {name: buffer.data_ptr() for name, buffer in saver._buffers._kept.items()}
+        assert len(addresses) == 2
+        monkeypatch.setattr(torch, "empty", None)  # no memory can be allocated from here on
         saver.save(1, state, {})
         saver.wait()
-        assert {name: room.data_ptr() for name, room in saver._buffers._kept.items()} == places
+        assert {name: buffer.data_ptr() for name, buffer in saver._buffers._kept.items()} == addresses
 
 
 def stuck(folder: Path, everywhere: bool) -> None:
@@ -184,7 +184,7 @@ def test_a_save_that_never_ends_does_not_keep_a_failing_run_alive(tmp_path: Path
     assert time.monotonic() - began < 40, "the gate holds for 60 s"
 
 
-LONE = """
+SINGLE_PROCESS = """
 import sys, time, torch
 from pathlib import Path
 from samestep.checkpoint import background
@@ -200,8 +200,10 @@ with background.Saver(store) as saver:
 """
 
 
-def test_the_interpreter_ends_beside_a_save_that_does_not(tmp_path: Path) -> None:
-    ended = subprocess.run([sys.executable, "-c", LONE, tmp_path / "store"], capture_output=True, text=True, timeout=50)
+def test_the_interpreter_exits_though_a_save_has_not_ended(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", SINGLE_PROCESS, tmp_path / "store"], capture_output=True, text=True, timeout=50
+    )
     assert ended.returncode == 1, ended.stderr
     assert ended.stderr.strip().endswith("ValueError: the training failed")
 
@@ -213,7 +215,7 @@ def failing_run(folder: Path) -> None:
         raise ValueError("the training failed")
 
 
-def test_a_failing_run_lets_the_save_under_way_complete(tmp_path: Path) -> None:
+def test_a_failing_run_lets_the_pending_save_complete(tmp_path: Path) -> None:
     assert run_ranks(failing_run, 2, tmp_path / "store", logs=tmp_path / "logs") == [1, 1]
     assert verify(tmp_path / "store" / "step_00000001") is None
 
@@ -231,34 +233,34 @@ def test_tensors_that_differ_between_ranks_are_refused_rather_than_lost(tmp_path
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 7])
-def test_shares_are_fair_and_complete(parts: int) -> None:
+def test_splits_are_balanced_and_complete(parts: int) -> None:
     sizes = {f"n{i}": (i * 37) % 11 for i in range(40)}
-    shares = share_out(sizes, parts)
-    assert sorted(name for share in shares for name in share) == sorted(sizes)
-    loads = [sum(sizes[name] for name in share) for share in shares]
+    lists = split_by_size(sizes, parts)
+    assert sorted(name for names in lists for name in names) == sorted(sizes)
+    loads = [sum(sizes[name] for name in names) for names in lists]
     assert max(loads) - min(loads) <= 11
-    assert shares == share_out(dict(reversed(sizes.items())), parts), "a matter of sizes and names alone"
+    assert lists == split_by_size(dict(reversed(sizes.items())), parts), "depends only on sizes and names"
 
 
-def verify_together(folder: Path, blind: bool) -> None:
+def verify_on_two_ranks(folder: Path, unreadable: bool) -> None:
     world = World.join(device="cpu")
     read: list[str] = []
 
-    def noting(path: Path, expected: object) -> str | None:
+    def recording(path: Path, expected: object) -> str | None:
         read.append(path.name)
-        return "cannot be read (planted)" if blind and world.rank == 1 else damage_of(path, expected)  # type: ignore[arg-type]
+        return "cannot be read (planted)" if unreadable and world.rank == 1 else damage_of(path, expected)  # type: ignore[arg-type]
 
     store = Store(folder, world)
     for step in (1, 2):
         store.save(step, {"part": Part({name: values(name, (50, 40)) for name in "abcd"})}, {})
-    across_ranks.damage_of = noting
+    across_ranks.damage_of = recording
     newest = store.newest()
     assert newest is not None
     assert newest.step == 2
-    shares = world.gather(sorted(read))
-    if not blind:
-        assert sorted(shares[0] + shares[1]) == sorted(newest.manifest.files if newest.manifest else [])
-        assert all("distcp" in " ".join(share) for share in shares), "the large files are shared"
+    parts = world.gather(sorted(read))
+    if not unreadable:
+        assert sorted(parts[0] + parts[1]) == sorted(newest.manifest.files if newest.manifest else [])
+        assert all("distcp" in " ".join(part) for part in parts), "each rank reads large files"
         if world.is_main:
             (folder / "step_00000002" / "__1_0.distcp").write_bytes(b"damaged")
         world.barrier()
@@ -268,21 +270,21 @@ def verify_together(folder: Path, blind: bool) -> None:
     world.leave()
 
 
-@pytest.mark.parametrize("blind", [False, True])
-def test_all_ranks_verify_a_share_and_rank_0_has_the_last_word(tmp_path: Path, blind: bool) -> None:
-    workers: Callable[..., object] = verify_together
-    codes = run_ranks(workers, 2, tmp_path / "store", blind, logs=tmp_path / "logs")
+@pytest.mark.parametrize("unreadable", [False, True])
+def test_all_ranks_verify_a_part_and_the_result_of_rank_0_counts(tmp_path: Path, unreadable: bool) -> None:
+    workers: Callable[..., object] = verify_on_two_ranks
+    codes = run_ranks(workers, 2, tmp_path / "store", unreadable, logs=tmp_path / "logs")
     output = "".join(path.read_text() for path in (tmp_path / "logs").rglob("*") if path.is_file())
     assert codes == [0, 0], output
-    assert output.count("is damaged and not used") == (0 if blind else 1)
+    assert output.count("is damaged and not used") == (0 if unreadable else 1)
 
 
-def test_who_is_told_hears_of_each_save_once(tmp_path: Path) -> None:
-    told: list[PendingSave] = []
-    with Saver(Store(tmp_path, World.single()), told=told.append) as saver:
+def test_on_end_is_called_once_for_each_save(tmp_path: Path) -> None:
+    ended: list[PendingSave] = []
+    with Saver(Store(tmp_path, World.single()), on_end=ended.append) as saver:
         saver.save(1, {"part": Part({})}, {})
-        while not told:
+        while not ended:
             saver.poll()
         saver.poll()
         saver.wait()
-    assert [(flight.step, flight.committed, flight.failure) for flight in told] == [(1, True, None)]
+    assert [(save.step, save.committed, save.failure) for save in ended] == [(1, True, None)]

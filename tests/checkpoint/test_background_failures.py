@@ -1,4 +1,4 @@
-"""Saves in the background that fail: said at once, cleaned up, tried again, and at last the end of the run."""
+"""Background saves that fail: logged at once, cleaned up, retried, and after too many failures the run ends."""
 
 import logging
 import os
@@ -14,9 +14,9 @@ import pytest
 import torch
 from checkpoint_parts import Part, must_succeed, run_ranks, same_bits, values
 
-from samestep.checkpoint import store as store_module
+from samestep.checkpoint import commit as commit_module
 from samestep.checkpoint.background import PendingSave, Saver
-from samestep.checkpoint.commit import make_anew
+from samestep.checkpoint.commit import make_empty_folder
 from samestep.checkpoint.store import Store
 from samestep.core.errors import RunFailed
 from samestep.world.world import World
@@ -40,24 +40,24 @@ def loaded(store: Store) -> int:
     return found.step
 
 
-class Heard(logging.Handler):
-    """What this rank was told."""
+class Recorder(logging.Handler):
+    """The log messages of this rank, and the saves that ended."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.said: list[str] = []
-        self.flights: list[tuple[int, bool, bool]] = []
+        self.messages: list[str] = []
+        self.ended: list[tuple[int, bool, bool]] = []
         logging.getLogger("samestep.checkpoint").addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.said.append(record.getMessage())
+        self.messages.append(record.getMessage())
 
-    def told(self, flight: PendingSave) -> None:
-        self.flights.append((flight.step, flight.committed, flight.failure is not None))
+    def on_end(self, save: PendingSave) -> None:
+        self.ended.append((save.step, save.committed, save.failure is not None))
 
 
 @contextmanager
-def no_room() -> Iterator[None]:
+def limited_file_size() -> Iterator[None]:
     """No file of this process may grow beyond some size, so that writing fails in the middle, as on a full disk."""
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
@@ -68,14 +68,14 @@ def no_room() -> Iterator[None]:
 
 
 def recovering(folder: Path, victim: int) -> None:
-    world, heard = World.join(device="cpu"), Heard()
+    world, recorder = World.join(device="cpu"), Recorder()
     store = Store(folder, world)
-    with Saver(store, max_failures=2, told=heard.told) as saver:
+    with Saver(store, max_failures=2, on_end=recorder.on_end) as saver:
         saver.save(1, state(1), {})
         for first in (2, 4):  # one failure, one success, twice: failures count only in a row
             saver.wait()
             if world.rank == victim:
-                with no_room():
+                with limited_file_size():
                     saver.save(first, state(first), {})
                     saver.wait()
             else:
@@ -86,14 +86,14 @@ def recovering(folder: Path, victim: int) -> None:
             assert world.gather("training goes on") == ["training goes on"] * world.size
             saver.save(first + 1, state(first + 1), {})
         saver.finish(5, state(5), {})
-    assert heard.flights == [(1, True, False), (2, False, True), (3, True, False), (4, False, True), (5, True, False)]
+    assert recorder.ended == [(1, True, False), (2, False, True), (3, True, False), (4, False, True), (5, True, False)]
     assert loaded(store) == 5
     if world.is_main:
-        assert len(heard.said) == 2
-        assert f"step_00000002 failed on rank {victim}: OSError: [Errno 27] File too large" in heard.said[0]
-        assert heard.said[0].endswith("; training goes on, and the next save tries again")
+        assert len(recorder.messages) == 2
+        assert f"step_00000002 failed on rank {victim}: OSError: [Errno 27] File too large" in recorder.messages[0]
+        assert recorder.messages[0].endswith("; training goes on, and the next save tries again")
     else:
-        assert heard.said == []
+        assert recorder.messages == []
     world.leave()
 
 
@@ -104,7 +104,7 @@ def test_a_full_disk_is_reported_and_the_next_save_tries_again(tmp_path: Path, v
 
 
 def giving_up(folder: Path) -> None:
-    world, heard = World.join(device="cpu"), Heard()
+    world, recorder = World.join(device="cpu"), Recorder()
     store = Store(folder, world)
     with pytest.raises(RunFailed) as caught, Saver(store, max_failures=3) as saver:  # noqa: PT012
         saver.save(1, state(1), {})
@@ -116,12 +116,12 @@ def giving_up(folder: Path) -> None:
             reached = step
             saver.save(step, state(step), {})
     assert reached == 5, "the fourth save after three failures"
-    told = world.gather(str(caught.value))
-    assert told == [told[0]] * world.size, "every rank raises the same"
-    assert "step_00000004 failed on rank 0: NotADirectoryError" in told[0]
-    assert "(3 failures in a row); earlier checkpoints are untouched, so make room or mend the disk" in told[0]
+    errors = world.gather(str(caught.value))
+    assert errors == [errors[0]] * world.size, "every rank raises the same"
+    assert "step_00000004 failed on rank 0: NotADirectoryError" in errors[0]
+    assert "(3 failures in a row); earlier checkpoints are untouched, so free some space or fix the disk" in errors[0]
     if world.is_main:
-        assert [said.rpartition("; ")[2] for said in heard.said] == [
+        assert [message.rpartition("; ")[2] for message in recorder.messages] == [
             *["training goes on, and the next save tries again"] * 2,
             "the run will stop at its next save",
         ]
@@ -136,12 +136,12 @@ def test_too_many_failures_in_a_row_end_the_run_on_all_ranks_alike(tmp_path: Pat
 
 
 def vanishing(folder: Path) -> None:
-    world, heard = World.join(device="cpu"), Heard()
-    doomed = [True]
+    world, recorder = World.join(device="cpu"), Recorder()
+    vanishes = [True]
 
     def vanish(phase: str) -> None:
-        if phase == "staged" and world.is_main and doomed:
-            doomed.clear()
+        if phase == "staged" and world.is_main and vanishes:
+            vanishes.clear()
             shutil.rmtree(folder)
         if phase == "staged":
             saver._store.world.barrier()
@@ -153,28 +153,30 @@ def vanishing(folder: Path) -> None:
         saver.finish(2, state(2), {})
     assert loaded(store) == 2
     if world.is_main:
-        assert "failed on rank 0: FileNotFoundError" in heard.said[0]
-        assert heard.said[1:] == [f"the folder {folder} had vanished with the checkpoints in it; it was made anew"]
+        assert "failed on rank 0: FileNotFoundError" in recorder.messages[0]
+        assert recorder.messages[1:] == [
+            f"the folder {folder} had vanished with the checkpoints in it; it was made again"
+        ]
     world.leave()
 
 
-def test_a_folder_that_vanishes_is_made_anew(tmp_path: Path) -> None:
+def test_a_folder_that_vanishes_is_made_again(tmp_path: Path) -> None:
     must_succeed(vanishing, 2, tmp_path / "store", logs=tmp_path / "logs")
 
 
-def last_save(folder: Path, mended_at: int) -> None:
+def last_save(folder: Path, fixed_at: int) -> None:
     world = World.join(device="cpu")
     tries: list[int] = []
 
     def make_or_fail(staging: Path) -> None:
         tries.append(len(tries) + 1)
-        if tries[-1] < mended_at:
+        if tries[-1] < fixed_at:
             raise OSError(28, "No space left on device")
-        make_anew(staging)
+        make_empty_folder(staging)
 
-    store_module.make_anew = make_or_fail
+    commit_module.make_empty_folder = make_or_fail
     store = Store(folder, world)
-    if mended_at <= 3:
+    if fixed_at <= 3:
         with Saver(store, max_failures=3, pause=0.01) as saver:
             saver.finish(7, state(7), {})
         assert loaded(store) == 7
@@ -182,36 +184,36 @@ def last_save(folder: Path, mended_at: int) -> None:
         sentence = r"failed on rank 0: OSError: \[Errno 28\] No space left on device \(3 failures in a row\); earlier"
         with pytest.raises(RunFailed, match=sentence), Saver(store, max_failures=3, pause=0.01) as saver:
             saver.finish(7, state(7), {})
-    assert len(tries) == (min(mended_at, 3) if world.is_main else 0)
+    assert len(tries) == (min(fixed_at, 3) if world.is_main else 0)
     world.barrier()
     world.leave()
 
 
-@pytest.mark.parametrize("mended_at", [1, 3, 4])
-def test_the_last_save_is_tried_again_and_must_succeed(tmp_path: Path, mended_at: int) -> None:
-    assert run_ranks(last_save, 2, tmp_path / "store", mended_at, logs=tmp_path / "logs") == [0, 0]
+@pytest.mark.parametrize("fixed_at", [1, 3, 4])
+def test_the_last_save_is_tried_again_and_must_succeed(tmp_path: Path, fixed_at: int) -> None:
+    assert run_ranks(last_save, 2, tmp_path / "store", fixed_at, logs=tmp_path / "logs") == [0, 0]
 
 
 def afterwards(folder: Path) -> None:
     world = World.join(device="cpu")
-    heard, calls = Heard(), []
+    recorder, calls = Recorder(), []
 
-    def then(checkpoint: Path) -> None:
+    def after_commit(checkpoint: Path) -> None:
         calls.append(checkpoint.name)
         assert checkpoint.is_dir(), "it comes after the commit"
         if len(calls) == 1:
             raise OSError(28, "No space left on device")
 
-    with Saver(Store(folder, world), told=heard.told) as saver:
-        saver.save(1, state(1), {}, then)
-        saver.save(2, state(2), {}, then)
-        saver.finish(2, state(2), {}, then)
-    assert heard.flights == [(1, True, True), (2, True, False)], "the checkpoint counts, the failure too"
+    with Saver(Store(folder, world), on_end=recorder.on_end) as saver:
+        saver.save(1, state(1), {}, after_commit)
+        saver.save(2, state(2), {}, after_commit)
+        saver.finish(2, state(2), {}, after_commit)
+    assert recorder.ended == [(1, True, True), (2, True, False)], "the checkpoint is kept, and the failure counts"
     assert calls == (["step_00000001", "step_00000002"] if world.is_main else [])
     world.leave()
 
 
-def test_what_is_made_of_a_checkpoint_may_fail_like_a_save(tmp_path: Path) -> None:
+def test_a_failure_after_the_commit_counts_like_a_failed_save(tmp_path: Path) -> None:
     assert run_ranks(afterwards, 2, tmp_path / "store", logs=tmp_path / "logs") == [0, 0]
 
 
@@ -219,12 +221,12 @@ NOBODY = 65534
 
 
 def denied(folder: Path) -> None:
-    """The right to write is lost while training, and comes back."""
-    world, heard = World.join(device="cpu"), Heard()
-    if os.geteuid() == 0:  # who may do anything loses no right
+    """Write permission is lost during training, and comes back."""
+    world, recorder = World.join(device="cpu"), Recorder()
+    if os.geteuid() == 0:  # root cannot lose the right
         os.seteuid(NOBODY)
     store = Store(folder / "store", world)
-    with Saver(store, told=heard.told) as saver:
+    with Saver(store, on_end=recorder.on_end) as saver:
         saver.save(1, state(1), {})
         saver.wait()
         world.barrier()
@@ -239,16 +241,16 @@ def denied(folder: Path) -> None:
             assert sorted(os.listdir(folder / "store")) == ["step_00000001"]
         world.barrier()
         saver.finish(3, state(3), {})
-    assert heard.flights == [(1, True, False), (2, False, True), (3, True, False)]
+    assert recorder.ended == [(1, True, False), (2, False, True), (3, True, False)]
     assert loaded(store) == 3
     if world.is_main:
-        assert "[Errno 13] Permission denied" in heard.said[0]
-        assert heard.said[0].endswith("; training goes on, and the next save tries again")
+        assert "[Errno 13] Permission denied" in recorder.messages[0]
+        assert recorder.messages[0].endswith("; training goes on, and the next save tries again")
     world.leave()
 
 
 def test_a_lost_permission_is_reported_and_the_next_save_tries_again(tmp_path: Path) -> None:
-    with tempfile.TemporaryDirectory() as name:  # pytest's own folders let nobody else in
+    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are not accessible to other users
         if os.geteuid() == 0:
             os.chown(name, NOBODY, -1)
         must_succeed(denied, 2, Path(name), logs=tmp_path / "logs")
@@ -261,7 +263,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, check=False)
     if made.returncode:
-        pytest.skip("mounting a disk needs rights that we do not have")
+        pytest.skip("mounting a disk needs root")
     yield folder
     subprocess.run(["umount", "-l", folder], check=True)
 

@@ -1,4 +1,4 @@
-"""Damage to any file of a checkpoint is noticed, said, and answered by using the one before."""
+"""Damage to any file of a checkpoint is found and logged, and the checkpoint before it is used."""
 
 import logging
 import os
@@ -124,21 +124,21 @@ def test_every_damage_to_every_file_is_found(
 def test_every_single_bit_of_the_manifest_counts(copy: Path) -> None:
     for name in ("manifest.json", "manifest.sha256"):
         path = copy / "step_00000002" / name
-        whole = path.read_bytes()
-        for place in range(0, len(whole), 7):
-            path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x20]) + whole[place + 1 :])
-            assert verify(path.parent) is not None, (name, place)
-        path.write_bytes(whole)
+        intact = path.read_bytes()
+        for offset in range(0, len(intact), 7):
+            path.write_bytes(intact[:offset] + bytes([intact[offset] ^ 0x20]) + intact[offset + 1 :])
+            assert verify(path.parent) is not None, (name, offset)
+        path.write_bytes(intact)
     assert verify(copy / "step_00000002") is None
 
 
-def test_the_manifest_of_another_step_is_found_out(copy: Path) -> None:
+def test_the_manifest_of_another_step_is_refused(copy: Path) -> None:
     shutil.rmtree(copy / "step_00000002")
     shutil.copytree(copy / "step_00000001", copy / "step_00000002")
     assert verify(copy / "step_00000002") == "manifest.json is that of step 1"
 
 
-def test_a_file_too_many_does_no_harm(copy: Path) -> None:
+def test_an_extra_file_does_no_harm(copy: Path) -> None:
     (copy / "step_00000002" / "notes.txt").write_text("kept for the paper")
     assert verify(copy / "step_00000002") is None
 
@@ -150,7 +150,7 @@ def test_damage_shows_in_the_list(copy: Path) -> None:
     assert "state.json has" in str(found[0].damage)
 
 
-def test_when_nothing_is_whole_the_run_does_not_begin_anew_unasked(copy: Path) -> None:
+def test_when_all_are_damaged_the_run_does_not_start_over_by_itself(copy: Path) -> None:
     for step in STEPS:
         os.unlink(copy / f"step_{step:08d}" / "manifest.json")
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""A rank that cannot write or read: all ranks say the same, none waits for ever, and what was saved before stays."""
+"""A rank that cannot write or read: all ranks raise the same error, none hangs, and earlier checkpoints stay."""
 
 import os
 import resource
@@ -21,9 +21,9 @@ def state() -> dict[str, Part]:
 def failing_save(store: Store, step: int) -> str:
     with pytest.raises(RunFailed) as caught:
         store.save(step, state(), {})
-    told = store.world.gather(str(caught.value))
-    assert told == [told[0]] * store.world.size, "every rank raises the same"
-    return str(told[0])
+    errors = store.world.gather(str(caught.value))
+    assert errors == [errors[0]] * store.world.size, "every rank raises the same"
+    return str(errors[0])
 
 
 def disk_full(folder: Path, victim: int) -> None:
@@ -77,7 +77,7 @@ def strange_error(folder: Path) -> None:
     world.leave()
 
 
-def test_an_error_that_cannot_travel_does_not_hang_the_others(tmp_path: Path) -> None:
+def test_an_error_that_cannot_be_pickled_does_not_hang_the_others(tmp_path: Path) -> None:
     must_succeed(strange_error, 2, tmp_path / "store", logs=tmp_path / "logs")
 
 

@@ -88,24 +88,24 @@ def test_several_ranks_on_one_card(tmp_path: Path, shared: bool) -> None:
 
 
 SOME_SECONDS = 2_000_000_000
-"""Cycles of a card."""
+"""GPU cycles."""
 
 
-def test_copies_wait_in_pinned_memory_that_is_used_again() -> None:
+def test_copies_are_in_pinned_memory_that_is_reused() -> None:
     buffers, source = Buffers(), tensors("cuda")
     first = buffers.copy(source)
     first.wait()
     assert all(same_bits(tensor, source[name]) for name, tensor in first.tensors.items())
     assert all(tensor.device.type == "cpu" for tensor in first.tensors.values())
     assert all(tensor.is_pinned() for tensor in first.tensors.values() if tensor.numel())
-    places = {name: tensor.data_ptr() for name, tensor in first.tensors.items()}
-    assert {name: tensor.data_ptr() for name, tensor in buffers.copy(source).tensors.items()} == places
+    addresses = {name: tensor.data_ptr() for name, tensor in first.tensors.items()}
+    assert {name: tensor.data_ptr() for name, tensor in buffers.copy(source).tensors.items()} == addresses
 
 
 def test_the_host_does_not_wait_and_the_state_is_that_of_its_step(tmp_path: Path) -> None:
     live = tensors("cuda")
     with Saver(Store(tmp_path, World.single("cuda"))) as saver:
-        saver.reserve({"model": Part(live)})  # memory is pinned here, which takes its time
+        saver.reserve({"model": Part(live)})  # memory is pinned here, which is slow
         torch.cuda._sleep(SOME_SECONDS)
         busy = torch.cuda.Event()
         busy.record()
@@ -118,7 +118,7 @@ def test_the_host_does_not_wait_and_the_state_is_that_of_its_step(tmp_path: Path
     assert all(same_bits(tensor, expected[name]) for name, tensor in saved.items())
 
 
-def beside_over_nccl(folder: Path) -> None:
+def in_background_over_nccl(folder: Path) -> None:
     world = World.join(device="cuda")
     torch.manual_seed(1)
     model = torch.nn.Linear(33, 5, device=world.device)
@@ -138,5 +138,5 @@ def beside_over_nccl(folder: Path) -> None:
     world.leave()
 
 
-def test_sharded_over_nccl_beside_the_training(tmp_path: Path) -> None:
-    must_succeed(beside_over_nccl, 1, tmp_path / "store", logs=tmp_path / "logs")
+def test_sharded_over_nccl_in_the_background(tmp_path: Path) -> None:
+    must_succeed(in_background_over_nccl, 1, tmp_path / "store", logs=tmp_path / "logs")

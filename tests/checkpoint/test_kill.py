@@ -1,4 +1,4 @@
-"""Ranks killed with SIGKILL at every step of a save: the next start finds the last complete checkpoint, whole."""
+"""Ranks killed with SIGKILL at every phase of a save: the next start finds the last complete checkpoint, intact."""
 
 import os
 import random
@@ -38,7 +38,7 @@ def loaded(store: Store, shape: tuple[int, ...] = (20, 30)) -> tuple[int, str]:
 
 
 def save_and_die(
-    folder: Path, steps: tuple[int, int], phase: str, victims: tuple[int, ...], beside: bool = False
+    folder: Path, steps: tuple[int, int], phase: str, victims: tuple[int, ...], background: bool = False
 ) -> None:
     world = World.join(device="cpu", timeout=30)
 
@@ -48,7 +48,7 @@ def save_and_die(
 
     Store(folder, world, keep=KEEP_ONE).save(steps[0], state("first"), {})
     store = Store(folder, world, keep=KEEP_ONE, on_phase=die)
-    if not beside:
+    if not background:
         store.save(steps[1], state("second"), {})
         world.barrier()
         return
@@ -76,34 +76,34 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("beside", [False, True], ids=["waiting", "beside the training"])
+@pytest.mark.parametrize("background", [False, True], ids=["waiting", "in the background"])
 @pytest.mark.parametrize(("phase", "victims", "expected"), CASES)
-def test_a_kill_at_any_step_of_a_save_loses_nothing(
-    tmp_path: Path, phase: str, victims: tuple[int, ...], expected: str, beside: bool
+def test_a_kill_at_any_phase_of_a_save_loses_nothing(
+    tmp_path: Path, phase: str, victims: tuple[int, ...], expected: str, background: bool
 ) -> None:
     folder = tmp_path / "store"
-    codes = run_ranks(save_and_die, 2, folder, (1, 2), phase, victims, beside, logs=tmp_path / "logs")
+    codes = run_ranks(save_and_die, 2, folder, (1, 2), phase, victims, background, logs=tmp_path / "logs")
     assert [codes[rank] for rank in victims] == [-signal.SIGKILL] * len(victims)
     assert all(code not in (0, None) for code in codes), "a survivor notices, and ends with an error"
 
     store = Store(folder, World.single(), keep=KEEP_ONE)
     step = 1 if expected == "first" else 2
     assert loaded(store) == (step, expected)
-    store.tidy()
+    store.remove_leftovers()
     assert loaded(store) == (step, expected)
     assert all(not name.startswith(".") for name in os.listdir(folder)), "leftovers are gone"
     assert all(verify(checkpoint.path) is None for checkpoint in find_checkpoints(folder))
 
 
-@pytest.mark.parametrize("beside", [False, True], ids=["waiting", "beside the training"])
+@pytest.mark.parametrize("background", [False, True], ids=["waiting", "in the background"])
 @pytest.mark.parametrize(("phase", "expected"), [("manifest", "first"), ("replaced", "first"), ("renamed", "second")])
-def test_a_kill_while_a_checkpoint_is_replaced(tmp_path: Path, phase: str, expected: str, beside: bool) -> None:
+def test_a_kill_while_a_checkpoint_is_replaced(tmp_path: Path, phase: str, expected: str, background: bool) -> None:
     folder = tmp_path / "store"
-    codes = run_ranks(save_and_die, 2, folder, (1, 1), phase, (0,), beside, logs=tmp_path / "logs")
+    codes = run_ranks(save_and_die, 2, folder, (1, 1), phase, (0,), background, logs=tmp_path / "logs")
     assert codes[0] == -signal.SIGKILL
     store = Store(folder, World.single())
-    assert loaded(store) == (1, expected), "also before anybody has tidied up"
-    store.tidy()
+    assert loaded(store) == (1, expected), "also before leftovers are removed"
+    store.remove_leftovers()
     assert loaded(store) == (1, expected)
     assert os.listdir(folder) == ["step_00000001"]
 
@@ -111,7 +111,7 @@ def test_a_kill_while_a_checkpoint_is_replaced(tmp_path: Path, phase: str, expec
 def start_again(folder: Path, expected: tuple[int, str]) -> None:
     world = World.join(device="cpu")
     store = Store(folder, world, keep=KEEP_ONE)
-    store.tidy()
+    store.remove_leftovers()
     assert loaded(store) == expected
     store.save(2, state("third"), {})
     assert loaded(store) == (2, "third")
@@ -129,7 +129,7 @@ def test_a_fresh_start_on_several_ranks_carries_on(tmp_path: Path) -> None:
 LARGE = (300, 500)
 
 
-def save_for_ever(folder: Path) -> None:
+def save_forever(folder: Path) -> None:
     """The state changes with every step, whether its save is done or not."""
     world = World.join(device="cpu", timeout=30)
     store = Store(folder, world, keep=KEEP_ONE)
@@ -145,9 +145,9 @@ def save_for_ever(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_kill_at_no_particular_moment_loses_nothing(tmp_path: Path, seed: int) -> None:
+def test_a_kill_at_a_random_moment_loses_nothing(tmp_path: Path, seed: int) -> None:
     folder = tmp_path / "store"
-    workers = start(save_for_ever, 2, folder, logs=tmp_path / "logs", preload=PRELOAD)
+    workers = start(save_forever, 2, folder, logs=tmp_path / "logs", preload=PRELOAD)
     end = time.monotonic() + 60
     while not any(checkpoint.step >= 2 for checkpoint in find_checkpoints(folder)):
         assert time.monotonic() < end, workers.output(0)
@@ -158,5 +158,5 @@ def test_a_kill_at_no_particular_moment_loses_nothing(tmp_path: Path, seed: int)
     step, mark = loaded(store, LARGE)
     assert step >= 2
     assert mark == str(step)
-    store.tidy()
+    store.remove_leftovers()
     assert loaded(store, LARGE) == (step, mark)

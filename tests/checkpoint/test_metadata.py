@@ -37,7 +37,7 @@ class Planted:
 
 
 def plant(path: Path, name: str, data: bytes) -> None:
-    """Put a file into a checkpoint with all checksums right, as one who means harm would."""
+    """Put a file into a checkpoint with all checksums right, as an attacker would."""
     manifest = read_manifest(path)
     record = write_file(path / name, data)
     write_manifest(path, replace(manifest, files={**manifest.files, name: record}))
@@ -111,12 +111,12 @@ HOSTILE = {
     "an enum's class": Chained(_MEM_FORMAT_ENCODING, "__class__"),
     "an enum's method": Chained(_MEM_FORMAT_ENCODING, "mro"),
     "of a member": Chained(_MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT, "__reduce_ex__"),
-    "a chain to all there is": Chained(Metadata, "__init__", "__globals__"),
+    "a chain to the globals": Chained(Metadata, "__init__", "__globals__"),
 }
 
 
 @pytest.mark.parametrize("how", HOSTILE)
-def test_getattr_gets_nothing_else(path: Path, how: str) -> None:
+def test_getattr_returns_nothing_else(path: Path, how: str) -> None:
     plant(path, ".metadata", pickle.dumps([HOSTILE[how]]))
     with pytest.raises(UserError, match=r"names builtins\.getattr, which samestep never writes"):
         load(path)
@@ -126,8 +126,8 @@ def test_a_planted_call_among_the_tensors_is_refused(path: Path, tmp_path: Path)
     data = io.BytesIO()
     torch.save(Planted(os.mkdir, str(tmp_path / "ran")), data)
     metadata = pickle.loads((path / ".metadata").read_bytes())
-    for place in metadata.storage_data.values():
-        place.offset, place.length = 0, len(data.getvalue())
+    for stored in metadata.storage_data.values():
+        stored.offset, stored.length = 0, len(data.getvalue())
     plant(path, ".metadata", pickle.dumps(metadata))
     plant(path, "__0_0.distcp", data.getvalue())
     for read in (lambda: load(path), lambda: read_tensors(path, "model")):
@@ -138,8 +138,8 @@ def test_a_planted_call_among_the_tensors_is_refused(path: Path, tmp_path: Path)
 
 def test_metadata_may_not_point_outside_of_the_checkpoint(path: Path) -> None:
     metadata = pickle.loads((path / ".metadata").read_bytes())
-    for place in metadata.storage_data.values():
-        place.relative_path = "../elsewhere.distcp"
+    for stored in metadata.storage_data.values():
+        stored.relative_path = "../elsewhere.distcp"
     plant(path, ".metadata", pickle.dumps(metadata))
     with pytest.raises(UserError, match=r"looks for 'model/w' outside of the checkpoint"):
         load(path)

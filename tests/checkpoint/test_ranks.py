@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from samestep.checkpoint.across_ranks import shared_probe
+from samestep.checkpoint.across_ranks import is_disk_shared
 from samestep.checkpoint.loading import read_tensors
 from samestep.checkpoint.manifest import verify
 from samestep.checkpoint.store import Store
@@ -117,25 +117,25 @@ def test_sharded_state_loads_at_another_world_size(tmp_path: Path, before: int, 
 def save_replicated(folder: Path) -> None:
     world = World.join(device="cpu")
     tensors = {f"w{i}": values(f"w{i}", (50, 40)) for i in range(4)}
-    part = RankedPart({"tensors": tensors, "told": world.rank}, own={"rank": world.rank, "draw": [0.1 + world.rank]})
+    part = RankedPart({"tensors": tensors, "rank": world.rank}, own={"rank": world.rank, "draw": [0.1 + world.rank]})
     Store(folder, world).save(1, {"part": part}, {})
     world.leave()
 
 
 def load_replicated(folder: Path) -> None:
     world = World.join(device="cpu")
-    part = RankedPart({"tensors": {f"w{i}": torch.zeros(50, 40) for i in range(4)}, "told": None}, own=None)
+    part = RankedPart({"tensors": {f"w{i}": torch.zeros(50, 40) for i in range(4)}, "rank": None}, own=None)
     store = Store(folder, world)
     checkpoint = store.newest()
     assert checkpoint is not None
     store.load(checkpoint, {"part": part})
     assert all(same_bits(tensor, values(name, (50, 40))) for name, tensor in part.state["tensors"].items())
-    assert part.state["told"] == 0, "JSON values are rank 0's"
+    assert part.state["rank"] == 0, "JSON values are rank 0's"
     assert part.loaded == [{"rank": 0, "draw": [0.1]}, {"rank": 1, "draw": [1.1]}], "one part a rank that saved"
     world.leave()
 
 
-def test_replicated_state_is_written_once_and_shared_out(tmp_path: Path) -> None:
+def test_replicated_state_is_written_once_and_split_over_ranks(tmp_path: Path) -> None:
     must_succeed(save_replicated, 2, tmp_path / "store", logs=tmp_path / "save")
     must_succeed(load_replicated, 3, tmp_path / "store", logs=tmp_path / "load")
     written = [path.stat().st_size for path in (tmp_path / "store" / "step_00000001").glob("*.distcp")]
@@ -151,7 +151,7 @@ def save_in_a_thread(folder: Path) -> None:
     snapshot = store.stage(1, {"part": Part({"w": values("w", (400, 400))})}, {})
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(lambda: store.commit(snapshot, store.write(snapshot)))
-        for number in range(20):  # the run goes on talking meanwhile, on its own group
+        for number in range(20):  # meanwhile the run communicates over its own group
             assert world.gather(number + world.rank) == [number, number + 1]
         assert done.result(timeout=30) == folder / "step_00000001"
     world.leave()
@@ -165,31 +165,31 @@ def test_writing_and_committing_may_be_done_by_a_thread(tmp_path: Path) -> None:
 def own_disk(folder: Path) -> None:
     world = World.join(device="cpu")
     mine = folder / f"disk_{world.rank}"
-    assert shared_probe(folder, world)
-    assert not shared_probe(mine, world, patience=0.2)
+    assert is_disk_shared(folder, world)
+    assert not is_disk_shared(mine, world, timeout=0.2)
     store = Store(mine, world, shared=False)
     tensors = {"a": values("a", (3, 4), torch.bfloat16), "b": values("b", ()), "none": torch.zeros(0, 2)}
     tensors["flags"] = values("flags", (5,)) > 0
     store.save(1, {"part": RankedPart({"t": tensors, "n": 5}, own=world.rank)}, {"figure": 1.5})
 
     blank = RankedPart({"t": {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}, "n": 0}, own=None)
-    store.tidy()
+    store.remove_leftovers()
     checkpoint = store.newest()
     assert checkpoint is not None
     assert checkpoint.step == 1
-    assert checkpoint.figure == 1.5
+    assert checkpoint.metric == 1.5
     store.load(checkpoint, {"part": blank})
     assert blank.state["n"] == 5
     assert blank.loaded == [0, 1]
     assert all(same_bits(blank.state["t"][name], tensor) for name, tensor in tensors.items())
 
-    cut = distribute_tensor(torch.zeros(4), init_device_mesh("cpu", (world.size,)), [Shard(0)])
+    sharded = distribute_tensor(torch.zeros(4), init_device_mesh("cpu", (world.size,)), [Shard(0)])
     with pytest.raises(UserError, match="sharded training needs a run directory on a disk that every rank sees"):
-        store.save(2, {"part": Part({"x": cut})}, {})
+        store.save(2, {"part": Part({"x": sharded})}, {})
     world.leave()
 
 
-def test_without_a_shared_disk_rank_0_saves_and_hands_out(tmp_path: Path) -> None:
+def test_without_a_shared_disk_rank_0_saves_and_broadcasts(tmp_path: Path) -> None:
     must_succeed(own_disk, 2, tmp_path, logs=tmp_path / "logs")
     assert verify(tmp_path / "disk_0" / "step_00000001") is None
     assert not (tmp_path / "disk_1").exists()

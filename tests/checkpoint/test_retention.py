@@ -1,4 +1,4 @@
-"""Which checkpoints stay, decided without a disk."""
+"""Which checkpoints are kept, decided without a disk."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from samestep.core.errors import UserError
 @dataclass(frozen=True)
 class Saved:
     step: int
-    figure: float | None = None
+    metric: float | None = None
     damage: str | None = None
     metric_name: str = ""
 
@@ -33,9 +33,9 @@ def test_the_best_one_stays(mode: str, kept: list[int]) -> None:
     assert left(Retention(keep_last=1, keep_best=1, mode=mode), *saved) == kept, "of equals the later stays"
 
 
-def test_what_went_by_another_figure_is_not_compared() -> None:
+def test_checkpoints_with_another_metric_are_not_compared() -> None:
     saved = [Saved(10, 0.1, metric_name="val/bits"), Saved(20, 0.5, metric_name="val/nll"), Saved(30, 0.7), Saved(40)]
-    assert left(Retention(keep_last=1, keep_best=1, figure="val/nll"), *saved) == [20, 40]
+    assert left(Retention(keep_last=1, keep_best=1, metric="val/nll"), *saved) == [20, 40]
     assert left(Retention(keep_last=1, keep_best=1), *saved) == [10, 40]
 
 

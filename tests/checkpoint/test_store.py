@@ -1,4 +1,4 @@
-"""Saving and loading in one process: any tensor, any number, and every refusal a sentence."""
+"""Saving and loading in one process: any tensor, any number, and an error message for everything that is refused."""
 
 import json
 import math
@@ -77,12 +77,12 @@ def test_every_type_and_shape_comes_back_bit_for_bit(tmp_path: Path) -> None:
         saved[f"{name} strided"] = saved[name][:, ::2]
         saved[f"{name} expanded"] = saved[name][:, :1].expand(3, 5)
     blank = Part({name: torch.zeros(t.shape, dtype=torch.uint8).to(t.dtype) for name, t in saved.items()})
-    places = {name: t.data_ptr() for name, t in blank.state.items()}
+    addresses = {name: t.data_ptr() for name, t in blank.state.items()}
     store = store_at(tmp_path)
     store.save(1, {"part": Part(saved)}, {})
     reload(store, {"part": blank})
     assert [name for name in saved if not same_bits(saved[name], blank.state[name])] == []
-    assert {name: t.data_ptr() for name, t in blank.state.items()} == places, (
+    assert {name: t.data_ptr() for name, t in blank.state.items()} == addresses, (
         "loading fills the tensors that were there"
     )
 
@@ -195,13 +195,13 @@ def test_retention_on_disk_and_the_best_one(tmp_path: Path) -> None:
     assert store.newest() is None
     assert store.best() is None
     assert store.checkpoints() == []
-    for step, figure in ((1, 0.5), (2, 0.9), (3, math.nan), (4, None)):
-        store.save(step, {"model": Part(STATE)}, {"figure": figure})
+    for step, metric in ((1, 0.5), (2, 0.9), (3, math.nan), (4, None)):
+        store.save(step, {"model": Part(STATE)}, {"figure": metric})
     assert sorted(os.listdir(tmp_path)) == ["step_00000002", "step_00000004"]
     newest, best = store.newest(), store.best()
     assert newest is not None
     assert best is not None
-    assert (newest.step, best.step, best.figure) == (4, 2, 0.9)
+    assert (newest.step, best.step, best.metric) == (4, 2, 0.9)
     assert [(c.step, c.verified, c.damage) for c in store.checkpoints()] == [(2, True, None), (4, True, None)]
 
 
@@ -215,17 +215,17 @@ def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
 
 def test_left_over_folders_do_not_count_and_are_removed(tmp_path: Path) -> None:
     store = store_at(tmp_path)
-    whole = store.save(1, {"model": Part(STATE)}, {})
+    intact = store.save(1, {"model": Part(STATE)}, {})
     for name in (".staging_step_00000002", ".doomed_step_00000003", ".replaced_step_00000001"):
         os.makedirs(tmp_path / name)
-        (tmp_path / name / "manifest.json").write_bytes((whole / "manifest.json").read_bytes())
+        (tmp_path / name / "manifest.json").write_bytes((intact / "manifest.json").read_bytes())
     assert [c.step for c in find_checkpoints(tmp_path)] == [1]
-    store.tidy()
+    store.remove_leftovers()
     assert os.listdir(tmp_path) == ["step_00000001"]
-    assert verify(whole) is None
+    assert verify(intact) is None
 
 
-def test_removal_that_is_cut_short_leaves_nothing_that_looks_whole(
+def test_removal_that_is_cut_short_leaves_nothing_that_looks_intact(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = store_at(tmp_path)
@@ -244,20 +244,20 @@ def test_removal_that_is_cut_short_leaves_nothing_that_looks_whole(
 
 
 def test_a_checkpoint_that_could_not_be_read_again_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "_ADMITTED", frozenset())  # as if another torch wrote other classes
+    monkeypatch.setattr(metadata, "_ALLOWED", frozenset())  # as if another torch wrote other classes
     with pytest.raises(UserError, match=r"names torch.distributed.checkpoint.metadata.Metadata, which samestep never"):
         store_at(tmp_path).save(1, {"model": Part(STATE)}, {})
     assert os.listdir(tmp_path) == []
 
 
-def test_what_was_put_aside_counts_until_its_successor_is_there(tmp_path: Path) -> None:
+def test_a_replaced_checkpoint_counts_until_its_successor_is_there(tmp_path: Path) -> None:
     store = store_at(tmp_path)
     store.save(1, {"model": Part(STATE)}, {})
     os.rename(tmp_path / "step_00000001", tmp_path / ".replaced_step_00000001")
     newest = store.newest()
     assert newest is not None
     assert newest.step == 1
-    store.tidy()
+    store.remove_leftovers()
     assert os.listdir(tmp_path) == ["step_00000001"]
     assert verify(tmp_path / "step_00000001") is None
 
@@ -280,7 +280,7 @@ def test_the_same_state_makes_the_same_files(tmp_path: Path) -> None:
     assert files("one") == files("two")
 
 
-def test_saving_and_loading_say_nothing(
+def test_saving_and_loading_print_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with warnings.catch_warnings():
@@ -309,7 +309,7 @@ def test_reading_tensors_of_an_unknown_part_names_those_there_are(tmp_path: Path
         read_tensors(path, "modle")
 
 
-def test_large_tensors_are_hashed_beside_being_written(tmp_path: Path) -> None:
+def test_large_tensors_are_hashed_while_they_are_written(tmp_path: Path) -> None:
     large = {"a": values("a", (700, 800)), "b": values("b", (900, 500)), "c": values("c", (3,))}
     assert large["a"].nbytes > LARGE
     store = store_at(tmp_path)

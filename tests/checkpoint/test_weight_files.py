@@ -4,16 +4,29 @@ import json
 import os
 import pickle
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from samestep.checkpoint.weight_files import load_weights, match, save_weights
+from samestep.checkpoint.weight_files import check_shapes, open_weight_file, save_weights
+from samestep.checkpoint.weight_sources import read_all
 from samestep.core.errors import UserError
 
 WEIGHTS = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.tensor([1.0, 2.0], dtype=torch.bfloat16)}
+
+
+class Loaded(NamedTuple):
+    weights: dict[str, torch.Tensor]
+    extra: dict[str, Any]
+    notes: list[str]
+
+
+def load_weights(path: Path) -> Loaded:
+    source, extra, notes = open_weight_file(path)
+    return Loaded(read_all(source), extra, notes)
 
 
 def same(found: dict, expected: dict) -> bool:
@@ -105,7 +118,7 @@ def test_a_file_that_runs_code_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [{"epoch": 1}, {}, [1, 2], {"model": {"a": 1}}])
 def test_a_file_without_weights_is_refused(tmp_path: Path, content: object) -> None:
     torch.save(content, tmp_path / "w.pt")
-    with pytest.raises(UserError, match="lie under model_state_dict or state_dict or model"):
+    with pytest.raises(UserError, match="be under model_state_dict or state_dict or model"):
         load_weights(tmp_path / "w.pt")
 
 
@@ -139,10 +152,10 @@ def test_safetensors_files_and_folders(tmp_path: Path) -> None:
 
 def test_weights_must_fit_the_model() -> None:
     shapes = {name: tuple(tensor.shape) for name, tensor in WEIGHTS.items()}
-    match(WEIGHTS, shapes)
+    check_shapes(WEIGHTS, shapes)
     with pytest.raises(
         UserError, match=r"1 missing, namely b; 1 unknown to the model, namely a.bias; 1 of another shape, "
     ):
-        match(WEIGHTS, {"a.weight": (3, 2), "b": (1,)})
+        check_shapes(WEIGHTS, {"a.weight": (3, 2), "b": (1,)})
     with pytest.raises(UserError, match=r"4 missing, namely n0, n1, n2, \.\.\.\)"):
-        match({}, {f"n{i}": (1,) for i in range(4)})
+        check_shapes({}, {f"n{i}": (1,) for i in range(4)})

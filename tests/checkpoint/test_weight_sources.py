@@ -13,8 +13,8 @@ from torch import Tensor
 
 from samestep.checkpoint.safetensor_files import INDEX, SafetensorsFiles, write_safetensors
 from samestep.checkpoint.store import Store
-from samestep.checkpoint.weight_files import open_plain
-from samestep.checkpoint.weight_sources import CheckpointPart, Held, Renamed, parts_of, read_whole
+from samestep.checkpoint.weight_files import open_weight_file
+from samestep.checkpoint.weight_sources import CheckpointWeights, InMemoryWeights, RenamedWeights, part_names, read_all
 from samestep.core.errors import UserError
 from samestep.world.world import World
 
@@ -33,39 +33,39 @@ class State:
 
 def test_every_kind_of_source_gives_the_same(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
-    write_safetensors(tmp_path / "folder", Held(WEIGHTS), list(WEIGHTS), torch.float32, 100)
+    write_safetensors(tmp_path / "folder", InMemoryWeights(WEIGHTS), list(WEIGHTS), torch.float32, 100)
     torch.save(WEIGHTS, tmp_path / "w.pt")
     state = {"model": State({"model": WEIGHTS}), "other": State({"x": torch.ones(1), "n": 1})}
     step = Store(tmp_path, World.single()).save(1, state, {})
     sources = [
         SafetensorsFiles(tmp_path / "folder"),
-        open_plain(tmp_path / "w.pt").source,
-        CheckpointPart(step, "model/model"),
+        open_weight_file(tmp_path / "w.pt").source,
+        CheckpointWeights(step, "model/model"),
     ]
     for source in sources:
         assert {name: (like.shape, like.dtype) for name, like in source.layout.items()} == {
             name: (weight.shape, weight.dtype) for name, weight in WEIGHTS.items()
         }
-        assert same(read_whole(source), WEIGHTS)
+        assert same(read_all(source), WEIGHTS)
         halves = {"w3": torch.empty(3, 4, dtype=torch.bfloat16)}
         source.fill(halves)
         assert torch.equal(halves["w3"], WEIGHTS["w3"].bfloat16()), "only what is asked for, in the type of the target"
-    assert parts_of(step) == {"model", "other"}
+    assert part_names(step) == {"model", "other"}
 
 
 def test_a_checkpoint_without_such_weights_or_damaged_is_refused(tmp_path: Path) -> None:
     step = Store(tmp_path, World.single()).save(1, {"model": State({"model": WEIGHTS})}, {})
     with pytest.raises(UserError, match="no tensors under 'judge/model'; it has some under model/model"):
-        CheckpointPart(step, "judge/model")
+        CheckpointWeights(step, "judge/model")
     data = step / "__0_0.distcp"
     data.write_bytes(data.read_bytes()[:-1] + b"?")
     with pytest.raises(UserError, match=r"is damaged: __0_0.distcp does not match its checksum; use another one"):
-        CheckpointPart(step, "model/model")
+        CheckpointWeights(step, "model/model")
 
 
 def test_renamed() -> None:
-    source = Renamed(Held(WEIGHTS), {"a.w0": "w0", "a.w1": "w1"})
-    assert same(read_whole(source), {"a.w0": WEIGHTS["w0"], "a.w1": WEIGHTS["w1"]})
+    source = RenamedWeights(InMemoryWeights(WEIGHTS), {"a.w0": "w0", "a.w1": "w1"})
+    assert same(read_all(source), {"a.w0": WEIGHTS["w0"], "a.w1": WEIGHTS["w1"]})
 
 
 @settings(max_examples=40, deadline=None)
@@ -74,26 +74,28 @@ def test_renamed() -> None:
     limit=st.integers(1, 200),
     half=st.booleans(),
 )
-def test_any_weights_are_cut_into_files_within_the_limit(
+def test_any_weights_are_split_into_files_within_the_limit(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], limit: int, half: bool
 ) -> None:
     folder = tmp_path_factory.mktemp("cut")
     dtype = torch.bfloat16 if half else torch.float32
     weights = {f"n{i}": torch.arange(size, dtype=torch.float32) for i, size in enumerate(sizes)}
-    files = write_safetensors(folder, Held(weights), list(weights), dtype, limit)
-    held = [load_file(file) for file in files]
-    assert [name for part in held for name in sorted(part, key=lambda n: int(n[1:]))] == list(weights), "all, in order"
-    for part in held:
+    files = write_safetensors(folder, InMemoryWeights(weights), list(weights), dtype, limit)
+    loaded = [load_file(file) for file in files]
+    assert [name for part in loaded for name in sorted(part, key=lambda n: int(n[1:]))] == list(weights), (
+        "all, in order"
+    )
+    for part in loaded:
         assert sum(weight.nbytes for weight in part.values()) <= limit or len(part) == 1
-    for before, after in pairwise(held):
+    for before, after in pairwise(loaded):
         first = min(after, key=lambda n: int(n[1:]))
         assert sum(w.nbytes for w in before.values()) + after[first].nbytes > limit, "no file is needlessly small"
     assert (folder / INDEX).exists() == (len(files) > 1)
-    assert same(read_whole(SafetensorsFiles(folder)), {name: weight.to(dtype) for name, weight in weights.items()})
+    assert same(read_all(SafetensorsFiles(folder)), {name: weight.to(dtype) for name, weight in weights.items()})
 
 
 def sharded(folder: Path) -> Path:
-    write_safetensors(folder, Held(WEIGHTS), list(WEIGHTS), torch.float32, 100)
+    write_safetensors(folder, InMemoryWeights(WEIGHTS), list(WEIGHTS), torch.float32, 100)
     assert len(list(folder.glob("*.safetensors"))) == 3
     return folder
 
@@ -106,7 +108,7 @@ def test_files_are_readable_by_others_and_index_as_published(tmp_path: Path) -> 
     assert index["weight_map"]["w0"] == "model-00001-of-00003.safetensors"
     assert index["weight_map"]["w4"] == "model-00003-of-00003.safetensors"
     modes = {file.stat().st_mode for file in folder.iterdir()}
-    assert len(modes) == 1, "weights are not more secret than the index"
+    assert len(modes) == 1, "weights and index have the same permissions"
 
 
 def test_a_truncated_file_is_named(tmp_path: Path) -> None:
@@ -131,7 +133,7 @@ def test_files_and_index_must_agree(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"00003-of-00003.safetensors lacks w4, which the index puts there"):
         SafetensorsFiles(tmp_path)
     (tmp_path / INDEX).write_text("{}")
-    with pytest.raises(UserError, match="is no index of safetensors files"):
+    with pytest.raises(UserError, match="is not an index of safetensors files"):
         SafetensorsFiles(tmp_path)
 
 

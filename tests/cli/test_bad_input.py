@@ -83,7 +83,7 @@ def test_a_rank_whose_data_raises_ends_all_with_its_message(shell: Shell) -> Non
 
 
 def not_shared(config: dict) -> int:
-    session.shared_probe = lambda folder, world: False
+    session.is_disk_shared = lambda folder, world: False
     return train_with(str(EXAMPLE), config)
 
 

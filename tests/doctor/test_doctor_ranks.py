@@ -19,7 +19,7 @@ from samestep.doctor.doctor import Request
 from samestep.doctor.findings import Finding, RankReports, ok
 from samestep.doctor.rendezvous import CheckContext
 from samestep.launch import local
-from samestep.parallel.wrap import Lone
+from samestep.parallel.wrap import SingleProcess
 
 pytestmark = pytest.mark.timeout(100)
 PRELOAD = ("samestep.doctor.doctor", "samestep.train.session.entry")
@@ -106,7 +106,7 @@ def wrong_on_rank_1(folder: Path) -> int:
 
 def _unsynchronised(seat: CheckContext) -> Fact:
     """Every rank alone, on its own rows."""
-    gradients.wrap = lambda module, world, strategy, compute: Lone(module)  # type: ignore[assignment]
+    gradients.wrap = lambda module, world, strategy, compute: SingleProcess(module)  # type: ignore[assignment]
     return gradients.measure(seat)
 
 

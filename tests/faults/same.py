@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from faults.toy import STEPS
-from samestep.checkpoint.commit import DOOMED, REPLACED, STAGING
+from samestep.checkpoint.commit import DELETING, REPLACED, STAGING
 from samestep.checkpoint.manifest import find_checkpoints, verify
 from samestep.core.records import JsonLines, read_json
 from samestep.core.rundir import RunDir
@@ -76,7 +76,7 @@ def tensors(path: Path) -> dict[str, str]:
 
 def leftovers(path: Path) -> str:
     """Hidden folders that a save left, and temporary files."""
-    hidden = (STAGING, DOOMED, REPLACED)
+    hidden = (STAGING, DELETING, REPLACED)
     found = [str(p.relative_to(path)) for p in path.rglob(".*") if p.name.startswith(hidden) or p.suffix == ".tmp"]
     return ", ".join(sorted(found))
 

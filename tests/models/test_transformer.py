@@ -37,7 +37,7 @@ def some_tokens(config: TransformerConfig, rows: int = 2, length: int = 9) -> Te
 # ---- the second implementation: one row, one position, one head at a time; positions as complex rotations
 
 
-def turned(vector: Tensor, position: int, theta: float) -> list[complex]:
+def rotated(vector: Tensor, position: int, theta: float) -> list[complex]:
     half = len(vector) // 2
     pairs = [complex(vector[i], vector[half + i]) for i in range(half)]
     return [pair * cmath.exp(1j * position * theta ** (-2 * i / (2 * half))) for i, pair in enumerate(pairs)]
@@ -54,11 +54,11 @@ def attended(queries: Tensor, keys: Tensor, values: Tensor, config: TransformerC
         shared = head * config.kv_heads // config.n_heads
         here, there = slice(head * size, (head + 1) * size), slice(shared * size, (shared + 1) * size)
         for i in range(length):
-            query = turned(queries[i, here], i, config.rope_theta)
+            query = rotated(queries[i, here], i, config.rope_theta)
             seen = range(i + 1 if config.causal else length)
             scores = []
             for j in seen:
-                key = turned(keys[j, there], j, config.rope_theta)
+                key = rotated(keys[j, there], j, config.rope_theta)
                 scores.append(sum((a * b.conjugate()).real for a, b in zip(query, key, strict=True)) / math.sqrt(size))
             odds = torch.tensor(scores, dtype=queries.dtype).softmax(0)
             for j in seen:
@@ -115,7 +115,7 @@ def test_bf16_autocast_stays_near_and_trains() -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
-def test_causal_and_bidirectional_sight() -> None:
+def test_causal_and_bidirectional_attention() -> None:
     for causal in (True, False):
         config = small(causal=causal)
         model, tokens = build(config), some_tokens(config, rows=1)
@@ -149,7 +149,7 @@ def test_llada_8b_has_the_published_size() -> None:
     assert model(torch.zeros(1, 8, dtype=torch.int64, device="meta")).shape == (1, 8, 126464)
 
 
-def test_built_without_memory_then_drawn_equals_built_at_once() -> None:
+def test_built_on_meta_then_drawn_equals_built_at_once() -> None:
     config = small()
     with torch.device("meta"):
         late = Transformer(config)

@@ -1,4 +1,4 @@
-"""One face for a module that is alone, replicated or sharded."""
+"""One interface for a module in a single process, replicated or sharded."""
 
 import pytest
 import torch
@@ -7,8 +7,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from samestep.core.errors import UserError
-from samestep.parallel.build import build_blank
-from samestep.parallel.wrap import Lone, Replicated, Sharded, full_tensor, local, total_norm, wrap
+from samestep.parallel.build import build_uninitialized
+from samestep.parallel.wrap import Replicated, Sharded, SingleProcess, full_tensor, local, total_norm, wrap
 from samestep.world.world import World
 from toys import WORLDS, Case, Net, Proofs, made
 
@@ -21,10 +21,10 @@ def loss_of(module: nn.Module, factor: float) -> Tensor:
 
 def gradients_are_the_mean_over_ranks(world: World, strategy: str) -> None:
     parallel = wrap(made(Net), world, strategy, None)
-    kind = {"lone": Lone, "ddp": Replicated, "fsdp": Sharded}[strategy]
+    kind = {"lone": SingleProcess, "ddp": Replicated, "fsdp": Sharded}[strategy]
     assert isinstance(parallel, kind)
     assert parallel.replicated == (strategy != "fsdp")
-    assert parallel.settles == (strategy == "ddp" and world.size > 2)
+    assert parallel.needs_warm_up == (strategy == "ddp" and world.size > 2)
     factors = [1.0, 2.0, 3.0]
     for number, factor in enumerate(factors):
         with parallel.syncing(last=number == 2):
@@ -46,11 +46,11 @@ def gradients_are_the_mean_over_ranks(world: World, strategy: str) -> None:
     assert world.gather(float(norm)) == [float(norm)] * world.size, "the same bits on every rank"
 
 
-def shards_are_shares(world: World, strategy: str) -> None:
+def each_rank_holds_a_shard(world: World, strategy: str) -> None:
     parallel = wrap(made(Net), world, strategy, None)
-    held = sum(local(p).numel() for p in parallel.inner.parameters())
+    own = sum(local(p).numel() for p in parallel.inner.parameters())
     total = sum(p.numel() for p in made(Net).parameters())
-    parts = world.gather(held)
+    parts = world.gather(own)
     if strategy == "fsdp":
         assert sum(parts) == total
         assert max(parts) < total or world.size == 1
@@ -61,12 +61,12 @@ def shards_are_shares(world: World, strategy: str) -> None:
         assert torch.equal(full_tensor(parameter.detach()), made(Net).state_dict()[name])
 
 
-def calls_are_noticed(world: World, strategy: str) -> None:
+def calls_are_recorded(world: World, strategy: str) -> None:
     parallel = wrap(made(Net), world, strategy, None)
     assert not parallel.called
     with torch.no_grad():
         parallel.inner.get_submodule("first")(X)
-        assert not parallel.called, "a part is not the full_tensor"
+        assert not parallel.called, "a submodule is not the whole module"
     parallel = wrap(made(Net), world, strategy, None)
     loss_of(parallel.module, 1.0)
     assert parallel.called
@@ -74,12 +74,12 @@ def calls_are_noticed(world: World, strategy: str) -> None:
     assert not parallel.called
 
 
-def rest_gives_back_what_was_gathered(world: World, strategy: str) -> None:
+def reshard_frees_what_was_gathered(world: World, strategy: str) -> None:
     parallel = wrap(made(Net), world, strategy, None)
     before = sum(local(p).numel() for p in parallel.inner.parameters())
     with torch.no_grad():
         loss_of(parallel.inner, 1.0)
-    parallel.rest()
+    parallel.reshard()
     assert sum(local(p).numel() for p in parallel.inner.parameters()) == before
 
 
@@ -103,9 +103,9 @@ def number(module: nn.Module) -> None:
         local(parameter).fill_(value)
 
 
-def a_shared_parameter_stays_one(world: World, strategy: str) -> None:
-    """Torch's own to_empty makes two of it."""
-    parallel = wrap(build_blank(Tied), world, strategy, None, number)
+def tied_parameters_stay_tied(world: World, strategy: str) -> None:
+    """Torch's own to_empty makes two tensors of them."""
+    parallel = wrap(build_uninitialized(Tied), world, strategy, None, number)
     module = parallel.inner
     assert module.get_parameter("tied.weight") is module.get_parameter("table.weight")
     with parallel.syncing(last=True):
@@ -116,11 +116,11 @@ def a_shared_parameter_stays_one(world: World, strategy: str) -> None:
 
 CASES: list[Case] = [
     gradients_are_the_mean_over_ranks,
-    shards_are_shares,
-    calls_are_noticed,
-    rest_gives_back_what_was_gathered,
+    each_rank_holds_a_shard,
+    calls_are_recorded,
+    reshard_frees_what_was_gathered,
     nothing_to_learn_is_refused,
-    a_shared_parameter_stays_one,
+    tied_parameters_stay_tied,
 ]
 
 

@@ -1,4 +1,4 @@
-"""What ranks do together around a checkpoint: see one disk or not, verify it by shares, pass on what one alone sees."""
+"""What ranks do together around a checkpoint: find out whether they share a disk, verify files, broadcast tensors."""
 
 import secrets
 import socket
@@ -47,25 +47,25 @@ def _word(failure: Exception) -> dict[str, Json]:
     return {"user": isinstance(failure, UserError), "text": text}
 
 
-def share_out(sizes: Mapping[str, int], parts: int) -> list[list[str]]:
-    """Names in `parts` lists of about equal size: the largest first, each to whoever has least so far."""
-    shares: list[list[str]] = [[] for _ in range(parts)]
+def split_by_size(sizes: Mapping[str, int], parts: int) -> list[list[str]]:
+    """Names in `parts` lists of about equal size: the largest first, each into the list that is smallest so far."""
+    lists: list[list[str]] = [[] for _ in range(parts)]
     loads = [0] * parts
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
-        least = loads.index(min(loads))
-        shares[least].append(name)
-        loads[least] += sizes[name] + 1  # so that names of no size are spread too
-    return shares
+        smallest = loads.index(min(loads))
+        lists[smallest].append(name)
+        loads[smallest] += sizes[name] + 1  # so that names of size 0 are distributed too
+    return lists
 
 
-def shared_probe(folder: Path, world: World, patience: float = 2.0) -> bool:
-    """Whether a file that rank 0 puts into `folder` is there for every rank; all ranks get the same answer.
+def is_disk_shared(folder: Path, world: World, timeout: float = 2.0) -> bool:
+    """Whether a file that rank 0 creates in `folder` appears on every rank; all ranks get the same answer.
 
-    `patience` is how many seconds the file may take to show: network disks take their time.
+    `timeout`: how many seconds the file may take to appear; network disks can be slow.
     """
     token = folder / f".probe_{world.share(secrets.token_hex(8))}"
 
-    def put() -> None:
+    def create() -> None:
         if world.is_main:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -73,17 +73,17 @@ def shared_probe(folder: Path, world: World, patience: float = 2.0) -> bool:
             except OSError as error:
                 raise UserError(f"cannot write to {folder} ({error.strerror}); choose a folder that you own") from error
 
-    run_on_all_ranks(world, f"writing to {folder}", put)
-    answers = world.gather(_appears(token, patience))
+    run_on_all_ranks(world, f"writing to {folder}", create)
+    answers = world.gather(_wait_until_exists(token, timeout))
     if world.is_main:
         token.unlink(missing_ok=True)
     return all(answers)
 
 
-def refuse_newer_elsewhere(folder: Path, world: World) -> None:
-    """Without a shared disk only rank 0's checkpoints count: refuse to go on without newer ones of another node.
+def refuse_newer_on_other_hosts(folder: Path, world: World) -> None:
+    """Without a shared disk only rank 0's checkpoints are used: raise UserError if another host has a newer one.
 
-    `folder` holds those of every stage.
+    `folder` holds the checkpoints of every stage.
     """
     stages = [path for path in sorted(folder.iterdir()) if path.is_dir()] if folder.is_dir() else []
     own = {path.name: max(checkpoint_folders(path), default=0) for path in stages}
@@ -98,8 +98,8 @@ def refuse_newer_elsewhere(folder: Path, world: World) -> None:
                 )
 
 
-def _appears(path: Path, patience: float) -> bool:
-    end = time.monotonic() + patience
+def _wait_until_exists(path: Path, timeout: float) -> bool:
+    end = time.monotonic() + timeout
     while not path.exists():
         if time.monotonic() > end:
             return False
@@ -107,7 +107,7 @@ def _appears(path: Path, patience: float) -> bool:
     return True
 
 
-def spread_text(world: World, text: str) -> str:
+def broadcast_text(world: World, text: str) -> str:
     """Rank 0's text, on every rank."""
     if world.control is None:
         return text
@@ -119,8 +119,8 @@ def spread_text(world: World, text: str) -> str:
     return data.decode()
 
 
-def spread_tensors(world: World, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Give every rank the tensors of rank 0, in place. They travel as bytes over the CPU: any type, from any device."""
+def broadcast_tensors(world: World, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Copy rank 0's tensors to every rank, in place. They are sent as bytes from the CPU: any type, any device."""
     if world.control is None:
         return
     shapes = {name: [list(tensors[name].shape), str(tensors[name].dtype)] for name in sorted(tensors)}
@@ -138,35 +138,36 @@ def spread_tensors(world: World, tensors: Mapping[str, torch.Tensor]) -> None:
             tensor.copy_(data.view(tensor.dtype).reshape(tensor.shape))
 
 
-def verified(candidate: Checkpoint, world: World, shared: bool) -> Checkpoint:
+def verify_together(candidate: Checkpoint, world: World, shared: bool) -> Checkpoint:
     """The candidate, either verified or with its damage, the same on every rank. Collective.
 
-    What another rank finds damaged rank 0 reads again: a disk that one machine cannot read well is no damage.
+    Each rank reads a part of the files. Rank 0 reads again what another rank finds damaged, and its result counts: the
+    checkpoint is not damaged just because one machine cannot read the disk.
     """
     if candidate.manifest is None:
         return candidate
     sizes = {name: record.size for name, record in candidate.manifest.files.items()}
-    shares = share_out(sizes, world.size if shared else 1)
-    mine = shares[world.rank] if world.rank < len(shares) else []
-    claims = run_on_all_ranks(world, f"verifying {candidate.path}", lambda: _damages(candidate, mine))
-    suspects = {name for claim in claims for name in claim}
+    parts = split_by_size(sizes, world.size if shared else 1)
+    mine = parts[world.rank] if world.rank < len(parts) else []
+    reports = run_on_all_ranks(world, f"verifying {candidate.path}", lambda: _find_damage(candidate, mine))
+    suspects = {name for report in reports for name in report}
 
     def confirm() -> Json:
-        own = claims[0]
-        rest = _damages(candidate, suspects - set(own)) if world.is_main else {}
-        return {**own, **rest}
+        own = reports[0]
+        others = _find_damage(candidate, suspects - set(own)) if world.is_main else {}
+        return {**own, **others}
 
     found = run_on_all_ranks(world, f"verifying {candidate.path}", confirm)[0] if suspects else {}
     damage = found[min(found)] if found else None
     return replace(candidate, damage=damage, verified=damage is None)
 
 
-def _damages(candidate: Checkpoint, names: Iterable[str]) -> dict[str, Json]:
+def _find_damage(candidate: Checkpoint, names: Iterable[str]) -> dict[str, Json]:
     """What is wrong with some files of a checkpoint, by name."""
     assert candidate.manifest is not None
     files = candidate.manifest.files
     names = sorted(names)
-    # hashing leaves the interpreter free, so that several files are read side by side
+    # hashing releases the GIL, so several files are read in parallel
     with ThreadPoolExecutor(max_workers=8) as pool:
         damages = pool.map(lambda name: damage_of(candidate.path / name, files[name]), names)
         return {name: damage for name, damage in zip(names, damages) if damage}

@@ -1,13 +1,13 @@
 """Saving while training goes on.
 
     with Saver(store) as saver:
-        saver.reserve(state)                # takes the memory for copies
+        saver.reserve(state)                # allocates the memory for copies
         saver.save(step, state, about)      # returns as soon as the state is copied
         ...                                 # training changes the state; a thread writes the copy
-        saver.finish(step, state, about)    # at the end: waits, and tries again what failed
+        saver.finish(step, state, about)    # at the end: waits, and retries a save that failed
 
-One save is under way at a time; the next one waits for it. The thread talks to those of the other ranks over a group
-of its own. A save fails on all ranks alike, so they count alike, without a word more, where they wait anyhow.
+One save is pending at a time; the next one waits for it. The thread communicates with those of the other ranks over a
+process group of its own. A save fails on all ranks or on none, so all ranks count the same failures without a message.
 """
 
 import logging
@@ -23,43 +23,45 @@ from typing import Any, Self
 import torch.distributed as dist
 
 from samestep.checkpoint.across_ranks import run_on_all_ranks
+from samestep.checkpoint.commit import Snapshot
 from samestep.checkpoint.host_copies import Buffers
 from samestep.checkpoint.state import Stateful
-from samestep.checkpoint.store import Snapshot, Store
+from samestep.checkpoint.store import Store
 from samestep.core.errors import DiskFailed, RunFailed, UserError
 from samestep.core.records import Json
 
-PATIENCE = timedelta(minutes=30)
-"""How long at least ranks wait for each other's files: disks are slower than collectives, and nobody stands still."""
+MIN_TIMEOUT = timedelta(minutes=30)
+"""The least time that ranks wait for each other's files: disks are slower than collectives, and training goes on."""
 GRACE = 10.0
-"""Seconds that a run which fails gives the save under way to complete."""
+"""Seconds that a failing run gives the pending save to complete."""
 YIELD = 0.01
-"""Seconds that the thread gives the training to go on before it asks for the interpreter itself."""
-LONG = 1.0
-"""Seconds of waiting that are worth a word."""
-_REMEDY = "earlier checkpoints are untouched, so make room or mend the disk, and start the run again to resume"
+"""Seconds that the thread sleeps first, so that training gets the interpreter."""
+LONG_WAIT = 1.0
+"""Waits of more seconds than this are logged."""
+_REMEDY = "earlier checkpoints are untouched, so free some space or fix the disk, and start the run again to resume"
 _log = logging.getLogger("samestep.checkpoint")
 
 
 @dataclass
 class PendingSave:
-    """One save, from its state being taken to its end."""
+    """One save, from the snapshot to its end."""
 
     step: int
     committed: bool = False
     """Whether it is a checkpoint on the disk now."""
     failure: Exception | None = None
     ended: bool = False
-    announced: bool = False
+    reported: bool = False
+    """Whether `on_end` was called."""
     thread: threading.Thread | None = None
 
 
-def ignore(what: object) -> None:
-    """For whoever does not want to be told."""
+def do_nothing(argument: object) -> None:
+    """The default of callbacks."""
 
 
 class Saver:
-    """Saves the state of a run into a store. All ranks call every method at the same point, but for `poll`."""
+    """Saves the state of a run into a store. All ranks call every method at the same point, except `poll`."""
 
     def __init__(
         self,
@@ -67,32 +69,32 @@ class Saver:
         *,
         background: bool = True,
         max_failures: int = 3,
-        taken: int | None = None,
-        told: Callable[[PendingSave], None] = ignore,
+        last_step: int | None = None,
+        on_end: Callable[[PendingSave], None] = do_nothing,
         pause: float = 1.0,
     ) -> None:
-        """`taken`: the step at which there is nothing to save, since the state came from there.
+        """`last_step`: the step whose checkpoint the state was loaded from, so that it needs no save.
 
-        `told` hears on each rank, in the thread that trains, how a save ended. `pause`: seconds before a last save that
-        failed is tried again; twice as long each further time.
+        `on_end` is called with each save that has ended, on every rank, in the thread that trains. `pause`: seconds
+        before a last save that failed is retried; it doubles each time.
         """
         if max_failures < 1:
             raise UserError(f"max_failures is {max_failures}; set it to 1 to stop at the first save that fails")
-        self._background, self._max, self._told, self._pause = background, max_failures, told, pause
+        self._background, self._max, self._on_end, self._pause = background, max_failures, on_end, pause
         self._world, self._group = store.world, None
         if background and store.world.control is not None:
-            patience = max(store.world.timeout, PATIENCE)
-            self._group = dist.new_group(backend="gloo", timeout=patience, group_desc="saves")
-            store = store.over(replace(store.world, control=self._group))
+            timeout = max(store.world.timeout, MIN_TIMEOUT)
+            self._group = dist.new_group(backend="gloo", timeout=timeout, group_desc="saves")
+            store = store.with_world(replace(store.world, control=self._group))
         self._store = store
         self._buffers = Buffers()
-        self._flight: PendingSave | None = None
+        self._pending: PendingSave | None = None
         self._failures = 0
-        self.taken = taken
-        """The step of the state that was handed over last, unless it is known that saving it failed."""
+        self.last_step = last_step
+        """The step of the last state that is saved or being saved; None after a save that failed."""
 
     def reserve(self, state: Mapping[str, Stateful]) -> None:
-        """Take the memory for copies of this state before there is a loop that would wait for it."""
+        """Allocate the memory for copies of this state now, so that no save in the loop has to wait for it."""
         if self._background:
             self._buffers.reserve(self._store.stage(0, state, {}).tensors)
 
@@ -101,48 +103,51 @@ class Saver:
         step: int,
         state: Mapping[str, Stateful],
         about: Mapping[str, Json],
-        then: Callable[[Path], None] = ignore,
+        after_commit: Callable[[Path], None] = do_nothing,
     ) -> None:
-        """Take the state and have it saved; `then` is called with the checkpoint on rank 0, and may fail like a save.
+        """Copy the state and have it saved. `after_commit` is called with the checkpoint on rank 0; if it raises, the
+        save counts as failed.
 
         Waits for the save before this one, and raises DiskFailed when too many in a row have failed.
         """
         self.wait()
         goes_on = self._failures + 1 < self._max
-        hope = "training goes on, and the next save tries again" if goes_on else "the run will stop at its next save"
-        self._launch(step, state, about, then, hope)
+        if_it_fails = (
+            "training goes on, and the next save tries again" if goes_on else "the run will stop at its next save"
+        )
+        self._start(step, state, about, after_commit, if_it_fails)
         if not self._background:
             self.wait()
 
     def wait(self) -> None:
-        """Wait for the save under way; raises DiskFailed when too many in a row have failed."""
-        failure = self._landed()
+        """Wait for the pending save; raises DiskFailed when too many in a row have failed."""
+        failure = self._end_pending()
         if failure is not None and self._failures >= self._max:
-            raise DiskFailed(_stopping(failure, self._failures))
+            raise DiskFailed(_stop_message(failure, self._failures))
 
     def finish(
         self,
         step: int,
         state: Mapping[str, Stateful],
         about: Mapping[str, Json],
-        then: Callable[[Path], None] = ignore,
+        after_commit: Callable[[Path], None] = do_nothing,
     ) -> None:
-        """Have this state on the disk when this returns; tries as often as failures are allowed, then DiskFailed."""
-        self._landed()
+        """Have this state on the disk when this returns; tries `max_failures` times, then raises DiskFailed."""
+        self._end_pending()
         tries = 0
-        while self.taken != step:
+        while self.last_step != step:
             tries += 1
-            self._launch(step, state, about, then, "it is tried again" if tries < self._max else "")
-            failure = self._landed()
+            self._start(step, state, about, after_commit, "it is tried again" if tries < self._max else "")
+            failure = self._end_pending()
             if failure is not None and tries == self._max:
-                raise DiskFailed(_stopping(failure, tries))
+                raise DiskFailed(_stop_message(failure, tries))
             if failure is not None:
                 time.sleep(self._pause * 2 ** (tries - 1))
 
     def poll(self) -> None:
-        """Pass on how the save under way ended, if it has; waits for nobody, so any rank may call it at any time."""
-        if self._flight is not None and self._flight.ended:
-            self._announce(self._flight)
+        """Report the pending save if it has ended. Does not wait, so any rank may call it at any time."""
+        if self._pending is not None and self._pending.ended:
+            self._report(self._pending)
 
     def __enter__(self) -> Self:
         return self
@@ -151,90 +156,91 @@ class Saver:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None:
-            assert self._flight is None, "finish or wait before leaving"
+            assert self._pending is None, "finish or wait before leaving"
             if self._group is not None:
-                self._world.barrier()  # nobody closes a connection that another still reads from
+                self._world.barrier()  # no rank may close a connection that another one still reads from
                 dist.destroy_process_group(self._group)
-        elif isinstance(error, Exception) and self._flight is not None and self._flight.thread is not None:
-            # other ranks may be gone, so the thread may wait for ever; it is a daemon and ends with the process
-            self._flight.thread.join(GRACE)
+        elif isinstance(error, Exception) and self._pending is not None and self._pending.thread is not None:
+            # other ranks may be gone, so the thread may wait forever; it is a daemon and ends with the process
+            self._pending.thread.join(GRACE)
             self.poll()
 
-    def _launch(
+    def _start(
         self,
         step: int,
         state: Mapping[str, Stateful],
         about: Mapping[str, Json],
-        then: Callable[[Path], None],
-        hope: str,
+        after_commit: Callable[[Path], None],
+        if_it_fails: str,
     ) -> None:
-        assert self._flight is None, "one save at a time"
+        """`if_it_fails`: what the warning about a failure says happens next; empty for no warning."""
+        assert self._pending is None, "one save at a time"
         snapshot = self._store.stage(step, state, about)
-        flight = self._flight = PendingSave(step)
-        self.taken = step
+        pending = self._pending = PendingSave(step)
+        self.last_step = step
         if not self._background:
-            self._fly(flight, snapshot, lambda: None, then, hope)
+            self._write(pending, snapshot, lambda: None, after_commit, if_it_fails)
             return
         copies = self._buffers.copy(snapshot.tensors)
-        work = (flight, replace(snapshot, tensors=copies.tensors), copies.wait, then, hope)
-        flight.thread = threading.Thread(target=self._fly_beside, args=work, name=f"save of step {step}", daemon=True)
-        flight.thread.start()
+        args = (pending, replace(snapshot, tensors=copies.tensors), copies.wait, after_commit, if_it_fails)
+        pending.thread = threading.Thread(target=self._in_thread, args=args, name=f"save of step {step}", daemon=True)
+        pending.thread.start()
 
-    def _fly_beside(self, *work: Any) -> None:
+    def _in_thread(self, *args: Any) -> None:
         with self._world.watch.beside("save", "save"):
-            self._fly(*work)
+            self._write(*args)
 
-    def _fly(
+    def _write(
         self,
-        flight: PendingSave,
+        pending: PendingSave,
         snapshot: Snapshot,
-        copied: Callable[[], None],
-        then: Callable[[Path], None],
-        hope: str,
+        wait_for_copies: Callable[[], None],
+        after_commit: Callable[[Path], None],
+        if_it_fails: str,
     ) -> None:
-        """Write and commit; in the background this is the thread."""
+        """Write and commit; in the background this runs in the thread."""
         world = self._store.world
         try:
-            copied()
-            if flight.thread is not None:
+            wait_for_copies()
+            if pending.thread is not None:
                 time.sleep(YIELD)
             path = self._store.commit(snapshot, self._store.write(snapshot))
-            flight.committed = True
-            run_on_all_ranks(world, f"writing weights of {path}", lambda: then(path) if world.is_main else None)
+            pending.committed = True
+            run_on_all_ranks(world, f"writing weights of {path}", lambda: after_commit(path) if world.is_main else None)
         except Exception as failure:
-            flight.failure = failure
-            if world.is_main and hope and isinstance(failure, RunFailed):
-                _log.warning("%s; %s", failure, hope)
-        flight.ended = True
+            pending.failure = failure
+            if world.is_main and if_it_fails and isinstance(failure, RunFailed):
+                _log.warning("%s; %s", failure, if_it_fails)
+        pending.ended = True
 
-    def _landed(self) -> RunFailed | None:
-        """Wait for the save under way and count its outcome; what is no failed write is raised."""
-        flight = self._flight
-        if flight is None:
+    def _end_pending(self) -> RunFailed | None:
+        """Wait for the pending save and return its failure, counted; a failure other than RunFailed is raised."""
+        pending = self._pending
+        if pending is None:
             return None
-        if flight.thread is not None:
+        if pending.thread is not None:
             began = time.monotonic()
-            flight.thread.join()
+            pending.thread.join()
             waited = time.monotonic() - began
-            if waited > LONG:
-                _log.info("waited %.1f s for the save of step %d", waited, flight.step)
-        self._flight = None
-        self._announce(flight)
-        if flight.failure is None:
+            if waited > LONG_WAIT:
+                _log.info("waited %.1f s for the save of step %d", waited, pending.step)
+        self._pending = None
+        self._report(pending)
+        if pending.failure is None:
             self._failures = 0
             return None
-        self.taken = None
+        self.last_step = None
         self._failures += 1
-        if not isinstance(flight.failure, RunFailed):
-            raise flight.failure
-        return flight.failure
+        if not isinstance(pending.failure, RunFailed):
+            raise pending.failure
+        return pending.failure
 
-    def _announce(self, flight: PendingSave) -> None:
-        if not flight.announced:
-            flight.announced = True
-            self._told(flight)
+    def _report(self, pending: PendingSave) -> None:
+        if not pending.reported:
+            pending.reported = True
+            self._on_end(pending)
 
 
-def _stopping(failure: RunFailed, times: int) -> str:
+def _stop_message(failure: RunFailed, times: int) -> str:
     often = f" ({times} failures in a row)" if times > 1 else ""
     return f"{failure}{often}; {_REMEDY}"

@@ -1,4 +1,4 @@
-"""Files that are on the disk when we say so, with the size and the checksum of what was meant to be in them."""
+"""Files that are synced to the disk, and the sizes and checksums by which damage is found."""
 
 import hashlib
 import os
@@ -9,14 +9,14 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class FileRecord:
-    """What a file holds."""
+    """The size and checksum of a file."""
 
     size: int
     sha256: str
 
 
 def write_file(path: Path, data: bytes) -> FileRecord:
-    """Write a file and have it on the disk."""
+    """Write a file and sync it to the disk."""
     with open(path, "wb") as file:
         file.write(data)
         file.flush()
@@ -53,9 +53,9 @@ def _unreadable(path: Path, error: OSError) -> str:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder with all that is in it, if it is there."""
+    """Remove a folder and everything in it, if it exists."""
     try:
         shutil.rmtree(path)
     except (FileNotFoundError, NotADirectoryError):
-        if path.exists():  # something in it went while it was being removed, as network disks do
+        if path.exists():  # a file in it vanished while it was being removed, as happens on network disks
             shutil.rmtree(path)

@@ -1,4 +1,4 @@
-"""Loading a checkpoint into a state on any number of ranks, and reading tensors out of one without any."""
+"""Loading a checkpoint into a state on any number of ranks, and reading its tensors in a single process."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from samestep.checkpoint.across_ranks import run_on_all_ranks, spread_tensors, spread_text
-from samestep.checkpoint.manifest import RANKS, STATE, Checkpoint, DamageError, Manifest, check, read_manifest
+from samestep.checkpoint.across_ranks import broadcast_tensors, broadcast_text, run_on_all_ranks
+from samestep.checkpoint.manifest import RANKS, STATE, Checkpoint, DamageError, Manifest, full_check, read_manifest
 from samestep.checkpoint.metadata import read_metadata
-from samestep.checkpoint.state import RankStateful, Stateful, plain_key, put_together, take_apart
+from samestep.checkpoint.state import RankStateful, Stateful, merge_state, split_state, unescape_key
 from samestep.checkpoint.tensors import check_tensors, fill_tensors
 from samestep.core.errors import UserError
 from samestep.core.records import Json
@@ -21,7 +21,7 @@ from samestep.world.world import World
 
 @dataclass(frozen=True)
 class _Content:
-    """What a checkpoint says before its tensors are read."""
+    """What is read of a checkpoint before its tensors."""
 
     metadata: Metadata
     state: str
@@ -29,17 +29,17 @@ class _Content:
 
 
 def load_state(checkpoint: Checkpoint, state: Mapping[str, Stateful], world: World, shared: bool) -> None:
-    """Fill the tensors of `state` in place and give every part its state back. Collective."""
+    """Fill the tensors of `state` in place and load the state of every part. Collective."""
     path, doing = checkpoint.path, f"loading the checkpoint {checkpoint.path}"
     live = {name: part.state_dict() for name, part in state.items()}
-    _, tensors = take_apart(live)
+    _, tensors = split_state(live)
     content: _Content | None = None
     failure: Exception | None = None
 
-    def look_inside() -> None:
+    def read_and_check() -> None:
         nonlocal content
         if shared or world.is_main:
-            manifest = checkpoint.manifest if checkpoint.verified or not world.is_main else whole(path)
+            manifest = checkpoint.manifest if checkpoint.verified or not world.is_main else verified_manifest(path)
             content = _read_content(path, manifest)
             _check_parts(path, content, state)
             check_tensors(path, content.metadata, tensors)
@@ -48,24 +48,24 @@ def load_state(checkpoint: Checkpoint, state: Mapping[str, Stateful], world: Wor
         if failure is not None:
             raise failure
 
-    run_on_all_ranks(world, doing, look_inside)
+    run_on_all_ranks(world, doing, read_and_check)
     if content is not None:
         failure = fill_tensors(path, content.metadata, tensors, world.control if shared else None)
     run_on_all_ranks(world, doing, raise_failure)
     texts = [content.state, content.ranks] if content else ["", ""]
     if not shared:
-        spread_tensors(world, tensors)
-        texts = [spread_text(world, text) for text in texts]
+        broadcast_tensors(world, tensors)
+        texts = [broadcast_text(world, text) for text in texts]
     saved, ranks = (json.loads(text) for text in texts)
-    _hand_back(state, put_together(live, saved, tensors), ranks)
+    _load_parts(state, merge_state(live, saved, tensors), ranks)
 
 
 def read_tensors(path: Path, prefix: str, *, verify: bool = True) -> dict[str, torch.Tensor]:
-    """The tensors under `prefix` of a checkpoint, by the rest of their names: whole, on the CPU, in a lone process.
+    """The full tensors under `prefix` of a checkpoint, on the CPU, by their names without the prefix.
 
-    With the prefix `learner/model`, a model's weights come under the keys that its own state has.
+    With the prefix `learner/model`, the names of a model's weights are those of its own state dict.
     """
-    metadata = _read_content(path, whole(path) if verify else read_manifest(path)).metadata
+    metadata = _read_content(path, verified_manifest(path) if verify else read_manifest(path)).metadata
     start = f"{prefix}/"
     tensors: dict[str, torch.Tensor] = {}
     for name, entry in metadata.state_dict_metadata.items():
@@ -78,13 +78,13 @@ def read_tensors(path: Path, prefix: str, *, verify: bool = True) -> dict[str, t
     failure = fill_tensors(path, metadata, tensors, None)
     if failure is not None:
         raise failure
-    return {plain_key(name.removeprefix(start)): tensor for name, tensor in tensors.items()}
+    return {unescape_key(name.removeprefix(start)): tensor for name, tensor in tensors.items()}
 
 
-def whole(path: Path) -> Manifest:
-    """The manifest of a checkpoint of which every byte was just checked; a damaged one is refused."""
+def verified_manifest(path: Path) -> Manifest:
+    """The manifest of a checkpoint after every byte of it was checked; raises UserError if it is damaged."""
     try:
-        manifest = check(path).manifest
+        manifest = full_check(path).manifest
     except DamageError as damage:
         raise UserError(f"the checkpoint {path} is damaged: {damage}; use another one") from None
     assert manifest is not None
@@ -110,7 +110,7 @@ def _check_parts(path: Path, content: _Content, state: Mapping[str, Stateful]) -
         )
 
 
-def _hand_back(state: Mapping[str, Stateful], loaded: Mapping[str, Any], ranks: Sequence[Mapping[str, Json]]) -> None:
+def _load_parts(state: Mapping[str, Stateful], loaded: Mapping[str, Any], ranks: Sequence[Mapping[str, Json]]) -> None:
     for name, part in state.items():
         part.load_state_dict(loaded[name])
         if isinstance(part, RankStateful):

@@ -1,9 +1,9 @@
-"""The manifest: what a checkpoint consists of, and by it whether one is whole.
+"""The manifest: what a checkpoint consists of, and how to tell whether it is intact.
 
 step_00000100/
-  manifest.json       format, step, every other file with size and checksum, versions, what the saver said about it
+  manifest.json       format, step, every other file with size and checksum, versions, and what the caller adds (about)
   manifest.sha256     the manifest's own checksum, as `sha256sum --check` reads it
-  state.json          the state that is not tensors
+  state.json          the state without its tensors
   ranks.json          what differs from rank to rank
   .metadata, __0_0.distcp, __1_0.distcp ...    the tensors, as torch.distributed.checkpoint writes them
 """
@@ -32,7 +32,7 @@ _STEP = re.compile(r"(?:\.replaced_)?step_(\d+)")
 
 
 class DamageError(Exception):
-    """A checkpoint is not whole; the message says how."""
+    """A checkpoint is damaged; the message says how."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ class Manifest:
     world_size: int
     files: dict[str, FileRecord]
     about: dict[str, Json]
-    """What the saver said about it: the configuration, the figure by which checkpoints are compared."""
+    """What the caller adds: the configuration, the metric by which checkpoints are compared. The keys of the metric are
+    `figure`, `figure_name` and `figure_mode`, as earlier versions wrote them."""
     versions: dict[str, str] = field(default_factory=dict)
     saved_at: str = ""
     format: int = FORMAT
@@ -58,37 +59,37 @@ class Checkpoint:
     manifest: Manifest | None
     """None when it cannot be read."""
     damage: str | None = None
-    """What is wrong with it, as far as anybody looked."""
+    """What is wrong with it, as far as it was checked."""
     verified: bool = False
     """Whether every byte of it was checked."""
 
     @property
     def about(self) -> dict[str, Json]:
-        """What the saver said about it."""
+        """What the caller added to the manifest."""
         return self.manifest.about if self.manifest else {}
 
     @property
     def metric_name(self) -> str:
-        """What the figure is of; empty where nobody said."""
+        """The name of the metric; empty if the manifest does not name it."""
         return str(self.about.get("figure_name") or "")
 
     @property
-    def figure(self) -> float | None:
-        """The figure by which it is compared with others, if it has one that can be compared."""
-        figure = self.about.get("figure")
-        if not isinstance(figure, int | float) or isinstance(figure, bool) or math.isnan(figure):
+    def metric(self) -> float | None:
+        """The metric by which checkpoints are compared; None if there is none, or it is not a number."""
+        metric = self.about.get("figure")
+        if not isinstance(metric, int | float) or isinstance(metric, bool) or math.isnan(metric):
             return None
-        return float(figure)
+        return float(metric)
 
 
 def step_of(name: str) -> int | None:
-    """The step in a checkpoint folder's name, also of one that is just being replaced; None for other folders."""
+    """The step in a checkpoint folder's name, also while the checkpoint is being replaced; None for other folders."""
     match = _STEP.fullmatch(name)
     return int(match.group(1)) if match else None
 
 
 def versions() -> dict[str, str]:
-    """What software writes this checkpoint."""
+    """The versions of the software that writes this checkpoint."""
     return {**{name: _version(name) for name in ("samestep", "torch")}, "python": platform.python_version()}
 
 
@@ -100,7 +101,7 @@ def _version(package: str) -> str:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest beside the files it lists, and have the whole folder on the disk."""
+    """Write the manifest beside the files it lists, and sync the folder to the disk."""
     text = json.dumps({"format": manifest.format, **asdict(manifest)}, indent=1) + "\n"
     record = write_file(folder / MANIFEST, text.encode())
     write_file(folder / CHECKSUM, f"{record.sha256}  {MANIFEST}\n".encode())
@@ -114,7 +115,7 @@ def manifest_from(found: Mapping[str, Json]) -> Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint. Raises `DamageError` when it is not whole, UserError when it is too new for us."""
+    """The manifest of a checkpoint. Raises DamageError when it is damaged, UserError when its format is too new."""
     try:
         text = (folder / MANIFEST).read_bytes()
         checksum = (folder / CHECKSUM).read_bytes()
@@ -137,22 +138,22 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def find_checkpoints(folder: Path) -> list[Checkpoint]:
-    """The checkpoints in a folder by ascending step, only manifests read; a UserError when one is too new."""
+    """The checkpoints in a folder by ascending step. Only manifests are read; raises UserError when one is too new."""
     return [_open(path, step) for step, path in sorted(checkpoint_folders(folder).items())]
 
 
 def checkpoint_folders(folder: Path) -> dict[int, Path]:
-    """Where the checkpoint of each step lies; one that was put aside counts only until its successor is there."""
+    """The folder of each step's checkpoint; a `.replaced_` one counts only while its successor is missing."""
     by_step: dict[int, Path] = {}
-    for path in sorted(folder.iterdir()) if folder.is_dir() else []:  # what was put aside sorts first
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:  # a `.replaced_` folder sorts first
         step = step_of(path.name)
         if step is not None and path.is_dir():
             by_step[step] = path
     return by_step
 
 
-def glance(path: Path, step: int) -> Checkpoint:
-    """The checkpoint at `path` by its manifest and the sizes of its files; nothing else is read, nothing is raised."""
+def quick_check(path: Path, step: int) -> Checkpoint:
+    """The checkpoint at `path`, of which only the manifest and the sizes of files are checked; raises nothing."""
     try:
         found = _open(path, step)
     except UserError as error:
@@ -171,10 +172,10 @@ def _open(path: Path, step: int) -> Checkpoint:
         return Checkpoint(path, step, None, damage=str(error))
 
 
-def check(path: Path) -> Checkpoint:
+def full_check(path: Path) -> Checkpoint:
     """The checkpoint at `path`, every byte of it checked; raises DamageError, or UserError when it is too new."""
     manifest = read_manifest(path)
-    # hashing leaves the interpreter free, so the files of several ranks are checked side by side
+    # hashing releases the GIL, so several files are checked in parallel
     with ThreadPoolExecutor(max_workers=8) as pool:
         for damage in pool.map(lambda item: damage_of(path / item[0], item[1]), sorted(manifest.files.items())):
             if damage:
@@ -185,7 +186,7 @@ def check(path: Path) -> Checkpoint:
 def verify(path: Path) -> str | None:
     """Why the checkpoint at `path` cannot be used, or None when every byte of it is as it was written."""
     try:
-        check(path)
+        full_check(path)
     except (DamageError, UserError) as error:
         return str(error)
     return None

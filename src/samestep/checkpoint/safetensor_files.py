@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from samestep.checkpoint.files import write_file
-from samestep.checkpoint.weight_sources import Part, WeightSource, put
+from samestep.checkpoint.weight_sources import Slices, WeightSource, copy_into
 from samestep.core.errors import UserError
 
 INDEX = "model.safetensors.index.json"
@@ -27,11 +27,11 @@ class SafetensorsFiles:
     def __init__(self, path: Path) -> None:
         self.layout: dict[str, Tensor] = {}
         self._files: dict[str, Path] = {}
-        for file, promised in _files_of(path).items():
-            with _opened(file) as content:
+        for file, expected in _files_of(path).items():
+            with _open(file) as content:
                 for name in content.keys():  # noqa: SIM118 (not a dict)
                     self._add(name, file, content)
-                absent = sorted(promised - set(content.keys()))
+                absent = sorted(expected - set(content.keys()))
             if absent:
                 raise UserError(f"{file} lacks {first_few(absent)}, which the index puts there; fetch or copy it again")
 
@@ -42,16 +42,16 @@ class SafetensorsFiles:
         self.layout[name] = torch.empty_like(content.get_tensor(name), device="meta")
 
     def fill(self, targets: Mapping[str, Tensor]) -> None:
-        """Copy them out of the map. Each is mapped anew, so that what was read counts no longer as memory in use."""
+        """Copy them from the files. Each is mapped again, so that what was read no longer counts as used memory."""
         for name, target in targets.items():
-            with _opened(self._files[name]) as content:
+            with _open(self._files[name]) as content:
 
-                def read(part: Part | None) -> Tensor:
+                def read(part: Slices | None) -> Tensor:
                     found = content.get_tensor(name) if part is None else content.get_slice(name)[part]  # noqa: B023
                     assert isinstance(found, Tensor)
                     return found
 
-                put(target, read)
+                copy_into(target, read)
 
 
 def write_safetensors(
@@ -62,7 +62,7 @@ def write_safetensors(
     Only the weights of one file are in memory at a time. A weight that is larger than `limit` has a file of its own.
     """
     sizes = {name: source.layout[name].numel() * dtype.itemsize for name in names}
-    parts = _packed(sizes, limit)
+    parts = _split_by_limit(sizes, limit)
     files = {_file_name(number, len(parts)): part for number, part in enumerate(parts)}
     for file, part in files.items():
         weights = {name: torch.empty(source.layout[name].shape, dtype=dtype) for name in part}
@@ -76,8 +76,8 @@ def write_safetensors(
     return [folder / file for file in files]
 
 
-def _packed(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
-    """The names in order, cut where the next one would not fit any more."""
+def _split_by_limit(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
+    """The names in order, in lists of at most `limit` bytes, or of one name."""
     parts: list[list[str]] = [[]]
     room = limit
     for name, size in sizes.items():
@@ -99,15 +99,15 @@ def _save(path: Path, weights: dict[str, Tensor]) -> None:
 
     try:
         save_file(weights, path, metadata={"format": "pt"})
-    except SafetensorError as error:  # as it calls a full disk
+    except SafetensorError as error:  # raised for a full disk, too
         raise OSError(str(error)) from error
-    path.chmod(path.parent.stat().st_mode & 0o666)  # the library leaves it to its owner alone
+    path.chmod(path.parent.stat().st_mode & 0o666)  # the library makes it readable by its owner only
     with open(path, "rb") as file:
         os.fsync(file.fileno())
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[Any]:
+def _open(file: Path) -> Iterator[Any]:
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -118,12 +118,12 @@ def _opened(file: Path) -> Iterator[Any]:
 
 
 def _files_of(path: Path) -> dict[Path, set[str]]:
-    """One file, or those that the index of a folder names, or the only one in it; each with the names it must hold."""
+    """The files to read, each with the weights it must hold: `path`, those in a folder's index, or its only file."""
     if path.is_file():
         return {path: set()}
     indices = sorted(path.glob("*.safetensors.index.json"))
     if len(indices) == 1:
-        files = _indexed(indices[0])
+        files = _read_index(indices[0])
         absent = [file.name for file in files if not file.is_file()]
         if absent:
             raise UserError(f"{path} lacks {first_few(absent)}, which {indices[0].name} names; fetch the missing files")
@@ -137,18 +137,18 @@ def _files_of(path: Path) -> dict[Path, set[str]]:
     return {found[0]: set()}
 
 
-def _indexed(index: Path) -> dict[Path, set[str]]:
-    """The files that an index names, and what it says is in each; only from its own folder, whatever it says."""
+def _read_index(index: Path) -> dict[Path, set[str]]:
+    """The files that an index names, and the weights it lists for each; only files of its own folder are read."""
     try:
         where = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         files: dict[Path, set[str]] = {index.parent / Path(name).name: set() for name in sorted(set(where.values()))}
         for name, file in where.items():
             files[index.parent / Path(file).name].add(name)
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{index} is no index of safetensors files; fetch or copy it again") from None
+        raise UserError(f"{index} is not an index of safetensors files; fetch or copy it again") from None
     return files
 
 
 def first_few(names: Sequence[str]) -> str:
-    """Enough of them for a sentence."""
+    """The first names, for a message."""
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

@@ -1,7 +1,7 @@
-"""What may be saved, and how a nested state comes apart into tensors and JSON and goes together again.
+"""What may be saved, and how a nested state is split into tensors and JSON and merged again.
 
 Tensors are named by the keys that lead to them, joined by "/": `model/blocks.0.weight`. Inside a key "~" is written
-"~0" and "/" is written "~1" (a JSON pointer), so that keys of any text stay apart.
+"~0" and "/" is written "~1" (a JSON pointer), so that any text can be a key.
 """
 
 import copy
@@ -20,10 +20,10 @@ class Stateful(Protocol):
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """The state now. Loading writes into these very tensors, so they must already have their final shapes."""
+        """The state now. Loading writes into these same tensors, so they must already have their final shapes."""
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
-        """Take back what `state_dict` gave."""
+        """Load what `state_dict` returned."""
 
 
 @runtime_checkable
@@ -34,65 +34,65 @@ class RankStateful(Protocol):
         """This rank's own part, as JSON."""
 
     def load_rank_state(self, states: list[Json]) -> None:
-        """Take back the parts of all ranks that saved, by rank: as many as there were then, not as there are now."""
+        """Load the parts of all ranks that saved, by rank: as many as there were then, not as there are now."""
 
 
-def pointer(keys: Sequence[str]) -> str:
-    """The name of the tensor that these keys lead to."""
+def join_keys(keys: Sequence[str]) -> str:
+    """The name of the tensor that these keys lead to, or the prefix of several."""
     return "/".join(key.replace("~", "~0").replace("/", "~1") for key in keys)
 
 
-def plain_key(part: str) -> str:
-    """One part of a tensor's name as the key that it was."""
+def unescape_key(part: str) -> str:
+    """The key that one part of a tensor's name was made from."""
     return part.replace("~1", "/").replace("~0", "~")
 
 
-def take_apart(state: Mapping[str, Any]) -> tuple[dict[str, Json], dict[str, torch.Tensor]]:
+def split_state(state: Mapping[str, Any]) -> tuple[dict[str, Json], dict[str, torch.Tensor]]:
     """The state without its tensors, as JSON, and the tensors by name."""
     tensors: dict[str, torch.Tensor] = {}
     return _without_tensors(state, (), tensors), tensors
 
 
-def put_together(
+def merge_state(
     live: Mapping[str, Any], saved: Mapping[str, Json], tensors: Mapping[str, torch.Tensor], under: Sequence[str] = ()
 ) -> dict[str, Any]:
     """A state with the shape of `live`, the tensors of `tensors` and the JSON of `saved`.
 
-    JSON comes back just as it was saved: a dict of figures may have had more or fewer keys then than it has now.
+    JSON comes back just as it was saved: a dict of metrics may have had more or fewer keys then than it has now.
     """
-    # a copy of the same kind, because a module's state carries notes on versions beside its items
-    whole = copy.copy(live) if isinstance(live, dict) else dict(live)
+    # a copy of the same type, because a module's state dict carries version metadata as an attribute
+    merged = copy.copy(live) if isinstance(live, dict) else dict(live)
     for key, value in live.items():
         if isinstance(value, torch.Tensor):
-            whole[key] = tensors[pointer((*under, key))]
+            merged[key] = tensors[join_keys((*under, key))]
         elif key not in saved:
-            del whole[key]
+            del merged[key]
     for key, value in saved.items():
         nested = live.get(key)
         if isinstance(value, dict) and isinstance(nested, Mapping):
-            value = put_together(nested, value, tensors, (*under, key))
-        whole[key] = value
-    return whole
+            value = merge_state(nested, value, tensors, (*under, key))
+        merged[key] = value
+    return merged
 
 
 def _without_tensors(
     state: Mapping[str, Any], under: tuple[str, ...], tensors: dict[str, torch.Tensor]
 ) -> dict[str, Json]:
-    rest: dict[str, Json] = {}
+    plain: dict[str, Json] = {}
     for key, value in state.items():
         here = (*under, _text(key, under))
         if isinstance(value, torch.Tensor):
-            tensors[pointer(here)] = value
+            tensors[join_keys(here)] = value
         elif isinstance(value, Mapping):
-            rest[key] = _without_tensors(value, here, tensors)
+            plain[key] = _without_tensors(value, here, tensors)
         else:
             check_json(value, here)
-            rest[key] = value
-    return rest
+            plain[key] = value
+    return plain
 
 
 def check_json(value: Json, under: tuple[str, ...]) -> None:
-    """Refuse what JSON would lose or change, naming where it lies."""
+    """Raise TypeError for what JSON would lose or change; the message names where it is."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             check_json(inner, (*under, _text(key, under)))
@@ -101,11 +101,12 @@ def check_json(value: Json, under: tuple[str, ...]) -> None:
             check_json(inner, (*under, str(number)))
     elif value is not None and not isinstance(value, str | int | float):
         raise TypeError(
-            f"state {pointer(under)!r} is a {type(value).__name__}: state is tensors under string keys, or JSON values"
+            f"state {join_keys(under)!r} is a {type(value).__name__}: "
+            "state is tensors under string keys, or JSON values"
         )
 
 
 def _text(key: object, under: tuple[str, ...]) -> str:
     if not isinstance(key, str):
-        raise TypeError(f"state {pointer(under)!r} has the key {key!r}: keys of a state are strings")
+        raise TypeError(f"state {join_keys(under)!r} has the key {key!r}: keys of a state are strings")
     return key

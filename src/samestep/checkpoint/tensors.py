@@ -1,8 +1,9 @@
 """Tensors to and from a checkpoint folder, by torch.distributed.checkpoint (DCP).
 
-Each rank writes its shards of sharded tensors and a fair share of replicated ones; reading fills tensors in place, cut
-as they are now. DCP passes an exception of one rank to the others pickled, which not every exception survives, and then
-ranks wait for each other for ever: so our writer and reader keep a failure to themselves, and the caller settles it.
+Each rank writes its shards of sharded tensors and a share of the replicated ones; reading fills tensors in place,
+sharded as they are now. DCP sends an exception of one rank to the others as a pickle. Not every exception can be
+unpickled, and then ranks would wait for each other forever. So our writer and reader keep an exception in `failure`,
+and the caller passes it to the other ranks.
 """
 
 import hashlib
@@ -27,23 +28,23 @@ from samestep.checkpoint.files import FileRecord
 from samestep.core.errors import UserError
 
 COPY_AHEAD = 10_000_000
-"""Bytes that are fetched from a device before the writing has caught up with them."""
+"""Bytes that are copied from a device ahead of the writing."""
 
 LARGE = 1_000_000
-"""Bytes whose hashing is worth a thread."""
+"""From this many bytes on, data is hashed in a thread while it is written."""
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, torch.Tensor], group: Any) -> "Written":
     """Write tensors to an existing folder, together with the ranks of `group`, or alone when it is None."""
     assert all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()), "DCP would pickle anything else"
-    # what is on the CPU needs no stream of a device, which would be that of card 0 in a thread
+    # CPU tensors need no device stream, which in a thread would be that of GPU 0
     ahead = 0 if all(tensor.device.type == "cpu" for tensor in tensors.values()) else COPY_AHEAD
     writer = _Writer(folder, ahead)
     planner = DefaultSavePlanner(flatten_state_dict=False)
     if group is not None:
         save(dict(tensors), storage_writer=writer, planner=planner, process_group=group)
         return Written(writer.fs.records, writer.failure)
-    # what `save` does in a lone process, less its warning that it is one
+    # what `save` does in a single process, without its warning about that
     planner.set_up_planner(dict(tensors), writer.storage_meta(), is_coordinator=True)
     writer.set_up_storage_writer(True)
     plans, metadata = planner.create_global_plan([writer.prepare_local_plan(planner.create_local_plan())])
@@ -53,7 +54,7 @@ def write_tensors(folder: Path, tensors: Mapping[str, torch.Tensor], group: Any)
 
 
 def fill_tensors(folder: Path, metadata: Metadata, tensors: dict[str, torch.Tensor], group: Any) -> Exception | None:
-    """Fill tensors from a checkpoint in place, together with the ranks of `group` or alone; returns what went wrong."""
+    """Fill tensors from a checkpoint in place, together with the ranks of `group` or alone; returns its failure."""
     reader = _Reader(folder, metadata)
     planner = DefaultLoadPlanner(flatten_state_dict=False)
     if group is not None:
@@ -67,7 +68,7 @@ def fill_tensors(folder: Path, metadata: Metadata, tensors: dict[str, torch.Tens
 
 
 def check_tensors(path: Path, metadata: Metadata, wanted: Mapping[str, torch.Tensor]) -> None:
-    """Refuse a checkpoint whose tensors are not just the wanted ones, naming the first that differs."""
+    """Raise UserError if a checkpoint's tensors are not exactly the wanted ones; it names the first that differs."""
     saved = metadata.state_dict_metadata
     problems = [f"it has no tensor {name!r}" for name in sorted(wanted.keys() - saved.keys())]
     problems += [f"it has a tensor {name!r} that is not asked for" for name in sorted(saved.keys() - wanted.keys())]
@@ -94,25 +95,25 @@ class Written:
         self._failure = failure
 
     def files(self) -> dict[str, FileRecord]:
-        """The files this rank wrote; raises what kept it from writing them."""
+        """The files this rank wrote; raises its failure if there was one."""
         if self._failure is not None:
             raise self._failure
         return self._files
 
 
 class _Writer(FileSystemWriter):
-    """DCP's writer, that knows the checksums of what it wrote and leaves no paths or random names in it."""
+    """DCP's writer, which records the checksums of its files and writes no paths or random names into them."""
 
     def __init__(self, folder: Path, copy_ahead: int) -> None:
         super().__init__(folder, sync_files=True, per_thread_copy_ahead=copy_ahead)
-        self.fs: HashingFiles = HashingFiles()
+        self.fs: HashingFileSystem = HashingFileSystem()
         self.failure: Exception | None = None
 
     def storage_meta(self) -> StorageMeta | None:
         return None
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        return plan  # DCP's own looks for an older checkpoint in the folder, which is new
+        return plan  # DCP's own would look for an older checkpoint in the folder, which is new
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[Any]:
         try:
@@ -129,7 +130,7 @@ class _Writer(FileSystemWriter):
 
 
 class _Reader(FileSystemReader):
-    """DCP's reader of a folder whose metadata was read already, in our own careful way."""
+    """DCP's reader, for a folder whose metadata was already read by `read_metadata`."""
 
     def __init__(self, folder: Path, metadata: Metadata) -> None:
         super().__init__(folder)
@@ -158,10 +159,10 @@ def _done(value: Any) -> Future[Any]:
     return future
 
 
-class HashingFiles(FileSystem):
-    """The file system as DCP sees it, hashing every file while it is written.
+class HashingFileSystem(FileSystem):
+    """The file system that DCP uses, which hashes every file while it is written.
 
-    So nothing is read again to learn its checksum, and the checksum is that of what should have reached the disk.
+    So no file is read again to compute its checksum, and the checksum is that of the data that was meant to be written.
     """
 
     def __init__(self) -> None:
@@ -170,7 +171,7 @@ class HashingFiles(FileSystem):
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike, mode: str) -> Generator[Any, None, None]:
-        """Open a file; one that is written is on record once it is closed."""
+        """Open a file; after one that is written is closed, `records` has it."""
         with open(path, mode) as file:
             if "w" not in mode:
                 yield file
@@ -189,7 +190,7 @@ class HashingFiles(FileSystem):
 class _HashingStream:
     """A file being written, and the checksum so far."""
 
-    def __init__(self, file: IO[bytes], owner: HashingFiles, hasher: Executor) -> None:
+    def __init__(self, file: IO[bytes], owner: HashingFileSystem, hasher: Executor) -> None:
         self._file = file
         self._owner = owner
         self._hasher = hasher
@@ -201,7 +202,7 @@ class _HashingStream:
         if size < LARGE:
             self.digest.update(data)
             self._write(data)
-        else:  # side by side, since hashing takes as long as writing; the data is the caller's again once we return
+        else:  # in parallel, since hashing takes as long as writing; the caller may change the data once we return
             hashed = self._hasher.submit(self.digest.update, data)
             try:
                 self._write(data)
@@ -214,7 +215,7 @@ class _HashingStream:
         try:
             self._file.write(data)
         except OSError as error:
-            self._owner.failure = error  # torch.save replaces it by a complaint about its own bookkeeping
+            self._owner.failure = error  # torch.save replaces it by an error about its own bookkeeping
             raise
 
     def __getattr__(self, name: str) -> Any:  # tell, flush, fileno, close: those of the file

@@ -1,6 +1,6 @@
 """Plain weight files, as other scripts write and read them: a `.pt` of tensors, or safetensors.
 
-Nothing here runs code out of a file: `.pt` is read by torch's weights-only loader, and what that refuses we refuse.
+Nothing here runs code from a file: `.pt` is read by torch's weights-only loader, and what that refuses we refuse.
 """
 
 import os
@@ -13,39 +13,29 @@ from typing import Any, NamedTuple
 import torch
 
 from samestep.checkpoint.safetensor_files import SafetensorsFiles, first_few
-from samestep.checkpoint.weight_sources import Held, Renamed, WeightSource, read_whole
+from samestep.checkpoint.weight_sources import InMemoryWeights, RenamedWeights, WeightSource
 from samestep.core.errors import UserError
 from samestep.core.records import sync_folder
 
 NAMES = ("model_state_dict", "state_dict", "model")
-"""Where a file with more than weights in it may keep them; the first is where we put them."""
+"""Keys under which a file may hold its weights beside other content; we write the first."""
 _WRAPPED = "module."
 _COMPILED = "_orig_mod."
 _PLAIN = (type(None), bool, int, float, str, torch.Tensor)
 
 
-class Plain(NamedTuple):
-    """A weight file whose weights are yet to be read."""
+class WeightFile(NamedTuple):
+    """A weight file whose weights are not read yet."""
 
     source: WeightSource
     extra: dict[str, Any]
     """What else was in it."""
     notes: list[str]
-    """How it was read, where that is worth saying."""
-
-
-class Weights(NamedTuple):
-    """What a weight file holds."""
-
-    weights: dict[str, torch.Tensor]
-    extra: dict[str, Any]
-    """What else was in it."""
-    notes: list[str]
-    """How it was read, where that is worth saying."""
+    """How it was read, where the user should know."""
 
 
 def save_weights(path: Path, weights: Mapping[str, torch.Tensor], extra: Mapping[str, Any] | None = None) -> None:
-    """Write weights to a `.pt` file, whole or not at all. With `extra`, they lie beside it under `model_state_dict`."""
+    """Write weights to a `.pt` file, atomically. With `extra`, the weights are beside it under `model_state_dict`."""
     names = _plain_names(weights)
     content: dict[str, Any] = {names[name]: _on_cpu(tensor) for name, tensor in weights.items()}
     assert len(content) == len(weights), "two weights have the same name once wrappers' prefixes are gone"
@@ -54,43 +44,42 @@ def save_weights(path: Path, weights: Mapping[str, torch.Tensor], extra: Mapping
         _check_plain(extra)
         content = {**extra, NAMES[0]: content}
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(fresh, "wb") as file:
+        with open(temporary, "wb") as file:
             torch.save(content, file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(fresh, path)
+        os.replace(temporary, path)
     finally:
-        fresh.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
 
 
-def load_weights(path: Path) -> Weights:
-    """The weights in a `.pt` or `.safetensors` file or a folder of safetensors, named as without wrappers."""
-    source, extra, notes = open_plain(path)
-    return Weights(read_whole(source), extra, notes)
+def open_weight_file(path: Path) -> WeightFile:
+    """A `.pt` or `.safetensors` file, or a folder of safetensors; weights are named without prefixes of wrappers.
 
-
-def open_plain(path: Path) -> Plain:
-    """The same, with the weights left on the disk until they are copied to where they belong."""
+    The weights stay on the disk until they are copied into their tensors.
+    """
     if not path.exists():
         raise UserError(f"there is no {path}; give a .pt or .safetensors file, or a folder of safetensors")
     if path.is_dir() or path.suffix == ".safetensors":
-        found = Plain(SafetensorsFiles(path), {}, [])
+        found = WeightFile(SafetensorsFiles(path), {}, [])
     else:
         found = _find_weights(path, _read_pt(path))
-    names = {plain: theirs for theirs, plain in _plain_names(found.source.layout).items()}
+    names = {plain: original for original, plain in _plain_names(found.source.layout).items()}
     if len(names) < len(found.source.layout):
         raise UserError(f"two names in {path} are the same without {_COMPILED!r}; rename one and save the file again")
     if names.keys() == found.source.layout.keys():
         return found
-    found.notes.append(f"removed what wrappers had put into the names ({_WRAPPED} or {_COMPILED})")
-    return found._replace(source=Renamed(found.source, names))
+    found.notes.append(f"removed the prefixes of wrappers from the names ({_WRAPPED} or {_COMPILED})")
+    return found._replace(source=RenamedWeights(found.source, names))
 
 
-def match(weights: Mapping[str, torch.Tensor], expected: Mapping[str, Sequence[int]], source: str = "weights") -> None:
-    """Refuse weights that are not just the expected ones, naming the first few that are missing, extra or misshapen."""
+def check_shapes(
+    weights: Mapping[str, torch.Tensor], expected: Mapping[str, Sequence[int]], source: str = "weights"
+) -> None:
+    """Raise UserError if names or shapes of weights are not as expected; it names the first few that differ."""
     both = sorted(expected.keys() & weights.keys())
     differences = {
         "missing": sorted(expected.keys() - weights.keys()),
@@ -101,13 +90,13 @@ def match(weights: Mapping[str, torch.Tensor], expected: Mapping[str, Sequence[i
             if tuple(weights[name].shape) != tuple(expected[name])
         ],
     }
-    said = [f"{len(names)} {what}, namely {first_few(names)}" for what, names in differences.items() if names]
-    if said:
-        raise UserError(f"the {source} do not fit the model ({'; '.join(said)}); choose the model they were made with")
+    found = [f"{len(names)} {what}, namely {first_few(names)}" for what, names in differences.items() if names]
+    if found:
+        raise UserError(f"the {source} do not fit the model ({'; '.join(found)}); choose the model they were made with")
 
 
 def _plain_names(names: Iterable[str]) -> dict[str, str]:
-    """Every name without what wrappers put into it: torch.compile anywhere, DDP before all of them."""
+    """Every name without prefixes of wrappers: that of torch.compile anywhere, that of DDP if all names have it."""
     plain = {name: name.replace(_COMPILED, "") for name in names}
     while plain and all(name.startswith(_WRAPPED) for name in plain.values()):
         plain = {name: short.removeprefix(_WRAPPED) for name, short in plain.items()}
@@ -115,14 +104,14 @@ def _plain_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    assert not hasattr(tensor, "full_tensor"), "gather a sharded weight before saving it plainly"
+    assert not hasattr(tensor, "full_tensor"), "gather a sharded weight before saving it to a .pt file"
     tensor = tensor.detach().cpu()
-    is_part = tensor.untyped_storage().nbytes() != tensor.nbytes  # torch.save would write all it is a part of
-    return tensor.clone() if is_part else tensor
+    is_view = tensor.untyped_storage().nbytes() != tensor.nbytes  # torch.save would write all of the storage
+    return tensor.clone() if is_view else tensor
 
 
 def _check_plain(value: Any) -> None:
-    """Only what the weights-only loader reads back."""
+    """Allow only what the weights-only loader reads back."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             assert isinstance(key, str), f"{key!r} is not a string"
@@ -135,7 +124,7 @@ def _check_plain(value: Any) -> None:
 
 
 def _read_pt(path: Path) -> Any:
-    is_mappable = zipfile.is_zipfile(path)  # what torch.save wrote before 2020 is not
+    is_mappable = zipfile.is_zipfile(path)  # files that torch.save wrote before 2020 are not
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=is_mappable)
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
@@ -149,12 +138,12 @@ def _is_weights(value: Any) -> bool:
     return isinstance(value, dict) and bool(value) and all(isinstance(v, torch.Tensor) for v in value.values())
 
 
-def _find_weights(path: Path, content: Any) -> Plain:
+def _find_weights(path: Path, content: Any) -> WeightFile:
     if _is_weights(content):
-        return Plain(Held(content), {}, [])
+        return WeightFile(InMemoryWeights(content), {}, [])
     for name in NAMES:
         if isinstance(content, dict) and _is_weights(content.get(name)):
             extra = {key: value for key, value in content.items() if key != name}
-            return Plain(Held(content[name]), extra, [f"took the weights under {name!r}"])
+            return WeightFile(InMemoryWeights(content[name]), extra, [f"took the weights under {name!r}"])
     keys = f"only {first_few([str(key) for key in content])}" if isinstance(content, dict) else type(content).__name__
-    raise UserError(f"{path} has no weights in it ({keys}); they must be all of it, or lie under {' or '.join(NAMES)}")
+    raise UserError(f"{path} has no weights in it ({keys}); they must be all of it, or be under {' or '.join(NAMES)}")

@@ -1,6 +1,6 @@
-"""Weights on disk as a source that fills tensors in place, one after the other: never a second copy of a whole model.
+"""Weights on disk that are read into existing tensors, one after the other: never a second copy of a whole model.
 
-A sharded tensor takes only its own part, so a rank reads no more than it holds.
+For a sharded tensor only this rank's shard is read.
 """
 
 import json
@@ -14,49 +14,51 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
-from samestep.checkpoint.loading import whole
+from samestep.checkpoint.loading import verified_manifest
 from samestep.checkpoint.manifest import STATE, read_manifest
 from samestep.checkpoint.metadata import read_metadata
-from samestep.checkpoint.state import plain_key, pointer
+from samestep.checkpoint.state import join_keys, unescape_key
 from samestep.checkpoint.tensors import fill_tensors
 from samestep.core.errors import UserError
 
-Part = tuple[slice, ...]
-"""A part of a tensor, a slice a dimension."""
+Slices = tuple[slice, ...]
+"""A part of a tensor: one slice for each dimension."""
 
 
 class WeightSource(Protocol):
-    """Weights that lie somewhere."""
+    """Weights that can be read by name."""
 
     @property
     def layout(self) -> Mapping[str, Tensor]:
-        """A tensor of each weight's shape and type; what is in it does not matter."""
+        """A tensor of each weight's shape and type; its values are not used."""
 
     def fill(self, targets: Mapping[str, Tensor]) -> None:
-        """Copy weights into tensors of their shapes, on any device, in any type, whole or sharded."""
+        """Copy weights into tensors of the same shapes, on any device, of any type, full or sharded."""
 
 
-def read_whole(source: WeightSource) -> dict[str, Tensor]:
+def read_all(source: WeightSource) -> dict[str, Tensor]:
     """All weights of a source, in memory."""
     found = {name: torch.empty_like(like, device="cpu") for name, like in source.layout.items()}
     source.fill(found)
     return found
 
 
-def put(target: Tensor, read: Callable[[Part | None], Tensor]) -> None:
-    """Copy into `target` what `read` gives for its part; the part is None where the target is whole."""
+def copy_into(target: Tensor, read: Callable[[Slices | None], Tensor]) -> None:
+    """Copy what `read` returns into `target`. `read` is called with the slices of this rank's shard, or with None if
+    the target is not sharded."""
     if not isinstance(target, DTensor):
         target.detach().copy_(read(None))
         return
     (chunk,) = target.__create_chunk_list__()
     mine = target.to_local().detach()
-    if mine.numel():  # more ranks than rows leave some of them without any
-        mine.copy_(read(tuple(slice(at, at + size) for at, size in zip(chunk.offsets, chunk.sizes, strict=True))))
+    if mine.numel():  # with more ranks than rows some shards are empty
+        offsets = zip(chunk.offsets, chunk.sizes, strict=True)
+        mine.copy_(read(tuple(slice(start, start + size) for start, size in offsets)))
 
 
 @dataclass(frozen=True)
-class Held:
-    """Weights in memory, or mapped into it."""
+class InMemoryWeights:
+    """Weights in memory, or memory-mapped."""
 
     layout: Mapping[str, Tensor]
 
@@ -64,11 +66,11 @@ class Held:
         """Copy them."""
         for name, target in targets.items():
             weight = self.layout[name]
-            put(target, lambda part: weight if part is None else weight[part])  # noqa: B023 (called at once)
+            copy_into(target, lambda part: weight if part is None else weight[part])  # noqa: B023 (called at once)
 
 
 @dataclass(frozen=True)
-class Renamed:
+class RenamedWeights:
     """Weights under other names."""
 
     source: WeightSource
@@ -78,27 +80,27 @@ class Renamed:
     @property
     def layout(self) -> Mapping[str, Tensor]:
         """Shapes and types, by the new names."""
-        return {name: self.source.layout[theirs] for name, theirs in self.names.items()}
+        return {name: self.source.layout[original] for name, original in self.names.items()}
 
     def fill(self, targets: Mapping[str, Tensor]) -> None:
         """Copy them."""
         self.source.fill({self.names[name]: target for name, target in targets.items()})
 
 
-class CheckpointPart:
-    """The tensors under one prefix of a checkpoint: those of `learner/model` are a model's weights."""
+class CheckpointWeights:
+    """The tensors under one prefix of a checkpoint: those under `learner/model` are a model's weights."""
 
     def __init__(self, path: Path, prefix: str, *, verify: bool = True) -> None:
         """`verify`: read every byte first and refuse a damaged checkpoint."""
         self._path, self._start = path, f"{prefix}/"
-        manifest = whole(path) if verify else read_manifest(path)
+        manifest = verified_manifest(path) if verify else read_manifest(path)
         self._metadata = read_metadata(path, manifest.files)
         self.layout = {}
         for name, entry in self._metadata.state_dict_metadata.items():
             assert isinstance(entry, TensorStorageMetadata)
             if name.startswith(self._start):
                 like = torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
-                self.layout[plain_key(name.removeprefix(self._start))] = like
+                self.layout[unescape_key(name.removeprefix(self._start))] = like
         if not self.layout:
             groups = sorted({name.rpartition("/")[0] for name in self._metadata.state_dict_metadata})
             raise UserError(
@@ -106,13 +108,13 @@ class CheckpointPart:
             )
 
     def fill(self, targets: Mapping[str, Tensor]) -> None:
-        """Read them, each rank for itself."""
-        tensors = {self._start + pointer([name]): target.detach() for name, target in targets.items()}
+        """Read them; not collective."""
+        tensors = {self._start + join_keys([name]): target.detach() for name, target in targets.items()}
         failure = fill_tensors(self._path, self._metadata, tensors, None)
         if failure is not None:
             raise failure
 
 
-def parts_of(path: Path) -> set[str]:
-    """The names under which a checkpoint keeps state."""
+def part_names(path: Path) -> set[str]:
+    """The names of the parts whose state a checkpoint holds."""
     return set(json.loads((path / STATE).read_text(encoding="utf-8")))

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from samestep.checkpoint.commit import STAGING
-from samestep.checkpoint.manifest import Checkpoint, checkpoint_folders, glance, step_of, verify
+from samestep.checkpoint.manifest import Checkpoint, checkpoint_folders, quick_check, step_of, verify
 from samestep.checkpoint.retention import MODES, Retention
 from samestep.cli.args import one_run
 from samestep.core.durations import ago
@@ -52,7 +52,7 @@ class Listing:
     @classmethod
     def of(cls, folder: Path) -> "Listing":
         """What a look at manifests and sizes tells."""
-        found = [glance(path, step) for step, path in sorted(checkpoint_folders(folder).items())]
+        found = [quick_check(path, step) for step, path in sorted(checkpoint_folders(folder).items())]
         staging = [step_of(path.name.removeprefix(STAGING)) for path in sorted(folder.glob(f"{STAGING}*"))]
         # a live run may have removed one while we looked
         return cls(folder, [c for c in found if c.path.is_dir()], [step for step in staging if step is not None])
@@ -97,7 +97,7 @@ def _table(stage: Listing) -> None:
     rows = [(*_HEAD[:3], stage.metric_name(), _HEAD[4])]
     for found in stage.found:
         state = f"damaged: {found.damage}" if found.damage else "whole" if found.verified else "not checked"
-        figure = "-" if found.figure is None else f"{found.figure:.6g}"
+        figure = "-" if found.metric is None else f"{found.metric:.6g}"
         rows.append((str(found.step), _bytes(_size(found)), _age(found), figure, state + roles.get(found.step, "")))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for row in rows if stage.found else ():

@@ -1,7 +1,7 @@
 """A plain transformer: RMSNorm, rotary positions, SwiGLU, no biases, an untied head; bidirectional by default.
 
 The configuration uses the field names and the modules the parameter names of the published LLaDA weights (which carry
-one more `model.` in front), so that reading those is a renaming and nothing else.
+one more `model.` in front), so that loading those only renames them.
 """
 
 from dataclasses import dataclass
@@ -40,10 +40,10 @@ class TransformerConfig:
     init_std: float = 0.02
     """Standard deviation of fresh weights; layers that write to the residual stream get it over sqrt(2 n_layers)."""
     causal: bool = False
-    """Let a position see only itself and what is before it."""
+    """Whether a position attends only to itself and earlier positions."""
 
     def __post_init__(self) -> None:
-        """Refuse shapes that cannot be built, before any memory is taken."""
+        """Refuse shapes that cannot be built, before any memory is allocated."""
         for name in ("d_model", "n_layers", "n_heads", "mlp_hidden_size", "vocab_size", "max_sequence_length"):
             if getattr(self, name) < 1:
                 raise UserError(f"Set {name} to 1 or more; it is {getattr(self, name)}.")
@@ -78,7 +78,7 @@ class TransformerConfig:
 
 
 class Linear(nn.Linear):
-    """A map without bias whose weights are drawn by `Transformer.init_parameter` alone: one seed gives one network."""
+    """A linear layer without bias whose weights only `Transformer.init_parameter` draws: one seed gives one network."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
@@ -88,7 +88,7 @@ class Linear(nn.Linear):
 
 
 class Embedding(nn.Embedding):
-    """A table whose weights are drawn by `Transformer.init_parameter` alone."""
+    """An embedding whose weights only `Transformer.init_parameter` draws."""
 
     def reset_parameters(self) -> None:
         """Draw nothing."""
@@ -110,8 +110,8 @@ class RMSNorm(nn.Module):
 def rotary_tables(length: int, head_size: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines [length, head_size] for positions 0..length-1, in at least float32, on the device of `like`.
 
-    They are derived anew in each forward pass (a few microseconds, shared by all blocks), so there is no buffer that a
-    checkpoint, a move to another device, a build without memory or sharding could lose.
+    They are computed in each forward pass (a few microseconds, shared by all blocks), so there is no buffer that a
+    checkpoint, a move to another device, a build on the meta device or sharding could lose.
     """
     dtype = torch.promote_types(like.dtype, torch.float32)
     halves = torch.arange(0, head_size, 2, dtype=dtype, device=like.device) / head_size
@@ -122,7 +122,7 @@ def rotary_tables(length: int, head_size: int, theta: float, like: Tensor) -> tu
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (i, i + head_size/2) of `x` [..., length, head_size] by its position's angle."""
+    """Rotate each pair (i, i + head_size/2) of `x` [..., length, head_size] by its position's angle."""
     wide = x.to(cos.dtype)
     first, second = wide.chunk(2, dim=-1)
     return (wide * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
@@ -193,7 +193,7 @@ class Transformer(nn.Module):
 
     @property
     def shard_units(self) -> list[nn.Module]:
-        """The parts to shard or recompute one by one: the blocks."""
+        """The modules to shard or recompute one by one: the blocks."""
         return list(self.transformer.blocks)
 
     @torch.no_grad()
@@ -204,7 +204,7 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def init_parameter(self, name: str, weight: Tensor) -> None:
-        """Draw the first values of one whole parameter from torch's generator."""
+        """Draw the initial values of one parameter from torch's generator."""
         config = self.config
         if name.endswith(("norm.weight", "ln_f.weight")):
             weight.fill_(1.0)

@@ -1,11 +1,11 @@
-"""Building a module without memory, and giving it memory and values where it will lie.
+"""Building a module on the meta device, then allocating and filling it on its final device.
 
     class Net(nn.Module):
         def init_parameter(self, name: str, weight: Tensor) -> None:
             weight.zero_() if name.endswith("bias") else weight.normal_(0.0, 0.02)
 
-A network that is then given to a learner as a function that builds it (`bench.learner(lambda: Net())`) is built without
-memory and filled parameter by parameter, each rank keeping its own part (see train/initialization.py).
+If a learner gets a function that builds such a network (`bench.learner(lambda: Net())`), the network is built on the
+meta device and filled parameter by parameter, and each rank keeps its own shard (see train/learner/initialization.py).
 """
 
 from collections.abc import Callable
@@ -15,31 +15,31 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-Fill = Callable[[nn.Module], None]
-"""Gives a module its values, in place, where it lies: whole, or this rank's part of it."""
+FillFunction = Callable[[nn.Module], None]
+"""Sets the values of a module in place, on its device; of a sharded module, those of this rank's shards."""
 
 
 @runtime_checkable
 class ParameterInit(Protocol):
-    """A network that can draw the first values of each of its parameters alone.
+    """A network that can initialize each of its parameters separately.
 
-    It holds no tensor that is neither a parameter nor a buffer, for such a one would be left without memory.
+    It must not hold tensors other than parameters and buffers: they would stay on the meta device.
     """
 
     def init_parameter(self, name: str, weight: Tensor) -> None:
-        """Fill a whole parameter in place; `name` is the one that it has in `named_parameters`.
+        """Fill a parameter in place; `name` is its name in `named_parameters`.
 
-        `weight` lies on the CPU, in float32, without gradients. Random values come from torch's generator, which was
-        seeded for this parameter alone, so they depend on nothing that was drawn before.
+        `weight` is the full parameter on the CPU, in float32, without gradients. Random values come from torch's
+        generator, which is seeded for this parameter, so they do not depend on what was drawn before.
         """
 
 
-def build_blank(make: Callable[[], nn.Module]) -> nn.Module:
-    """What `make` builds, without memory, for one who will fill all of it.
+def build_uninitialized(make: Callable[[], nn.Module]) -> nn.Module:
+    """The module that `make` builds, on the meta device, for a caller who will fill all of it.
 
-    A module with a part that is not in its state, and so not in any file, is built as usual.
+    A module with a parameter or buffer that is not in its state dict, and so not in any file, is built as usual.
     """
-    module = build_on_meta(make)
+    module = try_build_on_meta(make)
     if module is None:
         return make()
     fillable = module.state_dict().keys()
@@ -47,10 +47,10 @@ def build_blank(make: Callable[[], nn.Module]) -> nn.Module:
     return module if all(name in fillable for name, _ in names) else make()
 
 
-def build_on_meta(make: Callable[[], nn.Module]) -> nn.Module | None:
-    """What `make` builds, without memory; None where that fails, often because it looks at a number on the way.
+def try_build_on_meta(make: Callable[[], nn.Module]) -> nn.Module | None:
+    """The module that `make` builds, on the meta device; None if that fails, often because `make` reads a value.
 
-    A mistake in `make` itself shows again when it is called as usual. Torch's generator is left as it was.
+    A mistake in `make` itself is raised later, when it is called as usual. Torch's generator does not change.
     """
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
@@ -59,11 +59,11 @@ def build_on_meta(make: Callable[[], nn.Module]) -> nn.Module | None:
         return None
 
 
-def place(module: nn.Module, device: torch.device, fill: Fill | None = None) -> nn.Module:
-    """A module, which may be sharded or without memory, on a device; with the values of `fill`, if it is given."""
+def materialize(module: nn.Module, device: torch.device, fill: FillFunction | None = None) -> nn.Module:
+    """The module on a device, filled by `fill` if it is given; the module may be sharded, or on the meta device."""
     if any(p.is_meta for p in module.parameters()):
-        assert fill is not None, "a module without memory must get its values from somewhere"
-        _take_memory(module, device)
+        assert fill is not None, "a module on the meta device needs a function that fills it"
+        _allocate(module, device)
     else:
         module = module.to(device)
     if fill is not None:
@@ -71,13 +71,13 @@ def place(module: nn.Module, device: torch.device, fill: Fill | None = None) -> 
     return module
 
 
-def _take_memory(module: nn.Module, device: torch.device) -> None:
-    """Torch's `to_empty`, which would give each name of a shared parameter a tensor of its own: they stay one."""
+def _allocate(module: nn.Module, device: torch.device) -> None:
+    """Torch's `to_empty`, but tied parameters stay tied: `to_empty` alone makes a separate tensor for each name."""
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
     module.to_empty(device=device)
     for first, *others in names.values():
         for other in others:
-            owner, _, own = other.rpartition(".")
-            setattr(module.get_submodule(owner), own, module.get_parameter(first))
+            owner, _, attribute = other.rpartition(".")
+            setattr(module.get_submodule(owner), attribute, module.get_parameter(first))

@@ -1,7 +1,7 @@
 """How long a rank waits for the others.
 
-Ranks that reduce gradients together take equally long for a step, so a slow rank is known by how little it waits: from
-its last gradient to the end of the backward pass there is nothing left to do but to hear from the others.
+Ranks that reduce gradients together take equally long for a step, so the slow rank is the one that waits least. A rank
+waits from its last gradient to the end of the backward pass: all that is left is the all-reduce.
 """
 
 import time
@@ -14,48 +14,48 @@ import torch
 from torch import Tensor
 
 
-class Waiting:
-    """Adds up this rank's waits: on a GPU between two marks in its own stream, which are read once they are past."""
+class WaitTimer:
+    """Adds up this rank's waits; on a GPU between two events in its stream, which are read once they have happened."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._seconds = 0.0
-        self._begun: Any = None
+        self._started: Any = None
         self._unread: deque[tuple[Any, Any]] = deque()
         self._hooks: dict[Tensor, Any] = {}
         self._last: Tensor | None = None
 
     @property
     def seconds(self) -> float:
-        """All waits that are over, together."""
+        """The total of all waits that have ended."""
         self._read()
         return self._seconds
 
     @contextmanager
-    def during(self) -> Iterator[None]:
-        """A message that this rank has nothing to do beside."""
-        self._begun = self._mark()
+    def measure(self) -> Iterator[None]:
+        """Count the time of the block, in which this rank only communicates."""
+        self._started = self._now()
         yield
-        self.end()
+        self.stop()
 
-    def for_gradients_of(self, parameters: Iterable[Tensor]) -> None:
-        """Wait from the last gradient of a backward pass on; which one that is shows in the first pass."""
-        self._hooks = {p: p.register_post_accumulate_grad_hook(self._ready) for p in parameters if p.requires_grad}
+    def start_at_last_gradient(self, parameters: Iterable[Tensor]) -> None:
+        """Start a wait at the last gradient of each backward pass; the first pass shows which one that is."""
+        self._hooks = {p: p.register_post_accumulate_grad_hook(self._start) for p in parameters if p.requires_grad}
 
-    def end(self) -> None:
-        """The others were heard."""
-        if self._begun is not None:
-            self._unread.append((self._begun, self._mark()))
-            self._begun = None
+    def stop(self) -> None:
+        """End the wait: all ranks have communicated."""
+        if self._started is not None:
+            self._unread.append((self._started, self._now()))
+            self._started = None
         self._read()
-        if len(self._hooks) > 1 and self._last is not None:  # the others came before it and will do so again
+        if len(self._hooks) > 1 and self._last is not None:  # the others were ready before it, and will be again
             for hook in [self._hooks.pop(p) for p in list(self._hooks) if p is not self._last]:
                 hook.remove()
 
-    def _ready(self, parameter: Tensor) -> None:
-        self._last, self._begun = parameter, self._mark()
+    def _start(self, parameter: Tensor) -> None:
+        self._last, self._started = parameter, self._now()
 
-    def _mark(self) -> Any:
+    def _now(self) -> Any:
         if self._device.type == "cpu":
             return time.perf_counter()
         event = getattr(torch, self._device.type).Event(enable_timing=True)
@@ -64,11 +64,11 @@ class Waiting:
 
     def _read(self) -> None:
         while self._unread:
-            begun, ended = self._unread[0]
+            start, end = self._unread[0]
             if self._device.type == "cpu":
-                self._seconds += ended - begun
-            elif ended.query():
-                self._seconds += begun.elapsed_time(ended) / 1000
+                self._seconds += end - start
+            elif end.query():
+                self._seconds += start.elapsed_time(end) / 1000
             else:
                 return
             self._unread.popleft()

@@ -1,7 +1,7 @@
-"""One face for a module that is alone, replicated (DDP) or sharded (FSDP2).
+"""One interface for a module in a single process, replicated (DDP) or sharded (FSDP2).
 
-Gradients come out as the mean over the data-parallel ranks in every case; the learner scales its loss by their number,
-so that the mean is the exact global sum whatever the split.
+Gradients are the mean over the data-parallel ranks in every case. The learner scales its loss by the number of ranks,
+so that the mean is the exact global sum, however the batch is split.
 """
 
 import random
@@ -19,11 +19,11 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from samestep.core.errors import UserError
-from samestep.parallel.build import Fill, place
-from samestep.parallel.waiting import Waiting
+from samestep.parallel.build import FillFunction, materialize
+from samestep.parallel.waiting import WaitTimer
 from samestep.world.world import World
 
-# Newer releases of torch call it by another name and warn about the old one.
+# Newer releases of torch have another name for it and warn about the old one.
 _SYNC_BUFFERS = next(
     n for n in ("forward_sync_buffers", "broadcast_buffers") if n in signature(DistributedDataParallel).parameters
 )
@@ -35,114 +35,114 @@ class Parallel(Protocol):
     inner: nn.Module
     """The user's own module, for its state and for inference."""
     module: nn.Module
-    """What the loss function calls; calling around it (`.module`) skips gradient synchronisation."""
+    """What the loss function must call; calling the wrapped module directly skips gradient synchronisation."""
     replicated: bool
-    """Whether every rank holds the whole module."""
-    settles: bool
-    """Whether its reduction order settles only after a first pass (see `warm_up`)."""
-    needs_all: bool
+    """Whether every rank holds the full module."""
+    needs_warm_up: bool
+    """Whether the order of its reduction changes after the first backward pass (see `warm_up`)."""
+    needs_all_gradients: bool
     """Whether every trainable parameter must get a gradient in every step, or the next one fails."""
     called: bool
-    """Whether `module` was called, with gradients on, since this was last set to false."""
+    """Whether `module` was called, with gradients enabled, since this was last set to False."""
 
     @property
-    def waited(self) -> float | None:
+    def seconds_waited(self) -> float | None:
         """Seconds that this rank has waited for the others so far; None where that is not measured."""
 
-    def waiting(self) -> AbstractContextManager[None]:
-        """Around a message between all ranks beside those of the gradients."""
+    def measure_wait(self) -> AbstractContextManager[None]:
+        """Around a collective of all ranks other than the reduction of gradients."""
 
     def syncing(self, last: bool) -> AbstractContextManager[None]:
         """Around one micro-batch: gradients are reduced only on the last of a step."""
 
-    def rest(self) -> None:
-        """Give back what calls without a backward pass gathered."""
+    def reshard(self) -> None:
+        """Free the parameters that calls without a backward pass gathered."""
 
     def held_constant(self) -> AbstractContextManager[None]:
-        """Around a use of `inner` that leaves no gradient in its parameters, but reaches its inputs."""
+        """Around a use of `inner` that computes gradients of its inputs, but not of its parameters."""
 
 
 def wrap(
-    module: nn.Module, world: World, strategy: str, compute: torch.dtype | None, fill: Fill | None = None
+    module: nn.Module, world: World, strategy: str, compute: torch.dtype | None, fill: FillFunction | None = None
 ) -> Parallel:
     """`module` on this rank's device, replicated (`ddp`) or sharded (`fsdp`) over the data-parallel ranks.
 
-    A module without memory (see `build_blank`) gets some on the device, and its values from `fill`.
+    A module on the meta device (see `build_uninitialized`) is allocated on the device and filled by `fill`.
     """
     if not any(p.requires_grad for p in module.parameters()):
         raise UserError(f"{type(module).__name__} has no trainable parameter, so there is nothing to learn")
     if world.control is None:
-        return Lone(place(module, world.device, fill))
+        return SingleProcess(materialize(module, world.device, fill))
     if strategy == "fsdp":
         return Sharded(module, world, compute, fill)
-    return Replicated(place(module, world.device, fill), world)
+    return Replicated(materialize(module, world.device, fill), world)
 
 
-class _Called:
-    """Notes that the wrapper was entered."""
+class _ParallelBase:
+    """Records whether the wrapper was called; defaults for the rest."""
 
     inner: nn.Module
     called = False
 
     @property
-    def waited(self) -> float | None:
+    def seconds_waited(self) -> float | None:
         """Not measured."""
         return None
 
-    def waiting(self) -> AbstractContextManager[None]:
+    def measure_wait(self) -> AbstractContextManager[None]:
         """Not measured."""
         return nullcontext()
 
-    def _watch(self, module: nn.Module) -> None:
-        module.register_forward_pre_hook(self._note)
+    def _record_calls(self, module: nn.Module) -> None:
+        module.register_forward_pre_hook(self._record_call)
 
-    def _note(self, *_: object) -> None:
+    def _record_call(self, *_: object) -> None:
         self.called = self.called or torch.is_grad_enabled()
 
-    def rest(self) -> None:
+    def reshard(self) -> None:
         """Nothing was gathered."""
 
     @contextmanager
     def held_constant(self) -> Iterator[None]:
-        """Autograd asks whether a parameter requires a gradient when it is used, not in the backward pass."""
-        trained = [p for p in self.inner.parameters() if p.requires_grad]
-        for parameter in trained:
+        """Autograd checks whether a parameter requires a gradient when it is used, not in the backward pass."""
+        trainable = [p for p in self.inner.parameters() if p.requires_grad]
+        for parameter in trainable:
             parameter.requires_grad_(False)
         try:
             yield
         finally:
-            for parameter in trained:
+            for parameter in trainable:
                 parameter.requires_grad_(True)
 
 
-class Lone(_Called):
-    """One process: nothing to synchronise."""
+class SingleProcess(_ParallelBase):
+    """No process group: nothing to synchronise."""
 
     replicated = True
-    settles = needs_all = False
+    needs_warm_up = needs_all_gradients = False
 
     def __init__(self, module: nn.Module) -> None:
         self.inner = self.module = module
-        self._watch(module)
+        self._record_calls(module)
 
     @property
-    def waited(self) -> float:
-        """There is nobody to wait for."""
+    def seconds_waited(self) -> float:
+        """There is no other rank to wait for."""
         return 0.0
 
     def syncing(self, last: bool) -> AbstractContextManager[None]:
-        """Nothing to hold back."""
+        """Nothing to synchronise."""
         return nullcontext()
 
 
-class Replicated(_Called):
+class Replicated(_ParallelBase):
     """DDP. Buffers stay as each rank computes them: they are equal, or the recipe reduces them itself."""
 
-    replicated = needs_all = True
+    replicated = needs_all_gradients = True
 
     def __init__(self, module: nn.Module, world: World) -> None:
         self.inner = module
-        self.settles = world.dp_size > 2  # the sum of two numbers has one order
+        self.needs_warm_up = world.dp_size > 2  # the sum of two numbers does not depend on their order
         settings: dict[str, Any] = {_SYNC_BUFFERS: False}
         self._ddp = DistributedDataParallel(
             module,
@@ -152,18 +152,18 @@ class Replicated(_Called):
             **settings,
         )
         self.module: nn.Module = self._ddp
-        self._watch(self._ddp)
-        self._waiting = Waiting(world.device)
-        self._waiting.for_gradients_of(module.parameters())
+        self._record_calls(self._ddp)
+        self._wait_timer = WaitTimer(world.device)
+        self._wait_timer.start_at_last_gradient(module.parameters())
 
     @property
-    def waited(self) -> float:
-        """From the last gradient of a pass to the end of their reduction, and what was told beside."""
-        return self._waiting.seconds
+    def seconds_waited(self) -> float:
+        """From the last gradient of each backward pass to the end of the reduction, and in `measure_wait`."""
+        return self._wait_timer.seconds
 
-    def waiting(self) -> AbstractContextManager[None]:
-        """Counted in."""
-        return self._waiting.during()
+    def measure_wait(self) -> AbstractContextManager[None]:
+        """Added to `seconds_waited`."""
+        return self._wait_timer.measure()
 
     @contextmanager
     def syncing(self, last: bool) -> Iterator[None]:
@@ -171,58 +171,58 @@ class Replicated(_Called):
         with nullcontext() if last else self._ddp.no_sync():
             yield
         if last:
-            self._waiting.end()
+            self._wait_timer.stop()
 
 
-class Sharded(_Called):
-    """FSDP2: parameters, gradients and optimizer state cut over the ranks, gathered a unit at a time."""
+class Sharded(_ParallelBase):
+    """FSDP2: parameters, gradients and optimizer state are sharded over the ranks, and gathered one unit at a time."""
 
     replicated = False
-    settles = needs_all = False  # nor are waits measured: each unit has its own, while others compute
+    needs_warm_up = needs_all_gradients = False  # waits are not measured: each unit communicates while others compute
 
-    def __init__(self, module: nn.Module, world: World, compute: torch.dtype | None, fill: Fill | None) -> None:
+    def __init__(self, module: nn.Module, world: World, compute: torch.dtype | None, fill: FillFunction | None) -> None:
         mesh = _mesh(world)
         policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32 if compute else None)
         units: Sequence[nn.Module] = getattr(module, "shard_units", ())
         for unit in units:
             fully_shard(unit, mesh=mesh, mp_policy=policy)
         fully_shard(module, mesh=mesh, mp_policy=policy)
-        self.inner = self.module = place(module, world.device, fill)
+        self.inner = self.module = materialize(module, world.device, fill)
         self._fsdp = cast(FSDPModule, module)
-        self._is_set_up = self._was_held = False
-        self._watch(module)
+        self._is_set_up = self._was_held_constant = False
+        self._record_calls(module)
 
     @contextmanager
     def syncing(self, last: bool) -> Iterator[None]:
-        """Reduce-scatter on the last micro-batch; before it gradients stay whole on each rank."""
-        if self._was_held:
-            self._was_held = False
-            self.rest()  # or the outermost unit is used as it was gathered: without gradients
+        """Reduce-scatter on the last micro-batch; before it each rank keeps full gradients."""
+        if self._was_held_constant:
+            self._was_held_constant = False
+            self.reshard()  # or the outermost unit would be used as it was gathered: without gradients
         self._fsdp.set_requires_gradient_sync(last)
         self._fsdp.set_is_last_backward(last)
         yield
 
-    def rest(self) -> None:
-        """The outermost unit stays whole after a forward pass, in wait for a backward pass that may never come."""
+    def reshard(self) -> None:
+        """The outermost unit stays gathered after a forward pass, for a backward pass that may never come."""
         self._fsdp.reshard()
 
     @contextmanager
     def held_constant(self) -> Iterator[None]:
-        """A unit that is gathered inherits from its parts on the ranks whether it requires gradients."""
-        if not self._is_set_up:  # at its first use torch looks which parameters are trained, and none is in here
+        """The gathered parameters of a unit require gradients if its sharded parameters do."""
+        if not self._is_set_up:  # at its first use torch records which parameters are trainable, and in here none is
             for unit in self.inner.modules():
                 if isinstance(unit, FSDPModule):
                     unit.unshard()
                     unit.reshard()
             self._is_set_up = True
-        self.rest()
-        self._was_held = True
+        self.reshard()
+        self._was_held_constant = True
         with super().held_constant():
             yield
 
 
 def _mesh(world: World) -> DeviceMesh:
-    """The data-parallel ranks in a row."""
+    """A one-dimensional mesh of the data-parallel ranks."""
     if world.dp_group is None:
         return init_device_mesh(world.device.type, (world.dp_size,))
     return DeviceMesh.from_group(world.dp_group, world.device.type)
@@ -234,12 +234,12 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor that may be sharded."""
+    """This rank's shard of a tensor, or the tensor if it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def distribute_like(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """A full tensor placed, typed and sharded as `parameter` is."""
+    """A full tensor with the device, type and sharding of `parameter`."""
     moved = tensor.to(parameter.device, parameter.dtype)
     if isinstance(parameter, DTensor):
         return distribute_tensor(moved, parameter.device_mesh, parameter.placements)
@@ -252,20 +252,20 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def warm_up(module: nn.Module, backward: Callable[[], object]) -> None:
-    """Run `backward` for its side effect on the reducer alone: gradients, buffers and random state are put back.
+    """Run `backward` only for its side effect on the reducer: gradients, buffers and random state are restored.
 
     DDP rebuilds its buckets after the first backward pass, in the order in which gradients became ready. From 3
     ranks on, the order of additions in an all-reduce depends on where a value lies in its bucket, so a fresh
     process would reduce its first step in another order than a process that is already running: resume would not be
-    bit-exact. One pass before anything counts puts every process, fresh or resumed, into the final layout.
+    bit-exact. One pass before the first step puts every process, fresh or resumed, into the final layout.
     """
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     devices = [p.device for p in module.parameters() if p.device.type == "cuda"][:1]
-    drawn = random.getstate(), np.random.get_state()
+    states = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=devices):
         backward()
-    random.setstate(drawn[0])
-    np.random.set_state(drawn[1])
+    random.setstate(states[0])
+    np.random.set_state(states[1])
     for name, buffer in module.named_buffers():
         buffer.copy_(buffers[name])
     module.zero_grad(set_to_none=True)

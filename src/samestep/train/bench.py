@@ -23,7 +23,7 @@ from samestep.data.fingerprint import Reading
 from samestep.data.loading import Count, Rows
 from samestep.data.order import VALIDATION_EPOCH, Order, Sequential, Shuffled
 from samestep.data.reordered import Reordered
-from samestep.parallel.build import build_blank
+from samestep.parallel.build import build_uninitialized
 from samestep.parallel.wrap import wrap
 from samestep.train.config import Config
 from samestep.train.hooks.evidence import Recorder
@@ -139,7 +139,7 @@ class Bench:
         initial = self.first_weights.of(name)
         if not isinstance(module, nn.Module):
             make = module
-            module, initial = (build_blank(make), initial) if initial else build_fresh(make, config.seed, name)
+            module, initial = (build_uninitialized(make), initial) if initial else build_fresh(make, config.seed, name)
         module = self._prepared(module)
         if config.compile:
             module.compile()

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from cli.conftest import EXAMPLE, SMALL, Shell
-from samestep.checkpoint import store as store_module
-from samestep.checkpoint.commit import STAGING, make_anew
+from samestep.checkpoint import commit as commit_module
+from samestep.checkpoint.commit import STAGING, make_empty_folder
 from samestep.checkpoint.loading import read_tensors
 from samestep.checkpoint.manifest import find_checkpoints, read_manifest, verify
 from samestep.cli.main import main
@@ -37,12 +37,12 @@ def with_failures(words: Sequence[str], steps: Sequence[int], times: int) -> int
     left = dict.fromkeys((f"{STAGING}step_{step:08d}" for step in steps), times)
 
     def make_or_fail(folder: Path) -> None:
-        make_anew(folder)
+        make_empty_folder(folder)
         if left.get(folder.name, 0) > 0:
             left[folder.name] -= 1
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    store_module.make_anew = make_or_fail
+    commit_module.make_empty_folder = make_or_fail
     return main(words)
 
 

@@ -14,7 +14,7 @@ from samestep import Bench, Config, Fit, Recipe, Stage
 from samestep.core.records import JsonLines
 from samestep.core.rundir import RunDir
 from samestep.data.loading import Batch
-from samestep.parallel.waiting import Waiting
+from samestep.parallel.waiting import WaitTimer
 from samestep.train.hooks.stragglers import ROWS, Slow, StragglerDetector
 from samestep.train.logging.metrics import Metric, MetricAccumulator
 from samestep.train.session.entry import train_with
@@ -112,7 +112,7 @@ def on_ranks() -> None:
 
     learner = learner_of(made(Backwards), world, "ddp")
     feed = feed_of(Points(40), world, batch=8, micro=2, steps=3)
-    waiting = learner._parallel._waiting  # type: ignore[attr-defined]
+    waiting = learner._parallel._wait_timer  # type: ignore[attr-defined]
     assert (learner.waited, len(waiting._hooks)) == (0.0, 5)
     for step in range(3):
         learner.update(feed[step], error)
@@ -141,15 +141,15 @@ def test_times_travel_with_the_figures_and_waits_are_counted(tmp_path: Path) -> 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_waits_of_a_gpu_are_read_without_waiting_for_it() -> None:
-    waiting = Waiting(torch.device("cuda"))
+    waiting = WaitTimer(torch.device("cuda"))
     weight = torch.ones(2000, 2000, device="cuda", requires_grad=True)
-    waiting.for_gradients_of([weight])
+    waiting.start_at_last_gradient([weight])
     torch.cuda.set_sync_debug_mode("error")
     try:
         (weight @ weight).sum().backward()
         torch.cuda._sleep(10_000_000)
-        waiting.end()
-        with waiting.during():
+        waiting.stop()
+        with waiting.measure():
             torch.cuda._sleep(10_000_000)
         before = waiting.seconds
     finally:

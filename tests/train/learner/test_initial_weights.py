@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from samestep.checkpoint.safetensor_files import SafetensorsFiles, write_safetensors
 from samestep.checkpoint.store import Store
-from samestep.checkpoint.weight_sources import Held, Part, put
+from samestep.checkpoint.weight_sources import InMemoryWeights, Slices, copy_into
 from samestep.core.errors import UserError
 from samestep.core.rundir import RunDir
 from samestep.models.transformer import Transformer, TransformerConfig
-from samestep.parallel.build import build_blank
+from samestep.parallel.build import build_uninitialized
 from samestep.parallel.wrap import full_tensor, local, wrap
 from samestep.train.bench import Bench
 from samestep.train.config import Config, Distributed
@@ -51,7 +51,7 @@ def sources(tmp_path: Path) -> Path:
     published = {f"model.{name}": tensor for name, tensor in wanted().items()}
     for name, limit in (("shards", 5000), ("single", 10**9)):
         (tmp_path / name).mkdir()
-        write_safetensors(tmp_path / name, Held(published), list(published), torch.float32, limit)
+        write_safetensors(tmp_path / name, InMemoryWeights(published), list(published), torch.float32, limit)
     assert len(list((tmp_path / "shards").iterdir())) > 3
     torch.save({"model_state_dict": published, "epoch": 1}, tmp_path / "w.pt")
     alone = World.single()
@@ -99,18 +99,18 @@ class Counting:
     def fill(self, targets: Mapping[str, Tensor]) -> None:
         for name, target in targets.items():
 
-            def part_of(part: Part | None, name: str = name) -> Tensor:
+            def part_of(part: Slices | None, name: str = name) -> Tensor:
                 found = self.layout[name][part] if part else self.layout[name]
                 self.read += found.numel()
                 return found
 
-            put(target, part_of)
+            copy_into(target, part_of)
 
 
 def reads_its_own_part(folder: Path) -> None:
     world = World.join(device="cpu", timeout=60)
     source = Counting(wanted())
-    parallel = wrap(build_blank(network), world, "fsdp", None, lambda module: fill(module, source, "weights"))
+    parallel = wrap(build_uninitialized(network), world, "fsdp", None, lambda module: fill(module, source, "weights"))
     held = sum(local(parameter).numel() for parameter in parallel.inner.parameters())
     assert source.read == held
     assert sum(world.gather(held)) == sum(tensor.numel() for tensor in wanted().values())
@@ -131,8 +131,8 @@ class Remembering(nn.Module):
 
 
 def test_only_what_a_file_can_fill_is_built_without_memory() -> None:
-    assert all(parameter.is_meta for parameter in build_blank(network).parameters())
-    kept = build_blank(Remembering)
+    assert all(parameter.is_meta for parameter in build_uninitialized(network).parameters())
+    kept = build_uninitialized(Remembering)
     assert torch.equal(kept.get_buffer("scale"), torch.full((2,), 3.0))
     assert not any(parameter.is_meta for parameter in kept.parameters())
 
@@ -155,7 +155,7 @@ def test_only_what_a_file_can_fill_is_built_without_memory() -> None:
 def test_a_missing_extra_or_misshapen_key_is_named(tmp_path: Path, change: dict, sentence: str) -> None:
     published = {f"model.{name}": tensor for name, tensor in wanted().items()} | change
     published = {name: tensor for name, tensor in published.items() if tensor is not None}
-    write_safetensors(tmp_path, Held(published), list(published), torch.float32, 5000)
+    write_safetensors(tmp_path, InMemoryWeights(published), list(published), torch.float32, 5000)
     with pytest.raises(UserError, match=f"the weights of {tmp_path} do not fit the model .{sentence}"):
         learner(World.single(), tmp_path, "ddp", tmp_path)
 
@@ -168,14 +168,14 @@ import torch
 from pathlib import Path
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.train.pretrained.sources import fill, open_weights
-from samestep.parallel.build import build_blank, place
+from samestep.parallel.build import build_uninitialized, materialize
 
 def peak():
     lines = dict(line.split(":", 1) for line in open("/proc/self/status"))
     return int(lines["VmHWM"].split()[0]) * 1024
 
 folder, shape = Path(sys.argv[1]), TransformerConfig(**json.loads(sys.argv[2]))
-place(build_blank(lambda: Transformer(TransformerConfig())), torch.device("cpu"), lambda module: None)
+materialize(build_uninitialized(lambda: Transformer(TransformerConfig())), torch.device("cpu"), lambda module: None)
 before = peak()
 
 def ones(module):
@@ -184,16 +184,16 @@ def ones(module):
 
 weights = open_weights(folder)
 how = ones if sys.argv[3] == "made" else lambda module: fill(module, weights, "weights")
-module = place(build_blank(lambda: Transformer(shape)), torch.device("cpu"), how)
+module = materialize(build_uninitialized(lambda: Transformer(shape)), torch.device("cpu"), how)
 print(peak() - before, module.transformer.ln_f.weight.sum().item())
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
 def test_loading_holds_one_copy(tmp_path: Path) -> None:
-    blank = build_blank(lambda: Transformer(LARGE)).state_dict()
+    blank = build_uninitialized(lambda: Transformer(LARGE)).state_dict()
     ones = {f"model.{name}": torch.ones(()).expand(like.shape) for name, like in blank.items()}
-    write_safetensors(tmp_path, Held(ones), list(ones), torch.float32, 60_000_000)
+    write_safetensors(tmp_path, InMemoryWeights(ones), list(ones), torch.float32, 60_000_000)
     size = sum(like.numel() for like in SafetensorsFiles(tmp_path).layout.values()) * 4
     assert size > 200e6
     shape = {name: getattr(LARGE, name) for name in ("d_model", "n_layers", "n_heads", "mlp_hidden_size", "vocab_size")}

@@ -210,7 +210,7 @@ def around_the_wrapper(world: World, strategy: str) -> None:
         calls = iter(range(9))
 
         def loss(given: nn.Module, batch: Batch) -> dict[str, Tensor]:
-            if next(calls) < honest * (2 if learner._parallel.settles else 1):  # noqa: B023
+            if next(calls) < honest * (2 if learner._parallel.needs_warm_up else 1):  # noqa: B023
                 return one_term(given, batch)
             return {"error": module.first(batch["x"]).sum(1)}  # noqa: B023 (a part of the module, not the module)
 

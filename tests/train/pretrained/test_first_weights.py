@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from samestep.checkpoint.weight_sources import read_whole
+from samestep.checkpoint.weight_sources import read_all
 from samestep.core.records import JsonLines, read_json, write_json
 from samestep.core.rundir import RunDir
 from samestep.data.loading import Batch
@@ -138,7 +138,7 @@ def first(out: Path, stage: str, resumed: bool = False) -> dict[str, Tensor]:
 
 def learned(out: Path, stage: str, step: int) -> dict[str, Tensor]:
     folder = RunDir(out / "run").checkpoints(stage) / f"step_{step:08d}"
-    return read_whole(open_weights(folder))
+    return read_all(open_weights(folder))
 
 
 def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:

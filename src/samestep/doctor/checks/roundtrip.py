@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from samestep.checkpoint.across_ranks import shared_probe
+from samestep.checkpoint.across_ranks import is_disk_shared
 from samestep.checkpoint.store import Store
 from samestep.core.records import Json
 from samestep.doctor.check import Check, Fact
@@ -50,7 +50,7 @@ def measure(seat: CheckContext) -> Fact:
     world = seat.joined()
     folder = Path(world.share(str(existing(seat.out) / f".samestep-doctor-{secrets.token_hex(4)}")))
     try:
-        store = Store(folder, world, shared=shared_probe(folder, world))
+        store = Store(folder, world, shared=is_disk_shared(folder, world))
         packed, unpacked = SampleState(1, f"rank {world.rank}"), SampleState(2, "")
         began = time.perf_counter()
         store.save(1, {"luggage": packed}, {})

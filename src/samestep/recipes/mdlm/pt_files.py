@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samestep.checkpoint.weight_files import open_plain
+from samestep.checkpoint.weight_files import open_weight_file
 from samestep.core.records import Json, sync_folder
 from samestep.parallel.wrap import full_tensor
 from samestep.train.fit import Fit
@@ -41,7 +41,7 @@ class History:
     @classmethod
     def of(cls, file: Path) -> "History":
         """As a file has it that a run continues from."""
-        extra = open_plain(file).extra
+        extra = open_weight_file(file).extra
         train, val = (list(extra.get(name) or []) for name in ("train_losses", "val_losses"))
         epoch = extra.get("epoch", 0)
         return cls(train, val, complete=epoch, written=epoch)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from samestep.checkpoint.state import RankStateful, Stateful, take_apart
+from samestep.checkpoint.state import RankStateful, Stateful, split_state
 from samestep.core.records import JsonLines
 from samestep.data import noise
 from samestep.data.feed import MicroBatches
@@ -223,7 +223,7 @@ def _checksums(batch: Batch, size: int) -> list[list[int]]:
 
 def _held(part: Stateful) -> dict[str, Any]:
     """A hash of a full state, and the fingerprints of its numbers."""
-    plain, tensors = take_apart({"": part.state_dict()})
+    plain, tensors = split_state({"": part.state_dict()})
     digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
     prints = {}
     for name, tensor in sorted(tensors.items()):

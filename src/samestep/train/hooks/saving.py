@@ -7,7 +7,7 @@ from typing import Any
 
 from samestep.checkpoint.background import Saver
 from samestep.checkpoint.loading import read_tensors
-from samestep.checkpoint.state import pointer
+from samestep.checkpoint.state import join_keys
 from samestep.checkpoint.weight_files import save_weights
 from samestep.train.config import Checkpoints
 from samestep.train.hooks.metric_logging import LogMetrics
@@ -82,6 +82,6 @@ def write_weights(folder: Path, state: Mapping[str, Any], checkpoint: Path, suff
     """Make plain weight files of these names out of a checkpoint; called on rank 0 alone."""
     for key, part in state.items() if suffixes else ():
         if isinstance(part, Learner):
-            weights = read_tensors(checkpoint, pointer((key, "model")), verify=False)  # it was written just now
+            weights = read_tensors(checkpoint, join_keys((key, "model")), verify=False)  # it was written just now
             for suffix in suffixes:
                 save_weights(folder / f"{part.name}_{suffix}.pt", weights)

@@ -51,7 +51,7 @@ class Coupled:
         before = _random_state(self.world.device)
         with torch.no_grad(), self.autocast():
             parts = [self.call(embed, self.parallel.inner, batch) for batch in micros.batches]
-        with self.parallel.waiting():
+        with self.parallel.measure_wait():
             leaves = _gather(parts, micros, self.world)
         with self.autocast():
             rows = couple(leaves)

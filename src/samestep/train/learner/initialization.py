@@ -13,17 +13,17 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from samestep.checkpoint.weight_sources import put
+from samestep.checkpoint.weight_sources import copy_into
 from samestep.core.errors import UserError
-from samestep.parallel.build import Fill, ParameterInit, build_on_meta
+from samestep.parallel.build import FillFunction, ParameterInit, try_build_on_meta
 
 
-def build_fresh(make: Callable[[], nn.Module], seed: int, learner: str) -> tuple[nn.Module, Fill | None]:
+def build_fresh(make: Callable[[], nn.Module], seed: int, learner: str) -> tuple[nn.Module, FillFunction | None]:
     """A network, and what gives it its first weights where it will lie; None where it has them already.
 
     One with buffers is built with memory, for only its own code knows their values; its parameters are still drawn.
     """
-    blank = build_on_meta(make)
+    blank = try_build_on_meta(make)
     can_stay = isinstance(blank, ParameterInit) and not any(True for _ in blank.buffers())
     module = blank if blank is not None and can_stay else make()
     offers = isinstance(module, ParameterInit)
@@ -37,7 +37,7 @@ def draw_parameters(module: nn.Module, seed: int, learner: str) -> None:
     with torch.random.fork_rng(devices=[]):
         for name, parameter in module.named_parameters():  # one tensor under two names comes once
             drawn = partial(_drawn, module, name, parameter, _seed(seed, learner, name))
-            put(parameter, lambda part: drawn() if part is None else drawn()[part])  # noqa: B023 (called at once)
+            copy_into(parameter, lambda part: drawn() if part is None else drawn()[part])  # noqa: B023 (called at once)
 
 
 def _drawn(network: ParameterInit, name: str, parameter: Tensor, seed: int) -> Tensor:

@@ -87,7 +87,7 @@ class Learner:
         """What makes this learner's updates depend on the number of ranks, as its first micro-batch showed."""
         self._looked = False
         self._mask_key = share_key(parallel.inner, name, seed)
-        self._settled = not parallel.settles
+        self._settled = not parallel.needs_warm_up
         self._detour = detour
         self._ranks = torch.full((), world.dp_size * detour, device=world.device)
 
@@ -138,7 +138,7 @@ class Learner:
         finally:
             for part, was_training in modes:
                 part.training = was_training
-            self._parallel.rest()
+            self._parallel.reshard()
 
     @contextmanager
     def held_constant(self) -> Iterator[nn.Module]:
@@ -236,7 +236,7 @@ class Learner:
 
     def _gradients(self) -> list[Tensor]:
         gradients = [p.grad for _, p in self._trained if p.grad is not None]
-        if self._parallel.needs_all and len(gradients) < len(self._trained):
+        if self._parallel.needs_all_gradients and len(gradients) < len(self._trained):
             lacking = [name for name, p in self._trained if p.grad is None]
             raise RunFailed(
                 f"{len(lacking)} parameters of learner {self.name!r} got no gradient in this step, the first of them "
@@ -288,7 +288,7 @@ class Learner:
     @property
     def waited(self) -> float | None:
         """Seconds that this rank waited for the others' gradients so far; None where that is not measured."""
-        return self._parallel.waited
+        return self._parallel.seconds_waited
 
     def check_finite(self) -> None:
         """Read what is still on its way from the device; raises when too many steps in a row were bad."""

@@ -12,11 +12,11 @@ from torch import nn
 
 from samestep.checkpoint.files import remove_folder
 from samestep.checkpoint.safetensor_files import write_safetensors
-from samestep.checkpoint.weight_files import match
-from samestep.checkpoint.weight_sources import Renamed
+from samestep.checkpoint.weight_files import check_shapes
+from samestep.checkpoint.weight_sources import RenamedWeights
 from samestep.core.errors import UserError
 from samestep.core.records import put_in_place, sync_folder
-from samestep.parallel.build import build_blank
+from samestep.parallel.build import build_uninitialized
 from samestep.train.pretrained.sources import OUTER, names_in
 from samestep.train.pretrained.trained import Trained
 
@@ -62,11 +62,11 @@ def write_model(
 
     The folder appears when all of it is written. Weights pass through memory one file at a time.
     """
-    own = build_blank(make).state_dict()
+    own = build_uninitialized(make).state_dict()
     source = trained.weights()
     names = names_in(source, own)
-    match(source.layout, {names[name]: like.shape for name, like in own.items()}, f"weights of {trained.source}")
-    outside = Renamed(source, {OUTER + name: theirs for name, theirs in names.items()})
+    check_shapes(source.layout, {names[name]: like.shape for name, like in own.items()}, f"weights of {trained.source}")
+    outside = RenamedWeights(source, {OUTER + name: theirs for name, theirs in names.items()})
     with _appearing(folder, options.overwrite) as fresh:
         beside(fresh)
         write_safetensors(fresh, outside, list(outside.names), TYPES[options.dtype], options.max_shard_size)

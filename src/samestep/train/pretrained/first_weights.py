@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from samestep.checkpoint.across_ranks import spread_tensors
+from samestep.checkpoint.across_ranks import broadcast_tensors
 from samestep.checkpoint.manifest import find_checkpoints
 from samestep.checkpoint.retention import Retention
 from samestep.checkpoint.store import Store
-from samestep.checkpoint.weight_sources import CheckpointPart, parts_of
+from samestep.checkpoint.weight_sources import CheckpointWeights, part_names
 from samestep.core.errors import UserError
 from samestep.core.records import Json
 from samestep.core.rundir import RunDir
-from samestep.parallel.build import Fill
+from samestep.parallel.build import FillFunction
 from samestep.train.config import Config
 from samestep.train.learner.learner import Learner
 from samestep.train.pretrained.sources import fill, open_weights
@@ -75,11 +75,11 @@ class FirstWeights:
         self._start, self._resumed, self._shared = start, resumed, shared
         self._frozen, self._freeze = frozen, freeze
         self._known: list[str] = []
-        self._begun: dict[str, Callable[[], Fill]] = {}
+        self._begun: dict[str, Callable[[], FillFunction]] = {}
         self.told: dict[str, str] = {}
         """By learner, where its weights come from, in words."""
 
-    def of(self, learner: str) -> Fill | None:
+    def of(self, learner: str) -> FillFunction | None:
         """What fills a learner's module; None: it keeps what it was built with."""
         found = self._of_named(learner) if self._start is None else self._of_stage(learner, self._start)
         if found is None:
@@ -123,14 +123,14 @@ class FirstWeights:
         if self._world.is_main:
             logger.warning("%s", unused)
 
-    def _of_named(self, learner: str) -> Callable[[], Fill] | None:
+    def _of_named(self, learner: str) -> Callable[[], FillFunction] | None:
         source = named_source(self._config)
         if not source or learner != MODEL or self._taken_by_another():
             return None
         self._freeze(_TAKEN, lambda: source)
         self.told[learner] = source
 
-        def open_source() -> Fill:
+        def open_source() -> FillFunction:
             weights = open_weights(Path(source), learner)
             return lambda module: fill(module, weights, f"weights of {source}")
 
@@ -141,30 +141,30 @@ class FirstWeights:
         others = (fixed for stage, fixed in self._frozen().items() if stage != self._stage)
         return any("plan" in fixed and fixed.get(_TAKEN, True) for fixed in others)
 
-    def _of_stage(self, learner: str, start: str) -> Callable[[], Fill] | None:
+    def _of_stage(self, learner: str, start: str) -> Callable[[], FillFunction] | None:
         stage, _, which = start.partition(":")
         self.told[learner] = f"stage {stage!r}"
         if self._resumed:
             return lambda: self._stage_fill(self._checkpoint(stage, which), learner)
         path = self._checkpoint(stage, which)
-        known = self._world.share(sorted(parts_of(path)) if self._world.is_main else None)
+        known = self._world.share(sorted(part_names(path)) if self._world.is_main else None)
         self._known = [part for part in known if part not in OF_THE_RUN]
         if learner not in known:
             return None
         self.told[learner] += f", {path.name}"
         return lambda: self._stage_fill(path, learner)
 
-    def _stage_fill(self, path: Path, learner: str) -> Fill:
+    def _stage_fill(self, path: Path, learner: str) -> FillFunction:
         """Fills from the checkpoint of an earlier stage; where not all ranks see it, rank 0 hands the weights on."""
         weights = (
-            CheckpointPart(path, f"{learner}/model", verify=False) if self._shared or self._world.is_main else None
+            CheckpointWeights(path, f"{learner}/model", verify=False) if self._shared or self._world.is_main else None
         )
 
         def fill_module(module: nn.Module) -> None:
             if weights is not None:
                 fill(module, weights, f"weights of {path}")
             if not self._shared:
-                spread_tensors(self._world, module.state_dict())
+                broadcast_tensors(self._world, module.state_dict())
 
         return fill_module
 

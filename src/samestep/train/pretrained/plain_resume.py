@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from samestep.checkpoint.weight_files import open_plain
+from samestep.checkpoint.weight_files import open_weight_file
 from samestep.core.errors import UserError
 from samestep.train.learner.learner import Learner
 from samestep.train.loop import Progress
@@ -16,7 +16,7 @@ _OPTIMIZER = ("optimizer_state_dict", "optimizer")
 
 def continue_from_file(path: Path, learners: list[Learner], progress: Progress) -> None:
     """Take the optimizer state and the step out of `path`; its weights are in the learner already."""
-    extra = open_plain(path).extra
+    extra = open_weight_file(path).extra
     missing = [] if _adopt_step(extra, progress) else ["the step (starting at 0)"]
     optimizer = next((extra[name] for name in _OPTIMIZER if isinstance(extra.get(name), Mapping)), None)
     if optimizer is None or len(learners) != 1:

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from samestep.checkpoint.manifest import MANIFEST, find_checkpoints
 from samestep.checkpoint.manifest import verify as damage_of
-from samestep.checkpoint.weight_files import match, open_plain
-from samestep.checkpoint.weight_sources import CheckpointPart, WeightSource, read_whole
+from samestep.checkpoint.weight_files import check_shapes, open_weight_file
+from samestep.checkpoint.weight_sources import CheckpointWeights, WeightSource, read_all
 from samestep.core.errors import UserError
 from samestep.core.rundir import RunDir
 from samestep.train.run_record import RunRecord
@@ -21,7 +21,7 @@ OUTER = "model."
 
 def find_weights(source: Path, learner: str = "model") -> dict[str, Tensor]:
     """The whole weights of a learner, from whatever `source` names."""
-    return read_whole(open_weights(source, learner))
+    return read_all(open_weights(source, learner))
 
 
 def open_weights(source: Path, learner: str = "model", *, verify: bool = True) -> WeightSource:
@@ -32,10 +32,10 @@ def open_weights(source: Path, learner: str = "model", *, verify: bool = True) -
     if not source.exists():
         raise UserError(f"{source} does not exist; give a run directory, a checkpoint folder, or a weight file")
     if is_run(source):
-        return CheckpointPart(newest_checkpoint(RunDir(source)), f"{learner}/model", verify=False)
+        return CheckpointWeights(newest_checkpoint(RunDir(source)), f"{learner}/model", verify=False)
     if is_checkpoint(source):
-        return CheckpointPart(source, f"{learner}/model", verify=verify)
-    weights, _, notes = open_plain(source)
+        return CheckpointWeights(source, f"{learner}/model", verify=verify)
+    weights, _, notes = open_weight_file(source)
     for note in notes:
         logger.warning("%s", note)
     return weights
@@ -46,7 +46,7 @@ def fill(module: nn.Module, source: WeightSource, what: str) -> None:
     own = module.state_dict()
     names = names_in(source, own)
     targets = {names[name]: target for name, target in own.items()}
-    match(source.layout, {name: target.shape for name, target in targets.items()}, what)
+    check_shapes(source.layout, {name: target.shape for name, target in targets.items()}, what)
     source.fill(targets)
 
 

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from samestep.checkpoint.manifest import DamageError, read_manifest
-from samestep.checkpoint.weight_sources import WeightSource, parts_of
+from samestep.checkpoint.weight_sources import WeightSource, part_names
 from samestep.core.config import build
 from samestep.core.errors import UserError
 from samestep.core.rundir import RunDir
-from samestep.parallel.build import build_blank, place
+from samestep.parallel.build import build_uninitialized, materialize
 from samestep.train.learner.ema import AVERAGE
 from samestep.train.pretrained.sources import fill, is_checkpoint, is_run, newest_checkpoint, open_weights
 from samestep.train.recipe import Recipe
@@ -47,7 +47,7 @@ class Trained:
 
     def weights(self) -> WeightSource:
         """Its weights, left on the disk until they are copied: the averaged ones, if its run averaged them."""
-        averaged = is_checkpoint(self.source) and AVERAGE in parts_of(self.source)
+        averaged = is_checkpoint(self.source) and AVERAGE in part_names(self.source)
         return open_weights(self.source, AVERAGE if averaged else "model", verify=not self.verified)
 
     def load(self, module: nn.Module) -> None:
@@ -58,10 +58,10 @@ class Trained:
         self, make: Callable[[], nn.Module], device: torch.device | str = "cpu", dtype: torch.dtype | None = None
     ) -> nn.Module:
         """The network that `make` builds, with its weights, ready for use; it never lies in memory twice."""
-        module = build_blank(make)
+        module = build_uninitialized(make)
         if dtype is not None:
             module = module.to(dtype)
-        return place(module, torch.device(device), self.load).eval()
+        return materialize(module, torch.device(device), self.load).eval()
 
 
 def open_trained(text: str) -> Trained:

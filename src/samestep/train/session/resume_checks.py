@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from samestep.checkpoint.manifest import Checkpoint, checkpoint_folders
-from samestep.checkpoint.store import NoneWhole, Store
+from samestep.checkpoint.store import NoIntactCheckpoint, Store
 from samestep.core.errors import RunFailed, UserError
 from samestep.core.records import Json, read_json, write_json
 from samestep.core.rundir import RunDir
@@ -88,7 +88,7 @@ def newest_checkpoint(store: Store, stage: str, rundir: RunDir, start_over: bool
     damaged = ""
     try:
         found = store.newest()
-    except NoneWhole as error:
+    except NoIntactCheckpoint as error:
         found, damaged = None, error.damage
     if found is not None:
         return found, False

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from samestep.checkpoint.across_ranks import refuse_newer_elsewhere, shared_probe
+from samestep.checkpoint.across_ranks import is_disk_shared, refuse_newer_on_other_hosts
 from samestep.core import launch_env
 from samestep.core.errors import UserError
 from samestep.core.output import start_logging
@@ -119,14 +119,14 @@ class Session:
 
     def _is_shared(self, rundir: RunDir) -> bool:
         """Whether all ranks see the run directory; refuses what cannot work where they do not."""
-        shared = shared_probe(rundir.path, self._world)
+        shared = is_disk_shared(rundir.path, self._world)
         if not shared and self.config.distributed.strategy == "fsdp":
             raise UserError(
                 f"the run directory {rundir.path} is not seen by all ranks, but every rank of a sharded run "
                 "writes to it; set out=... to a folder on a shared disk, or use distributed.strategy=ddp"
             )
         if not shared:
-            refuse_newer_elsewhere(rundir.checkpoints(""), self._world)
+            refuse_newer_on_other_hosts(rundir.checkpoints(""), self._world)
         return shared
 
     def _tell_code_changes(self, events: RunEvents) -> None:

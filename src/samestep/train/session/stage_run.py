@@ -87,7 +87,7 @@ class StageRun:
             keep=Retention(keep.keep_last, keep.keep_best, keep.keep_every, mode, figure),
             shared=self._context.is_disk_shared,
         )
-        store.tidy()
+        store.remove_leftovers()
         return store
 
     def _find_checkpoint(self, store: Store) -> Checkpoint | None:
@@ -156,8 +156,8 @@ class StageRun:
             store,
             background=settings.background,
             max_failures=settings.max_failures,
-            taken=self._progress.step,
-            told=told,
+            last_step=self._progress.step,
+            on_end=told,
         )
 
     def _loop(self, ready: ReadyStage, sinks: list[Sink], saver: Saver) -> Outcome:
