@@ -22,7 +22,6 @@ from typing import Any, Self
 
 import torch.distributed as dist
 
-from samestep.checkpoint.across_ranks import run_on_all_ranks
 from samestep.checkpoint.host_copies import Buffers
 from samestep.checkpoint.state import Stateful
 from samestep.checkpoint.store import Snapshot, Store
@@ -181,7 +180,7 @@ class Saver:
         flight.thread.start()
 
     def _fly_beside(self, *work: Any) -> None:
-        with self._world.watch.beside("save", "save"):
+        with self._world.activity.side_thread("save", "save"):
             self._fly(*work)
 
     def _fly(
@@ -200,7 +199,7 @@ class Saver:
                 time.sleep(YIELD)
             path = self._store.commit(snapshot, self._store.write(snapshot))
             flight.committed = True
-            run_on_all_ranks(world, f"writing weights of {path}", lambda: then(path) if world.is_main else None)
+            world.run_on_all_ranks(f"writing weights of {path}", lambda: then(path) if world.is_main else None)
         except Exception as failure:
             flight.failure = failure
             if world.is_main and hope and isinstance(failure, RunFailed):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from samestep.checkpoint.across_ranks import run_on_all_ranks, spread_tensors, spread_text
+from samestep.checkpoint.across_ranks import spread_tensors
 from samestep.checkpoint.manifest import RANKS, STATE, Checkpoint, DamageError, Manifest, check, read_manifest
 from samestep.checkpoint.metadata import read_metadata
 from samestep.checkpoint.state import RankStateful, Stateful, plain_key, put_together, take_apart
@@ -48,14 +48,14 @@ def load_state(checkpoint: Checkpoint, state: Mapping[str, Stateful], world: Wor
         if failure is not None:
             raise failure
 
-    run_on_all_ranks(world, doing, look_inside)
+    world.run_on_all_ranks(doing, look_inside)
     if content is not None:
         failure = fill_tensors(path, content.metadata, tensors, world.control if shared else None)
-    run_on_all_ranks(world, doing, raise_failure)
+    world.run_on_all_ranks(doing, raise_failure)
     texts = [content.state, content.ranks] if content else ["", ""]
     if not shared:
         spread_tensors(world, tensors)
-        texts = [spread_text(world, text) for text in texts]
+        texts = [world.share(text) for text in texts]
     saved, ranks = (json.loads(text) for text in texts)
     _hand_back(state, put_together(live, saved, tensors), ranks)
 

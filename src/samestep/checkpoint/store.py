@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch.distributed.tensor import DTensor
 
-from samestep.checkpoint.across_ranks import run_on_all_ranks, share_out, verified
+from samestep.checkpoint.across_ranks import share_out, verified
 from samestep.checkpoint.commit import STAGING, make_anew, put_in_place, remove_checkpoints, replaced, tidy
 from samestep.checkpoint.files import FileRecord, remove_folder, write_file
 from samestep.checkpoint.loading import load_state
@@ -149,7 +149,7 @@ class Store:
             return snapshot.layout
 
         with self._discarding(staging):
-            layouts = run_on_all_ranks(self.world, doing, begin)
+            layouts = self.world.run_on_all_ranks(doing, begin)
             assert set(layouts) == {snapshot.layout}, f"the tensors of the state differ between ranks: {layouts}"
             self._on_phase("staged")
             written = Written({}, None)
@@ -167,7 +167,7 @@ class Store:
                     files[RANKS] = write_file(staging / RANKS, json.dumps(ranks).encode())
                 return {name: asdict(record) for name, record in files.items()}
 
-            reports = run_on_all_ranks(self.world, doing, report)
+            reports = self.world.run_on_all_ranks(doing, report)
             self._on_phase("reported")
         return {name: FileRecord(**record) for files in reports for name, record in files.items()}
 
@@ -223,7 +223,7 @@ class Store:
 
     def _on_main(self, doing: str, work: Callable[[], Json]) -> Json:
         """What `work` returned on rank 0, on every rank; or its failure."""
-        return run_on_all_ranks(self.world, doing, lambda: work() if self.world.is_main else None)[0]
+        return self.world.run_on_all_ranks(doing, lambda: work() if self.world.is_main else None)[0]
 
     def _found(self, order: Callable[[list[Checkpoint]], Iterable[Checkpoint]]) -> list[Checkpoint]:
         """The checkpoints that rank 0 finds, in this order, not verified."""

@@ -23,7 +23,7 @@ from samestep.launch.schedulers.submit import Submitted, care, scheduler_of, scr
 from samestep.train.plan import global_batch, seconds
 from samestep.train.recipe import Recipe
 from samestep.train.run_record import RunRecord, free_name
-from samestep.world.host_lists import expand
+from samestep.world.host_lists import expand_hosts
 
 HELP = """samestep submit RECIPE [--on slurm|pbs|local] [--nodes N] [--gpus-per-node G] ... [settings of the recipe]
 samestep submit --resume RUN ...
@@ -80,7 +80,7 @@ def _checked(job: Job, scheduler: str, parts: Sequence[JobPart]) -> Job:
         raise UserError(f"--{name} is for SLURM; under PBS write --select or --directive")
     if scheduler == "pbs" and job.time is None:
         _warn("without --time the run cannot stop and save before PBS ends it; it goes on from its last checkpoint")
-    if job.nodelist and len(expand(job.nodelist)) > max(part.room.nodes for part in parts) == 1:
+    if job.nodelist and len(expand_hosts(job.nodelist)) > max(part.room.nodes for part in parts) == 1:
         _warn(
             f"--nodelist {job.nodelist} is ignored: it names several nodes, but this training takes one (see --nodes)"
         )
