@@ -73,7 +73,7 @@ class StageRun:
         self._progress.steps_per_epoch = bench.steps_per_epoch or task.length
         bench.is_built = True
         bench.first_weights.check_taken(self._stage.name, is_last=self._is_last)
-        random.spread()
+        random.seed_this_rank()
         state = {**task.state, "progress": self._progress, "window": window, "epoch": epoch, "random": random}
         resumed = self._restore(store, found, state, bench)
         return ReadyStage(self._stage, bench, task, self._progress, store, window, epoch, recorder, state, resumed)
