@@ -17,7 +17,7 @@ from samestep.checkpoint.manifest import find_checkpoints
 from samestep.core.errors import EXIT_PREEMPTED
 from samestep.core.records import read_json
 from samestep.core.rundir import RunDir
-from samestep.world.agreement import PATIENCE
+from samestep.world.agreement import MAX_DELAY
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -129,7 +129,7 @@ def test_a_signal_during_a_save(yard: Yard, phase: str) -> None:
 
 def test_a_signal_during_validation(yard: Yard) -> None:
     # At steps this long ranks exchange their wishes at every one; shorter ones share a message.
-    codes, output = yard.run("validating", 2, nap=PATIENCE, trouble="sigterm_validating", at_rank=1)
+    codes, output = yard.run("validating", 2, nap=MAX_DELAY, trouble="sigterm_validating", at_rank=1)
     assert codes == [EXIT_PREEMPTED] * 2, output
     assert 5 <= toy.STEPS - yard.remaining("validating") <= 7, "it stops soon, with a save"
     must_resume(yard, "validating")

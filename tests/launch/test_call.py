@@ -1,4 +1,4 @@
-"""`samestep.launch` on several nodes, and how it hands settings to the command line."""
+"""`samestep.launch` on several nodes, and how it passes settings to the command line."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ from samestep.core.config.merging import compose
 from samestep.core.config.schema import plain
 from samestep.core.errors import UserError
 from samestep.core.records import JsonLines, read_json
-from samestep.launch.call import Launched, _wait, _words
+from samestep.launch.call import LaunchResult, _as_args, _wait
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "sine.py")
 
@@ -33,7 +33,7 @@ def test_the_same_call_on_two_nodes_is_one_run(tmp_path: Path, monkeypatch: pyte
     with socket.create_server(("", 0)) as free:
         rdzv = f"127.0.0.1:{free.getsockname()[1]}"
 
-    def node(rank: int) -> Launched:
+    def node(rank: int) -> LaunchResult:
         settings: dict[str, Any] = {"preset": "verify", "name": "pair", "log": {"tensorboard": False, "every": 1}}
         where: dict[str, Any] = {"nproc": 1, "nodes": 2, "rdzv": rdzv, "node_rank": rank, "join_timeout": 200}
         return samestep.launch(EXAMPLE, settings, distributed={"device": "cpu"}, **where)
@@ -41,7 +41,7 @@ def test_the_same_call_on_two_nodes_is_one_run(tmp_path: Path, monkeypatch: pyte
     with ThreadPoolExecutor(2) as threads:
         ends = list(threads.map(node, range(2)))
     run = tmp_path / "runs" / "pair"
-    assert ends == [Launched(0, run), Launched(0, run)]
+    assert ends == [LaunchResult(0, run), LaunchResult(0, run)]
     assert [row["world"] for row in JsonLines(run / "events.jsonl") if row["kind"] == "launch"] == [2]
     assert read_json(run / "config.json")["config"]["log"]["every"] == 1
 
@@ -85,10 +85,10 @@ class Outer:
     ],
 )
 def test_settings_survive_the_command_line(config: Outer) -> None:
-    assert compose(Outer, words=list(_words(plain(dump(config))))) == config
+    assert compose(Outer, words=list(_as_args(plain(dump(config))))) == config
 
 
-def test_an_interrupt_that_another_thread_is_given_is_passed_on() -> None:
+def test_an_interrupt_that_another_thread_gets_is_passed_on() -> None:
     sleeper = "import time\nprint(flush=True)\ntry: time.sleep(60)\nexcept KeyboardInterrupt: raise SystemExit(7)"
     process = subprocess.Popen([sys.executable, "-c", sleeper], stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdout and process.stdout.readline()
@@ -98,7 +98,7 @@ def test_an_interrupt_that_another_thread_is_given_is_passed_on() -> None:
         time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGINT)
 
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # this thread is not told of it
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # this thread does not get it
     try:
         threading.Thread(target=interrupt, daemon=True).start()
         assert _wait(process) == 7

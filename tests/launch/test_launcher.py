@@ -17,8 +17,8 @@ import pytest
 from samestep.core.errors import UserError
 from samestep.core.exit_report import ExitReport
 from samestep.launch import attempt
-from samestep.launch.failure import Failure, cause, headline, last_word, tail
-from samestep.launch.launcher import Launcher, how_many
+from samestep.launch.failure import Failure, cause, exit_report_of, headline, tail
+from samestep.launch.launcher import Launcher, parse_nproc
 from samestep.launch.stop_requests import StopRequests
 from toys import gone
 
@@ -55,7 +55,7 @@ def attempts() -> int:
 def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "waited in vain"
+        assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.02)
 
 
@@ -73,7 +73,7 @@ def when(condition: Callable[[], object], *numbers: signal.Signals, apart: float
     return thread
 
 
-def test_ranks_find_their_place_and_rank_0_has_the_terminal(
+def test_ranks_have_their_environment_and_rank_0_has_the_terminal(
     script: Callable[[str], str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     worker = script("""
@@ -82,14 +82,14 @@ def test_ranks_find_their_place_and_rank_0_has_the_terminal(
         Path(f"env_{rank}").write_text(json.dumps([os.environ[name] for name in names] + sys.argv[1:]))
         print("I am", rank, flush=True)
     """)
-    words = ["a=b", "$$", "${local_rank}", "Hello, world"]
-    assert Launcher([worker, *words], nproc=2).run() == 0
+    args = ["a=b", "$$", "${local_rank}", "Hello, world"]
+    assert Launcher([worker, *args], nproc=2).run() == 0
     assert capfd.readouterr().out == "I am 0\n"
     threads = str(max(1, len(os.sched_getaffinity(0)) // 2))
     for rank in range(2):
         found = json.loads(Path(f"env_{rank}").read_text())
-        assert found == ["2", str(rank), "127.0.0.1", threads, "local", *words]
-    assert "SAMESTEP_LAUNCHER" not in os.environ, "what workers are told stays with them"
+        assert found == ["2", str(rank), "127.0.0.1", threads, "local", *args]
+    assert "SAMESTEP_LAUNCHER" not in os.environ, "only the workers have these variables"
 
 
 def test_a_failed_rank_is_the_headline_and_is_restarted_so_often(
@@ -104,12 +104,12 @@ def test_a_failed_rank_is_the_headline_and_is_restarted_so_often(
     launch = Launcher([worker], nproc=2, max_restarts=2)
     assert launch.run() == 1
     assert attempts() == 3
-    said = capfd.readouterr().err
-    assert said.count("samestep: rank 1 on ") == 3
-    assert said.count("  the disk caught fire") == 3
-    assert "restart 2 of 2" in said
-    assert "rank 0" not in said
-    kept = Path(said.rpartition("the logs of all ranks are in ")[2].strip())
+    printed = capfd.readouterr().err
+    assert printed.count("samestep: rank 1 on ") == 3
+    assert printed.count("  the disk caught fire") == 3
+    assert "restart 2 of 2" in printed
+    assert "rank 0" not in printed
+    kept = Path(printed.rpartition("the logs of all ranks are in ")[2].strip())
     assert "fire" in (kept / "attempt_3" / "rank_1.err").read_text(), "without a run directory the output is kept there"
 
 
@@ -132,9 +132,9 @@ def test_a_rank_killed_from_outside_is_named_and_restarted(
     """)
     assert Launcher([worker], nproc=2, max_restarts=1).run() == 0
     assert attempts() == 2
-    said = capfd.readouterr().err
-    assert "samestep: rank 1 on " in said and " was killed by SIGKILL" in said
-    assert "samestep: rank 0" not in said
+    printed = capfd.readouterr().err
+    assert "samestep: rank 1 on " in printed and " was killed by SIGKILL" in printed
+    assert "samestep: rank 0" not in printed
 
 
 def test_a_remedy_is_tried_and_does_not_count_as_a_restart(
@@ -143,15 +143,15 @@ def test_a_remedy_is_tried_and_does_not_count_as_a_restart(
     worker = script("""
         size = int(sys.argv[-1]) if len(sys.argv) > 1 else 4
         if size > 1 and rank == 1:
-            word = ExitReport("no room", 77, rank, "here", remedy=[str(size // 2)], remedy_text=f"with {size // 2}")
-            assert word.leave(os.environ)
+            report = ExitReport("no room", 77, rank, "here", remedy=[str(size // 2)], remedy_text=f"with {size // 2}")
+            assert report.leave(os.environ)
             sys.exit(77)
     """)
     assert Launcher([worker], nproc=2, max_restarts=0).run() == 0
     assert attempts() == 3
-    said = capfd.readouterr().err
-    assert "restarting from the last checkpoint with 2\n" in said
-    assert "restarting from the last checkpoint with 1\n" in said
+    printed = capfd.readouterr().err
+    assert "restarting from the last checkpoint with 2\n" in printed
+    assert "restarting from the last checkpoint with 1\n" in printed
 
 
 def test_out_of_memory_without_a_remedy_is_not_restarted(script: Callable[[str], str]) -> None:
@@ -159,11 +159,11 @@ def test_out_of_memory_without_a_remedy_is_not_restarted(script: Callable[[str],
     assert attempts() == 1
 
 
-LISTENS = """
+HANDLES_SIGNALS = """
     def stop(number, frame):
         with open(f"signals_{rank}", "a") as file:
             file.write(signal.Signals(number).name + " ")
-        if "deaf" not in sys.argv:
+        if "stubborn" not in sys.argv:
             time.sleep(0.3 * rank)
             sys.exit(75)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
@@ -179,15 +179,15 @@ def ready() -> bool:
 
 
 @pytest.mark.parametrize(
-    ("number", "told"),
+    ("number", "received"),
     [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "SIGINT"), (signal.SIGUSR1, "SIGUSR1"), (signal.SIGHUP, "SIGTERM")],
 )
-def test_every_rank_is_asked_to_stop_once(script: Callable[[str], str], number: signal.Signals, told: str) -> None:
-    worker = script(LISTENS)
+def test_every_rank_is_asked_to_stop_once(script: Callable[[str], str], number: signal.Signals, received: str) -> None:
+    worker = script(HANDLES_SIGNALS)
     before = signal.getsignal(number)
     sender = when(ready, number)
     assert Launcher([worker], nproc=2, max_restarts=3).run() == 75
-    assert [Path(f"signals_{rank}").read_text() for rank in range(2)] == [f"{told} "] * 2
+    assert [Path(f"signals_{rank}").read_text() for rank in range(2)] == [f"{received} "] * 2
     assert attempts() == 1
     assert signal.getsignal(number) is before
     sender.join()
@@ -196,19 +196,19 @@ def test_every_rank_is_asked_to_stop_once(script: Callable[[str], str], number: 
 def test_ranks_that_do_not_stop_are_ended_after_the_grace_time(
     script: Callable[[str], str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    worker = script(LISTENS)
+    worker = script(HANDLES_SIGNALS)
     sender = when(ready, signal.SIGTERM)
-    assert Launcher([worker, "deaf"], nproc=2, grace=1.0).run() == 75
+    assert Launcher([worker, "stubborn"], nproc=2, grace=1.0).run() == 75
     assert "rank 0, 1 did not stop within 1 s" in capfd.readouterr().err
     assert all(gone(int(path.read_text())) for path in Path().glob("began_*"))
     sender.join()
 
 
 def test_a_second_ctrl_c_ends_at_once(script: Callable[[str], str]) -> None:
-    worker = script(LISTENS)
+    worker = script(HANDLES_SIGNALS)
     sender = when(ready, signal.SIGINT, signal.SIGINT)
     began = time.monotonic()
-    assert Launcher([worker, "deaf"], nproc=2, grace=50.0, max_restarts=3).run() == 130
+    assert Launcher([worker, "stubborn"], nproc=2, grace=50.0, max_restarts=3).run() == 130
     assert time.monotonic() - began < 30
     assert all(gone(int(path.read_text())) for path in Path().glob("began_*"))
     assert [Path(f"signals_{rank}").read_text() for rank in range(2)] == ["SIGINT "] * 2
@@ -221,18 +221,18 @@ def test_a_request_before_the_workers_start_reaches_them(script: Callable[[str],
         os.kill(os.getpid(), signal.SIGTERM)
         wait_for(lambda: stop.reason)
         worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
-        stop.started([worker.pid])
+        stop.workers_started([worker.pid])
         assert worker.wait(10) == -signal.SIGTERM
 
 
-def test_the_first_ctrl_c_here_is_no_second_one_of_another_node() -> None:
+def test_the_first_ctrl_c_here_does_not_count_as_a_second_one_after_another_nodes() -> None:
     now = [0.0]
     with StopRequests(5.0, clock=lambda: now[0]) as stop:
-        stop.started([])
+        stop.workers_started([])
         stop.request(signal.SIGTERM)
         now[0] = 3.0
         os.kill(os.getpid(), signal.SIGINT)
-        wait_for(lambda: stop._pressed is not None)
+        wait_for(lambda: stop._first_signal is not None)
         assert not stop.at_once
 
 
@@ -247,7 +247,7 @@ def test_signals_that_are_ignored_on_purpose_stay_so() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_hanging_peer_and_whatever_ranks_started_do_not_stay(
+def test_a_hanging_peer_and_all_processes_that_ranks_started_are_ended(
     script: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(attempt, "PEER_SECONDS", 0.5)
@@ -268,9 +268,9 @@ def test_a_hanging_peer_and_whatever_ranks_started_do_not_stay(
     assert "samestep: rank 1 on " in capfd.readouterr().err
 
 
-def failure(rank: int, code: int, seen: float = 10.0, **word: object) -> Failure:
-    said = ExitReport("said", code, rank, "host", **word) if word else None  # type: ignore[arg-type]
-    return Failure(rank, code, seen, said)
+def failure(rank: int, code: int, seen: float = 10.0, **fields: object) -> Failure:
+    report = ExitReport("text", code, rank, "host", **fields) if fields else None  # type: ignore[arg-type]
+    return Failure(rank, code, seen, report)
 
 
 @pytest.mark.parametrize(
@@ -286,37 +286,37 @@ def failure(rank: int, code: int, seen: float = 10.0, **word: object) -> Failure
         ([failure(0, 1, time=9.0, echo=True), failure(1, -signal.SIGTERM, 9.0)], 1),
     ],
 )
-def test_the_cause_is_told_from_its_echoes(failures: list[Failure], first: int) -> None:
+def test_the_cause_is_distinguished_from_its_echoes(failures: list[Failure], first: int) -> None:
     assert cause(failures).rank == first
     assert cause(failures[::-1]).rank == first
 
 
 def test_the_headline_is_one_sentence_with_the_end_of_the_traceback(tmp_path: Path) -> None:
-    word = ExitReport("ValueError: bad\nworse", 1, 3, "host", traceback="\n".join(f"line {n}" for n in range(500)))
-    lines = headline(Failure(3, 1, word=word)).splitlines()
+    report = ExitReport("ValueError: bad\nworse", 1, 3, "host", traceback="\n".join(f"line {n}" for n in range(500)))
+    lines = headline(Failure(3, 1, report=report)).splitlines()
     assert lines[0] == "samestep: rank 3 on host failed: ValueError: bad"
     assert lines[-1] == "  line 499"
     assert len(lines) < 80
     user = ExitReport("write it otherwise", 2, 1, "host")
-    assert headline(Failure(1, 2, word=user)) == "samestep: write it otherwise"
+    assert headline(Failure(1, 2, report=user)) == "samestep: write it otherwise"
     printed = tmp_path / "rank_1.err"
     printed.write_text("Segmentation fault at line 7\n")
     crash = Failure(1, -signal.SIGSEGV, printed=tail(printed))
     assert "was killed by SIGSEGV" in headline(crash) and "line 7" in headline(crash)
-    assert "perhaps by the system" in last_word(Failure(1, -signal.SIGKILL)).text
+    assert "perhaps by the system" in exit_report_of(Failure(1, -signal.SIGKILL)).text
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", ""])
 def test_a_senseless_number_of_processes_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="--nproc must be auto or a whole number"):
-        how_many(text)
+        parse_nproc(text)
 
 
 def test_auto_is_one_process_a_gpu_or_two_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 5)
-    assert how_many("auto") == 5
+    assert parse_nproc("auto") == 5
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.xpu, "device_count", lambda: 0)
-    assert how_many("auto") == min(2, len(os.sched_getaffinity(0)))
+    assert parse_nproc("auto") == min(2, len(os.sched_getaffinity(0)))

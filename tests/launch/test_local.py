@@ -14,13 +14,13 @@ from toys import gone
 pytestmark = pytest.mark.timeout(60)
 
 
-def say(word: str) -> int:
-    print(word, os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["COLOUR"])
+def print_rank(greeting: str) -> int:
+    print(greeting, os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["COLOUR"])
     return int(os.environ["RANK"])
 
 
-def test_workers_get_their_place_environment_and_exit_code(tmp_path: Path) -> None:
-    workers = local.start(say, 3, "hello", logs=tmp_path, env={"COLOUR": "blue"})
+def test_workers_have_their_rank_environment_and_exit_code(tmp_path: Path) -> None:
+    workers = local.start(print_rank, 3, "hello", logs=tmp_path, env={"COLOUR": "blue"})
     assert workers.wait(30) == [0, 1, 2]
     assert workers.output(2).split() == ["hello", "2", "3", "blue"]
 
@@ -50,7 +50,7 @@ def sleepers(folder: Path) -> None:
     local.start(sleep_long, 2, folder, logs=folder / "logs").wait(60)
 
 
-def test_workers_end_with_whoever_started_them(tmp_path: Path) -> None:
+def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     starter = multiprocessing.get_context("spawn").Process(target=sleepers, args=(tmp_path,))
     starter.start()
     while not all((tmp_path / str(rank)).exists() for rank in range(2)):
@@ -58,5 +58,5 @@ def test_workers_end_with_whoever_started_them(tmp_path: Path) -> None:
     starter.kill()
     starter.join()
     for rank in range(2):
-        while not gone(int((tmp_path / str(rank)).read_text())):  # the test's own limit ends a wait in vain
+        while not gone(int((tmp_path / str(rank)).read_text())):  # the test's own time limit ends this loop
             time.sleep(0.05)

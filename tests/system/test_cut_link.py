@@ -70,10 +70,10 @@ def test_under_torchrun(mended: tuple[Sequence[Host], Path]) -> None:
     codes = ended(started, BOUND)
     assert 0 not in codes
     wait_for(lambda: not any(host.processes() for host in made), 60, "for all to end")
-    assert "samestep: rank 1 on node2 gives no sign of life" in told(folder, "torchrun", made[0])
+    assert "samestep: rank 1 on node2 sends no heartbeat" in told(folder, "torchrun", made[0])
     run = RunDir(folder / "runs" / "torchrun")
     assert read_json(run.stall)["rank"] == 1
-    assert "the store in which ranks meet has not answered" in read_json(run.word(1))["text"], "all that it can know"
+    assert "the rendezvous store has not answered" in read_json(run.word(1))["text"], "all that it can know"
 
 
 def test_under_our_own_launcher(mended: tuple[Sequence[Host], Path]) -> None:

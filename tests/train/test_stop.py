@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from samestep.train.stop import Stop
-from samestep.world.agreement import LONGEST, PATIENCE
+from samestep.world.agreement import MAX_DELAY, MAX_STEPS
 from samestep.world.world import World
 from toys import run_on_ranks
 
@@ -25,11 +25,11 @@ def saves(world: World, a_step: float, every: float) -> list[int]:
 
 def save_by_the_clock() -> None:
     world = World.join(device="cpu", timeout=60)
-    for a_step, every in [(PATIENCE, 10), (PATIENCE / 4, 15), (PATIENCE / 100, 25)]:
+    for a_step, every in [(MAX_DELAY, 10), (MAX_DELAY / 4, 15), (MAX_DELAY / 100, 25)]:
         due = saves(world, a_step, every * a_step)
         assert world.gather(due) == [due] * world.size, "all ranks at the same steps"
         apart = [later - before for before, later in pairwise(due)]
-        assert due and all(every <= steps <= every + LONGEST + 1 for steps in apart), (every, due)
+        assert due and all(every <= steps <= every + MAX_STEPS + 1 for steps in apart), (every, due)
     world.leave()
 
 

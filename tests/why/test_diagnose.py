@@ -80,7 +80,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "hung": ("hung", {"stall": STALL, "words": [word(STALL["sentence"], "hung", rank=0, time=701.0, code=78)]}),
     "hung, told by our launcher": (
         "hung",
-        {"stall": STALL, "ended": ended(Failure(0, 78, word=word("hung", "hung", 0, code=78)))},
+        {"stall": STALL, "ended": ended(Failure(0, 78, report=word("hung", "hung", 0, code=78)))},
     ),
     "hung, and the stuck rank has the run still": ("hung", {"stall": STALL, "lock": Lock(True, "node1", 7)}),
     "hung, and the stall was not written": ("hung", {"words": [word("rank 1 hangs", "hung", code=78)]}),
@@ -228,7 +228,7 @@ def test_a_slow_rank_of_a_live_run_is_mentioned() -> None:
 
 def test_the_launchers_event_has_all_that_is_needed() -> None:
     told = word("ValueError: 3", traceback="Traceback\nValueError: 3")
-    event = Decision(None, Failure(1, 1, word=told), "restarting").event()
+    event = Decision(None, Failure(1, 1, report=told), "restarting").event()
     assert (event["kind"], event["rank"], event["code"], event["restart"]) == ("ended", 1, 1, True)
     assert event["word"] == asdict(told)
     found = judge(replace(BASE, ended={"time": 600.0, **event, "restart": False}))

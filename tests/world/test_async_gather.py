@@ -1,4 +1,4 @@
-"""Letters reach their sums over all ranks, several in one message."""
+"""Submitted numbers are summed over all ranks, several results in one message."""
 
 from pathlib import Path
 
@@ -10,43 +10,43 @@ from samestep.world.world import World
 from toys import run_on_ranks
 
 
-def correspond() -> None:
+def exchange() -> None:
     world = World.join(device="cpu", timeout=60)
     sent: list[int] = []
     all_gather = dist.all_gather
     dist.all_gather = lambda parts, own, **how: (sent.append(len(own)), all_gather(parts, own, **how))[1]
-    post, own, size = world.async_gather, world.rank + 1.0, world.size
+    gather, own, size = world.async_gather, world.rank + 1.0, world.size
     everyone = size * (size + 1) / 2
 
-    first, empty, second = post.put([own, 7.0]), post.put([]), post.put([2 * own])
-    assert not first.sent and sent == []
-    post.send()
-    assert first.sent and empty.sent and second.sent and sent == [3], "one message for all"
-    assert second.read() == [2 * everyone] and first.read() == [everyone, 7.0 * size] and empty.read() == []
-    assert first.by_rank() == [[rank + 1.0, 7.0] for rank in range(size)] and first.read() == [everyone, 7.0 * size]
+    first, empty, second = gather.submit([own, 7.0]), gather.submit([]), gather.submit([2 * own])
+    assert not first.is_sent and sent == []
+    gather.flush()
+    assert first.is_sent and empty.is_sent and second.is_sent and sent == [3], "one message for all"
+    assert second.sums() == [2 * everyone] and first.sums() == [everyone, 7.0 * size] and empty.sums() == []
+    assert first.by_rank() == [[rank + 1.0, 7.0] for rank in range(size)] and first.sums() == [everyone, 7.0 * size]
 
-    open_letter, other = post.put([0.0, 0.0]), post.put([own])
-    open_letter.rewrite([own, -own])
-    assert other.read() == [everyone], "it is sent when somebody wants to know"
-    assert open_letter.sent and sent == [3, 3], "and what waits goes along"
-    assert open_letter.read() == [everyone, -everyone]
+    replaced, other = gather.submit([0.0, 0.0]), gather.submit([own])
+    replaced.replace([own, -own])
+    assert other.sums() == [everyone], "reading it sends it"
+    assert replaced.is_sent and sent == [3, 3], "and what else was submitted goes along"
+    assert replaced.sums() == [everyone, -everyone]
     with pytest.raises(AssertionError):
-        open_letter.rewrite([1.0, 1.0])
+        replaced.replace([1.0, 1.0])
 
-    third = post.put([own])
-    post.send()
-    fourth = post.put([10 * own])
-    assert fourth.read() == [10 * everyone] and third.read() == [everyone], "two messages under way at once"
-    post.send()
-    assert sent == [3, 3, 1, 1], "nothing to say, nothing sent"
+    third = gather.submit([own])
+    gather.flush()
+    fourth = gather.submit([10 * own])
+    assert fourth.sums() == [10 * everyone] and third.sums() == [everyone], "two messages under way at once"
+    gather.flush()
+    assert sent == [3, 3, 1, 1], "nothing is sent when nothing was submitted"
     world.leave()
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_letters_share_a_message(tmp_path: Path, size: int) -> None:
-    run_on_ranks(correspond, size, logs=tmp_path)
+def test_results_share_a_message(tmp_path: Path, size: int) -> None:
+    run_on_ranks(exchange, size, logs=tmp_path)
 
 
 def test_a_lone_process_has_its_sums_at_once() -> None:
-    letter = AsyncGather().put([1.0, 2.0])
-    assert letter.sent and letter.read() == [1.0, 2.0] and letter.by_rank() == [[1.0, 2.0]]
+    result = AsyncGather().submit([1.0, 2.0])
+    assert result.is_sent and result.sums() == [1.0, 2.0] and result.by_rank() == [[1.0, 2.0]]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from samestep.core.errors import UserError
-from samestep.world.host_lists import expand, per_node
+from samestep.world.host_lists import expand_hosts, tasks_per_node
 from samestep.world.rank_discovery import RankInfo, discover
 
 TORCHRUN = {
@@ -39,9 +39,9 @@ OPENMPI = {
 PALS = {"PALS_RANKID": "13", "PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "12", "PALS_APID": "a-b", "PMI_RANK": "13"}
 
 
-def numbers(place: RankInfo) -> tuple[int, int, int, int]:
-    assert place.grouped
-    return place.rank, place.size, place.local_rank, place.local_size
+def numbers(info: RankInfo) -> tuple[int, int, int, int]:
+    assert info.grouped
+    return info.rank, info.size, info.local_rank, info.local_size
 
 
 @pytest.fixture
@@ -53,18 +53,18 @@ def node_file(tmp_path: Path) -> dict[str, str]:
 
 
 def test_no_launcher_is_a_single_process_without_a_group() -> None:
-    place = discover({})
-    assert (place.rank, place.size, place.grouped) == (0, 1, False)
+    info = discover({})
+    assert (info.rank, info.size, info.grouped) == (0, 1, False)
 
 
 def test_torchrun() -> None:
-    place = discover(TORCHRUN)
-    assert (place.launcher, numbers(place)) == ("torchrun", (5, 8, 1, 4))
+    info = discover(TORCHRUN)
+    assert (info.launcher, numbers(info)) == ("torchrun", (5, 8, 1, 4))
 
 
 def test_one_rank_under_torchrun_still_has_a_group() -> None:
-    place = discover({**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"})
-    assert place.grouped
+    info = discover({**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"})
+    assert info.grouped
 
 
 @pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"])
@@ -81,10 +81,10 @@ def test_nonsense_is_refused(changes: dict[str, str]) -> None:
 
 
 def test_srun_counts_its_own_step_and_not_the_job() -> None:
-    place = discover(SRUN)
-    assert (place.launcher, numbers(place)) == ("srun", (4, 5, 0, 1))
-    assert (place.address, place.job) == ("node07", "slurm 17.0.0")
-    assert discover({**SRUN, "SLURM_RESTART_COUNT": "1"}).job != place.job, "a requeued job meets at another door"
+    info = discover(SRUN)
+    assert (info.launcher, numbers(info)) == ("srun", (4, 5, 0, 1))
+    assert (info.address, info.job) == ("node07", "slurm 17.0.0")
+    assert discover({**SRUN, "SLURM_RESTART_COUNT": "1"}).job != info.job, "a requeued job uses other ports"
 
 
 def test_a_step_on_one_node_needs_no_name_to_resolve() -> None:
@@ -107,28 +107,28 @@ def test_torchrun_under_srun_is_torchrun() -> None:
 
 
 def test_hydra_on_one_host() -> None:
-    place = discover(HYDRA)
-    assert (place.launcher, numbers(place), place.address) == ("mpiexec (MPICH)", (1, 2, 1, 2), "127.0.0.1")
-    assert place.job
+    info = discover(HYDRA)
+    assert (info.launcher, numbers(info), info.address) == ("mpiexec (MPICH)", (1, 2, 1, 2), "127.0.0.1")
+    assert info.job
 
 
 def test_hydra_on_several_hosts_takes_the_first_of_the_node_file(node_file: dict[str, str]) -> None:
-    place = discover({**HYDRA, "PMI_SIZE": "4", **node_file})
-    assert (numbers(place), place.address, place.job) == ((1, 4, 1, 2), "x4", "hydra 33.server")
-    assert discover({**HYDRA, "PMI_SIZE": "4"}).address == "", "nobody tells, so nobody guesses"
+    info = discover({**HYDRA, "PMI_SIZE": "4", **node_file})
+    assert (numbers(info), info.address, info.job) == ((1, 4, 1, 2), "x4", "hydra 33.server")
+    assert discover({**HYDRA, "PMI_SIZE": "4"}).address == "", "the launcher does not say, and no one guesses"
 
 
 def test_open_mpi(node_file: dict[str, str]) -> None:
-    place = discover({**OPENMPI, **node_file})
-    assert (place.launcher, numbers(place)) == ("mpiexec (Open MPI)", (3, 4, 1, 2))
-    assert (place.address, place.job) == ("x4", "openmpi prterun-1")
+    info = discover({**OPENMPI, **node_file})
+    assert (info.launcher, numbers(info)) == ("mpiexec (Open MPI)", (3, 4, 1, 2))
+    assert (info.address, info.job) == ("x4", "openmpi prterun-1")
     assert discover({**SRUN, **OPENMPI}).launcher == "mpiexec (Open MPI)", "it starts its own helpers by srun"
 
 
 def test_pals_learns_its_size_from_pmi_or_the_node_file(node_file: dict[str, str]) -> None:
-    place = discover({**PALS, "PMI_SIZE": "24", **node_file})
-    assert (place.launcher, numbers(place)) == ("mpiexec (PALS)", (13, 24, 1, 12))
-    assert (place.address, place.job) == ("x4", "pals a-b")
+    info = discover({**PALS, "PMI_SIZE": "24", **node_file})
+    assert (info.launcher, numbers(info)) == ("mpiexec (PALS)", (13, 24, 1, 12))
+    assert (info.address, info.job) == ("x4", "pals a-b")
     assert numbers(discover({**PALS, **node_file})) == (13, 24, 1, 12)
     with pytest.raises(UserError, match="neither PMI_SIZE nor PBS_NODEFILE"):
         discover(PALS)
@@ -152,11 +152,11 @@ def test_a_launcher_whose_ranks_cannot_be_resolved_is_refused(env: dict[str, str
         discover({name: value for name, value in env.items() if name != missing})
 
 
-def test_host_lists_are_written_out() -> None:
-    assert expand("a") == ["a"]
-    assert expand("n[1-3]") == ["n1", "n2", "n3"]
-    assert expand("n[08-10,12],m7,k[1-2]x") == ["n08", "n09", "n10", "n12", "m7", "k1x", "k2x"]
-    assert expand("r[1-2]n[3-4]") == ["r1n3", "r1n4", "r2n3", "r2n4"]
-    assert per_node("2(x3),1") == [2, 2, 2, 1]
+def test_host_lists_are_expanded() -> None:
+    assert expand_hosts("a") == ["a"]
+    assert expand_hosts("n[1-3]") == ["n1", "n2", "n3"]
+    assert expand_hosts("n[08-10,12],m7,k[1-2]x") == ["n08", "n09", "n10", "n12", "m7", "k1x", "k2x"]
+    assert expand_hosts("r[1-2]n[3-4]") == ["r1n3", "r1n4", "r2n3", "r2n4"]
+    assert tasks_per_node("2(x3),1") == [2, 2, 2, 1]
     with pytest.raises(UserError, match="tasks per node"):
-        per_node("2x3")
+        tasks_per_node("2x3")

@@ -17,7 +17,7 @@ def draw() -> tuple[list[float], float, float]:
 
 def test_a_saved_state_goes_on_where_it_was() -> None:
     state = RandomState(World.single(), seed=7)
-    state.spread()
+    state.seed_this_rank()
     draw()
     saved = json.loads(json.dumps(state.rank_state()))
     expected = draw()
@@ -31,7 +31,7 @@ def test_ranks_draw_apart_after_set_up_and_alike_during_it() -> None:
     for rank in range(3):
         seed_everywhere(5)
         alike = draw()
-        RandomState(World(RankInfo("test", rank, 3), torch.device("cpu")), seed=5).spread()
+        RandomState(World(RankInfo("test", rank, 3), torch.device("cpu")), seed=5).seed_this_rank()
         drawn.append((alike, draw()))
     assert len({repr(alike) for alike, _ in drawn}) == 1
     assert len({repr(apart) for _, apart in drawn}) == 3
@@ -39,7 +39,7 @@ def test_ranks_draw_apart_after_set_up_and_alike_during_it() -> None:
 
 def test_at_another_world_size_fresh_streams_begin() -> None:
     one = RandomState(World.single(), seed=3)
-    one.spread()
+    one.seed_this_rank()
     fresh = draw()
     one.load_rank_state([one.rank_state(), one.rank_state()])
     assert draw() == fresh

@@ -62,7 +62,7 @@ def test_a_set_up_failure_on_one_rank_ends_all_with_its_message(
 
 
 def unavailable_on_rank_1() -> int:
-    world = World.meet()
+    world = World.rendezvous()
     try:
         world.connect(device="cpu", backend="ccl" if world.rank == 1 else "gloo")
     except (PeerFailed, UserError) as error:

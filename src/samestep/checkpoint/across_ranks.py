@@ -3,7 +3,7 @@
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -13,38 +13,9 @@ import torch.distributed as dist
 
 from samestep.checkpoint.files import damage_of
 from samestep.checkpoint.manifest import Checkpoint, checkpoint_folders
-from samestep.core.errors import RunFailed, UserError
+from samestep.core.errors import UserError
 from samestep.core.records import Json
 from samestep.world.world import World
-
-
-def run_on_all_ranks(world: World, doing: str, work: Callable[[], Json]) -> list[Json]:
-    """What `work` returned on every rank, by rank; if it failed anywhere, every rank raises that same failure.
-
-    `work` must not communicate. Unlike `World.together` a failure here leaves no mark, so a caller may carry on.
-    """
-    value: Json = None
-    failure: Exception | None = None
-    try:
-        value = work()
-    except Exception as error:
-        failure = error
-    outcomes = world.gather({"value": value} if failure is None else _word(failure))
-    failed = next((rank for rank, outcome in enumerate(outcomes) if "text" in outcome), None)
-    if failed is None:
-        return [outcome["value"] for outcome in outcomes]
-    if failure is not None and not isinstance(failure, OSError | UserError | RunFailed):
-        raise failure  # a mistake of ours: its traceback is worth more than one voice
-    word = outcomes[failed]
-    if word["user"]:
-        raise UserError(word["text"]) from failure
-    raise RunFailed(f"{doing} failed on rank {failed}: {word['text']}") from failure
-
-
-def _word(failure: Exception) -> dict[str, Json]:
-    is_sentence = isinstance(failure, UserError | RunFailed)
-    text = str(failure) if is_sentence else f"{type(failure).__name__}: {failure}"
-    return {"user": isinstance(failure, UserError), "text": text}
 
 
 def split_by_size(sizes: Mapping[str, int], parts: int) -> list[list[str]]:
@@ -73,7 +44,7 @@ def is_disk_shared(folder: Path, world: World, timeout: float = 2.0) -> bool:
             except OSError as error:
                 raise UserError(f"cannot write to {folder} ({error.strerror}); choose a folder that you own") from error
 
-    run_on_all_ranks(world, f"writing to {folder}", create)
+    world.run_on_all_ranks(f"writing to {folder}", create)
     answers = world.gather(_wait_until_exists(token, timeout))
     if world.is_main:
         token.unlink(missing_ok=True)
@@ -107,18 +78,6 @@ def _wait_until_exists(path: Path, timeout: float) -> bool:
     return True
 
 
-def broadcast_text(world: World, text: str) -> str:
-    """Rank 0's text, on every rank."""
-    if world.control is None:
-        return text
-    data = bytearray(text.encode())
-    size = torch.tensor([len(data)])
-    dist.broadcast(size, src=0, group=world.control)
-    data = data if world.is_main else bytearray(int(size))
-    dist.broadcast(torch.frombuffer(data, dtype=torch.uint8), src=0, group=world.control)
-    return data.decode()
-
-
 def broadcast_tensors(world: World, tensors: Mapping[str, torch.Tensor]) -> None:
     """Copy rank 0's tensors to every rank, in place. They are sent as bytes from the CPU: any type, any device."""
     if world.control is None:
@@ -149,7 +108,7 @@ def verify_together(candidate: Checkpoint, world: World, shared: bool) -> Checkp
     sizes = {name: record.size for name, record in candidate.manifest.files.items()}
     parts = split_by_size(sizes, world.size if shared else 1)
     mine = parts[world.rank] if world.rank < len(parts) else []
-    reports = run_on_all_ranks(world, f"verifying {candidate.path}", lambda: _find_damage(candidate, mine))
+    reports = world.run_on_all_ranks(f"verifying {candidate.path}", lambda: _find_damage(candidate, mine))
     suspects = {name for report in reports for name in report}
 
     def confirm() -> Json:
@@ -157,7 +116,7 @@ def verify_together(candidate: Checkpoint, world: World, shared: bool) -> Checkp
         others = _find_damage(candidate, suspects - set(own)) if world.is_main else {}
         return {**own, **others}
 
-    found = run_on_all_ranks(world, f"verifying {candidate.path}", confirm)[0] if suspects else {}
+    found = world.run_on_all_ranks(f"verifying {candidate.path}", confirm)[0] if suspects else {}
     damage = found[min(found)] if found else None
     return replace(candidate, damage=damage, verified=damage is None)
 

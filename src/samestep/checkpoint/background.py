@@ -22,7 +22,6 @@ from typing import Any, Self
 
 import torch.distributed as dist
 
-from samestep.checkpoint.across_ranks import run_on_all_ranks
 from samestep.checkpoint.commit import Snapshot
 from samestep.checkpoint.host_copies import Buffers
 from samestep.checkpoint.state import Stateful
@@ -187,7 +186,7 @@ class Saver:
         pending.thread.start()
 
     def _in_thread(self, *args: Any) -> None:
-        with self._world.watch.beside("save", "save"):
+        with self._world.activity.side_thread("save", "save"):
             self._write(*args)
 
     def _write(
@@ -206,7 +205,7 @@ class Saver:
                 time.sleep(YIELD)
             path = self._store.commit(snapshot, self._store.write(snapshot))
             pending.committed = True
-            run_on_all_ranks(world, f"writing weights of {path}", lambda: after_commit(path) if world.is_main else None)
+            world.run_on_all_ranks(f"writing weights of {path}", lambda: after_commit(path) if world.is_main else None)
         except Exception as failure:
             pending.failure = failure
             if world.is_main and if_it_fails and isinstance(failure, RunFailed):

@@ -30,7 +30,7 @@ from pathlib import Path
 import torch
 from torch.distributed.tensor import DTensor
 
-from samestep.checkpoint.across_ranks import run_on_all_ranks, split_by_size
+from samestep.checkpoint.across_ranks import split_by_size
 from samestep.checkpoint.files import FileRecord, remove_folder, write_file
 from samestep.checkpoint.manifest import RANKS, STATE, Manifest, versions, write_manifest
 from samestep.checkpoint.metadata import read_metadata
@@ -111,7 +111,7 @@ class CheckpointWriter:
             return snapshot.layout
 
         with self._remove_on_failure(staging):
-            layouts = run_on_all_ranks(self.world, doing, begin)
+            layouts = self.world.run_on_all_ranks(doing, begin)
             assert set(layouts) == {snapshot.layout}, f"the tensors of the state differ between ranks: {layouts}"
             self._on_phase("staged")
             written = Written({}, None)
@@ -129,7 +129,7 @@ class CheckpointWriter:
                     files[RANKS] = write_file(staging / RANKS, json.dumps(ranks).encode())
                 return {name: asdict(record) for name, record in files.items()}
 
-            reports = run_on_all_ranks(self.world, doing, report)
+            reports = self.world.run_on_all_ranks(doing, report)
             self._on_phase("reported")
         return {name: FileRecord(**record) for files in reports for name, record in files.items()}
 
@@ -161,7 +161,7 @@ class CheckpointWriter:
 
     def _run_on_main(self, doing: str, work: Callable[[], Json]) -> Json:
         """What `work` returned on rank 0, on every rank; or its failure."""
-        return run_on_all_ranks(self.world, doing, lambda: work() if self.world.is_main else None)[0]
+        return self.world.run_on_all_ranks(doing, lambda: work() if self.world.is_main else None)[0]
 
     @contextmanager
     def _remove_on_failure(self, staging: Path) -> Iterator[None]:

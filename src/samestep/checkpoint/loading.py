@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from samestep.checkpoint.across_ranks import broadcast_tensors, broadcast_text, run_on_all_ranks
+from samestep.checkpoint.across_ranks import broadcast_tensors
 from samestep.checkpoint.manifest import RANKS, STATE, Checkpoint, DamageError, Manifest, full_check, read_manifest
 from samestep.checkpoint.metadata import read_metadata
 from samestep.checkpoint.state import RankStateful, Stateful, merge_state, split_state, unescape_key
@@ -48,14 +48,14 @@ def load_state(checkpoint: Checkpoint, state: Mapping[str, Stateful], world: Wor
         if failure is not None:
             raise failure
 
-    run_on_all_ranks(world, doing, read_and_check)
+    world.run_on_all_ranks(doing, read_and_check)
     if content is not None:
         failure = fill_tensors(path, content.metadata, tensors, world.control if shared else None)
-    run_on_all_ranks(world, doing, raise_failure)
+    world.run_on_all_ranks(doing, raise_failure)
     texts = [content.state, content.ranks] if content else ["", ""]
     if not shared:
         broadcast_tensors(world, tensors)
-        texts = [broadcast_text(world, text) for text in texts]
+        texts = [world.share(text) for text in texts]
     saved, ranks = (json.loads(text) for text in texts)
     _load_parts(state, merge_state(live, saved, tensors), ranks)
 

@@ -13,7 +13,7 @@ from samestep.core.config.merging import amend, compose
 from samestep.core.config.schema import fields_of, is_flag, listed, paths_of
 from samestep.core.errors import EXIT_DONE, UserError, complain
 from samestep.core.rundir import RunDir
-from samestep.launch.schedulers.job import SHORT, VARIABLE, Job, Site
+from samestep.launch.schedulers.job import SITE_ALIASES, SITE_VARIABLE, Job, Site
 from samestep.train.recipe import Recipe
 from samestep.train.recipe_registry import find_recipe, known_recipes, recipe_path
 from samestep.train.run_record import RunRecord, find_run, with_run_path
@@ -163,8 +163,8 @@ class SubmitArgs:
                 several.append((LISTS[name], _value(taken)))
             else:
                 stages[name.removeprefix(_STAGE)] = _number(name, _value(taken))
-        base = {"site": _site_file(options.get("site") or env.get(VARIABLE))}
-        job = amend(Job, base, aliases=SHORT, words=single)
+        base = {"site": _site_file(options.get("site") or env.get(SITE_VARIABLE))}
+        job = amend(Job, base, aliases=SITE_ALIASES, words=single)
         return cls(replace(job, site=_with(job.site, several)), stages, training)
 
 
@@ -182,7 +182,7 @@ def _name_of(word: str) -> tuple[str, _Own | None]:
         return "", None
     name = word[2:].partition("=")[0].replace("-", "_")
     paths = paths_of(Job)
-    path = SHORT.get(name, name)
+    path = SITE_ALIASES.get(name, name)
     positive = path.removeprefix("no_")
     if path in paths or (positive in paths and is_flag(paths[positive])):
         return name, _Own("single", flag=path not in paths or is_flag(paths[path]))
@@ -232,8 +232,12 @@ def _site_file(text: str | None) -> Mapping[str, Any]:
 
 def options_text() -> str:
     """Every option with its meaning, for `--help`."""
-    short = {path: name for name, path in SHORT.items()} | {f"site.{field}": name for name, field in LISTS.items()}
-    lines = [("--site", f"A cluster: {listed(files.options_of('site'), 'or')}, or a file; else as {VARIABLE} says.")]
+    short = {path: name for name, path in SITE_ALIASES.items()} | {
+        f"site.{field}": name for name, field in LISTS.items()
+    }
+    lines = [
+        ("--site", f"A cluster: {listed(files.options_of('site'), 'or')}, or a file; else as {SITE_VARIABLE} says.")
+    ]
     for field in fields_of(Job):
         name = short.get(field.path, field.path)
         note = " (may be given several times)" if name in LISTS else ""

@@ -54,11 +54,13 @@ def run(words: Sequence[str]) -> int:
 
 def _launch(options: Mapping[str, str]) -> int:
     """Start ranks here that do the same without --nproc. Rank 0 prints to this terminal, and leaves its verdict."""
-    from samestep.launch.launcher import Launcher, how_many
+    from samestep.launch.launcher import Launcher, parse_nproc
 
     words = [f"--{name}={value}" for name, value in options.items() if name != "nproc"]
     folder = Path(tempfile.mkdtemp(prefix="samestep-doctor-"))
-    code = Launcher(["-m", "samestep", "doctor", *words], how_many(options.get("nproc", "auto")), folder=folder).run()
+    code = Launcher(
+        ["-m", "samestep", "doctor", *words], parse_nproc(options.get("nproc", "auto")), folder=folder
+    ).run()
     verdict = read_json(folder / _VERDICT)
     if verdict is not None:
         shutil.rmtree(folder, ignore_errors=True)

@@ -45,7 +45,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _evaluate(source: str, words: Sequence[str]) -> int:
-    world = World.meet()
+    world = World.rendezvous()
     with world.together("opening the model"):
         options, settings = take([word for word in words if word != CHAT], OPTIONS)
         how = _how(options, chat=CHAT in words)

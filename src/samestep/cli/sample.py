@@ -82,7 +82,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _sample(source: str, words: Sequence[str]) -> int:
-    world = World.meet()
+    world = World.rendezvous()
     with world.together("opening the model"):
         asked = Asked.read(words)
         prompts, samples = asked.prompts(), asked.samples()

@@ -17,13 +17,13 @@ from samestep.core.errors import EXIT_DONE, UserError
 from samestep.core.output import put
 from samestep.core.rundir import RunDir
 from samestep.launch.schedulers import pbs
-from samestep.launch.schedulers.job import Job, JobPart, room
-from samestep.launch.schedulers.script import Surroundings, resume
-from samestep.launch.schedulers.submit import Submitted, care, scheduler_of, scripts, submit
+from samestep.launch.schedulers.job import Job, JobPart, allocate
+from samestep.launch.schedulers.script import ScriptContext, resume_command
+from samestep.launch.schedulers.submit import SubmittedJob, choose_scheduler, job_commands, scripts, submit
 from samestep.train.plan import global_batch, seconds
 from samestep.train.recipe import Recipe
 from samestep.train.run_record import RunRecord, free_name
-from samestep.world.host_lists import expand
+from samestep.world.host_lists import expand_hosts
 
 HELP = """samestep submit RECIPE [--on slurm|pbs|local] [--nodes N] [--gpus-per-node G] ... [settings of the recipe]
 samestep submit --resume RUN ...
@@ -41,12 +41,12 @@ def run(words: Sequence[str]) -> int:
         return EXIT_DONE
     asked = SubmitArgs.read(words)
     name, recipe, config = chosen(asked.training)
-    scheduler = scheduler_of(asked.job.site)
+    scheduler = choose_scheduler(asked.job.site)
     parts = _parts(asked, recipe, config, scheduler)
     job = _checked(asked.job, scheduler, parts)
-    around = Surroundings(_run_path(name, config, create=not job.dry_run), Path.cwd(), sys.executable)
+    around = ScriptContext(_run_path(name, config, create=not job.dry_run), Path.cwd(), sys.executable)
     parts = _complete(parts, asked, around, config, scheduler)
-    _require_same_run(around.run, parts[0].words)
+    _require_same_run(around.run, parts[0].args)
     if scheduler == "local":
         return _train_here(parts, dry=job.dry_run)
     if job.dry_run:
@@ -63,8 +63,8 @@ def _parts(asked: SubmitArgs, recipe: Recipe, config: Any, scheduler: str) -> li
     if strange:
         raise UserError(f"--num-gpus-{strange[0]}: there is no such stage; this recipe has {', '.join(stages)}")
     if not asked.stage_gpus:
-        return [JobPart("train", (), room(asked.job, scheduler))]
-    rooms = [(room(asked.job, scheduler, asked.stage_gpus.get(stage)), stage) for stage in stages]
+        return [JobPart("train", (), allocate(asked.job, scheduler))]
+    rooms = [(allocate(asked.job, scheduler, asked.stage_gpus.get(stage)), stage) for stage in stages]
     groups = [(place, [stage for _, stage in group]) for place, group in groupby(rooms, key=lambda pair: pair[0])]
     return [
         JobPart(f"{number}_{'_'.join(names)}", (), place, names, unfinished=number < len(groups))
@@ -74,13 +74,13 @@ def _parts(asked: SubmitArgs, recipe: Recipe, config: Any, scheduler: str) -> li
 
 def _checked(job: Job, scheduler: str, parts: Sequence[JobPart]) -> Job:
     """The job without what cannot be; what nobody can mean is refused."""
-    if scheduler == "local" and any(part.room.nodes > 1 for part in parts):
+    if scheduler == "local" and any(part.allocation.nodes > 1 for part in parts):
         raise UserError("--on local is this machine alone; leave out --nodes, or submit with --on slurm or --on pbs")
-    for name in pbs.unused(job) if scheduler == "pbs" else ():
+    for name in pbs.unsupported(job) if scheduler == "pbs" else ():
         raise UserError(f"--{name} is for SLURM; under PBS write --select or --directive")
     if scheduler == "pbs" and job.time is None:
         _warn("without --time the run cannot stop and save before PBS ends it; it goes on from its last checkpoint")
-    if job.nodelist and len(expand(job.nodelist)) > max(part.room.nodes for part in parts) == 1:
+    if job.nodelist and len(expand_hosts(job.nodelist)) > max(part.allocation.nodes for part in parts) == 1:
         _warn(
             f"--nodelist {job.nodelist} is ignored: it names several nodes, but this training takes one (see --nodes)"
         )
@@ -119,22 +119,22 @@ def _require_same_run(path: Path, words: Sequence[str]) -> None:
 
 
 def _complete(
-    parts: Sequence[JobPart], asked: SubmitArgs, around: Surroundings, config: Any, scheduler: str
+    parts: Sequence[JobPart], asked: SubmitArgs, around: ScriptContext, config: Any, scheduler: str
 ) -> list[JobPart]:
     """The parts with their words of `samestep train`."""
     words = _words(asked, around)
     if len(parts) > 1 and config.global_batch_size is None and "--resume" not in words:
         # Parts have different numbers of ranks, but it is one run with one batch: that of its last part.
-        words.append(f"global_batch_size={global_batch(config, parts[-1].room.ranks)}")
+        words.append(f"global_batch_size={global_batch(config, parts[-1].allocation.ranks)}")
     limit = pbs.max_time(asked.job) if scheduler == "pbs" else None
     if limit is not None and (config.max_time is None or limit < seconds(config.max_time)):
         words.append(f"max_time={limit}s")
     ends = [[f"until={part.stages[-1]}"] for part in parts[:-1]]
     ends.append(["until=null"] if len(parts) > 1 and config.until else [])
-    return [replace(part, words=[*words, *end]) for part, end in zip(parts, ends)]
+    return [replace(part, args=[*words, *end]) for part, end in zip(parts, ends)]
 
 
-def _words(asked: SubmitArgs, around: Surroundings) -> list[str]:
+def _words(asked: SubmitArgs, around: ScriptContext) -> list[str]:
     """What is the same in all parts: the run has a fixed name, so that the same command goes on with it."""
     options, rest = take(asked.training, ["resume", "name", "out"])
     words = [word for word in rest if not word.startswith(("name=", "out="))]
@@ -148,7 +148,7 @@ def _train_here(parts: Sequence[JobPart], *, dry: bool) -> int:
     from samestep.cli.train import run as train
 
     for part in parts:
-        words = ["--nproc", str(part.room.ranks), *part.words]
+        words = ["--nproc", str(part.allocation.ranks), *part.args]
         if dry:
             print(shlex.join(["samestep", "train", *words]))
         elif code := train(words):
@@ -156,17 +156,18 @@ def _train_here(parts: Sequence[JobPart], *, dry: bool) -> int:
     return EXIT_DONE
 
 
-def _show(around: Surroundings, jobs: Sequence[Submitted], parts: Sequence[JobPart]) -> None:
+def _show(around: ScriptContext, jobs: Sequence[SubmittedJob], parts: Sequence[JobPart]) -> None:
     """What was submitted, and what to type next."""
     print(f"{'run':8}{around.run}")
     for submitted, part in zip(jobs, parts):
         stages = f", stage {', '.join(part.stages)}" if part.stages else ""
-        print(f"{'job':8}{submitted.job}: {part.room.nodes} x {part.room.tasks} ranks{stages}")
-        for purpose, command in care(submitted).items():
+        print(f"{'job':8}{submitted.job}: {part.allocation.nodes} x {part.allocation.tasks} ranks{stages}")
+        for purpose, command in job_commands(submitted).items():
             print(f"{purpose:8}{command}")
     for part in parts[len(jobs) :]:
-        print(f"{'then':8}{around.script(part)}: {part.room.nodes} x {part.room.tasks} ranks, {', '.join(part.stages)}")
-    print(f"{'resume':8}{resume(around)}")
+        size = f"{part.allocation.nodes} x {part.allocation.tasks} ranks"
+        print(f"{'then':8}{around.script(part)}: {size}, {', '.join(part.stages)}")
+    print(f"{'resume':8}{resume_command(around)}")
 
 
 def _warn(sentence: str) -> None:

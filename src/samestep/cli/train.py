@@ -52,17 +52,17 @@ def run(words: Sequence[str]) -> int:
 
 def _launch(options: Mapping[str, str], words: Sequence[str]) -> int:
     """Start workers that run the same command without the launching options."""
-    from samestep.launch.launcher import GRACE, Launcher, how_many
-    from samestep.launch.nodes.options import nodes_from
+    from samestep.launch.launcher import GRACE, Launcher, parse_nproc
+    from samestep.launch.nodes.options import parse_nodes
 
-    nodes = nodes_from(options)
+    nodes = parse_nodes(options)
     if not options.keys() & {"nproc", "nodes"}:
         raise UserError(f"--{next(iter(options))} is for launching several processes; add --nproc N, or leave it out")
     _require_no_launcher("--nodes" if "nodes" in options else "--nproc")
     folder = os.environ.get(launch_env.FOLDER)  # of the program that called this one, if one did
     launch = Launcher(
         ["-m", "samestep", "train", *words],
-        how_many(options.get("nproc", "auto")),
+        parse_nproc(options.get("nproc", "auto")),
         max_restarts=int(_number(options, "max-restarts", 0)),
         grace=_number(options, "grace", GRACE),
         folder=Path(folder) if folder else None,

@@ -103,7 +103,7 @@ class Feed:
         return micros
 
     def _watched(self, step: int) -> MicroBatches:
-        with self._world.watch.doing("data"):
+        with self._world.activity.doing("data"):
             return self._take(step)
 
     def check_counted(self, only_if_missed: bool = False) -> None:
@@ -155,9 +155,9 @@ class Feed:
         for coming in counted:
             self._counted.update(coming.share.weights)
             weights = coming.share.weights.values()  # of several ranks with one share, one counts it
-            coming.weights = self._world.async_gather.put([w if self._world.dp_counted else 0.0 for w in weights])
+            coming.weights = self._world.async_gather.submit([w if self._world.dp_counted else 0.0 for w in weights])
         if counted:
-            self._world.async_gather.send()
+            self._world.async_gather.flush()
 
 
 @dataclass
@@ -188,6 +188,6 @@ class _Coming:
             for batch in self.batches:
                 for tensor in batch.values():
                     tensor.record_stream(current)
-        weights = dict(zip(self.share.weights, self.weights.read() if self.weights else ()))
+        weights = dict(zip(self.share.weights, self.weights.sums() if self.weights else ()))
         weights["rows"] = float(len(self.share.ids))  # known without asking
         return MicroBatches(self.step, self.batches, weights, self.share.ids, self.share.spans, terms)

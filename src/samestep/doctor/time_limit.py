@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from samestep.world.watchdog.stack_dump import places_of, relevant
+from samestep.world.watchdog.stack_dump import relevant_line, stack_of
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ def within(seconds: float, work: Callable[[], T]) -> T:
     if failure:
         raise failure[0]
     frame = sys._current_frames().get(thread.ident or 0)
-    raise Late(relevant(places_of(frame)) or "a place unknown")
+    raise Late(relevant_line(stack_of(frame)) or "a place unknown")
 
 
 def last_resort(seconds: float) -> None:

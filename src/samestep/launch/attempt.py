@@ -1,4 +1,4 @@
-"""One attempt on this node: torch's elastic agent starts its ranks and watches them; here is how they end together.
+"""One attempt on this node: torch's elastic agent starts the ranks and watches them; this file makes them end together.
 
 Imported when workers are started, since it needs torch.
 """
@@ -26,12 +26,12 @@ from samestep.launch.failure import Failure, tail
 from samestep.launch.stop_requests import StopRequests
 
 PEER_SECONDS = 7.0
-"""How long the peers of a rank that ended badly may take to end by themselves, and to say why."""
+"""How long the peers of a rank that failed may take to end by themselves and write their exit reports."""
 
 
 @dataclass(frozen=True)
 class NodeAssignment:
-    """What this node is in an attempt: which ranks run here, and where all ranks meet."""
+    """What this node does in an attempt: which ranks run here, and where the store of all ranks is."""
 
     address: str
     port: int
@@ -42,78 +42,86 @@ class NodeAssignment:
     nodes: int = 1
 
 
-class Alarm:
-    """What an attempt learns while it runs, and has to end for: a rank that ended badly, here or elsewhere."""
+class AttemptDeadline:
+    """When the ranks of an attempt must have ended: there is a deadline once a rank failed, here or elsewhere."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.stop_asked = False
         """The ranks are to stop in good order."""
         self._end = float("inf")
 
-    def ring(self, seconds: float, *, ask: bool = False) -> None:
-        """Whoever has not ended so many seconds from now is ended; `ask`: and is asked to. From any thread."""
+    def end_within(self, seconds: float, *, ask: bool = False) -> None:
+        """Ranks that still run so many seconds from now are killed; `ask`: ask them to stop first. From any thread."""
         self._end = min(self._end, time.monotonic() + seconds)
-        self.asked = self.asked or ask
+        self.stop_asked = self.stop_asked or ask
 
-    def broken(self, seconds: float) -> None:
-        """A rank of this node ended; the others have so many seconds to follow."""
-        self.ring(seconds)
+    def rank_failed(self, seconds: float) -> None:
+        """A rank of this node failed; the others have so many seconds to end."""
+        self.end_within(seconds)
 
-    def look(self, stop: StopRequests) -> None:
-        """Called often, by the thread that runs the attempt."""
+    def poll(self, stop: StopRequests) -> None:
+        """Called often, by the thread that runs the attempt; for what other nodes send."""
 
     @property
-    def overdue(self) -> bool:
+    def is_past(self) -> bool:
         """Whether the ranks had their time to end."""
         return time.monotonic() > self._end
 
 
 _POLL_SECONDS = 0.05
-_PARTING_SECONDS = 5.0
+_EXIT_BARRIER_SECONDS = 5.0
 """How long nodes whose ranks are done wait for each other."""
 
 
-def attempt(
-    command: Sequence[str], nproc: int, part: NodeAssignment, folder: Path, stop: StopRequests, alarm: Alarm
+def run_attempt(
+    command: Sequence[str],
+    nproc: int,
+    assignment: NodeAssignment,
+    folder: Path,
+    stop: StopRequests,
+    deadline: AttemptDeadline,
 ) -> list[Failure]:
     """Run `command` once as `nproc` ranks of this node; returns those that did not end well."""
     with _quiet():
         spec = WorkerSpec(
             role="default",
             local_world_size=nproc,
-            rdzv_handler=_Settled(part),
+            rdzv_handler=_FixedRendezvous(assignment),
             entrypoint=command[0],
-            args=tuple(word.replace("$", "$$") for word in command[1:]),  # the agent fills in $-templates
+            args=tuple(arg.replace("$", "$$") for arg in command[1:]),  # the agent fills in $-templates
             max_restarts=0,
             monitor_interval=_POLL_SECONDS,
-            local_addr=part.address,
+            local_addr=assignment.address,
         )
-        agent = _Agent(spec, _Outputs(folder, part), stop, alarm)
+        agent = _Agent(spec, _Outputs(folder, assignment), stop, deadline)
         try:
             return agent.failures(agent.run())
         except SignalException:  # came while workers were being started: the agent has ended them
-            return [Failure(part.first_rank, EXIT_PREEMPTED)]
+            return [Failure(assignment.first_rank, EXIT_PREEMPTED)]
         finally:
-            stop.ended()
+            stop.workers_ended()
 
 
-class _Settled(RendezvousHandler):
-    """Who takes part and where all meet is settled before an attempt begins, so there is nothing to negotiate."""
+class _FixedRendezvous(RendezvousHandler):
+    """Nodes, ranks and the store are fixed before an attempt begins, so there is nothing to negotiate."""
 
     use_agent_store = True
 
-    def __init__(self, part: NodeAssignment) -> None:
-        self._part = part
+    def __init__(self, assignment: NodeAssignment) -> None:
+        self._assignment = assignment
 
     def get_backend(self) -> str:
-        """A name."""
+        """A name for log messages."""
         return "samestep"
 
     def next_rendezvous(self) -> RendezvousInfo:
         """This node's number among all, and the store of this attempt."""
-        part = self._part
-        store = PrefixStore("agents", TCPStore(part.address, part.port, is_master=False, wait_for_workers=False))
-        return RendezvousInfo(store, part.node, part.nodes, RendezvousStoreInfo(part.address, part.port))
+        assignment = self._assignment
+        store = PrefixStore(
+            "agents", TCPStore(assignment.address, assignment.port, is_master=False, wait_for_workers=False)
+        )
+        where = RendezvousStoreInfo(assignment.address, assignment.port)
+        return RendezvousInfo(store, assignment.node, assignment.nodes, where)
 
     def is_closed(self) -> bool:
         """Never before its end."""
@@ -123,59 +131,59 @@ class _Settled(RendezvousHandler):
         """It ends with the attempt."""
 
     def num_nodes_waiting(self) -> int:
-        """Whoever wants to join tells the launcher."""
+        """A node that wants to join connects to the launcher instead."""
         return 0
 
     def get_run_id(self) -> str:
         """The same for every attempt of a launch."""
-        return self._part.launch_id
+        return self._assignment.launch_id
 
     def shutdown(self) -> bool:
-        """Nothing is held."""
+        """There is nothing to close."""
         return True
 
 
 class _Agent(LocalElasticAgent):
-    """torch's agent, but signals go to the ranks once, and a rank that ends badly gives its peers time to follow."""
+    """torch's agent, but signals go to the ranks once, and the peers of a rank that fails get time to end."""
 
-    def __init__(self, spec: WorkerSpec, outputs: "_Outputs", stop: StopRequests, alarm: Alarm) -> None:
-        super().__init__(spec, logs_specs=outputs, exit_barrier_timeout=_PARTING_SECONDS)
-        self._outputs, self._stop, self._alarm = outputs, stop, alarm
+    def __init__(self, spec: WorkerSpec, outputs: "_Outputs", stop: StopRequests, deadline: AttemptDeadline) -> None:
+        super().__init__(spec, logs_specs=outputs, exit_barrier_timeout=_EXIT_BARRIER_SECONDS)
+        self._outputs, self._stop, self._deadline = outputs, stop, deadline
         self._processes: dict[int, int] = {}
         self._ended: dict[int, float] = {}
-        self._asked = False
+        self._stop_sent = False
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         ids = super()._start_workers(worker_group)
         self._processes = dict(ids)
-        self._stop.listen()  # starting workers put torch's own handlers in place
-        self._stop.started(list(ids.values()))
+        self._stop.install_handlers()  # again, since starting workers installs torch's own
+        self._stop.workers_started(list(ids.values()))
         return ids
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         codes = {local: _exit_code(process) for local, process in self._processes.items()}
         for local, code in codes.items():
             if code is not None:
-                self._ended.setdefault(self._outputs.number(local), time.time())
-        self._heed(set(codes.values()) - {None, 0})
+                self._ended.setdefault(self._outputs.rank_of(local), time.time())
+        self._react_to_failures(set(codes.values()) - {None, 0})
         running = [self._processes[local] for local, code in codes.items() if code is None]
         if not running:
             return super()._monitor_workers(worker_group)
-        if self._stop.overdue or self._alarm.overdue:
+        if self._stop.is_overdue or self._deadline.is_past:
             self._stop.kill(running)
         return RunResult(state=WorkerState.HEALTHY)
 
-    def _heed(self, badly: set[int | None]) -> None:
-        """Let everybody know of ranks that ended badly here, and hear of those elsewhere."""
-        self._alarm.look(self._stop)
-        if badly:
-            self._alarm.broken(self._stop.grace if badly == {EXIT_PREEMPTED} else PEER_SECONDS)
-        if self._alarm.asked and not self._asked:
-            self._asked = True
-            self._stop.ask()
+    def _react_to_failures(self, failure_codes: set[int | None]) -> None:
+        """Set a deadline for the peers of ranks that failed here, and follow one that was set elsewhere."""
+        self._deadline.poll(self._stop)
+        if failure_codes:
+            self._deadline.rank_failed(self._stop.grace if failure_codes == {EXIT_PREEMPTED} else PEER_SECONDS)
+        if self._deadline.stop_asked and not self._stop_sent:
+            self._stop_sent = True
+            self._stop.ask_workers_to_stop()
 
     def failures(self, result: RunResult) -> list[Failure]:
-        """The ranks that did not end with 0, with what they left to say."""
+        """The ranks that did not end with 0, with their exit reports."""
         return [
             Failure(
                 rank,
@@ -190,46 +198,46 @@ class _Agent(LocalElasticAgent):
 
 
 class _Outputs(LogsSpecs):
-    """Rank 0 has the terminal itself, so that its progress bar works; the others write to files."""
+    """Rank 0 writes to the terminal itself, so that its progress bar works; the others write to files."""
 
-    def __init__(self, folder: Path, part: NodeAssignment) -> None:
+    def __init__(self, folder: Path, assignment: NodeAssignment) -> None:
         super().__init__(log_dir=str(folder))
-        self._folder, self._part = folder, part
+        self._folder, self._assignment = folder, assignment
 
     @property
     def root_log_dir(self) -> str:
         """Where the files are."""
         return str(self._folder)
 
-    def number(self, local: int) -> int:
-        """The rank of a local one."""
-        return self._part.first_rank + local
+    def rank_of(self, local: int) -> int:
+        """The rank of a local rank."""
+        return self._assignment.first_rank + local
 
     def stderr(self, rank: int) -> Path:
-        """What a rank printed of errors."""
+        """The file with what a rank wrote to stderr."""
         return self._folder / f"rank_{rank}.err"
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """The files of every local rank; an empty name is the terminal."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        words = {local: str(self._folder / f"rank_{self.number(local)}.json") for local in envs}
+        report_files = {local: str(self._folder / f"rank_{self.rank_of(local)}.json") for local in envs}
         for local, env in envs.items():
-            env |= {exit_report.ERROR_FILE: words[local], launch_env.LAUNCH_ID: self._part.launch_id}
+            env |= {exit_report.ERROR_FILE: report_files[local], launch_env.LAUNCH_ID: self._assignment.launch_id}
         return LogsDest(
             stdouts={local: self._file(local, "out") for local in envs},
             stderrs={local: self._file(local, "err") for local in envs},
             tee_stdouts={},
             tee_stderrs={},
-            error_files=words,
+            error_files=report_files,
         )
 
     def _file(self, local: int, kind: str) -> str:
-        number = self.number(local)
-        return str(self._folder / f"rank_{number}.{kind}") if number else ""
+        rank = self.rank_of(local)
+        return str(self._folder / f"rank_{rank}.{kind}") if rank else ""
 
 
 def _exit_code(process: int) -> int | None:
-    """How a worker ended; None: it still runs. Its status stays for the agent to collect."""
+    """The exit code of a worker; None: it still runs. Its status is left for the agent to collect."""
     try:
         status = os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:  # collected already
@@ -241,9 +249,9 @@ def _exit_code(process: int) -> int | None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The agent logs what the launcher says better itself."""
+    """Silence the agent's log, since the launcher reports the same better."""
     logger = logging.getLogger("torch.distributed.elastic")
-    silent, passes_on = logging.NullHandler(), logger.propagate
+    silent, propagate = logging.NullHandler(), logger.propagate
     logger.addHandler(silent)
     logger.propagate = False
     try:
@@ -251,5 +259,5 @@ def _quiet() -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.propagate = passes_on
+        logger.propagate = propagate
         logger.removeHandler(silent)

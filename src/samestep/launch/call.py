@@ -1,8 +1,8 @@
 """`samestep.launch(...)`: launch workers from a Python program, a notebook or an interactive session.
 
 The workers are started by another process that runs `samestep train --nproc`. Nothing is forked, so it does not
-matter that this process has used a GPU or has threads, and no signal handler of it is touched. All that is asked for
-are words of that command, so it is the same command on every node.
+matter that this process has used a GPU or has threads, and its signal handlers stay as they are. Everything is passed
+as arguments of that command, so it is the same command on every node.
 """
 
 import dataclasses
@@ -23,12 +23,12 @@ from samestep.core import exit_report, launch_env
 from samestep.core.config import dump
 from samestep.core.config.schema import plain
 from samestep.core.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_USER, RunFailed, UserError
-from samestep.launch.launcher import GRACE, how_many
-from samestep.launch.nodes.options import nodes_from
+from samestep.launch.launcher import GRACE, parse_nproc
+from samestep.launch.nodes.options import parse_nodes
 
 
 @dataclass(frozen=True)
-class Launched:
+class LaunchResult:
     """How a launch ended."""
 
     exit_code: int
@@ -54,59 +54,60 @@ def launch(
     node_rank: int | None = None,
     join_timeout: float | None = None,
     **settings: Any,
-) -> Launched:
+) -> LaunchResult:
     """Train a recipe on `nproc` processes of this machine and wait for the end.
 
     On several machines make the same call on each: `nodes` of them, or "1:4", meet at `rdzv`, "HOST:PORT" of the first.
 
     `recipe` is a recipe's name, import path, file or object, or a configuration, whose recipe is then found beside its
-    class. Settings are a mapping, a configuration, keywords, or several of these, the later ones first in rank.
-    Ctrl-C stops the run in good order, and a second one at once.
+    class. Settings are a mapping, a configuration, keywords, or several of these: keywords override `config`, and both
+    override a configuration given as `recipe`.
+    Ctrl-C stops the run in good order; a second one stops it at once.
     """
     if "RANK" in os.environ:
         raise UserError("samestep.launch was called by one of the workers; call it under `if __name__ == '__main__':`")
     if nproc != "auto":
-        how_many(str(nproc))
+        parse_nproc(str(nproc))
     several = {"nodes": nodes, "rdzv": rdzv, "node-rank": node_rank, "join-timeout": join_timeout}
-    asked = {option: str(value) for option, value in several.items() if value is not None}
-    nodes_from(asked)  # refuses what makes no sense
-    options = {"nproc": nproc, "max-restarts": max_restarts, "grace": grace, **asked}
+    given_options = {option: str(value) for option, value in several.items() if value is not None}
+    parse_nodes(given_options)  # refuses wrong ones before anything starts
+    options = {"nproc": nproc, "max-restarts": max_restarts, "grace": grace, **given_options}
     name, given = _recipe(recipe)
-    data = _over(_over(_settings(given), _settings(config)), settings)
-    words = [*(f"--{option}={value}" for option, value in options.items()), *_words(plain(data))]
+    data = _merged(_merged(_settings(given), _settings(config)), settings)
+    args = [*(f"--{option}={value}" for option, value in options.items()), *_as_args(plain(data))]
     folder = Path(tempfile.mkdtemp(prefix="samestep-launch-"))
     try:
-        code = _run([sys.executable, "-m", "samestep", "train", name, *words], folder)
-        return _outcome(code, folder)
+        code = _run([sys.executable, "-m", "samestep", "train", name, *args], folder)
+        return _result(code, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _recipe(recipe: Any) -> tuple[str, Any]:
-    """The name by which workers find the recipe, and the configuration that came in its place, if one did."""
+    """The name by which workers find the recipe, and the configuration, if one was given instead of a recipe."""
     if isinstance(recipe, str | os.PathLike):
         return os.fspath(recipe), None
     if dataclasses.is_dataclass(recipe) and not isinstance(recipe, type) and not hasattr(recipe, "stages"):
-        return _home(type(recipe), lambda found: found.config is type(recipe)), recipe
+        return _import_name(type(recipe), lambda found: found.config is type(recipe)), recipe
     if hasattr(recipe, "stages") and isinstance(getattr(recipe, "config", None), type):
-        return _home(recipe.config, lambda found: found is recipe), None
+        return _import_name(recipe.config, lambda found: found is recipe), None
     raise UserError(
         f"samestep.launch needs a recipe's name, a Recipe or a configuration, not a {type(recipe).__name__}"
     )
 
 
-def _home(config: type, fits: Callable[[Any], bool]) -> str:
-    """The module, or the package around it, that has this recipe as `recipe`."""
+def _import_name(config: type, matches: Callable[[Any], bool]) -> str:
+    """The name of the module of a configuration, or of a package around it, that has the recipe as `recipe`."""
     parts = config.__module__.split(".")
     for length in range(len(parts), 0, -1):
         module = sys.modules.get(".".join(parts[:length]))
         found = getattr(module, "recipe", None)
-        if module is None or found is None or not fits(found):
+        if module is None or found is None or not matches(found):
             continue
         if module.__name__ != "__main__":
             return module.__name__.removeprefix("samestep.recipes.")
         file = getattr(module, "__file__", None)
-        if file and Path(file).exists():  # a script; what is typed in has no file
+        if file and Path(file).exists():  # a script; an interactive session has no file
             return str(Path(file).absolute())
     raise UserError(
         f"workers cannot import a recipe with the configuration {config.__qualname__}; put it into a file such as "
@@ -122,53 +123,57 @@ def _settings(config: Any) -> dict[str, Any]:
     raise UserError(f"settings are a mapping, a configuration or keywords, not a {type(config).__name__}")
 
 
-def _over(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of two origins in one; a section is merged, not replaced."""
+def _merged(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
+    """Two sets of settings as one; `upper` overrides `lower`, and sections are merged."""
     merged = dict(lower)
     for name, value in upper.items():
         below = merged.get(name)
-        merged[name] = _over(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+        merged[name] = _merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
     return merged
 
 
-def _words(settings: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """Settings as a command line has them: text as it stands, all else as JSON."""
+def _as_args(settings: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """Settings as command-line arguments: text unchanged, everything else as JSON."""
     for name, value in settings.items():
         if isinstance(value, Mapping) and value:
-            yield from _words(value, f"{above}{name}.")
+            yield from _as_args(value, f"{above}{name}.")
         else:
             yield f"{above}{name}={value if isinstance(value, str) else json.dumps(value)}"
 
 
 def _run(command: Sequence[str], folder: Path) -> int:
-    """Run the launching process to its end and show what it shows; returns its exit code."""
+    """Run the launching process to its end and print what it prints; returns its exit code."""
     env = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),  # what is importable here, is there too
+        "PYTHONPATH": os.pathsep.join(
+            path for path in sys.path if path
+        ),  # what can be imported here can be imported there
         launch_env.FOLDER: str(folder),
         launch_env.PARENT: str(os.getpid()),
     }
     output = None if _has_terminal() else subprocess.PIPE
-    # In a session of its own, a terminal's Ctrl-C reaches it only through us, and so just once.
+    # In a session of its own it gets a terminal's Ctrl-C only through this process, and so just once.
     process = subprocess.Popen(
         command, env=env, stdout=output, stderr=output and subprocess.STDOUT, start_new_session=True
     )
-    shown = threading.Thread(target=_show, args=(process.stdout, sys.stdout), daemon=True)
+    printer = threading.Thread(target=_copy_output, args=(process.stdout, sys.stdout), daemon=True)
     if output:
-        shown.start()
+        printer.start()
     try:
         code = _wait(process)
     except BaseException:
         process.terminate()
         raise
     if output:
-        shown.join(timeout=5)
+        printer.join(timeout=5)
     return code
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """An interrupt is passed on. The wait ends now and then: if another thread was given the signal, it is only then
-    that the interpreter acts on it."""
+    """Wait for the end; an interrupt is passed on.
+
+    The wait has a timeout because the interpreter handles a signal that another thread received only after it.
+    """
     while True:
         try:
             return process.wait(timeout=1)
@@ -186,21 +191,21 @@ def _has_terminal() -> bool:
         return False
 
 
-def _show(source: IO[bytes], target: IO[str]) -> None:
+def _copy_output(source: IO[bytes], target: IO[str]) -> None:
     for line in source:
         target.write(line.decode(errors="replace"))
         target.flush()
 
 
-def _outcome(code: int, folder: Path) -> Launched:
-    """What the launch comes to for the program that called it."""
+def _result(code: int, folder: Path) -> LaunchResult:
+    """The result of the launch, or the exception that the caller gets."""
     if code in (EXIT_DONE, EXIT_PREEMPTED):
-        return Launched(code, launch_env.read_run_path(folder))
+        return LaunchResult(code, launch_env.read_run_path(folder))
     if code == EXIT_INTERRUPTED:
         raise KeyboardInterrupt
-    word = exit_report.read_failure(folder)
+    report = exit_report.read_failure(folder)
     if code == EXIT_USER:
-        raise UserError(word.text if word else "the launch was refused; the reason is printed above")
-    if word is None:
-        raise RunFailed(f"the launching process ended with exit code {code}; what it printed says more")
-    raise RunFailed(f"rank {word.rank} on {word.host}: {word.text}")
+        raise UserError(report.text if report else "the launch was refused; the reason is printed above")
+    if report is None:
+        raise RunFailed(f"the launching process ended with exit code {code}; see what it printed")
+    raise RunFailed(f"rank {report.rank} on {report.host}: {report.text}")

@@ -1,4 +1,4 @@
-"""Which rank failed first, and how to say it: pure functions over what is left of an attempt."""
+"""Which rank failed first, and the message about it: pure functions over how the ranks of an attempt ended."""
 
 import signal
 import socket
@@ -11,9 +11,9 @@ from samestep.core.exit_report import ExitReport
 from samestep.core.records import Json
 
 _LINES = 60
-"""How much of a traceback or of a rank's output is shown; its log has all."""
-_REACTIONS = (signal.SIGABRT, signal.SIGTERM)
-"""Signals that a rank may die of because another one failed."""
+"""How many lines of a traceback or of a rank's output are shown; its log has all."""
+_CONSEQUENCES = (signal.SIGABRT, signal.SIGTERM)
+"""Signals that may end a rank because another one failed."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Failure:
     """The exit code; negative: the signal that ended it."""
     seen: float = 0.0
     """When the launcher noticed."""
-    word: ExitReport | None = None
+    report: ExitReport | None = None
     printed: str = ""
-    """The last that the rank printed of errors, where that did not go to the terminal."""
+    """The end of what the rank wrote to stderr, where that did not go to the terminal."""
     ended_by_us: bool = False
     host: str = field(default_factory=socket.gethostname)
 
@@ -38,7 +38,7 @@ class Failure:
 
     @property
     def is_user_error(self) -> bool:
-        """Something the user must mend: another attempt would end in the same way."""
+        """Something the user must fix: another attempt would end in the same way."""
         return self.code == EXIT_USER
 
     @property
@@ -48,46 +48,51 @@ class Failure:
 
     @property
     def time(self) -> float:
-        """When the rank failed, by its own account if it gave one."""
-        return self.word.time if self.word else self.seen
+        """When the rank failed, from its exit report if there is one."""
+        return self.report.time if self.report else self.seen
 
     def to_json(self) -> dict[str, Json]:
-        """As plain data, for another node."""
-        return asdict(self)
+        """As plain data, for another node. There the report has the key `word`."""
+        data = asdict(self)
+        data["word"] = data.pop("report")
+        return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json], shift: float = 0.0) -> "Failure":
-        """What `to_json` gave; `shift` is how far the clock here is before the clock there."""
-        word = ExitReport(**{**data["word"], "time": data["word"]["time"] + shift}) if data["word"] else None
-        return cls(**{**data, "seen": data["seen"] + shift, "word": word})
+        """What `to_json` returned; `shift` is how far the clock here is ahead of the clock there."""
+        fields = dict(data)
+        report = fields.pop("word")
+        if report:
+            report = ExitReport(**{**report, "time": report["time"] + shift})
+        return cls(**{**fields, "seen": fields["seen"] + shift, "report": report or None})
 
 
 def cause(failures: Sequence[Failure]) -> Failure:
-    """The failure that the others followed from, or the stop that all agreed on."""
+    """The failure that caused the others, or the stop that all agreed on."""
     stopped = any(failure.is_stop for failure in failures)
     return min(failures, key=lambda failure: _order(failure, stopped))
 
 
 def _order(failure: Failure, stopped: bool) -> tuple[int, float, int]:
     """Killed from outside; a failure of its own, the earliest first; a stop; mere consequences."""
-    word = failure.word
-    if failure.ended_by_us or (word and word.echo):
+    report = failure.report
+    if failure.ended_by_us or (report and report.echo):
         return 4, failure.seen, failure.rank
-    if word and word.kind == "hung":  # whoever was stuck may have been killed by its neighbours
+    if report and report.kind == "hung":  # the rank that hung may have been killed by its neighbours
         return 0, 0.0, failure.rank
     if failure.is_stop:
         return 2, failure.seen, failure.rank
     if failure.code > 0:
         return 1, failure.time, failure.rank
-    if stopped or -failure.code in _REACTIONS:  # the run was saved before a rank died in parting
+    if stopped or -failure.code in _CONSEQUENCES:  # the run was saved before a rank died while ending
         return 3, failure.seen, failure.rank
-    return 0, failure.seen, failure.rank  # nothing that another rank does can bring this about
+    return 0, failure.seen, failure.rank  # no failure of another rank causes this
 
 
-def last_word(failure: Failure) -> ExitReport:
-    """What the rank said, or what can be said for it."""
-    if failure.word is not None:
-        return failure.word
+def exit_report_of(failure: Failure) -> ExitReport:
+    """The exit report of the rank, or one made from its exit code."""
+    if failure.report is not None:
+        return failure.report
     if failure.code < 0:
         name = signal_name(-failure.code)
         hint = ", perhaps by the system because memory ran out" if name == "SIGKILL" and not failure.ended_by_us else ""
@@ -98,15 +103,15 @@ def last_word(failure: Failure) -> ExitReport:
 
 
 def headline(failure: Failure, *, brief: bool = False) -> str:
-    """One sentence, and the traceback where there is one, unless it is to be `brief`."""
-    word = last_word(failure)
-    if failure.word and (failure.is_user_error or word.kind == "hung"):  # the sentence names the rank that matters
-        return f"samestep: {word.text}"
-    first_line = (word.text.splitlines() or [""])[0] if word.traceback else word.text
-    said = f"samestep: rank {word.rank} on {word.host} {'failed: ' if failure.word else ''}{first_line}"
-    lines = [] if brief else word.traceback.rstrip().splitlines()
+    """One sentence, and the traceback where there is one, unless `brief`."""
+    report = exit_report_of(failure)
+    if failure.report and (failure.is_user_error or report.kind == "hung"):  # the text names the rank that matters
+        return f"samestep: {report.text}"
+    first_line = (report.text.splitlines() or [""])[0] if report.traceback else report.text
+    sentence = f"samestep: rank {report.rank} on {report.host} {'failed: ' if failure.report else ''}{first_line}"
+    lines = [] if brief else report.traceback.rstrip().splitlines()
     shown = ["..."] * (len(lines) > _LINES) + lines[-_LINES:]
-    return "\n".join([said, *(f"  {line}" for line in shown)])
+    return "\n".join([sentence, *(f"  {line}" for line in shown)])
 
 
 def signal_name(number: int) -> str:

@@ -1,7 +1,7 @@
 """Launches on this machine, or on this one among several: start the ranks, show the first failure, restart.
 
-An attempt (`agent.py`) runs the ranks of this node once. What follows from its end is decided by a judge
-(`verdict.py`): here when there is one node, by the first node for all when there are several (`nodes.py`).
+An attempt (attempt.py) runs the ranks of this node once. The restart policy (restart_policy.py) decides what follows
+from its end: here when there is one node, on the first node for all when there are several (nodes/).
 """
 
 import os
@@ -16,61 +16,61 @@ from pathlib import Path
 from samestep.core import launch_env
 from samestep.core.errors import EXIT_PREEMPTED, UserError
 from samestep.core.parent import stop_with
-from samestep.launch.attempt import Alarm, NodeAssignment
+from samestep.launch.attempt import AttemptDeadline, NodeAssignment
 from samestep.launch.node_runner import NodeRunner
-from samestep.launch.nodes.options import Nodes
+from samestep.launch.nodes.options import NodeOptions
 from samestep.launch.restart_policy import AttemptEnd, Decision, RestartPolicy
 from samestep.launch.stop_requests import StopRequests
 
 GRACE = 30.0
 """Seconds that workers have to stop in good order."""
 _FORCED = 15.0
-"""Seconds beyond the grace time in which a launcher whose own parent is gone must have ended everything."""
+"""Seconds beyond the grace time after which a launcher whose own parent is gone must have ended everything."""
 
 
 @dataclass(frozen=True)
 class Launcher:
     """A Python command line to run as the ranks of one run, as often as it takes."""
 
-    words: Sequence[str]
+    args: Sequence[str]
     """What comes after `python`."""
     nproc: int
     max_restarts: int = 0
     grace: float = GRACE
     folder: Path | None = None
-    """Where the ranks leave word and output; by default a temporary folder, kept only when it is needed."""
-    nodes: Nodes | None = None
-    """Where to meet the other nodes; None: there are none."""
+    """For exit reports and output of the ranks; by default a temporary folder, kept only when it is needed."""
+    nodes: NodeOptions | None = None
+    """How many nodes there are and where they meet; None: only this one."""
     launch_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def run(self) -> int:
         """All attempts; returns the exit code of the whole: 0 done, 2 user error, 75 preempted and resumable."""
         folder = self.folder or Path(tempfile.mkdtemp(prefix="samestep-launch-"))
         parent = os.environ.get(launch_env.PARENT)
-        with StopRequests(self.grace) as stop, _variables(self._environment(folder)):
+        with StopRequests(self.grace) as stop, _environment_set(self._environment(folder)):
             if parent is not None:  # another program started this one, and may end before it
                 stop_with(int(parent), self.grace + _FORCED, at_once=False)
-            station = NodeRunner(self.words, self.nproc, folder, stop)
+            runner = NodeRunner(self.args, self.nproc, folder, stop)
             try:
-                code = self._attempts(station)
+                code = self._attempts(runner)
             finally:
-                if self.folder is None and not station.needs_folder:
+                if self.folder is None and not runner.needs_folder:
                     shutil.rmtree(folder, ignore_errors=True)
         return code
 
-    def _attempts(self, station: NodeRunner) -> int:
-        judge = RestartPolicy(self.max_restarts, self.grace)
+    def _attempts(self, runner: NodeRunner) -> int:
+        policy = RestartPolicy(self.max_restarts, self.grace)
         if self.nodes is None:
-            return _alone(station, judge, self.launch_id)
-        from samestep.launch.nodes.member import take_part
+            return _run_single_node(runner, policy, self.launch_id)
+        from samestep.launch.nodes.member import run_node
 
-        return take_part(self.nodes, station, judge, self.launch_id)
+        return run_node(self.nodes, runner, policy, self.launch_id)
 
     def _environment(self, folder: Path) -> Mapping[str, str]:
         return {
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, _cores() // self.nproc)),
             "PYTHONFAULTHANDLER": os.environ.get("PYTHONFAULTHANDLER") or "1",  # a crash shows where
-            "TORCHELASTIC_SIGNALS_TO_HANDLE": "",  # the agent leaves signals to us
+            "TORCHELASTIC_SIGNALS_TO_HANDLE": "",  # the launcher handles signals, not the agent
             launch_env.LAUNCHER: "local" if self.nodes is None else "samestep",
             launch_env.FOLDER: str(folder),
             launch_env.PARENT: str(os.getpid()),
@@ -78,25 +78,25 @@ class Launcher:
         }
 
 
-def _alone(station: NodeRunner, judge: RestartPolicy, launch_id: str) -> int:
+def _run_single_node(runner: NodeRunner, policy: RestartPolicy, launch_id: str) -> int:
     """Try until it is done or there is no point in another attempt."""
     from torch._C._distributed_c10d import TCPStore
 
-    verdict = Decision(None)
-    while verdict.code is None:
-        stop = station.stop
+    decision = Decision(None)
+    while decision.code is None:
+        stop = runner.stop
         if stop.reason is not None:
             return EXIT_PREEMPTED  # before anything was started
-        # A port is chosen by the system when the store opens it, so nobody can take it in between.
+        # The system chooses the port when the store opens it, so no other process can take it in between.
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        part = NodeAssignment("127.0.0.1", store.port, launch_id, station.nproc)
-        failures = station.attempt(part, verdict.remedy, Alarm())
-        verdict = judge.verdict(AttemptEnd(failures, stop.reason is not None, stop.at_once))
-        station.show(verdict)
-    return verdict.code
+        assignment = NodeAssignment("127.0.0.1", store.port, launch_id, runner.nproc)
+        failures = runner.attempt(assignment, decision.remedy, AttemptDeadline())
+        decision = policy.decide(AttemptEnd(failures, stop.reason is not None, stop.at_once))
+        runner.show(decision)
+    return decision.code
 
 
-def how_many(text: str) -> int:
+def parse_nproc(text: str) -> int:
     """How many workers `--nproc` asks for; `auto` is one for each GPU, or two on a CPU of several cores."""
     if text == "auto":
         import torch
@@ -113,8 +113,8 @@ def _cores() -> int:
 
 
 @contextmanager
-def _variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Variables that the workers inherit; this process has its own back afterwards."""
+def _environment_set(values: Mapping[str, str]) -> Iterator[None]:
+    """Set variables that the workers inherit; afterwards this process has its own again."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

@@ -1,7 +1,7 @@
 """Start workers on this machine, each a fresh process that already has torch imported.
 
 The parent holds the rendezvous store, as torchrun's agent does: no port is guessed, and what a failing rank wrote
-there outlives it. Workers are forked from a clean server process, so starting one costs milliseconds, not the
+there remains. Workers are forked from a clean server process, so starting one costs milliseconds, not the
 seconds that importing torch takes, and nothing of the parent (threads, devices) is inherited.
 """
 
@@ -33,7 +33,7 @@ class Workers:
         end = time.monotonic() + timeout
         while any(p.is_alive() for p in self.processes) and time.monotonic() < end:
             if any(p.exitcode not in (None, 0) for p in self.processes):
-                end = min(end, time.monotonic() + 10)  # a peer of a dead rank gets time to say so itself
+                end = min(end, time.monotonic() + 10)  # a peer of a dead rank gets time to report that itself
             time.sleep(0.02)
         late = [p.is_alive() for p in self.processes]
         self.kill()
@@ -88,20 +88,22 @@ def start(
     processes = []
     for rank in range(nproc):
         own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        process = _CONTEXT.Process(target=_enter, args=(own, logs / f"output_{rank}.txt", target, args), daemon=False)
+        process = _CONTEXT.Process(
+            target=_run_worker, args=(own, logs / f"output_{rank}.txt", target, args), daemon=False
+        )
         process.start()
         processes.append(process)
     return Workers(processes, logs, store)
 
 
-def _enter(env: Mapping[str, str], output: Path, target: Callable[..., object], args: Sequence[object]) -> None:
+def _run_worker(env: Mapping[str, str], output: Path, target: Callable[..., object], args: Sequence[object]) -> None:
     """Become a worker: its environment, its output file, its threads; then the target."""
     os.environ.clear()
     os.environ.update(env)
     handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
-    threading.Thread(target=_end_with_starter, name="watch starter", daemon=True).start()
+    threading.Thread(target=_end_with_parent, name="watch parent", daemon=True).start()
     import torch
 
     torch.set_num_threads(int(env["OMP_NUM_THREADS"]))  # torch was imported before the variable was set
@@ -110,9 +112,9 @@ def _enter(env: Mapping[str, str], output: Path, target: Callable[..., object], 
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _end_with_starter() -> None:
-    """Whoever started the workers may be killed; the server between them lives on as long as a worker does."""
-    starter = multiprocessing.parent_process()
-    assert starter is not None
-    starter.join()
+def _end_with_parent() -> None:
+    """End this worker when the process that started it is gone; the fork server in between would not end it."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
     os.kill(os.getpid(), signal.SIGKILL)

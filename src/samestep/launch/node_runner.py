@@ -1,4 +1,4 @@
-"""This node's part of a launch: runs its ranks, attempt after attempt, keeps what they print, says what happened."""
+"""Runs the ranks of this node, attempt after attempt; keeps what they print and prints what happened."""
 
 import shutil
 import sys
@@ -12,8 +12,8 @@ from samestep.core.errors import EXIT_DONE
 from samestep.core.output import put
 from samestep.core.records import JsonLines
 from samestep.core.rundir import RunDir
-from samestep.launch.attempt import Alarm, NodeAssignment
-from samestep.launch.failure import Failure, headline, last_word
+from samestep.launch.attempt import AttemptDeadline, NodeAssignment
+from samestep.launch.failure import Failure, exit_report_of, headline
 from samestep.launch.restart_policy import Decision
 from samestep.launch.stop_requests import StopRequests
 
@@ -21,23 +21,23 @@ from samestep.launch.stop_requests import StopRequests
 class NodeRunner:
     """The attempts of one launch on this node."""
 
-    def __init__(self, words: Sequence[str], nproc: int, folder: Path, stop: StopRequests) -> None:
-        self.words, self.nproc, self.stop = words, nproc, stop
+    def __init__(self, args: Sequence[str], nproc: int, folder: Path, stop: StopRequests) -> None:
+        self.args, self.nproc, self.stop = args, nproc, stop
         self.needs_folder = False
-        """Whether what ranks printed lies only there."""
+        """Whether the output of the ranks is only in `folder`."""
         self._folder = folder
         self._number = 0
         self._ranks = range(nproc)
 
-    def attempt(self, part: NodeAssignment, remedy: Sequence[str], alarm: Alarm) -> list[Failure]:
+    def attempt(self, assignment: NodeAssignment, remedy: Sequence[str], deadline: AttemptDeadline) -> list[Failure]:
         """One attempt; the ranks of this node that did not end well."""
-        from samestep.launch.attempt import attempt
+        from samestep.launch.attempt import run_attempt
 
         self._number += 1
-        self._ranks = range(part.first_rank, part.first_rank + self.nproc)
+        self._ranks = range(assignment.first_rank, assignment.first_rank + self.nproc)
         outputs = self._folder / f"attempt_{self._number}"
-        command = [sys.executable, "-u", *self.words, *remedy]
-        failures = attempt(command, self.nproc, part, outputs, self.stop, alarm)
+        command = [sys.executable, "-u", *self.args, *remedy]
+        failures = run_attempt(command, self.nproc, assignment, outputs, self.stop, deadline)
         run = launch_env.read_run_path(self._folder)
         if run is not None:
             _keep_outputs(outputs, run / "logs")
@@ -45,38 +45,38 @@ class NodeRunner:
             put("\r\x1b[2K\x1b[?25h", sys.stdout, end="")  # a killed rank 0 leaves half a bar and no cursor
         return failures
 
-    def show(self, verdict: Decision) -> None:
-        """Say what happened: the first failing rank, here with its traceback; for all else there are the logs."""
-        self._note(verdict)
-        first = verdict.first
+    def show(self, decision: Decision) -> None:
+        """Print what happened: the first rank that failed, with its traceback if it is on this node."""
+        self._record(decision)
+        first = decision.first
         if first is not None:
             put(headline(first, brief=first.rank not in self._ranks), sys.stderr)
-            exit_report.write_failure(self._folder, last_word(first))
+            exit_report.write_failure(self._folder, exit_report_of(first))
             if not first.is_user_error:
                 run = launch_env.read_run_path(self._folder)
                 self.needs_folder = run is None
-                say(f"the logs of all ranks are in {run / 'logs' if run else self._folder}")
-        if verdict.said:
-            say(verdict.said)
+                notify(f"the logs of all ranks are in {run / 'logs' if run else self._folder}")
+        if decision.message:
+            notify(decision.message)
 
-    def _note(self, verdict: Decision) -> None:
-        """Leave it with the run as well, unless all is well; rank 0 was here, so its directory is."""
+    def _record(self, decision: Decision) -> None:
+        """Append it to the run's events unless the run is done; only on the node of rank 0, which has the directory."""
         run = launch_env.read_run_path(self._folder)
-        if run is not None and verdict.code != EXIT_DONE and 0 in self._ranks:
+        if run is not None and decision.code != EXIT_DONE and 0 in self._ranks:
             signal = self.stop.reason.name if self.stop.reason else ""
             with suppress(OSError):
-                JsonLines(RunDir(run).events).append({"time": time.time(), **verdict.event(), "signal": signal})
+                JsonLines(RunDir(run).events).append({"time": time.time(), **decision.event(), "signal": signal})
 
 
-def say(sentence: str) -> None:
-    """Tell the user, whatever becomes of the terminal."""
+def notify(sentence: str) -> None:
+    """Print a message to the user; a closed terminal is no error."""
     put(f"samestep: {sentence}", sys.stderr)
 
 
 def _keep_outputs(source: Path, logs: Path) -> None:
-    """What ranks printed that did not go to the terminal lies with the run's logs, attempt after attempt."""
+    """Append what ranks wrote to files instead of the terminal to the run's logs, attempt after attempt."""
     for path in sorted([*source.glob("rank_*.out"), *source.glob("rank_*.err")]):
-        with suppress(OSError):  # a full disk: the run has worse to report
+        with suppress(OSError):  # a full disk, which the run reports itself
             if path.stat().st_size:
                 logs.mkdir(parents=True, exist_ok=True)
                 with open(path, "rb") as printed, open(logs / f"{path.stem}_output.txt", "ab") as kept:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 
 from samestep.core.errors import EXIT_DONE, EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_PREEMPTED
 from samestep.core.records import Json
-from samestep.launch.failure import Failure, cause, last_word
+from samestep.launch.failure import Failure, cause, exit_report_of
 
 
 @dataclass(frozen=True)
@@ -14,113 +14,115 @@ class AttemptEnd:
 
     failures: Sequence[Failure]
     stopped: bool = False
-    """A request to stop came before."""
+    """A stop was requested before."""
     at_once: bool = False
-    """Somebody pressed Ctrl-C twice."""
+    """Ctrl-C was pressed twice."""
     lost: str = ""
-    """Nodes that left without a word, and how."""
+    """Nodes that were lost, and how."""
     remaining: str = ""
-    """How many nodes can go on without them; empty: too few."""
+    """How many nodes can go on without them, as text; empty: too few."""
     joined: str = ""
     """Nodes for which the ranks were asked to stop, so that they can take part."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do next, and what to say."""
+    """What to do next, and the message about it."""
 
     code: int | None
     """The exit code of the launch; None: another attempt."""
     first: Failure | None = None
     """What to show as the cause."""
-    said: str = ""
+    message: str = ""
     remedy: Sequence[str] = ()
-    """Words for the command line of all further attempts."""
+    """Arguments to add to the command line of all further attempts."""
 
     def event(self) -> dict[str, Json]:
-        """For the run's events: how the attempt ended, also for ranks that could not say so themselves."""
-        first, word = self.first, last_word(self.first) if self.first else None
+        """For the run's events: how the attempt ended, also of ranks that could not write an exit report."""
+        first, report = self.first, exit_report_of(self.first) if self.first else None
         return {
             "kind": "ended",
             "rank": first.rank if first else None,
             "host": first.host if first else "",
             "code": first.code if first else self.code,
-            "text": word.text if word else self.said,
+            "text": report.text if report else self.message,
             "restart": self.code is None,
-            "word": asdict(word) if word else None,
+            "word": asdict(report) if report else None,
         }
 
     def to_json(self) -> dict[str, Json]:
         """As plain data, for another node."""
         first = self.first.to_json() if self.first else None
-        return {"code": self.code, "first": first, "said": self.said, "remedy": list(self.remedy)}
+        return {"code": self.code, "first": first, "said": self.message, "remedy": list(self.remedy)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Json]) -> "Decision":
-        """What `to_json` gave."""
+        """What `to_json` returned."""
         first = Failure.from_json(data["first"]) if data["first"] else None
         return cls(data["code"], first, data["said"], data["remedy"])
 
 
 class RestartPolicy:
-    """Restarts are counted here: torch's own agent restarts on any exit code, also what cannot succeed."""
+    """Decides what follows, and counts restarts. torch's own agent would restart on any exit code, even if in vain."""
 
     def __init__(self, max_restarts: int, grace: float) -> None:
         self._max_restarts, self._grace = max_restarts, grace
         self._restarts = 0
         self._remedy: Sequence[str] = ()
 
-    def verdict(self, ended: AttemptEnd) -> Decision:
-        """What follows; whatever helped against a lack of memory stays in force."""
-        found = self._verdict(ended)
-        self._remedy = found.remedy or self._remedy
-        return replace(found, remedy=self._remedy)
+    def decide(self, end: AttemptEnd) -> Decision:
+        """What follows; a remedy against a lack of memory stays in force."""
+        decision = self._decide(end)
+        self._remedy = decision.remedy or self._remedy
+        return replace(decision, remedy=self._remedy)
 
-    def _verdict(self, ended: AttemptEnd) -> Decision:
-        if ended.at_once:
-            return Decision(EXIT_INTERRUPTED, said="interrupted twice: all ranks were ended at once, without a save")
-        if not ended.failures:
-            return self._without_failures(ended)
-        first = cause(ended.failures)
-        if first.is_stop or (ended.stopped and first.code < 0):
-            return self._stopped(ended)
-        if ended.lost and not first.is_user_error:  # those who remain failed only because of it
-            return self._lost(ended)
+    def _decide(self, end: AttemptEnd) -> Decision:
+        if end.at_once:
+            return Decision(EXIT_INTERRUPTED, message="interrupted twice: all ranks were ended at once, without a save")
+        if not end.failures:
+            return self._without_failures(end)
+        first = cause(end.failures)
+        if first.is_stop or (end.stopped and first.code < 0):
+            return self._stopped(end)
+        if end.lost and not first.is_user_error:  # the other ranks failed only because of it
+            return self._lost(end)
         code = max(first.code, EXIT_FAILURE)
-        if ended.stopped or first.is_user_error:
+        if end.stopped or first.is_user_error:
             return Decision(code, first)
-        if first.word and first.word.remedy:
-            said = f"restarting from the last checkpoint {first.word.remedy_text}"
-            return Decision(None, first, said, first.word.remedy)
+        if first.report and first.report.remedy:
+            message = f"restarting from the last checkpoint {first.report.remedy_text}"
+            return Decision(None, first, message, first.report.remedy)
         if first.is_memory or self._restarts >= self._max_restarts:
             return Decision(code, first)
-        return Decision(None, first, f"restarting from the last checkpoint ({self._count()})")
+        return Decision(None, first, f"restarting from the last checkpoint ({self._count_restart()})")
 
-    def _without_failures(self, ended: AttemptEnd) -> Decision:
-        """No rank failed; but if all those of a run sat on lost nodes, none is left to say so."""
-        return self._lost(ended) if ended.lost and not ended.stopped else Decision(EXIT_DONE)
+    def _without_failures(self, end: AttemptEnd) -> Decision:
+        """No rank reported a failure; if all ranks were on lost nodes, none could."""
+        return self._lost(end) if end.lost and not end.stopped else Decision(EXIT_DONE)
 
-    def _stopped(self, ended: AttemptEnd) -> Decision:
-        late = sorted(failure.rank for failure in ended.failures if failure.ended_by_us)
-        said = (
+    def _stopped(self, end: AttemptEnd) -> Decision:
+        late = sorted(failure.rank for failure in end.failures if failure.ended_by_us)
+        message = (
             f"rank {', '.join(map(str, late))} did not stop within {self._grace:g} s and was ended; "
             "the run resumes from its last checkpoint"
         )
-        if ended.stopped:
-            return Decision(EXIT_PREEMPTED, said=said if late else "")
-        if ended.lost:
-            return self._lost(ended)
-        if ended.joined:
-            return Decision(None, said=f"{ended.joined}; going on from the last checkpoint")
+        if end.stopped:
+            return Decision(EXIT_PREEMPTED, message=message if late else "")
+        if end.lost:
+            return self._lost(end)
+        if end.joined:
+            return Decision(None, message=f"{end.joined}; going on from the last checkpoint")
         return Decision(EXIT_PREEMPTED)
 
-    def _lost(self, ended: AttemptEnd) -> Decision:
-        if ended.remaining:
-            return Decision(None, said=f"{ended.lost}; going on with {ended.remaining} from the last checkpoint")
+    def _lost(self, end: AttemptEnd) -> Decision:
+        if end.remaining:
+            return Decision(None, message=f"{end.lost}; going on with {end.remaining} from the last checkpoint")
         if self._restarts >= self._max_restarts:
-            return Decision(EXIT_FAILURE, said=f"{ended.lost}; the run can be resumed with --resume")
-        return Decision(None, said=f"{ended.lost}; waiting for another node to take its place ({self._count()})")
+            return Decision(EXIT_FAILURE, message=f"{end.lost}; the run can be resumed with --resume")
+        return Decision(
+            None, message=f"{end.lost}; waiting for another node to take its place ({self._count_restart()})"
+        )
 
-    def _count(self) -> str:
+    def _count_restart(self) -> str:
         self._restarts += 1
         return f"restart {self._restarts} of {self._max_restarts}"

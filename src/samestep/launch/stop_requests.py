@@ -1,4 +1,4 @@
-"""Requests to stop, as the launcher gets them: passed on to every worker once, followed up after the grace time."""
+"""Requests to stop that the launcher gets: passed on to every worker once; workers that still run later are killed."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from samestep.core.errors import EXIT_INTERRUPTED
 
 ONE_PRESS = 0.1
 """Seconds within which signals count as one: a wrapper may pass on the Ctrl-C that the terminal sent as well."""
-_PASSED_ON = {  # what arrives here, and what the workers get, who know of no terminal that is hung up
+_WORKER_SIGNALS = {  # what arrives here, and what the workers get: they do not handle SIGHUP
     signal.SIGINT: signal.SIGINT,
     signal.SIGTERM: signal.SIGTERM,
     signal.SIGUSR1: signal.SIGUSR1,
@@ -31,14 +31,14 @@ class StopRequests(AbstractContextManager["StopRequests"]):
         """Processes that were killed from here."""
         self.grace = grace
         self._clock, self._since = clock, 0.0
-        self._pressed: float | None = None  # when a signal first came to this process itself
+        self._first_signal: float | None = None  # when the first signal came to this process itself
         self._workers: Sequence[int] = ()
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        ignored = [number for number in _PASSED_ON if signal.getsignal(number) is signal.SIG_IGN]
-        self._before = {number: signal.getsignal(number) for number in _PASSED_ON if number not in ignored}
-        self.listen()  # not to what was ignored on purpose, as nohup does
+        ignored = [number for number in _WORKER_SIGNALS if signal.getsignal(number) is signal.SIG_IGN]
+        self._before = {number: signal.getsignal(number) for number in _WORKER_SIGNALS if number not in ignored}
+        self.install_handlers()  # not for signals that are ignored on purpose, as by nohup
         return self
 
     def __exit__(
@@ -47,54 +47,54 @@ class StopRequests(AbstractContextManager["StopRequests"]):
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def listen(self) -> None:
-        """Take the signals; again after somebody else took them."""
+    def install_handlers(self) -> None:
+        """Handle the signals; to be called again after other code installed its handlers."""
         for number in self._before:
-            signal.signal(number, self._receive)
+            signal.signal(number, self._on_signal)
 
-    def started(self, workers: Sequence[int]) -> None:
-        """These processes, each the leader of its group, are to be stopped; a request that came before reaches them."""
+    def workers_started(self, workers: Sequence[int]) -> None:
+        """These processes, each the leader of its group, are to be stopped; an earlier request is passed on now."""
         self._workers = workers
         if self.reason is not None:
-            self._pass_on(self.reason)
+            self._send_to_workers(self.reason)
 
-    def ended(self) -> None:
-        """There are no workers any more; what they left behind in their groups goes too."""
+    def workers_ended(self) -> None:
+        """There are no workers any more; kill what they left running in their process groups."""
         for process in self._workers:
             with suppress(OSError):
                 os.killpg(process, signal.SIGKILL)
         self._workers = ()
 
     @property
-    def overdue(self) -> bool:
+    def is_overdue(self) -> bool:
         """Whether the workers had their time to stop."""
         return self.reason is not None and self._clock() - self._since > self.grace
 
     def kill(self, workers: Sequence[int]) -> None:
-        """End these workers by force, with all that they started."""
+        """Kill these workers and all that they started."""
         self.killed.update(workers)
         for process in workers:
             with suppress(OSError):
                 os.killpg(process, signal.SIGKILL)
 
     def request(self, number: signal.Signals) -> None:
-        """A request to stop that came to another node."""
+        """Record a request to stop, also one that came to another node, and pass it on."""
         if self.reason is None:
             self.reason, self._since = number, self._clock()
-            self._pass_on(number)
+            self._send_to_workers(number)
 
-    def ask(self) -> None:
-        """Have the workers stop in good order, though nobody asked for an end of the whole."""
+    def ask_workers_to_stop(self) -> None:
+        """Have the workers stop in good order though no signal came: the launch goes on with another attempt."""
         if self.reason is None:
-            self._pass_on(signal.SIGTERM)
+            self._send_to_workers(signal.SIGTERM)
 
-    def _receive(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         now = self._clock()
-        first = self._pressed if self._pressed is not None else now
-        self._pressed = first
+        first = self._first_signal if self._first_signal is not None else now
+        self._first_signal = first
         if self.reason is None:
             if number == signal.SIGINT and self._workers:
-                _say(b"\nsamestep: stopping after this step, with a save; Ctrl-C again ends at once\n")
+                _write_stderr(b"\nsamestep: stopping after this step, with a save; Ctrl-C again ends at once\n")
             self.request(signal.Signals(number))
         elif number == signal.SIGINT and now - first > ONE_PRESS:
             self.at_once = True
@@ -102,13 +102,13 @@ class StopRequests(AbstractContextManager["StopRequests"]):
             if not self._workers:
                 os._exit(EXIT_INTERRUPTED)
 
-    def _pass_on(self, number: signal.Signals) -> None:
+    def _send_to_workers(self, number: signal.Signals) -> None:
         for process in self._workers:
             with suppress(OSError):
-                os.kill(process, _PASSED_ON[number])
+                os.kill(process, _WORKER_SIGNALS[number])
 
 
-def _say(text: bytes) -> None:
-    """Written past Python's buffers, which may be in use at the very moment of a signal."""
+def _write_stderr(text: bytes) -> None:
+    """Without Python's buffers, which may be in use at the very moment of a signal."""
     with suppress(OSError):
         os.write(2, text)

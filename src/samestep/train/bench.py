@@ -214,7 +214,7 @@ class Bench:
             return
         name = FeedName(self.stage, purpose, self._checked.count(purpose))
         self._checked.append(purpose)
-        reading = Reading(self.config.seed, self.config.num_workers > 0, self.world.watch.moved)
+        reading = Reading(self.config.seed, self.config.num_workers > 0, self.world.activity.made_progress)
         check_data(rows, name, self.rundir, self.world, reading)
 
     def _once_batch(self) -> int:

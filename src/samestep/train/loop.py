@@ -11,7 +11,7 @@ from samestep.core.records import Json
 from samestep.train.logging.metrics import Metrics
 from samestep.train.stop import Stop
 from samestep.train.task import Task, Tick
-from samestep.world.watchdog.activity import Watch
+from samestep.world.watchdog.activity import ActivityTracker
 
 
 class Outcome(Enum):
@@ -35,7 +35,7 @@ class Progress:
 
     aside: float = 0.0
     """Seconds spent beside the steps since the last row of figures (validation, saves)."""
-    watch: Watch = field(default_factory=Watch)
+    watch: ActivityTracker = field(default_factory=ActivityTracker)
     """Where the watchdog sees how far this rank is."""
 
     @contextmanager

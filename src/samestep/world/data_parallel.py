@@ -1,6 +1,6 @@
-"""Which share of the data a process takes: its data-parallel rank among how many, and with whom gradients are averaged.
+"""Which share of the data a process takes: its data-parallel rank and size, and the group that averages gradients.
 
-Without model parallelism every process takes a share of its own. Where several processes compute one model together
+Without model parallelism every process takes its own share. Where several processes compute one model together
 (tensor parallelism, or copies of it), those of a model-parallel group take the same share, and one of them counts it:
 
     ranks 0 1 2 3, model-parallel groups [0, 1] and [2, 3], data-parallel groups [0, 2] and [1, 3]

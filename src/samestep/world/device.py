@@ -19,7 +19,7 @@ _AVAILABLE: dict[str, Callable[[], bool]] = {
 }
 
 
-def choose_device(wanted: str, place: RankInfo) -> torch.device:
+def choose_device(wanted: str, rank_info: RankInfo) -> torch.device:
     """The device of this rank: the wanted kind, or cuda, xpu, cpu by availability. Ranks never share a card unasked."""
     kinds = {"cuda": torch.cuda, "xpu": torch.xpu}
     if wanted == "auto":
@@ -32,27 +32,27 @@ def choose_device(wanted: str, place: RankInfo) -> torch.device:
     if not kinds[kind].is_available():
         raise UserError(f"device {kind!r} is not available on this machine; choose device=cpu or device=auto")
     count = kinds[kind].device_count()
-    if index:  # one named card: several ranks may share it, because somebody asked for just that
+    if index:  # one named card: several ranks may share it, because the user asked for just that
         if not index.isdigit() or int(index) >= count:
             raise UserError(f"device {wanted!r} does not exist: this machine has {count} {kind} device(s)")
         return torch.device(kind, int(index))
-    if count == 1:  # the only card that there is, or the one that the launcher lets this rank see: see `card`
+    if count == 1:  # the only card, or the one that the launcher makes visible to this rank: see `card_id`
         return torch.device(kind, 0)
-    if place.local_rank >= count:
-        raise too_few(place, kind, count)
-    return torch.device(kind, place.local_rank)
+    if rank_info.local_rank >= count:
+        raise too_few_devices(rank_info, kind, count)
+    return torch.device(kind, rank_info.local_rank)
 
 
-def card(device: torch.device) -> str:
-    """What tells a card from all others of its machine, however a launcher renumbers them."""
+def card_id(device: torch.device) -> str:
+    """An id that no other card of this machine has, however a launcher renumbers them."""
     properties = getattr(torch, device.type).get_device_properties(device)
     return str(getattr(properties, "uuid", None) or device)
 
 
-def too_few(place: RankInfo, kind: str, count: int) -> UserError:
-    """Ranks would have to share a card."""
+def too_few_devices(rank_info: RankInfo, kind: str, count: int) -> UserError:
+    """The error where ranks would have to share a card."""
     return UserError(
-        f"{place.local_size} ranks on this machine but only {count} {kind} device(s): "
+        f"{rank_info.local_size} ranks on this machine but only {count} {kind} device(s): "
         f"start at most {count} per machine, or use distributed.device=cpu"
     )
 

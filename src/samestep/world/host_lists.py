@@ -7,25 +7,25 @@ from pathlib import Path
 from samestep.core.errors import UserError
 
 
-def expand(text: str) -> list[str]:
-    """SLURM's short form written out: `n[01-03,7],m` is n01, n02, n03, n7, m."""
-    return [host for part in _split(text) if part for host in _expand(part)]
+def expand_hosts(text: str) -> list[str]:
+    """SLURM's short form expanded: `n[01-03,7],m` is n01, n02, n03, n7, m."""
+    return [host for part in _split(text) if part for host in _expand_part(part)]
 
 
 def _split(text: str) -> Iterator[str]:
     """The parts between commas that stand outside of brackets."""
     depth, part = 0, ""
-    for letter in text:
-        depth += {"[": 1, "]": -1}.get(letter, 0)
-        if letter == "," and depth == 0:
+    for char in text:
+        depth += {"[": 1, "]": -1}.get(char, 0)
+        if char == "," and depth == 0:
             yield part
             part = ""
         else:
-            part += letter
+            part += char
     yield part
 
 
-def _expand(part: str) -> list[str]:
+def _expand_part(part: str) -> list[str]:
     before, bracket, rest = part.partition("[")
     if not bracket:
         return [part]
@@ -34,12 +34,12 @@ def _expand(part: str) -> list[str]:
     for piece in inside.split(","):
         first, _, last = piece.partition("-")
         for number in range(int(first), int(last or first) + 1):
-            found += [f"{before}{number:0{len(first)}d}{tail}" for tail in _expand(after)]
+            found += [f"{before}{number:0{len(first)}d}{tail}" for tail in _expand_part(after)]
     return found
 
 
-def per_node(text: str) -> list[int]:
-    """SLURM's tasks of each node written out: `2(x3),1` is 2, 2, 2, 1."""
+def tasks_per_node(text: str) -> list[int]:
+    """SLURM's tasks of each node as a list: `2(x3),1` is 2, 2, 2, 1."""
     counts = []
     for part in text.split(","):
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
@@ -49,13 +49,13 @@ def per_node(text: str) -> list[int]:
     return counts
 
 
-def of_job(env: Mapping[str, str]) -> list[str]:
-    """The hosts of the job that this process is in, as PBS or SLURM tells; none outside of one."""
-    return of_node_file(env) or expand(env.get("SLURM_JOB_NODELIST", ""))
+def job_hosts(env: Mapping[str, str]) -> list[str]:
+    """The hosts of this process's job, from PBS's node file or SLURM's variables; empty outside of a job."""
+    return node_file_hosts(env) or expand_hosts(env.get("SLURM_JOB_NODELIST", ""))
 
 
-def of_node_file(env: Mapping[str, str]) -> list[str]:
-    """The hosts in PBS's node file, each once, in its order; none where there is no such file."""
+def node_file_hosts(env: Mapping[str, str]) -> list[str]:
+    """The hosts in PBS's node file, each once, in its order; empty where there is no such file."""
     path = env.get("PBS_NODEFILE")
     if not path:
         return []

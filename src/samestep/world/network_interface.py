@@ -1,7 +1,7 @@
-"""The network that gloo is to use: the one on which the other hosts are.
+"""Chooses the network interface that gloo uses: one on which the other hosts can reach this one.
 
-gloo listens where the host's own name leads. On many machines that is 127.0.1.1, where no other host can reach it, or
-nowhere at all. There the interface is chosen that leads to the other hosts.
+gloo listens on the address that the host's own name resolves to. On many machines that is 127.0.1.1, which no other
+host can reach, or the name does not resolve. There the interface is chosen that leads to the other hosts.
 """
 
 import fcntl
@@ -17,20 +17,20 @@ _ANY_PORT = 9
 
 def choose_interface(
     master: str,
-    tell: Callable[[str], None],
-    ask: Callable[[], str],
+    publish: Callable[[str], None],
+    fetch: Callable[[], str],
     env: MutableMapping[str, str],
 ) -> None:
-    """Set gloo's variable if it must be, and the user did not.
+    """Set gloo's variable if that is needed and the user did not set it.
 
-    `tell` is given the address at which this rank can be reached, and `ask` gets that of a rank on another host.
+    `publish` gets the address at which this rank can be reached; `fetch` returns that of a rank on another host.
     """
-    own = route_to(master)  # a loopback address on the master's own host, if its name stands for one there
-    tell(own)
+    own = route_to(master)  # a loopback address on the master's own host, if its name resolves to one there
+    publish(own)
     if env.get(VARIABLE) or _is_reachable(route_from_name()):
         return
     if not _is_reachable(own):
-        own = route_to(ask())
+        own = route_to(fetch())
     names = interfaces()
     if _is_reachable(own) and own in names:
         env[VARIABLE] = names[own]
@@ -47,7 +47,7 @@ def route_to(host: str) -> str:
 
 
 def route_from_name() -> str:
-    """The address that this host's name stands for, as gloo finds it; empty where that is no address of this host."""
+    """The address that this host's name resolves to, as for gloo; empty where this host does not have that address."""
     try:
         address = socket.gethostbyname(socket.gethostname())
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
@@ -60,11 +60,11 @@ def route_from_name() -> str:
 def interfaces() -> dict[str, str]:
     """The names of this host's interfaces, by their addresses."""
     found = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:
-                answer = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            except OSError:  # it has no address
+                answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:  # no address on this interface
                 continue
             found[socket.inet_ntoa(answer[20:24])] = name
     return found

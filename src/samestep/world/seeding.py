@@ -1,4 +1,4 @@
-"""Torch's own random state: equal on all ranks while models are built, apart afterwards, saved per rank."""
+"""Torch's own random state: equal on all ranks while models are built, different afterwards, saved per rank."""
 
 import random
 
@@ -23,19 +23,19 @@ class RandomState:
         self._world = world
         self._seed = seed
 
-    def spread(self) -> None:
-        """Give each rank its own stream: what is drawn from torch after set-up should not repeat over ranks."""
+    def seed_this_rank(self) -> None:
+        """Give this rank a stream of its own: what is drawn from torch after set-up should not repeat over ranks."""
         seed_everywhere((self._seed * 1_000_003 + self._world.rank + 1) % 2**63)
 
     def state_dict(self) -> dict[str, Json]:
-        """Nothing is shared."""
+        """There is no state that all ranks share."""
         return {}
 
     def load_state_dict(self, state: dict[str, Json]) -> None:
-        """Nothing is shared."""
+        """There is no state that all ranks share."""
 
     def rank_state(self) -> Json:
-        """This rank's generators as text."""
+        """The states of this rank's generators, as text."""
         numpy_state = np.random.get_state(legacy=False)
         keys = numpy_state["state"]["key"]
         state = {
@@ -48,16 +48,16 @@ class RandomState:
         return state
 
     def load_rank_state(self, states: list[Json]) -> None:
-        """Continue this rank's streams; at another world size there is nothing to continue, so begin fresh ones."""
+        """Continue this rank's streams; at another world size fresh ones begin."""
         if len(states) != self._world.size:
-            self.spread()
+            self.seed_this_rank()
             return
         mine = states[self._world.rank]
         torch.set_rng_state(_bytes(mine["torch"]))
         keys = np.array(mine["numpy"]["state"]["key"], dtype=np.uint32)
         np.random.set_state({**mine["numpy"], "state": {**mine["numpy"]["state"], "key": keys}})
-        version, words, gauss = mine["python"]
-        random.setstate((version, tuple(words), gauss))
+        version, state, gauss = mine["python"]
+        random.setstate((version, tuple(state), gauss))
         if "cuda" in mine and self._world.device.type == "cuda":
             torch.cuda.set_rng_state(_bytes(mine["cuda"]), self._world.device)
 

@@ -1,19 +1,28 @@
-"""The world: this process among its peers, and the few ways in which they talk outside of gradients.
+"""The world: this process among its peers, and the few ways in which ranks communicate beside gradients.
 
     world = World.join(device="auto", backend="auto", timeout=600)
-    with world.together("reading the data"):     # one rank's failure is every rank's, with its message
+    with world.together("reading the data"):
         rows = read()
-    name = world.share(name)                     # rank 0's value, everywhere
+    name = world.share(name)
 
-Messages are JSON over a gloo group of their own, so they never queue behind device collectives. A lone process has
-no group; every method then does the obvious thing.
+There is one way for each purpose:
+
+- Agree: `Agreement` (agreement.py). A request of any rank, such as to stop, takes effect on all ranks at the same step.
+- Share: `share` gives one rank's value to all. `share_through_store` does the same before there is a process group, or
+  where rank 0 may fail before it gets there.
+- Gather: `gather` gives every rank's value to all. `async_gather` is for small sums that no rank waits for.
+- Fail together: under `together` a failure of one rank ends all ranks, with its message. `run_on_all_ranks` is the
+  recoverable sibling: all ranks raise the same failure, and the caller may go on.
+
+Messages are JSON over a gloo group of their own, so they never queue behind device collectives. In a lone process there
+is no group, and every method returns what this process passes in.
 """
 
 import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -24,18 +33,18 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from samestep.core.errors import EXIT_FAILURE, UserError
+from samestep.core.errors import EXIT_FAILURE, RunFailed, UserError
 from samestep.core.records import Json
 from samestep.world.async_gather import AsyncGather
 from samestep.world.data_parallel import DataParallel
-from samestep.world.device import card, choose_backend, choose_device, too_few
+from samestep.world.device import card_id, choose_backend, choose_device, too_few_devices
 from samestep.world.network_interface import choose_interface
 from samestep.world.rank_discovery import RankInfo, discover
 from samestep.world.rendezvous import open_store
-from samestep.world.watchdog.activity import Watch
+from samestep.world.watchdog.activity import ActivityTracker
 
-FAILURE = "samestep/failure"
-"""The store's key of the first failing rank's word."""
+FAILURE_KEY = "samestep/failure"
+"""The store's key for the report of the first rank that failed."""
 
 
 class PeerFailed(Exception):
@@ -57,13 +66,13 @@ class World:
     control: Any = None
     """The gloo group that carries CPU messages; None in a lone process."""
     store: Any = None
-    watch: Watch = field(default_factory=Watch, repr=False)
+    activity: ActivityTracker = field(default_factory=ActivityTracker, repr=False)
     """What this process is doing, for the watchdog."""
     async_gather: AsyncGather = field(default_factory=AsyncGather, repr=False)
-    """Small sums over all ranks that nobody waits for."""
+    """Small sums over all ranks that no rank waits for."""
     data_parallel: DataParallel | None = None
     """Which share of the data this process takes; None: every process takes one of its own, by its rank."""
-    _meetings: int = field(default=0, repr=False)
+    _barriers: int = field(default=0, repr=False)
 
     @property
     def rank(self) -> int:
@@ -111,13 +120,13 @@ class World:
         return cls(RankInfo("single", grouped=False), torch.device(device))
 
     @classmethod
-    def meet(cls) -> "World":
-        """Find the other ranks, before anything can fail: from here on one rank's failure is everyone's."""
-        place = discover(os.environ)
-        world = cls(place, torch.device("cpu"), timeout=timedelta(seconds=_timeout(600.0)))
-        if place.job:
-            world.store = open_store(place, os.environ, world.timeout)
-        elif place.grouped:
+    def rendezvous(cls) -> "World":
+        """Find the other ranks, before anything can fail: from here on a failure of one rank reaches all."""
+        info = discover(os.environ)
+        world = cls(info, torch.device("cpu"), timeout=timedelta(seconds=_timeout(600.0)))
+        if info.job:
+            world.store = open_store(info, os.environ, world.timeout)
+        elif info.grouped:
             world.store, _, _ = next(iter(rendezvous("env://", timeout=world.timeout)))
         return world
 
@@ -126,10 +135,10 @@ class World:
         with self.together("choosing the device"):
             self.timeout = timedelta(seconds=_timeout(timeout))
             if self.rank_info.local_size < self.size:
-                self._find_network()
-            self.device = _enter(choose_device(device, self.rank_info))
+                self._choose_interface()
+            self.device = _set_current(choose_device(device, self.rank_info))
             if self.store is not None and self.device.type != "cpu" and ":" not in device:
-                self._claim(self.device)
+                self._claim_card(self.device)
             self.backend = choose_backend(backend, self.device) if self.rank_info.grouped else None
         if self.backend is not None:
             dist.init_process_group(
@@ -144,36 +153,36 @@ class World:
             self.async_gather = AsyncGather(self.control)
         return self
 
-    def _claim(self, device: torch.device) -> None:
+    def _claim_card(self, device: torch.device) -> None:
         """No two ranks on one card, unless it was asked for by its number: each would be slow, or out of memory."""
-        if self.store.add(f"samestep/card/{socket.gethostname()}/{card(device)}", 1) > 1:
-            raise too_few(self.rank_info, device.type, getattr(torch, device.type).device_count())
+        if self.store.add(f"samestep/card/{socket.gethostname()}/{card_id(device)}", 1) > 1:
+            raise too_few_devices(self.rank_info, device.type, getattr(torch, device.type).device_count())
 
-    def _find_network(self) -> None:
+    def _choose_interface(self) -> None:
         """Several hosts: have gloo listen where the others can reach it."""
         key = "samestep/address/{}"
         other = 0 if self.rank >= self.size // 2 else self.size - 1  # the first and the last rank are on two hosts
 
-        def write_address(address: str) -> None:
+        def publish(address: str) -> None:
             self.store.set(key.format(self.rank), address)
 
         master = os.environ.get("MASTER_ADDR") or self.rank_info.address
-        choose_interface(master, write_address, lambda: self.store.get(key.format(other)).decode(), os.environ)
+        choose_interface(master, publish, lambda: self.store.get(key.format(other)).decode(), os.environ)
 
     @classmethod
     def join(cls, device: str = "auto", backend: str = "auto", timeout: float = 600.0) -> "World":
-        """Meet and connect at once."""
-        return cls.meet().connect(device, backend, timeout)
+        """`rendezvous` and `connect` in one call."""
+        return cls.rendezvous().connect(device, backend, timeout)
 
     def leave(self) -> None:
-        """Part in good order."""
+        """Close the process group in good order."""
         if self.control is not None:
             dist.destroy_process_group()
             self.control = None
 
     @contextmanager
     def together(self, what: str) -> Iterator[None]:
-        """Local work that may fail, followed by a meeting: if it failed on any rank, every rank raises that failure."""
+        """Local work that may fail, then a barrier: if it failed on any rank, every rank raises that failure."""
         try:
             yield
         except Exception as error:
@@ -181,8 +190,8 @@ class World:
             raise
         if self.store is None:
             return
-        self._meetings += 1
-        key = f"samestep/meeting/{self._meetings}"
+        self._barriers += 1
+        key = f"samestep/together/{self._barriers}"
         self.store.add(key, 1)
         end = time.monotonic() + self.timeout.total_seconds()
         while self.store.add(key, 0) < self.size:
@@ -192,10 +201,10 @@ class World:
             time.sleep(0.005)
 
     def share_through_store(self, key: str, value: Json) -> Json:
-        """Rank 0's value through the store: for work inside `together`, where rank 0 may fail before it speaks."""
+        """Rank 0's value through the store: for work inside `together`, where rank 0 may fail first."""
         if self.store is None:
             return value
-        name = f"samestep/tell/{key}"
+        name = f"samestep/share/{key}"
         if self.is_main:
             self.store.set(name, json.dumps(value))
             return value
@@ -203,20 +212,20 @@ class World:
         while not self.store.check([name]):
             self.raise_peer_failure()
             if time.monotonic() > end:
-                raise PeerFailed(f"rank 0 did not tell {key!r} within {self.timeout}", EXIT_FAILURE)
+                raise PeerFailed(f"rank 0 did not share {key!r} within {self.timeout}", EXIT_FAILURE)
             time.sleep(0.005)
         return json.loads(self.store.get(name))
 
     def report_failure(self, error: BaseException) -> None:
-        """Leave word for the peers why this rank ends; the first word stands."""
+        """Report to the peers why this rank ends; only the first report of any rank counts."""
         if self.store is None or isinstance(error, PeerFailed):
             return
         code = getattr(error, "exit_code", EXIT_FAILURE)
         text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        word = {"rank": self.rank, "host": socket.gethostname(), "text": text, "code": code}
+        report = {"rank": self.rank, "host": socket.gethostname(), "text": text, "code": code}
         try:
-            self.store.compare_set(FAILURE, "", json.dumps(word))
-        except Exception:  # the store went with its host: there is nobody left to tell
+            self.store.compare_set(FAILURE_KEY, "", json.dumps(report))
+        except Exception:  # the process that holds the store is gone, and with it the peers
             return
 
     def raise_peer_failure(self) -> None:
@@ -224,14 +233,14 @@ class World:
         if self.store is None:
             return
         try:
-            word = json.loads(self.store.get(FAILURE)) if self.store.check([FAILURE]) else None
+            report = json.loads(self.store.get(FAILURE_KEY)) if self.store.check([FAILURE_KEY]) else None
         except Exception:
             return
-        if word and word["rank"] != self.rank:
-            raise PeerFailed(f"rank {word['rank']} on {word['host']} failed: {word['text']}", word["code"])
+        if report and report["rank"] != self.rank:
+            raise PeerFailed(f"rank {report['rank']} on {report['host']} failed: {report['text']}", report["code"])
 
     def share(self, value: Json, source: int = 0) -> Json:
-        """The value that rank `source` gave, on every rank."""
+        """The value of rank `source`, on every rank."""
         if self.control is None:
             return value
         data = _bytes(value if self.rank == source else None)
@@ -254,9 +263,37 @@ class World:
         dist.all_gather(parts, padded, group=self.control)
         return [_value(part[: int(size)]) for part, size in zip(parts, sizes)]
 
+    def run_on_all_ranks(self, doing: str, work: Callable[[], Json]) -> list[Json]:
+        """What `work` returned on every rank, by rank; if it failed anywhere, every rank raises that same failure.
+
+        `work` must not communicate. Unlike `together` a failure here leaves no mark, so a caller may carry on.
+        """
+        value: Json = None
+        failure: Exception | None = None
+        try:
+            value = work()
+        except Exception as error:
+            failure = error
+        outcomes = self.gather({"value": value} if failure is None else _failure_report(failure))
+        failed = next((rank for rank, outcome in enumerate(outcomes) if "text" in outcome), None)
+        if failed is None:
+            return [outcome["value"] for outcome in outcomes]
+        if failure is not None and not isinstance(failure, OSError | UserError | RunFailed):
+            raise failure  # a bug: its traceback is worth more than the same message on all ranks
+        report = outcomes[failed]
+        if report["user"]:
+            raise UserError(report["text"]) from failure
+        raise RunFailed(f"{doing} failed on rank {failed}: {report['text']}") from failure
+
     def barrier(self) -> None:
         """Wait for all ranks."""
         self.gather(None)
+
+
+def _failure_report(failure: Exception) -> dict[str, Json]:
+    is_sentence = isinstance(failure, UserError | RunFailed)
+    text = str(failure) if is_sentence else f"{type(failure).__name__}: {failure}"
+    return {"user": isinstance(failure, UserError), "text": text}
 
 
 def _bytes(value: Json) -> torch.Tensor:
@@ -268,7 +305,7 @@ def _value(data: torch.Tensor) -> Json:
 
 
 def _timeout(configured: float) -> float:
-    """Nobody else reads NCCL_TIMEOUT, though everybody sets it: here it is the process group's timeout, in seconds."""
+    """The process group's timeout in seconds: NCCL_TIMEOUT, which users set though neither NCCL nor torch reads it."""
     text = os.environ.get("NCCL_TIMEOUT")
     try:
         seconds = configured if not text else float(text)
@@ -279,13 +316,13 @@ def _timeout(configured: float) -> float:
     return seconds
 
 
-def _enter(device: torch.device) -> torch.device:
-    """Make `device` the current one, so that nothing lands on card 0 by accident."""
+def _set_current(device: torch.device) -> torch.device:
+    """Make `device` the current one, so that nothing is put on card 0 by accident."""
     if device.type != "cpu":
         getattr(torch, device.type).set_device(device)
     return device
 
 
 def _backend_spec(backend: str, device: torch.device) -> str:
-    """CPU tensors always travel by gloo beside the device's own backend."""
+    """CPU tensors always use gloo, beside the device's own backend."""
     return backend if backend in ("gloo", "mpi") else f"cpu:gloo,{device.type}:{backend}"

@@ -19,13 +19,15 @@ from samestep.core.errors import UserError
 from samestep.launch import attempt
 from samestep.launch.launcher import Launcher
 from samestep.launch.nodes import leader, link
-from samestep.launch.nodes.options import Nodes, nodes_from
+from samestep.launch.nodes.options import NodeOptions, parse_nodes
 
 pytestmark = pytest.mark.timeout(90)
 _CONTEXT = multiprocessing.get_context("forkserver")
 
 
-def launcher(folder: str, output: str, words: list[str], nproc: int, nodes: Nodes, options: dict[str, float]) -> None:
+def launcher(
+    folder: str, output: str, args: list[str], nproc: int, nodes: NodeOptions, options: dict[str, float]
+) -> None:
     """What one node runs."""
     os.chdir(folder)
     handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -33,16 +35,16 @@ def launcher(folder: str, output: str, words: list[str], nproc: int, nodes: Node
     os.dup2(handle, 2)
     os.environ["TMPDIR"] = folder
     for name, value in options.items():
-        if name == "silence":
-            link.Link.__init__.__kwdefaults__["silence"] = value
-            leader._PATIENCE = 1.2 * value
+        if name == "timeout":
+            link.Link.__init__.__kwdefaults__["timeout"] = value
+            leader._NODE_TIMEOUT = 1.2 * value
         elif name == "peers":
             attempt.PEER_SECONDS = leader.PEER_SECONDS = value
-        elif name == "last_call":
-            leader.LAST_CALL = value
+        elif name == "more_nodes_wait":
+            leader.MORE_NODES_WAIT = value
     more = {name: value for name, value in options.items() if name in ("max_restarts", "grace")}
     try:
-        sys.exit(Launcher(words, nproc, nodes=nodes, **more).run())  # type: ignore[arg-type]
+        sys.exit(Launcher(args, nproc, nodes=nodes, **more).run())  # type: ignore[arg-type]
     except UserError as error:
         print(f"samestep: {error}", flush=True)
         sys.exit(2)
@@ -50,7 +52,7 @@ def launcher(folder: str, output: str, words: list[str], nproc: int, nodes: Node
 
 @dataclass
 class Machines:
-    """Nodes that meet on one port."""
+    """Nodes that connect to one port."""
 
     folder: Path
     port: int
@@ -81,12 +83,12 @@ class Machines:
         *,
         nodes: tuple[int, int] = (2, 2),
         wait: float = 30,
-        words: tuple[str, ...] = (),
+        args: tuple[str, ...] = (),
         **options: float,
     ) -> ForkServerProcess:
         """Begin a node's launcher."""
-        asked = Nodes(*nodes, "127.0.0.1", self.port, rank, wait)
-        arguments = (str(self.folder), str(self.output(name)), [self.worker, *words], nproc, asked, options)
+        node_options = NodeOptions(*nodes, "127.0.0.1", self.port, rank, wait)
+        arguments = (str(self.folder), str(self.output(name)), [self.worker, *args], nproc, node_options, options)
         process = _CONTEXT.Process(target=launcher, args=arguments, daemon=False)
         process.start()
         self.started.append(process)
@@ -95,7 +97,7 @@ class Machines:
     def output(self, name: str) -> Path:
         return self.folder / f"{name}.txt"
 
-    def said(self, name: str) -> str:
+    def printed(self, name: str) -> str:
         return self.output(name).read_text() if self.output(name).exists() else ""
 
     def ends(self, *processes: ForkServerProcess, within: float = 30) -> list[int | None]:
@@ -117,18 +119,18 @@ class Machines:
 def machines(tmp_path: Path) -> Iterator[Machines]:
     with socket.create_server(("", 0)) as free:
         port = free.getsockname()[1]
-    made = Machines(tmp_path, port)
-    yield made
-    for process in made.started:
+    machines = Machines(tmp_path, port)
+    yield machines
+    for process in machines.started:
         process.kill()
         process.join()
-    wait_for(lambda: all(gone(worker) for worker in made.workers()))
+    wait_for(lambda: all(gone(worker) for worker in machines.workers()))
 
 
-LISTENS = """
+HANDLES_SIGNALS = """
     def stop(number, frame):
         Path(f"asked_{rank}").touch()
-        if "deaf" not in sys.argv:
+        if "stubborn" not in sys.argv:
             sys.exit(75)
     signal.signal(signal.SIGTERM, stop)
     Path(f"ready_{rank}_{attempt}").touch()
@@ -137,35 +139,36 @@ LISTENS = """
 """
 
 
-def test_ranks_are_given_out_over_nodes_of_different_size(machines: Machines) -> None:
+def test_ranks_are_assigned_over_nodes_of_different_size(machines: Machines) -> None:
     machines.script("""
         names = ["LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "SAMESTEP_LAUNCH_ID"]
-        Path(f"place_{rank}").write_text(" ".join(os.environ[name] for name in names))
+        Path(f"env_{rank}").write_text(" ".join(os.environ[name] for name in names))
         print("I am", rank, flush=True)
     """)
     second = machines.start("b", 2, rank=1)
     first = machines.start("a", 1, rank=0)
-    assert machines.ends(first, second) == [0, 0], machines.said("b")
-    places = [(machines.folder / f"place_{rank}").read_text().split() for rank in range(3)]
-    assert [place[:4] for place in places] == [["0", "1", "0", "2"], ["0", "2", "1", "2"], ["1", "2", "1", "2"]]
-    assert len({place[4] for place in places}) == 1, "one launch"
-    assert machines.said("a") == "I am 0\n"
-    assert machines.said("b") == "samestep: ranks 1 and 2 of 3 here; rank 0 shows the progress\n"
+    assert machines.ends(first, second) == [0, 0], machines.printed("b")
+    found = [(machines.folder / f"env_{rank}").read_text().split() for rank in range(3)]
+    assert [env[:4] for env in found] == [["0", "1", "0", "2"], ["0", "2", "1", "2"], ["1", "2", "1", "2"]]
+    assert len({env[4] for env in found}) == 1, "one launch"
+    assert machines.printed("a") == "I am 0\n"
+    assert machines.printed("b") == "samestep: ranks 1 and 2 of 3 here; rank 0 shows the progress\n"
 
 
-def test_without_node_ranks_whoever_comes_first_leads_and_has_rank_0(machines: Machines) -> None:
+def test_without_node_ranks_the_first_node_leads_and_has_rank_0(machines: Machines) -> None:
     machines.script("print('I am', rank, flush=True)")
     nodes = [machines.start(name) for name in "ab"]
     assert machines.ends(*nodes) == [0, 0]
-    assert sorted([machines.said("a"), machines.said("b")])[0] == "I am 0\n"
+    assert sorted([machines.printed("a"), machines.printed("b")])[0] == "I am 0\n"
 
 
 def test_a_failed_rank_is_named_on_every_node_and_all_restart_together(machines: Machines) -> None:
     machines.script("""
         if rank == 2:
             time.sleep(0.1)
-            word = ExitReport("ValueError: bad row", 1, rank, "there", traceback="Traceback\\n  row 7", time=time.time())
-            assert word.leave(os.environ)
+            trace, now = "Traceback\\n  row 7", time.time()
+            report = ExitReport("ValueError: bad row", 1, rank, "there", traceback=trace, time=now)
+            assert report.leave(os.environ)
             sys.exit(1)
         time.sleep(60)
     """)
@@ -174,10 +177,10 @@ def test_a_failed_rank_is_named_on_every_node_and_all_restart_together(machines:
     assert machines.ends(*nodes) == [1, 1]
     assert [machines.began(rank, 3) for rank in range(3)] == [2, 2, 2]
     for name in "ab":
-        said = machines.said(name)
-        assert said.count("samestep: rank 2 on there failed: ValueError: bad row\n") == 2
-        assert said.count("restarting from the last checkpoint (restart 1 of 1)") == 1
-        assert ("  row 7" in said) == (name == "b"), "the traceback is shown where it happened"
+        printed = machines.printed(name)
+        assert printed.count("samestep: rank 2 on there failed: ValueError: bad row\n") == 2
+        assert printed.count("restarting from the last checkpoint (restart 1 of 1)") == 1
+        assert ("  row 7" in printed) == (name == "b"), "the traceback is shown where it happened"
 
 
 @pytest.mark.parametrize("code", [2, 75])
@@ -190,7 +193,7 @@ def test_users_mistakes_and_preemption_end_all_nodes_alike(machines: Machines, c
 
 @pytest.mark.parametrize("asked", ["a", "b"])
 def test_a_signal_to_one_node_stops_all(machines: Machines, asked: str) -> None:
-    machines.script(LISTENS)
+    machines.script(HANDLES_SIGNALS)
     nodes = {name: machines.start(name, rank=rank, max_restarts=3) for rank, name in enumerate("ab")}
     wait_for(lambda: all((machines.folder / f"ready_{rank}_0").exists() for rank in range(2)))
     nodes[asked].terminate()
@@ -201,19 +204,19 @@ def test_a_signal_to_one_node_stops_all(machines: Machines, asked: str) -> None:
 def test_a_signal_while_nodes_wait_for_each_other_ends_them(machines: Machines) -> None:
     machines.script("")
     nodes = [machines.start("a", rank=0, nodes=(3, 3)), machines.start("b", rank=1, nodes=(3, 3))]
-    wait_for(lambda: all("waiting for other nodes" in machines.said(name) for name in "ab"))
+    wait_for(lambda: all("waiting for other nodes" in machines.printed(name) for name in "ab"))
     nodes[1].terminate()
     assert machines.ends(*nodes, within=10) == [75, 75]
     assert not machines.workers()
 
 
 def test_ranks_on_other_nodes_that_do_not_stop_are_ended(machines: Machines) -> None:
-    machines.script(LISTENS)
-    nodes = [machines.start(name, rank=rank, words=("deaf",), grace=1.0) for rank, name in enumerate("ab")]
+    machines.script(HANDLES_SIGNALS)
+    nodes = [machines.start(name, rank=rank, args=("stubborn",), grace=1.0) for rank, name in enumerate("ab")]
     wait_for(lambda: all((machines.folder / f"ready_{rank}_0").exists() for rank in range(2)))
     nodes[0].terminate()
     assert machines.ends(*nodes, within=10) == [75, 75]
-    assert "rank 0, 1 did not stop within 1 s" in machines.said("b")
+    assert "rank 0, 1 did not stop within 1 s" in machines.printed("b")
 
 
 def test_a_killed_rank_ends_all_within_ten_seconds(machines: Machines) -> None:
@@ -223,35 +226,35 @@ def test_a_killed_rank_ends_all_within_ten_seconds(machines: Machines) -> None:
     os.kill(int((machines.folder / "began_1_0_of_2").read_text()), signal.SIGKILL)
     assert machines.ends(*nodes, within=10) == [1, 1]
     for name in "ab":
-        assert "rank 1 on " in machines.said(name) and "was killed by SIGKILL" in machines.said(name)
+        assert "rank 1 on " in machines.printed(name) and "was killed by SIGKILL" in machines.printed(name)
 
 
 def test_nodes_leave_and_join_and_the_run_goes_on(machines: Machines) -> None:
-    machines.script(LISTENS)
-    nodes = {name: machines.start(name, nodes=(1, 3), last_call=0.5) for name in "ab"}
+    machines.script(HANDLES_SIGNALS)
+    nodes = {name: machines.start(name, nodes=(1, 3), more_nodes_wait=0.5) for name in "ab"}
     wait_for(lambda: machines.began(0, 2))
     nodes["c"] = machines.start("c", nodes=(1, 3))
     wait_for(lambda: machines.began(2, 3))
-    assert any("joined; going on from the last checkpoint" in machines.said(name) for name in "ab")
+    assert any("joined; going on from the last checkpoint" in machines.printed(name) for name in "ab")
     nodes["c"].kill()
     wait_for(lambda: machines.began(1, 2) == 2)
-    assert any("closed the connection; going on with 2 nodes" in machines.said(name) for name in "ab")
+    assert any("closed the connection; going on with 2 nodes" in machines.printed(name) for name in "ab")
     nodes["a"].terminate()
     assert machines.ends(nodes["a"], nodes["b"]) == [75, 75]
 
 
 def test_a_node_out_of_reach_is_left_behind_and_ends_its_own_ranks(machines: Machines) -> None:
     machines.script("signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(60)")
-    first = machines.start("a", rank=0, nodes=(1, 2), silence=2.0)
-    second = machines.start("b", rank=1, nodes=(1, 2), silence=2.0, grace=1.0)
+    first = machines.start("a", rank=0, nodes=(1, 2), timeout=2.0)
+    second = machines.start("b", rank=1, nodes=(1, 2), timeout=2.0, grace=1.0)
     wait_for(lambda: machines.began(1, 2))
-    os.kill(second.pid or 0, signal.SIGSTOP)  # no sign of life comes from it, nor does it hear any
+    os.kill(second.pid or 0, signal.SIGSTOP)  # it sends no heartbeat and reads none
     wait_for(lambda: machines.began(0, 1), 15)
-    assert "has not answered for 2.4 s; going on with 1 node" in machines.said("a")
+    assert "has not answered for 2.4 s; going on with 1 node" in machines.printed("a")
     first.kill()
     os.kill(second.pid or 0, signal.SIGCONT)
     assert machines.ends(second, within=10) == [1]
-    assert "the first node, 127.0.0.1:" in machines.said("b")
+    assert "the first node, 127.0.0.1:" in machines.printed("b")
 
 
 def test_a_lost_node_of_a_fixed_number_is_waited_for_if_restarts_are_left(machines: Machines) -> None:
@@ -260,7 +263,7 @@ def test_a_lost_node_of_a_fixed_number_is_waited_for_if_restarts_are_left(machin
     second = machines.start("b", rank=1, max_restarts=1)
     wait_for(lambda: machines.began(0, 2) and machines.began(1, 2))
     second.kill()
-    wait_for(lambda: "waiting for another node to take its place (restart 1 of 1)" in machines.said("a"), 15)
+    wait_for(lambda: "waiting for another node to take its place (restart 1 of 1)" in machines.printed("a"), 15)
     assert machines.ends(first, machines.start("c", rank=1), within=10) == [0, 0]
 
 
@@ -270,69 +273,69 @@ def test_a_lost_node_ends_the_others(machines: Machines) -> None:
     wait_for(lambda: machines.began(0, 2) and machines.began(1, 2))
     nodes[1].kill()
     assert machines.ends(nodes[0], within=12) == [1]
-    assert "closed the connection; the run can be resumed with --resume" in machines.said("a")
+    assert "closed the connection; the run can be resumed with --resume" in machines.printed("a")
 
 
 def test_the_first_node_is_missed_by_the_others(machines: Machines) -> None:
-    machines.script(LISTENS)
+    machines.script(HANDLES_SIGNALS)
     nodes = [machines.start(name, rank=rank) for rank, name in enumerate("ab")]
     wait_for(lambda: all((machines.folder / f"ready_{rank}_0").exists() for rank in range(2)))
     nodes[0].kill()
     assert machines.ends(nodes[1], within=10) == [75], "its ranks stopped in good order"
-    assert "the first node, 127.0.0.1:" in machines.said("b")
+    assert "the first node, 127.0.0.1:" in machines.printed("b")
 
 
 def test_a_node_that_does_not_come(machines: Machines) -> None:
     machines.script("")
     assert machines.ends(machines.start("a", rank=0, wait=1.0)) == [2]
     expected = f"samestep: only 1 of 2 nodes ({socket.gethostname()}) came to 127.0.0.1:{machines.port} within 1 s; "
-    assert expected + "start the same command on every node" in machines.said("a")
+    assert expected + "start the same command on every node" in machines.printed("a")
 
 
 def test_a_first_node_that_does_not_come(machines: Machines) -> None:
     machines.script("")
     assert machines.ends(machines.start("b", rank=1, wait=1.0)) == [2]
-    assert f"the first node was not found at 127.0.0.1:{machines.port} within 1 s" in machines.said("b")
+    assert f"the first node was not found at 127.0.0.1:{machines.port} within 1 s" in machines.printed("b")
 
 
 @pytest.mark.parametrize(
     ("second", "expected"),
     [
         ({"rank": 0}, "cannot be opened here (Address already in use); choose another one with --rdzv 127.0.0.1:PORT"),
-        ({"rank": 1, "words": ("other",)}, "was given another command; start the same one on every node"),
+        ({"rank": 1, "args": ("other",)}, "was given another command; start the same one on every node"),
     ],
 )
 def test_nodes_that_do_not_fit_are_refused(machines: Machines, second: dict, expected: str) -> None:
     machines.script("")
     machines.start("a", rank=0)
-    wait_for(lambda: "waiting" in machines.said("a"))
+    wait_for(lambda: "waiting" in machines.printed("a"))
     assert machines.ends(machines.start("b", **second)) == [2]
-    assert expected in machines.said("b")
+    assert expected in machines.printed("b")
 
 
 def test_a_node_rank_is_given_once(machines: Machines) -> None:
     machines.script("")
     machines.start("a", rank=0, nodes=(3, 3))
     machines.start("b", rank=1, nodes=(3, 3))
-    wait_for(lambda: "waiting" in machines.said("b"))
+    wait_for(lambda: "waiting" in machines.printed("b"))
     assert machines.ends(machines.start("c", rank=1, nodes=(3, 3))) == [2]
-    assert "has --node-rank 1 already" in machines.said("c")
+    assert "has --node-rank 1 already" in machines.printed("c")
 
 
-def test_strangers_at_the_door_do_no_harm(machines: Machines) -> None:
+def test_other_connections_to_the_port_do_no_harm(machines: Machines) -> None:
     machines.script("")
     first = machines.start("a", rank=0)
-    wait_for(lambda: "waiting" in machines.said("a"))
+    wait_for(lambda: "waiting" in machines.printed("a"))
     lines = [b"GET / HTTP/1.1\r\n\r\n", b'{"kind": "report"}\n', b'{"kind": "hello", "language": %d}\n']
-    for line in [*lines[:2], lines[2] % 0, lines[2] % leader.LANGUAGE]:
-        with socket.create_connection(("127.0.0.1", machines.port)) as stranger:
-            stranger.sendall(line)
-            stranger.settimeout(5)
-            stranger.recv(100)
+    for line in [*lines[:2], lines[2] % 0, lines[2] % leader.PROTOCOL_VERSION]:
+        with socket.create_connection(("127.0.0.1", machines.port)) as other:
+            other.sendall(line)
+            other.settimeout(5)
+            other.recv(100)
     assert machines.ends(first, machines.start("b", rank=1)) == [0, 0]
 
 
-def test_another_program_behind_the_port_is_recognised(machines: Machines) -> None:
+def test_another_program_on_the_port_is_recognised(machines: Machines) -> None:
     machines.script("")
     with socket.create_server(("127.0.0.1", machines.port)) as server:
         node = machines.start("b", rank=1)
@@ -340,7 +343,7 @@ def test_another_program_behind_the_port_is_recognised(machines: Machines) -> No
         connection.sendall(b"220 mail.example.org ESMTP\n")
         assert machines.ends(node, within=15) == [2]
         connection.close()
-    assert f"what answers at 127.0.0.1:{machines.port} is no launch of samestep" in machines.said("b")
+    assert f"what answers at 127.0.0.1:{machines.port} is not a samestep launcher" in machines.printed("b")
 
 
 @pytest.mark.parametrize(
@@ -359,28 +362,28 @@ def test_another_program_behind_the_port_is_recognised(machines: Machines) -> No
 )
 def test_senseless_nodes_are_refused(options: dict[str, str], expected: str) -> None:
     with pytest.raises(UserError) as caught:
-        nodes_from(options)
+        parse_nodes(options)
     assert expected in str(caught.value)
 
 
-def test_nodes_as_they_are_written() -> None:
-    assert nodes_from({}) is None
-    assert nodes_from({"nodes": "1"}) is None
-    assert nodes_from({"nodes": "2", "rdzv": "a"}) == Nodes(2, 2, "a", 29400)
-    asked = {"nodes": "1:4", "rdzv": "[fe80::1]:7", "node-rank": "3", "join-timeout": "2.5"}
-    assert nodes_from(asked) == Nodes(1, 4, "fe80::1", 7, 3, 2.5)
-    assert Nodes(2, 2, "fe80::1", 7).address == "[fe80::1]:7"
+def test_node_options_are_parsed() -> None:
+    assert parse_nodes({}) is None
+    assert parse_nodes({"nodes": "1"}) is None
+    assert parse_nodes({"nodes": "2", "rdzv": "a"}) == NodeOptions(2, 2, "a", 29400)
+    options = {"nodes": "1:4", "rdzv": "[fe80::1]:7", "node-rank": "3", "join-timeout": "2.5"}
+    assert parse_nodes(options) == NodeOptions(1, 4, "fe80::1", 7, 3, 2.5)
+    assert NodeOptions(2, 2, "fe80::1", 7).address == "[fe80::1]:7"
 
 
 def test_the_first_node_is_the_one_that_is_named() -> None:
     with pytest.raises(UserError, match=r"--node-rank 0 is the first node, but 192\.0\.2\.1 of --rdzv is not this"):
-        Nodes(2, 2, "192.0.2.1", 7, rank=0).open_door()
-    assert Nodes(2, 2, "192.0.2.1", 7).open_door() is None
+        NodeOptions(2, 2, "192.0.2.1", 7, rank=0).open_port()
+    assert NodeOptions(2, 2, "192.0.2.1", 7).open_port() is None
 
 
 def test_a_name_that_does_not_resolve() -> None:
     with pytest.raises(UserError, match=r"the name 'no\.such\.host\.invalid' does not resolve here"):
-        Nodes(2, 2, "no.such.host.invalid", 7).resolve()
+        NodeOptions(2, 2, "no.such.host.invalid", 7).check_host()
 
 
 @pytest.mark.parametrize(
@@ -389,10 +392,10 @@ def test_a_name_that_does_not_resolve() -> None:
 )
 def test_silence_and_garbage_end_a_link(sent: bytes, how: str, silent: bool) -> None:
     ours, theirs = socket.socketpair()
-    heard: list[tuple[str, bool]] = []
-    connection = link.Link(ours, arrived=lambda *_: None, ended=lambda *end: heard.append(end), silence=0.5)
+    ends: list[tuple[str, bool]] = []
+    connection = link.Link(ours, on_message=lambda *_: None, on_end=lambda *end: ends.append(end), timeout=0.5)
     connection.start()
     theirs.sendall(sent)
-    wait_for(lambda: heard, 5)
-    assert heard == [(how, silent)]
+    wait_for(lambda: ends, 5)
+    assert ends == [(how, silent)]
     theirs.close()

@@ -1,4 +1,4 @@
-"""Scripts are pure text, told by the files in `golden/`; what they do at the end of a job is tried with a stub srun."""
+"""Scripts are pure text, compared with `golden/`; what they do at the end of a job is tested with a stub srun."""
 
 import json
 import subprocess
@@ -10,16 +10,16 @@ import pytest
 
 from samestep.core.errors import UserError
 from samestep.launch.schedulers import pbs, slurm
-from samestep.launch.schedulers.job import Job, JobPart, Room, Site, clock, room, seconds
-from samestep.launch.schedulers.script import Surroundings
-from samestep.launch.schedulers.submit import scheduler_of, scripts, submit
+from samestep.launch.schedulers.job import Allocation, Job, JobPart, Site, allocate, clock, seconds
+from samestep.launch.schedulers.script import ScriptContext
+from samestep.launch.schedulers.submit import choose_scheduler, scripts, submit
 
-GOLDEN = Path(__file__).parent / "golden"
-AROUND = Surroundings(Path("/home/me/runs/sine-default-1"), Path("/home/me"), "/home/me/venv/bin/python")
-WORDS = ("sine.py", "prompt=Hello, world", "name=sine-default-1", "out=/home/me/runs")
-PLAIN = JobPart("train", WORDS, Room(1, 1, 1))
-DUMP = JobPart("1_dump", (*WORDS, "until=dump"), Room(1, 1, 1), ["dump"], unfinished=True)
-TRAIN = JobPart("2_train", WORDS, Room(1, 4, 4), ["train"])
+GOLDEN = Path(__file__).parents[1] / "golden"
+CONTEXT = ScriptContext(Path("/home/me/runs/sine-default-1"), Path("/home/me"), "/home/me/venv/bin/python")
+ARGS = ("sine.py", "prompt=Hello, world", "name=sine-default-1", "out=/home/me/runs")
+PLAIN = JobPart("train", ARGS, Allocation(1, 1, 1))
+DUMP = JobPart("1_dump", (*ARGS, "until=dump"), Allocation(1, 1, 1), ["dump"], unfinished=True)
+TRAIN = JobPart("2_train", ARGS, Allocation(1, 4, 4), ["train"])
 AURORA = Site(
     scheduler="pbs",
     gpus_per_node=12,
@@ -42,25 +42,29 @@ FULL = Site(
     srun=("--cpu-bind=cores",),
 )
 CASES = {
-    "slurm_one_gpu.sh": lambda: slurm.script(PLAIN, Job(), AROUND),
+    "slurm_one_gpu.sh": lambda: slurm.script(PLAIN, Job(), CONTEXT),
     "slurm_two_nodes.sh": lambda: slurm.script(
-        replace(PLAIN, room=Room(2, 8, 8)),
+        replace(PLAIN, allocation=Allocation(2, 8, 8)),
         Job(site=FULL, cpus_per_task=16, mem="0", time="1-12:00:00", grace=120, nodelist="gpu[3-4]"),
-        AROUND,
+        CONTEXT,
     ),
     "slurm_cpu.sh": lambda: slurm.script(
-        replace(PLAIN, room=Room(1, 0, 4)), Job(time="30m", requeue=False), Surroundings(Path("/a b/50%"), *_PLACE)
+        replace(PLAIN, allocation=Allocation(1, 0, 4)),
+        Job(time="30m", requeue=False),
+        ScriptContext(Path("/a b/50%"), *_PLACE),
     ),
-    "slurm_stage.sh": lambda: slurm.script(DUMP, Job(exclusive=True), AROUND),
-    "pbs_aurora.sh": lambda: pbs.script(replace(PLAIN, room=Room(2, 12, 12)), Job(site=AURORA, time="2h"), AROUND),
-    "pbs_stage.sh": lambda: pbs.script(DUMP, Job(requeue=False, site=Site(select="ncpus=8:ngpus=1")), AROUND, TRAIN),
+    "slurm_stage.sh": lambda: slurm.script(DUMP, Job(exclusive=True), CONTEXT),
+    "pbs_aurora.sh": lambda: pbs.script(
+        replace(PLAIN, allocation=Allocation(2, 12, 12)), Job(site=AURORA, time="2h"), CONTEXT
+    ),
+    "pbs_stage.sh": lambda: pbs.script(DUMP, Job(requeue=False, site=Site(select="ncpus=8:ngpus=1")), CONTEXT, TRAIN),
 }
 _PLACE = (Path("/a b"), "python")
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_scripts(name: str) -> None:
-    """After a change on purpose: look at what is new, and write it to the file."""
+    """After a change on purpose: check the new text, and write it to the file."""
     text = CASES[name]()
     assert text == (GOLDEN / name).read_text()
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
@@ -68,7 +72,7 @@ def test_scripts(name: str) -> None:
 
 def test_cores_of_a_chunk_under_pbs() -> None:
     def selected(**asked: Any) -> str:
-        text = pbs.script(replace(PLAIN, room=Room(2, 0, 4)), Job(**asked), AROUND)
+        text = pbs.script(replace(PLAIN, allocation=Allocation(2, 0, 4)), Job(**asked), CONTEXT)
         return next(line for line in text.splitlines() if "select" in line)
 
     assert selected() == "#PBS -l select=2"
@@ -79,7 +83,7 @@ def test_cores_of_a_chunk_under_pbs() -> None:
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
 def test_no_line_of_a_head_is_lost(scheduler: str) -> None:
     """A scheduler reads its lines up to the first command."""
-    lines = next(iter(scripts([PLAIN], Job(), AROUND, scheduler).values())).splitlines()
+    lines = next(iter(scripts([PLAIN], Job(), CONTEXT, scheduler).values())).splitlines()
     first_command = next(at for at, line in enumerate(lines) if line and not line.startswith("#"))
     marks = [at for at, line in enumerate(lines) if line.startswith(("#SBATCH", "#PBS"))]
     assert marks
@@ -104,11 +108,11 @@ def trial(tmp_path: Path, text: str, commands: dict[str, str], variables: dict[s
     [
         (0, "done", "RUNNING", 0, 0, False),
         (75, "preempted", "RUNNING", 0, 75, True),
-        (75, "preempted", "RUNNING", 100, 75, False),  # often enough
+        (75, "preempted", "RUNNING", 100, 75, False),  # too often already
         (75, "preempted", "COMPLETING", 0, 75, False),  # cancelled, or requeued by SLURM itself
         (0, "preempted", "RUNNING", 0, 75, True),  # stopped before training began
         (0, "", "RUNNING", 0, 75, True),
-        (0, "waiting", "RUNNING", 0, 75, True),  # so it was when the stage before had ended
+        (0, "waiting", "RUNNING", 0, 75, True),  # as it was when the stage before had ended
         (2, "preempted", "RUNNING", 1, 2, False),
         (1, "running", "RUNNING", 0, 1, False),
         (143, "running", "RUNNING", 0, 143, False),
@@ -119,25 +123,25 @@ def test_who_is_requeued(
 ) -> None:
     if status:
         (tmp_path / "status.json").write_text(json.dumps({"status": status, "step": 3}, indent=2))
-    text = slurm.script(PLAIN, Job(), Surroundings(tmp_path, tmp_path, "python"))
+    text = slurm.script(PLAIN, Job(), ScriptContext(tmp_path, tmp_path, "python"))
     stubs = {
         "srun": f"exit {code}",
         "scontrol": f'[ "$1" = show ] && echo "JobId=7 JobState={state} Reason=None" || echo "$@" > asked',
     }
-    ended, printed = trial(tmp_path, text, stubs, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(restarts)})
-    assert ended == ends_with, printed
+    exit_code, printed = trial(tmp_path, text, stubs, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(restarts)})
+    assert exit_code == ends_with, printed
     asked = (tmp_path / "asked").read_text() if (tmp_path / "asked").exists() else ""
     assert asked == ("requeue 7\n" if requeued else "")
 
 
 def test_a_stage_before_the_last_ends_well_when_others_wait(tmp_path: Path) -> None:
     (tmp_path / "status.json").write_text('{\n  "status": "waiting",\n  "after": "dump"\n}\n')
-    text = slurm.script(DUMP, Job(), Surroundings(tmp_path, tmp_path, "python"))
+    text = slurm.script(DUMP, Job(), ScriptContext(tmp_path, tmp_path, "python"))
     assert trial(tmp_path, text, {"srun": "exit 0", "scontrol": "exit 1"}, {"SLURM_JOB_ID": "7"})[0] == 0
 
 
 @pytest.mark.parametrize(
-    ("mpiexec", "qsub", "submitted", "said"),
+    ("mpiexec", "qsub", "submitted", "printed"),
     [
         ("exit 75", "echo 12.server", True, "job 12.server goes on"),
         ("exit 75", "exit 1", True, "go on with: qsub"),  # a compute node may not
@@ -145,47 +149,47 @@ def test_a_stage_before_the_last_ends_well_when_others_wait(tmp_path: Path) -> N
         ("exit 2", "echo 12.server", False, ""),
     ],
 )
-def test_who_is_submitted_again(tmp_path: Path, mpiexec: str, qsub: str, submitted: bool, said: str) -> None:
-    around = Surroundings(tmp_path, tmp_path, "python")
-    around.job.mkdir()
-    text = pbs.script(PLAIN, Job(time="2h"), around)
+def test_who_is_submitted_again(tmp_path: Path, mpiexec: str, qsub: str, submitted: bool, printed: str) -> None:
+    context = ScriptContext(tmp_path, tmp_path, "python")
+    context.job.mkdir()
+    text = pbs.script(PLAIN, Job(time="2h"), context)
     stubs = {"mpiexec": mpiexec, "qsub": f'echo "$@" > asked; {qsub}'}
-    variables = {"PBS_JOBID": "11.server", "PBS_NODEFILE": "nodes", pbs.TURN: "3"}
+    variables = {"PBS_JOBID": "11.server", "PBS_NODEFILE": "nodes", pbs.RESUBMISSIONS: "3"}
     trial(tmp_path, text, stubs, variables)
     assert (tmp_path / "asked").exists() == submitted
-    assert said in (around.job / "11.server.out").read_text()
+    assert printed in (context.job / "11.server.out").read_text()
     if submitted:
-        log = around.job / "pbs.log"
-        assert (tmp_path / "asked").read_text() == f"-v {pbs.TURN}=4 -j oe -o {log} {around.script(PLAIN)}\n"
+        log = context.job / "pbs.log"
+        assert (tmp_path / "asked").read_text() == f"-v {pbs.RESUBMISSIONS}=4 -j oe -o {log} {context.script(PLAIN)}\n"
 
 
 def test_the_ranks_of_a_pbs_job_know_when_it_began(tmp_path: Path) -> None:
-    around = Surroundings(tmp_path, tmp_path, "python")
-    around.job.mkdir()
-    stubs = {"mpiexec": 'echo "began $SAMESTEP_BEGAN"; echo "words $@"'}
-    trial(tmp_path, pbs.script(PLAIN, Job(), around), stubs, {"PBS_JOBID": "11", "PBS_NODEFILE": "/some/nodes"})
-    printed = (around.job / "11.out").read_text()
+    context = ScriptContext(tmp_path, tmp_path, "python")
+    context.job.mkdir()
+    stubs = {"mpiexec": 'echo "began $SAMESTEP_BEGAN"; echo "args $@"'}
+    trial(tmp_path, pbs.script(PLAIN, Job(), context), stubs, {"PBS_JOBID": "11", "PBS_NODEFILE": "/some/nodes"})
+    printed = (context.job / "11.out").read_text()
     assert int(printed.split("began ")[1].split()[0]) > 1_700_000_000
-    assert "words -n 1 -ppn 1 --hostfile /some/nodes python -u -m samestep train sine.py prompt=Hello, world" in printed
+    assert "args -n 1 -ppn 1 --hostfile /some/nodes python -u -m samestep train sine.py prompt=Hello, world" in printed
 
 
 @pytest.mark.parametrize(
     ("job", "scheduler", "num_gpus", "wanted"),
     [
-        (Job(), "slurm", None, Room(1, 1, 1)),
-        (Job(gpus_per_node=4), "slurm", None, Room(1, 4, 4)),
-        (Job(nodes=2), "slurm", None, Room(2, 8, 8)),
-        (Job(nodes=2, site=Site(gpus_per_node=12)), "pbs", None, Room(2, 12, 12)),
-        (Job(site=Site(gpus_per_node=12)), "pbs", None, Room(1, 12, 12)),
-        (Job(nodes=2, tasks_per_node=3), "slurm", None, Room(2, 0, 3)),
-        (Job(gpus_per_node=0), "slurm", None, Room(1, 0, 1)),
-        (Job(num_gpus=4), "slurm", None, Room(1, 4, 4)),
-        (Job(num_gpus=4), "slurm", 16, Room(2, 8, 8)),
-        (Job(num_gpus=4, nodes=2), "slurm", None, Room(2, 2, 2)),
+        (Job(), "slurm", None, Allocation(1, 1, 1)),
+        (Job(gpus_per_node=4), "slurm", None, Allocation(1, 4, 4)),
+        (Job(nodes=2), "slurm", None, Allocation(2, 8, 8)),
+        (Job(nodes=2, site=Site(gpus_per_node=12)), "pbs", None, Allocation(2, 12, 12)),
+        (Job(site=Site(gpus_per_node=12)), "pbs", None, Allocation(1, 12, 12)),
+        (Job(nodes=2, tasks_per_node=3), "slurm", None, Allocation(2, 0, 3)),
+        (Job(gpus_per_node=0), "slurm", None, Allocation(1, 0, 1)),
+        (Job(num_gpus=4), "slurm", None, Allocation(1, 4, 4)),
+        (Job(num_gpus=4), "slurm", 16, Allocation(2, 8, 8)),
+        (Job(num_gpus=4, nodes=2), "slurm", None, Allocation(2, 2, 2)),
     ],
 )
-def test_room(job: Job, scheduler: str, num_gpus: int | None, wanted: Room) -> None:
-    assert room(job, scheduler, num_gpus) == wanted
+def test_allocation(job: Job, scheduler: str, num_gpus: int | None, wanted: Allocation) -> None:
+    assert allocate(job, scheduler, num_gpus) == wanted
 
 
 @pytest.mark.parametrize(
@@ -199,9 +203,9 @@ def test_room(job: Job, scheduler: str, num_gpus: int | None, wanted: Room) -> N
         (Job(tasks_per_node=0), "--tasks-per-node must be at least 1"),
     ],
 )
-def test_room_that_cannot_be(job: Job, sentence: str) -> None:
+def test_impossible_allocations_are_refused(job: Job, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        room(job, "slurm")
+        allocate(job, "slurm")
 
 
 @pytest.mark.parametrize(
@@ -223,30 +227,30 @@ def test_a_pbs_run_stops_before_its_limit(time: str, grace: int | None, wanted: 
     assert pbs.max_time(Job(time=time, grace=grace)) == wanted
 
 
-def test_refusals_of_a_scheduler_are_told_in_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals_of_a_scheduler_are_shown_with_its_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    around = Surroundings(tmp_path / "run", tmp_path, "python")
+    context = ScriptContext(tmp_path / "run", tmp_path, "python")
     stub = tmp_path / "sbatch"
     stub.write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: gold' >&2\nexit 1\n")
     stub.chmod(0o755)
     with pytest.raises(
-        UserError, match="sbatch did not take the job: sbatch: error: invalid partition specified: gold"
+        UserError, match="sbatch did not accept the job: sbatch: error: invalid partition specified: gold"
     ):
-        submit([PLAIN], Job(), around, "slurm")
-    assert around.script(PLAIN).exists()
-    stub.write_text('#!/bin/sh\nfor word in "$@"; do [ "$word" = --dependency=afterok:41 ] && exit 3; done\necho 41\n')
+        submit([PLAIN], Job(), context, "slurm")
+    assert context.script(PLAIN).exists()
+    stub.write_text('#!/bin/sh\nfor arg in "$@"; do [ "$arg" = --dependency=afterok:41 ] && exit 3; done\necho 41\n')
     with pytest.raises(UserError, match="already queued: 41, to be cancelled by hand"):
-        submit([DUMP, TRAIN], Job(), around, "slurm")
+        submit([DUMP, TRAIN], Job(), context, "slurm")
     stub.unlink()
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="submit where the scheduler is installed"):
-        submit([PLAIN], Job(), around, "slurm")
+        submit([PLAIN], Job(), context, "slurm")
 
 
 def test_the_scheduler_is_the_one_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert scheduler_of(Site()) == "local"
+    assert choose_scheduler(Site()) == "local"
     (tmp_path / "qsub").write_text("")
     (tmp_path / "qsub").chmod(0o755)
-    assert scheduler_of(Site()) == "pbs"
-    assert scheduler_of(Site(scheduler="slurm")) == "slurm"
+    assert choose_scheduler(Site()) == "pbs"
+    assert choose_scheduler(Site(scheduler="slurm")) == "slurm"

@@ -1,4 +1,4 @@
-"""`samestep submit` as it is typed: what it prints, what it leaves in the run directory, what it refuses."""
+"""`samestep submit` as it is typed: what it prints, what it writes into the run directory, what it refuses."""
 
 import json
 import re
@@ -31,27 +31,27 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(words) == 0
+def printed(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    assert main(args) == 0
     return capsys.readouterr().out
 
 
 def trained(script: str) -> list[str]:
-    """The words of `samestep train` in a script."""
+    """The arguments of `samestep train` in a script."""
     line = next(line for line in script.splitlines() if " -m samestep train " in line)
     return shlex.split(line.split(" -m samestep train ")[1])
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(words) == 2
+def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    assert main(args) == 2
     return capsys.readouterr().err
 
 
 def test_submitting(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = printed(capsys, *SLURM, "--nodes=2", "--gpus-per-node", "4", "--epochs", "3")
+    output = printed(capsys, *SLURM, "--nodes=2", "--gpus-per-node", "4", "--epochs", "3")
     run = folder / "runs" / "sine-default-1"
-    assert f"run     {run}\njob     4711: 2 x 4 ranks\nfollow  tail -F {run}/job/4711.out\n" in told
-    assert "cancel  scancel 4711" in told
+    assert f"run     {run}\njob     4711: 2 x 4 ranks\nfollow  tail -F {run}/job/4711.out\n" in output
+    assert "cancel  scancel 4711" in output
     assert (folder / "called").read_text() == f"sbatch --parsable {run}/job/train.sh\n"
     noted = read_json(RunDir(run).job / "job.json")["jobs"]
     assert [(job["job"], job["scheduler"]) for job in noted] == [("4711", "slurm")]
@@ -71,17 +71,17 @@ def test_the_next_run_has_another_name(folder: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_dry_run_prints_the_very_script_and_does_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = (*SLURM, "--nodes=2", "name=mine", "--time=2h", "--account", "me", "--directive=--mail-type=END")
-    dry = printed(capsys, *words, "--dry-run")
+    args = (*SLURM, "--nodes=2", "name=mine", "--time=2h", "--account", "me", "--directive=--mail-type=END")
+    dry = printed(capsys, *args, "--dry-run")
     assert not (folder / "runs").exists()
     assert not (folder / "called").exists()
-    printed(capsys, *words)
+    printed(capsys, *args)
     assert (folder / "runs" / "mine" / "job" / "train.sh").read_text() == dry
 
 
 def test_under_pbs_the_run_stops_itself(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = printed(capsys, "submit", EXAMPLE, "--site", "aurora", "--nodes=2", "--time", "2h", "--queue=prod")
-    assert "qdel 12.server" in told
+    output = printed(capsys, "submit", EXAMPLE, "--site", "aurora", "--nodes=2", "--time", "2h", "--queue=prod")
+    assert "qdel 12.server" in output
     script = (folder / "runs" / "sine-default-1" / "job" / "train.sh").read_text()
     assert trained(script)[-1] == "max_time=6900s"
     assert "\nmpiexec -n 24 -ppn 12 " in script
@@ -97,17 +97,17 @@ def test_under_pbs_the_run_stops_itself(folder: Path, capsys: pytest.CaptureFixt
 
 
 def test_without_a_scheduler_it_trains_here(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    told = printed(capsys, "submit", EXAMPLE, "--on=local", "--tasks-per-node=2", "name=here", "--dry-run")
-    assert shlex.split(told) == ["samestep", "train", "--nproc", "2", EXAMPLE, "name=here", f"out={folder}/runs"]
-    told = refused(capsys, "submit", EXAMPLE, "--on=local", "--nodes=2", "--tasks-per-node=1")
-    assert "--on local is this machine alone" in told
+    output = printed(capsys, "submit", EXAMPLE, "--on=local", "--tasks-per-node=2", "name=here", "--dry-run")
+    assert shlex.split(output) == ["samestep", "train", "--nproc", "2", EXAMPLE, "name=here", f"out={folder}/runs"]
+    output = refused(capsys, "submit", EXAMPLE, "--on=local", "--nodes=2", "--tasks-per-node=1")
+    assert "--on local is this machine alone" in output
 
 
 def test_stages_with_gpus_of_their_own(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("submit", "system.two_stages", "--on=slurm", "--num-gpus", "2", "--num_gpus_train=16", "name=both")
-    told = printed(capsys, *words)
+    args = ("submit", "system.two_stages", "--on=slurm", "--num-gpus", "2", "--num_gpus_train=16", "name=both")
+    output = printed(capsys, *args)
     job = folder / "runs" / "both" / "job"
-    assert told.count("job     4711") == 2
+    assert output.count("job     4711") == 2
     calls = (folder / "called").read_text().splitlines()
     assert calls[1].startswith("sbatch --parsable --dependency=afterok:4711 --kill-on-invalid-dep=yes ")
     first, second = (job / "1_dump.sh").read_text(), (job / "2_train.sh").read_text()
@@ -115,18 +115,18 @@ def test_stages_with_gpus_of_their_own(folder: Path, capsys: pytest.CaptureFixtu
     assert "--ntasks-per-node=2\n" in first
     assert "--nodes=2\n#SBATCH --ntasks-per-node=8\n" in second
     assert trained(second)[-1] == trained(first)[-2] == "global_batch_size=64"
-    assert "this recipe has dump, train" in refused(capsys, *words, "--num-gpus-tune=1")
+    assert "this recipe has dump, train" in refused(capsys, *args, "--num-gpus-tune=1")
 
 
 def test_a_list_of_nodes_for_one_node_is_ignored_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SLURM, "--nodelist", "gpu[1-2]", "--dry-run"]) == 0
-    told = capsys.readouterr()
-    assert "--nodelist gpu[1-2] is ignored" in told.err
-    assert "nodelist" not in told.out
+    output = capsys.readouterr()
+    assert "--nodelist gpu[1-2] is ignored" in output.err
+    assert "nodelist" not in output.out
     assert main([*SLURM, "--nodelist", "gpu[1-2]", "--nodes=2", "--dry-run"]) == 0
-    told = capsys.readouterr()
-    assert told.err == ""
-    assert "#SBATCH --nodelist='gpu[1-2]'\n" in told.out
+    output = capsys.readouterr()
+    assert output.err == ""
+    assert "#SBATCH --nodelist='gpu[1-2]'\n" in output.out
 
 
 def test_resuming(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,8 +141,8 @@ def test_a_name_that_another_run_has_is_refused_before_it_waits_in_a_queue(
 ) -> None:
     main(["train", EXAMPLE, "--preset=verify", "--quiet", "name=old", "distributed=cpu"])
     same = (*SLURM, "--preset=verify", "name=old", "distributed=cpu")
-    told = refused(capsys, "submit", "system.two_stages", "--on=slurm", "name=old")
-    assert f"{folder}/runs/old holds a different run (recipe differ); choose another name with name=..." in told
+    output = refused(capsys, "submit", "system.two_stages", "--on=slurm", "name=old")
+    assert f"{folder}/runs/old holds a different run (recipe differ); choose another name with name=..." in output
     assert "holds a different run (seed differ)" in refused(capsys, *same, "seed=7")
     assert not (folder / "called").exists()
     assert "job     4711" in printed(capsys, *same, "--max_time=1h"), "the same run goes on"
@@ -153,7 +153,7 @@ def test_a_name_that_another_run_has_is_refused_before_it_waits_in_a_queue(
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("args", "sentence"),
     [
         (("--epochs=many",), "epochs must be"),  # what training would refuse
         (("--time=60",), "is not a time limit"),
@@ -168,17 +168,17 @@ def test_a_name_that_another_run_has_is_refused_before_it_waits_in_a_queue(
     ],
 )
 def test_what_is_refused(
-    folder: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], sentence: str
+    folder: Path, capsys: pytest.CaptureFixture[str], args: tuple[str, ...], sentence: str
 ) -> None:
-    assert sentence in refused(capsys, *SLURM, *words)
+    assert sentence in refused(capsys, *SLURM, *args)
     assert not (folder / "called").exists()
     assert not (folder / "runs").exists()
 
 
 def test_options_go_to_the_job_and_settings_to_training(folder: Path) -> None:
     (folder / "ours.yaml").write_text(json.dumps({"gpus_per_node": 4, "modules": ["a"], "env": {"X": "1"}}))
-    words = ["r", "--nodes", "2", "time=3", "--module=b", "--env", "Y=2=3", "--no-requeue", "--lr", "1", "--flag"]
-    asked = SubmitArgs.read([*words, "--account", "me"], {"SAMESTEP_SITE": "ours.yaml"})
+    args = ["r", "--nodes", "2", "time=3", "--module=b", "--env", "Y=2=3", "--no-requeue", "--lr", "1", "--flag"]
+    asked = SubmitArgs.read([*args, "--account", "me"], {"SAMESTEP_SITE": "ours.yaml"})
     assert asked.training == ["r", "time=3", "--lr", "1", "--flag"]
     assert (asked.job.nodes, asked.job.requeue, asked.job.time) == (2, False, None)
     assert (asked.job.site.account, asked.job.site.gpus_per_node) == ("me", 4)
@@ -193,7 +193,7 @@ def test_a_site_file_with_a_wrong_name_is_refused(folder: Path) -> None:
 
 
 def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
-    told = printed(capsys, "submit", "--help")
+    output = printed(capsys, "submit", "--help")
     for option in (
         "--on",
         "--nodes",
@@ -203,7 +203,7 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
         "--site.gpus-per-node",
         "--dry-run",
     ):
-        assert f"\n{option} " in told
+        assert f"\n{option} " in output
 
 
 PAGE = Path(__file__).parents[3] / "docs" / "clusters.md"
@@ -211,8 +211,8 @@ PAGE = Path(__file__).parents[3] / "docs" / "clusters.md"
 
 @pytest.mark.parametrize("line", re.findall(r"samestep submit mdlm [^`#\n]*", PAGE.read_text()))
 def test_commands_of_the_documentation(capsys: pytest.CaptureFixture[str], line: str) -> None:
-    words = shlex.split(line)[1:]
-    assert "samestep train" in printed(capsys, *words, *(() if "--dry-run" in words else ("--dry-run",)))
+    args = shlex.split(line)[1:]
+    assert "samestep train" in printed(capsys, *args, *(() if "--dry-run" in args else ("--dry-run",)))
 
 
 def test_the_site_file_of_the_documentation(folder: Path) -> None:

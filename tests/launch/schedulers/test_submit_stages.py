@@ -13,7 +13,7 @@ from samestep.cli.main import main
 from samestep.core.records import read_json
 from samestep.core.rundir import RunDir
 
-WORDS = ("train", "system.two_stages", "name=run", "distributed=cpu", "--quiet")
+ARGS = ("train", "system.two_stages", "name=run", "distributed=cpu", "--quiet")
 
 
 @pytest.fixture(autouse=True)
@@ -23,30 +23,30 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
 
 
 def test_a_run_can_end_after_a_stage_and_go_on(run: RunDir) -> None:
-    assert main([*WORDS, "until=dump"]) == 0
+    assert main([*ARGS, "until=dump"]) == 0
     assert read_json(run.status) == {"status": "waiting", "after": "dump"}
     assert not run.frozen.exists()
-    assert main([*WORDS, "until=dump"]) == 0
+    assert main([*ARGS, "until=dump"]) == 0
     assert read_json(run.status)["status"] == "waiting"
     assert main(["train", "--resume", str(run.path), "until=null"]) == 0
     assert read_json(run.status) == {"status": "done"}
 
 
 def test_the_last_stage_is_the_end(run: RunDir) -> None:
-    assert main([*WORDS, "until=train"]) == 0
+    assert main([*ARGS, "until=train"]) == 0
     assert read_json(run.status) == {"status": "done"}
 
 
 def test_a_stage_that_is_none_is_refused(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*WORDS, "until=tune"]) == 2
+    assert main([*ARGS, "until=tune"]) == 2
     assert "until=tune is no stage of system.two_stages; choose one of dump, train" in capsys.readouterr().err
 
 
 def test_the_time_limit_counts_from_the_start_of_the_job(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SAMESTEP_BEGAN", str(int(time.time()) - 3600))
-    assert main([*WORDS, "max_time=59m"]) == 75
+    assert main([*ARGS, "max_time=59m"]) == 75
     assert read_json(run.status)["status"] == "preempted"
-    assert main([*WORDS, "max_time=2h"]) == 0
+    assert main([*ARGS, "max_time=2h"]) == 0
 
 
 SRUN = {
@@ -61,9 +61,9 @@ SRUN = {
 
 @pytest.mark.parametrize(("env", "code"), [({}, 75), (SRUN, 0)])
 def test_a_stop_before_training_never_hides_a_failure(env: dict[str, str], code: int) -> None:
-    """srun tells of the largest code of all ranks, and stops those of a rank that failed with a signal."""
-    words = [sys.executable, "-m", "samestep", *WORDS]
-    with subprocess.Popen(words, env={**os.environ, **env}, stderr=subprocess.PIPE, text=True) as process:
+    """srun reports the largest code of all ranks, and stops the peers of a failed rank with a signal."""
+    command = [sys.executable, "-m", "samestep", *ARGS]
+    with subprocess.Popen(command, env={**os.environ, **env}, stderr=subprocess.PIPE, text=True) as process:
         end = time.monotonic() + 30
         while not _catches(process.pid, signal.SIGTERM) and time.monotonic() < end:
             time.sleep(0.01)

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samestep.world.watchdog.blame import skipped
+from samestep.world.watchdog.blame import find_skipped
 
 Rows = list[list[Any]]
 
@@ -35,7 +35,7 @@ STEP = [("own", "all_reduce of [1]"), ("default", "all_reduce of [25]"), ("contr
 
 def test_a_collective_of_another_group_left_out() -> None:
     healthy, other = program(1, STEP * 5 + STEP[:1]), without(STEP, 6, place=0)
-    found = skipped([report(0, healthy), report(1, other)])
+    found = find_skipped([report(0, healthy), report(1, other)])
     assert found is not None
     assert (found[0]["rank"], found[1], found[2]["rank"]) == (1, "all_reduce of [1] in group own", 0)
 
@@ -43,14 +43,14 @@ def test_a_collective_of_another_group_left_out() -> None:
 def test_one_of_the_same_group_left_out() -> None:
     step = [("default", "all_reduce of [1]"), ("default", "all_reduce of [25]")]
     healthy, other = program(1, step * 5 + step[:1]), program(1, step * 5 + step[1:])
-    found = skipped([report(0, other), report(1, healthy)])
+    found = find_skipped([report(0, other), report(1, healthy)])
     assert found is not None and found[0]["rank"] == 0 and found[1] == "all_reduce of [1] in group default"
 
 
 @given(late=st.integers(0, 14), kept=st.integers(5, 40))
 def test_a_rank_that_is_only_late_left_nothing_out(late: int, kept: int) -> None:
     whole = program(8, STEP)
-    assert skipped([report(0, whole[-kept:]), report(1, whole[: len(whole) - late][-kept:])]) is None
+    assert find_skipped([report(0, whole[-kept:]), report(1, whole[: len(whole) - late][-kept:])]) is None
 
 
 @given(place=st.integers(0, 2), ranks=st.integers(2, 5), which=st.integers(0, 4), kept=st.integers(9, 60))
@@ -58,7 +58,7 @@ def test_whichever_it_is_and_however_far_the_lists_reach_back(place: int, ranks:
     which %= ranks
     healthy = program(1, STEP * 7 + STEP[: place + 1])
     other = program(1, STEP * 7 + STEP[:place] + (STEP + STEP)[place + 1 : place + 2])
-    found = skipped([report(rank, (other if rank == which else healthy)[-kept:]) for rank in range(ranks)])
+    found = find_skipped([report(rank, (other if rank == which else healthy)[-kept:]) for rank in range(ranks)])
     assert found is not None and found[0]["rank"] == which
 
 
@@ -66,8 +66,8 @@ def test_saves_run_beside_and_count_for_nothing() -> None:
     mine, theirs = program(4, STEP), program(4, STEP)
     mine.insert(3, ["saves", 1, "all_gather in group saves"])
     theirs.insert(9, ["saves", 1, "all_gather in group saves"])
-    assert skipped([report(0, mine), report(1, [*theirs, ["saves", 2, "all_gather in group saves"]])]) is None
+    assert find_skipped([report(0, mine), report(1, [*theirs, ["saves", 2, "all_gather in group saves"]])]) is None
 
 
 def test_without_a_record_nothing_is_claimed() -> None:
-    assert skipped([report(0, []), report(1, [])]) is None
+    assert find_skipped([report(0, []), report(1, [])]) is None

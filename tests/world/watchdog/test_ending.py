@@ -1,4 +1,4 @@
-"""The process that is left behind ends an agent that stays, and nothing else."""
+"""The process that a worker starts before it ends: it ends an agent that stays, and nothing else."""
 
 import signal
 import subprocess
@@ -12,30 +12,30 @@ from samestep.world.watchdog import ending
 pytestmark = pytest.mark.timeout(60)
 
 
-def left_behind(pid: int, patience: float) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", ending.__name__, str(pid), str(patience)])
+def start_ending(pid: int, timeout: float) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", ending.__name__, str(pid), str(timeout)])
 
 
 def test_an_agent_that_stays_is_ended() -> None:
     agent = subprocess.Popen(["sleep", "100"])
-    left = left_behind(agent.pid, 0.5)
+    ending_process = start_ending(agent.pid, 0.5)
     assert agent.wait() == -signal.SIGTERM
-    assert left.wait() == 0
+    assert ending_process.wait() == 0
 
 
 def test_one_that_ignores_the_request_is_forced() -> None:
-    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(100)"
-    agent = subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE)
+    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(100)"
+    agent = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE)
     assert agent.stdout and agent.stdout.readline()
-    ending.end_process(agent.pid, patience=0.1, between=0.5)
+    ending.end_process(agent.pid, timeout=0.1, between=0.5)
     assert agent.wait() == -signal.SIGKILL
 
 
-def test_it_goes_with_an_agent_that_ends_by_itself() -> None:
+def test_it_ends_with_an_agent_that_ends_by_itself() -> None:
     agent = subprocess.Popen(["sleep", "0.1"])
     agent.wait()
     began = time.monotonic()
-    assert left_behind(agent.pid, 50.0).wait() == 0
+    assert start_ending(agent.pid, 50.0).wait() == 0
     assert time.monotonic() - began < 40
 
 
@@ -48,11 +48,11 @@ def test_it_goes_with_an_agent_that_ends_by_itself() -> None:
         {"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "0", "TORCHELASTIC_MAX_RESTARTS": "2"},
     ],
 )
-def test_it_is_left_by_one_rank_of_stock_torchrun_without_restarts_only(
+def test_it_is_started_only_by_one_rank_of_stock_torchrun_without_restarts(
     env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[object] = []
-    monkeypatch.setattr(subprocess, "Popen", lambda *words, **how: started.append(words))
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **kwargs: started.append(args))
     ending.end_agent_later(env)
     assert not started
     ending.end_agent_later({"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "0", "TORCHELASTIC_MAX_RESTARTS": "0"})

@@ -1,4 +1,4 @@
-"""Where a thread is, as a user would look for it; live, and out of what faulthandler dumps."""
+"""Where a thread is, as a user would look for it; live, and from what faulthandler dumps."""
 
 import faulthandler
 import os
@@ -17,7 +17,7 @@ import torch.distributed as dist
 from samestep.data.loading import loader
 from samestep.world import world
 from samestep.world.watchdog import stack_dump
-from samestep.world.watchdog.activity import Watch
+from samestep.world.watchdog.activity import ActivityTracker
 
 
 @contextmanager
@@ -50,23 +50,23 @@ def line_of_here() -> int:
 
 def test_the_users_line_is_shown_not_the_librarys_below_it() -> None:
     with thread_in(users_code) as thread:
-        place = stack_dump.relevant(stack_dump.places_of(sys._current_frames()[thread]))
-    assert place.endswith(f"test_sight.py:{line_of_here()} in users_code"), place
+        line = stack_dump.relevant_line(stack_dump.stack_of(sys._current_frames()[thread]))
+    assert line.endswith(f"test_stack_dump.py:{line_of_here()} in users_code"), line
 
 
-def test_the_same_out_of_a_dump(tmp_path: Path) -> None:
+def test_the_same_from_a_dump(tmp_path: Path) -> None:
     with thread_in(users_code) as thread, open(tmp_path / "dump", "w") as file:
         faulthandler.dump_traceback(file, all_threads=True)
     text = (tmp_path / "dump").read_text()
-    place = stack_dump.relevant(stack_dump.dumped_places(text, thread))
-    assert place.endswith(f"test_sight.py:{line_of_here()} in users_code"), place
-    assert stack_dump.dumped_places(text, 12345) == []
+    line = stack_dump.relevant_line(stack_dump.stack_from_dump(text, thread))
+    assert line.endswith(f"test_stack_dump.py:{line_of_here()} in users_code"), line
+    assert stack_dump.stack_from_dump(text, 12345) == []
 
 
 def test_inside_samestep_its_own_line_is_shown_with_a_short_path() -> None:
     own = loader.__code__
-    places = [(threading.__file__, 3, "wait"), (own.co_filename, 7, "load"), (__file__, 1, "main")]
-    assert stack_dump.relevant(places) == f"{Path('samestep/data/loading.py')}:7 in load"
+    stack = [(threading.__file__, 3, "wait"), (own.co_filename, 7, "load"), (__file__, 1, "main")]
+    assert stack_dump.relevant_line(stack) == f"{Path('samestep/data/loading.py')}:7 in load"
 
 
 def test_a_debugger_is_recognised() -> None:
@@ -74,29 +74,29 @@ def test_a_debugger_is_recognised() -> None:
     space: dict[str, Callable[[threading.Event], object]] = {}
     exec(code, {"__name__": "bdb"}, space)
     with thread_in(space["stopped"]) as thread:
-        assert stack_dump.debugged(thread)
+        assert stack_dump.is_debugged(thread)
     with thread_in(users_code) as thread:
-        assert not stack_dump.debugged(thread)
+        assert not stack_dump.is_debugged(thread)
 
 
 @pytest.mark.timeout(60)
-def test_what_became_of_a_process() -> None:
+def test_the_state_of_a_process() -> None:
     process = subprocess.Popen(["sleep", "50"])
     try:
-        assert stack_dump.state_of(process.pid) == ""
+        assert stack_dump.process_state(process.pid) == ""
         os.kill(process.pid, signal.SIGSTOP)
-        while stack_dump.state_of(process.pid) != "stopped":
+        while stack_dump.process_state(process.pid) != "stopped":
             time.sleep(0.01)
     finally:
         process.kill()
     process.wait()
-    assert stack_dump.state_of(process.pid) == "gone"
+    assert stack_dump.process_state(process.pid) == "gone"
 
 
-def test_a_report_travels_as_json() -> None:
-    watch = Watch()
-    with watch.doing("validate"):
-        report = stack_dump.report(watch, watch.lanes[0], seconds=2.0, limit=5.0, rank=3)
+def test_a_report_is_plain_data() -> None:
+    tracker = ActivityTracker()
+    with tracker.doing("validate"):
+        report = stack_dump.thread_report(tracker, tracker.threads[0], seconds=2.0, limit=5.0, rank=3)
     assert (report["rank"], report["activity"], report["seconds"], report["limit"]) == (3, "validate", 2.0, 5.0)
     assert report["pid"] == os.getpid() and report["memory"] > 1e6 and report["free"] > 0
     assert report["collectives"] == {} and not report["waits"]
@@ -104,8 +104,8 @@ def test_a_report_travels_as_json() -> None:
 
 def test_where_ranks_wait_for_each_other() -> None:
     inside = (dist.distributed_c10d.__file__, 9, "all_reduce")
-    assert stack_dump.waits([inside, (__file__, 1, "loss")])
-    assert stack_dump.waits([(world.__file__, 9, "together"), (__file__, 1, "main")])
-    assert not stack_dump.waits([(threading.__file__, 2, "wait"), (__file__, 1, "main"), inside])
-    assert not stack_dump.waits([(__file__, 1, "main"), (world.__file__, 9, "together")])
-    assert not stack_dump.waits([])
+    assert stack_dump.is_waiting([inside, (__file__, 1, "loss")])
+    assert stack_dump.is_waiting([(world.__file__, 9, "together"), (__file__, 1, "main")])
+    assert not stack_dump.is_waiting([(threading.__file__, 2, "wait"), (__file__, 1, "main"), inside])
+    assert not stack_dump.is_waiting([(__file__, 1, "main"), (world.__file__, 9, "together")])
+    assert not stack_dump.is_waiting([])

@@ -1,4 +1,4 @@
-"""A node's launcher among several: it comes to the meeting place, runs the ranks it is given, and hears the verdict."""
+"""The launcher of one node among several: it connects to the leader and runs its ranks as the leader says."""
 
 import hashlib
 import json
@@ -9,30 +9,30 @@ import time
 from dataclasses import asdict
 
 from samestep.core.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, UserError
-from samestep.launch.attempt import Alarm, NodeAssignment
+from samestep.launch.attempt import AttemptDeadline, NodeAssignment
 from samestep.launch.failure import Failure, cause
-from samestep.launch.node_runner import NodeRunner, say
+from samestep.launch.node_runner import NodeRunner, notify
 from samestep.launch.nodes.leader import Hello, Leader
-from samestep.launch.nodes.link import Link, Message
-from samestep.launch.nodes.options import Nodes
+from samestep.launch.nodes.link import Content, Link
+from samestep.launch.nodes.options import NodeOptions
 from samestep.launch.restart_policy import Decision, RestartPolicy
 from samestep.launch.stop_requests import StopRequests
 
-_WELCOME = 10.0
-"""Seconds in which a leader answers; whoever does not is none."""
-_SPEAK = 2.0
-"""Seconds of waiting for other nodes after which the user is told."""
+_WELCOME_TIMEOUT = 10.0
+"""Seconds in which a leader answers; another program may listen on the port."""
+_NOTICE_AFTER = 2.0
+"""Seconds of waiting for other nodes after which a message is printed."""
 
 
-def take_part(nodes: Nodes, station: NodeRunner, judge: RestartPolicy, launch_id: str) -> int:
-    """Run this node's part of the launch, and lead it if that falls to this node; returns the exit code."""
-    nodes.resolve()
-    command = hashlib.sha256(json.dumps(list(station.words)).encode()).hexdigest()
-    door = nodes.open_door()
-    member = Member(nodes, station, launch_id, command)
-    if door is None:
-        return member.run(nodes.host)
-    leader = Leader(nodes, judge, launch_id, command, door)
+def run_node(options: NodeOptions, runner: NodeRunner, policy: RestartPolicy, launch_id: str) -> int:
+    """Run this node's ranks of a launch, and lead the launch if this is the first node; returns the exit code."""
+    options.check_host()
+    command = hashlib.sha256(json.dumps(list(runner.args)).encode()).hexdigest()
+    listener = options.open_port()
+    member = Member(options, runner, launch_id, command)
+    if listener is None:
+        return member.run(options.host)
+    leader = Leader(options, policy, launch_id, command, listener)
     leader.start()
     try:
         return member.run("localhost")
@@ -40,155 +40,158 @@ def take_part(nodes: Nodes, station: NodeRunner, judge: RestartPolicy, launch_id
         leader.finish()
 
 
-class _NodeAlarm(Alarm):
-    """An alarm that rings on all nodes."""
+class _SharedDeadline(AttemptDeadline):
+    """A deadline for the ranks of all nodes."""
 
     def __init__(self, member: "Member") -> None:
         super().__init__()
         self._member = member
-        self._told = float("inf")
+        self._sent = float("inf")
 
-    def broken(self, seconds: float) -> None:
-        self.ring(seconds)
-        if seconds < self._told:
-            self._told = seconds
+    def rank_failed(self, seconds: float) -> None:
+        self.end_within(seconds)
+        if seconds < self._sent:
+            self._sent = seconds
             self._member.send("broken", seconds=seconds)
 
-    def look(self, stop: StopRequests) -> None:
-        self._member.look()
+    def poll(self, stop: StopRequests) -> None:
+        self._member.pass_on_stop()
 
 
 class Member:
-    """This node's launcher. What the leader says arrives in a thread of the link, and is done in the main one."""
+    """This node's launcher. Messages of the leader arrive in the thread of the link; the main one carries them out."""
 
-    def __init__(self, nodes: Nodes, station: NodeRunner, launch_id: str, command: str) -> None:
-        self._nodes, self._station, self._stop = nodes, station, station.stop
+    def __init__(self, options: NodeOptions, runner: NodeRunner, launch_id: str, command: str) -> None:
+        self._options, self._runner, self._stop = options, runner, runner.stop
         self._launch_id, self._command = launch_id, command
         self._link: Link | None = None
-        self._orders: queue.Queue[tuple[str, Message]] = queue.Queue()
-        self._alarm: _NodeAlarm | None = None
-        self._stop_wanted = self._stop_told = False
+        self._messages: queue.Queue[tuple[str, Content]] = queue.Queue()
+        self._deadline: _SharedDeadline | None = None
+        self._stop_received = self._stop_sent = False
         self._failures: list[Failure] | None = None
-        """How the last attempt ended here; None: it was judged, or there was none."""
+        """How the last attempt ended here; None: the leader has decided about it, or there was none."""
 
     def run(self, host: str) -> int:
-        """Do what the leader at `host` says, to the end; returns the exit code."""
+        """Carry out what the leader at `host` sends, to the end; returns the exit code."""
         connection = self._connect(host)
         if connection is None:
             return EXIT_PREEMPTED
-        self._link = Link(connection, arrived=self._arrived, ended=self._ended)
+        self._link = Link(connection, on_message=self._on_message, on_end=self._on_end)
         self._link.start()
         try:
-            self._greet()
-            code = self._obey()
+            self._join()
+            code = self._handle_message()
             while code is None:
-                code = self._obey()
+                code = self._handle_message()
             return code
         finally:
             self._link.close()
 
     def send(self, kind: str, **content: object) -> None:
-        """Tell the leader."""
+        """Send a message to the leader."""
         assert self._link is not None
         self._link.send(kind, **content)
 
-    def look(self) -> None:
+    def pass_on_stop(self) -> None:
         """Pass on requests to stop: those that came to other nodes, and those that came here."""
-        if self._stop_wanted:
+        if self._stop_received:
             self._stop.request(signal.SIGTERM)
-        elif self._stop.reason is not None and not self._stop_told:
-            self._stop_told = True
+        elif self._stop.reason is not None and not self._stop_sent:
+            self._stop_sent = True
             self.send("stop")
 
     def _connect(self, host: str) -> socket.socket | None:
-        """Come to the meeting place, which may open later; None: a request to stop came first."""
-        end = time.monotonic() + self._nodes.join_timeout
+        """Connect to the leader, whose port may open later; None: a request to stop came first."""
+        end = time.monotonic() + self._options.join_timeout
         while self._stop.reason is None:
             try:
-                return socket.create_connection((host, self._nodes.port), timeout=5.0)
+                return socket.create_connection((host, self._options.port), timeout=5.0)
             except OSError as error:
                 if time.monotonic() > end:
+                    options = self._options
                     raise UserError(
-                        f"the first node was not found at {self._nodes.address} within {self._nodes.join_timeout:g} s "
+                        f"the first node was not found at {options.address} within {options.join_timeout:g} s "
                         f"({error.strerror or error}); start the same command there, and check that no firewall is "
                         "in between"
                     ) from None
             time.sleep(0.2)
         return None
 
-    def _greet(self) -> None:
-        name, count, rank = socket.gethostname(), self._station.nproc, self._nodes.rank
+    def _join(self) -> None:
+        """Introduce this node, and wait to be admitted."""
+        name, count, rank = socket.gethostname(), self._runner.nproc, self._options.rank
         self.send("hello", **asdict(Hello(name, count, rank, self._launch_id, self._command)))
         try:
-            kind, content = self._orders.get(timeout=_WELCOME)
+            kind, content = self._messages.get(timeout=_WELCOME_TIMEOUT)
         except queue.Empty:
             kind, content = "gone", {}
         if kind == "refused":
             raise UserError(content["text"])
         if kind != "welcome":
             raise UserError(
-                f"what answers at {self._nodes.address} is no launch of samestep; choose another port with "
-                f"--rdzv {self._nodes.host}:PORT, the same on every node"
+                f"what answers at {self._options.address} is not a samestep launcher; choose another port with "
+                f"--rdzv {self._options.host}:PORT, the same on every node"
             )
 
-    def _obey(self) -> int | None:
-        """Carry out the next order; the exit code when that was the last."""
-        kind, content = self._next_order()
+    def _handle_message(self) -> int | None:
+        """Carry out the next message; returns the exit code when that was the last."""
+        kind, content = self._next_message()
         if kind == "start":
-            part = NodeAssignment(**content["part"])
-            if part.first_rank > 0:
-                say(f"{_ranks(part, self._station.nproc)} of {part.world_size} here; rank 0 shows the progress")
-            assert self._alarm is not None
-            self._failures = self._station.attempt(part, content["remedy"], self._alarm)
-            told = [failure.to_json() for failure in self._failures]
-            self.send("report", failures=told, at_once=self._stop.at_once, now=time.time())
+            assignment = NodeAssignment(**content["part"])
+            if assignment.first_rank > 0:
+                ranks = _ranks(assignment, self._runner.nproc)
+                notify(f"{ranks} of {assignment.world_size} here; rank 0 shows the progress")
+            assert self._deadline is not None
+            self._failures = self._runner.attempt(assignment, content["remedy"], self._deadline)
+            failures = [failure.to_json() for failure in self._failures]
+            self.send("report", failures=failures, at_once=self._stop.at_once, now=time.time())
         elif kind == "verdict":
             self._failures = None
-            verdict = Decision.from_json(content)
-            self._station.show(verdict)
-            return verdict.code
+            decision = Decision.from_json(content)
+            self._runner.show(decision)
+            return decision.code
         elif kind == "gone":
-            return self._abandoned(content["how"])
+            return self._without_leader(content["how"])
         return None
 
-    def _next_order(self) -> tuple[str, Message]:
-        speak = time.monotonic() + _SPEAK
+    def _next_message(self) -> tuple[str, Content]:
+        notice_at = time.monotonic() + _NOTICE_AFTER
         while True:
-            self.look()
+            self.pass_on_stop()
             try:
-                return self._orders.get(timeout=0.1)
+                return self._messages.get(timeout=0.1)
             except queue.Empty:
-                if time.monotonic() > speak and self._failures is None:
-                    speak = float("inf")
-                    say(f"waiting for other nodes at {self._nodes.address}")
+                if time.monotonic() > notice_at and self._failures is None:
+                    notice_at = float("inf")
+                    notify(f"waiting for other nodes at {self._options.address}")
 
-    def _arrived(self, kind: str, content: Message) -> None:
+    def _on_message(self, kind: str, content: Content) -> None:
         if kind == "stop":
-            self._stop_wanted = True
+            self._stop_received = True
         elif kind in ("broken", "regroup"):
-            if self._alarm is not None:
-                self._alarm.ring(content.get("seconds", self._stop.grace), ask=kind == "regroup")
+            if self._deadline is not None:
+                self._deadline.end_within(content.get("seconds", self._stop.grace), ask=kind == "regroup")
         else:
-            if kind == "start":  # here, so that whatever is said after it is about this attempt
-                self._alarm = _NodeAlarm(self)
-            self._orders.put((kind, content))
+            if kind == "start":  # here, so that later messages are about this attempt
+                self._deadline = _SharedDeadline(self)
+            self._messages.put((kind, content))
 
-    def _ended(self, how: str, silent: bool) -> None:
-        """The leader is gone. Its ranks may still save if only its launcher is; but not if it is out of reach."""
-        if self._alarm is not None:
-            self._alarm.ring(0.0 if silent else self._stop.grace, ask=True)
-        self._orders.put(("gone", {"how": how}))
+    def _on_end(self, how: str, silent: bool) -> None:
+        """The leader is gone. If only its launcher is, ranks may still save; if it is out of reach, they may not."""
+        if self._deadline is not None:
+            self._deadline.end_within(0.0 if silent else self._stop.grace, ask=True)
+        self._messages.put(("gone", {"how": how}))
 
-    def _abandoned(self, how: str) -> int:
-        """The exit code of a node whose leader is gone: that of its own ranks, as far as it says something."""
+    def _without_leader(self, how: str) -> int:
+        """The exit code of a node whose leader is gone, as far as it follows from its own ranks."""
         if self._failures == []:
             return EXIT_DONE
-        say(f"the first node, {self._nodes.address}, {how}; the run can be resumed with --resume")
+        notify(f"the first node, {self._options.address}, {how}; the run can be resumed with --resume")
         stopped = self._failures is not None and cause(self._failures).is_stop
         return EXIT_PREEMPTED if stopped or self._stop.reason is not None else EXIT_FAILURE
 
 
-def _ranks(part: NodeAssignment, count: int) -> str:
-    """The ranks of this node, for a reader."""
-    first, last = part.first_rank, part.first_rank + count - 1
+def _ranks(assignment: NodeAssignment, count: int) -> str:
+    """The ranks of this node, as text."""
+    first, last = assignment.first_rank, assignment.first_rank + count - 1
     return f"rank {first}" if count == 1 else f"ranks {first} {'and' if count == 2 else 'to'} {last}"

@@ -1,10 +1,4 @@
-"""Several nodes: how many, where they meet, and which of them keeps the meeting place.
-
-Every node runs the same command. The launcher of the first one leads (`nodes_leader.py`): it knows who is there, gives
-out the ranks and judges how an attempt ended. The launcher of every node takes part (`nodes_member.py`). They talk in
-lines of JSON with signs of life in between (`nodes_link.py`), so a node that is gone or out of reach is noticed within
-seconds, and no call can wait for longer than that.
-"""
+"""Several nodes: how many, at which address they meet, and which of them opens that port."""
 
 import errno
 import os
@@ -17,19 +11,19 @@ from samestep.core.errors import UserError
 JOIN_TIMEOUT = 300.0
 """Seconds that nodes wait for each other."""
 _PORT = 29400
-"""Where torchrun's nodes meet, too, when no port is named."""
+"""The default, which is torchrun's too."""
 
 
 @dataclass(frozen=True)
-class Nodes:
-    """What the command line says of the nodes."""
+class NodeOptions:
+    """The options of the command line about nodes."""
 
     least: int
     most: int
     host: str
     port: int
     rank: int | None = None
-    """Place among the nodes; 0 keeps the meeting place. None: whoever has its address does, others in any order."""
+    """Position among the nodes; 0 leads and opens the port. None: the node that has the address does."""
     join_timeout: float = JOIN_TIMEOUT
 
     @property
@@ -37,8 +31,8 @@ class Nodes:
         """As users write it."""
         return f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
-    def open_door(self) -> socket.socket | None:
-        """The meeting place, where other nodes come to, if it is for this node to keep."""
+    def open_port(self) -> socket.socket | None:
+        """The port to which all nodes connect, if this node is the one to open it."""
         if self.rank is not None and self.rank > 0:
             return None
         if not self._is_here():
@@ -54,14 +48,14 @@ class Nodes:
             return socket.create_server(("", self.port), backlog=1024)
         except OSError as error:
             if self.rank is None and error.errno == errno.EADDRINUSE:
-                return None  # another node on this machine has it, or whoever answers there will be found out
+                return None  # another node on this machine has it; another program is noticed when connecting
             raise UserError(
                 f"port {self.port} cannot be opened here ({os.strerror(error.errno or 0)}); choose another one with "
                 f"--rdzv {self.host}:PORT, the same on every node"
             ) from None
 
-    def resolve(self) -> None:
-        """Refuse a name that nobody knows, at once."""
+    def check_host(self) -> None:
+        """Refuse a host name that does not resolve, at once."""
         try:
             socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         except OSError as error:
@@ -71,7 +65,7 @@ class Nodes:
             ) from None
 
     def _is_here(self) -> bool:
-        """Whether the address is one of this machine: only then can something be bound to it."""
+        """Whether this machine has the address: only then can a socket be bound to it."""
         for family, kind, protocol, _, address in socket.getaddrinfo(self.host, 0, type=socket.SOCK_STREAM):
             try:
                 with socket.socket(family, kind, protocol) as probe:
@@ -82,8 +76,8 @@ class Nodes:
         return False
 
 
-def nodes_from(options: Mapping[str, str]) -> Nodes | None:
-    """The nodes that `--nodes`, `--rdzv`, `--node-rank` and `--join-timeout` ask for; None: just this one."""
+def parse_nodes(options: Mapping[str, str]) -> NodeOptions | None:
+    """The nodes that `--nodes`, `--rdzv`, `--node-rank` and `--join-timeout` ask for; None: only this one."""
     if "nodes" not in options:
         for name in ("rdzv", "node-rank", "join-timeout"):
             if name in options:
@@ -103,7 +97,7 @@ def nodes_from(options: Mapping[str, str]) -> Nodes | None:
     seconds = options.get("join-timeout", f"{JOIN_TIMEOUT:g}")
     if not seconds.replace(".", "", 1).isdigit():
         raise UserError(f"--join-timeout must be a number of seconds, not {seconds!r}")
-    return Nodes(least, most, host, port, None if rank is None else int(rank), float(seconds))
+    return NodeOptions(least, most, host, port, None if rank is None else int(rank), float(seconds))
 
 
 def _range(text: str) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What a job asks of a cluster, and what the cluster is like: plain settings, from a site's file and the command line.
+"""What a job asks of a cluster, and what the cluster is like: settings from a site's file and the command line.
 
 A site's file is YAML with the fields of `Site`: one that ships (`--site aurora`) or one of your own
 (`--site ours.yaml`, or for good with the variable SAMESTEP_SITE).
@@ -11,20 +11,20 @@ from typing import Literal
 
 from samestep.core.errors import UserError
 
-VARIABLE = "SAMESTEP_SITE"
-"""Names the site when the command line does not."""
+SITE_VARIABLE = "SAMESTEP_SITE"
+"""The environment variable that names the site when the command line does not."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """A cluster: how its nodes are made, and what every job on it has to say."""
+    """A cluster: what its nodes are like, and what every job on it has to set."""
 
     scheduler: Literal["auto", "slurm", "pbs", "local"] = "auto"
-    """Who runs jobs: slurm, pbs, or local for this machine and at once; auto takes the first whose command is here."""
+    """Who runs jobs: slurm, pbs, or local for this machine, at once; auto takes the first whose command is found."""
     gpus_per_node: int = 8
-    """GPUs that a node has, or tiles where those are the devices; who asks for all of them gets the node alone."""
+    """GPUs that a node has, or tiles where those are the devices; a job with all of them has the node for itself."""
     account: str | None = None
-    """Account or project that pays."""
+    """Account or project to charge."""
     partition: str | None = None
     """SLURM: partition."""
     qos: str | None = None
@@ -89,17 +89,17 @@ class Job:
     """The cluster."""
 
 
-SHORT = {
+SITE_ALIASES = {
     "on": "site.scheduler",
     **{name: f"site.{name}" for name in ("account", "partition", "qos", "constraint")},
     **{name: f"site.{name}" for name in ("queue", "select", "filesystems", "mpiexec", "cpu_bind")},
 }
-"""Settings of the site that may be named without it."""
+"""Settings of the site that may be written without `site.`."""
 
 
 @dataclass(frozen=True)
-class Room:
-    """Where one job runs."""
+class Allocation:
+    """The nodes, GPUs and ranks of one job."""
 
     nodes: int
     gpus: int
@@ -113,42 +113,42 @@ class Room:
         return self.nodes * self.tasks
 
 
-def room(job: Job, scheduler: str, num_gpus: int | None = None) -> Room:
+def allocate(job: Job, scheduler: str, num_gpus: int | None = None) -> Allocation:
     """Nodes, GPUs and ranks that a job gets; `num_gpus` in all, where one stage has a number of its own."""
     _check(job)
     total = job.num_gpus if num_gpus is None else num_gpus
-    nodes, gpus = _spread(job, total) if total is not None else (job.nodes or 1, _asked(job, scheduler))
+    nodes, gpus = _spread(job, total) if total is not None else (job.nodes or 1, _gpus_per_node(job, scheduler))
     if gpus > job.site.gpus_per_node:
         raise UserError(
-            f"a node of this site has {job.site.gpus_per_node} GPUs, so {gpus} cannot be had of each; ask for more "
-            "--nodes, or say how many a node has with --site.gpus-per-node"
+            f"a node of this site has {job.site.gpus_per_node} GPUs, so a job cannot have {gpus} of each; ask for more "
+            "--nodes, or set how many a node has with --site.gpus-per-node"
         )
     if gpus and job.tasks_per_node not in (None, gpus):
         raise UserError(
             f"--tasks-per-node {job.tasks_per_node} does not go with {gpus} GPUs of each node, since every GPU has one "
             "rank; leave it out, or write --gpus-per-node 0 for ranks on CPUs"
         )
-    return Room(nodes, gpus, gpus or job.tasks_per_node or 1)
+    return Allocation(nodes, gpus, gpus or job.tasks_per_node or 1)
 
 
-def _asked(job: Job, scheduler: str) -> int:
+def _gpus_per_node(job: Job, scheduler: str) -> int:
     if job.gpus_per_node is not None:
         return job.gpus_per_node
     if job.tasks_per_node is not None:
         return 0
-    whole = (job.nodes or 1) > 1 or scheduler == "pbs"
-    return job.site.gpus_per_node if whole else min(1, job.site.gpus_per_node)
+    takes_all = (job.nodes or 1) > 1 or scheduler == "pbs"
+    return job.site.gpus_per_node if takes_all else min(1, job.site.gpus_per_node)
 
 
 def _spread(job: Job, total: int) -> tuple[int, int]:
-    """So many GPUs over nodes: all on one, where they fit."""
+    """Nodes, and GPUs of each, for `total` GPUs: all on one node where they fit."""
     if job.gpus_per_node is not None:
-        raise UserError("--num-gpus and --gpus-per-node say the same thing twice; leave out one of them")
+        raise UserError("--num-gpus and --gpus-per-node set the same thing twice; leave out one of them")
     has = job.site.gpus_per_node
     nodes = job.nodes or max(1, -(-total // max(1, has)))
     if total % nodes:
         raise UserError(
-            f"{total} GPUs cannot be spread evenly over {nodes} nodes of {has}; ask for another number, or say how "
+            f"{total} GPUs cannot be spread evenly over {nodes} nodes of {has}; ask for another number, or set how "
             "many a node has with --site.gpus-per-node"
         )
     return nodes, total // nodes
@@ -161,7 +161,7 @@ def _check(job: Job) -> None:
         if value is not None and value < bound:
             raise UserError(f"--{name.replace('_', '-')} must be at least {bound}, not {value}")
     if job.time is not None:
-        seconds(job.time)  # refuses what is none
+        seconds(job.time)  # refuses what is not a time limit
 
 
 def seconds(text: str) -> int:
@@ -184,14 +184,14 @@ def clock(number: int) -> str:
 
 @dataclass(frozen=True)
 class JobPart:
-    """One job of a run: what it runs, and where."""
+    """One job of a run: what it runs, and on how many nodes and GPUs."""
 
     label: str
-    """Of its script: train, or a number and its stages."""
-    words: Sequence[str]
+    """The name of its script: train, or a number and its stages."""
+    args: Sequence[str]
     """What comes after `samestep train`."""
-    room: Room
+    allocation: Allocation
     stages: Sequence[str] = ()
-    """Those it runs; empty: all."""
+    """The stages that it runs; empty: all."""
     unfinished: bool = False
     """Whether other stages follow in other jobs."""

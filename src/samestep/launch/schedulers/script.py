@@ -1,4 +1,4 @@
-"""What the scripts of all schedulers share, as pure text. Nothing here reads a clock, a disk or the environment."""
+"""What the scripts of all schedulers share, as pure text: nothing here reads a clock, a disk or the environment."""
 
 import shlex
 from collections.abc import Sequence
@@ -11,27 +11,27 @@ from samestep.launch.schedulers.job import Job, JobPart
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """What a script must know of the place it was made in, all paths absolute."""
+class ScriptContext:
+    """The paths that a script needs, all absolute."""
 
     run: Path
     """The run directory."""
     workdir: Path
-    """Where the command was given, and where it runs: recipes and data are found from there."""
+    """Where the command was typed, and where it runs: recipes and data are found from there."""
     python: str
     """The interpreter."""
 
     @property
     def job(self) -> Path:
-        """Scripts and their output."""
+        """The folder of the scripts and their output."""
         return RunDir(self.run).job
 
     def script(self, part: JobPart) -> Path:
-        """Where the script of a part lies."""
+        """The path of the script of a part."""
         return self.job / f"{part.label}.sh"
 
 
-def head(mark: str, lines: Sequence[str], *, login: bool) -> list[str]:
+def header(mark: str, lines: Sequence[str], *, login: bool) -> list[str]:
     """The first lines: the shell and what the scheduler reads."""
     shell = "#!/bin/bash -l" if login else "#!/bin/bash"
     return [
@@ -42,7 +42,7 @@ def head(mark: str, lines: Sequence[str], *, login: bool) -> list[str]:
     ]
 
 
-def preparation(job: Job) -> list[str]:
+def setup_lines(job: Job) -> list[str]:
     """Modules, lines of the site and variables, before the ranks start."""
     return [
         *(f"module load {shlex.quote(name)}" for name in job.site.modules),
@@ -52,15 +52,15 @@ def preparation(job: Job) -> list[str]:
     ]
 
 
-def training(part: JobPart, around: Surroundings, *more: str) -> str:
+def train_command(part: JobPart, context: ScriptContext, *more: str) -> str:
     """The command of every rank."""
-    return shlex.join([around.python, "-u", "-m", "samestep", "train", *part.words, *more])
+    return shlex.join([context.python, "-u", "-m", "samestep", "train", *part.args, *more])
 
 
-def verdict(part: JobPart, around: Surroundings) -> list[str]:
-    """Lines that take ranks which were stopped before training began, and ended with 0, for what they are."""
+def exit_code_lines(part: JobPart, context: ScriptContext) -> list[str]:
+    """Lines that set the exit code of ranks which were stopped before training began and ended with 0."""
     at_end = "done|waiting" if part.unfinished else "done"
-    status = shlex.quote(str(RunDir(around.run).status))
+    status = shlex.quote(str(RunDir(context.run).status))
     return [
         "",
         f"# {EXIT_PREEMPTED}: stopped and saved. Ranks that are stopped before training begins end with 0.",
@@ -68,11 +68,11 @@ def verdict(part: JobPart, around: Surroundings) -> list[str]:
     ]
 
 
-def resume(around: Surroundings) -> str:
-    """How a user goes on by hand."""
-    return shlex.join(["samestep", "train", "--resume", str(around.run)])
+def resume_command(context: ScriptContext) -> str:
+    """The command with which a user resumes the run by hand."""
+    return shlex.join(["samestep", "train", "--resume", str(context.run)])
 
 
-def text(lines: Sequence[str]) -> str:
-    """A script."""
+def join_lines(lines: Sequence[str]) -> str:
+    """The lines as a script."""
     return "\n".join(lines) + "\n"

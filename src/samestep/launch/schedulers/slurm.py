@@ -1,9 +1,9 @@
 """SLURM: the batch script, and the commands around it.
 
-`srun` starts one task a GPU, and every rank finds its place in what srun tells it. Signals come to the ranks: before
-the time limit (`--signal` without `B:`), and with `scancel`, `scontrol requeue` or a preemption. They save and end with
-75. If the job still counts as running then, nobody took it away: its time is up, or it was asked to make way within a
-grace time, and it queues itself again. A job that SLURM is ending is requeued by SLURM, or was cancelled and stays so.
+`srun` starts one task a GPU, and every rank reads its rank from srun's variables. Signals go to the ranks: before the
+time limit (`--signal` without `B:`), and with `scancel`, `scontrol requeue` or a preemption. They save and end with
+75. If the job still counts as running then, it was not cancelled: its time is up, or it is preempted within a grace
+time, and it queues itself again. A job that SLURM is ending is requeued by SLURM, or was cancelled and stays so.
 """
 
 import shlex
@@ -11,42 +11,52 @@ from collections.abc import Sequence
 
 from samestep.core.errors import EXIT_PREEMPTED
 from samestep.launch.schedulers.job import Job, JobPart, clock, seconds
-from samestep.launch.schedulers.script import Surroundings, head, preparation, resume, text, training, verdict
+from samestep.launch.schedulers.script import (
+    ScriptContext,
+    exit_code_lines,
+    header,
+    join_lines,
+    resume_command,
+    setup_lines,
+    train_command,
+)
 
 GRACE = 60
 
 
-def script(part: JobPart, job: Job, around: Surroundings) -> str:
+def script(part: JobPart, job: Job, context: ScriptContext) -> str:
     """The batch script of one job."""
     cores = ["--cpus-per-task", str(job.cpus_per_task)] if job.cpus_per_task else []  # srun does not inherit it
     srun = shlex.join(["srun", "--kill-on-bad-exit=1", *cores, *job.site.srun])
-    return text(
+    return join_lines(
         [
-            *head("SBATCH", _directives(part, job, around), login=bool(job.site.modules)),
-            *preparation(job),
+            *header("SBATCH", _directives(part, job, context), login=bool(job.site.modules)),
+            *setup_lines(job),
             "",
             "# The ranks get these signals too: they save and end, and this script goes on after them.",
             "trap : TERM USR1",
-            f"{srun} {training(part, around)}",
+            f"{srun} {train_command(part, context)}",
             "code=$?",
-            *verdict(part, around),
-            *(_again(job, around) if job.requeue else []),
+            *exit_code_lines(part, context),
+            *(_requeue_lines(job, context) if job.requeue else []),
             'exit "$code"',
         ]
     )
 
 
-def _directives(part: JobPart, job: Job, around: Surroundings) -> list[str]:
-    room, site = part.room, job.site
-    exclusive = job.exclusive if job.exclusive is not None else room.gpus > 0 and room.gpus == site.gpus_per_node
+def _directives(part: JobPart, job: Job, context: ScriptContext) -> list[str]:
+    allocation, site = part.allocation, job.site
+    exclusive = (
+        job.exclusive if job.exclusive is not None else allocation.gpus > 0 and allocation.gpus == site.gpus_per_node
+    )
     given = {
-        "job-name": around.run.name,
-        "chdir": str(around.workdir),
-        "output": f"{str(around.job).replace('%', '%%')}/%j.out",
+        "job-name": context.run.name,
+        "chdir": str(context.workdir),
+        "output": f"{str(context.job).replace('%', '%%')}/%j.out",
         "open-mode": "append",
-        "nodes": room.nodes,
-        "ntasks-per-node": room.tasks,
-        "gpus-per-node": room.gpus or None,
+        "nodes": allocation.nodes,
+        "ntasks-per-node": allocation.tasks,
+        "gpus-per-node": allocation.gpus or None,
         "cpus-per-task": job.cpus_per_task,
         "mem": job.mem,
         "account": site.account,
@@ -63,7 +73,8 @@ def _directives(part: JobPart, job: Job, around: Surroundings) -> list[str]:
     return [*lines, *site.directives]
 
 
-def _again(job: Job, around: Surroundings) -> list[str]:
+def _requeue_lines(job: Job, context: ScriptContext) -> list[str]:
+    by_hand = shlex.quote(resume_command(context))
     return [
         "# A job that still counts as running was not cancelled: its time is up, or it makes way for another.",
         """state=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep -o 'JobState=[A-Z_]*')""",
@@ -71,7 +82,7 @@ def _again(job: Job, around: Surroundings) -> list[str]:
         f'    if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {job.max_requeues} ] && scontrol requeue "$SLURM_JOB_ID"; then',
         '        echo "samestep: stopped and saved; the job queues again and goes on from there"',
         "    else",
-        f'        echo "samestep: stopped and saved, but not queued again; go on with:" {shlex.quote(resume(around))}',
+        f'        echo "samestep: stopped and saved, but not queued again; go on with:" {by_hand}',
         "    fi",
         "fi",
     ]
@@ -79,15 +90,15 @@ def _again(job: Job, around: Surroundings) -> list[str]:
 
 def submission(path: str, after: Sequence[str]) -> list[str]:
     """The command that submits a script, to begin when the jobs `after` have ended well."""
-    waits = [f"--dependency=afterok:{':'.join(after)}", "--kill-on-invalid-dep=yes"] if after else []
-    return ["sbatch", "--parsable", *waits, path]
+    dependency = [f"--dependency=afterok:{':'.join(after)}", "--kill-on-invalid-dep=yes"] if after else []
+    return ["sbatch", "--parsable", *dependency, path]
 
 
 def job_id(printed: str) -> str:
-    """The number of the job, out of what sbatch printed: it may name the cluster too, and say other things before."""
+    """The id of the job, from what sbatch printed: that may name the cluster too, and have other lines before."""
     return printed.strip().splitlines()[-1].partition(";")[0].strip()
 
 
-def care(job: str) -> dict[str, str]:
-    """How to look after a job."""
+def job_commands(job: str) -> dict[str, str]:
+    """The commands to watch and cancel a job."""
     return {"queue": f"squeue --job {job}", "cancel": f"scancel {job}"}

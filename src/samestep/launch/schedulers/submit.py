@@ -1,4 +1,4 @@
-"""Submitting: the scripts of a run go into its directory, then to the scheduler, and what came of it is noted there."""
+"""Submitting: the scripts of a run are written into its directory and submitted, and the jobs are recorded there."""
 
 import shlex
 import subprocess
@@ -13,17 +13,17 @@ from samestep.core.records import read_json, write_atomically, write_json
 from samestep.core.rundir import RunDir
 from samestep.launch.schedulers import pbs, slurm
 from samestep.launch.schedulers.job import Job, JobPart, Site
-from samestep.launch.schedulers.script import Surroundings
+from samestep.launch.schedulers.script import ScriptContext
 
 COMMANDS = {"slurm": "sbatch", "pbs": "qsub"}
 
 
 @dataclass(frozen=True)
-class Submitted:
-    """A job that a scheduler has taken."""
+class SubmittedJob:
+    """A job that a scheduler has accepted; as `job.json` has it."""
 
     job: str
-    """Its number, as the scheduler says it."""
+    """Its id, as the scheduler prints it."""
     scheduler: str
     script: str
     output: str
@@ -32,62 +32,62 @@ class Submitted:
     """When, in seconds since 1970."""
 
 
-def scheduler_of(site: Site) -> str:
-    """Who is to run the job."""
+def choose_scheduler(site: Site) -> str:
+    """The scheduler of a site; with auto the first whose command is found, or local."""
     if site.scheduler != "auto":
         return site.scheduler
     return next((name for name, command in COMMANDS.items() if which(command)), "local")
 
 
-def scripts(parts: Sequence[JobPart], job: Job, around: Surroundings, scheduler: str) -> dict[Path, str]:
-    """The script of every part, in their order, by the path it is to have."""
+def scripts(parts: Sequence[JobPart], job: Job, context: ScriptContext, scheduler: str) -> dict[Path, str]:
+    """The script of every part, in order, by its path."""
     if scheduler == "slurm":
-        return {around.script(part): slurm.script(part, job, around) for part in parts}
-    after = [*parts[1:], None]
-    return {around.script(part): pbs.script(part, job, around, last) for part, last in zip(parts, after)}
+        return {context.script(part): slurm.script(part, job, context) for part in parts}
+    following = [*parts[1:], None]
+    return {context.script(part): pbs.script(part, job, context, then) for part, then in zip(parts, following)}
 
 
-def submit(parts: Sequence[JobPart], job: Job, around: Surroundings, scheduler: str) -> list[Submitted]:
+def submit(parts: Sequence[JobPart], job: Job, context: ScriptContext, scheduler: str) -> list[SubmittedJob]:
     """Write the scripts and submit them; under SLURM each waits for the one before, PBS gets the first alone."""
-    written = scripts(parts, job, around, scheduler)
+    written = scripts(parts, job, context, scheduler)
     for path, content in written.items():
         write_atomically(path, content)
-    done: list[Submitted] = []
+    done: list[SubmittedJob] = []
     for part, path in list(zip(parts, written))[: len(parts) if scheduler == "slurm" else 1]:
         after = [earlier.job for earlier in done[-1:]]
-        words = slurm.submission(str(path), after) if scheduler == "slurm" else pbs.submission(str(path), around)
-        printed = _call(words, done)
-        number = slurm.job_id(printed) if scheduler == "slurm" else pbs.job_id(printed)
-        output = str(around.job / f"{number}.out")
-        done.append(Submitted(number, scheduler, str(path), output, list(part.stages), time.time()))
-        _note(RunDir(around.run), done[-1])
+        command = slurm.submission(str(path), after) if scheduler == "slurm" else pbs.submission(str(path), context)
+        printed = _run_command(command, done)
+        job_id = slurm.job_id(printed) if scheduler == "slurm" else pbs.job_id(printed)
+        output = str(context.job / f"{job_id}.out")
+        done.append(SubmittedJob(job_id, scheduler, str(path), output, list(part.stages), time.time()))
+        _record(RunDir(context.run), done[-1])
     return done
 
 
-def care(submitted: Submitted) -> Mapping[str, str]:
-    """How to look after a job: what to type for what."""
+def job_commands(submitted: SubmittedJob) -> Mapping[str, str]:
+    """The commands to follow, watch and cancel a job, by purpose."""
     follow = {"follow": shlex.join(["tail", "-F", submitted.output])}
-    return follow | (slurm if submitted.scheduler == "slurm" else pbs).care(submitted.job)
+    return follow | (slurm if submitted.scheduler == "slurm" else pbs).job_commands(submitted.job)
 
 
-def _call(words: Sequence[str], before: Sequence[Submitted]) -> str:
-    """What a scheduler's command prints; its refusal is ours, in its own words."""
+def _run_command(command: Sequence[str], before: Sequence[SubmittedJob]) -> str:
+    """What a scheduler's command prints; if it fails, its message is raised."""
     queued = f"; already queued: {', '.join(job.job for job in before)}, to be cancelled by hand" if before else ""
     try:
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
         raise UserError(
-            f"{words[0]} cannot be called here ({error.strerror}): submit where the scheduler is installed, "
+            f"{command[0]} cannot be called here ({error.strerror}): submit where the scheduler is installed, "
             f"or train on this machine with --on local{queued}"
         ) from None
     if done.returncode != 0 or not done.stdout.strip():
-        told = " ".join((done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").split())
-        raise UserError(f"{words[0]} did not take the job: {told}; mend that and submit again{queued}")
+        message = " ".join((done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").split())
+        raise UserError(f"{command[0]} did not accept the job: {message}; fix that and submit again{queued}")
     return done.stdout
 
 
-def _note(run: RunDir, submitted: Submitted) -> None:
-    """Jobs of earlier submissions stay noted."""
+def _record(run: RunDir, submitted: SubmittedJob) -> None:
+    """Add a job to `job.json`, which keeps those of earlier submissions."""
     path = run.job / "job.json"
     known = read_json(path) or {"jobs": []}
     write_json(path, {"jobs": [*known["jobs"], asdict(submitted)]})

@@ -127,7 +127,7 @@ def _show_samples(task: Fit, bench: Bench) -> None:
         room = config.model.max_sequence_length - len(prompt)
         options = replace(config.sampling, length=min(config.sampling.length, room))
         ids = torch.tensor([number], device=bench.world.device)
-        generating = bench.world.watch.doing("generate")
+        generating = bench.world.activity.doing("generate")
         with generating, task.weights_in_use(), task.learner.inference() as module:
             given = prompt[None].to(bench.world.device)
             tokens = sample(module, given, options, seed=config.seed, ids=ids, vocabulary=vocabulary)[0].tolist()

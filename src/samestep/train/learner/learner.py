@@ -165,7 +165,7 @@ class Learner:
         """Gradients of all micro-batches, reduced over ranks once; this rank's sums per term, and its rows."""
         all_sums, all_rows = [], []
         for number, batch in enumerate(micros.batches):
-            self.world.watch.moved()
+            self.world.activity.made_progress()
             with self._parallel.syncing(last=number == len(micros.batches) - 1):
                 self._parallel.called = False
                 with self._autocast():

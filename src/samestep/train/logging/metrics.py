@@ -84,9 +84,9 @@ class MetricAccumulator:
         rank, and are no state."""
         totals, self._totals = self._add_up(), {}
         names = sorted(totals)
-        sums = self._world.async_gather.put([totals[name][0] for name in names])
-        reading = PendingMetrics(names, [totals[name][1] for name in names], sums, self._world.async_gather.put(own))
-        self._world.async_gather.send()  # at once, and not with the next message: a rank may fail before there is one
+        sums = self._world.async_gather.submit([totals[name][0] for name in names])
+        reading = PendingMetrics(names, [totals[name][1] for name in names], sums, self._world.async_gather.submit(own))
+        self._world.async_gather.flush()  # at once, and not with the next message: a rank may fail before there is one
         return reading
 
     def state_dict(self) -> dict[str, Json]:
@@ -133,11 +133,11 @@ class PendingMetrics:
 
     def has_arrived(self, within: float) -> bool:
         """Whether they can be read without waiting any more, after at most `within` seconds."""
-        return self.own.has_arrived(within)
+        return self.own.is_ready(within)
 
     def finish(self) -> tuple[dict[str, float], list[list[float]]]:
         """Every figure's mean, and each rank's own numbers."""
-        sums = zip(self.names, self.sums.read(), self.weights)
+        sums = zip(self.names, self.sums.sums(), self.weights)
         return _joined({name: total / weight for name, total, weight in sums if weight > 0}), self.own.by_rank()
 
 

@@ -69,7 +69,7 @@ def enter(choose: Callable[[], tuple[str, Recipe, Any]]) -> int:
     start_logging(None, show=None)  # until there is a run directory to log to
     world, session = World.single(), None
     try:
-        world = World.meet()
+        world = World.rendezvous()
         if world.rank_info.job:
             os.environ["RANK"] = str(world.rank)  # for complaints and last words, which know of no world
         with world.together("reading the configuration"):

@@ -38,7 +38,7 @@ def check_data(rows: Rows, name: FeedName, rundir: RunDir, world: World, reading
     refusal, failure = "", None
     if world.is_main:
         try:
-            with world.watch.doing("data"):
+            with world.activity.doing("data"):
                 refusal = _look(rows, name, rundir, reading)
         except Exception as error:  # what rows raise here they would raise in training
             failure = error

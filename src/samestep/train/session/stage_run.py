@@ -33,11 +33,11 @@ class StageRun:
         self._context, self._stage = context, stage
         self._is_last, self._is_only = stage is stages[-1], len(stages) == 1
         self._world, self._config, self._rundir = context.world, context.config, context.rundir
-        self._progress = Progress(watch=self._world.watch)
+        self._progress = Progress(watch=self._world.activity)
 
     def run(self) -> Outcome:
         """From set-up to hand-over."""
-        self._world.watch.stage = self._stage.name
+        self._world.activity.stage = self._stage.name
         with self._world.together(f"setting up stage {self._stage.name!r}"):
             ready = self._set_up()
         lines = banner_lines(self._context.recipe, ready.bench, ready.task.length, ready.resumed)
@@ -73,7 +73,7 @@ class StageRun:
         self._progress.steps_per_epoch = bench.steps_per_epoch or task.length
         bench.is_built = True
         bench.first_weights.check_taken(self._stage.name, is_last=self._is_last)
-        random.spread()
+        random.seed_this_rank()
         state = {**task.state, "progress": self._progress, "window": window, "epoch": epoch, "random": random}
         resumed = self._restore(store, found, state, bench)
         return ReadyStage(self._stage, bench, task, self._progress, store, window, epoch, recorder, state, resumed)
@@ -162,7 +162,7 @@ class StageRun:
 
     def _loop(self, ready: ReadyStage, sinks: list[Sink], saver: Saver) -> Outcome:
         hooks = assemble_hooks(self._context, ready, sinks, saver, self._is_only)
-        with self._world.watch.stepping(self._stage.name, self._progress.step, compiles=self._config.compile):
+        with self._world.activity.stepping(self._stage.name, self._progress.step, compiles=self._config.compile):
             try:
                 outcome = run(ready.task, self._progress, hooks.in_order, self._context.stop)
                 hooks.same.finish()
@@ -170,13 +170,13 @@ class StageRun:
                 with suppress(Exception):
                     hooks.log.rescue()
                 raise
-        with self._world.watch.doing("save"):
+        with self._world.activity.doing("save"):
             hooks.save.finish()
         return outcome
 
     def _hand_over(self, ready: ReadyStage) -> None:
         """What a later stage, or the user, finds of this one."""
-        with self._world.watch.doing("finish"):
+        with self._world.activity.doing("finish"):
             self._stage.finish(ready.task, ready.bench)
             self._world.barrier()
         if self._world.is_main:

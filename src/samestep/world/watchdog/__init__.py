@@ -1,5 +1,10 @@
-"""No hang without a culprit.
+"""The watchdog: ends a run that hangs, and names the rank to blame.
 
-`activity` notes what each thread of this rank is doing, `sight` looks at it (where, which collective, how much memory),
-`post` carries that to the other ranks, `culprit` and `suspicion` find out who is to blame, `dog` and `ending` act.
+- activity.py: what each thread of this rank does; training reports it here
+- limits.py: how long each activity may go on without progress (`WatchdogConfig`)
+- stack_dump.py: where a thread is, which collectives the rank began, how much memory it holds; faulthandler dumps
+- heartbeat.py: sends that to the other ranks, as heartbeats through the store, and reads theirs
+- blame.py: which rank the others wait for, or which one skipped a collective; pure functions
+- watchdog.py: the thread that checks once a second and finds out whether the run hangs
+- ending.py: how all ranks end once the run hangs
 """

@@ -1,78 +1,78 @@
-"""What the threads of this rank are doing. Training only counts its moves here; the watchdog does all the looking.
+"""What the threads of this rank are doing. Training only counts its progress here; the watchdog checks it.
 
-with world.watch.doing("data"):
+with world.activity.doing("data"):
     rows = load()
-world.watch.moved()                  # a sign of progress inside something long
+world.activity.made_progress()       # inside something long
 """
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-COMPILING = 3
+COMPILE_STEPS = 3
 """Steps of a compiled model that may still compile something."""
 
 
-class Lane:
-    """One thread: its activity, and a count of its moves, which stands still when the thread makes no progress."""
+class ThreadActivity:
+    """One thread: its activity, and a count that grows with every sign of progress."""
 
     def __init__(self, name: str, activity: str) -> None:
         self.name, self.activity = name, activity
         self.thread = threading.get_ident()
-        self.moves = 0
+        self.progress = 0
 
 
-class Watch:
-    """What this rank does."""
+class ActivityTracker:
+    """What the threads of this rank do."""
 
     def __init__(self) -> None:
         self.stage, self.step = "", 0
-        self._compiling = 0
-        self.lanes = [Lane("main", "start")]
+        self._compile_steps_left = 0
+        self.threads = [ThreadActivity("main", "start")]
 
     @contextmanager
     def doing(self, activity: str) -> Iterator[None]:
-        """What the calling thread does meanwhile; entering and leaving are signs of progress."""
-        lane = self._mine()
-        before, lane.activity = lane.activity, activity
-        lane.moves += 1
+        """What the calling thread does meanwhile; entering and leaving count as progress."""
+        thread = self._own()
+        before, thread.activity = thread.activity, activity
+        thread.progress += 1
         try:
             yield
         finally:
-            lane.activity = before
-            lane.moves += 1
+            thread.activity = before
+            thread.progress += 1
 
-    def moved(self) -> None:
+    def made_progress(self) -> None:
         """The calling thread made progress."""
-        self._mine().moves += 1
+        self._own().progress += 1
 
     @contextmanager
     def stepping(self, stage: str, step: int, *, compiles: bool) -> Iterator[None]:
         """Through the steps of a stage; the first ones of a compiled model may take longer."""
         self.stage, self.step = stage, step
-        self._compiling = COMPILING if compiles else 0
+        self._compile_steps_left = COMPILE_STEPS if compiles else 0
         with self.doing("compile" if compiles else "step"):
             yield
 
     def stepped(self, step: int) -> None:
         """So many steps of the stage are done."""
         self.step = step
-        lane = self._mine()
-        lane.moves += 1
-        if self._compiling:
-            self._compiling -= 1
-            lane.activity = "compile" if self._compiling else "step"
+        thread = self._own()
+        thread.progress += 1
+        if self._compile_steps_left:
+            self._compile_steps_left -= 1
+            thread.activity = "compile" if self._compile_steps_left else "step"
 
     @contextmanager
-    def beside(self, name: str, activity: str) -> Iterator[None]:
-        """The calling thread works beside the main one, and is watched as well."""
-        lane = Lane(name, activity)
-        self.lanes.append(lane)
+    def side_thread(self, name: str, activity: str) -> Iterator[None]:
+        """The calling thread runs beside the main one, and is watched as well."""
+        thread = ThreadActivity(name, activity)
+        self.threads.append(thread)
         try:
             yield
         finally:
-            self.lanes.remove(lane)
+            self.threads.remove(thread)
 
-    def _mine(self) -> Lane:
+    def _own(self) -> ThreadActivity:
         own = threading.get_ident()
-        return next((lane for lane in self.lanes if lane.thread == own), self.lanes[0])
+        return next((thread for thread in self.threads if thread.thread == own), self.threads[0])

@@ -1,8 +1,8 @@
-"""Who keeps a run from going on: pure functions over what every rank was seen doing.
+"""Which rank keeps a run from going on: pure functions over the reports of all ranks.
 
 A rank that is late is behind in every group. Where one rank is ahead in one group and behind in another, or where two
-began different collectives as the same one, one of them skipped a collective. What usually followed the last collective
-that both began tells which.
+began different collectives under the same number, one of them skipped a collective. Which one follows from what usually
+came after the last collective that both began.
 """
 
 import time
@@ -15,54 +15,15 @@ from samestep.core.records import Json
 from samestep.world.watchdog.limits import ACTIVITIES
 
 Report = dict[str, Any]
-Row = tuple[str, int, str]
+"""What one thread of a rank does (`stack_dump.thread_report`). `alive`: whether the rank's last heartbeat is fresh.
+`state`: what else is known of a rank whose heartbeat is not: stopped, held (its interpreter), gone."""
+Collective = tuple[str, int, str]
 """Group, number in it, and what it was."""
-
-
-def skipped(reports: Sequence[Report]) -> tuple[Report, str, Report] | None:
-    """The rank that left out a collective, which one it was, and a rank that waits in it; None: not so, or unknown."""
-    first = reports[0]
-    for other in reports[1:]:
-        parted = _parted(_rows(first), _rows(other))
-        if parted is None:
-            continue
-        history, mine, theirs = parted
-        usual = _follows(history, mine[2]) - _follows(history, theirs[2])
-        if usual:
-            return (other, mine[2], first) if usual > 0 else (first, theirs[2], other)
-    return None
-
-
-def _rows(report: Report) -> list[Row]:
-    """Saves run beside the training, so their place among its collectives means nothing."""
-    return [(group, number, what) for group, number, what in report.get("recent", []) if group != "saves"]
-
-
-def _parted(mine: Sequence[Row], theirs: Sequence[Row]) -> tuple[list[str], Row, Row] | None:
-    """What both began, in this order, and what each began next that the other did not."""
-    known, own = set(theirs), set(mine)
-    new, foreign = [row for row in mine if row not in known], [row for row in theirs if row not in own]
-    oldest = {group: min(n for g, n, _ in theirs if g == group) for group in {row[0] for row in theirs}}
-    new = [row for row in new if row[1] >= oldest.get(row[0], 0)]  # the other's list may not reach so far back
-    oldest = {group: min(n for g, n, _ in mine if g == group) for group in {row[0] for row in mine}}
-    foreign = [row for row in foreign if row[1] >= oldest.get(row[0], 0)]
-    if not new or not foreign:
-        return None
-    return [row[2] for row in mine[: mine.index(new[0])]], new[0], foreign[0]
-
-
-def _follows(history: Sequence[str], what: str) -> int:
-    """How often `what` came after what came last."""
-    return sum(before == history[-1] and after == what for before, after in pairwise(history))
-
-
-"""What one rank does (see sight.py). `alive`: whether its watchdog was just heard; `state`: what else is known of one
-that was not: stopped, held, gone."""
 
 
 @dataclass(frozen=True)
 class Stall:
-    """A run that does not go on."""
+    """A run that hangs."""
 
     sentence: str
     culprit: Report | None
@@ -70,39 +31,81 @@ class Stall:
     reports: Sequence[Report]
 
     def to_json(self) -> dict[str, Json]:
-        """As all ranks and the run directory get it; `speaker` is the lowest rank alive, who tells the user."""
-        told = {name: (self.culprit or {}).get(name) for name in ("rank", "host", "where", "activity", "step")}
+        """As all ranks and the run directory get it; `speaker` is the lowest rank alive, which prints the sentence."""
+        culprit = {name: (self.culprit or {}).get(name) for name in ("rank", "host", "where", "activity", "step")}
         alive = [report["rank"] for report in self.reports if report["alive"]]
         reports = [{name: value for name, value in report.items() if name != "recent"} for report in self.reports]
-        return {"time": time.time(), "sentence": self.sentence, **told, "speaker": min(alive), "reports": reports}
+        return {"time": time.time(), "sentence": self.sentence, **culprit, "speaker": min(alive), "reports": reports}
 
 
-def judge(mine: Report, reports: Sequence[Report]) -> Stall | None:
+def find_stall(own: Report, reports: Sequence[Report]) -> Stall | None:
     """Whether a run hangs in which this rank made no progress for longer than its limit; None: not yet.
 
-    Whoever waits is only the one who notices. As long as the rank that it waits for keeps to its own limit, or goes on,
+    A rank that waits is not to blame. As long as the rank that it waits for is within its own limit, or makes progress,
     nothing hangs.
     """
-    if left_out := skipped(reports) if all(report["alive"] for report in reports) else None:
-        return Stall(_skipper(*left_out), left_out[0], reports)
-    blamed = _behind(mine, reports)
+    skipped = find_skipped(reports) if all(report["alive"] for report in reports) else None
+    if skipped:
+        return Stall(_skipped_sentence(*skipped), skipped[0], reports)
+    blamed = _behind(own, reports)
     if not blamed:
-        return Stall(_nobody(mine, reports), None, reports)
+        return Stall(_nobody_sentence(own, reports), None, reports)
     first = blamed[0]
-    spent = first["seconds"] if first["alive"] else mine["seconds"]
-    if spent <= first["limit"]:
+    seconds = first["seconds"] if first["alive"] else own["seconds"]
+    if seconds <= first["limit"]:
         return None
-    return Stall(_somebody(first, blamed, reports), first, reports)
+    return Stall(_blamed_sentence(first, blamed, reports), first, reports)
 
 
-def _behind(mine: Report, reports: Sequence[Report]) -> list[Report]:
+def find_skipped(reports: Sequence[Report]) -> tuple[Report, str, Report] | None:
+    """The rank that skipped a collective, which one, and a rank that waits in it; None: none did, or unknown."""
+    first = reports[0]
+    for other in reports[1:]:
+        difference = _first_difference(_collectives(first), _collectives(other))
+        if difference is None:
+            continue
+        history, of_first, of_other = difference
+        usual = _follows(history, of_first[2]) - _follows(history, of_other[2])
+        if usual:
+            return (other, of_first[2], first) if usual > 0 else (first, of_other[2], other)
+    return None
+
+
+def _collectives(report: Report) -> list[Collective]:
+    """Without those of saves, which run in another thread, in no fixed order with those of the training."""
+    return [(group, number, what) for group, number, what in report.get("recent", []) if group != "saves"]
+
+
+def _first_difference(
+    first: Sequence[Collective], other: Sequence[Collective]
+) -> tuple[list[str], Collective, Collective] | None:
+    """What both ranks began, in order, and what each began next that the other did not."""
+    in_first, in_other = set(first), set(other)
+    only_first = [each for each in first if each not in in_other and each[1] >= _oldest(other, each[0])]
+    only_other = [each for each in other if each not in in_first and each[1] >= _oldest(first, each[0])]
+    if not only_first or not only_other:
+        return None
+    return [each[2] for each in first[: first.index(only_first[0])]], only_first[0], only_other[0]
+
+
+def _oldest(collectives: Sequence[Collective], group: str) -> int:
+    """The lowest number in a group that a list has: another rank's list may reach further back."""
+    return min((number for name, number, _ in collectives if name == group), default=0)
+
+
+def _follows(history: Sequence[str], what: str) -> int:
+    """How often `what` came after the last collective in `history`."""
+    return sum(before == history[-1] and after == what for before, after in pairwise(history))
+
+
+def _behind(own: Report, reports: Sequence[Report]) -> list[Report]:
     """Ranks that the others wait for, the one furthest behind first."""
     silent = [report for report in reports if not report["alive"]]
     if silent:
         return sorted(silent, key=lambda report: (sum(report["collectives"].values()), report["rank"]))
     if len(reports) == 1:
         return list(reports)
-    for group in _groups(mine):
+    for group in _groups(own):
         counts = {report["rank"]: report["collectives"].get(group, 0) for report in reports}
         if len(set(counts.values())) > 1:
             least = min(counts.values())
@@ -111,24 +114,24 @@ def _behind(mine: Report, reports: Sequence[Report]) -> list[Report]:
     return busy if len(busy) < len(reports) else []
 
 
-def _groups(mine: Report) -> list[str]:
-    """Groups in the order in which they tell who is behind: of a save, its own first."""
-    names = list(mine["collectives"])
-    return sorted(names, key=lambda name: name != "saves") if mine["activity"] == "save" else names
+def _groups(own: Report) -> list[str]:
+    """Groups in the order in which their counts decide who is behind: during a save, its own group first."""
+    names = list(own["collectives"])
+    return sorted(names, key=lambda name: name != "saves") if own["activity"] == "save" else names
 
 
-def _somebody(first: Report, blamed: Sequence[Report], reports: Sequence[Report]) -> str:
+def _blamed_sentence(first: Report, blamed: Sequence[Report], reports: Sequence[Report]) -> str:
     ranks = {report["rank"] for report in blamed}
     others = [report for report in reports if report["rank"] not in ranks and report["alive"]]
     also = f" (and {_ranks(blamed[1:])} with it)" if len(blamed) > 1 else ""
     return _subject(first) + also + (f"; {_waiting(first, others)}" if others else "")
 
 
-def _skipper(report: Report, lacking: str, other: Report) -> str:
+def _skipped_sentence(report: Report, skipped: str, other: Report) -> str:
     at = f" at {report['where']}" if report["where"] else ""
     waits = f" at {other['where']}" if other["where"] else ""
     return (
-        f"rank {report['rank']} on {report['host']} left out a collective that it began before, {lacking}; "
+        f"rank {report['rank']} on {report['host']} left out a collective that it began before, {skipped}; "
         f"it waits{at} {_when(report)}, and rank {other['rank']} waits for it{waits}"
     )
 
@@ -146,8 +149,8 @@ def _subject(report: Report) -> str:
     if state == "stopped":
         return f"{who} was stopped by a signal (SIGSTOP); {seen}"
     if state == "gone":
-        return f"{who} is gone without a word; {seen}"
-    return f"{who} gives no sign of life, so it is stopped or gone, or its host is out of reach; {seen}"
+        return f"{who} ended without an exit report; {seen}"
+    return f"{who} sends no heartbeat, so it is stopped or gone, or its host is out of reach; {seen}"
 
 
 def _waiting(first: Report, others: Sequence[Report]) -> str:
@@ -159,9 +162,9 @@ def _waiting(first: Report, others: Sequence[Report]) -> str:
 
 
 def _counts(first: Report, other: Report) -> str:
-    """How far the two have come in collectives."""
+    """How many collectives the two have begun."""
     if not first["alive"]:
-        return ""  # how far it came since it was last heard is not known
+        return ""  # how many it began since its last heartbeat is not known
     theirs, own = other["collectives"], first["collectives"]
     ahead = [name for name in theirs if theirs[name] > own.get(name, 0)]
     if not ahead:
@@ -170,12 +173,12 @@ def _counts(first: Report, other: Report) -> str:
     return f", in collective {theirs[name]} of group {name}, of which rank {first['rank']} has begun {begun}"
 
 
-def _nobody(mine: Report, reports: Sequence[Report]) -> str:
-    at = f" at {mine['where']}" if mine["where"] else ""
+def _nobody_sentence(own: Report, reports: Sequence[Report]) -> str:
+    at = f" at {own['where']}" if own["where"] else ""
     return (
-        f"{_ranks(reports)} have made no progress for {mine['seconds']:.0f} s while {ACTIVITIES[mine['activity']]}{at} "
-        f"{_when(mine)}, and none is behind the others in collectives: "
-        "the network between them may be broken; `samestep doctor --test all` under the same launcher tries it"
+        f"{_ranks(reports)} have made no progress for {own['seconds']:.0f} s while {ACTIVITIES[own['activity']]}{at} "
+        f"{_when(own)}, and no rank is behind the others in collectives: "
+        "the network between them may be broken; `samestep doctor --test all` under the same launcher tests it"
     )
 
 

@@ -1,6 +1,6 @@
-"""How a rank ends when the run hangs: it writes what it knows, one rank speaks, all leave at about the same time.
+"""How a rank ends when the run hangs: it writes what it knows, one rank prints it, all end at about the same time.
 
-torchrun's agent may hang for many minutes on a link that is cut, so a run that was found hung ends its agent too.
+torchrun's agent may hang for many minutes on a broken connection, so a run that hangs ends its agent too.
 """
 
 import os
@@ -22,16 +22,76 @@ from samestep.core.rundir import RunDir
 from samestep.world.watchdog import stack_dump
 from samestep.world.watchdog.blame import Report
 from samestep.world.watchdog.heartbeat import HeartbeatExchange
-from samestep.world.watchdog.stack_dump import BlackBox
+from samestep.world.watchdog.stack_dump import StackDumpFile
 
-PATIENCE = 40.0
+PEER_WAIT = 3.0
+"""Seconds that ranks wait for each other: the first to end breaks connections, and the others would report that."""
+FORCED_EXIT = 15.0
+"""Seconds after which a process is ended that hangs while it ends, on a disk perhaps."""
+AGENT_TIMEOUT = 40.0
 """Seconds that an agent has to end by itself: after 30 it kills workers that do not stop."""
 
 
-def end_agent_later(env: Mapping[str, str]) -> None:
-    """From a worker of stock torchrun that is about to end: leave a process behind that ends an agent which stays.
+def end_stalled_run(
+    stall: dict[str, Json], heartbeats: HeartbeatExchange, rundir: RunDir, dump_file: StackDumpFile
+) -> None:
+    """End this rank of a run that hangs; does not return."""
+    dump_file.exit_after(FORCED_EXIT)
+    prints = stall["speaker"] == heartbeats.rank
+    report = ExitReport.of(Stalled(stall["sentence"]), EXIT_STALLED, plain=True, echo=not prints)
+    if not report.leave(os.environ) and prints:
+        put(f"samestep: {report.text}", sys.stderr)
+    if prints:
+        with suppress(OSError):
+            write_json(rundir.stall, stall)
+    _write_and_wait(report, heartbeats, rundir, dump_file)
+    with suppress(OSError):
+        if not rundir.stall.exists():  # this rank is on another disk than the one that prints
+            write_json(rundir.stall, stall)
+    _kill_silent_neighbours(stall["reports"])
+    end_agent_later(os.environ)
+    os._exit(report.code)
 
-    Not while the agent has restarts left: then it may well wait for other nodes.
+
+def end_after_failure(
+    failure: dict[str, Json], heartbeats: HeartbeatExchange, rundir: RunDir, dump_file: StackDumpFile
+) -> None:
+    """End this rank, which makes no progress since another one failed, as in a collective that never returns."""
+    dump_file.exit_after(FORCED_EXIT)
+    text = f"rank {failure['rank']} on {failure['host']} failed: {failure['text']}"
+    report = ExitReport.of(RuntimeError(text), failure["code"], plain=True, echo=True)
+    report.leave(os.environ)
+    _write_and_wait(report, heartbeats, rundir, dump_file)
+    os._exit(report.code)
+
+
+def _write_and_wait(
+    report: ExitReport, heartbeats: HeartbeatExchange, rundir: RunDir, dump_file: StackDumpFile
+) -> None:
+    """Write the exit report and the stacks, and wait a moment for the other ranks to do so."""
+    with suppress(OSError):
+        dump_file.dump()
+        write_json(rundir.word(report.rank), asdict(report))
+        stack_dump.dump_collectives(rundir.collectives(report.rank))
+    heartbeats.is_ending = True
+    end = time.monotonic() + PEER_WAIT
+    while not heartbeats.all_ending and time.monotonic() < end:
+        time.sleep(0.05)
+
+
+def _kill_silent_neighbours(reports: list[Report]) -> None:
+    """A rank that is stopped, or holds its interpreter, ends only by SIGKILL, which not every launcher sends."""
+    for report in reports:
+        same_host = not report["alive"] and report["host"] == socket.gethostname()
+        if same_host and report.get("born") and stack_dump.start_time(report["pid"]) == report["born"]:
+            with suppress(OSError):
+                os.kill(report["pid"], signal.SIGKILL)
+
+
+def end_agent_later(env: Mapping[str, str]) -> None:
+    """From a worker of stock torchrun that is about to end: start a process that ends the agent if it does not end.
+
+    Not while the agent has restarts left: then it may rightly wait for other nodes.
     """
     if LAUNCHER in env or "TORCHELASTIC_RUN_ID" not in env or env.get("LOCAL_RANK") != "0":
         return
@@ -39,7 +99,7 @@ def end_agent_later(env: Mapping[str, str]) -> None:
         return
     with suppress(OSError):
         subprocess.Popen(
-            [sys.executable, "-m", __name__, str(os.getppid()), str(PATIENCE)],
+            [sys.executable, "-m", __name__, str(os.getppid()), str(AGENT_TIMEOUT)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -47,9 +107,9 @@ def end_agent_later(env: Mapping[str, str]) -> None:
         )
 
 
-def end_process(pid: int, patience: float, between: float = 5.0) -> None:
-    """Wait for a process to end; after `patience` seconds ask it to, and a moment later force it."""
-    for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, between)):
+def end_process(pid: int, timeout: float, between: float = 5.0) -> None:
+    """Wait for a process to end; after `timeout` seconds send SIGTERM, and `between` seconds later SIGKILL."""
+    for number, seconds in ((signal.SIGTERM, timeout), (signal.SIGKILL, between)):
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             try:
@@ -63,59 +123,3 @@ def end_process(pid: int, patience: float, between: float = 5.0) -> None:
 
 if __name__ == "__main__":
     end_process(int(sys.argv[1]), float(sys.argv[2]))
-
-
-PARTING = 3.0
-"""Seconds that ranks wait for each other: the first to leave breaks connections, and the others would tell of that."""
-ENDING = 15.0
-"""Seconds after which a process is ended that hangs while it ends, on a disk perhaps."""
-
-
-def end_stalled(verdict: dict[str, Json], post: HeartbeatExchange, rundir: RunDir, box: BlackBox) -> None:
-    """End this rank of a run that hangs; does not return."""
-    box.end_within(ENDING)
-    speaks = verdict["speaker"] == post.rank
-    word = ExitReport.of(Stalled(verdict["sentence"]), EXIT_STALLED, plain=True, echo=not speaks)
-    if not word.leave(os.environ) and speaks:
-        put(f"samestep: {word.text}", sys.stderr)
-    if speaks:
-        with suppress(OSError):
-            write_json(rundir.stall, verdict)
-    _part(word, post, rundir, box)
-    with suppress(OSError):
-        if not rundir.stall.exists():  # this rank does not share the speaker's disk
-            write_json(rundir.stall, verdict)
-    _end_silent_neighbours(verdict["reports"])
-    end_agent_later(os.environ)
-    os._exit(word.code)
-
-
-def end_after(failure: dict[str, Json], post: HeartbeatExchange, rundir: RunDir, box: BlackBox) -> None:
-    """End this rank, which stands still since another one failed, as in a collective that never returns."""
-    box.end_within(ENDING)
-    text = f"rank {failure['rank']} on {failure['host']} failed: {failure['text']}"
-    word = ExitReport.of(RuntimeError(text), failure["code"], plain=True, echo=True)
-    word.leave(os.environ)
-    _part(word, post, rundir, box)
-    os._exit(word.code)
-
-
-def _end_silent_neighbours(reports: list[Report]) -> None:
-    """A rank that is stopped, or holds its interpreter, ends by force alone, and not every launcher uses that."""
-    for report in reports:
-        same_host = not report["alive"] and report["host"] == socket.gethostname()
-        if same_host and report.get("born") and stack_dump.born(report["pid"]) == report["born"]:
-            with suppress(OSError):
-                os.kill(report["pid"], signal.SIGKILL)
-
-
-def _part(word: ExitReport, post: HeartbeatExchange, rundir: RunDir, box: BlackBox) -> None:
-    """Leave the word and the stacks behind, and wait a moment for the others to do so."""
-    with suppress(OSError):
-        box.dump()
-        write_json(rundir.word(word.rank), asdict(word))
-        stack_dump.dump_collectives(rundir.collectives(word.rank))
-    post.leaves = True
-    end = time.monotonic() + PARTING
-    while not post.all_leave and time.monotonic() < end:
-        time.sleep(0.05)

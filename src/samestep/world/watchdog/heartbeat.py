@@ -1,6 +1,7 @@
-"""Carries signs of life to the other ranks and their news back, in a thread of its own, since any call may hang.
+"""Heartbeats: sends what this rank does to the other ranks and reads what they send.
 
-It goes through the store; files in the run directory serve whoever looks afterwards, or when the store is gone.
+It runs in a thread of its own, since any call may hang. Heartbeats go through the store. They are also written to the
+run directory, for `samestep why` and for when the store is gone.
 """
 
 import json
@@ -17,49 +18,50 @@ from samestep.core.records import Json, read_json
 from samestep.core.rundir import RunDir
 from samestep.world.watchdog.blame import Report
 
-BETWEEN_FILES = 5.0
-"""Seconds between two signs of life in the run directory."""
-OUTDATED = 2 * BETWEEN_FILES
-"""Seconds after which one that was not renewed counts as silence."""
-HASTE = 0.1
-"""Seconds between two exchanges once a verdict is there."""
-ANSWER = timedelta(seconds=5)
-_BEAT = "samestep/watch/beat/{}"
-_STALL = "samestep/watch/stall"
-_READY = "samestep/watch/ready"
+FILE_INTERVAL = 5.0
+"""Seconds between two heartbeats in the run directory."""
+FILE_MAX_AGE = 2 * FILE_INTERVAL
+"""Seconds after which a heartbeat in the run directory counts as missed."""
+FAST_INTERVAL = 0.1
+"""Seconds between two exchanges once a stall was found."""
+STORE_TIMEOUT = timedelta(seconds=5)
+_HEARTBEAT_KEY = "samestep/watch/beat/{}"
+_STALL_KEY = "samestep/watch/stall"
+_READY_KEY = "samestep/watch/ready"
 
 
 class HeartbeatExchange:
-    """One rank's exchange with the others. What it brings lies in its attributes; nobody waits for it."""
+    """One rank's exchange with the others. The results are its attributes; no caller waits for them."""
 
-    def __init__(self, store: Any, rundir: RunDir, rank: int, size: int, every: float, failed: str) -> None:
-        """`store` is None in a lone process; `failed` is the key of a failing rank's word."""
+    def __init__(self, store: Any, rundir: RunDir, rank: int, size: int, every: float, failure_key: str) -> None:
+        """`store` is None in a lone process; `failure_key` has the report of the first rank that failed."""
         self._store = _own_connection(store)
-        self._rundir, self.rank, self._size, self._every, self._failed = rundir, rank, size, every, failed
-        self.outgoing: list[Report] = []
-        """The newest sign of life of each lane; the main one first."""
-        self.wanted = False
-        """Whether to bring the signs of life of all ranks."""
-        self.others: list[list[Report]] = []
-        """Theirs, by rank; empty for one that never gave any."""
-        self.proposal: dict[str, Json] | None = None
-        """The verdict that this rank reached."""
-        self.verdict: dict[str, Json] | None = None
-        """The verdict that stands, the first of any rank."""
+        self._rundir, self.rank, self._size, self._every = rundir, rank, size, every
+        self._failure_key = failure_key
+        self.own: list[Report] = []
+        """The newest report of each thread of this rank; the main one first."""
+        self.fetch_all = False
+        """Whether to read the heartbeats of all ranks."""
+        self.by_rank: list[list[Report]] = []
+        """The newest reports of all ranks; empty for one that never sent any."""
+        self.proposed_stall: dict[str, Json] | None = None
+        """The stall that this rank found."""
+        self.agreed_stall: dict[str, Json] | None = None
+        """The stall that counts: the first that any rank found."""
         self.failure: dict[str, Json] | None = None
-        """The word of a rank that failed."""
-        self.leaves = False
-        """This rank knows the verdict and is about to end."""
-        self.all_leave = store is None
+        """The report of a rank that failed."""
+        self.is_ending = False
+        """This rank knows the stall and is about to end."""
+        self.all_ending = store is None
         """So are all others."""
-        self._said_so = False
-        self._answered, self._filed = time.monotonic(), -BETWEEN_FILES
+        self._is_counted_ready = False
+        self._answered, self._written = time.monotonic(), -FILE_INTERVAL
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="watchdog's post", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="watchdog heartbeats", daemon=True)
 
     def start(self) -> None:
-        """Begin, with a first sign of life: some get stuck before there would be a second."""
-        self._once()
+        """Begin, with a first heartbeat at once: a rank may get stuck before there would be a second."""
+        self._exchange_once()
         self._thread.start()
 
     def close(self) -> None:
@@ -68,62 +70,62 @@ class HeartbeatExchange:
         self._thread.join(2.0)
 
     @property
-    def silence(self) -> float:
+    def store_silence(self) -> float:
         """Seconds since the store answered; 0 in a lone process."""
         return time.monotonic() - self._answered if self._store is not None else 0.0
 
-    def _work(self) -> None:
-        while not self._stop.wait(HASTE if self.proposal or self.verdict else self._every):
-            self._once()
+    def _run(self) -> None:
+        while not self._stop.wait(FAST_INTERVAL if self.proposed_stall or self.agreed_stall else self._every):
+            self._exchange_once()
 
-    def _once(self) -> None:
-        with suppress(Exception):  # a store that is gone: how long it has been silent is all that counts
+    def _exchange_once(self) -> None:
+        with suppress(Exception):  # a store that is gone: all that counts is for how long it has not answered
             if self._store is not None:
                 self._exchange()
                 self._answered = time.monotonic()
         with suppress(OSError):
-            self._file()
+            self._write_file()
 
-    def _file(self) -> None:
+    def _write_file(self) -> None:
         now = time.monotonic()
-        if self.outgoing and now - self._filed >= BETWEEN_FILES:
-            self._filed = now
-            put_report(self._rundir.beat(self.rank), self.outgoing[0])
+        if self.own and now - self._written >= FILE_INTERVAL:
+            self._written = now
+            write_heartbeat(self._rundir.beat(self.rank), self.own[0])
 
     def _exchange(self) -> None:
-        self._store.set(_BEAT.format(self.rank), json.dumps(self.outgoing))
-        if self.proposal and not self.verdict:
-            self._store.compare_set(_STALL, "", json.dumps(self.proposal))
-            self._store.compare_set(self._failed, "", json.dumps(self._word(self.proposal)))
-        self.verdict = self.verdict or self._read(_STALL)
-        self.failure = self.failure or self._read(self._failed)
-        if self.wanted:
-            self.others = [self._read(_BEAT.format(rank)) or [] for rank in range(self._size)]
-        if self.leaves:
-            self.all_leave = self._store.add(_READY, 0 if self._said_so else 1) >= self._size
-            self._said_so = True
+        self._store.set(_HEARTBEAT_KEY.format(self.rank), json.dumps(self.own))
+        if self.proposed_stall and not self.agreed_stall:
+            self._store.compare_set(_STALL_KEY, "", json.dumps(self.proposed_stall))
+            self._store.compare_set(self._failure_key, "", json.dumps(self._failure_report(self.proposed_stall)))
+        self.agreed_stall = self.agreed_stall or self._read(_STALL_KEY)
+        self.failure = self.failure or self._read(self._failure_key)
+        if self.fetch_all:
+            self.by_rank = [self._read(_HEARTBEAT_KEY.format(rank)) or [] for rank in range(self._size)]
+        if self.is_ending:
+            self.all_ending = self._store.add(_READY_KEY, 0 if self._is_counted_ready else 1) >= self._size
+            self._is_counted_ready = True
 
-    def _word(self, proposal: dict[str, Json]) -> dict[str, Json]:
-        """For a rank whose connection breaks before it hears of the verdict."""
-        text = proposal["sentence"]
+    def _failure_report(self, stall: dict[str, Json]) -> dict[str, Json]:
+        """For a rank whose connection breaks before it has read the stall."""
+        text = stall["sentence"]
         return {"rank": self.rank, "host": socket.gethostname(), "text": text, "code": EXIT_STALLED}
 
     def _read(self, key: str) -> Any:
         return json.loads(self._store.get(key)) if self._store.check([key]) else None
 
 
-def put_report(path: Path, report: Report) -> None:
-    """Replace a small file; it is not synced to the disk, for it is worth nothing after a crash of the machine."""
+def write_heartbeat(path: Path, report: Report) -> None:
+    """Replace a small file. It is not synced to the disk, since nobody needs it after a crash of the machine."""
     fresh = path.with_name(f".{path.name}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh.write_text(json.dumps(report), encoding="utf-8")
     fresh.replace(path)
 
 
-def filed_reports(rundir: RunDir, size: int) -> list[Report]:
-    """What ranks last left in the run directory; `alive`: about as lately as the last of them.
+def read_heartbeats(rundir: RunDir, size: int) -> list[Report]:
+    """The last heartbeats in the run directory; `alive`: not much older than the newest of them.
 
-    Times are those of the disk, which is one for all who share it.
+    Times are those of the disk, so all ranks that share it compare the same clock.
     """
     found = []
     for path in (rundir.beat(rank) for rank in range(size)):
@@ -131,13 +133,13 @@ def filed_reports(rundir: RunDir, size: int) -> list[Report]:
             report = read_json(path)
             found += [(path.stat().st_mtime, report)] if report else []
     newest = max((written for written, _ in found), default=0.0)
-    return [{**report, "alive": newest - written <= OUTDATED} for written, report in found]
+    return [{**report, "alive": newest - written <= FILE_MAX_AGE} for written, report in found]
 
 
 def _own_connection(store: Any) -> Any:
-    """To the same store: calls over one connection wait for each other, also for one that hangs."""
+    """Another connection to the same store: calls over one connection wait for each other, even for one that hangs."""
     if store is None:
         return None
     own = store.clone()
-    own.set_timeout(ANSWER)
+    own.set_timeout(STORE_TIMEOUT)
     return own

@@ -1,4 +1,4 @@
-"""How long things may take without a sign of progress, before the watchdog ends the run."""
+"""How long each activity may go on without progress before the watchdog ends the run."""
 
 from dataclasses import dataclass
 
@@ -15,12 +15,12 @@ ACTIVITIES = {
     "generate": "generating",
     "finish": "finishing",
 }
-"""What a thread may be doing, and how to say it."""
+"""What a thread may be doing, and how messages call it."""
 
 
 @dataclass(frozen=True)
 class WatchdogConfig:
-    """When to call a run hung, and what else to look at while it runs. Limits are seconds without any progress."""
+    """When a run counts as hung, and what else is checked while it runs. Limits are seconds without any progress."""
 
     enabled: bool = free(True)
     """Watch; false: only torch's own timeouts are left."""

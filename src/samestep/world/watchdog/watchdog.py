@@ -1,9 +1,9 @@
-"""The watchdog: a thread that looks at this rank once a second, and ends a run that does not go on.
+"""The watchdog: a thread that checks this rank once a second, and ends a run that hangs.
 
-A rank that made no progress for longer than its limit looks at all ranks, through the store or else through the run
-directory. Whoever sends no heartbeat, or is behind in collectives, is the culprit (blame.py). The first verdict stands
-for all. Every rank then writes where its threads are, the lowest rank alive says one sentence, and all end
-(ending.py).
+A rank that made no progress for longer than its limit reads the heartbeats of all ranks, from the store or else from
+the run directory. A rank that sends no heartbeat, or is behind in collectives, is the culprit (blame.py). The first
+stall that any rank finds counts for all. Every rank then writes where its threads are, the lowest rank alive prints one
+sentence, and all end (ending.py).
 """
 
 import logging
@@ -17,139 +17,137 @@ from typing import Self
 from samestep.core.records import Json
 from samestep.core.rundir import RunDir
 from samestep.world.watchdog import stack_dump
-from samestep.world.watchdog.activity import Lane
-from samestep.world.watchdog.blame import Report, Stall, judge
-from samestep.world.watchdog.ending import end_after, end_stalled
-from samestep.world.watchdog.heartbeat import OUTDATED, HeartbeatExchange, filed_reports, put_report
+from samestep.world.watchdog.activity import ThreadActivity
+from samestep.world.watchdog.blame import Report, Stall, find_stall
+from samestep.world.watchdog.ending import end_after_failure, end_stalled_run
+from samestep.world.watchdog.heartbeat import FILE_MAX_AGE, HeartbeatExchange, read_heartbeats, write_heartbeat
 from samestep.world.watchdog.limits import ACTIVITIES, WatchdogConfig
-from samestep.world.watchdog.stack_dump import BlackBox
-from samestep.world.world import FAILURE, World
+from samestep.world.watchdog.stack_dump import StackDumpFile
+from samestep.world.world import FAILURE_KEY, World
 
-UNHEARD = 5.0
-"""Seconds without a sign of life after which a rank counts as silent, and the store as gone."""
+logger = logging.getLogger(__name__)
+TICK = 1.0
+"""Seconds between two checks."""
+HEARTBEAT_TIMEOUT = 5.0
+"""Seconds without a heartbeat after which a rank counts as silent, and without an answer the store as gone."""
+PEER_FAILURE_TIMEOUT = 15.0
+"""Seconds without progress that a rank has to end by itself once another one has failed."""
+RANKS_AT_ONCE, DELAY, MAX_DELAY = 8, 1.0, 12.0
+"""So many ranks read the heartbeats of all others at once, and the next ones so many seconds later, up to a maximum: if
+a thousand ranks asked for a thousand heartbeats at the same time, none would get an answer."""
 
-AT_ONCE, TURN, LAST_TURN = 8, 1.0, 12.0
-"""So many ranks look at all others at once, and so many seconds later the next ones: a thousand who ask for a thousand
-answers at the same time would get none."""
 
+class StallDetector:
+    """Finds out, check by check, whether the run hangs when this rank is late."""
 
-class Suspicion:
-    """What a rank makes of its own lateness, look by look."""
-
-    def __init__(self, world: World, rundir: RunDir, post: HeartbeatExchange) -> None:
-        self._world, self._rundir, self._post = world, rundir, post
-        self._turn = min(LAST_TURN, TURN * (world.rank // AT_ONCE))
-        self._heard: dict[int, int] = {}  # each rank's look when listening began
+    def __init__(self, world: World, rundir: RunDir, heartbeats: HeartbeatExchange) -> None:
+        self._world, self._rundir, self._heartbeats = world, rundir, heartbeats
+        self._delay = min(MAX_DELAY, DELAY * (world.rank // RANKS_AT_ONCE))
+        self._first_ticks: dict[int, int] = {}  # the tick of each rank's heartbeat when reading began
         self._since: float | None = None  # when that was
 
-    def drop(self) -> None:
-        """Nobody is late here any more."""
-        self._post.wanted, self._post.others, self._since = False, [], None
+    def reset(self) -> None:
+        """This rank is not late any more."""
+        self._heartbeats.fetch_all, self._heartbeats.by_rank, self._since = False, [], None
 
-    def judge(self, mine: Report, now: float) -> Stall | None:
-        """What keeps this rank from going on; None: nothing to blame yet, or it is not known yet."""
+    def check(self, own: Report, now: float) -> Stall | None:
+        """The stall that keeps this rank from going on; None: nothing hangs, or it is not known yet."""
         if self._world.size == 1:
-            return judge(mine, [{**mine, "alive": True}])
-        if mine["seconds"] < mine["limit"] + self._turn:
+            return find_stall(own, [{**own, "alive": True}])
+        if own["seconds"] < own["limit"] + self._delay:
             return None
-        if self._post.silence > UNHEARD:
-            return self._judge_by_files(mine)
-        self._post.wanted = True
+        if self._heartbeats.store_silence > HEARTBEAT_TIMEOUT:
+            return self._check_files(own)
+        self._heartbeats.fetch_all = True
         if self._since is None:
-            if self._post.others:
-                self._heard = {rank: _look(found) for rank, found in enumerate(self._post.others)}
+            if self._heartbeats.by_rank:
+                self._first_ticks = {rank: _tick(reports) for rank, reports in enumerate(self._heartbeats.by_rank)}
                 self._since = now
             return None
-        if now - self._since < UNHEARD:
+        if now - self._since < HEARTBEAT_TIMEOUT:
             return None
-        reports = [self._told_by(rank, found, mine) for rank, found in enumerate(self._post.others)]
-        self.drop()  # listens anew, unless this is a verdict
-        return judge(mine, reports)
+        reports = [self._report_of(rank, reports, own) for rank, reports in enumerate(self._heartbeats.by_rank)]
+        self.reset()  # begins again, unless this is a stall
+        return find_stall(own, reports)
 
-    def _told_by(self, rank: int, found: list[Report], mine: Report) -> Report:
-        """What a rank does in the lane that is late here, or else in its main one, and whether it was just heard."""
+    def _report_of(self, rank: int, reports: list[Report], own: Report) -> Report:
+        """What a rank does in the thread that is late here, or else in its main one, and whether it is alive."""
         if rank == self._world.rank:
-            return {**mine, "alive": True}
-        if not found:
-            return {**mine, "rank": rank, "host": "an unknown host", "where": "", "collectives": {}, "alive": False}
-        same = [report for report in found if report["lane"] == mine["lane"]]
-        return self._examine({**(same or found)[0], "alive": _look(found) > self._heard[rank]})
+            return {**own, "alive": True}
+        if not reports:
+            return {**own, "rank": rank, "host": "an unknown host", "where": "", "collectives": {}, "alive": False}
+        same = [report for report in reports if report["lane"] == own["lane"]]
+        return self._with_state({**(same or reports)[0], "alive": _tick(reports) > self._first_ticks[rank]})
 
-    def _examine(self, report: Report) -> Report:
-        """What can be seen from here of a rank that may be silent, beyond what it told."""
-        state = stack_dump.state_of(report["pid"]) if report["host"] == self._world.host else ""
+    def _with_state(self, report: Report) -> Report:
+        """A report with what can be found out from here about a rank that may be silent."""
+        state = stack_dump.process_state(report["pid"]) if report["host"] == self._world.host else ""
         if state:
             return {**report, "alive": False, "state": state}
         if report["alive"]:
             return report
         with suppress(OSError):
-            stacks, beat = self._rundir.stacks(report["rank"]), self._rundir.beat(report["rank"])
-            places = stack_dump.dumped_places(stacks.read_text(), report["thread"])
-            if places and stacks.stat().st_mtime > beat.stat().st_mtime:  # written after its last sign of life
-                return {**report, "state": "held", "where": stack_dump.relevant(places)}
+            stacks, heartbeat = self._rundir.stacks(report["rank"]), self._rundir.beat(report["rank"])
+            stack = stack_dump.stack_from_dump(stacks.read_text(), report["thread"])
+            if stack and stacks.stat().st_mtime > heartbeat.stat().st_mtime:  # written after its last heartbeat
+                return {**report, "state": "held", "where": stack_dump.relevant_line(stack)}
         return {**report, "state": ""}
 
-    def _judge_by_files(self, mine: Report) -> Stall | None:
-        """The store does not answer: what the run directory tells, where it is shared, and what is known here."""
-        filed = filed_reports(self._rundir, self._world.size)
-        others = [self._examine(report) for report in filed if report["rank"] != self._world.rank]
-        reports = [*others, {**mine, "alive": True}]
+    def _check_files(self, own: Report) -> Stall | None:
+        """The store does not answer: go by the heartbeats in the run directory, where it is shared."""
+        written = read_heartbeats(self._rundir, self._world.size)
+        others = [self._with_state(report) for report in written if report["rank"] != self._world.rank]
+        reports = [*others, {**own, "alive": True}]
         if not all(report["alive"] for report in others):
-            return judge(mine, reports)
-        if self._post.silence < OUTDATED + UNHEARD:  # files of the one that holds it may still look fresh
+            return find_stall(own, reports)
+        silence = self._heartbeats.store_silence
+        if silence < FILE_MAX_AGE + HEARTBEAT_TIMEOUT:  # the file of the rank that holds the store may still look fresh
             return None
         return Stall(
-            f"the store in which ranks meet has not answered for {self._post.silence:.0f} s, so the process "
-            f"that holds it hangs or its host is out of reach; rank {mine['rank']} on {mine['host']} waits"
-            f"{' at ' + mine['where'] if mine['where'] else ''} (step {mine['step']} of stage {mine['stage']!r})",
+            f"the rendezvous store has not answered for {silence:.0f} s, so the process "
+            f"that holds it hangs or its host is out of reach; rank {own['rank']} on {own['host']} waits"
+            f"{' at ' + own['where'] if own['where'] else ''} (step {own['step']} of stage {own['stage']!r})",
             None,
             reports,
         )
 
 
-def _look(found: list[Report]) -> int:
-    return int(found[0]["look"]) if found else 0
-
-
-logger = logging.getLogger(__name__)
-TICK = 1.0
-"""Seconds between two looks."""
-PEER = 15.0
-"""Seconds without progress that a rank has to end by itself once another one has failed."""
+def _tick(reports: list[Report]) -> int:
+    return int(reports[0]["look"]) if reports else 0
 
 
 @dataclass
-class _Count:
-    """How long a lane has stood still. Only time in which this thread runs counts: a suspended job does not hang."""
+class _IdleTime:
+    """How long a thread made no progress. Only the watchdog's running time counts: a suspended job does not hang."""
 
-    moves: int = -1
+    progress: int = -1
     seconds: float = 0.0
 
-    def look(self, lane: Lane, passed: float) -> float:
+    def update(self, activity: ThreadActivity, passed: float) -> float:
         """Seconds without progress."""
-        self.seconds = self.seconds + passed if lane.moves == self.moves else 0.0
-        self.moves = lane.moves
+        self.seconds = self.seconds + passed if activity.progress == self.progress else 0.0
+        self.progress = activity.progress
         return self.seconds
 
 
 class Watchdog:
     """Watches this rank while it is entered."""
 
-    def __init__(self, world: World, rundir: RunDir, settings: WatchdogConfig) -> None:
-        settings.check()
-        self._world, self._rundir, self._settings, self._watch = world, rundir, settings, world.watch
-        self._post = HeartbeatExchange(world.store, rundir, world.rank, world.size, TICK, FAILURE)
-        self._suspicion = Suspicion(world, rundir, self._post)
-        self._counts: dict[Lane, _Count] = {}
-        self._shortest = min(map(settings.seconds, ACTIVITIES))
-        self._looks, self._ends, self._failure_seen = 0, False, 0.0
+    def __init__(self, world: World, rundir: RunDir, config: WatchdogConfig) -> None:
+        config.check()
+        self._world, self._rundir, self._config, self._tracker = world, rundir, config, world.activity
+        self._heartbeats = HeartbeatExchange(world.store, rundir, world.rank, world.size, TICK, FAILURE_KEY)
+        self._detector = StallDetector(world, rundir, self._heartbeats)
+        self._idle: dict[ThreadActivity, _IdleTime] = {}
+        self._shortest_limit = min(map(config.seconds, ACTIVITIES))
+        self._ticks, self._is_ending, self._failure_seen = 0, False, 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
     def __enter__(self) -> Self:
-        self._box = BlackBox(self._rundir.stacks(self._world.rank), alone=self._world.size == 1)
-        self._arm(self._look(0.0)[0])
-        self._post.start()
+        self._dump_file = StackDumpFile(self._rundir.stacks(self._world.rank), alone=self._world.size == 1)
+        self._dump_later(self._reports(0.0)[0])
+        self._heartbeats.start()
         self._thread.start()
         return self
 
@@ -157,68 +155,67 @@ class Watchdog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
-        self._thread.join(None if self._ends else 2 * TICK)  # a verdict comes before whatever the main thread met
-        self._box.close()
-        self._post.close()
+        self._thread.join(None if self._is_ending else 2 * TICK)  # a stall counts before any error of the main thread
+        self._dump_file.close()
+        self._heartbeats.close()
         with suppress(OSError):
-            put_report(self._rundir.beat(self._world.rank), self._look(0.0)[0])
+            write_heartbeat(self._rundir.beat(self._world.rank), self._reports(0.0)[0])
 
     def _run(self) -> None:
         try:
-            self._watch_on()
+            self._check_until_stopped()
         except Exception:  # a run must not be lost to its watchdog
             logger.exception("the watchdog has failed; the run goes on without it")
 
-    def _watch_on(self) -> None:
+    def _check_until_stopped(self) -> None:
         before = time.monotonic()
         while not self._stop.wait(TICK):
             now = time.monotonic()
-            reports = self._look(passed=min(now - before, 2 * TICK))
+            reports = self._reports(passed=min(now - before, 2 * TICK))
             before = now
-            self._arm(reports[0])
-            self._follow_others(reports[0], now)
+            self._dump_later(reports[0])
+            self._end_with_others(reports[0], now)
             late = [report for report in reports if report["seconds"] > report["limit"]]
-            if not late or stack_dump.debugged(late[-1]["thread"]):
-                self._suspicion.drop()
-            elif stall := self._suspicion.judge(late[-1], now):  # the last: the main thread may wait for one beside it
-                self._conclude(stall)
+            if not late or stack_dump.is_debugged(late[-1]["thread"]):
+                self._detector.reset()
+            elif stall := self._detector.check(late[-1], now):  # the last: the main thread may wait for a side thread
+                self._agree_and_end(stall)
 
-    def _arm(self, main: Report) -> None:
+    def _dump_later(self, main: Report) -> None:
         """Stacks that are written too early do no harm, unless that ends the process."""
-        self._box.arm(2 * TICK + (main["limit"] if self._world.size == 1 else self._shortest))
+        self._dump_file.dump_later(2 * TICK + (main["limit"] if self._world.size == 1 else self._shortest_limit))
 
-    def _follow_others(self, main: Report, now: float) -> None:
-        """End where another rank reached a verdict, or failed a while ago and this one stands still ever since."""
-        if self._post.verdict:
-            self._end(self._post.verdict)
-        failure = self._post.failure
+    def _end_with_others(self, main: Report, now: float) -> None:
+        """End if another rank found a stall, or if one failed a while ago and this one made no progress since."""
+        if self._heartbeats.agreed_stall:
+            self._end(self._heartbeats.agreed_stall)
+        failure = self._heartbeats.failure
         if failure is None or failure["rank"] == self._world.rank:
             return
         self._failure_seen = self._failure_seen or now
-        if min(main["seconds"], now - self._failure_seen) > PEER:
-            end_after(failure, self._post, self._rundir, self._box)
+        if min(main["seconds"], now - self._failure_seen) > PEER_FAILURE_TIMEOUT:
+            end_after_failure(failure, self._heartbeats, self._rundir, self._dump_file)
 
-    def _look(self, passed: float) -> list[Report]:
-        """What each lane does now, the main one first; lanes that ended are forgotten."""
-        self._looks += 1
-        self._counts = {lane: self._counts.get(lane, _Count()) for lane in list(self._watch.lanes)}
+    def _reports(self, passed: float) -> list[Report]:
+        """What each thread does now, the main one first; threads that ended are forgotten."""
+        self._ticks += 1
+        self._idle = {activity: self._idle.get(activity, _IdleTime()) for activity in list(self._tracker.threads)}
         reports = []
-        for lane, count in self._counts.items():
-            seconds, limit = count.look(lane, passed), self._settings.seconds(lane.activity)
-            reports.append(
-                stack_dump.report(self._watch, lane, seconds, limit, self._world.rank) | {"look": self._looks}
-            )
-        self._post.outgoing = reports
+        for activity, idle in self._idle.items():
+            seconds, limit = idle.update(activity, passed), self._config.seconds(activity.activity)
+            report = stack_dump.thread_report(self._tracker, activity, seconds, limit, self._world.rank)
+            reports.append(report | {"look": self._ticks})  # an older name of the tick, as files have it
+        self._heartbeats.own = reports
         return reports
 
-    def _conclude(self, stall: Stall) -> None:
-        """Let all ranks know, unless another's verdict came first; a store that hangs is not waited for."""
-        self._post.proposal = stall.to_json()
-        end = time.monotonic() + UNHEARD
-        while self._world.size > 1 and self._post.verdict is None and time.monotonic() < end:
+    def _agree_and_end(self, stall: Stall) -> None:
+        """Send the stall to all ranks, unless another one found one first; a store that hangs is not waited for."""
+        self._heartbeats.proposed_stall = stall.to_json()
+        end = time.monotonic() + HEARTBEAT_TIMEOUT
+        while self._world.size > 1 and self._heartbeats.agreed_stall is None and time.monotonic() < end:
             time.sleep(0.05)
-        self._end(self._post.verdict or self._post.proposal)
+        self._end(self._heartbeats.agreed_stall or self._heartbeats.proposed_stall)
 
-    def _end(self, verdict: dict[str, Json]) -> None:
-        self._ends = True
-        end_stalled(verdict, self._post, self._rundir, self._box)
+    def _end(self, stall: dict[str, Json]) -> None:
+        self._is_ending = True
+        end_stalled_run(stall, self._heartbeats, self._rundir, self._dump_file)
