@@ -24,7 +24,7 @@ from samestep.parallel.wrap import local
 from samestep.train.bench import Bench
 from samestep.train.config import Config, Distributed
 from samestep.train.fit import evaluate
-from samestep.train.hooks.evidence import Recorder
+from samestep.train.hooks.evidence import EvidenceRecorder
 from samestep.train.learner.ema import Average
 from samestep.train.learner.learner import Learner
 from samestep.train.logging.console import Screen
@@ -83,11 +83,11 @@ def compared(world: World, strategy: str, update: Callable[[Learner, MicroBatche
         learners = [learner_of(made(Net), side, strategy) for side in sides]
         feeds = [feed_of(rows, side, batch, micro, STEPS, count=both) for side in sides]
         once = [feed_of(Points(11), side, batch, micro, -(-11 // batch), count=both) for side in sides]
-        books = [MetricAccumulator(side) for side in sides]
+        accumulators = [MetricAccumulator(side) for side in sides]
         for step in range(STEPS):
-            for learner, feed, book in zip(learners, feeds, books):
-                book.add(update(learner, feed[step]))
-            ours, alone = (book.read() for book in books)
+            for learner, feed, accumulator in zip(learners, feeds, accumulators):
+                accumulator.add(update(learner, feed[step]))
+            ours, alone = (accumulator.read() for accumulator in accumulators)
             assert ours == pytest.approx(alone, rel=1e-10), step
             assert ("loss" in ours) == ("grad_norm" in ours)
         close(weights_of(learners[0]), learners[1].weights())
@@ -113,9 +113,9 @@ def a_loss_scale_cancels_out(world: World, strategy: str, folder: Path) -> None:
         for side in (world, World.single()):
             learner = learner_of(made(Net), side, strategy, mixed_precision="fp16")
             learner._scale.scale.fill_(2.0**8)  # type: ignore[union-attr]
-            book = MetricAccumulator(side)
-            book.add(learner.update(feed_of(Points(16), side, 8, 2, 1, count=both)[0], two_terms, MIX))
-            norms.append(book.read()["grad_norm"])
+            accumulator = MetricAccumulator(side)
+            accumulator.add(learner.update(feed_of(Points(16), side, 8, 2, 1, count=both)[0], two_terms, MIX))
+            norms.append(accumulator.read()["grad_norm"])
             moments.append(
                 torch.cat([value.flatten() for name, value in moments_of(learner).items() if "_avg" in name])
             )
@@ -142,7 +142,7 @@ def state_is_cut_over_the_shares_and_saved_once(world: World, strategy: str, fol
         store.load(found, {"model": again})
         close(weights_of(again), weights_of(learner), tolerance=0)
         close(moments_of(again), moments_of(learner), tolerance=0)
-    weights = world.share({name: value.tolist() for name, value in learner.weights(whole=True).items()})
+    weights = world.share({name: value.tolist() for name, value in learner.weights(full=True).items()})
     again.load_weights({name: torch.tensor(value) for name, value in weights.items()})
     close(weights_of(again), weights_of(learner), tolerance=0)
 
@@ -188,7 +188,7 @@ def the_plan_counts_shares(world: World, strategy: str, folder: Path) -> None:
 
 def evidence_has_every_row_once(world: World, strategy: str, folder: Path) -> None:
     path = folder / f"evidence_{world.rank}"
-    learner = learner_of(made(Net), world, strategy, recorder=Recorder(path, "fit", world.dp_counted))
+    learner = learner_of(made(Net), world, strategy, recorder=EvidenceRecorder(path, "fit", world.dp_counted))
     micros = feed_of(Points(16), world, 8, 2, 1, count=both)[0]
     learner.update(micros, two_terms, MIX)
     learner.update_coupled(micros, embed, couple, {"match": 1.0, "pairs": 1.0})

@@ -52,7 +52,7 @@ def at(
         with key.updating(step):
             pass
     with key.updating(step):
-        key.take({"ids": ids})
+        key.set_batch({"ids": ids})
         yield module
 
 
@@ -102,15 +102,15 @@ def test_evaluation_and_zero_probability_change_nothing() -> None:
 
 
 def test_the_mask_is_a_function_of_the_sample_and_its_place_in_the_run() -> None:
-    whole = mask()
-    assert torch.equal(mask(), whole)
+    reference = mask()
+    assert torch.equal(mask(), reference)
     for rows in ([0], [3, 1], [2, 2, 0]):  # whatever rows share the micro-batch
-        assert torch.equal(mask(torch.ones(len(rows), 50, 3), ids=IDS[rows]), whole[rows])
-    assert torch.equal(mask(torch.ones(4, 70, 3))[:, :50], whole), "padding leaves the mask of what was there"
+        assert torch.equal(mask(torch.ones(len(rows), 50, 3), ids=IDS[rows]), reference[rows])
+    assert torch.equal(mask(torch.ones(4, 70, 3))[:, :50], reference), "padding leaves the mask of what was there"
     others = [mask(step=1), mask(update=1), mask(seed=1), mask(name="other"), mask(ids=IDS + 1)]
-    others += [mask(step=1, update=1), whole[[1, 2, 3, 0]]]
+    others += [mask(step=1, update=1), reference[[1, 2, 3, 0]]]
     for number, other in enumerate(others):
-        for earlier in [whole, *others[:number]]:
+        for earlier in [reference, *others[:number]]:
             agree = float((other == earlier).double().mean())
             assert 0.4 < agree < 0.6, (number, agree)
 

@@ -30,7 +30,7 @@ def trained(module: nn.Module) -> dict[str, Tensor]:
         micros = feed[step]
         for _ in range(2):
             learner.update(micros, error)
-    assert learner.unkeyed == []
+    assert learner.rank_dependence == []
     return weights_of(learner)
 
 

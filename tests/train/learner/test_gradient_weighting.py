@@ -57,20 +57,20 @@ def only_what_the_mix_names_is_trained(world: World, strategy: str) -> None:
 
 def the_logged_loss_is_the_mix_of_the_logged_terms(world: World, strategy: str) -> None:
     mix = {"error": 0.7, "tokens": 0.2}
-    learner, book = learner_of(made(Net), world, strategy, name="judge"), MetricAccumulator(world)
+    learner, accumulator = learner_of(made(Net), world, strategy, name="judge"), MetricAccumulator(world)
     feed = feed_of(Points(20), world, 8, 2, steps=STEPS, count=count)
     for step in range(STEPS):  # an epoch ends in a smaller batch, and the terms weigh differently in every step
-        book.add(learner.update(feed[step], terms, mix))
-    figures = book.read()
-    assert {"judge/accuracy", "judge/error", "judge/tokens"} <= set(figures), "all are logged"
-    wanted = sum(part * figures[f"judge/{term}"] for term, part in mix.items())
-    assert figures["judge/loss"] == pytest.approx(wanted, rel=1e-12)
-    assert not any("\x1f" in name for name in figures)
+        accumulator.add(learner.update(feed[step], terms, mix))
+    means = accumulator.read()
+    assert {"judge/accuracy", "judge/error", "judge/tokens"} <= set(means), "all are logged"
+    wanted = sum(part * means[f"judge/{term}"] for term, part in mix.items())
+    assert means["judge/loss"] == pytest.approx(wanted, rel=1e-12)
+    assert not any("\x1f" in name for name in means)
     for step in range(STEPS):  # a term that is trained in one step of five counts for as much in the mean
-        book.add(learner.update(feed[step], terms, {"accuracy": 1.0} | ({"error": 1.0} if step == 1 else {})))
-    figures, alone = book.read(), MetricAccumulator(world)
+        accumulator.add(learner.update(feed[step], terms, {"accuracy": 1.0} | ({"error": 1.0} if step == 1 else {})))
+    means, alone = accumulator.read(), MetricAccumulator(world)
     alone.add(learner.update(feed[1], terms, {"error": 1.0}))
-    extra = figures["judge/loss"] - figures["judge/accuracy"]
+    extra = means["judge/loss"] - means["judge/accuracy"]
     assert 0 < extra < alone.read()["judge/error"] * 0.75
 
 

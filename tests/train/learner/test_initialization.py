@@ -1,4 +1,4 @@
-"""First weights follow from the seed and the names alone: the same in any mode, and never whole on a rank."""
+"""Initial weights follow from the seed and the names alone: the same in any mode, and never all of them on a rank."""
 
 import warnings
 from collections.abc import Callable

@@ -2,8 +2,8 @@
 
 Gradients cannot be taken micro-batch by micro-batch there. Instead: embed all rows without gradients, gather the
 embeddings of all data-parallel ranks in global order, take the loss and its gradient with respect to the embeddings
-(every rank computes the same), then embed each micro-batch again and push its slice of that gradient through the
-module. The memory of one micro-batch is enough, and the result is the exact gradient of the whole batch at any world
+(every rank computes the same), then embed each micro-batch again and backpropagate its slice of that
+gradient. The memory of one micro-batch is enough, and the result is the exact gradient of the global batch at any world
 size.
 """
 
@@ -29,7 +29,7 @@ Couple = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 @dataclass
 class Coupled:
-    """A module and the circumstances under which it embeds."""
+    """A module, and what its two passes over the micro-batches need."""
 
     parallel: Parallel
     world: World
@@ -37,7 +37,7 @@ class Coupled:
     call: Callable[[Embed, nn.Module, Batch], Mapping[str, Tensor]]
     """Calls `embed` on a micro-batch; the dropout of a network may have to know its samples."""
     check_called: Callable[[], None]
-    """Refuses an `embed` that went around the wrapper, which would skip gradient synchronisation."""
+    """Refuses an `embed` that bypassed the wrapper, which would skip gradient synchronisation."""
 
     def backward(
         self,
@@ -45,9 +45,9 @@ class Coupled:
         embed: Embed,
         couple: Couple,
         weigh: Callable[[Mapping[str, Tensor]], tuple[Tensor, dict[str, Tensor]]],
-        boost: Tensor | float,
+        scale: Tensor | float,
     ) -> tuple[dict[str, Tensor], Mapping[str, Tensor]]:
-        """Gradients in the module; the loss's sums per term and its rows, equal on every rank."""
+        """Adds the gradients into the module; returns the loss's sums per term and its rows, equal on every rank."""
         before = _random_state(self.world.device)
         with torch.no_grad(), self.autocast():
             parts = [self.call(embed, self.parallel.inner, batch) for batch in micros.batches]
@@ -64,15 +64,15 @@ class Coupled:
                 self.parallel.called = False
                 with self.autocast():
                     outputs = self.call(embed, self.parallel.module, batch)
-                    pushed = _push(outputs, leaves, span)
+                    surrogate = _surrogate(outputs, leaves, span)
                 self.check_called()
-                (pushed * boost).backward()
+                (surrogate * scale).backward()
         micros.terms.update(sums)
         return sums, rows
 
 
-def _push(outputs: Mapping[str, Tensor], leaves: Mapping[str, Tensor], span: tuple[int, int]) -> Tensor:
-    """A scalar whose gradient in the outputs is the wanted one; a filler row gets none but stays connected."""
+def _surrogate(outputs: Mapping[str, Tensor], leaves: Mapping[str, Tensor], span: tuple[int, int]) -> Tensor:
+    """A scalar whose gradient in the outputs is the wanted one; that of a filler row is zero but connected."""
     total = torch.zeros((), device=next(iter(outputs.values())).device)
     start, stop = span
     for name, output in outputs.items():
