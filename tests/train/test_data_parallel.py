@@ -99,11 +99,19 @@ def compared(world: World, strategy: str, update: Callable[[Learner, MicroBatche
 
 
 def updates_are_those_of_one_process(world: World, strategy: str, folder: Path) -> None:
-    compared(world, strategy, lambda learner, micros: learner.update(micros, two_terms, {"tokens": 1.0, "pairs": -0.3}))
+    compared(
+        world,
+        strategy,
+        lambda learner, micro_batches: learner.update(micro_batches, two_terms, {"tokens": 1.0, "pairs": -0.3}),
+    )
 
 
 def coupled_updates_are_those_of_one_process(world: World, strategy: str, folder: Path) -> None:
-    compared(world, strategy, lambda learner, micros: learner.update_coupled(micros, embed, couple, {"pairs": 0.2}))
+    compared(
+        world,
+        strategy,
+        lambda learner, micro_batches: learner.update_coupled(micro_batches, embed, couple, {"pairs": 0.2}),
+    )
 
 
 def a_loss_scale_cancels_out(world: World, strategy: str, folder: Path) -> None:
@@ -152,8 +160,8 @@ def parts_of_the_model_do_not_mix(world: World, strategy: str, folder: Path) -> 
     ends = []
     for side in (world, World.single()):
         learner = learner_of(made(Net, seed=1 + world.rank % 2), side, strategy)
-        for micros in feed_of(Points(16), side, 8, 2, 3, count=both):
-            learner.update(micros, two_terms, MIX)
+        for micro_batches in feed_of(Points(16), side, 8, 2, 3, count=both):
+            learner.update(micro_batches, two_terms, MIX)
         ends.append(weights_of(learner))
     close(*ends)
 
@@ -163,8 +171,8 @@ def averaged_weights_follow(world: World, strategy: str, folder: Path) -> None:
     for side in (world, World.single()):
         learner = learner_of(made(Net), side, strategy)
         average, feed = Average(learner, 0.9), feed_of(Points(16), side, 8, 2, 3, count=both)
-        for micros in feed:
-            learner.update(micros, two_terms, MIX)
+        for micro_batches in feed:
+            learner.update(micro_batches, two_terms, MIX)
             average.update()
         ends.append(average.state_dict()["model"])
     close(*ends)
@@ -189,9 +197,9 @@ def the_plan_counts_shares(world: World, strategy: str, folder: Path) -> None:
 def evidence_has_every_row_once(world: World, strategy: str, folder: Path) -> None:
     path = folder / f"evidence_{world.rank}"
     learner = learner_of(made(Net), world, strategy, recorder=EvidenceRecorder(path, "fit", world.dp_counted))
-    micros = feed_of(Points(16), world, 8, 2, 1, count=both)[0]
-    learner.update(micros, two_terms, MIX)
-    learner.update_coupled(micros, embed, couple, {"match": 1.0, "pairs": 1.0})
+    micro_batches = feed_of(Points(16), world, 8, 2, 1, count=both)[0]
+    learner.update(micro_batches, two_terms, MIX)
+    learner.update_coupled(micro_batches, embed, couple, {"match": 1.0, "pairs": 1.0})
     evaluate(learner, feed_of(Points(11), world, 8, 2, 2), two_terms)
     recorded = world.gather([line["ids"] for line in JsonLines(path)])
     for line, size in enumerate((8, 8, 11)):

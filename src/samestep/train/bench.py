@@ -29,7 +29,7 @@ from samestep.train.config import Config
 from samestep.train.hooks.evidence import EvidenceRecorder
 from samestep.train.learner.draws import Draws
 from samestep.train.learner.initialization import build_fresh
-from samestep.train.learner.learner import COMPUTE, ROUNDING_SCALE, Learner
+from samestep.train.learner.learner import COMPUTE_DTYPES, ROUNDING_SCALE, Learner
 from samestep.train.learner.optimizer import OptimSettings
 from samestep.train.logging.console import Screen
 from samestep.train.loop import Progress
@@ -143,7 +143,7 @@ class Bench:
         module = self._prepared(module)
         if config.compile:
             module.compile()
-        compute = COMPUTE.get(config.distributed.mixed_precision)
+        compute = COMPUTE_DTYPES.get(config.distributed.mixed_precision)
         learner = Learner(
             wrap(module, self.world, config.distributed.strategy, compute, initial),
             self.world,

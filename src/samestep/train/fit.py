@@ -68,15 +68,15 @@ def evaluate(learner: Learner, feed: Feed, measure: Loss, step: int = 0) -> dict
     accumulator = MetricAccumulator(learner.world)
     seen = []
     with learner.inference() as module:
-        for micros in feed:
-            for batch in micros.batches:
+        for micro_batches in feed:
+            for batch in micro_batches.batches:
                 measured = measure(module, batch)
-                micros.terms.update(measured)
+                micro_batches.terms.update(measured)
                 for term, rows in measured.items():
                     total = torch.where(batch["live"], rows.double(), 0.0).sum()
                     accumulator.add({term: Metric(total, 0.0)})
-            accumulator.add({term: Metric(0.0, micros.weight(term)) for term in accumulator.names()})
-            seen += [micros.ids[start:stop] for start, stop in micros.spans]
+            accumulator.add({term: Metric(0.0, micro_batches.weight(term)) for term in accumulator.names()})
+            seen += [micro_batches.ids[start:stop] for start, stop in micro_batches.spans]
     feed.check_counted(only_if_missed=True)  # weights that only training counts are no error here
     metrics = accumulator.read()
     if learner.recorder:

@@ -129,9 +129,9 @@ def loop(
     check = SameParameters(learners, world, every)
     feed = feed_of(Points(60), world, batch=4 * world.size, micro=2, steps=steps)
     for step in range(steps):
-        micros = feed[step]
+        micro_batches = feed[step]
         for learner in learners:
-            learner.update(micros, error)
+            learner.update(micro_batches, error)
         plant(step)
         check.after_step(Tick(step, 0, False), {}, last=last and step == steps - 1)
     return check

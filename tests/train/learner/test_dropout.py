@@ -175,10 +175,10 @@ def loss(module: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
 def test_an_activation_without_a_dimension_of_rows_is_refused(shape: str, seen: str) -> None:
     with default_dtype(torch.float64):
         learner = learner_of(keyed_dropout(Text(shape)), World.single(), "lone")
-        micros = feed_of(Points(3), World.single(), 3, 3, steps=1)[0]
+        micro_batches = feed_of(Points(3), World.single(), 3, 3, steps=1)[0]
         sentence = rf"dropout 'inner.drop' got an activation of shape {seen} in a micro-batch of 3 rows.*batch first"
         with pytest.raises(UserError, match=sentence):
-            learner.update(micros, loss)
+            learner.update(micro_batches, loss)
 
 
 def test_training_mode_outside_of_an_update_is_refused() -> None:

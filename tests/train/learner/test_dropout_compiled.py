@@ -27,9 +27,9 @@ def trained(module: nn.Module) -> dict[str, Tensor]:
     learner = learner_of(module, World.single(), "lone")
     feed = feed_of(Points(16), World.single(), 8, 4, steps=6)
     for step in range(6):
-        micros = feed[step]
+        micro_batches = feed[step]
         for _ in range(2):
-            learner.update(micros, error)
+            learner.update(micro_batches, error)
     assert learner.rank_dependence == []
     return weights_of(learner)
 

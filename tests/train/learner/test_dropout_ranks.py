@@ -48,9 +48,9 @@ def error(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
 def trained(learner: Learner, feed: Feed, times: int = 1) -> dict[str, Tensor]:
     """The weights after a few steps of so many updates each."""
     for step in range(STEPS):
-        micros = feed[step]
+        micro_batches = feed[step]
         for _ in range(times):
-            learner.update(micros, error)
+            learner.update(micro_batches, error)
     return weights_of(learner)
 
 

@@ -138,12 +138,12 @@ def adversaries(world: World, strategy: str) -> None:
             hands[0].update(hands[1].module(hands[0].module(batch["x"])).mean(), rate(step))
             hands[1].optimizer.zero_grad()
             hands[1].update(judged(hands[1].module, batch)["fake"].mean(), rate(step))
-            micros = feed[step]
-            generator.update(micros, fooled)
+            micro_batches = feed[step]
+            generator.update(micro_batches, fooled)
             if constant:
                 assert all(p.grad is None for p in judge.parameters())
                 assert all(p.requires_grad for p in judge.parameters())
-            judge.update(micros, judged)
+            judge.update(micro_batches, judged)
         close(weights_of(generator), hands[0].module.state_dict())
         close(weights_of(judge), hands[1].module.state_dict())
 
@@ -170,11 +170,11 @@ def a_step_has_one_rate_however_many_updates_it_makes(world: World, strategy: st
     feed = feed_of(Points(20), world, 8, 2, steps=STEPS)
     rows, order = Points(20), Shuffled(20, 8, seed=3)
     for step in range(3):
-        micros = feed[step]
+        micro_batches = feed[step]
         for _ in range(2):
             loss = terms(hand.module, rows.rows(order.ids(step)[:, 1]))["accuracy"].mean()
             hand.update(loss, rate(step))
-            metrics = learner.update(micros, terms, {"accuracy": 1.0})
+            metrics = learner.update(micro_batches, terms, {"accuracy": 1.0})
             assert metrics["lr"].sum == rate(step)
     assert learner.updates == 6
     close(weights_of(learner), hand.module.state_dict())

@@ -192,10 +192,10 @@ def gradients_are_reduced_once(world: World, strategy: str) -> None:
     learner.update(feed[0], one_term)
     sent: list[str] = []
     for step in (1, 2):
-        micros = feed[step]
-        assert len(micros.batches) >= 3
+        micro_batches = feed[step]
+        assert len(micro_batches.batches) >= 3
         with profile(activities=[ProfilerActivity.CPU]) as watched:
-            learner.update(micros, one_term)
+            learner.update(micro_batches, one_term)
         sent = [event.name for event in watched.events() if event.name.startswith("gloo:")]
     reduced = [name for name in sent if "reduce" in name]
     # DDP: the one bucket. FSDP: each of the two sharded units, and the gradient norm (gloo scatters what all reduced).
@@ -203,7 +203,7 @@ def gradients_are_reduced_once(world: World, strategy: str) -> None:
 
 
 def around_the_wrapper(world: World, strategy: str) -> None:
-    micros = feed_of(Points(8), world, 8, 1, steps=1)[0]
+    micro_batches = feed_of(Points(8), world, 8, 1, steps=1)[0]
     for honest in (0, 1):  # also when only the second micro-batch goes around
         module = made(Net)
         learner = learner_of(module, world, strategy)
@@ -215,7 +215,7 @@ def around_the_wrapper(world: World, strategy: str) -> None:
             return {"error": module.first(batch["x"]).sum(1)}  # noqa: B023 (a part of the module, not the module)
 
         with pytest.raises(RunFailed, match="learner 'model' did not call the module it was given"):
-            learner.update(micros, loss)
+            learner.update(micro_batches, loss)
 
 
 CASES: list[Case] = [

@@ -69,19 +69,21 @@ def duel(world: World, strategy: str) -> None:
         hands = ByHand(made(Writer), ("body.weight", "head.weight")), ByHand(made(Judge, seed=2), ("sees.weight",))
         for step in range(4):
             expected = duel_by_hand(*hands, rows, order, draws, step)
-            micros = feed[step]
+            micro_batches = feed[step]
             with writer.inference() as module:
-                for part in micros.batches:
+                for part in micro_batches.batches:
                     part["written"] = draws.pick(module(part["x"]), step=step, ids=part["ids"], position=0)
             for _ in range(INNER):
-                accumulator.add(judge.update(micros, judge_loss, {"real": 1.0, "written": 0.5}))
+                accumulator.add(judge.update(micro_batches, judge_loss, {"real": 1.0, "written": 0.5}))
             with judge.inference() as module:
-                for part in micros.batches:
+                for part in micro_batches.batches:
                     part["reward"] = module(part["x"], part["written"])
-            mean = global_mean(world, micros.batches, micros.weight("rows"))
-            micros = replace(micros, batches=[{**b, "advantage": b["reward"] - mean} for b in micros.batches])
+            mean = global_mean(world, micro_batches.batches, micro_batches.weight("rows"))
+            micro_batches = replace(
+                micro_batches, batches=[{**b, "advantage": b["reward"] - mean} for b in micro_batches.batches]
+            )
             for _ in range(INNER):
-                accumulator.add(writer.update(micros, writer_loss))
+                accumulator.add(writer.update(micro_batches, writer_loss))
             means = accumulator.read()
             assert mean == pytest.approx(expected["reward"], rel=1e-10)
             assert means["count/rows"] == len(order.ids(step)), "counts are the step's, whoever learns from it"
@@ -168,19 +170,19 @@ def generation_inside_a_step(world: World, strategy: str) -> None:
         hand.module.train().get_submodule("calm").eval()
         hand.update(likelihood(hand.module, full_batch)["nll"].mean(), rate(step))
 
-        micros, before = feed[step], weights_of(learner)
+        micro_batches, before = feed[step], weights_of(learner)
         with learner.inference() as module:
             assert not torch.is_grad_enabled()
             assert not any(m.training for m in module.modules())
-            for batch in micros.batches:
+            for batch in micro_batches.batches:
                 batch["written"] = write(module, batch["x"], batch["ids"], step)
         assert _modes(learner) == modes
         assert torch.is_grad_enabled()
         assert all(p.grad is None for p in learner.parameters())
         close(weights_of(learner), before, tolerance=0)
-        for (start, stop), batch in zip(micros.spans, micros.batches):
+        for (start, stop), batch in zip(micro_batches.spans, micro_batches.batches):
             assert torch.equal(batch["written"][: stop - start], full_batch["written"][start:stop]), "the same tokens"
-        learner.update(micros, likelihood)
+        learner.update(micro_batches, likelihood)
     close(weights_of(learner), hand.module.state_dict())
 
 

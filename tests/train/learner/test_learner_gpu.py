@@ -116,8 +116,8 @@ def test_a_step_never_waits_for_the_device(precision: str, workers: int) -> None
         for step in range(4, 14):
             accumulator.add(learner.update(feed[step], error))
         with learner.inference() as module:
-            micros = feed[14]
-            module(micros.batches[0]["x"], micros.batches[0]["tokens"])
+            micro_batches = feed[14]
+            module(micro_batches.batches[0]["x"], micro_batches.batches[0]["tokens"])
     assert accumulator.read()["loss"] > 0
 
 
@@ -136,9 +136,9 @@ def test_batches_arrive_whole(workers: int) -> None:
     for step in range(12):
         for _ in range(20):
             busy = torch.tanh(busy @ busy)
-        micros = feed[step]
-        assert all(value.is_cuda for batch in micros.batches for value in batch.values())
-        sums.append(torch.cat([batch["x"] for batch in micros.batches]).double().sum(0))
+        micro_batches = feed[step]
+        assert all(value.is_cuda for batch in micro_batches.batches for value in batch.values())
+        sums.append(torch.cat([batch["x"] for batch in micro_batches.batches]).double().sum(0))
     for step, total in enumerate(sums):
         wanted = rows.x[order.ids(step)[:, 1]].float().double().sum(0)
         torch.testing.assert_close(total.cpu(), wanted, rtol=1e-9, atol=1e-9)

@@ -65,9 +65,9 @@ def tiny_updates_add_up(world: World, strategy: str) -> None:
         tiny = 1e-6
         learner = learner_of(module, world, strategy, mixed_precision="bf16", rate=lambda update: tiny)
         before = weights_of(learner)["first.weight"]
-        micros = feed_of(Points(8), world, 8, 2, steps=1)[0]
+        micro_batches = feed_of(Points(8), world, 8, 2, steps=1)[0]
         for _ in range(20):
-            learner.update(micros, error)
+            learner.update(micro_batches, error)
         moved = (weights_of(learner)["first.weight"] - before).abs()
         assert tiny < 2.0**-9
         assert float(moved.max()) > 10 * tiny

@@ -96,15 +96,15 @@ def a_save_changes_nothing(world: World, strategy: str) -> None:
 
 def settings_come_from_the_config(world: World, strategy: str) -> None:
     """A checkpoint brings moments, not settings: what the user may change on resume must stay changed."""
-    micros = feed_of(Points(8), world, 8, 2, steps=1)[0]
+    micro_batches = feed_of(Points(8), world, 8, 2, steps=1)[0]
     first = learner_of(made(Net), world, strategy, rate=lambda update: 0.5)
-    first.update(micros, error)
+    first.update(micro_batches, error)
     second = learner_of(made(Net, seed=2), world, strategy, rate=lambda update: 0.0)
     second.load_state_dict(first.state_dict())
     assert second.updates == 1
     close(weights_of(second), weights_of(first), tolerance=0)
     close(moments_of(second), moments_of(first), tolerance=0)
-    second.update(micros, error)
+    second.update(micro_batches, error)
     close(weights_of(second), weights_of(first), tolerance=0)
 
 
@@ -157,9 +157,9 @@ def warming_up_leaves_no_trace(world: World, strategy: str) -> None:
         feed = feed_of(Points(16), world, 8, 1, steps=2)
         drawn = 0
         for step in range(2):
-            micros = feed[step]
-            drawn += len(micros.batches)
-            learner.update(micros, error)
+            micro_batches = feed[step]
+            drawn += len(micro_batches.batches)
+            learner.update(micro_batches, error)
             assert float(learner.weights()["passes"]) == drawn
         results.append({**weights_of(learner), "next draw": torch.rand(3)})
     # the weights themselves differ in their last bits: that is what the warm-up is for

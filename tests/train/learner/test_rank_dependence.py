@@ -264,8 +264,8 @@ def lines_of_learners(world: World, strategy: str) -> None:
     """Rank 0 says each thing once, also where the first pass is a discarded one; every rank knows it."""
     log = logging.getLogger("samestep.train.learner.learner")
     for update in (
-        lambda learner, micros: learner.update(micros, loss),
-        lambda learner, micros: learner.update_coupled(micros, embed, couple),
+        lambda learner, micro_batches: learner.update(micro_batches, loss),
+        lambda learner, micro_batches: learner.update_coupled(micro_batches, embed, couple),
     ):
         kept = Lines()
         log.addHandler(kept)

@@ -59,24 +59,34 @@ class EvidenceRecorder:
         self._generators = _generators()
         self._update[learner] = {"before": module_hash(module)}
 
-    def rows(self, learner: str, micros: MicroBatches, rows: list[Mapping[str, Tensor]]) -> None:
+    def rows(self, learner: str, micro_batches: MicroBatches, rows: list[Mapping[str, Tensor]]) -> None:
         """The rows of this rank, filler left out."""
-        micros = micros if self._counted else micros.all_filler()
+        micro_batches = micro_batches if self._counted else micro_batches.all_filler()
         ids: list[list[int]] = []
         values: dict[str, list[float]] = {}
-        for (start, stop), terms in zip(micros.spans, rows):
-            ids += micros.ids[start:stop].tolist()
+        for (start, stop), terms in zip(micro_batches.spans, rows):
+            ids += micro_batches.ids[start:stop].tolist()
             for term, value in terms.items():
                 values.setdefault(term, []).extend(value.detach()[: stop - start].tolist())
-        self._update[learner] |= {"ids": ids, "rows": values, **_input_facts(micros), **self._side_effects(learner)}
+        self._update[learner] |= {
+            "ids": ids,
+            "rows": values,
+            **_input_facts(micro_batches),
+            **self._side_effects(learner),
+        }
 
-    def coupled_rows(self, learner: str, micros: MicroBatches, rows: Mapping[str, Tensor]) -> None:
+    def coupled_rows(self, learner: str, micro_batches: MicroBatches, rows: Mapping[str, Tensor]) -> None:
         """The rows of a coupled loss, which every rank holds in full: each rank keeps those it was given."""
-        micros = micros if self._counted else micros.all_filler()
-        mine = [number for start, stop in micros.spans for number in range(start, stop)]
+        micro_batches = micro_batches if self._counted else micro_batches.all_filler()
+        mine = [number for start, stop in micro_batches.spans for number in range(start, stop)]
         values = {term: value.detach()[mine].tolist() for term, value in rows.items()}
-        ids = micros.ids[mine].tolist()
-        self._update[learner] |= {"ids": ids, "rows": values, **_input_facts(micros), **self._side_effects(learner)}
+        ids = micro_batches.ids[mine].tolist()
+        self._update[learner] |= {
+            "ids": ids,
+            "rows": values,
+            **_input_facts(micro_batches),
+            **self._side_effects(learner),
+        }
 
     def _side_effects(self, learner: str) -> dict[str, Any]:
         """What the forward and backward passes did besides computing: it may explain why a row's loss changes."""
@@ -94,7 +104,7 @@ class EvidenceRecorder:
                 prints[name] = None if parameter.grad is None else _fingerprint(parameter.grad)
         self._update[learner]["gradients"] = prints
 
-    def parameters(self, learner: str, module: nn.Module, micros: MicroBatches) -> None:
+    def parameters(self, learner: str, module: nn.Module, micro_batches: MicroBatches) -> None:
         """The hash of the module after the update; closes the update's line."""
         update = self._update.pop(learner)
         self._lines.append(
@@ -102,7 +112,7 @@ class EvidenceRecorder:
                 "kind": "update",
                 "stage": self._stage,
                 "learner": learner,
-                "step": micros.step,
+                "step": micro_batches.step,
                 "hash": module_hash(module),
                 "norm": _norm(update["gradients"]),
                 **update,
@@ -204,11 +214,11 @@ def _watch_batch_norms(module: nn.Module) -> set[str]:
     return used
 
 
-def _input_facts(micros: MicroBatches) -> dict[str, Any]:
+def _input_facts(micro_batches: MicroBatches) -> dict[str, Any]:
     """The input of an update: checksums of the rows, sizes of the micro-batches, weights of the global batch."""
-    sizes = [stop - start for start, stop in micros.spans]
-    data = [pair for batch, size in zip(micros.batches, sizes) for pair in _checksums(batch, size)]
-    return {"data": data, "sizes": sizes, "weights": micros.weights}
+    sizes = [stop - start for start, stop in micro_batches.spans]
+    data = [pair for batch, size in zip(micro_batches.batches, sizes) for pair in _checksums(batch, size)]
+    return {"data": data, "sizes": sizes, "weights": micro_batches.weights}
 
 
 def _checksums(batch: Batch, size: int) -> list[list[int]]:

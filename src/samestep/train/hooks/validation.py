@@ -88,7 +88,7 @@ class CheckCounts:
 
     def after_step(self, tick: Tick, metrics: Metrics, last: bool) -> None:
         """Check once."""
-        if not self._is_done and all(learner.is_under_way for learner in self.learners):
+        if not self._is_done and all(learner.has_updated for learner in self.learners):
             self._is_done = True
             for feed in self.feeds:
                 feed.check_counted()

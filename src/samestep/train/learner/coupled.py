@@ -41,7 +41,7 @@ class Coupled:
 
     def backward(
         self,
-        micros: MicroBatches,
+        micro_batches: MicroBatches,
         embed: Embed,
         couple: Couple,
         weigh: Callable[[Mapping[str, Tensor]], tuple[Tensor, dict[str, Tensor]]],
@@ -50,16 +50,16 @@ class Coupled:
         """Adds the gradients into the module; returns the loss's sums per term and its rows, equal on every rank."""
         before = _random_state(self.world.device)
         with torch.no_grad(), self.autocast():
-            parts = [self.call(embed, self.parallel.inner, batch) for batch in micros.batches]
+            parts = [self.call(embed, self.parallel.inner, batch) for batch in micro_batches.batches]
         with self.parallel.waiting():
-            leaves = _gather(parts, micros, self.world)
+            leaves = _gather(parts, micro_batches, self.world)
         with self.autocast():
             rows = couple(leaves)
             total, sums = weigh(rows)
         total.backward()
         _set_random_state(before, self.world.device)  # the second pass draws the same dropout as the first
-        for number, (batch, span) in enumerate(zip(micros.batches, micros.spans)):
-            last = number == len(micros.batches) - 1
+        for number, (batch, span) in enumerate(zip(micro_batches.batches, micro_batches.spans)):
+            last = number == len(micro_batches.batches) - 1
             with self.parallel.syncing(last):
                 self.parallel.called = False
                 with self.autocast():
@@ -67,7 +67,7 @@ class Coupled:
                     surrogate = _surrogate(outputs, leaves, span)
                 self.check_called()
                 (surrogate * scale).backward()
-        micros.terms.update(sums)
+        micro_batches.terms.update(sums)
         return sums, rows
 
 
@@ -84,21 +84,23 @@ def _surrogate(outputs: Mapping[str, Tensor], leaves: Mapping[str, Tensor], span
     return total
 
 
-def _gather(parts: list[Mapping[str, Tensor]], micros: MicroBatches, world: World) -> dict[str, Tensor]:
+def _gather(parts: list[Mapping[str, Tensor]], micro_batches: MicroBatches, world: World) -> dict[str, Tensor]:
     """All rows of the global batch in their order, as leaves that collect gradients."""
     leaves = {}
     for name in parts[0]:
-        mine = torch.cat([part[name][: stop - start] for part, (start, stop) in zip(parts, micros.spans)])
-        whole = _concatenate(mine.float() if mine.dtype in (torch.bfloat16, torch.float16) else mine, micros, world)
-        leaves[name] = whole.requires_grad_(whole.is_floating_point())
+        mine = torch.cat([part[name][: stop - start] for part, (start, stop) in zip(parts, micro_batches.spans)])
+        gathered = _concatenate(
+            mine.float() if mine.dtype in (torch.bfloat16, torch.float16) else mine, micro_batches, world
+        )
+        leaves[name] = gathered.requires_grad_(gathered.is_floating_point())
     return leaves
 
 
-def _concatenate(mine: Tensor, micros: MicroBatches, world: World) -> Tensor:
+def _concatenate(mine: Tensor, micro_batches: MicroBatches, world: World) -> Tensor:
     """Shares are contiguous and differ by at most one row: pad to the largest, gather, cut."""
     if world.control is None:
         return mine
-    total = len(micros.ids)
+    total = len(micro_batches.ids)
     shares = world.dp_size
     sizes = [total * (rank + 1) // shares - total * rank // shares for rank in range(shares)]
     padded = mine.new_zeros((max(sizes), *mine.shape[1:]))

@@ -54,7 +54,12 @@ def _are_numbers(mix: object) -> bool:
 
 
 def weigh(
-    learner: str, rows: Mapping[str, Tensor], count: int, micros: MicroBatches, trained: Mix, filler: bool = False
+    learner: str,
+    rows: Mapping[str, Tensor],
+    count: int,
+    micro_batches: MicroBatches,
+    trained: Mix,
+    filler: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The scalar to differentiate, the sum over terms of coefficient * live rows / global weight; and the sums."""
     sums = {}
@@ -62,19 +67,19 @@ def weigh(
         assert values.shape == (count,), (
             f"term {term!r} of learner {learner!r} must have one value a row, {(count,)}, not {tuple(values.shape)}"
         )
-        if filler or not micros.weight(term):  # selected, not multiplied by zero: a row may be NaN
+        if filler or not micro_batches.weight(term):  # selected, not multiplied by zero: a row may be NaN
             values = torch.where(torch.zeros_like(values, dtype=torch.bool), values, 0.0)
         exact = torch.promote_types(values.dtype, torch.float32)  # bf16 rows must not be summed in bf16
         sums[term] = values.sum(dtype=exact)
     total = reduce(
-        add, [sums[term] * (coefficient / (micros.weight(term) or 1.0)) for term, coefficient in trained.items()]
+        add, [sums[term] * (coefficient / (micro_batches.weight(term) or 1.0)) for term, coefficient in trained.items()]
     )
     return total, {term: value.detach() for term, value in sums.items()}
 
 
 def update_metrics(
     learner: str,
-    micros: MicroBatches,
+    micro_batches: MicroBatches,
     sums: Mapping[str, Tensor],
     trained: Mix,
     same: bool,
@@ -84,14 +89,14 @@ def update_metrics(
     rate: float,
 ) -> Metrics:
     """What is logged of an update; `same`: every rank holds the global sums already."""
-    metrics = {term: Metric(value, micros.weight(term), same, bad) for term, value in sums.items()}
+    metrics = {term: Metric(value, micro_batches.weight(term), same, bad) for term, value in sums.items()}
     for term, value in sums.items():  # also those not trained in this step, or a mean over steps leaves it out
         coefficient = trained.get(term, 0.0)
         mixed = value if coefficient == 1 else value * coefficient if coefficient else 0.0
-        metrics[part_of("loss", term)] = Metric(mixed, micros.weight(term), same, bad)
+        metrics[part_of("loss", term)] = Metric(mixed, micro_batches.weight(term), same, bad)
     metrics["grad_norm"] = Metric(norm, 1.0, same=True, skipped=bad)
     metrics["lr"] = Metric(rate, same=True)
     metrics["skipped"] = Metric(bad, same=True)
     prefix = "" if learner == "model" else f"{learner}/"
-    counts = {f"count/{name}": Metric(weight, same=True) for name, weight in micros.weights.items()}
+    counts = {f"count/{name}": Metric(weight, same=True) for name, weight in micro_batches.weights.items()}
     return {**{prefix + name: metric for name, metric in metrics.items()}, **counts}

@@ -59,5 +59,5 @@ def _drawn(network: ParameterInit, name: str, parameter: Tensor, seed: int) -> T
 
 
 def _seed(seed: int, learner: str, name: str) -> int:
-    """As many bits as torch's generator on the CPU takes in."""
+    """A seed of 32 bits, which is all that torch's generator on the CPU uses."""
     return int.from_bytes(hashlib.sha256(repr((seed, learner, name)).encode()).digest()[:4], "big")

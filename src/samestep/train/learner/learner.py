@@ -34,7 +34,7 @@ from samestep.train.logging.metrics import Metrics
 from samestep.world.world import World
 
 logger = logging.getLogger(__name__)
-COMPUTE = {"bf16": torch.bfloat16, "fp16": torch.float16}
+COMPUTE_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The types of mixed precision; `none` has no type."""
 ROUNDING_SCALE = 3.0
 """A scale of the backward pass under which every number type rounds differently, as it does at 3 ranks."""
@@ -62,14 +62,14 @@ class Learner:
         step it is (without one: as many as there were updates). `rounding_scale` multiplies the gradients during the
         backward pass and is divided out again: only their rounding changes."""
         self.name, self.updates = name, 0
-        self.is_under_way = False
+        self.has_updated = False
         """Whether it has made an update in this launch."""
         self._loop_step = step
         self._parallel, self.world, self._rate = parallel, world, rate
         # Listed once: walking over the modules would take as long as the norm of the gradients.
         self._trained = [(name, p) for name, p in parallel.inner.named_parameters() if p.requires_grad]
         self._optimizer = FusedAdamW(parallel.inner, settings)
-        self._autocast_type = COMPUTE.get(mixed_precision)
+        self._autocast_type = COMPUTE_DTYPES.get(mixed_precision)
         self._scale = LossScale(world.device) if mixed_precision == "fp16" else None
         self._guard = FiniteGuard(world.device, name, max_bad_steps)
         self.recorder = recorder
@@ -81,37 +81,39 @@ class Learner:
         self._rounding_scale = rounding_scale
         self._ranks = torch.full((), world.dp_size * rounding_scale, device=world.device)
 
-    def update(self, micros: MicroBatches, loss: Loss, mix: Mix | None = None) -> Metrics:
+    def update(self, micro_batches: MicroBatches, loss: Loss, mix: Mix | None = None) -> Metrics:
         """One optimizer step on the global batch; `mix` gives the coefficient of each term that is trained."""
         with self._keyed_masks():
-            self._begin_update(lambda: self._backward(micros.first(), loss, mix))
-            sums, rows = self._backward(micros, loss, mix)
+            self._begin_update(lambda: self._backward(micro_batches.first(), loss, mix))
+            sums, rows = self._backward(micro_batches, loss, mix)
         trained = trained_terms(self.name, sums, mix)
-        if not any(micros.weight(term) for term in trained):  # of the global batch, so all ranks decide alike
+        if not any(micro_batches.weight(term) for term in trained):  # of the global batch, so all ranks decide alike
             return self._skip()
         if self.recorder:
-            self.recorder.rows(self.name, micros, rows)
-        return self._apply(micros, sums, trained)
+            self.recorder.rows(self.name, micro_batches, rows)
+        return self._apply(micro_batches, sums, trained)
 
-    def update_coupled(self, micros: MicroBatches, embed: Embed, couple: Couple, mix: Mix | None = None) -> Metrics:
+    def update_coupled(
+        self, micro_batches: MicroBatches, embed: Embed, couple: Couple, mix: Mix | None = None
+    ) -> Metrics:
         """One optimizer step on a loss that couples all rows of the global batch with each other (see coupled.py)."""
         coupled = Coupled(self._parallel, self.world, self._autocast, self._call, self._check_called)
 
         def weighed(rows: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-            return weigh(self.name, rows, len(micros.ids), micros, trained_terms(self.name, rows, mix))
+            return weigh(self.name, rows, len(micro_batches.ids), micro_batches, trained_terms(self.name, rows, mix))
 
         def backward() -> tuple[dict[str, Tensor], Mapping[str, Tensor]]:
-            return coupled.backward(micros, embed, couple, weighed, self._gradient_scale())
+            return coupled.backward(micro_batches, embed, couple, weighed, self._gradient_scale())
 
         with self._keyed_masks():
             self._begin_update(backward)
             sums, rows = backward()
         trained = trained_terms(self.name, sums, mix)
-        if not any(micros.weight(term) for term in trained):
+        if not any(micro_batches.weight(term) for term in trained):
             return self._skip()
         if self.recorder:
-            self.recorder.coupled_rows(self.name, micros, rows)
-        return self._apply(micros, sums, trained, same=True)
+            self.recorder.coupled_rows(self.name, micro_batches, rows)
+        return self._apply(micro_batches, sums, trained, same=True)
 
     @contextmanager
     def inference(self) -> Iterator[nn.Module]:
@@ -144,29 +146,31 @@ class Learner:
         if self.recorder:
             self.recorder.begin(self.name, self._parallel.inner)
         self._drop_gradients()  # another learner's loss may have left some
-        self.is_under_way = True
+        self.has_updated = True
         if not self._is_warmed_up:
             warm_up(self._parallel.inner, backward)
             self._is_warmed_up = True
 
     def _backward(
-        self, micros: MicroBatches, loss: Loss, mix: Mix | None
+        self, micro_batches: MicroBatches, loss: Loss, mix: Mix | None
     ) -> tuple[dict[str, Tensor], list[Mapping[str, Tensor]]]:
         """Gradients of all micro-batches, reduced over ranks once; this rank's sums per term, and its rows."""
         all_sums, all_rows = [], []
-        for number, batch in enumerate(micros.batches):
+        for number, batch in enumerate(micro_batches.batches):
             self.world.watch.moved()
-            with self._parallel.syncing(last=number == len(micros.batches) - 1):
+            with self._parallel.syncing(last=number == len(micro_batches.batches) - 1):
                 self._parallel.called = False
                 with self._autocast():
                     rows = self._call(loss, self._parallel.module, batch)
                     trained = trained_terms(self.name, rows, mix)
-                    total, sums = weigh(self.name, rows, len(batch["live"]), micros, trained, micros.is_filler(number))
+                    total, sums = weigh(
+                        self.name, rows, len(batch["live"]), micro_batches, trained, micro_batches.is_filler(number)
+                    )
                 self._check_called()
                 total.backward(self._gradient_scale().to(total.dtype))
             all_sums.append(sums)
             all_rows.append(rows)
-        micros.terms.update(all_sums[0])
+        micro_batches.terms.update(all_sums[0])
         return {term: reduce(add, [s[term] for s in all_sums]) for term in all_sums[0]}, all_rows
 
     def _call(self, loss: Loss, module: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
@@ -202,7 +206,9 @@ class Learner:
                 "(for example through .module), which would skip gradient synchronisation"
             )
 
-    def _apply(self, micros: MicroBatches, sums: Mapping[str, Tensor], trained: Mix, same: bool = False) -> Metrics:
+    def _apply(
+        self, micro_batches: MicroBatches, sums: Mapping[str, Tensor], trained: Mix, same: bool = False
+    ) -> Metrics:
         """Clip, check, step, and return what is logged, all without waiting for the device."""
         if self._rounding_scale != 1.0:
             torch._foreach_div_([local(gradient) for gradient in self._gradients()], self._rounding_scale)
@@ -223,9 +229,9 @@ class Learner:
             self._scale.update(bad)
         self.updates += 1
         if self.recorder:
-            self.recorder.parameters(self.name, self._parallel.inner, micros)
-        self._guard.add(counted, micros)
-        return update_metrics(self.name, micros, sums, trained, same, norm=norm, bad=bad, rate=rate)
+            self.recorder.parameters(self.name, self._parallel.inner, micro_batches)
+        self._guard.add(counted, micro_batches)
+        return update_metrics(self.name, micro_batches, sums, trained, same, norm=norm, bad=bad, rate=rate)
 
     def _gradients(self) -> list[Tensor]:
         gradients = [p.grad for _, p in self._trained if p.grad is not None]

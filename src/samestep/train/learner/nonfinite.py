@@ -16,7 +16,7 @@ class FiniteGuard:
         self._bad_in_row = torch.zeros((), dtype=torch.float32, device=device)
         self._pending: tuple[Tensor | float, torch.cuda.Event | None, int, np.ndarray] | None = None
 
-    def add(self, bad: Tensor, micros: MicroBatches) -> None:
+    def add(self, bad: Tensor, micro_batches: MicroBatches) -> None:
         """Count this step; check the one before."""
         self._bad_in_row.add_(1).mul_(bad)
         self.check()
@@ -25,9 +25,9 @@ class FiniteGuard:
             host.copy_(self._bad_in_row, non_blocking=True)
             event = torch.cuda.Event()
             event.record()
-            self._pending = (host, event, micros.step, micros.ids)
+            self._pending = (host, event, micro_batches.step, micro_batches.ids)
         else:
-            self._pending = (float(self._bad_in_row), None, micros.step, micros.ids)
+            self._pending = (float(self._bad_in_row), None, micro_batches.step, micro_batches.ids)
 
     def check(self) -> None:
         """Read the count that is still pending; raises when it has reached the limit."""

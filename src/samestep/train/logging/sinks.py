@@ -1,6 +1,6 @@
 """Where rank 0 writes metrics: JSON lines always, TensorBoard by default, Weights & Biases when asked for.
 
-After a resume, what lies beyond the checkpoint is cut off first, so each step is written once.
+After a resume, rows after the checkpoint are cut off first, so each step is written once.
 """
 
 import secrets

@@ -92,4 +92,6 @@ def _open_published(folder: Path) -> Trained:
         config = recipe.read_pretrained(folder) if recipe.read_pretrained else None
         if config is not None:
             return Trained(name, recipe, config, folder, folder)
-    raise UserError(f"no recipe knows the model in {folder}; give a run, a checkpoint, or a published LLaDA model")
+    raise UserError(
+        f"no recipe knows the model in {folder}; give a run, a checkpoint, or a published model of a recipe"
+    )
