@@ -1,4 +1,4 @@
-"""What a failed rank leaves in the run directory, also on a full disk."""
+"""What a failed rank writes into the run directory, also on a full disk."""
 
 import subprocess
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def opened(out: Path) -> RunDir:
     return rundir
 
 
-def test_every_rank_leaves_its_word_and_rank_0_the_status(tmp_path: Path) -> None:
+def test_every_rank_writes_its_exit_report_and_rank_0_the_status(tmp_path: Path) -> None:
     rundir = opened(tmp_path)
     assert read_json(rundir.status) == {"status": "running"}, "from the moment it is opened"
     set_status(rundir, "running", stage="fit", step=0, steps=9)
@@ -62,7 +62,7 @@ def test_a_run_that_is_done_stays_so_whatever_another_launch_of_it_comes_to(tmp_
     assert read_json(opened(tmp_path).status) == {"status": "running"}, "only one of its stages was done"
 
 
-def test_a_full_disk_still_takes_a_last_word(disk: Path) -> None:
+def test_a_full_disk_still_takes_an_exit_report(disk: Path) -> None:
     rundir = opened(disk)
     fill(disk / "ballast")
     with pytest.raises(OSError, match="No space left"):
@@ -72,4 +72,4 @@ def test_a_full_disk_still_takes_a_last_word(disk: Path) -> None:
     assert read_json(rundir.status)["status"] == "failed"
     fill(disk / "ballast")
     write_exit_report(rundir, ExitReport("again", 1, 1, traceback="line\n" * 9000), is_main=False)
-    assert not rundir.word(1).exists(), "there is no room left, and nothing is worse for it"
+    assert not rundir.word(1).exists(), "there is no space left, and that is no error"

@@ -50,7 +50,7 @@ def nothing_compiled() -> None:
     torch._dynamo.reset()
 
 
-def test_masks_are_those_of_the_uncompiled_network_and_no_step_compiles_anew() -> None:
+def test_masks_are_those_of_the_uncompiled_network_and_no_step_compiles_again() -> None:
     with default_dtype(torch.float64):
         module, backend = made(network), Counting()
         module.compile(backend=backend, fullgraph=True)

@@ -121,7 +121,7 @@ FINDINGS: dict[str, tuple[nn.Module, list[str]]] = {
 
 
 @pytest.mark.parametrize("name", FINDINGS)
-def test_a_finding_has_a_place_and_a_remedy(name: str) -> None:
+def test_a_finding_names_the_module_and_the_fix(name: str) -> None:
     module, texts = FINDINGS[name]
     (sentence,) = found(module)
     assert all(text in sentence for text in texts), sentence
@@ -165,7 +165,7 @@ def test_what_does_not_depend_on_ranks_is_no_finding(name: str) -> None:
     assert found(SILENT[name]) == []
 
 
-def test_results_and_generators_are_those_of_a_pass_that_nobody_looks_at() -> None:
+def test_results_and_generators_are_those_of_a_pass_without_tracing() -> None:
     teacher = made(lambda: nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)).eval()
     module = made(lambda: Stack(nn.Dropout(0.5), attend, lambda x: x + torch.rand(4)))
     x = torch.linspace(-1, 1, 24).reshape(6, 4)
@@ -176,9 +176,9 @@ def test_results_and_generators_are_those_of_a_pass_that_nobody_looks_at() -> No
         return (module(x) - target).square().sum(1)
 
     ends = []
-    for looked in (False, True):
+    for traced in (False, True):
         torch.manual_seed(5)
-        with finding_rank_dependence(module, CPU, loss) if looked else nullcontext():
+        with finding_rank_dependence(module, CPU, loss) if traced else nullcontext():
             rows = loss(module, x)
         ends.append((rows, torch.get_rng_state()))
     assert torch.equal(ends[0][0], ends[1][0])
@@ -209,7 +209,7 @@ class Counting:
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_a_compiled_network_is_not_followed(wrapped: bool) -> None:
+def test_a_compiled_network_is_not_traced(wrapped: bool) -> None:
     torch._dynamo.reset()
     module, backend = Stack(nn.Dropout(0.1), nn.BatchNorm1d(4), nn.Dropout(0.0)), Counting()
     if wrapped:

@@ -34,7 +34,7 @@ def schedules(draw: st.DrawFn, kinds: tuple[str, ...] = KINDS) -> Schedule:
         ("wsd", [1, 2, 2, 2, 2, 1.5, 1]),
     ],
 )
-def test_each_course_by_hand(kind: str, rates: list[float]) -> None:
+def test_each_schedule_by_hand(kind: str, rates: list[float]) -> None:
     schedule = Schedule(peak=2.0, steps=6, warmup=2, kind=kind, floor=0.5, decay=2)
     assert [schedule(step) for step in range(7)] == pytest.approx(rates)
 

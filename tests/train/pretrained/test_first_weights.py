@@ -261,7 +261,7 @@ def test_a_resume_does_not_open_what_the_run_began_with(tmp_path: Path, source: 
     assert same(learned(tmp_path, "two", 6), uninterrupted)
 
 
-def test_an_adopted_step_is_the_first_stages_alone(tmp_path: Path) -> None:
+def test_a_step_from_a_file_is_for_the_first_stage_alone(tmp_path: Path) -> None:
     module = nn.Linear(4, 2)
     path = tmp_path / "other.pt"
     torch.save({"model_state_dict": module.state_dict(), "step": 4}, path)

@@ -127,7 +127,7 @@ def test_a_run_of_an_older_version_resumes_and_is_compared_from_then_on(shell: S
     refused(shell, "the training data of stage 'fit' has changed")
 
 
-def test_a_first_launch_says_nothing(shell: Shell) -> None:
+def test_a_first_launch_reports_nothing(shell: Shell) -> None:
     assert shell(*ARGS)[0] == [0]
     assert "fingerprint" not in log()
     data = read_json(RUN / "frozen.json")["fit"]["data"]
@@ -185,7 +185,7 @@ def test_a_shard_of_a_prepared_folder_with_one_other_byte_is_refused(shell: Shel
     refused(shell, "(train-00001.bin holds something else than before)")
 
 
-def test_text_in_memory_is_on_record_whole(shell: Shell) -> None:
+def test_text_in_memory_is_fingerprinted_in_full(shell: Shell) -> None:
     codes, output = shell(*MDLM, "data.limit=2000")
     assert codes == [75], output
     assert [record["size"] for record in file_records("training")] == [1800]

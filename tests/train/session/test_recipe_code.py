@@ -1,4 +1,4 @@
-"""A resume says which files of its recipe are not what they were."""
+"""A resume reports which files of its recipe have changed."""
 
 import json
 import shutil
@@ -35,7 +35,7 @@ def events(kind: str) -> list[dict]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_changed_code_is_said_once_and_recorded(shell: Shell, ranks: int) -> None:
+def test_changed_code_is_reported_once_and_recorded(shell: Shell, ranks: int) -> None:
     codes, output = shell(*ARGS, ranks=ranks, env={"FAILS_AT": "3"})
     assert codes == [1] * ranks and MESSAGE not in output
     assert sorted(read_json(RUN / "config.json")["code"]) == ["line.py", "line_loss.py"]
@@ -59,7 +59,7 @@ def test_files_that_appeared_and_vanished_are_named(shell: Shell) -> None:
     assert f"{MESSAGE} (changed: line.py; new: new_loss.py; gone: line_loss.py)" in output
 
 
-def test_a_run_of_an_older_version_says_nothing(shell: Shell) -> None:
+def test_a_run_of_an_older_version_reports_nothing(shell: Shell) -> None:
     assert shell(*ARGS, env={"FAILS_AT": "3"})[0] == [1]
     record = read_json(RUN / "config.json")
     del record["code"]
@@ -70,7 +70,7 @@ def test_a_run_of_an_older_version_says_nothing(shell: Shell) -> None:
     assert len(read_json(RUN / "config.json")["code"]) == 2, "from now on it can be compared"
 
 
-def test_a_restart_within_one_launch_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restart_within_one_launch_reports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SAMESTEP_LAUNCH_ID", "x")
 
     def changes(launch: str, **code: str) -> CodeChanges | None:

@@ -46,7 +46,7 @@ def logged_losses() -> list[tuple[int, float]]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_run_whose_checkpoints_vanished_is_refused_until_told_to_start_over(shell: Shell, ranks: int) -> None:
+def test_a_run_whose_checkpoints_vanished_is_refused_until_start_over_is_set(shell: Shell, ranks: int) -> None:
     interrupted(shell, 5, ranks)
     before = logged_losses()
     shutil.rmtree(RUN / "checkpoints")
@@ -83,7 +83,7 @@ def test_an_emptied_folder_counts_as_vanished_and_saves_before_the_new_start_do_
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_checkpoints_that_are_all_damaged_are_said_to_be(shell: Shell, ranks: int) -> None:
+def test_checkpoints_that_are_all_damaged_are_named_as_such(shell: Shell, ranks: int) -> None:
     interrupted(shell, 5, ranks)
     for checkpoint in FOLDER.iterdir():
         (checkpoint / "state.json").unlink()
