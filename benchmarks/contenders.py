@@ -24,7 +24,7 @@ from samestep import Bench, Config, Fit, Stage
 from samestep.core.rundir import RunDir
 from samestep.train.config import Log
 from samestep.train.hooks.metric_logging import LogMetrics
-from samestep.train.hooks.stragglers import Speeds
+from samestep.train.hooks.stragglers import RankSpeeds
 from samestep.train.hooks.validation import EpochSummary, Validate
 from samestep.train.logging.console import Screen
 from samestep.train.logging.metrics import MetricAccumulator
@@ -173,7 +173,7 @@ class Pause(Stop):
         pause = time.monotonic() - self._left_at
         self.at += wanted
         self.away += pause
-        self.progress.aside += pause
+        self.progress.paused_seconds += pause
 
     def agreed(self) -> bool:
         if self.progress.step == self.at:
@@ -197,7 +197,7 @@ class Samestep:
         self.progress = Progress(feed.order.steps_per_epoch)
         self.stop = Pause(world, self.progress)
         sinks = open_sinks(rundir, "fit", 0, config, {}) if world.is_main else []
-        speeds = Speeds(bench, self.progress, lambda kind, **details: None)
+        speeds = RankSpeeds(bench, self.progress, lambda kind, **details: None)
         log = LogMetrics(MetricAccumulator(world), sinks, screen, self.progress, LOG_EVERY, "rows", job.steps, speeds)
         validate = Validate(Stage("fit", lambda bench: self.task), self.task, log, screen, self.progress, 0)
         self.every: list[Hook] = [log, validate, EpochSummary(MetricAccumulator(world), screen, validate)]
@@ -205,7 +205,7 @@ class Samestep:
     @property
     def parts(self) -> tuple[nn.Module, torch.optim.Optimizer]:
         """The replicated model and the optimizer inside."""
-        return self.task.learner._parallel.module, self.task.learner._optimizer
+        return self.task.learner._parallel.module, self.task.learner._optimizer.inner
 
     @staticmethod
     def loss(model: nn.Module, batch: Batch) -> Batch:

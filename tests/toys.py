@@ -1,7 +1,7 @@
 """Toy data and toy modules, a reference loop written by hand, and a way to run many small proofs on real ranks.
 
-The reference knows nothing of ranks, micro-batches or this package: one process, the full_tensor global batch at once,
-torch's own AdamW and clipping. Whatever the runtime does with the same rows must end in the same parameters.
+The reference knows nothing of ranks, micro-batches or this package: one process, the full global batch at once,
+torch's own AdamW and clipping. Whatever the runtime does with the same rows must give the same parameters.
 """
 
 import os
@@ -56,7 +56,7 @@ class Points:
 
 
 class Net(nn.Module):
-    """A little of everything that decay groups tell apart: an embedding, matrices, a norm, biases."""
+    """A little of everything that decay groups distinguish: an embedding, matrices, a norm, biases."""
 
     def __init__(self, width: int = 5) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ def in_order(rows: Any, batch: int) -> Order:
 
 
 class ByHand:
-    """The reference: one process, the whole batch at once, torch's own pieces and none of ours."""
+    """The reference: one process, the whole batch at once, only torch's own parts."""
 
     def __init__(self, module: nn.Module, decayed: Sequence[str] = DECAYED, settings: OptimSettings = SETTINGS) -> None:
         named = dict(module.named_parameters())
@@ -170,7 +170,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 @dataclass
 class Proofs:
-    """Cases run on real ranks, one launch for all cases at a world size; each is then judged by a test of its own."""
+    """Cases run on real ranks, one launch for all cases at a world size; each has a test of its own for its result."""
 
     folder: Path
     cases: Sequence[Case]
@@ -184,9 +184,9 @@ class Proofs:
                 100
             )
         for rank in range(nproc):
-            verdict = _verdict(self.folder, case, nproc, strategy, rank)
-            assert verdict.exists(), f"rank {rank} did not get through {case.__name__}, which failed elsewhere"
-            assert verdict.read_text() == "", f"rank {rank}:\n{verdict.read_text()}"
+            result = _result_file(self.folder, case, nproc, strategy, rank)
+            assert result.exists(), f"rank {rank} did not get through {case.__name__}, which failed elsewhere"
+            assert result.read_text() == "", f"rank {rank}:\n{result.read_text()}"
 
 
 def run_on_ranks(target: Callable[..., object], nproc: int, *args: object, logs: Path, **settings: Any) -> str:
@@ -199,14 +199,14 @@ def run_on_ranks(target: Callable[..., object], nproc: int, *args: object, logs:
 
 
 def gone(process: int) -> bool:
-    """Whether a process has ended; nobody need have noticed."""
+    """Whether a process has ended; its parent may not have waited for it yet."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
 
 
-def _verdict(folder: Path, case: Case, nproc: int, strategy: str, rank: int) -> Path:
+def _result_file(folder: Path, case: Case, nproc: int, strategy: str, rank: int) -> Path:
     return folder / f"{case.__name__}-{nproc}-{strategy}-{rank}.txt"
 
 
@@ -215,14 +215,14 @@ def _worker(folder: Path, cases: Sequence[Case]) -> None:
     world = World.join(device="cpu", timeout=60)
     for strategy in [strategy for nproc, strategy in WORLDS if nproc == world.size]:
         for case in cases:
-            words = ""
+            error = ""
             try:
                 case(World.single() if strategy == "lone" else world, strategy)
             except BaseException:  # what pytest.raises reports is no Exception
-                words = traceback.format_exc()
-            _verdict(folder, case, world.size, strategy, world.rank).write_text(words)
-            if not _all_through(world, case, strategy, patience=5 if words else 100):
-                os._exit(1)  # the ranks are out of step: what follows would fail for no reason of its own
+                error = traceback.format_exc()
+            _result_file(folder, case, world.size, strategy, world.rank).write_text(error)
+            if not _all_through(world, case, strategy, patience=5 if error else 100):
+                os._exit(1)  # the ranks are out of step: later cases would fail for this reason
     world.leave()
 
 

@@ -59,7 +59,7 @@ def loss(module, batch):
     return {"error": (module(batch["x"]) - batch["y"]).square().sum(1)}
 """
 
-WORDS = [
+ARGS = [
     *("train", "line.py", "--name", "a", "--max_steps", "8", "--global_batch_size", "4", "--batch_size", "2"),
     *("--log.every", "1", "--no-log.tensorboard", "--checkpoint.every_steps", "2", "--checkpoint.every_epochs", "0"),
     "--no-checkpoint.background",

@@ -24,7 +24,7 @@ from samestep.parallel.wrap import local
 from samestep.train.bench import Bench
 from samestep.train.config import Config, Distributed
 from samestep.train.fit import evaluate
-from samestep.train.hooks.evidence import Recorder
+from samestep.train.hooks.evidence import EvidenceRecorder
 from samestep.train.learner.ema import Average
 from samestep.train.learner.learner import Learner
 from samestep.train.logging.console import Screen
@@ -83,11 +83,11 @@ def compared(world: World, strategy: str, update: Callable[[Learner, MicroBatche
         learners = [learner_of(made(Net), side, strategy) for side in sides]
         feeds = [feed_of(rows, side, batch, micro, STEPS, count=both) for side in sides]
         once = [feed_of(Points(11), side, batch, micro, -(-11 // batch), count=both) for side in sides]
-        books = [MetricAccumulator(side) for side in sides]
+        accumulators = [MetricAccumulator(side) for side in sides]
         for step in range(STEPS):
-            for learner, feed, book in zip(learners, feeds, books):
-                book.add(update(learner, feed[step]))
-            ours, alone = (book.read() for book in books)
+            for learner, feed, accumulator in zip(learners, feeds, accumulators):
+                accumulator.add(update(learner, feed[step]))
+            ours, alone = (accumulator.read() for accumulator in accumulators)
             assert ours == pytest.approx(alone, rel=1e-10), step
             assert ("loss" in ours) == ("grad_norm" in ours)
         close(weights_of(learners[0]), learners[1].weights())
@@ -99,11 +99,19 @@ def compared(world: World, strategy: str, update: Callable[[Learner, MicroBatche
 
 
 def updates_are_those_of_one_process(world: World, strategy: str, folder: Path) -> None:
-    compared(world, strategy, lambda learner, micros: learner.update(micros, two_terms, {"tokens": 1.0, "pairs": -0.3}))
+    compared(
+        world,
+        strategy,
+        lambda learner, micro_batches: learner.update(micro_batches, two_terms, {"tokens": 1.0, "pairs": -0.3}),
+    )
 
 
 def coupled_updates_are_those_of_one_process(world: World, strategy: str, folder: Path) -> None:
-    compared(world, strategy, lambda learner, micros: learner.update_coupled(micros, embed, couple, {"pairs": 0.2}))
+    compared(
+        world,
+        strategy,
+        lambda learner, micro_batches: learner.update_coupled(micro_batches, embed, couple, {"pairs": 0.2}),
+    )
 
 
 def a_loss_scale_cancels_out(world: World, strategy: str, folder: Path) -> None:
@@ -113,9 +121,9 @@ def a_loss_scale_cancels_out(world: World, strategy: str, folder: Path) -> None:
         for side in (world, World.single()):
             learner = learner_of(made(Net), side, strategy, mixed_precision="fp16")
             learner._scale.scale.fill_(2.0**8)  # type: ignore[union-attr]
-            book = MetricAccumulator(side)
-            book.add(learner.update(feed_of(Points(16), side, 8, 2, 1, count=both)[0], two_terms, MIX))
-            norms.append(book.read()["grad_norm"])
+            accumulator = MetricAccumulator(side)
+            accumulator.add(learner.update(feed_of(Points(16), side, 8, 2, 1, count=both)[0], two_terms, MIX))
+            norms.append(accumulator.read()["grad_norm"])
             moments.append(
                 torch.cat([value.flatten() for name, value in moments_of(learner).items() if "_avg" in name])
             )
@@ -142,7 +150,7 @@ def state_is_cut_over_the_shares_and_saved_once(world: World, strategy: str, fol
         store.load(found, {"model": again})
         close(weights_of(again), weights_of(learner), tolerance=0)
         close(moments_of(again), moments_of(learner), tolerance=0)
-    weights = world.share({name: value.tolist() for name, value in learner.weights(whole=True).items()})
+    weights = world.share({name: value.tolist() for name, value in learner.weights(full=True).items()})
     again.load_weights({name: torch.tensor(value) for name, value in weights.items()})
     close(weights_of(again), weights_of(learner), tolerance=0)
 
@@ -152,8 +160,8 @@ def parts_of_the_model_do_not_mix(world: World, strategy: str, folder: Path) -> 
     ends = []
     for side in (world, World.single()):
         learner = learner_of(made(Net, seed=1 + world.rank % 2), side, strategy)
-        for micros in feed_of(Points(16), side, 8, 2, 3, count=both):
-            learner.update(micros, two_terms, MIX)
+        for micro_batches in feed_of(Points(16), side, 8, 2, 3, count=both):
+            learner.update(micro_batches, two_terms, MIX)
         ends.append(weights_of(learner))
     close(*ends)
 
@@ -163,8 +171,8 @@ def averaged_weights_follow(world: World, strategy: str, folder: Path) -> None:
     for side in (world, World.single()):
         learner = learner_of(made(Net), side, strategy)
         average, feed = Average(learner, 0.9), feed_of(Points(16), side, 8, 2, 3, count=both)
-        for micros in feed:
-            learner.update(micros, two_terms, MIX)
+        for micro_batches in feed:
+            learner.update(micro_batches, two_terms, MIX)
             average.update()
         ends.append(average.state_dict()["model"])
     close(*ends)
@@ -188,10 +196,10 @@ def the_plan_counts_shares(world: World, strategy: str, folder: Path) -> None:
 
 def evidence_has_every_row_once(world: World, strategy: str, folder: Path) -> None:
     path = folder / f"evidence_{world.rank}"
-    learner = learner_of(made(Net), world, strategy, recorder=Recorder(path, "fit", world.dp_counted))
-    micros = feed_of(Points(16), world, 8, 2, 1, count=both)[0]
-    learner.update(micros, two_terms, MIX)
-    learner.update_coupled(micros, embed, couple, {"match": 1.0, "pairs": 1.0})
+    learner = learner_of(made(Net), world, strategy, recorder=EvidenceRecorder(path, "fit", world.dp_counted))
+    micro_batches = feed_of(Points(16), world, 8, 2, 1, count=both)[0]
+    learner.update(micro_batches, two_terms, MIX)
+    learner.update_coupled(micro_batches, embed, couple, {"match": 1.0, "pairs": 1.0})
     evaluate(learner, feed_of(Points(11), world, 8, 2, 2), two_terms)
     recorded = world.gather([line["ids"] for line in JsonLines(path)])
     for line, size in enumerate((8, 8, 11)):

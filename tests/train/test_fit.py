@@ -52,9 +52,9 @@ def validation_counts_every_row_once(world: World, strategy: str) -> None:
         feed = validation_feed(world, size, batch, micro)
         wanted = by_hand(made(Net), size)
         for _ in range(2):  # a feed can be gone through again
-            figures = evaluate(learner, feed, measure)
-            assert figures == {name: pytest.approx(value, rel=1e-12) for name, value in wanted.items()}
-            assert world.gather(figures) == [figures] * world.size, "to the bit on all ranks"
+            metrics = evaluate(learner, feed, measure)
+            assert metrics == {name: pytest.approx(value, rel=1e-12) for name, value in wanted.items()}
+            assert world.gather(metrics) == [metrics] * world.size, "to the bit on all ranks"
 
 
 def it_fits_and_validates(world: World, strategy: str) -> None:
@@ -65,7 +65,7 @@ def it_fits_and_validates(world: World, strategy: str) -> None:
         loss,
         validation=validation_feed(world, 7, 4, 2),
         measure=measure,
-        derive=lambda figures: {"root": figures["error"] ** 0.5},
+        derive=lambda metrics: {"root": metrics["error"] ** 0.5},
     )
     assert task.length == 5
     assert list(task.state) == ["model"]
@@ -73,8 +73,8 @@ def it_fits_and_validates(world: World, strategy: str) -> None:
         hand.update(loss(hand.module, rows.rows(order.ids(step)[:, 1]))["error"].mean(), rate(step))
         task.step(Tick(step, 0, False))
         assert task.learner._parallel.inner.training
-        figures = task.validate(Tick(step, 0, False))
-        assert figures == {"val/root": pytest.approx(by_hand(hand.module, 7)["error"] ** 0.5, rel=1e-10)}
+        metrics = task.validate(Tick(step, 0, False))
+        assert metrics == {"val/root": pytest.approx(by_hand(hand.module, 7)["error"] ** 0.5, rel=1e-10)}
     close(weights_of(task.learner), hand.module.state_dict())
 
 

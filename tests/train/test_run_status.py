@@ -1,4 +1,4 @@
-"""What a failed rank leaves in the run directory, also on a full disk."""
+"""What a failed rank writes into the run directory, also on a full disk."""
 
 import subprocess
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from samestep.core.records import read_json
 from samestep.core.rundir import RunDir
 from samestep.train.config import Config
 from samestep.train.run_record import open_run
-from samestep.train.run_status import leave_word, set_status
+from samestep.train.run_status import set_status, write_exit_report
 
 
 @pytest.fixture
@@ -31,13 +31,13 @@ def opened(out: Path) -> RunDir:
     return rundir
 
 
-def test_every_rank_leaves_its_word_and_rank_0_the_status(tmp_path: Path) -> None:
+def test_every_rank_writes_its_exit_report_and_rank_0_the_status(tmp_path: Path) -> None:
     rundir = opened(tmp_path)
     assert read_json(rundir.status) == {"status": "running"}, "from the moment it is opened"
     set_status(rundir, "running", stage="fit", step=0, steps=9)
-    leave_word(rundir, ExitReport("bad", 1, 3), is_main=False)
+    write_exit_report(rundir, ExitReport("bad", 1, 3), is_main=False)
     assert read_json(rundir.status)["status"] == "running"
-    leave_word(rundir, ExitReport("worse", 77, 0, kind="memory"), is_main=True)
+    write_exit_report(rundir, ExitReport("worse", 77, 0, kind="memory"), is_main=True)
     assert ExitReport(**read_json(rundir.word(3))).text == "bad"
     expected = {"status": "failed", "stage": "fit", "step": 0, "steps": 9, "kind": "memory", "text": "worse"}
     assert read_json(rundir.status) == expected
@@ -45,7 +45,7 @@ def test_every_rank_leaves_its_word_and_rank_0_the_status(tmp_path: Path) -> Non
 
 def test_the_next_launch_begins_with_an_empty_watch(tmp_path: Path) -> None:
     rundir = opened(tmp_path)
-    leave_word(rundir, ExitReport("bad", 1), is_main=True)
+    write_exit_report(rundir, ExitReport("bad", 1), is_main=True)
     rundir.beat(0).write_text("{}")
     rundir = opened(tmp_path)
     assert [path.name for path in rundir.watch.iterdir()] == [".spare"]
@@ -56,20 +56,20 @@ def test_a_run_that_is_done_stays_so_whatever_another_launch_of_it_comes_to(tmp_
     rundir = opened(tmp_path)
     set_status(rundir, "done")
     rundir = opened(tmp_path)
-    leave_word(rundir, ExitReport("until=tune is no stage", 2, kind="user"), is_main=True)
+    write_exit_report(rundir, ExitReport("until=tune is no stage", 2, kind="user"), is_main=True)
     assert read_json(rundir.status) == {"status": "done"}
     set_status(rundir, "done", stage="fit", step=3, steps=3)
     assert read_json(opened(tmp_path).status) == {"status": "running"}, "only one of its stages was done"
 
 
-def test_a_full_disk_still_takes_a_last_word(disk: Path) -> None:
+def test_a_full_disk_still_takes_an_exit_report(disk: Path) -> None:
     rundir = opened(disk)
     fill(disk / "ballast")
     with pytest.raises(OSError, match="No space left"):
         (disk / "more").write_text("x")
-    leave_word(rundir, ExitReport("OSError: No space left on device", 1, traceback="line\n" * 900), is_main=True)
+    write_exit_report(rundir, ExitReport("OSError: No space left on device", 1, traceback="line\n" * 900), is_main=True)
     assert read_json(rundir.word(0))["traceback"].count("line") == 900
     assert read_json(rundir.status)["status"] == "failed"
     fill(disk / "ballast")
-    leave_word(rundir, ExitReport("again", 1, 1, traceback="line\n" * 9000), is_main=False)
-    assert not rundir.word(1).exists(), "there is no room left, and nothing is worse for it"
+    write_exit_report(rundir, ExitReport("again", 1, 1, traceback="line\n" * 9000), is_main=False)
+    assert not rundir.word(1).exists(), "there is no space left, and that is no error"

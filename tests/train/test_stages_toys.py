@@ -96,7 +96,7 @@ def build_train(bench: Bench) -> Fit:
 
 
 def die(stage: str, step: int) -> None:
-    """The last rank dies without a word where the test asks for it."""
+    """The last rank is killed without any message where the test asks for it."""
     if os.environ.get("TOY_DIES") == f"{stage} {step}" and os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -114,7 +114,7 @@ def toy_config(out: Path, strategy: str) -> dict[str, Any]:
         "learning_rate": 0.05,
         "schedule": "constant",
         "distributed": {"device": "cpu", "strategy": strategy, "dtype": "float64"},
-        # Not in the background, so that a kill finds the last one whole.
+        # Not in the background, so that the last one is complete when the kill comes.
         "checkpoint": {"every_steps": 2, "weights": True, "background": False},
         "log": {"quiet": True, "tensorboard": False, "every": 1},
     }

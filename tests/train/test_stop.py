@@ -1,4 +1,4 @@
-"""When all ranks stop, and when the clock has them save."""
+"""When all ranks stop, and when a save is due by the clock."""
 
 from itertools import pairwise
 from pathlib import Path

@@ -12,7 +12,7 @@ import torch
 from samestep.core.records import JsonLines
 from samestep.data.feed import MicroBatches
 from samestep.parallel.wrap import warm_up
-from samestep.train.hooks.evidence import Recorder, Returned, Witness, module_hash
+from samestep.train.hooks.evidence import EvidenceRecorder, RecordReturned, RecordStep, module_hash
 from samestep.train.task import Tick
 
 
@@ -28,7 +28,7 @@ def micros(*batches: torch.Tensor) -> MicroBatches:
 
 
 def update_line(path: Path, given: MicroBatches) -> dict[str, Any]:
-    recorder = Recorder(path, "fit")
+    recorder = EvidenceRecorder(path, "fit")
     module = torch.nn.Linear(1, 1)
     recorder.begin("model", module)
     recorder.rows("model", given, [{"error": torch.arange(float(len(batch["x"])))} for batch in given.batches])
@@ -63,7 +63,7 @@ def test_rows_of_any_kind_have_a_checksum(tmp_path: Path) -> None:
 
 def recorded(path: Path, module: torch.nn.Module, forward: Callable[[], object]) -> dict[str, Any]:
     """The line of an update whose passes are `forward`."""
-    recorder, given = Recorder(path, "fit"), micros(torch.ones(2, 1))
+    recorder, given = EvidenceRecorder(path, "fit"), micros(torch.ones(2, 1))
     recorder.begin("model", module)
     forward()
     recorder.rows("model", given, [{"error": torch.zeros(2)}])
@@ -132,10 +132,10 @@ class Held:
 
 
 def marked(path: Path, held: Held) -> dict[str, Any]:
-    recorder = Recorder(path, "fit")
+    recorder = EvidenceRecorder(path, "fit")
     tick = Tick(4, 0, False)
-    Returned(recorder).after_step(tick, {}, False)
-    Witness(recorder, {"held": held}, lambda: {"val/error": 0.5}).after_step(tick, {}, False)
+    RecordReturned(recorder).after_step(tick, {}, False)
+    RecordStep(recorder, {"held": held}, lambda: {"val/error": 0.5}).after_step(tick, {}, False)
     returned, mark = JsonLines(path)
     assert (returned["kind"], returned["step"]) == ("returned", 4)
     return mark

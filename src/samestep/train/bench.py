@@ -1,4 +1,4 @@
-"""The bench: what a stage builds its task from. It knows the world, the configuration and the run directory.
+"""The bench: what a stage builds its task with. It has the world, the configuration and the run directory.
 
 def build(bench):
     return Fit(bench.learner(Net()), bench.feed(train_rows), loss, validation=bench.rows_once(val_rows))
@@ -26,21 +26,21 @@ from samestep.data.reordered import Reordered
 from samestep.parallel.build import build_uninitialized
 from samestep.parallel.wrap import wrap
 from samestep.train.config import Config
-from samestep.train.hooks.evidence import Recorder
+from samestep.train.hooks.evidence import EvidenceRecorder
 from samestep.train.learner.draws import Draws
 from samestep.train.learner.initialization import build_fresh
-from samestep.train.learner.learner import COMPUTE, DETOUR, Learner
+from samestep.train.learner.learner import COMPUTE_DTYPES, ROUNDING_SCALE, Learner
 from samestep.train.learner.optimizer import OptimSettings
 from samestep.train.logging.console import Screen
 from samestep.train.loop import Progress
 from samestep.train.plan import Plan
 from samestep.train.pretrained.first_weights import FirstWeights
-from samestep.train.session.resume_checks import FeedName, check_data
+from samestep.train.session.data_check import FeedName, check_data
 from samestep.world.world import World
 
 logger = logging.getLogger(__name__)
 Rate = Callable[[int], float]
-"""The learning rate of each step of the loop."""
+"""The learning rate as a function of the loop's step."""
 
 
 @dataclass
@@ -53,14 +53,14 @@ class Bench:
     stage: str
     screen: Screen
     unused: Sequence[str] = ()
-    """Glob patterns of parameters that the recipe declares to be without a gradient."""
-    recorder: Recorder | None = None
+    """Glob patterns of parameters that get no gradient, as the recipe declares."""
+    recorder: EvidenceRecorder | None = None
     start: str | None = None
-    """The earlier stage with whose weights the learners begin."""
+    """The earlier stage whose weights the learners begin with."""
     unit: str = "rows"
     """The counted weight that speed is shown in."""
     resumed: bool = False
-    """Whether this stage has a checkpoint, with which all its state will come once it is built."""
+    """Whether this stage has a checkpoint, which will restore all its state once it is built."""
     shared: bool = True
     """Whether all ranks see the run directory."""
     progress: Progress = field(default_factory=Progress)
@@ -71,7 +71,7 @@ class Bench:
     """By learner, the learning rates that the recipe gave."""
     _plan: Plan | None = None
     is_built: bool = False
-    """Whether the stage's task is built; data that is read later is its own affair."""
+    """Whether the stage's task is built; feeds that it makes later are not checked."""
     _checked: list[str] = field(default_factory=list)
     """The purposes of the feeds whose data was compared with that of the first launch."""
 
@@ -89,8 +89,8 @@ class Bench:
         )
 
     def plan(self, samples: int) -> Plan:
-        """The stage's numbers, which its first training feed fixes by its number of samples: as frozen by the first
-        launch, or frozen now."""
+        """The stage's numbers, for the number of samples of its first training feed: as frozen by the first launch, or
+        frozen now."""
         if self._plan is None:
             made = self._freeze("plan", lambda: Plan.make(self.config, self.world.dp_size, samples).to_json())
             self._plan = Plan(**made)
@@ -102,7 +102,7 @@ class Bench:
         return self._plan
 
     def feed(self, rows: Rows, *, order: Order | None = None, count: Count | None = None) -> Feed:
-        """Training data in an order that any world size shares; shuffled anew each epoch unless one is given.
+        """Training data in an order that any world size shares; shuffled again in each epoch unless an order is given.
 
         The first one fixes how long the stage is. Others have the same global batch and run through their own epochs.
         `count` gives each row's weight in terms of the loss, or in the stage's unit.
@@ -129,9 +129,9 @@ class Bench:
     ) -> Learner:
         """A learner of `module`, or of the one that `module` builds when it is called.
 
-        The latter is for large networks: one that begins with the weights of a file, or offers `init_parameter` (see
-        initialization.py), is then built without memory, and filled on each device, its own part only. It may be called
-        twice. `rate` gives the learning rate of each step (default: as planned).
+        The latter is for large networks. One that begins with the weights of a file, or offers `init_parameter` (see
+        initialization.py), is then built without memory, and each device fills only its own shard. The function may be
+        called twice. `rate` gives the learning rate of each step (default: as planned).
         """
         config: Config = self.config
         if rate is not None:
@@ -143,7 +143,7 @@ class Bench:
         module = self._prepared(module)
         if config.compile:
             module.compile()
-        compute = COMPUTE.get(config.distributed.mixed_precision)
+        compute = COMPUTE_DTYPES.get(config.distributed.mixed_precision)
         learner = Learner(
             wrap(module, self.world, config.distributed.strategy, compute, initial),
             self.world,
@@ -155,7 +155,7 @@ class Bench:
             recorder=self.recorder,
             step=partial(getattr, self.progress, "step"),
             seed=config.seed,
-            detour=DETOUR if config.evidence_rounding else 1.0,
+            rounding_scale=ROUNDING_SCALE if config.evidence_rounding else 1.0,
         )
         self.learners.append(learner)
         return learner
@@ -175,7 +175,7 @@ class Bench:
         return self._plan.steps_per_epoch if self._plan else None
 
     def artifact(self, name: str, stage: str | None = None) -> Path:
-        """Where this stage, or an earlier one, keeps an artifact."""
+        """The path of an artifact of this stage, or of an earlier one."""
         return self.rundir.artifacts(stage or self.stage) / name
 
     def _planned_rate(self, step: int) -> float:
@@ -183,7 +183,7 @@ class Bench:
         return self._plan.schedule(self.config)(step)
 
     def _prepared(self, module: nn.Module) -> nn.Module:
-        """The module in its type, and without what it does not train."""
+        """The module in its type, with parameters frozen that are not trained."""
         module = module.to(getattr(torch, self.config.distributed.dtype))
         for name, parameter in module.named_parameters():
             if any(fnmatch(name, pattern) for pattern in self.unused):
@@ -191,7 +191,9 @@ class Bench:
         return module
 
     def _feed(self, rows: Rows, order: Order, length: int, count: Count | None, track: Any = None) -> Feed:
-        if self.config.evidence_rounding:  # a stage without a learner may write its rows down in the order they come in
+        if (
+            self.config.evidence_rounding
+        ):  # a stage without a learner may write its rows in the order in which they come
             order = Reordered(order, self.world.dp_size, self.config.batch_size, active=lambda: bool(self.learners))
         feed = Feed(
             rows,
@@ -209,7 +211,7 @@ class Bench:
         return feed
 
     def _check_data(self, rows: Rows, purpose: Literal["training", "validation"]) -> None:
-        """Refuse a resume on other data than that which the run was started on."""
+        """Refuse a resume on other data than the run was started on."""
         if self.is_built:
             return
         name = FeedName(self.stage, purpose, self._checked.count(purpose))

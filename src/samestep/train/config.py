@@ -12,16 +12,16 @@ from samestep.world.watchdog.limits import WatchdogConfig
 
 @dataclass(frozen=True)
 class Distributed:
-    """Where the run computes and how its ranks talk."""
+    """Where the run computes and how its ranks communicate."""
 
     device: str = free("auto")
     """auto, cpu, cuda, cuda:N or xpu; auto takes the best there is."""
     backend: Literal["auto", "nccl", "gloo", "xccl", "ccl", "xpu", "mpi"] = free("auto")
-    """Carrier of collectives; auto picks by device."""
+    """Library that runs the collectives; auto picks by device."""
     timeout: float = free(600.0)
     """Seconds a collective may wait for a peer; the variable NCCL_TIMEOUT overrides it."""
     strategy: Literal["ddp", "fsdp"] = "ddp"
-    """ddp keeps a whole model on every rank, fsdp cuts it over them."""
+    """ddp keeps a full model on every rank, fsdp shards it over them."""
     mixed_precision: Literal["none", "bf16", "fp16"] = "none"
     """Type of the arithmetic; the parameters stay in `dtype`."""
     dtype: Literal["float32", "float64"] = "float32"
@@ -41,26 +41,26 @@ class Checkpoints:
     keep_last: int = free(3)
     """How many of the newest to keep."""
     keep_best: int = free(1)
-    """How many of the best by the stage's figure to keep."""
+    """How many of the best by the stage's metric to keep."""
     keep_every: int = free(0)
-    """Also keep those at multiples of so many steps; 0: none."""
+    """Also keep those at multiples of so many steps; 0: do not."""
     background: bool = free(True)
     """Write while training goes on, from a copy of the state in memory; false: no copy, and training waits."""
     max_failures: int = free(3)
     """Stop after so many saves in a row that failed; until then training goes on and the next save tries again."""
     weights: bool = free(False)
-    """Also write plain weight files, {model}_step_{N}.pt and {model}_epoch_{N}.pt, for older scripts; of several
+    """Also write plain weight files, {model}_step_{N}.pt and {model}_epoch_{N}.pt, for older scripts; with several
     stages, each in a folder of its own."""
 
 
 @dataclass(frozen=True)
 class Log:
-    """What is shown and written."""
+    """What is printed and written."""
 
     every: int = 10
-    """Steps between two rows of figures."""
+    """Steps between two rows of metrics."""
     level: Literal["debug", "info", "warning", "error"] = free("warning")
-    """What the terminal shows; the log files always hold info and above."""
+    """Messages on the terminal; the log files always hold info and above."""
     quiet: bool = free(False)
     """Print nothing but errors."""
     tensorboard: bool = free(True)
@@ -82,7 +82,7 @@ class Config:
     out: str = free("runs")
     """Folder that holds the run directories."""
     seed: int = 0
-    """The one number that every random choice follows from."""
+    """All random numbers of the run follow from it."""
 
     batch_size: int = free(8)
     """Rows a device takes at once. Without global_batch_size: global batch = batch_size x ranks x accumulation."""
@@ -95,11 +95,11 @@ class Config:
     max_steps: int | None = None
     """Steps of the run, in place of epochs."""
     max_time: str | None = free(None)
-    """Stop in good order, resumable, after this long: 90s, 30m, 2h, or HH:MM:SS."""
+    """Stop after this long with a checkpoint to resume from: 90s, 30m, 2h, or HH:MM:SS."""
     until: str | None = free(None)
     """End after this stage; the same command without it goes on with the next."""
     start_over: bool = free(False)
-    """For this launch only: let a stage that has trained and has no whole checkpoint left begin again at step 0."""
+    """For this launch only: let a stage that has trained and has no intact checkpoint left begin again at step 0."""
 
     learning_rate: float = 1e-3
     """Peak learning rate at the base batch."""
@@ -108,15 +108,15 @@ class Config:
     base_batch_size: int = 256
     """The global batch that learning_rate is stated for."""
     schedule: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
-    """Course of the learning rate after warm-up; wsd is warm-up, stable, decay."""
+    """Shape of the learning rate after warm-up; wsd is warm-up, stable, decay."""
     warmup_steps: int | None = None
     """Steps of linear warm-up; overrides warmup_ratio."""
     warmup_ratio: float = 0.0
-    """Warm-up as a part of the run."""
+    """Warm-up as a fraction of the run."""
     decay_ratio: float = 0.2
-    """Length of wsd's decay as a part of the run."""
+    """Length of wsd's decay as a fraction of the run."""
     final_lr_ratio: float = 0.0
-    """Learning rate at the end as a part of the peak."""
+    """Learning rate at the end as a fraction of the peak."""
     beta1: float = 0.9
     """AdamW's decay of the mean."""
     beta2: float = 0.95
@@ -124,16 +124,16 @@ class Config:
     adam_eps: float = 1e-8
     """AdamW's epsilon."""
     weight_decay: float = 0.1
-    """AdamW's decay; none on norms, biases and embeddings."""
+    """AdamW's weight decay; norms, biases and embeddings have no decay."""
     clip: float = 1.0
     """Largest gradient norm; 0: no clipping."""
     max_bad_steps: int = free(5)
     """Stop after so many steps in a row whose gradient is not finite; such steps are skipped by all ranks."""
 
     init_from: str | None = None
-    """Begin with the weights of a run, checkpoint or weight file; everything else starts afresh."""
+    """Begin with the weights of a run, checkpoint or weight file; everything else starts fresh."""
     continue_from: str | None = None
-    """Go on from a plain weight file: its weights, and its optimizer state and step where it holds them."""
+    """Continue from a plain weight file: its weights, and its optimizer state and step where it holds them."""
     validate_every: int = 0
     """Steps between validations; 0: at every epoch's end. The last step is always validated."""
     compile: bool = free(False)
@@ -147,13 +147,18 @@ class Config:
     evidence: bool = free(False)
     """Record ids, losses, gradients and hashes of every step, for `samestep verify`."""
     evidence_rounding: bool = free(False)
-    """Round differently: rows of a step in another order, gradients scaled on their way; for `samestep verify`."""
+    """Round differently: rows of a step in another order, gradients scaled before they are summed; for verify."""
 
     distributed: Distributed = field(default_factory=Distributed)
-    """Where the run computes and how its ranks talk."""
+    """Where the run computes and how its ranks communicate."""
     checkpoint: Checkpoints = field(default_factory=Checkpoints)
     """When to save, and what to keep."""
     log: Log = field(default_factory=Log)
-    """What is shown and written."""
+    """What is printed and written."""
     watch: WatchdogConfig = field(default_factory=WatchdogConfig)
-    """When to call a run hung, and what else to look at while it runs."""
+    """When a run counts as hung, and what else is checked while it runs."""
+
+
+def named_source(config: Config) -> str | None:
+    """The run, checkpoint or weight file that the user named to begin with: `continue_from` or `init_from`."""
+    return config.continue_from or config.init_from

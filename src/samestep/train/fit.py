@@ -11,13 +11,13 @@ from samestep.data.feed import Feed
 from samestep.train.learner.ema import AVERAGE, Average
 from samestep.train.learner.gradient_weighting import Loss, Mix
 from samestep.train.learner.learner import Learner
-from samestep.train.logging.metrics import Metric, MetricAccumulator, Metrics
+from samestep.train.logging.metrics import Metric, MetricAccumulator, Metrics, MetricValues
 from samestep.train.task import Tick
 
 
-def as_is(figures: dict[str, float]) -> Mapping[str, float]:
-    """The figures, nothing derived."""
-    return figures
+def as_is(metrics: dict[str, float]) -> MetricValues:
+    """The metrics, nothing derived."""
+    return metrics
 
 
 class Fit:
@@ -31,7 +31,7 @@ class Fit:
         *,
         validation: Feed | None = None,
         measure: Loss | None = None,
-        derive: Callable[[dict[str, float]], Mapping[str, float]] = as_is,
+        derive: Callable[[dict[str, float]], MetricValues] = as_is,
         average: Average | None = None,
         mix: Mix | Callable[[Tick], Mix] | None = None,
     ) -> None:
@@ -51,34 +51,34 @@ class Fit:
         return metrics
 
     def weights_in_use(self) -> AbstractContextManager[None]:
-        """Around whatever uses the network: with the averaged weights where there are some."""
+        """A context in which the network has the averaged weights, where there are some."""
         return self.average.in_use() if self.average else nullcontext()
 
-    def validate(self, tick: Tick) -> Mapping[str, float]:
+    def validate(self, tick: Tick) -> MetricValues:
         """The mean of every term over all validation rows, under `val/`."""
         if self.validation is None:
             return {}
         with self.weights_in_use():
-            figures = evaluate(self.learner, self.validation, self._measure, tick.step)
-        return {f"val/{name}": value for name, value in self._derive(figures).items()}
+            metrics = evaluate(self.learner, self.validation, self._measure, tick.step)
+        return {f"val/{name}": value for name, value in self._derive(metrics).items()}
 
 
 def evaluate(learner: Learner, feed: Feed, measure: Loss, step: int = 0) -> dict[str, float]:
     """Means over every row of `feed`, each counted once, equal on all ranks and at any world size."""
-    book = MetricAccumulator(learner.world)
+    accumulator = MetricAccumulator(learner.world)
     seen = []
     with learner.inference() as module:
-        for micros in feed:
-            for batch in micros.batches:
+        for micro_batches in feed:
+            for batch in micro_batches.batches:
                 measured = measure(module, batch)
-                micros.terms.update(measured)
+                micro_batches.terms.update(measured)
                 for term, rows in measured.items():
                     total = torch.where(batch["live"], rows.double(), 0.0).sum()
-                    book.add({term: Metric(total, 0.0)})
-            book.add({term: Metric(0.0, micros.weight(term)) for term in book.names()})
-            seen += [micros.ids[start:stop] for start, stop in micros.spans]
-    feed.check_counted(only_if_missed=True)  # what training counts as well does no harm here
-    figures = book.read()
+                    accumulator.add({term: Metric(total, 0.0)})
+            accumulator.add({term: Metric(0.0, micro_batches.weight(term)) for term in accumulator.names()})
+            seen += [micro_batches.ids[start:stop] for start, stop in micro_batches.spans]
+    feed.check_counted(only_if_missed=True)  # weights that only training counts are no error here
+    metrics = accumulator.read()
     if learner.recorder:
-        learner.recorder.validation(step, np.concatenate(seen), figures)
-    return figures
+        learner.recorder.validation(step, np.concatenate(seen), metrics)
+    return metrics

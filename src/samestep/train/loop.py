@@ -1,4 +1,4 @@
-"""The loop. It owns time, cadence and stopping; what a step does is the task's affair."""
+"""The training loop: steps a task, runs the hooks after each step, and stops when the ranks agree to."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -29,52 +29,52 @@ class Progress:
     step: int = 0
     """Steps done."""
     best: float | None = None
-    """The best agreed figure so far."""
+    """The best value so far of the stage's metric."""
     seconds: float = 0.0
     """Training time so far, over all launches."""
 
-    aside: float = 0.0
-    """Seconds spent beside the steps since the last row of figures (validation, saves)."""
-    watch: ActivityTracker = field(default_factory=ActivityTracker)
-    """Where the watchdog sees how far this rank is."""
+    paused_seconds: float = 0.0
+    """Seconds spent outside the steps since the last row of metrics (validation, saves)."""
+    activity: ActivityTracker = field(default_factory=ActivityTracker)
+    """Where the watchdog reads how far this rank is."""
 
     @contextmanager
-    def beside_the_steps(self, activity: str) -> Iterator[None]:
-        """Keep what is done inside out of the speed figures."""
+    def outside_steps(self, activity: str) -> Iterator[None]:
+        """Leave the time of what is done inside out of the measured speed."""
         began = time.monotonic()
         try:
-            with self.watch.doing(activity):
+            with self.activity.doing(activity):
                 yield
         finally:
-            self.aside += time.monotonic() - began
+            self.paused_seconds += time.monotonic() - began
 
     def advance(self) -> None:
         """One more step is done."""
         self.step += 1
-        self.watch.stepped(self.step)
+        self.activity.stepped(self.step)
 
     def tick(self) -> Tick:
         """The step to do now."""
-        epoch, place = divmod(self.step, self.steps_per_epoch)
-        return Tick(self.step, epoch, last_of_epoch=place == self.steps_per_epoch - 1)
+        epoch, position = divmod(self.step, self.steps_per_epoch)
+        return Tick(self.step, epoch, last_of_epoch=position == self.steps_per_epoch - 1)
 
     def state_dict(self) -> dict[str, Json]:
-        """All of it, but for what the plan knows."""
+        """All but what the plan has."""
         return {"step": self.step, "best": self.best, "seconds": self.seconds}
 
     def load_state_dict(self, state: dict[str, Json]) -> None:
-        """Go on from there."""
+        """Continue from a saved state."""
         self.step, self.best, self.seconds = state["step"], state["best"], state["seconds"]
 
 
 class Hook(Protocol):
-    """Something that happens now and then: log, validate, save."""
+    """Something to do after a step: log, validate, save."""
 
     def after_step(self, tick: Tick, metrics: Metrics, last: bool) -> None:
         """Called on every rank after every step; `last` when the task ends with it."""
 
 
-def run(task: Task, progress: Progress, every: Sequence[Hook], stop: Stop) -> Outcome:
+def run(task: Task, progress: Progress, hooks: Sequence[Hook], stop: Stop) -> Outcome:
     """Step the task to its end, or to the agreed stop."""
     while progress.step < task.length:
         if stop.agreed():
@@ -82,6 +82,6 @@ def run(task: Task, progress: Progress, every: Sequence[Hook], stop: Stop) -> Ou
         tick = progress.tick()
         metrics = task.step(tick)
         progress.advance()
-        for event in every:
-            event.after_step(tick, metrics, last=progress.step == task.length)
+        for hook in hooks:
+            hook.after_step(tick, metrics, last=progress.step == task.length)
     return Outcome.DONE

@@ -1,4 +1,4 @@
-"""Batch arithmetic: what one step and the whole run consist of. Made at the first launch, then frozen."""
+"""The numbers of a run: batch, steps, and the learning rate of each step. Made at the first launch, then frozen."""
 
 import logging
 import math
@@ -8,9 +8,39 @@ from dataclasses import asdict, dataclass
 from samestep.core.errors import UserError
 from samestep.core.records import Json
 from samestep.train.config import Config
-from samestep.train.learner.optimizer import Schedule
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate as a function of the step: warm-up, then a decay from the peak to `floor` times the peak."""
+
+    peak: float
+    steps: int
+    warmup: int = 0
+    kind: str = "constant"
+    floor: float = 0.0
+    decay: int = 0
+    """Steps of the final decay (wsd only)."""
+
+    def __call__(self, step: int) -> float:
+        """The rate of update number `step`, counted from 0."""
+        if step < self.warmup:
+            return self.peak * (step + 1) / self.warmup
+        after = self.warmup
+        if self.kind == "wsd":
+            after = max(self.warmup, self.steps - self.decay)
+        done = min(1.0, max(0.0, (step - after) / max(1, self.steps - after)))
+        return self.peak * (self.floor + (1 - self.floor) * self._decay_factor(done))
+
+    def _decay_factor(self, done: float) -> float:
+        """From 1 at the start of the decay to 0 at its end."""
+        if self.kind == "constant":
+            return 1.0
+        if self.kind == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * done))
+        return 1.0 - done  # linear, and wsd's decay
 
 
 @dataclass(frozen=True)
@@ -26,7 +56,7 @@ class Plan:
 
     @classmethod
     def make(cls, config: Config, dp_size: int, samples: int) -> "Plan":
-        """Work the numbers out from the configuration, the number of data-parallel ranks and the data."""
+        """Compute the numbers from the configuration, the number of data-parallel ranks and the data."""
         _check(config, samples)
         batch = global_batch(config, dp_size)
         per_epoch = math.ceil(samples / batch)

@@ -1,4 +1,4 @@
-"""Finding a recipe: by its folder in `samestep.recipes`, by import path, or by file (that very file)."""
+"""Finding a recipe: by its folder in `samestep.recipes`, by import path, or by file."""
 
 import difflib
 import hashlib
@@ -12,12 +12,12 @@ from types import ModuleType
 from samestep.core.errors import UserError
 from samestep.train.recipe import Recipe
 
-HOME = "samestep.recipes"
+RECIPES_PACKAGE = "samestep.recipes"
 
 
 def known_recipes() -> list[str]:
     """The recipes that ship with the package."""
-    return sorted(module.name for module in pkgutil.iter_modules(importlib.import_module(HOME).__path__))
+    return sorted(module.name for module in pkgutil.iter_modules(importlib.import_module(RECIPES_PACKAGE).__path__))
 
 
 def find_recipe(name: str) -> Recipe:
@@ -31,24 +31,24 @@ def find_recipe(name: str) -> Recipe:
 
 
 def recipe_path(name: str) -> str:
-    """A recipe's name for the record of a run: a file by its whole path, so that a resume from another folder finds it,
-    and no other file of that name."""
+    """A recipe's name for the record of a run: a file by its absolute path, so that a resume from another folder finds
+    that file and no other of the same name."""
     return str(Path(name).absolute()) if name.endswith(".py") else name
 
 
 def find_module(name: str) -> ModuleType:
     """The module of the recipe called `name`."""
     if name.endswith(".py"):
-        return _of_file(Path(name))
+        return _load_file(Path(name))
     _make_importable(Path.cwd())
-    target = f"{HOME}.{name}" if name in known_recipes() else name
+    target = f"{RECIPES_PACKAGE}.{name}" if name in known_recipes() else name
     if not _exists(target):
         raise UserError(_unknown(name))
     return importlib.import_module(target)
 
 
-def _of_file(path: Path) -> ModuleType:
-    """The module in a file, under a name that no other file has; what lies beside it can be imported by its own."""
+def _load_file(path: Path) -> ModuleType:
+    """The module in a file, under a name that no other file has; modules beside it can be imported by their names."""
     path = path.absolute()
     if not path.is_file():
         raise UserError(f"the recipe file {path} does not exist")
@@ -70,7 +70,7 @@ def _of_file(path: Path) -> ModuleType:
 
 
 def file_module(path: Path) -> str:
-    """What the module of a recipe file is called."""
+    """The module name of a recipe file."""
     return f"{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
 
 

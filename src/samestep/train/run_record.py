@@ -1,4 +1,7 @@
-"""The record of a run: opening its directory anew, once more, or not at all; and what changed in the recipe's code."""
+"""The record of a run: opening its directory for the first time or again; and what changed in the recipe's code.
+
+This module does not import torch: `samestep why` and `samestep checkpoints` use it.
+"""
 
 import os
 import socket
@@ -13,14 +16,14 @@ from samestep.core.errors import UserError
 from samestep.core.launch_env import LAUNCH_ID
 from samestep.core.records import read_json, write_json
 from samestep.core.rundir import RunDir, RunLock
-from samestep.train.config import Config
+from samestep.train.config import Config, named_source
 from samestep.train.plan import global_batch
-from samestep.train.run_status import begin_watch, is_done, set_status
+from samestep.train.run_status import is_done, reset_watch_folder, set_status
 
 
 @dataclass(frozen=True)
 class CodeChanges:
-    """Files of a recipe that are not what they were, by their names."""
+    """The names of a recipe's source files that changed."""
 
     changed: list[str]
     appeared: list[str]
@@ -28,7 +31,7 @@ class CodeChanges:
 
     @classmethod
     def between(cls, before: Mapping[str, str], now: Mapping[str, str]) -> "CodeChanges":
-        """What happened from one set of hashes to the other."""
+        """What changed from one set of hashes to the other."""
         changed = sorted(name for name in before.keys() & now.keys() if before[name] != now[name])
         return cls(changed, sorted(now.keys() - before.keys()), sorted(before.keys() - now.keys()))
 
@@ -36,9 +39,11 @@ class CodeChanges:
         return bool(self.changed or self.appeared or self.vanished)
 
     def __str__(self) -> str:
-        words = {"changed": self.changed, "new": self.appeared, "gone": self.vanished}
-        told = "; ".join(f"{word}: {', '.join(names)}" for word, names in words.items() if names)
-        return f"the recipe's code is not that of the run's last launch ({told}); the run goes on with the code of now"
+        kinds = {"changed": self.changed, "new": self.appeared, "gone": self.vanished}
+        listed = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names)
+        return (
+            f"the recipe's code is not that of the run's last launch ({listed}); the run goes on with the code of now"
+        )
 
     def to_json(self) -> dict[str, list[str]]:
         """For the events of the run."""
@@ -47,7 +52,7 @@ class CodeChanges:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What config.json says of a run."""
+    """What config.json holds of a run."""
 
     recipe: str
     config: dict[str, Any]
@@ -71,28 +76,28 @@ class RunRecord:
         if not self._is_of(recipe):
             return ["recipe"]
         found = changed(self.config, dump(config), type(config))
-        return [name for name in found if name != "init_from" or not self._is_named(config)]
+        return [name for name in found if name != "init_from" or not self._is_name_of_source(config)]
 
     def _is_of(self, recipe: str) -> bool:
-        """Whether it is a run of this recipe; a file that is no longer where it was may have been moved."""
+        """Whether it is a run of this recipe; a recipe file that no longer exists at its path may have been moved."""
         ours, theirs = Path(self.recipe), Path(recipe)
         is_moved = ours.suffix == ".py" and ours.name == theirs.name and not ours.exists()
         return self.recipe == recipe or ours.absolute() == theirs.absolute() or is_moved
 
-    def _is_named(self, config: Config) -> bool:
-        """Whether `init_from` is the name of the run whose path is on record; it may be gone by now."""
+    def _is_name_of_source(self, config: Config) -> bool:
+        """Whether `init_from` is the name of the run whose path is recorded; that run may be deleted by now."""
         return self.config.get("init_from") in {f"{Path(out) / str(config.init_from)}" for out in (config.out, "runs")}
 
     def is_of_launch(self, launches: Sequence[str]) -> bool:
-        """Whether this very launch wrote it, in an earlier attempt; maybe with other nodes."""
+        """Whether this same launch wrote it, in an earlier attempt; maybe with other nodes."""
         return _may_be_restart() and bool(set(launches) & set(self.launch.split()))
 
     def write(self, rundir: RunDir) -> None:
-        """Leave the record, with the versions it was made by."""
+        """Write the record, with the versions of the packages."""
         write_json(rundir.config, {**asdict(self), "versions": versions()})
 
 
-class Opened(NamedTuple):
+class OpenedRun(NamedTuple):
     """An open run directory."""
 
     rundir: RunDir
@@ -100,7 +105,7 @@ class Opened(NamedTuple):
     batch: int
     """The run's global batch."""
     code_changes: CodeChanges | None = None
-    """What has changed in the recipe's code since the last launch; None where nothing has, or nobody can tell."""
+    """What has changed in the recipe's code since the last launch; None where nothing has, or it is not known."""
 
 
 def open_run(
@@ -109,20 +114,20 @@ def open_run(
     dp_size: int = 1,
     launches: Sequence[str] = (),
     code: Mapping[str, str] | None = None,
-) -> Opened:
-    """Rank 0's part of opening: choose the directory, take its lock, and make sure that it holds this very run.
+) -> OpenedRun:
+    """Rank 0's part of opening: choose the directory, take its lock, and make sure that it holds this run and no other.
 
-    `launches` is what this launch is called on every node, `code` has the hashes of the recipe's source files.
+    `launches` are the ids of this launch on every node, `code` has the hashes of the recipe's source files.
     """
     launches = launches or [launch_id(os.environ)]
     rundir = RunDir(Path(config.out) / (config.name or free_name(recipe, config, launches)))
     known = RunRecord.read(rundir)
-    source = config.continue_from or config.init_from
-    if known is None and source and not Path(source).exists():  # now, and not when some later stage begins with it
+    source = named_source(config)
+    if known is None and source and not Path(source).exists():  # refused now, and not when a later stage needs it
         raise UserError(
             f"{source} does not exist; give a run's name or directory, a checkpoint folder or a weight file"
         )
-    if known is None and rundir.path.exists() and _foreign(rundir.path):
+    if known is None and rundir.path.exists() and _has_other_files(rundir.path):
         raise UserError(f"{rundir.path} exists but holds no samestep run; choose another name with name=...")
     try:
         lock = rundir.lock()
@@ -130,21 +135,21 @@ def open_run(
         raise UserError(f"the run directory {rundir.path} cannot be written ({error.strerror}); set out=...") from None
     if known is not None:
         _require_same(rundir, known, recipe, config)
-    begun = rundir.frozen.exists()  # until then, another batch_size may mean another global batch
-    batch = (known.global_batch if known and begun else 0) or global_batch(config, dp_size)
-    code, changes = _code(known, dict(code or {}), launches)
-    recorded = dump(replace(config, start_over=False))  # which acts for one launch alone
+    is_planned = rundir.frozen.exists()  # until then, another batch_size may mean another global batch
+    batch = (known.global_batch if known and is_planned else 0) or global_batch(config, dp_size)
+    code, changes = _code_to_record(known, dict(code or {}), launches)
+    recorded = dump(replace(config, start_over=False))  # start_over is for one launch alone
     RunRecord(recipe, recorded, " ".join(launches), batch, code).write(rundir)
-    begin_watch(rundir)
-    if not is_done(read_json(rundir.status) or {}):  # what an earlier launch came to says nothing of this one
+    reset_watch_folder(rundir)
+    if not is_done(read_json(rundir.status) or {}):  # the status of an earlier launch is outdated
         set_status(rundir, "running")
-    return Opened(rundir, lock, batch, changes)
+    return OpenedRun(rundir, lock, batch, changes)
 
 
-def _code(
+def _code_to_record(
     known: RunRecord | None, now: dict[str, str], launches: Sequence[str]
 ) -> tuple[dict[str, str], CodeChanges | None]:
-    """The code to put on record, and how it differs from what is there; a restart within a launch says nothing."""
+    """The code to record, and how it differs from what is recorded; a restart within a launch reports no change."""
     if known is None or not known.code or not now:
         return now, None
     if known.is_of_launch(launches):
@@ -154,10 +159,10 @@ def _code(
 
 def with_run_path(config: Config) -> Config:
     """A configuration whose `init_from` may be the name of a run, with the path of that run in its place."""
-    named = config.init_from
-    if not named or Path(named).exists():
+    source = config.init_from
+    if not source or Path(source).exists():
         return config
-    folders = (Path(out) / named for out in (config.out, "runs"))
+    folders = (Path(out) / source for out in (config.out, "runs"))
     found = next((path for path in folders if RunRecord.read(RunDir(path)) is not None), None)
     return replace(config, init_from=str(found)) if found else config
 
@@ -195,15 +200,15 @@ def free_name(recipe: str, config: Config, launches: Sequence[str] = ()) -> str:
 
 
 def _may_be_restart() -> bool:
-    """Whether names of launches can be relied on: without a launcher, two launches from one shell share theirs."""
+    """Whether launch ids can be relied on: without a launcher, two launches from one shell have the same."""
     return LAUNCH_ID in os.environ or int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 def launch_id(env: Mapping[str, str]) -> str:
-    """The same for every restart of one launch on a node, and for nothing else."""
+    """An id that is the same for every restart of one launch on a node, and differs for other launches."""
     return env.get(LAUNCH_ID) or f"{socket.gethostname()}:{os.getppid()}:{env.get('TORCHELASTIC_RUN_ID', '')}"
 
 
-def _foreign(path: Path) -> bool:
+def _has_other_files(path: Path) -> bool:
     ours = {"lock", "logs", "job", ".config.json.tmp"}  # the last is left by a kill while the record was written
     return any(entry.name not in ours for entry in path.iterdir())

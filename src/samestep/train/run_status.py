@@ -1,4 +1,4 @@
-"""How a run stands and what happened to it, as files in its directory, for whoever looks from outside."""
+"""The status and the events of a run, as files in its directory, for other programs to read."""
 
 import logging
 import os
@@ -15,7 +15,7 @@ from samestep.core.records import Json, JsonLines, read_json, write_json
 from samestep.core.rundir import RunDir
 
 logger = logging.getLogger(__name__)
-_SPARE = 1 << 15
+_RESERVED_BYTES = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -26,53 +26,53 @@ class RunEvents:
     is_main: bool
 
     def event(self, kind: str, **details: Any) -> None:
-        """Something happened: one line in events.jsonl."""
+        """Append one line to events.jsonl."""
         logger.info("%s %s", kind, details)
         if self.is_main:
             JsonLines(self.rundir.events).append({"time": time.time(), "kind": kind, **details})
 
     def status(self, status: str, **details: Any) -> None:
-        """The run stands like this from now on."""
+        """Set the status of the run."""
         if self.is_main:
             set_status(self.rundir, status, **details)
 
 
 def set_status(rundir: RunDir, status: str, **details: Json) -> None:
-    """How the run stands, for whoever looks from outside."""
+    """Write the status of the run to status.json."""
     write_json(rundir.status, {"status": status, **details})
 
 
 def is_done(status: Mapping[str, Json]) -> bool:
-    """Whether all of a run is done: where the status names a stage, only that one is."""
+    """Whether all of a run is done: where the status names a stage, only that stage is."""
     return status.get("status") == "done" and "stage" not in status
 
 
-def begin_watch(rundir: RunDir) -> None:
-    """What ranks of an earlier launch left to say is void. Room is taken for what those of this one may have to."""
+def reset_watch_folder(rundir: RunDir) -> None:
+    """Remove the exit reports of an earlier launch, and reserve disk space for those of this one."""
     shutil.rmtree(rundir.watch, ignore_errors=True)
     with suppress(OSError):
         rundir.watch.mkdir(exist_ok=True)
-        spare(rundir).write_bytes(os.urandom(_SPARE))  # random, for zeros may take no room
+        reserved_space_file(rundir).write_bytes(os.urandom(_RESERVED_BYTES))  # random, since zeros may take no space
 
 
-def spare(rundir: RunDir) -> Path:
-    """A file to be given up when the disk is full and a last word must be left."""
+def reserved_space_file(rundir: RunDir) -> Path:
+    """A file that is deleted to make space for an exit report when the disk is full."""
     return rundir.watch / ".spare"
 
 
-def leave_word(rundir: RunDir, word: ExitReport, *, is_main: bool) -> None:
-    """Leave the word of this rank; rank 0 also says that the run failed. What cannot be written is left out."""
+def write_exit_report(rundir: RunDir, report: ExitReport, *, is_main: bool) -> None:
+    """Write the exit report of this rank; rank 0 also sets the status to failed. What cannot be written is left out."""
     with suppress(OSError, ValueError, MemoryError):
         try:
-            _write(rundir, word, is_main)
-        except OSError:  # the disk is full, perhaps the very failure: there is room set aside
-            spare(rundir).unlink(missing_ok=True)
-            _write(rundir, word, is_main)
+            _write(rundir, report, is_main)
+        except OSError:  # the disk is full, perhaps the reason of the failure: use the reserved space
+            reserved_space_file(rundir).unlink(missing_ok=True)
+            _write(rundir, report, is_main)
 
 
-def _write(rundir: RunDir, word: ExitReport, is_main: bool) -> None:
-    write_json(rundir.word(word.rank), asdict(word))
+def _write(rundir: RunDir, report: ExitReport, is_main: bool) -> None:
+    write_json(rundir.word(report.rank), asdict(report))
     status = read_json(rundir.status) or {}
     if is_main and not is_done(status):
         where = {name: status[name] for name in ("stage", "step", "steps") if name in status}
-        set_status(rundir, "failed", **where, kind=word.kind, text=word.text)
+        set_status(rundir, "failed", **where, kind=report.kind, text=report.text)

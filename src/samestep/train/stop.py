@@ -10,13 +10,13 @@ from typing import Any
 from samestep.world.agreement import Agreement
 from samestep.world.world import World
 
-ONE_PRESS = 1.0
+SAME_PRESS_SECONDS = 1.0
 """Seconds within which signals count as one: a terminal and a launcher both pass on the same Ctrl-C."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class Stop:
-    """When to stop and when the clock asks for a save: wishes of any rank, granted on all at the same step."""
+    """When to stop, and when a save is due by the clock: any rank may request it; all ranks agree at the same step."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Stop:
         self._agreement = Agreement(world, clock)
 
     def agreed(self) -> bool:
-        """Whether all ranks stop here; also learns whether a save is due. Called once a step by every rank."""
+        """Whether all ranks stop here; also sets `save_due`. Called once a step by every rank."""
         now = self._clock()
         late = self._max is not None and now - self._started >= self._max
         due = self._save > 0 and now - self._saved >= self._save
@@ -47,7 +47,7 @@ class Stop:
         return signalled or timed_out
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def handling_signals(self) -> Iterator[None]:
         """Catch the signals that ask a run to stop; a second Ctrl-C ends it at once."""
         before: dict[int, Any] = {number: signal.signal(number, self._receive) for number in SIGNALS}
         try:
@@ -59,7 +59,7 @@ class Stop:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         now = self._clock()
-        if number == signal.SIGINT and self._received and now - self._received_at > ONE_PRESS:
+        if number == signal.SIGINT and self._received and now - self._received_at > SAME_PRESS_SECONDS:
             raise KeyboardInterrupt
         if not self._received:
             self._received, self._received_at = signal.Signals(number).name, now

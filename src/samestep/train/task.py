@@ -1,4 +1,4 @@
-"""What the loop steps: a task, and where the loop stands."""
+"""What the loop steps: a task, and the tick that it is given."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from samestep.train.logging.metrics import Metrics
 
 @dataclass(frozen=True)
 class Tick:
-    """Where the loop stands."""
+    """The step that the loop is at."""
 
     step: int
     epoch: int
@@ -17,12 +17,12 @@ class Tick:
 
 
 class Task(Protocol):
-    """An algorithm: all that the loop knows of it."""
+    """A training algorithm, as the loop sees it."""
 
     length: int
     """Steps."""
     state: Mapping[str, Any]
-    """What must survive a kill: name to Stateful."""
+    """What a checkpoint must hold: name to Stateful."""
 
     def step(self, tick: Tick) -> Metrics:
-        """One step; a kill inside replays it whole."""
+        """One step; after a kill inside, all of it is done again."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from samestep.data.loading import Batch
 from samestep.recipes.mdlm.pt_files import EpochFiles, FitWithFiles, History
 from samestep.train.loop import Progress
-from samestep.train.pretrained.plain_resume import continue_from_file
+from samestep.train.pretrained.first_weights import continue_from_file
 from samestep.world.world import World
 from toys import (
     SETTINGS,

@@ -17,7 +17,14 @@ from samestep.core.errors import Diverged
 from samestep.core.records import JsonLines
 from samestep.data.loading import Batch
 from samestep.launch.local import start
-from samestep.train.hooks.divergence import PIECE, ParameterMismatch, SameParameters, compare, fingerprint, weights
+from samestep.train.hooks.divergence import (
+    CHUNK,
+    ParameterMismatch,
+    SameParameters,
+    find_mismatch,
+    fingerprint,
+    fingerprint_factors,
+)
 from samestep.train.learner.learner import Learner
 from samestep.train.logging.metrics import Metrics
 from samestep.train.session.entry import train_with
@@ -28,8 +35,8 @@ pytestmark = pytest.mark.timeout(120)
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.complex64]
 
 
-def print_of(tensor: Tensor) -> int:
-    return int(fingerprint(tensor, weights([tensor])))
+def fingerprint_of(tensor: Tensor) -> int:
+    return int(fingerprint(tensor, fingerprint_factors([tensor])))
 
 
 def flipped(tensor: Tensor, bit: int) -> Tensor:
@@ -45,46 +52,48 @@ def flipped(tensor: Tensor, bit: int) -> Tensor:
 def test_one_flipped_bit_is_never_missed(dtype: torch.dtype, size: int, seed: int, data: st.DataObject) -> None:
     values = torch.randint(-100, 100, (size,), generator=torch.Generator().manual_seed(seed)).to(dtype)
     other = flipped(values, data.draw(st.integers(0, 8 * size * values.element_size() - 1)))
-    assert print_of(values) == print_of(values.clone())
-    assert print_of(values) != print_of(other)
+    assert fingerprint_of(values) == fingerprint_of(values.clone())
+    assert fingerprint_of(values) != fingerprint_of(other)
 
 
-def test_a_tensor_of_many_pieces_counts_every_bit_and_place() -> None:
-    values = torch.randn(2 * PIECE + 5, generator=torch.Generator().manual_seed(0))
-    seen = {print_of(values)}
-    for bit in (0, 31, 32 * PIECE - 1, 32 * PIECE, 64 * PIECE + 17, 32 * len(values) - 1):
-        seen.add(print_of(flipped(values, bit)))
-    seen.add(print_of(flipped(flipped(values, 31), 63)))  # two signs
-    first, second, rest = values.split(PIECE)
-    seen.add(print_of(torch.cat([second, first, rest])))
+def test_a_tensor_of_many_chunks_counts_every_bit_and_position() -> None:
+    values = torch.randn(2 * CHUNK + 5, generator=torch.Generator().manual_seed(0))
+    seen = {fingerprint_of(values)}
+    for bit in (0, 31, 32 * CHUNK - 1, 32 * CHUNK, 64 * CHUNK + 17, 32 * len(values) - 1):
+        seen.add(fingerprint_of(flipped(values, bit)))
+    seen.add(fingerprint_of(flipped(flipped(values, 31), 63)))  # two signs
+    first, second, rest = values.split(CHUNK)
+    seen.add(fingerprint_of(torch.cat([second, first, rest])))
     assert len(seen) == 9
 
 
 def test_bits_count_as_they_are() -> None:
-    assert print_of(torch.tensor([0.0, 1.0])) != print_of(torch.tensor([-0.0, 1.0]))
-    assert print_of(torch.tensor([1.0, 2.0])) != print_of(torch.tensor([2.0, 1.0]))
+    assert fingerprint_of(torch.tensor([0.0, 1.0])) != fingerprint_of(torch.tensor([-0.0, 1.0]))
+    assert fingerprint_of(torch.tensor([1.0, 2.0])) != fingerprint_of(torch.tensor([2.0, 1.0]))
     nan = torch.tensor([torch.nan])
-    assert print_of(nan) == print_of(nan.clone())
-    assert print_of(nan) != print_of(flipped(nan, 0))
+    assert fingerprint_of(nan) == fingerprint_of(nan.clone())
+    assert fingerprint_of(nan) != fingerprint_of(flipped(nan, 0))
     grid = torch.arange(6.0).reshape(2, 3)
-    assert print_of(grid.t()) == print_of(grid.t().contiguous()) != print_of(grid), "by place, not by memory"
-    assert print_of(torch.tensor(3.0)) != print_of(torch.tensor(4.0))
-    assert print_of(torch.empty(0, 4)) == 0
+    assert fingerprint_of(grid.t()) == fingerprint_of(grid.t().contiguous()) != fingerprint_of(grid), (
+        "by position, not by memory"
+    )
+    assert fingerprint_of(torch.tensor(3.0)) != fingerprint_of(torch.tensor(4.0))
+    assert fingerprint_of(torch.empty(0, 4)) == 0
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_gpu_finds_the_same_number_and_nobody_waits_for_it(dtype: torch.dtype) -> None:
-    values = torch.randint(-100, 100, (PIECE + 7,), generator=torch.Generator().manual_seed(1)).to(dtype)
+    values = torch.randint(-100, 100, (CHUNK + 7,), generator=torch.Generator().manual_seed(1)).to(dtype)
     there = values.cuda()
-    factors = weights([there])
+    factors = fingerprint_factors([there])
     torch.cuda.set_sync_debug_mode("error")
     try:
         found = fingerprint(there, factors)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert int(found) == print_of(values)
+    assert int(found) == fingerprint_of(values)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +108,7 @@ def test_a_gpu_finds_the_same_number_and_nobody_waits_for_it(dtype: torch.dtype)
     ],
 )
 def test_who_differs(prints: Sequence[Sequence[int]], ranks: list[int], majority: bool, tensors: list[int]) -> None:
-    assert compare(prints) == ParameterMismatch(ranks, majority, tensors)
+    assert find_mismatch(prints) == ParameterMismatch(ranks, majority, tensors)
 
 
 def error(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
@@ -116,13 +125,13 @@ def change(learner: Learner, name: str) -> None:
 def loop(
     learners: Sequence[Learner], world: World, every: int, steps: int, plant: Callable[[int], None], last: bool = True
 ) -> SameParameters:
-    """The loop's part: all learners take steps of two micro-batches, then the check fires."""
+    """The loop's part: all learners take steps of two micro-batches, then the check runs."""
     check = SameParameters(learners, world, every)
     feed = feed_of(Points(60), world, batch=4 * world.size, micro=2, steps=steps)
     for step in range(steps):
-        micros = feed[step]
+        micro_batches = feed[step]
         for learner in learners:
-            learner.update(micros, error)
+            learner.update(micro_batches, error)
         plant(step)
         check.after_step(Tick(step, 0, False), {}, last=last and step == steps - 1)
     return check
@@ -144,7 +153,7 @@ def pair(world: World, strategy: str = "ddp") -> list[Learner]:
 
 
 def stopped(world: World, step: int, learner: int, name: str, rank: int, **settings: Any) -> str:
-    """What a run says in which one rank's parameter changes after a step."""
+    """The error of a run in which one rank's parameter changes after a step."""
     learners = pair(world)
 
     def plant(now: int) -> None:
@@ -153,27 +162,27 @@ def stopped(world: World, step: int, learner: int, name: str, rank: int, **setti
 
     with pytest.raises(Diverged) as caught:
         loop(learners, world, plant=plant, **settings)
-    assert set(world.gather(str(caught.value))) == {str(caught.value)}, "all ranks say the same"
+    assert set(world.gather(str(caught.value))) == {str(caught.value)}, "the same message on all ranks"
     return str(caught.value)
 
 
 def on_ranks() -> None:
     world = World.join(device="cpu", timeout=60)
     last, others = world.size - 1, "the others" if world.size > 2 else "rank 0"
-    said = stopped(world, 4, 0, "norm.bias", rank=last, every=3, steps=9)
-    assert "after step 6 (after step 3 they did)" in said
-    assert f": rank {last} on {world.host} differs from {others} in " in said
-    assert "do not trust checkpoints after step 3" in said
+    message = stopped(world, 4, 0, "norm.bias", rank=last, every=3, steps=9)
+    assert "after step 6 (after step 3 they did)" in message
+    assert f": rank {last} on {world.host} differs from {others} in " in message
+    assert "do not trust checkpoints after step 3" in message
     # A frozen tensor of the other learner, which does not spread to any other before the step is over.
-    said = stopped(world, 5, 1, "table.weight", rank=last, every=6, steps=7)
-    assert "after step 6 (they were not compared before)" in said
-    assert "in 1 of 14 tensors, the first 'table.weight' of learner 'judge'" in said
-    said = stopped(world, 6, 0, "last.bias", rank=last, every=100, steps=7)
-    assert "after step 7 " in said, "the last step is always looked at"
+    message = stopped(world, 5, 1, "table.weight", rank=last, every=6, steps=7)
+    assert "after step 6 (they were not compared before)" in message
+    assert "in 1 of 14 tensors, the first 'table.weight' of learner 'judge'" in message
+    message = stopped(world, 6, 0, "last.bias", rank=last, every=100, steps=7)
+    assert "after step 7 " in message, "the last step is always compared"
     if world.size > 2:
         assert ": rank 0 on " in stopped(world, 0, 0, "first.weight", rank=0, every=1, steps=5)
-    said = stopped(world, 0, 0, "first.weight", rank=last, every=1, steps=5)
-    assert "after step 1 " in said, "found two steps later, with the numbers of its own step"
+    message = stopped(world, 0, 0, "first.weight", rank=last, every=1, steps=5)
+    assert "after step 1 " in message, "found two steps later, with the numbers of its own step"
 
     loop(pair(world), world, every=1, steps=5, plant=lambda step: None)
     check = loop(pair(world), world, every=3, steps=3, plant=lambda step: None, last=False)
@@ -250,12 +259,12 @@ def test_a_run_that_went_astray_ends_with_the_reason(tmp_path: Path) -> None:
 
 
 def test_a_healthy_run_is_the_same_with_and_without(tmp_path: Path) -> None:
-    saved, figures = [], []
+    saved, metrics = [], []
     for every in (0, 1):
         config = settings_of(tmp_path, f"every_{every}", watch={"hash_every": every}, checkpoint={"weights": True})
         run_on_ranks(train_with, 2, "test_divergence", config, logs=tmp_path / f"logs_{every}")
         saved.append(torch.load(tmp_path / f"every_{every}/weights/model_step_8.pt", weights_only=True))
         rows = JsonLines(tmp_path / f"every_{every}/metrics.jsonl")
-        figures.append([{name: value for name, value in row.items() if not name.endswith("/s")} for row in rows])
+        metrics.append([{name: value for name, value in row.items() if not name.endswith("/s")} for row in rows])
     assert all(torch.equal(saved[0][name], saved[1][name]) for name in saved[0])
-    assert figures[0] == figures[1]
+    assert metrics[0] == metrics[1]

@@ -1,4 +1,4 @@
-"""When rows of figures are written, and in which order."""
+"""When rows of metrics are written, and in which order."""
 
 import time
 from pathlib import Path
@@ -9,8 +9,8 @@ import pytest
 from samestep.core.rundir import RunDir
 from samestep.train.bench import Bench
 from samestep.train.config import Config
-from samestep.train.hooks.metric_logging import SHORT, LogMetrics
-from samestep.train.hooks.stragglers import Speeds
+from samestep.train.hooks.metric_logging import SHORT_STEP, LogMetrics
+from samestep.train.hooks.stragglers import RankSpeeds
 from samestep.train.hooks.validation import Validate
 from samestep.train.logging.console import Screen
 from samestep.train.logging.metrics import Metric, MetricAccumulator
@@ -21,15 +21,15 @@ from samestep.world.world import World
 from toys import run_on_ranks
 
 
-class Kept:
+class KeptRows:
     """A sink that keeps what it is given."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, dict[str, float]]] = []
         self.flushed = 0
 
-    def write(self, step: int, epoch: int, figures: Any) -> None:
-        self.rows.append((step, dict(figures)))
+    def write(self, step: int, epoch: int, metrics: Any) -> None:
+        self.rows.append((step, dict(metrics)))
 
     def flush(self) -> None:
         self.flushed += 1
@@ -46,16 +46,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-class Ride:
-    """Steps with a row of figures now and then."""
+class LoggedSteps:
+    """Steps with a row of metrics now and then."""
 
     def __init__(
         self, folder: Path, clock: list[float], step: int = 0, world: World | None = None, every: int = 3
     ) -> None:
         world, rundir, screen = world or World.single(), RunDir(folder / "run"), Screen(visible=False)
         rundir.path.mkdir(exist_ok=True)
-        self.clock, self.sink, self.progress = clock, Kept(), Progress(100, step)
-        speeds = Speeds(Bench(world, Config(), rundir, "fit", screen), self.progress, lambda kind, **details: None)
+        self.clock, self.sink, self.progress = clock, KeptRows(), Progress(100, step)
+        speeds = RankSpeeds(Bench(world, Config(), rundir, "fit", screen), self.progress, lambda kind, **details: None)
         self.log = LogMetrics(MetricAccumulator(world), [self.sink], screen, self.progress, every, "rows", 20, speeds)
 
     def step(self, seconds: float = 0.01, last: bool = False) -> Tick:
@@ -71,51 +71,51 @@ class Ride:
 
 
 def test_a_row_of_short_steps_is_written_a_step_later(tmp_path: Path, clock: list[float]) -> None:
-    ride = Ride(tmp_path, clock)
+    run = LoggedSteps(tmp_path, clock)
     for _ in range(3):
-        ride.step()
-    assert ride.written == [3], "the first one is shown at once"
+        run.step()
+    assert run.written == [3], "the first one is shown at once"
     for _ in range(3):
-        ride.step()
-    assert ride.written == [3]
-    ride.step(seconds=5.0)
-    assert ride.written == [3, 6]
-    figures = {"loss": 4.0, "rows/s": pytest.approx(8 / 0.01)}
-    assert ride.sink.rows[1] == (6, figures), "the step in which it was written is not in it"
-    ride.step()
-    ride.step()
-    ride.step(last=True)
-    assert ride.written == [3, 6, 9, 10], "nothing is left at the end"
-    assert ride.sink.rows[2][1] == {"loss": 7.0, "rows/s": pytest.approx(24 / 5.02)}
+        run.step()
+    assert run.written == [3]
+    run.step(seconds=5.0)
+    assert run.written == [3, 6]
+    metrics = {"loss": 4.0, "rows/s": pytest.approx(8 / 0.01)}
+    assert run.sink.rows[1] == (6, metrics), "the step in which it was written is not in it"
+    run.step()
+    run.step()
+    run.step(last=True)
+    assert run.written == [3, 6, 9, 10], "nothing is left at the end"
+    assert run.sink.rows[2][1] == {"loss": 7.0, "rows/s": pytest.approx(24 / 5.02)}
 
 
 def test_rows_of_long_steps_are_written_at_once(tmp_path: Path, clock: list[float]) -> None:
-    ride = Ride(tmp_path, clock)
+    run = LoggedSteps(tmp_path, clock)
     for _ in range(6):
-        ride.step(seconds=SHORT * 1.01)
-    assert ride.written == [3, 6]
+        run.step(seconds=SHORT_STEP * 1.01)
+    assert run.written == [3, 6]
 
 
-def test_a_save_finds_all_figures_written(tmp_path: Path, clock: list[float]) -> None:
-    ride = Ride(tmp_path, clock)
+def test_a_save_finds_all_metrics_written(tmp_path: Path, clock: list[float]) -> None:
+    run = LoggedSteps(tmp_path, clock)
     for _ in range(6):
-        ride.step()
-    assert ride.written == [3]
-    ride.log.flush()
-    assert (ride.written, ride.sink.flushed) == ([3, 6], 1)
-    ride.log.flush()
-    ride.step()
-    assert ride.written == [3, 6], "each row once"
+        run.step()
+    assert run.written == [3]
+    run.log.flush()
+    assert (run.written, run.sink.flushed) == ([3, 6], 1)
+    run.log.flush()
+    run.step()
+    assert run.written == [3, 6], "each row once"
 
 
 def test_training_comes_before_validation(tmp_path: Path, clock: list[float]) -> None:
-    ride = Ride(tmp_path, clock)
+    run = LoggedSteps(tmp_path, clock)
     stage = Stage("fit", lambda bench: None, validate=lambda task, tick: {"val/loss": 7.0})
-    validate = Validate(stage, None, ride.log, Screen(visible=False), ride.progress, every=3)
+    validate = Validate(stage, None, run.log, Screen(visible=False), run.progress, every=3)
     for _ in range(6):
-        tick = ride.step()
+        tick = run.step()
         validate.after_step(tick, {}, last=False)
-    assert [(step, sorted(figures)) for step, figures in ride.sink.rows] == [
+    assert [(step, sorted(metrics)) for step, metrics in run.sink.rows] == [
         (3, ["loss", "rows/s"]),
         (3, ["val/loss"]),
         (6, ["loss", "rows/s"]),
@@ -124,35 +124,35 @@ def test_training_comes_before_validation(tmp_path: Path, clock: list[float]) ->
 
 
 def test_the_speed_after_a_resume_is_that_of_this_launch(tmp_path: Path, clock: list[float]) -> None:
-    ride = Ride(tmp_path, clock, step=5)
-    ride.step()
-    ride.step()
-    assert ride.sink.rows[0][1]["rows/s"] == pytest.approx(8 / 0.01), "one step in one hundredth of a second"
+    run = LoggedSteps(tmp_path, clock, step=5)
+    run.step()
+    run.step()
+    assert run.sink.rows[0][1]["rows/s"] == pytest.approx(8 / 0.01), "one step in one hundredth of a second"
 
 
 def rows_on_ranks(folder: Path) -> None:
     world = World.join(device="cpu", timeout=60)
     now = [100.0]
     time.monotonic = lambda: now[0]
-    ride = Ride(folder, now, world=world, every=1)
+    run = LoggedSteps(folder, now, world=world, every=1)
     for _ in range(4):
-        ride.step()
-    assert ride.written == [1, 2, 3], "each is read at the next step"
-    ride.step(seconds=SHORT * (0.9 if world.is_main else 1.1))  # what a rank alone thinks of it must not matter
-    assert ride.written == [1, 2, 3, 4]
-    ride.log.flush()
-    assert ride.written == [1, 2, 3, 4, 5]
-    ride.step()
-    assert ride.written == [1, 2, 3, 4, 5, 6], "as long as the last row was for the slowest"
-    ride.step()
-    ride.step()
-    assert ride.written == [1, 2, 3, 4, 5, 6, 7]
-    ride.log.rescue()
-    assert ride.written == [1, 2, 3, 4, 5, 6, 7, 8], "what was begun is there without anybody's next message"
-    assert [figures["loss"] for _, figures in ride.sink.rows] == [float(world.size * n) for n in range(8)]
+        run.step()
+    assert run.written == [1, 2, 3], "each is read at the next step"
+    run.step(seconds=SHORT_STEP * (0.9 if world.is_main else 1.1))  # the time of one rank alone must not matter
+    assert run.written == [1, 2, 3, 4]
+    run.log.flush()
+    assert run.written == [1, 2, 3, 4, 5]
+    run.step()
+    assert run.written == [1, 2, 3, 4, 5, 6], "as long as the last row was for the slowest"
+    run.step()
+    run.step()
+    assert run.written == [1, 2, 3, 4, 5, 6, 7]
+    run.log.write_ready_rows()
+    assert run.written == [1, 2, 3, 4, 5, 6, 7, 8], "started rows are complete without a next message of any rank"
+    assert [metrics["loss"] for _, metrics in run.sink.rows] == [float(world.size * n) for n in range(8)]
     world.leave()
 
 
 @pytest.mark.parametrize("size", [2])
-def test_rows_are_sent_when_they_are_begun_and_read_at_the_next_step(tmp_path: Path, size: int) -> None:
+def test_rows_are_sent_when_they_are_started_and_read_at_the_next_step(tmp_path: Path, size: int) -> None:
     run_on_ranks(rows_on_ranks, size, tmp_path, logs=tmp_path / "logs")

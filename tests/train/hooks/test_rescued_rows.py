@@ -1,4 +1,4 @@
-"""A row of metrics that was begun when a rank fails is written."""
+"""A row of metrics that was started before a rank fails is written."""
 
 import os
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from samestep.train.task import Tick
 from toys import PRELOAD, Points
 
 FAILS = 7
-"""The step in which a rank fails: the row of the first six was begun one step before."""
+"""The step in which a rank fails: the row of the first six was started one step before."""
 
 
 def loss(module: nn.Module, batch: Batch) -> Mapping[str, Tensor]:

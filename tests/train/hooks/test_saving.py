@@ -1,4 +1,4 @@
-"""Saves of a real run beside its training: failures, weight files, and histories that have each step once."""
+"""Saves of a real run during its training: failures, weight files, and histories that have each step once."""
 
 import errno
 import os
@@ -32,7 +32,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
     return Shell(tmp_path)
 
 
-def with_failures(words: Sequence[str], steps: Sequence[int], times: int) -> int:
+def with_failures(args: Sequence[str], steps: Sequence[int], times: int) -> int:
     """Run a command whose saves of some steps fail the first so many times, as on a full disk."""
     left = dict.fromkeys((f"{STAGING}step_{step:08d}" for step in steps), times)
 
@@ -43,19 +43,19 @@ def with_failures(words: Sequence[str], steps: Sequence[int], times: int) -> int
             raise OSError(errno.ENOSPC, "No space left on device")
 
     commit_module.make_empty_folder = make_or_fail
-    return main(words)
+    return main(args)
 
 
 def failing(
-    words: Sequence[str], steps: Sequence[int], times: int, ranks: int = 2, env: dict[str, str] | None = None
+    args: Sequence[str], steps: Sequence[int], times: int, ranks: int = 2, env: dict[str, str] | None = None
 ) -> tuple[Sequence[int | None], str, str]:
     preload = ["samestep.train.session.session"]
-    workers = start(with_failures, ranks, words, steps, times, logs=Path("failing"), env=env, preload=preload)
+    workers = start(with_failures, ranks, args, steps, times, logs=Path("failing"), env=env, preload=preload)
     codes = workers.wait(60)
     return codes, workers.output(0), workers.output(ranks - 1)
 
 
-def figures(run: str) -> list[dict]:
+def logged_metrics(run: str) -> list[dict]:
     return [{k: v for k, v in row.items() if not k.endswith("/s")} for row in JsonLines(Path(run, "metrics.jsonl"))]
 
 
@@ -67,12 +67,12 @@ def events(kind: str) -> list[int]:
     return [row["step"] for row in JsonLines(Path("runs/a/events.jsonl")) if row["kind"] == kind]
 
 
-def test_a_failed_save_is_said_and_training_goes_on(shell: Shell) -> None:
+def test_a_failed_save_is_reported_and_training_goes_on(shell: Shell) -> None:
     codes, output, other = failing([*RUN, "--checkpoint.weights"], [2, 6], times=1)
     assert codes == [0, 0], output
     sentence = "step_00000002 failed on rank 0: OSError: [Errno 28] No space left on device; training goes on"
     assert output.count(sentence) == 1
-    assert "failed on rank 0" not in other, "only rank 0 speaks"
+    assert "failed on rank 0" not in other, "only rank 0 prints it"
     assert steps() == [4, 8]
     assert events("save_failed") == [2, 6]
     assert events("save") == [4, 8]
@@ -93,12 +93,12 @@ def test_too_many_failures_stop_the_run_which_can_be_resumed(shell: Shell) -> No
     assert steps() == [2]
     assert shell("train", "--resume", "a", ranks=2)[0] == [0, 0]
     assert steps() == [2, 4, 6, 8]
-    whole = [word if word != "a" else "whole" for word in RUN]
-    assert shell(*whole, ranks=2)[0] == [0, 0]
-    assert figures("runs/a") == figures("runs/whole")
+    uninterrupted = [arg if arg != "a" else "uninterrupted" for arg in RUN]
+    assert shell(*uninterrupted, ranks=2)[0] == [0, 0]
+    assert logged_metrics("runs/a") == logged_metrics("runs/uninterrupted")
     one, other = (
         read_manifest(Path(f"runs/{name}/checkpoints/fit/step_00000008")).files["__0_0.distcp"]
-        for name in ("a", "whole")
+        for name in ("a", "uninterrupted")
     )
     assert one == other, "bit for bit"
 
@@ -119,7 +119,7 @@ def test_without_its_last_save_a_run_is_not_done(shell: Shell) -> None:
     assert not Path("runs/a/artifacts/fit/done.json").exists()
 
 
-def test_saves_beside_the_training_and_instead_of_it_are_the_same(shell: Shell) -> None:
+def test_saves_in_the_background_and_in_the_foreground_are_the_same(shell: Shell) -> None:
     for name, flag in (("a", "--checkpoint.background"), ("b", "--no-checkpoint.background")):
         assert shell(*RUN[:-1], name, flag, ranks=2)[0] == [0, 0]
     for step in (2, 4, 6, 8):
@@ -131,7 +131,7 @@ def test_saves_beside_the_training_and_instead_of_it_are_the_same(shell: Shell) 
         assert verify(CHECKPOINTS / f"step_0000000{step}") is None
 
 
-def killed_at(words: Sequence[str], step: int, phase: str) -> int:
+def killed_at(args: Sequence[str], step: int, phase: str) -> int:
     """Run a command that dies of SIGKILL when the save of a step has come to a phase."""
     store = stage_run.Store
 
@@ -143,7 +143,7 @@ def killed_at(words: Sequence[str], step: int, phase: str) -> int:
             return super().commit(snapshot, files)
 
     stage_run.Store = Deadly  # type: ignore[misc]
-    return main(words)
+    return main(args)
 
 
 def records_of_wandb(data: bytes) -> Iterator[bytes]:
@@ -183,17 +183,17 @@ def test_every_history_has_each_step_once_however_often_the_run_is_killed(shell:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     env = {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
-    words = [*RUN, "--log.wandb", "--log.tensorboard", "--max_steps", "12", "--validate_every", "3"]
-    codes, output, _ = failing([*words, "--checkpoint.max_failures", "1"], [4], times=1, ranks=1, env=env)
+    args = [*RUN, "--log.wandb", "--log.tensorboard", "--max_steps", "12", "--validate_every", "3"]
+    codes, output, _ = failing([*args, "--checkpoint.max_failures", "1"], [4], times=1, ranks=1, env=env)
     assert codes == [1], "stopped in good order, with rows beyond its last checkpoint"
     assert sorted(sent_to_wandb(Path("runs/a"))) == [(1, True), (2, True)], "what the checkpoint covers, and no more"
     for step, phase in ((8, "renamed"), (12, "manifest")):
-        workers = start(killed_at, 1, words, step, phase, logs=Path(f"at_{step}"), env=env, preload=["wandb"])
+        workers = start(killed_at, 1, args, step, phase, logs=Path(f"at_{step}"), env=env, preload=["wandb"])
         assert workers.wait(60) == [-signal.SIGKILL], workers.output(0)
-    codes, output = shell(*words, env=env)
+    codes, output = shell(*args, env=env)
     assert codes == [0], output
     expected = [(step, True) for step in range(1, 13)] + [(step, False) for step in (3, 6, 9, 12)]
-    written = [(row["step"], "loss" in row) for row in figures("runs/a")]
+    written = [(row["step"], "loss" in row) for row in logged_metrics("runs/a")]
     assert sorted(written) == sorted(expected)
     board = EventAccumulator("runs/a/tensorboard/fit").Reload()
     assert [event.step for event in board.Scalars("loss")] == list(range(1, 13))

@@ -1,4 +1,4 @@
-"""Every row of figures has the ranks' times beside it, and a rank that the others wait for is named, and why."""
+"""Every row of metrics has the ranks' times beside it, and a rank that the others wait for is named, and why."""
 
 import time
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from samestep.core.records import JsonLines
 from samestep.core.rundir import RunDir
 from samestep.data.loading import Batch
 from samestep.parallel.waiting import WaitTimer
-from samestep.train.hooks.stragglers import ROWS, Slow, StragglerDetector
+from samestep.train.hooks.stragglers import ROWS, SlowRank, StragglerDetector
 from samestep.train.logging.metrics import Metric, MetricAccumulator
 from samestep.train.session.entry import train_with
 from samestep.world.world import World
@@ -25,55 +25,55 @@ pytestmark = pytest.mark.timeout(120)
 EVEN = [0.020, 0.021, 0.019]
 
 
-def looked(rows: Sequence[Sequence[float]]) -> list[list[int]]:
-    """Who is named after each row."""
-    judge = StragglerDetector(len(rows[0]))
-    return [[slow.rank for slow in judge.look(row, [0.0] * len(row))] for row in rows]
+def named_after_each(rows: Sequence[Sequence[float]]) -> list[list[int]]:
+    """The ranks named after each row."""
+    detector = StragglerDetector(len(rows[0]))
+    return [[slow.rank for slow in detector.add_row(row, [0.0] * len(row))] for row in rows]
 
 
 def test_equal_ranks_are_not_named() -> None:
-    assert looked([EVEN] * 10) == [[]] * 10
-    assert looked([[0.02]] * 10) == [[]] * 10, "nor is one that is alone"
-    assert looked([[0.02, 0.02]] * 10) == [[]] * 10
-    assert looked([[0.020, 0.020, 0.0259]] * 10) == [[]] * 10, "a quarter more"
-    assert looked([[0.001, 0.001, 0.0029]] * 10) == [[]] * 10, "less than two milliseconds more"
-    assert looked([[0.0, 0.0, 0.0]] * 10) == [[]] * 10
+    assert named_after_each([EVEN] * 10) == [[]] * 10
+    assert named_after_each([[0.02]] * 10) == [[]] * 10, "nor is one that is alone"
+    assert named_after_each([[0.02, 0.02]] * 10) == [[]] * 10
+    assert named_after_each([[0.020, 0.020, 0.0259]] * 10) == [[]] * 10, "a quarter more"
+    assert named_after_each([[0.001, 0.001, 0.0029]] * 10) == [[]] * 10, "less than two milliseconds more"
+    assert named_after_each([[0.0, 0.0, 0.0]] * 10) == [[]] * 10
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_a_slow_rank_is_named_once(rank: int) -> None:
     row = [0.020 + 0.010 * (rank == other) for other in range(3)]
-    assert looked([row] * 9) == [[]] * (ROWS - 1) + [[rank]] + [[]] * (9 - ROWS)
+    assert named_after_each([row] * 9) == [[]] * (ROWS - 1) + [[rank]] + [[]] * (9 - ROWS)
 
 
 def test_of_two_ranks_the_faster_is_the_measure() -> None:
-    assert looked([[0.050, 0.020]] * 3)[-1] == [0]
-    assert looked([[0.020, 0.027]] * 3)[-1] == [1]
+    assert named_after_each([[0.050, 0.020]] * 3)[-1] == [0]
+    assert named_after_each([[0.020, 0.027]] * 3)[-1] == [1]
 
 
 def test_two_of_five_may_be_slow() -> None:
-    assert looked([[0.02, 0.04, 0.02, 0.09, 0.02]] * 4) == [[], [], [1, 3], []]
+    assert named_after_each([[0.02, 0.04, 0.02, 0.09, 0.02]] * 4) == [[], [], [1, 3], []]
 
 
 def test_a_slow_moment_is_not_a_slow_rank() -> None:
     slow = [0.020, 0.020, 0.080]
-    assert looked([slow, slow, EVEN] * 5) == [[]] * 15
+    assert named_after_each([slow, slow, EVEN] * 5) == [[]] * 15
 
 
 def test_a_rank_is_named_again_only_after_it_recovered() -> None:
     slow = [0.020, 0.020, 0.080]
-    named = looked([slow] * 4 + [EVEN] * (ROWS - 1) + [slow] * 4)
+    named = named_after_each([slow] * 4 + [EVEN] * (ROWS - 1) + [slow] * 4)
     assert [number for number, ranks in enumerate(named) if ranks] == [2], "that was no recovery yet"
-    named = looked([slow] * 4 + [EVEN] * ROWS + [slow] * 4)
+    named = named_after_each([slow] * 4 + [EVEN] * ROWS + [slow] * 4)
     assert [number for number, ranks in enumerate(named) if ranks] == [2, 9]
 
 
 @pytest.mark.parametrize(("data", "where"), [(0.035, "data"), (0.016, "data"), (0.014, "compute"), (0.0, "compute")])
 def test_where_it_is_slow(data: float, where: str) -> None:
-    judge = StragglerDetector(3)
+    detector = StragglerDetector(3)
     for _ in range(ROWS):
-        found = judge.look([0.020, 0.050, 0.020], [0.001, 0.001 + data, 0.002])
-    assert found == [Slow(1, 0.050, 0.020, where)]
+        found = detector.add_row([0.020, 0.050, 0.020], [0.001, 0.001 + data, 0.002])
+    assert found == [SlowRank(1, 0.050, 0.020, where)]
 
 
 class Backwards(nn.Module):
@@ -95,17 +95,17 @@ def error(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
 
 def on_ranks() -> None:
     world = World.join(device="cpu", timeout=60)
-    book, alone = MetricAccumulator(world), MetricAccumulator(world)
-    for one in (book, alone):
+    metrics, alone = MetricAccumulator(world), MetricAccumulator(world)
+    for one in (metrics, alone):
         one.add({"loss": Metric(torch.tensor(1.0 + world.rank), 2.0), "lr": Metric(0.5, same=True)})
     before = world.control._get_sequence_number_for_group()  # type: ignore[union-attr]
-    figures, numbers = book.reading([10.0 + world.rank, world.rank / 8]).finish()
+    means, numbers = metrics.read_async([10.0 + world.rank, world.rank / 8]).finish()
     after = world.control._get_sequence_number_for_group()  # type: ignore[union-attr]
     assert after - before == 1, "one message for all"
-    assert figures == alone.read()
+    assert means == alone.read()
     assert numbers == [[10.0 + rank, rank / 8] for rank in range(world.size)]
-    assert book.rank_state() == {}, "nothing of it is saved"
-    assert MetricAccumulator(world).reading([float(world.rank)]).finish() == (
+    assert metrics.rank_state() == {}, "nothing of it is saved"
+    assert MetricAccumulator(world).read_async([float(world.rank)]).finish() == (
         {},
         [[float(rank)] for rank in range(world.size)],
     )
@@ -134,7 +134,7 @@ def couple(rows: Any) -> dict[str, Tensor]:
     return {"pull": (rows["e"] - rows["e"].mean(0)).square().sum(1)}
 
 
-def test_times_travel_with_the_figures_and_waits_are_counted(tmp_path: Path) -> None:
+def test_times_are_gathered_with_the_metrics_and_waits_are_counted(tmp_path: Path) -> None:
     run_on_ranks(on_ranks, 2, logs=tmp_path)
 
 
@@ -158,7 +158,7 @@ def test_waits_of_a_gpu_are_read_without_waiting_for_it() -> None:
     assert before < waiting.seconds < 1
 
 
-def test_a_pass_over_all_rows_is_beside_the_steps() -> None:
+def test_a_pass_over_all_rows_is_outside_the_steps() -> None:
     feed = feed_of(Points(40), World.single(), batch=8, micro=2, steps=3)
     assert len(list(feed)) == 3
     assert feed.seconds == 0
@@ -235,11 +235,11 @@ def test_the_rank_that_sleeps_is_named(tmp_path: Path, ranks: int, slow: int, as
     for row in rows[:-1]:  # the last step has nothing more to load
         assert row["step_seconds"][slow] > NAP
         assert (row["data_seconds"][slow] > NAP) == (where == "data")
-    figures = list(JsonLines(rundir.metrics))
-    assert not any("time" in name or "seconds" in name for row in figures for name in row), "of another run it is equal"
+    metrics = list(JsonLines(rundir.metrics))
+    assert not any("time" in name or "seconds" in name for row in metrics for name in row), "of another run it is equal"
 
 
-def test_a_sharded_run_tells_no_waits(tmp_path: Path) -> None:
+def test_a_sharded_run_records_no_waits(tmp_path: Path) -> None:
     distributed = {"device": "cpu", "strategy": "fsdp"}
     rundir, _ = train(tmp_path, 2, max_steps=4, distributed=distributed, log={"every": 3, "tensorboard": False})
     rows = list(JsonLines(rundir.speeds))

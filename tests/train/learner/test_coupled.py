@@ -73,15 +73,15 @@ def the_whole_batch_is_coupled(world: World, strategy: str) -> None:
     for size, batch, micro in SPLITS:
         rows, order = Points(size), Shuffled(size, batch, seed=3)
         hand, learner = ByHand(made(Towers), DECAYED), learner_of(made(Towers), world, strategy)
-        feed, book = feed_of(rows, world, batch, micro, steps=5, count=pairs), MetricAccumulator(world)
+        feed, accumulator = feed_of(rows, world, batch, micro, steps=5, count=pairs), MetricAccumulator(world)
         for step in range(5):
-            whole = rows.rows(order.ids(step)[:, 1])
-            loss = mean_loss(couple(embed(hand.module, whole)), whole["pairs"])
+            full_batch = rows.rows(order.ids(step)[:, 1])
+            loss = mean_loss(couple(embed(hand.module, full_batch)), full_batch["pairs"])
             norm = hand.update(loss, rate(step))
-            book.add(learner.update_coupled(feed[step], embed, couple, MIX))
-            figures = book.read()
-            assert figures["loss"] == pytest.approx(float(loss), rel=1e-10)
-            assert figures["grad_norm"] == pytest.approx(norm, rel=1e-10)
+            accumulator.add(learner.update_coupled(feed[step], embed, couple, MIX))
+            means = accumulator.read()
+            assert means["loss"] == pytest.approx(float(loss), rel=1e-10)
+            assert means["grad_norm"] == pytest.approx(norm, rel=1e-10)
         close(weights_of(learner), hand.module.state_dict())
 
 
@@ -98,18 +98,18 @@ def dropout_is_the_same_in_both_passes(world: World, strategy: str) -> None:
         streams.append(torch.get_rng_state())
     mine = streams[world.rank]
     for step in range(4):
-        whole = rows.rows(order.ids(step)[:, 1])
+        full_batch = rows.rows(order.ids(step)[:, 1])
         parts: list[dict[str, Tensor]] = []
         for rank in range(world.size):
             torch.set_rng_state(streams[rank])
-            for start, stop in micro_batches(len(whole["x"]), rank, world.size, micro):
+            for start, stop in micro_batches(len(full_batch["x"]), rank, world.size, micro):
                 filler = start == stop  # is embedded too, and draws
                 chosen = slice(0, 1) if filler else slice(start, stop)
-                part = embed(hand.module, {name: value[chosen] for name, value in whole.items()})
+                part = embed(hand.module, {name: value[chosen] for name, value in full_batch.items()})
                 parts += [] if filler else [part]
             streams[rank] = torch.get_rng_state()
         joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        hand.update(mean_loss(couple(joined), whole["pairs"]), rate(step))
+        hand.update(mean_loss(couple(joined), full_batch["pairs"]), rate(step))
 
         torch.set_rng_state(mine)
         learner.update_coupled(feed[step], embed, couple, MIX)

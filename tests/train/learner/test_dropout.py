@@ -52,7 +52,7 @@ def at(
         with key.updating(step):
             pass
     with key.updating(step):
-        key.take({"ids": ids})
+        key.set_batch({"ids": ids})
         yield module
 
 
@@ -102,15 +102,15 @@ def test_evaluation_and_zero_probability_change_nothing() -> None:
 
 
 def test_the_mask_is_a_function_of_the_sample_and_its_place_in_the_run() -> None:
-    whole = mask()
-    assert torch.equal(mask(), whole)
+    reference = mask()
+    assert torch.equal(mask(), reference)
     for rows in ([0], [3, 1], [2, 2, 0]):  # whatever rows share the micro-batch
-        assert torch.equal(mask(torch.ones(len(rows), 50, 3), ids=IDS[rows]), whole[rows])
-    assert torch.equal(mask(torch.ones(4, 70, 3))[:, :50], whole), "padding leaves the mask of what was there"
+        assert torch.equal(mask(torch.ones(len(rows), 50, 3), ids=IDS[rows]), reference[rows])
+    assert torch.equal(mask(torch.ones(4, 70, 3))[:, :50], reference), "padding leaves the mask of what was there"
     others = [mask(step=1), mask(update=1), mask(seed=1), mask(name="other"), mask(ids=IDS + 1)]
-    others += [mask(step=1, update=1), whole[[1, 2, 3, 0]]]
+    others += [mask(step=1, update=1), reference[[1, 2, 3, 0]]]
     for number, other in enumerate(others):
-        for earlier in [whole, *others[:number]]:
+        for earlier in [reference, *others[:number]]:
             agree = float((other == earlier).double().mean())
             assert 0.4 < agree < 0.6, (number, agree)
 
@@ -175,10 +175,10 @@ def loss(module: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
 def test_an_activation_without_a_dimension_of_rows_is_refused(shape: str, seen: str) -> None:
     with default_dtype(torch.float64):
         learner = learner_of(keyed_dropout(Text(shape)), World.single(), "lone")
-        micros = feed_of(Points(3), World.single(), 3, 3, steps=1)[0]
+        micro_batches = feed_of(Points(3), World.single(), 3, 3, steps=1)[0]
         sentence = rf"dropout 'inner.drop' got an activation of shape {seen} in a micro-batch of 3 rows.*batch first"
         with pytest.raises(UserError, match=sentence):
-            learner.update(micros, loss)
+            learner.update(micro_batches, loss)
 
 
 def test_training_mode_outside_of_an_update_is_refused() -> None:

@@ -27,10 +27,10 @@ def trained(module: nn.Module) -> dict[str, Tensor]:
     learner = learner_of(module, World.single(), "lone")
     feed = feed_of(Points(16), World.single(), 8, 4, steps=6)
     for step in range(6):
-        micros = feed[step]
+        micro_batches = feed[step]
         for _ in range(2):
-            learner.update(micros, error)
-    assert learner.unkeyed == []
+            learner.update(micro_batches, error)
+    assert learner.rank_dependence == []
     return weights_of(learner)
 
 
@@ -50,7 +50,7 @@ def nothing_compiled() -> None:
     torch._dynamo.reset()
 
 
-def test_masks_are_those_of_the_uncompiled_network_and_no_step_compiles_anew() -> None:
+def test_masks_are_those_of_the_uncompiled_network_and_no_step_compiles_again() -> None:
     with default_dtype(torch.float64):
         module, backend = made(network), Counting()
         module.compile(backend=backend, fullgraph=True)

@@ -44,19 +44,19 @@ def trained(module: nn.Module, micro: int) -> tuple[dict[str, Tensor], list[str]
     feed = feed_of(Sentences(20), World.single(), 8, micro, steps=3)
     for step in range(3):
         learner.update(feed[step], likelihood)
-    return weights_of(learner), learner.unkeyed
+    return weights_of(learner), learner.rank_dependence
 
 
 def test_gpt2() -> None:
     with default_dtype(torch.float64):
         keyed = keyed_dropout(made(gpt2))
         assert sum(isinstance(part, KeyedDropout) for part in keyed.modules()) == 7
-        whole, said = trained(keyed, 100)
-        assert said == []
+        full, warnings = trained(keyed, 100)
+        assert warnings == []
         for micro in (1, 3):
-            close(trained(keyed_dropout(made(gpt2)), micro)[0], whole, tolerance=1e-7)
+            close(trained(keyed_dropout(made(gpt2)), micro)[0], full, tolerance=1e-7)
 
-        plain, said = trained(made(gpt2), 100)
-        assert len(said) == 1 and "nn.Dropout in 'transformer.drop' and 4 more places draws its mask" in said[0]
+        plain, warnings = trained(made(gpt2), 100)
+        assert len(warnings) == 1 and "nn.Dropout in 'transformer.drop' and 4 more places draws its mask" in warnings[0]
         with pytest.raises(AssertionError, match="not close"):
             close(trained(made(gpt2), 3)[0], plain, tolerance=1e-7)

@@ -48,9 +48,9 @@ def error(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
 def trained(learner: Learner, feed: Feed, times: int = 1) -> dict[str, Tensor]:
     """The weights after a few steps of so many updates each."""
     for step in range(STEPS):
-        micros = feed[step]
+        micro_batches = feed[step]
         for _ in range(times):
-            learner.update(micros, error)
+            learner.update(micro_batches, error)
     return weights_of(learner)
 
 
@@ -65,7 +65,7 @@ def the_run_is_the_same(world: World, strategy: str) -> None:
         learner = learner_of(network(), world, strategy, seed=7)
         feed = feed_of(Points(size), world, batch, micro, STEPS)
         close(trained(learner, feed, times), reference(size, batch, times))
-        assert learner.unkeyed == []
+        assert learner.rank_dependence == []
 
 
 def torchs_own_dropout_is_not(world: World, strategy: str) -> None:
@@ -74,7 +74,7 @@ def torchs_own_dropout_is_not(world: World, strategy: str) -> None:
     found = trained(learner, feed_of(Points(23), world, 8, 2, STEPS))
     with pytest.raises(AssertionError, match="not close"):
         close(found, reference(23, 8))
-    assert len(learner.unkeyed) == 2  # nn.Dropout and nn.Dropout1d
+    assert len(learner.rank_dependence) == 2  # nn.Dropout and nn.Dropout1d
 
 
 def what_is_computed_again_is_the_same(world: World, strategy: str) -> None:
@@ -106,11 +106,11 @@ def both_passes_of_a_coupled_loss_have_the_same_masks(world: World, strategy: st
         assert key is not None
         for step in range(STEPS):
             ids = order.ids(step)
-            whole = {**rows.rows(ids[:, 1]), "ids": torch.from_numpy(ids)}
+            full_batch = {**rows.rows(ids[:, 1]), "ids": torch.from_numpy(ids)}
             for _ in range(2):
                 with key.updating(step):
-                    key.take(whole)
-                    hand.update(couple(embed(hand.module, whole))["match"].mean(), rate(step))
+                    key.set_batch(full_batch)
+                    hand.update(couple(embed(hand.module, full_batch))["match"].mean(), rate(step))
                 learner.update_coupled(feed[step], embed, couple)
             now.advance()
         close(weights_of(learner), hand.module.state_dict())

@@ -126,6 +126,6 @@ def test_a_resumed_average_is_the_same_to_the_bit(strategy: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("decay", [-0.1, 0.0, 1.0])
-def test_a_decay_that_is_none_is_refused(decay: float) -> None:
+def test_a_decay_outside_of_0_to_1_is_refused(decay: float) -> None:
     with pytest.raises(UserError, match="above 0 and below 1"):
         Average(learner_of(made(Net), World.single(), "ddp"), decay)

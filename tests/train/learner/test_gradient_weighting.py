@@ -57,20 +57,20 @@ def only_what_the_mix_names_is_trained(world: World, strategy: str) -> None:
 
 def the_logged_loss_is_the_mix_of_the_logged_terms(world: World, strategy: str) -> None:
     mix = {"error": 0.7, "tokens": 0.2}
-    learner, book = learner_of(made(Net), world, strategy, name="judge"), MetricAccumulator(world)
+    learner, accumulator = learner_of(made(Net), world, strategy, name="judge"), MetricAccumulator(world)
     feed = feed_of(Points(20), world, 8, 2, steps=STEPS, count=count)
     for step in range(STEPS):  # an epoch ends in a smaller batch, and the terms weigh differently in every step
-        book.add(learner.update(feed[step], terms, mix))
-    figures = book.read()
-    assert {"judge/accuracy", "judge/error", "judge/tokens"} <= set(figures), "all are logged"
-    wanted = sum(part * figures[f"judge/{term}"] for term, part in mix.items())
-    assert figures["judge/loss"] == pytest.approx(wanted, rel=1e-12)
-    assert not any("\x1f" in name for name in figures)
+        accumulator.add(learner.update(feed[step], terms, mix))
+    means = accumulator.read()
+    assert {"judge/accuracy", "judge/error", "judge/tokens"} <= set(means), "all are logged"
+    wanted = sum(part * means[f"judge/{term}"] for term, part in mix.items())
+    assert means["judge/loss"] == pytest.approx(wanted, rel=1e-12)
+    assert not any("\x1f" in name for name in means)
     for step in range(STEPS):  # a term that is trained in one step of five counts for as much in the mean
-        book.add(learner.update(feed[step], terms, {"accuracy": 1.0} | ({"error": 1.0} if step == 1 else {})))
-    figures, alone = book.read(), MetricAccumulator(world)
+        accumulator.add(learner.update(feed[step], terms, {"accuracy": 1.0} | ({"error": 1.0} if step == 1 else {})))
+    means, alone = accumulator.read(), MetricAccumulator(world)
     alone.add(learner.update(feed[1], terms, {"error": 1.0}))
-    extra = figures["judge/loss"] - figures["judge/accuracy"]
+    extra = means["judge/loss"] - means["judge/accuracy"]
     assert 0 < extra < alone.read()["judge/error"] * 0.75
 
 
@@ -138,12 +138,12 @@ def adversaries(world: World, strategy: str) -> None:
             hands[0].update(hands[1].module(hands[0].module(batch["x"])).mean(), rate(step))
             hands[1].optimizer.zero_grad()
             hands[1].update(judged(hands[1].module, batch)["fake"].mean(), rate(step))
-            micros = feed[step]
-            generator.update(micros, fooled)
+            micro_batches = feed[step]
+            generator.update(micro_batches, fooled)
             if constant:
                 assert all(p.grad is None for p in judge.parameters())
                 assert all(p.requires_grad for p in judge.parameters())
-            judge.update(micros, judged)
+            judge.update(micro_batches, judged)
         close(weights_of(generator), hands[0].module.state_dict())
         close(weights_of(judge), hands[1].module.state_dict())
 
@@ -170,11 +170,11 @@ def a_step_has_one_rate_however_many_updates_it_makes(world: World, strategy: st
     feed = feed_of(Points(20), world, 8, 2, steps=STEPS)
     rows, order = Points(20), Shuffled(20, 8, seed=3)
     for step in range(3):
-        micros = feed[step]
+        micro_batches = feed[step]
         for _ in range(2):
             loss = terms(hand.module, rows.rows(order.ids(step)[:, 1]))["accuracy"].mean()
             hand.update(loss, rate(step))
-            metrics = learner.update(micros, terms, {"accuracy": 1.0})
+            metrics = learner.update(micro_batches, terms, {"accuracy": 1.0})
             assert metrics["lr"].sum == rate(step)
     assert learner.updates == 6
     close(weights_of(learner), hand.module.state_dict())

@@ -202,9 +202,9 @@ def test_loading_holds_one_copy(tmp_path: Path) -> None:
         "made",
         "loaded",
     ):  # a kernel may round each tensor up to large pages, so the network itself is measured
-        words = [sys.executable, "-c", MEASURE, str(tmp_path), json.dumps(shape), how]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=True)
-        grown[how], total = (float(word) for word in done.stdout.split())
+        args = [sys.executable, "-c", MEASURE, str(tmp_path), json.dumps(shape), how]
+        done = subprocess.run(args, capture_output=True, text=True, timeout=100, check=True)
+        grown[how], total = (float(number) for number in done.stdout.split())
         assert total == LARGE.d_model
     assert grown["made"] > 0.95 * size
     assert grown["loaded"] < 1.2 * grown["made"], f"{grown['loaded'] / grown['made']:.2f} copies"

@@ -1,4 +1,4 @@
-"""First weights follow from the seed and the names alone: the same in any mode, and never whole on a rank."""
+"""Initial weights follow from the seed and the names alone: the same in any mode, and never all of them on a rank."""
 
 import warnings
 from collections.abc import Callable
@@ -79,8 +79,8 @@ def error(module: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
 def trained(world: World, strategy: str) -> Learner:
     """Two updates of the tied network."""
     found = learner(world, Tied, strategy)
-    for micros in feed_of(Points(16), world, 8, 2, steps=2):
-        found.update(micros, error)
+    for micro_batches in feed_of(Points(16), world, 8, 2, steps=2):
+        found.update(micro_batches, error)
     return found
 
 

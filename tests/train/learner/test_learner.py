@@ -74,18 +74,18 @@ def one_term_is_exact(world: World, strategy: str) -> None:
             rows, order = Points(size), Shuffled(size, batch, seed=3)
             hand = ByHand(made(Net), settings=settings)
             learner = learner_of(made(Net), world, strategy, settings=settings)
-            feed, book = feed_of(rows, world, batch, micro, steps=6), MetricAccumulator(world)
+            feed, accumulator = feed_of(rows, world, batch, micro, steps=6), MetricAccumulator(world)
             for step in range(6):
-                whole = whole_batch(rows, order, step)
-                loss = one_term(hand.module, whole)["error"].mean()
+                full_batch = whole_batch(rows, order, step)
+                loss = one_term(hand.module, full_batch)["error"].mean()
                 norm = hand.update(loss, rate(step))
-                book.add(learner.update(feed[step], one_term))
-                figures = book.read()
+                accumulator.add(learner.update(feed[step], one_term))
+                means = accumulator.read()
                 for name, wanted in {"loss": float(loss), "error": float(loss), "grad_norm": norm}.items():
-                    assert figures[name] == pytest.approx(wanted, rel=1e-10), (name, step)
-                assert figures["lr"] == pytest.approx(rate(step), rel=1e-12)
-                assert figures["count/rows"] == len(whole["x"])
-                assert figures["skipped"] == 0
+                    assert means[name] == pytest.approx(wanted, rel=1e-10), (name, step)
+                assert means["lr"] == pytest.approx(rate(step), rel=1e-12)
+                assert means["count/rows"] == len(full_batch["x"])
+                assert means["skipped"] == 0
             close(weights_of(learner), hand.module.state_dict())
 
 
@@ -93,15 +93,15 @@ def two_terms_are_exact(world: World, strategy: str) -> None:
     for size, batch, micro in SPLITS:
         rows, order = Points(size), Shuffled(size, batch, seed=3)
         hand, learner = ByHand(made(Net)), learner_of(made(Net), world, strategy)
-        feed, book = feed_of(rows, world, batch, micro, steps=6, count=both), MetricAccumulator(world)
+        feed, accumulator = feed_of(rows, world, batch, micro, steps=6, count=both), MetricAccumulator(world)
         for step in range(6):
-            whole = whole_batch(rows, order, step)
-            loss = mean_loss(hand.module, whole)
+            full_batch = whole_batch(rows, order, step)
+            loss = mean_loss(hand.module, full_batch)
             if loss is not None:
                 hand.update(loss, rate(step))
-            book.add(learner.update(feed[step], two_terms, MIX))
-            figures = book.read()
-            assert figures.get("loss") == (None if loss is None else pytest.approx(float(loss), rel=1e-10))
+            accumulator.add(learner.update(feed[step], two_terms, MIX))
+            means = accumulator.read()
+            assert means.get("loss") == (None if loss is None else pytest.approx(float(loss), rel=1e-10))
         close(weights_of(learner), hand.module.state_dict())
 
 
@@ -133,7 +133,7 @@ def terms_without_weight(world: World, strategy: str) -> None:
         before, moments = weights_of(learner), moments_of(learner)
         metrics = learner.update(feed[step], loss_rows, MIX)
         if step == 3:
-            assert not metrics, "a step without weight has no figures"
+            assert not metrics, "a step without weight has no metrics"
             close(weights_of(learner), before, tolerance=0)
             close(moments_of(learner), moments, tolerance=0)
         assert all(p.grad is None for p in learner.parameters())
@@ -192,10 +192,10 @@ def gradients_are_reduced_once(world: World, strategy: str) -> None:
     learner.update(feed[0], one_term)
     sent: list[str] = []
     for step in (1, 2):
-        micros = feed[step]
-        assert len(micros.batches) >= 3
+        micro_batches = feed[step]
+        assert len(micro_batches.batches) >= 3
         with profile(activities=[ProfilerActivity.CPU]) as watched:
-            learner.update(micros, one_term)
+            learner.update(micro_batches, one_term)
         sent = [event.name for event in watched.events() if event.name.startswith("gloo:")]
     reduced = [name for name in sent if "reduce" in name]
     # DDP: the one bucket. FSDP: each of the two sharded units, and the gradient norm (gloo scatters what all reduced).
@@ -203,7 +203,7 @@ def gradients_are_reduced_once(world: World, strategy: str) -> None:
 
 
 def around_the_wrapper(world: World, strategy: str) -> None:
-    micros = feed_of(Points(8), world, 8, 1, steps=1)[0]
+    micro_batches = feed_of(Points(8), world, 8, 1, steps=1)[0]
     for honest in (0, 1):  # also when only the second micro-batch goes around
         module = made(Net)
         learner = learner_of(module, world, strategy)
@@ -215,7 +215,7 @@ def around_the_wrapper(world: World, strategy: str) -> None:
             return {"error": module.first(batch["x"]).sum(1)}  # noqa: B023 (a part of the module, not the module)
 
         with pytest.raises(RunFailed, match="learner 'model' did not call the module it was given"):
-            learner.update(micros, loss)
+            learner.update(micro_batches, loss)
 
 
 CASES: list[Case] = [

@@ -65,59 +65,63 @@ def duel(world: World, strategy: str) -> None:
         rows, order, draws = Points(size), Shuffled(size, batch, seed=3), Draws("write", seed=4)
         writer = learner_of(made(Writer), world, strategy, name="writer")
         judge = learner_of(made(Judge, seed=2), world, strategy, name="judge")
-        feed, book = feed_of(rows, world, batch, micro, steps=4), MetricAccumulator(world)
+        feed, accumulator = feed_of(rows, world, batch, micro, steps=4), MetricAccumulator(world)
         hands = ByHand(made(Writer), ("body.weight", "head.weight")), ByHand(made(Judge, seed=2), ("sees.weight",))
         for step in range(4):
             expected = duel_by_hand(*hands, rows, order, draws, step)
-            micros = feed[step]
+            micro_batches = feed[step]
             with writer.inference() as module:
-                for part in micros.batches:
+                for part in micro_batches.batches:
                     part["written"] = draws.pick(module(part["x"]), step=step, ids=part["ids"], position=0)
             for _ in range(INNER):
-                book.add(judge.update(micros, judge_loss, {"real": 1.0, "written": 0.5}))
+                accumulator.add(judge.update(micro_batches, judge_loss, {"real": 1.0, "written": 0.5}))
             with judge.inference() as module:
-                for part in micros.batches:
+                for part in micro_batches.batches:
                     part["reward"] = module(part["x"], part["written"])
-            mean = global_mean(world, micros.batches, micros.weight("rows"))
-            micros = replace(micros, batches=[{**b, "advantage": b["reward"] - mean} for b in micros.batches])
+            mean = global_mean(world, micro_batches.batches, micro_batches.weight("rows"))
+            micro_batches = replace(
+                micro_batches, batches=[{**b, "advantage": b["reward"] - mean} for b in micro_batches.batches]
+            )
             for _ in range(INNER):
-                book.add(writer.update(micros, writer_loss))
-            figures = book.read()
+                accumulator.add(writer.update(micro_batches, writer_loss))
+            means = accumulator.read()
             assert mean == pytest.approx(expected["reward"], rel=1e-10)
-            assert figures["count/rows"] == len(order.ids(step)), "counts are the step's, whoever learns from it"
-            assert not any(name.endswith("/count/rows") for name in figures)
+            assert means["count/rows"] == len(order.ids(step)), "counts are the step's, whoever learns from it"
+            assert not any(name.endswith("/count/rows") for name in means)
             for name in ("judge/loss", "writer/loss"):
-                assert figures[name] == pytest.approx(expected[name], rel=1e-9), name
+                assert means[name] == pytest.approx(expected[name], rel=1e-9), name
         for learner, hand in zip((writer, judge), hands):
             close(weights_of(learner), hand.module.state_dict())
         assert (writer.updates, judge.updates) == (4 * INNER, 4 * INNER)
 
 
 def global_mean(world: World, batches: list[Batch], rows: float) -> float:
-    book = MetricAccumulator(world)
+    accumulator = MetricAccumulator(world)
     total = sum(torch.where(b["live"], b["reward"], 0.0).sum() for b in batches)
-    book.add({"reward": Metric(total, rows)})
-    return book.read()["reward"]
+    accumulator.add({"reward": Metric(total, rows)})
+    return accumulator.read()["reward"]
 
 
 def duel_by_hand(
     writer: ByHand, judge: ByHand, rows: Points, order: Order, draws: Draws, step: int
 ) -> dict[str, float]:
     ids = order.ids(step)
-    whole = rows.rows(ids[:, 1])
+    full_batch = rows.rows(ids[:, 1])
     losses: dict[str, list[float]] = {"judge/loss": [], "writer/loss": []}
     with torch.no_grad():
-        whole["written"] = draws.pick(writer.module(whole["x"]), step=step, ids=torch.as_tensor(ids), position=0)
+        full_batch["written"] = draws.pick(
+            writer.module(full_batch["x"]), step=step, ids=torch.as_tensor(ids), position=0
+        )
     for inner in range(INNER):
-        terms = judge_loss(judge.module, whole)
+        terms = judge_loss(judge.module, full_batch)
         loss = terms["real"].mean() + 0.5 * terms["written"].mean()
         judge.update(loss, rate(step * INNER + inner))
         losses["judge/loss"].append(float(loss.detach()))
     with torch.no_grad():
-        reward = judge.module(whole["x"], whole["written"])
-    whole["advantage"] = reward - reward.mean()
+        reward = judge.module(full_batch["x"], full_batch["written"])
+    full_batch["advantage"] = reward - reward.mean()
     for inner in range(INNER):
-        loss = writer_loss(writer.module, whole)["policy"].mean()
+        loss = writer_loss(writer.module, full_batch)["policy"].mean()
         writer.update(loss, rate(step * INNER + inner))
         losses["writer/loss"].append(float(loss.detach()))
     return {"reward": float(reward.mean()), **{name: sum(values) / INNER for name, values in losses.items()}}
@@ -160,25 +164,25 @@ def generation_inside_a_step(world: World, strategy: str) -> None:
     assert not modes["calm.0"]
     for step in range(4):
         ids = torch.as_tensor(order.ids(step))
-        whole = rows.rows(order.ids(step)[:, 1])
+        full_batch = rows.rows(order.ids(step)[:, 1])
         with torch.no_grad():
-            whole["written"] = write(hand.module.eval(), whole["x"], ids, step)
+            full_batch["written"] = write(hand.module.eval(), full_batch["x"], ids, step)
         hand.module.train().get_submodule("calm").eval()
-        hand.update(likelihood(hand.module, whole)["nll"].mean(), rate(step))
+        hand.update(likelihood(hand.module, full_batch)["nll"].mean(), rate(step))
 
-        micros, before = feed[step], weights_of(learner)
+        micro_batches, before = feed[step], weights_of(learner)
         with learner.inference() as module:
             assert not torch.is_grad_enabled()
             assert not any(m.training for m in module.modules())
-            for batch in micros.batches:
+            for batch in micro_batches.batches:
                 batch["written"] = write(module, batch["x"], batch["ids"], step)
         assert _modes(learner) == modes
         assert torch.is_grad_enabled()
         assert all(p.grad is None for p in learner.parameters())
         close(weights_of(learner), before, tolerance=0)
-        for (start, stop), batch in zip(micros.spans, micros.batches):
-            assert torch.equal(batch["written"][: stop - start], whole["written"][start:stop]), "the same tokens"
-        learner.update(micros, likelihood)
+        for (start, stop), batch in zip(micro_batches.spans, micro_batches.batches):
+            assert torch.equal(batch["written"][: stop - start], full_batch["written"][start:stop]), "the same tokens"
+        learner.update(micro_batches, likelihood)
     close(weights_of(learner), hand.module.state_dict())
 
 

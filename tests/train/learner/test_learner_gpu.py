@@ -61,14 +61,14 @@ def test_float64_is_what_the_cpu_computes_by_hand() -> None:
 
 def trained(precision: str, module: nn.Module | None = None) -> tuple[Learner, Tensor, list[float]]:
     learner = on_gpu(precision, module)
-    feed, book, losses = (
+    feed, accumulator, losses = (
         feed_of(Points(64), World.single("cuda"), 16, 4, steps=20),
         MetricAccumulator(World.single("cuda")),
         [],
     )
     for step in range(20):
-        book.add(learner.update(feed[step], error))
-        losses.append(book.read().get("loss", float("nan")))
+        accumulator.add(learner.update(feed[step], error))
+        losses.append(accumulator.read().get("loss", float("nan")))
     learner.check_finite()
     return learner, torch.cat([value.flatten() for value in weights_of(learner).values()]), losses
 
@@ -109,16 +109,16 @@ def test_a_step_never_waits_for_the_device(precision: str, workers: int) -> None
     world = World.single("cuda")
     learner = on_gpu(precision)
     feed = Feed(Points(256), Shuffled(256, 16, seed=3), world, micro_rows=4, length=16, workers=workers)
-    book = MetricAccumulator(world)
+    accumulator = MetricAccumulator(world)
     for step in range(4):  # the first steps load kernels and pin memory
-        book.add(learner.update(feed[step], error))
+        accumulator.add(learner.update(feed[step], error))
     with no_waiting():
         for step in range(4, 14):
-            book.add(learner.update(feed[step], error))
+            accumulator.add(learner.update(feed[step], error))
         with learner.inference() as module:
-            micros = feed[14]
-            module(micros.batches[0]["x"], micros.batches[0]["tokens"])
-    assert book.read()["loss"] > 0
+            micro_batches = feed[14]
+            module(micro_batches.batches[0]["x"], micro_batches.batches[0]["tokens"])
+    assert accumulator.read()["loss"] > 0
 
 
 def test_waiting_would_be_noticed() -> None:
@@ -136,9 +136,9 @@ def test_batches_arrive_whole(workers: int) -> None:
     for step in range(12):
         for _ in range(20):
             busy = torch.tanh(busy @ busy)
-        micros = feed[step]
-        assert all(value.is_cuda for batch in micros.batches for value in batch.values())
-        sums.append(torch.cat([batch["x"] for batch in micros.batches]).double().sum(0))
+        micro_batches = feed[step]
+        assert all(value.is_cuda for batch in micro_batches.batches for value in batch.values())
+        sums.append(torch.cat([batch["x"] for batch in micro_batches.batches]).double().sum(0))
     for step, total in enumerate(sums):
         wanted = rows.x[order.ids(step)[:, 1]].float().double().sum(0)
         torch.testing.assert_close(total.cpu(), wanted, rtol=1e-9, atol=1e-9)

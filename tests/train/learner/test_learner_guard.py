@@ -53,7 +53,7 @@ def all_ranks_skip(world: World, strategy: str) -> None:
         settings = OptimSettings(SETTINGS.betas, SETTINGS.eps, SETTINGS.weight_decay, clip)
         for broken in ((1,), (0,)):
             learner = learner_of(made(Net), world, strategy, settings=settings)
-            feed, book, window = (
+            feed, accumulator, all_steps = (
                 feed_over(Broken(4, *broken), world),
                 MetricAccumulator(world),
                 MetricAccumulator(world),
@@ -62,24 +62,24 @@ def all_ranks_skip(world: World, strategy: str) -> None:
             for step in range(4):
                 weights, moments = weights_of(learner), moments_of(learner)
                 metrics = learner.update(feed[step], error)
-                book.add(metrics)
-                window.add(metrics)
-                figures = book.read()
+                accumulator.add(metrics)
+                all_steps.add(metrics)
+                means = accumulator.read()
                 assert all(p.grad is None for p in learner.parameters())
                 if step not in broken:
-                    assert figures["skipped"] == 0
-                    losses.append(figures["loss"])
+                    assert means["skipped"] == 0
+                    losses.append(means["loss"])
                     continue
-                assert figures["skipped"] == 1
-                assert "loss" not in figures
-                assert "error" not in figures
+                assert means["skipped"] == 1
+                assert "loss" not in means
+                assert "error" not in means
                 close(weights_of(learner), weights, tolerance=0)
                 close(moments_of(learner), moments, tolerance=0)
             learner.check_finite()
-            figures = window.read()
-            assert figures["loss"] == pytest.approx(sum(losses) / 3), "a mean over what was not skipped"
-            assert figures["grad_norm"] > 0
-            assert figures["skipped"] == 0.25
+            means = all_steps.read()
+            assert means["loss"] == pytest.approx(sum(losses) / 3), "a mean over what was not skipped"
+            assert means["grad_norm"] > 0
+            assert means["skipped"] == 0.25
             same_everywhere(world, weights_of(learner).values())
             same_everywhere(world, moments_of(learner).values())
 
@@ -101,7 +101,7 @@ def too_many_end_the_run(world: World, strategy: str) -> None:
     feed = feed_over(Broken(8, 0, 2, 3, 4), world)
     learner = learner_of(made(Net), world, strategy, max_bad_steps=3, name="judge")
     for step in range(5):
-        learner.update(feed[step], error)  # 0 was bad, 1 good, and the verdict on 4 is still on its way
+        learner.update(feed[step], error)  # 0 was bad, 1 good, and whether 4 was bad is still pending
     ids = r"16 \(epoch 0\), 17 \(epoch 0\), 18 \(epoch 0\), 19 \(epoch 0\)"
     with pytest.raises(RunFailed, match=f"'judge' was not finite for 3 steps in a row, the last at step 4.*{ids}"):
         learner.update(feed[5], error)

@@ -65,9 +65,9 @@ def tiny_updates_add_up(world: World, strategy: str) -> None:
         tiny = 1e-6
         learner = learner_of(module, world, strategy, mixed_precision="bf16", rate=lambda update: tiny)
         before = weights_of(learner)["first.weight"]
-        micros = feed_of(Points(8), world, 8, 2, steps=1)[0]
+        micro_batches = feed_of(Points(8), world, 8, 2, steps=1)[0]
         for _ in range(20):
-            learner.update(micros, error)
+            learner.update(micro_batches, error)
         moved = (weights_of(learner)["first.weight"] - before).abs()
         assert tiny < 2.0**-9
         assert float(moved.max()) > 10 * tiny
@@ -86,10 +86,10 @@ def rows_in_bf16_are_summed_in_float32(world: World, strategy: str) -> None:
             kept.append(rows.detach().double())
             return {"score": rows}
 
-        book = MetricAccumulator(world)
-        book.add(learner.update(feed_of(Points(96), world, 96, 96, steps=1)[0], scores))
+        accumulator = MetricAccumulator(world)
+        accumulator.add(learner.update(feed_of(Points(96), world, 96, 96, steps=1)[0], scores))
         sums = world.gather(float(kept[-1].sum()))
-        assert book.read()["score"] == pytest.approx(sum(sums) / 96, rel=1e-6)
+        assert accumulator.read()["score"] == pytest.approx(sum(sums) / 96, rel=1e-6)
 
 
 def an_overflow_halves_the_scale(world: World, strategy: str) -> None:
@@ -148,22 +148,22 @@ def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None
     proofs.check(case, nproc, strategy)
 
 
-def test_the_loss_scale_doubles_after_a_quiet_stretch() -> None:
-    scale = LossScale(torch.device("cpu"), start=8.0, stretch=3)
+def test_the_loss_scale_doubles_after_enough_good_steps() -> None:
+    scale = LossScale(torch.device("cpu"), start=8.0, growth_interval=3)
     good, bad = torch.tensor(0.0), torch.tensor(1.0)
     seen = []
-    for verdict in (good, good, bad, good, good, good, good, good, bad, bad, good):
-        scale.update(verdict)
+    for outcome in (good, good, bad, good, good, good, good, good, bad, bad, good):
+        scale.update(outcome)
         seen.append(float(scale.scale))
     assert seen == [8, 8, 4, 4, 4, 8, 8, 8, 4, 2, 2]
 
 
 def test_the_loss_scale_goes_on_from_its_state() -> None:
-    one, good = LossScale(torch.device("cpu"), start=8.0, stretch=3), torch.tensor(0.0)
+    one, good = LossScale(torch.device("cpu"), start=8.0, growth_interval=3), torch.tensor(0.0)
     one.update(good)
     one.update(good)
     saved = {name: value.clone() for name, value in one.state_dict().items()}
-    other = LossScale(torch.device("cpu"), stretch=3)
+    other = LossScale(torch.device("cpu"), growth_interval=3)
     other.load_state_dict(saved)
     other.update(good)
     assert float(other.scale) == 16

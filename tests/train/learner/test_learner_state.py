@@ -64,19 +64,22 @@ def run_wide(folder: Path, strategy: str, resume: bool) -> None:
         if step == 2:
             store.save(3, {"learner": learner}, {})
     torch.save(
-        {**weights_of(learner), **moments_of(learner)}, folder / f"{'resumed' if resume else 'whole'}_{world.rank}.pt"
+        {**weights_of(learner), **moments_of(learner)},
+        folder / f"{'resumed' if resume else 'uninterrupted'}_{world.rank}.pt",
     )
     world.leave()
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_three_ranks_resume_to_the_bit(tmp_path: Path, strategy: str) -> None:
-    run_on_ranks(run_wide, 3, tmp_path, strategy, False, logs=tmp_path / "whole")
+    run_on_ranks(run_wide, 3, tmp_path, strategy, False, logs=tmp_path / "uninterrupted")
     run_on_ranks(run_wide, 3, tmp_path, strategy, True, logs=tmp_path / "resumed")
-    whole, *others = [torch.load(tmp_path / f"{kind}_{rank}.pt") for kind in ("whole", "resumed") for rank in range(3)]
+    first, *others = [
+        torch.load(tmp_path / f"{kind}_{rank}.pt") for kind in ("uninterrupted", "resumed") for rank in range(3)
+    ]
     for other in others:
-        assert sorted(other) == sorted(whole)
-        assert all(torch.equal(other[name], whole[name]) for name in whole)
+        assert sorted(other) == sorted(first)
+        assert all(torch.equal(other[name], first[name]) for name in first)
 
 
 def a_save_changes_nothing(world: World, strategy: str) -> None:
@@ -93,21 +96,21 @@ def a_save_changes_nothing(world: World, strategy: str) -> None:
 
 def settings_come_from_the_config(world: World, strategy: str) -> None:
     """A checkpoint brings moments, not settings: what the user may change on resume must stay changed."""
-    micros = feed_of(Points(8), world, 8, 2, steps=1)[0]
+    micro_batches = feed_of(Points(8), world, 8, 2, steps=1)[0]
     first = learner_of(made(Net), world, strategy, rate=lambda update: 0.5)
-    first.update(micros, error)
+    first.update(micro_batches, error)
     second = learner_of(made(Net, seed=2), world, strategy, rate=lambda update: 0.0)
     second.load_state_dict(first.state_dict())
     assert second.updates == 1
     close(weights_of(second), weights_of(first), tolerance=0)
     close(moments_of(second), moments_of(first), tolerance=0)
-    second.update(micros, error)
+    second.update(micro_batches, error)
     close(weights_of(second), weights_of(first), tolerance=0)
 
 
 def whole_weights_go_out_and_in(world: World, strategy: str) -> None:
     learner = learner_of(made(Net), world, strategy)
-    out = learner.weights(whole=True)
+    out = learner.weights(full=True)
     if world.is_main:
         close(out, made(Net).state_dict(), tolerance=0)
     learner.load_weights(made(Net, seed=2).state_dict())
@@ -149,14 +152,14 @@ def warming_up_leaves_no_trace(world: World, strategy: str) -> None:
     results = []
     for settles in (True, False):
         learner = learner_of(made(Counting), world, strategy)
-        learner._settled = not settles
+        learner._is_warmed_up = not settles
         torch.manual_seed(world.rank)
         feed = feed_of(Points(16), world, 8, 1, steps=2)
         drawn = 0
         for step in range(2):
-            micros = feed[step]
-            drawn += len(micros.batches)
-            learner.update(micros, error)
+            micro_batches = feed[step]
+            drawn += len(micro_batches.batches)
+            learner.update(micro_batches, error)
             assert float(learner.weights()["passes"]) == drawn
         results.append({**weights_of(learner), "next draw": torch.rand(3)})
     # the weights themselves differ in their last bits: that is what the warm-up is for
@@ -193,11 +196,11 @@ def compiled(world: World, strategy: str) -> None:
             if compile_it:
                 module.compile(backend="aot_eager")
             learner: Learner = learner_of(module, world, strategy)
-            feed, book = feed_of(Points(24), world, 8, 4, steps=3), MetricAccumulator(world)
+            feed, accumulator = feed_of(Points(24), world, 8, 4, steps=3), MetricAccumulator(world)
             losses[compile_it] = []
             for step in range(3):
-                book.add(learner.update(feed[step], error))
-                losses[compile_it].append(book.read()["loss"])
+                accumulator.add(learner.update(feed[step], error))
+                losses[compile_it].append(accumulator.read()["loss"])
             with learner.inference() as inner:
                 inner(torch.ones(1, 4), torch.ones(1, dtype=torch.int64))
             names[compile_it] = sorted(learner.weights())

@@ -20,53 +20,53 @@ def guard(limit: int = 2) -> FiniteGuard:
     return FiniteGuard(torch.device("cpu"), "model", limit)
 
 
-def test_good_steps_in_between_start_the_count_anew() -> None:
-    watched = guard(2)
+def test_good_steps_in_between_start_the_count_again() -> None:
+    counted = guard(2)
     for step in range(20):
-        watched.watch(BAD if step % 2 else GOOD, step_of(step))
-    watched.check()
+        counted.add(BAD if step % 2 else GOOD, step_of(step))
+    counted.check()
 
 
-def test_a_verdict_is_read_one_step_later() -> None:
-    watched = guard(2)
-    watched.watch(BAD, step_of(0))
-    watched.watch(BAD, step_of(1))
+def test_a_count_is_read_one_step_later() -> None:
+    counted = guard(2)
+    counted.add(BAD, step_of(0))
+    counted.add(BAD, step_of(1))
     with pytest.raises(RunFailed, match="'model' was not finite for 2 steps in a row, the last at step 1"):
-        watched.watch(GOOD, step_of(2))
+        counted.add(GOOD, step_of(2))
 
 
-def test_a_verdict_is_read_once() -> None:
-    watched = guard(1)
-    watched.watch(BAD, step_of(3))
+def test_a_count_is_read_once() -> None:
+    counted = guard(1)
+    counted.add(BAD, step_of(3))
     with pytest.raises(RunFailed):
-        watched.check()
-    watched.check()
+        counted.check()
+    counted.check()
 
 
 @pytest.mark.parametrize(
-    ("rows", "words"), [(2, r"300 \(epoch 4\), 301 \(epoch 4\);"), (11, r"307 \(epoch 4\) and 3 more;")]
+    ("rows", "text"), [(2, r"300 \(epoch 4\), 301 \(epoch 4\);"), (11, r"307 \(epoch 4\) and 3 more;")]
 )
-def test_the_samples_are_named(rows: int, words: str) -> None:
-    watched = guard(1)
-    watched.watch(BAD, step_of(3, rows))
-    with pytest.raises(RunFailed, match=words):
-        watched.check()
+def test_the_samples_are_named(rows: int, text: str) -> None:
+    counted = guard(1)
+    counted.add(BAD, step_of(3, rows))
+    with pytest.raises(RunFailed, match=text):
+        counted.check()
 
 
 def test_the_count_goes_on_from_a_state_that_is_a_copy() -> None:
     first = guard(3)
-    first.watch(BAD, step_of(0))
-    first.watch(BAD, step_of(1))
+    first.add(BAD, step_of(0))
+    first.add(BAD, step_of(1))
     second = guard(3)
     second.load_state_dict(first.state_dict())
-    first.watch(GOOD, step_of(2))
-    second.watch(BAD, step_of(2))
+    first.add(GOOD, step_of(2))
+    second.add(BAD, step_of(2))
     with pytest.raises(RunFailed, match="3 steps in a row"):
         second.check()
 
 
-def test_a_loaded_state_forgets_verdicts_from_before() -> None:
-    watched, fresh = guard(1), guard(1)
-    watched.watch(BAD, step_of(0))
-    watched.load_state_dict(fresh.state_dict())
-    watched.check()
+def test_a_loaded_state_forgets_pending_counts() -> None:
+    counted, fresh = guard(1), guard(1)
+    counted.add(BAD, step_of(0))
+    counted.load_state_dict(fresh.state_dict())
+    counted.check()

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from samestep.data.loading import Batch
 from samestep.train.learner.dropout import keyed_dropout
-from samestep.train.learner.rank_dependence import finding_unkeyed
+from samestep.train.learner.rank_dependence import finding_rank_dependence
 from samestep.world.world import World
 from toys import WORLDS, Case, Points, Proofs, feed_of, learner_of, made
 
@@ -79,7 +79,7 @@ def scaled(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def found(module: nn.Module, loss: Callable[[nn.Module, Tensor], Tensor] = scaled) -> list[str]:
-    with finding_unkeyed(module, CPU, loss) as sentences:
+    with finding_rank_dependence(module, CPU, loss) as sentences:
         loss(module, torch.linspace(-1, 1, 24).reshape(6, 4))
     return sentences
 
@@ -121,10 +121,10 @@ FINDINGS: dict[str, tuple[nn.Module, list[str]]] = {
 
 
 @pytest.mark.parametrize("name", FINDINGS)
-def test_a_finding_has_a_place_and_a_remedy(name: str) -> None:
-    module, words = FINDINGS[name]
+def test_a_finding_names_the_module_and_the_fix(name: str) -> None:
+    module, texts = FINDINGS[name]
     (sentence,) = found(module)
-    assert all(word in sentence for word in words), sentence
+    assert all(text in sentence for text in texts), sentence
 
 
 def test_each_kind_has_a_sentence_and_the_loss_is_a_place_too() -> None:
@@ -165,7 +165,7 @@ def test_what_does_not_depend_on_ranks_is_no_finding(name: str) -> None:
     assert found(SILENT[name]) == []
 
 
-def test_results_and_generators_are_those_of_a_pass_that_nobody_looks_at() -> None:
+def test_results_and_generators_are_those_of_a_pass_without_tracing() -> None:
     teacher = made(lambda: nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)).eval()
     module = made(lambda: Stack(nn.Dropout(0.5), attend, lambda x: x + torch.rand(4)))
     x = torch.linspace(-1, 1, 24).reshape(6, 4)
@@ -176,9 +176,9 @@ def test_results_and_generators_are_those_of_a_pass_that_nobody_looks_at() -> No
         return (module(x) - target).square().sum(1)
 
     ends = []
-    for looked in (False, True):
+    for traced in (False, True):
         torch.manual_seed(5)
-        with finding_unkeyed(module, CPU, loss) if looked else nullcontext():
+        with finding_rank_dependence(module, CPU, loss) if traced else nullcontext():
             rows = loss(module, x)
         ends.append((rows, torch.get_rng_state()))
     assert torch.equal(ends[0][0], ends[1][0])
@@ -209,7 +209,7 @@ class Counting:
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_a_compiled_network_is_not_followed(wrapped: bool) -> None:
+def test_a_compiled_network_is_not_traced(wrapped: bool) -> None:
     torch._dynamo.reset()
     module, backend = Stack(nn.Dropout(0.1), nn.BatchNorm1d(4), nn.Dropout(0.0)), Counting()
     if wrapped:
@@ -264,8 +264,8 @@ def lines_of_learners(world: World, strategy: str) -> None:
     """Rank 0 says each thing once, also where the first pass is a discarded one; every rank knows it."""
     log = logging.getLogger("samestep.train.learner.learner")
     for update in (
-        lambda learner, micros: learner.update(micros, loss),
-        lambda learner, micros: learner.update_coupled(micros, embed, couple),
+        lambda learner, micro_batches: learner.update(micro_batches, loss),
+        lambda learner, micro_batches: learner.update_coupled(micro_batches, embed, couple),
     ):
         kept = Lines()
         log.addHandler(kept)
@@ -274,15 +274,18 @@ def lines_of_learners(world: World, strategy: str) -> None:
         for step in range(2):
             update(learner, feed[step])
         log.removeHandler(kept)
-        assert [sentence.partition(" in 'body.")[0] for sentence in learner.unkeyed] == ["nn.Dropout", "nn.BatchNorm1d"]
-        wanted = [f"WARNING learner 'model': {sentence}" for sentence in learner.unkeyed]
+        assert [sentence.partition(" in 'body.")[0] for sentence in learner.rank_dependence] == [
+            "nn.Dropout",
+            "nn.BatchNorm1d",
+        ]
+        wanted = [f"WARNING learner 'model': {sentence}" for sentence in learner.rank_dependence]
         assert kept.lines == (wanted if world.is_main else [])
 
 
 def keyed_networks_are_silent(world: World, strategy: str) -> None:
     learner = learner_of(keyed_dropout(Stack(nn.Dropout(0.5))), world, strategy)
     learner.update(feed_of(Points(16), world, 8, 2, steps=1)[0], loss)
-    assert learner.unkeyed == []
+    assert learner.rank_dependence == []
 
 
 CASES: list[Case] = [lines_of_learners, keyed_networks_are_silent]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samestep.train.learner.optimizer import Schedule
+from samestep.train.plan import Schedule
 
 KINDS = ("constant", "linear", "cosine", "wsd")
 
@@ -34,7 +34,7 @@ def schedules(draw: st.DrawFn, kinds: tuple[str, ...] = KINDS) -> Schedule:
         ("wsd", [1, 2, 2, 2, 2, 1.5, 1]),
     ],
 )
-def test_each_course_by_hand(kind: str, rates: list[float]) -> None:
+def test_each_schedule_by_hand(kind: str, rates: list[float]) -> None:
     schedule = Schedule(peak=2.0, steps=6, warmup=2, kind=kind, floor=0.5, decay=2)
     assert [schedule(step) for step in range(7)] == pytest.approx(rates)
 
@@ -49,15 +49,15 @@ def test_rates_lie_between_zero_and_the_peak(schedule: Schedule, step: int) -> N
 @given(schedules())
 def test_warm_up_climbs_to_the_peak_and_nothing_climbs_after(schedule: Schedule) -> None:
     rates = [schedule(step) for step in range(schedule.steps + 1)]
-    climb, course = rates[: schedule.warmup], rates[schedule.warmup :]
-    assert all(low < high for low, high in itertools.pairwise(climb))
-    assert all(high >= low * (1 - 1e-12) for high, low in itertools.pairwise(course))
-    if climb:
-        assert climb[0] > 0, "the first update is not wasted"
-        assert climb[-1] == pytest.approx(schedule.peak, rel=1e-12)
+    warmup, decay = rates[: schedule.warmup], rates[schedule.warmup :]
+    assert all(low < high for low, high in itertools.pairwise(warmup))
+    assert all(high >= low * (1 - 1e-12) for high, low in itertools.pairwise(decay))
+    if warmup:
+        assert warmup[0] > 0, "the first update is not wasted"
+        assert warmup[-1] == pytest.approx(schedule.peak, rel=1e-12)
     if schedule.warmup < schedule.steps:
         begins_down = schedule.kind == "wsd" and schedule.decay >= schedule.steps - schedule.warmup
-        assert begins_down or course[0] == pytest.approx(schedule.peak, rel=1e-12)
+        assert begins_down or decay[0] == pytest.approx(schedule.peak, rel=1e-12)
 
 
 @settings(max_examples=200, deadline=None)

@@ -35,8 +35,8 @@ class Twice:
 
     def step(self, tick: Tick) -> Metrics:
         for number in range(2):
-            figures = self.judge.update(self.more[2 * tick.step + number], loss)
-        return {**figures, **self.player.update(self.feed[tick.step], loss)}
+            metrics = self.judge.update(self.more[2 * tick.step + number], loss)
+        return {**metrics, **self.player.update(self.feed[tick.step], loss)}
 
 
 recipe = Recipe(Config, lambda config: [Stage("duel", Twice)])
@@ -47,12 +47,12 @@ def test_each_step_has_its_rate(tmp_path: Path, nproc: int) -> None:
     settings = {"global_batch_size": 8, "max_steps": 10, "learning_rate": 0.1, "warmup_steps": 2}
     config = {**settings, "name": "run", "out": str(tmp_path), "num_workers": 1, "distributed": {"device": "cpu"}}
     log = {"every": 1, "tensorboard": False}
-    said = run_on_ranks(train_with, nproc, __name__, {**config, "log": log}, logs=tmp_path / "logs")
+    output = run_on_ranks(train_with, nproc, __name__, {**config, "log": log}, logs=tmp_path / "logs")
     rows = [row for row in JsonLines(tmp_path / "run" / "metrics.jsonl") if "judge/lr" in row]
     planned = Config(**settings)
     schedule = Plan.make(planned, nproc, 24).schedule(planned)
     assert [row["judge/lr"] for row in rows] == pytest.approx([schedule(step) for step in range(10)])
     assert rows[-1]["judge/lr"] > 0
     assert [row["player/lr"] for row in rows] == pytest.approx([0.5 / (1 + step) for step in range(10)])
-    assert re.search(r"learning rate +0\.1, cosine, 2 warm-up steps", said)
-    assert re.search(r"learning rate of player +given by the recipe: 0\.5 at first, 0\.05 at last", said)
+    assert re.search(r"learning rate +0\.1, cosine, 2 warm-up steps", output)
+    assert re.search(r"learning rate of player +given by the recipe: 0\.5 at first, 0\.05 at last", output)

@@ -158,31 +158,31 @@ def given(source: Path) -> dict[str, Tensor]:
 
 
 def test_a_path_that_does_not_exist_is_refused_at_once_though_the_first_stage_does_not_need_it(tmp_path: Path) -> None:
-    said = launch(tmp_path, expect=2, init_from="nowhere.pt")
-    assert "nowhere.pt does not exist; give a run's name or directory" in said
+    output = launch(tmp_path, expect=2, init_from="nowhere.pt")
+    assert "nowhere.pt does not exist; give a run's name or directory" in output
     assert not (tmp_path / "run").exists(), "the name of the run is still free"
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_the_first_stage_with_a_model_begins_with_what_was_named(tmp_path: Path, source: Path, nproc: int) -> None:
-    said = launch(tmp_path, nproc, init_from=str(source))
+    output = launch(tmp_path, nproc, init_from=str(source))
     assert same(first(tmp_path, "train"), given(source))
-    assert f"init_from={source} is not used by stage 'dump', which has no learner named 'model' to begin with" in said
-    assert "\nfirst weights  " in said
+    assert f"init_from={source} is not used by stage 'dump', which has no learner named 'model' to begin with" in output
+    assert "\nfirst weights  " in output
 
 
 @pytest.mark.parametrize("nproc", [1, 2])
 def test_a_later_stage_begins_with_what_an_earlier_one_learned(tmp_path: Path, source: Path, nproc: int) -> None:
     layout = "one two>one three>one:best four"
-    said = launch(tmp_path, nproc, init_from=str(source), layout=layout)
+    output = launch(tmp_path, nproc, init_from=str(source), layout=layout)
     assert same(first(tmp_path, "one"), given(source))
     assert same(first(tmp_path, "two"), learned(tmp_path, "one", 6)), "its last"
     assert same(first(tmp_path, "three"), learned(tmp_path, "one", 2)), "its best, by val/error the first"
     assert not same(learned(tmp_path, "one", 2), learned(tmp_path, "one", 6))
-    assert re.search(r"first weights +stage 'one', step_00000002", said)
+    assert re.search(r"first weights +stage 'one', step_00000002", output)
     fresh = first(tmp_path, "four")
     assert not same(fresh, given(source)), "what was named was taken by another stage"
-    assert re.search(r"first weights +drawn from seed 0", said)
+    assert re.search(r"first weights +drawn from seed 0", output)
 
 
 def test_weight_files_of_several_stages_do_not_replace_each_other(tmp_path: Path) -> None:
@@ -195,10 +195,12 @@ def test_weight_files_of_several_stages_do_not_replace_each_other(tmp_path: Path
 
 
 def test_what_no_learner_takes_is_refused_before_anything_is_trained(tmp_path: Path, source: Path) -> None:
-    said = launch(tmp_path, expect=2, init_from=str(source), layout="dump train", learner="judge")
-    assert "is not used by stage 'train', which has no learner named 'model' to begin with it, and neither does" in said
-    said = launch(tmp_path, init_from=str(source), layout="one two", learner="judge", name="trained")
-    assert said.count("which has no learner named 'model'") == 2, "a run that has trained goes on"
+    output = launch(tmp_path, expect=2, init_from=str(source), layout="dump train", learner="judge")
+    assert (
+        "is not used by stage 'train', which has no learner named 'model' to begin with it, and neither does" in output
+    )
+    output = launch(tmp_path, init_from=str(source), layout="one two", learner="judge", name="trained")
+    assert output.count("which has no learner named 'model'") == 2, "a run that has trained goes on"
 
 
 def test_a_stage_that_does_not_train_leaves_it_to_the_next(tmp_path: Path, source: Path) -> None:
@@ -231,19 +233,19 @@ def test_buffers_that_no_checkpoint_holds_stay_at_a_resume(tmp_path: Path, sourc
 
 @pytest.mark.parametrize("start", ["one:first", "nothing", "two"])
 def test_a_start_that_cannot_be_is_refused_before_anything_is_trained(tmp_path: Path, start: str) -> None:
-    said = launch(tmp_path, expect=2, layout=f"dump one two>{start}")
+    output = launch(tmp_path, expect=2, layout=f"dump one two>{start}")
     expected = {
         "one:first": "starts with the 'last' or 'best' weights of 'one', not with 'first'",
-        "nothing": "with stage 'nothing', which is none that comes before it; name one of dump, one",
-        "two": "with stage 'two', which is none that comes before it",
+        "nothing": "with stage 'nothing', which does not come before it; name one of dump, one",
+        "two": "with stage 'two', which does not come before it",
     }
-    assert expected[start] in said
+    assert expected[start] in output
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 def test_a_start_that_has_no_learner_is_refused(tmp_path: Path) -> None:
-    said = launch(tmp_path, expect=2, layout="dump two>dump")
-    assert "stage 'dump' learned, but that has no weights of 'model'; it has state of none" in said
+    output = launch(tmp_path, expect=2, layout="dump two>dump")
+    assert "stage 'dump' learned, but that has no weights of 'model'; it has state of no learner" in output
 
 
 def test_a_resume_does_not_open_what_the_run_began_with(tmp_path: Path, source: Path) -> None:
@@ -259,7 +261,7 @@ def test_a_resume_does_not_open_what_the_run_began_with(tmp_path: Path, source: 
     assert same(learned(tmp_path, "two", 6), uninterrupted)
 
 
-def test_an_adopted_step_is_the_first_stages_alone(tmp_path: Path) -> None:
+def test_a_step_from_a_file_is_for_the_first_stage_alone(tmp_path: Path) -> None:
     module = nn.Linear(4, 2)
     path = tmp_path / "other.pt"
     torch.save({"model_state_dict": module.state_dict(), "step": 4}, path)
@@ -288,4 +290,4 @@ def test_an_older_run_that_trained_a_stage_has_used_what_was_named(tmp_path: Pat
     config = Staged(init_from=str(source))
     bench = Bench(World.single(), config, RunDir(tmp_path / "run"), "three", Screen(False))
     bench.learner(lambda: nn.Linear(4, 2))
-    assert bench.first_weights.told == {"model": "drawn from seed 0"}
+    assert bench.first_weights.descriptions == {"model": "drawn from seed 0"}

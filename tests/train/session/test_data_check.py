@@ -9,7 +9,7 @@ import pytest
 
 from cli.conftest import Shell
 from samestep.core.records import JsonLines, read_json, write_json
-from train.resumed_line import LOSS, SOURCE, WORDS
+from train.resumed_line import ARGS, LOSS, SOURCE
 
 pytestmark = pytest.mark.timeout(120)
 FAILS = {"FAILS_AT": "5"}
@@ -36,12 +36,12 @@ def write_rows(count: int, name: str, **changed: Any) -> None:
     Path(name).write_text(json.dumps(rows))
 
 
-def interrupted(shell: Shell, *words: str, ranks: int = 1) -> None:
-    assert shell(*WORDS, *words, ranks=ranks, env=FAILS)[0] == [1] * ranks
+def interrupted(shell: Shell, *args: str, ranks: int = 1) -> None:
+    assert shell(*ARGS, *args, ranks=ranks, env=FAILS)[0] == [1] * ranks
 
 
-def refused(shell: Shell, sentence: str, *words: str, ranks: int = 1) -> None:
-    workers = shell.start("train", "--resume", "a", *words, ranks=ranks)
+def refused(shell: Shell, sentence: str, *args: str, ranks: int = 1) -> None:
+    workers = shell.start("train", "--resume", "a", *args, ranks=ranks)
     assert workers.wait(60) == [2] * ranks, workers.output(0)
     assert sentence in workers.output(0) and "Traceback" not in workers.output(0), workers.output(0)
     for rank in range(ranks):
@@ -90,7 +90,7 @@ def test_rows_that_are_random_by_themselves_do_not_refuse_a_resume(shell: Shell,
     assert codes == [1] and "step 7 failed" in output
     assert output.count("rows of the training data of stage 'fit' differ each time they are read") == 1
     codes, output = shell("train", "--resume", "a")
-    assert codes == [0] and "differ each time" not in output, "it is said once"
+    assert codes == [0] and "differ each time" not in output, "the warning comes once"
 
 
 def test_loader_processes_see_the_same_data(shell: Shell) -> None:
@@ -104,11 +104,11 @@ def test_loader_processes_see_the_same_data(shell: Shell) -> None:
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_a_row_that_cannot_be_read_fails_as_in_training(shell: Shell, workers: str) -> None:
     write_rows(40, "rows.json", x="unreadable")
-    started = shell.start(*WORDS, "--num_workers", workers, ranks=2)
+    started = shell.start(*ARGS, "--num_workers", workers, ranks=2)
     assert started.wait(60) == [1, 1]
     assert "row 3 cannot be read" in started.output(0) and "Traceback" in started.output(0)
-    word = read_json(RUN / "watch" / "rank_1_word.json")["text"]
-    assert "failed: OSError" in word and "row 3 cannot be read" in word
+    text = read_json(RUN / "watch" / "rank_1_word.json")["text"]
+    assert "failed: OSError" in text and "row 3 cannot be read" in text
 
 
 def test_a_run_of_an_older_version_resumes_and_is_compared_from_then_on(shell: Shell) -> None:
@@ -127,8 +127,8 @@ def test_a_run_of_an_older_version_resumes_and_is_compared_from_then_on(shell: S
     refused(shell, "the training data of stage 'fit' has changed")
 
 
-def test_a_first_launch_says_nothing(shell: Shell) -> None:
-    assert shell(*WORDS)[0] == [0]
+def test_a_first_launch_reports_nothing(shell: Shell) -> None:
+    assert shell(*ARGS)[0] == [0]
     assert "fingerprint" not in log()
     data = read_json(RUN / "frozen.json")["fit"]["data"]
     assert [data[purpose][0]["rows"] for purpose in ("training", "validation")] == [40, 11]
@@ -185,7 +185,7 @@ def test_a_shard_of_a_prepared_folder_with_one_other_byte_is_refused(shell: Shel
     refused(shell, "(train-00001.bin holds something else than before)")
 
 
-def test_text_in_memory_is_on_record_whole(shell: Shell) -> None:
+def test_text_in_memory_is_fingerprinted_in_full(shell: Shell) -> None:
     codes, output = shell(*MDLM, "data.limit=2000")
     assert codes == [75], output
     assert [record["size"] for record in file_records("training")] == [1800]

@@ -1,4 +1,4 @@
-"""A resume says which files of its recipe are not what they were."""
+"""A resume reports which files of its recipe have changed."""
 
 import json
 import shutil
@@ -13,11 +13,11 @@ from samestep.core.records import JsonLines, read_json, write_json
 from samestep.train.config import Config
 from samestep.train.run_record import CodeChanges, open_run
 from samestep.train.session.recipe_code import recipe_code
-from train.resumed_line import LOSS, SOURCE, WORDS
+from train.resumed_line import ARGS, LOSS, SOURCE
 
 pytestmark = pytest.mark.timeout(120)
 RUN = Path("runs/a")
-SAID = "the recipe's code is not that of the run's last launch"
+MESSAGE = "the recipe's code is not that of the run's last launch"
 
 
 @pytest.fixture
@@ -35,42 +35,42 @@ def events(kind: str) -> list[dict]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_changed_code_is_said_once_and_recorded(shell: Shell, ranks: int) -> None:
-    codes, output = shell(*WORDS, ranks=ranks, env={"FAILS_AT": "3"})
-    assert codes == [1] * ranks and SAID not in output
+def test_changed_code_is_reported_once_and_recorded(shell: Shell, ranks: int) -> None:
+    codes, output = shell(*ARGS, ranks=ranks, env={"FAILS_AT": "3"})
+    assert codes == [1] * ranks and MESSAGE not in output
     assert sorted(read_json(RUN / "config.json")["code"]) == ["line.py", "line_loss.py"]
     codes, output = shell("train", "--resume", "a", ranks=ranks, env={"FAILS_AT": "3"})
-    assert SAID not in output and not events("code_changed")
+    assert MESSAGE not in output and not events("code_changed")
     (shell.folder / "line_loss.py").write_text(LOSS.replace("square()", "abs()"))
     codes, output = shell("train", "--resume", "a", ranks=ranks, env={"FAILS_AT": "5"})
-    assert output.count(f"WARNING: {SAID} (changed: line_loss.py); the run goes on with the code of now") == 1
+    assert output.count(f"WARNING: {MESSAGE} (changed: line_loss.py); the run goes on with the code of now") == 1
     (event,) = events("code_changed")
     assert (event["changed"], event["appeared"], event["vanished"]) == (["line_loss.py"], [], [])
     codes, output = shell("train", "--resume", "a", ranks=ranks)
-    assert codes == [0] * ranks and SAID not in output and len(events("code_changed")) == 1
+    assert codes == [0] * ranks and MESSAGE not in output and len(events("code_changed")) == 1
 
 
 def test_files_that_appeared_and_vanished_are_named(shell: Shell) -> None:
-    assert shell(*WORDS, env={"FAILS_AT": "3"})[0] == [1]
+    assert shell(*ARGS, env={"FAILS_AT": "3"})[0] == [1]
     (shell.folder / "line_loss.py").rename(shell.folder / "new_loss.py")
     (shell.folder / "line.py").write_text(SOURCE.replace("line_loss", "new_loss"))
     codes, output = shell("train", "--resume", "a")
     assert codes == [0], output
-    assert f"{SAID} (changed: line.py; new: new_loss.py; gone: line_loss.py)" in output
+    assert f"{MESSAGE} (changed: line.py; new: new_loss.py; gone: line_loss.py)" in output
 
 
-def test_a_run_of_an_older_version_says_nothing(shell: Shell) -> None:
-    assert shell(*WORDS, env={"FAILS_AT": "3"})[0] == [1]
+def test_a_run_of_an_older_version_reports_nothing(shell: Shell) -> None:
+    assert shell(*ARGS, env={"FAILS_AT": "3"})[0] == [1]
     record = read_json(RUN / "config.json")
     del record["code"]
     write_json(RUN / "config.json", record)
     (shell.folder / "line_loss.py").write_text(LOSS.replace("square()", "abs()"))
     codes, output = shell("train", "--resume", "a", env={"FAILS_AT": "3"})
-    assert codes == [1] and SAID not in output
+    assert codes == [1] and MESSAGE not in output
     assert len(read_json(RUN / "config.json")["code"]) == 2, "from now on it can be compared"
 
 
-def test_a_restart_within_one_launch_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restart_within_one_launch_reports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SAMESTEP_LAUNCH_ID", "x")
 
     def changes(launch: str, **code: str) -> CodeChanges | None:
@@ -80,7 +80,7 @@ def test_a_restart_within_one_launch_says_nothing(tmp_path: Path, monkeypatch: p
 
     assert changes("first", a="1") is None
     assert changes("first", a="2") is None, "the same launch, once more"
-    assert changes("second", a="2") == CodeChanges(["a"], [], []), "the next one is told"
+    assert changes("second", a="2") == CodeChanges(["a"], [], []), "the next launch reports it"
     assert changes("third", a="2") is None
     assert changes("fourth", b="2") == CodeChanges([], ["b"], ["a"])
 

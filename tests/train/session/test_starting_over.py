@@ -1,4 +1,4 @@
-"""A stage that has trained and has no checkpoint left does not begin anew unless it is told to."""
+"""A stage that has trained and has no checkpoint left does not begin again unless start_over is set."""
 
 import json
 import shutil
@@ -12,10 +12,11 @@ from samestep.core.errors import UserError
 from samestep.core.records import JsonLines, read_json
 from samestep.core.rundir import RunDir
 from samestep.data.fingerprint import Reading
-from samestep.train.session.resume_checks import FeedName, Saves, check_data, newest_checkpoint
+from samestep.train.session.data_check import FeedName, check_data
+from samestep.train.session.resume_checks import SaveHistory, checkpoint_to_resume
 from samestep.world.world import World
 from toys import run_on_ranks
-from train.resumed_line import LOSS, SOURCE, WORDS
+from train.resumed_line import ARGS, LOSS, SOURCE
 
 pytestmark = pytest.mark.timeout(120)
 RUN = Path("runs/a")
@@ -32,22 +33,22 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
     return Shell(tmp_path)
 
 
-def interrupted(shell: Shell, step: int, ranks: int = 1, *words: str) -> None:
-    assert shell(*(words or WORDS), ranks=ranks, env={"FAILS_AT": str(step)})[0] == [1] * ranks
+def interrupted(shell: Shell, step: int, ranks: int = 1, *args: str) -> None:
+    assert shell(*(args or ARGS), ranks=ranks, env={"FAILS_AT": str(step)})[0] == [1] * ranks
 
 
 def events(kind: str) -> list[dict]:
     return [event for event in JsonLines(RUN / "events.jsonl") if event["kind"] == kind]
 
 
-def figures() -> list[tuple[int, float]]:
+def logged_losses() -> list[tuple[int, float]]:
     return [(row["step"], row["loss"]) for row in JsonLines(RUN / "metrics.jsonl") if "loss" in row]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_run_whose_checkpoints_vanished_is_refused_until_told_to_start_over(shell: Shell, ranks: int) -> None:
+def test_a_run_whose_checkpoints_vanished_is_refused_until_start_over_is_set(shell: Shell, ranks: int) -> None:
     interrupted(shell, 5, ranks)
-    before = figures()
+    before = logged_losses()
     shutil.rmtree(RUN / "checkpoints")
     codes, output = shell("train", "--resume", "a", ranks=ranks)
     assert codes == [2] * ranks, output
@@ -56,11 +57,11 @@ def test_a_run_whose_checkpoints_vanished_is_refused_until_told_to_start_over(sh
         f"stage 'fit', whose last save was at step 4, has no checkpoint left; restore {folder}, or start the " in output
     )
     assert "with start_over=true" in output
-    assert figures() == before and not events("start_over"), "a refusal cuts nothing"
+    assert logged_losses() == before and not events("start_over"), "a refusal cuts nothing"
     codes, output = shell("train", "--resume", "a", "start_over=true", ranks=ranks)
     assert codes == [0] * ranks, output
-    assert [step for step, _ in figures()] == list(range(1, 9))
-    assert figures()[: len(before)] == before, "the same run, from its beginning"
+    assert [step for step, _ in logged_losses()] == list(range(1, 9))
+    assert logged_losses()[: len(before)] == before, "the same run, from its beginning"
     assert [event["stage"] for event in events("start_over")] == ["fit"]
     assert read_json(RUN / "config.json")["config"]["start_over"] is False
     about = read_json(FOLDER / "step_00000008" / "manifest.json")["about"]
@@ -75,27 +76,27 @@ def test_an_emptied_folder_counts_as_vanished_and_saves_before_the_new_start_do_
     interrupted(shell, 1, 1, "train", "--resume", "a", "start_over=true")
     assert not list(FOLDER.glob("step_*"))
     interrupted(shell, 3, 1, "train", "--resume", "a")
-    assert len(events("start_over")) == 1, "it had been told already, and nothing was saved since"
+    assert len(events("start_over")) == 1, "start_over was recorded already, and nothing was saved since"
     shutil.rmtree(FOLDER)
     codes, output = shell("train", "--resume", "a")
     assert codes == [2] and "whose last save was at step 2" in output
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_checkpoints_that_are_all_damaged_are_said_to_be(shell: Shell, ranks: int) -> None:
+def test_checkpoints_that_are_all_damaged_are_named_as_such(shell: Shell, ranks: int) -> None:
     interrupted(shell, 5, ranks)
     for checkpoint in FOLDER.iterdir():
         (checkpoint / "state.json").unlink()
     codes, output = shell("train", "--resume", "a", ranks=ranks)
     assert codes == [2] * ranks
     assert (
-        "whose last save was at step 4, has no whole checkpoint left (step_00000004: state.json is missing; " in output
+        "whose last save was at step 4, has no intact checkpoint left (step_00000004: state.json is missing; " in output
     )
     assert "start_over=true" in output
     interrupted(shell, 1, ranks, "train", "--resume", "a", "start_over=true")
     codes, output = shell("train", "--resume", "a", ranks=ranks)
     assert codes == [0] * ranks, output
-    assert [step for step, _ in figures()] == list(range(1, 9))
+    assert [step for step, _ in logged_losses()] == list(range(1, 9))
 
 
 def test_a_run_that_never_saved_simply_begins(shell: Shell) -> None:
@@ -126,8 +127,8 @@ def on_disks_of_their_own(folder: Path) -> None:
         JsonLines(rundir.events).append({"kind": "save", "stage": "fit", "step": 4})
     store = Store(rundir.checkpoints("fit"), world, shared=False)
     with pytest.raises(UserError, match="whose last save was at step 4, has no checkpoint left"):
-        newest_checkpoint(store, "fit", rundir, start_over=False)
-    assert newest_checkpoint(store, "fit", rundir, start_over=True) == (None, True)
+        checkpoint_to_resume(store, "fit", rundir, start_over=False)
+    assert checkpoint_to_resume(store, "fit", rundir, start_over=True) == (None, True)
     name = FeedName("fit", "training", 0)
     check_data([1, 2, 3], name, rundir, world, Reading(seed=0))
     check_data([1, 2, 3], name, rundir, world, Reading(seed=0))
@@ -143,11 +144,11 @@ def test_rank_0_decides_for_all_where_no_disk_is_shared(tmp_path: Path) -> None:
 
 def test_saves_are_those_of_the_stage_since_it_was_started_over(tmp_path: Path) -> None:
     rundir = RunDir(tmp_path)
-    assert Saves.read(rundir, "fit") == Saves()
+    assert SaveHistory.read(rundir, "fit") == SaveHistory()
     lines = [{"kind": "save", "stage": "fit", "step": 4}, {"kind": "save", "stage": "other", "step": 9}]
     rundir.events.write_text("".join(json.dumps(line) + "\n" for line in lines) + '[1]\n{"kind": "sa')
-    assert Saves.read(rundir, "fit") == Saves(last=4), "a half line is no reason to fail"
+    assert SaveHistory.read(rundir, "fit") == SaveHistory(last=4), "a half line is no reason to fail"
     rundir.events.write_text(json.dumps(lines[0]) + '\n{"kind": "start_over", "stage": "fit"}\n')
-    assert Saves.read(rundir, "fit") == Saves(has_started_over=True)
-    assert Saves.read(rundir, "fit").refusal("fit", rundir, "step 4: gone") == ""
-    assert "no whole checkpoint left (step 4: gone)" in Saves().refusal("fit", rundir, "step 4: gone")
+    assert SaveHistory.read(rundir, "fit") == SaveHistory(has_started_over=True)
+    assert SaveHistory.read(rundir, "fit").refusal("fit", rundir, "step 4: gone") == ""
+    assert "no intact checkpoint left (step 4: gone)" in SaveHistory().refusal("fit", rundir, "step 4: gone")

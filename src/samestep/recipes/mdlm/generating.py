@@ -22,7 +22,7 @@ from samestep.recipes.mdlm.animation import AnimatedText, RevealTrace, glyphs, h
 from samestep.recipes.mdlm.infilling import Page, chat_page, fill_pages, page_of
 from samestep.recipes.mdlm.pretrained import tokenizer_of
 from samestep.recipes.mdlm.sampling import Look, Observer, SamplingConfig, alike
-from samestep.train.learner.learner import COMPUTE
+from samestep.train.learner.learner import COMPUTE_DTYPES
 from samestep.train.pretrained.trained import Trained
 from samestep.world.world import World
 
@@ -98,7 +98,7 @@ def load_network(trained: Trained, device: torch.device, dtype: str | None = Non
 
 def arithmetic(config: Any, device: torch.device, dtype: str | None = None) -> AbstractContextManager[Any]:
     """The mixed precision that the network was trained with, on devices that are made for it; none in a given type."""
-    compute = COMPUTE.get(config.distributed.mixed_precision)
+    compute = COMPUTE_DTYPES.get(config.distributed.mixed_precision)
     if compute is None or dtype is not None or device.type == "cpu":
         return nullcontext()
     return torch.autocast(device.type, compute)

@@ -133,4 +133,4 @@ def _show_samples(task: Fit, bench: Bench) -> None:
             tokens = sample(module, given, options, seed=config.seed, ids=ids, vocabulary=vocabulary)[0].tolist()
         written = decode(until_end(tokens[len(prompt) :], vocabulary))
         asked = f"\nprompt:\n{decode(prompt.tolist())}\n" if text.sft else ""
-        bench.screen.say(f"{asked}\n{'answer' if text.sft else 'sampled text'}:\n{written}\n")
+        bench.screen.print(f"{asked}\n{'answer' if text.sft else 'sampled text'}:\n{written}\n")

@@ -1,9 +1,9 @@
-"""What the runtime saw, recorded for `samestep verify`: a recipe cannot report better than it did.
+"""What `samestep verify` compares, recorded by the runtime, so that a recipe cannot report anything else.
 
-One JSON line a learner's update and rank: which samples it took, a checksum of each row's data, each row's loss, a
+One JSON line per learner's update and rank: which samples it took, a checksum of each row's data, each row's loss, a
 fingerprint of every gradient, a hash of the parameters before and after, whether random numbers were drawn, and which
-BatchNorm modules took part. Validation adds a line with its rows. A last line closes every step of the loop, with a
-fingerprint of all that a checkpoint would hold.
+BatchNorm modules normalised by their micro-batch. Validation adds a line with its
+rows. The last line of every step of the loop has a fingerprint of all that a checkpoint would hold.
 """
 
 import hashlib
@@ -27,17 +27,17 @@ from samestep.data import noise
 from samestep.data.feed import MicroBatches
 from samestep.data.loading import Batch
 from samestep.parallel.wrap import full_tensor
-from samestep.train.logging.metrics import Metrics
+from samestep.train.logging.metrics import Metrics, MetricValues
 from samestep.train.task import Tick
 
 _PROBE = noise.purpose("gradient probe")
 
 
-class Recorder:
-    """Writes this rank's evidence."""
+class EvidenceRecorder:
+    """Writes this rank's evidence. The keys of its JSON lines are read by `samestep verify`."""
 
     def __init__(self, path: Path, stage: str, counted: bool = True) -> None:
-        """`counted`: whether this rank counts its share of the data; if not, another one records its rows."""
+        """`counted`: whether this rank counts its share of the data; if not, another rank records the rows."""
         self._counted = counted
         self._lines = JsonLines(path)
         self._stage = stage
@@ -52,34 +52,44 @@ class Recorder:
         )
 
     def begin(self, learner: str, module: nn.Module) -> None:
-        """A learner's update begins: nothing of it has been computed yet."""
+        """A learner's update begins; nothing of it has been computed yet."""
         if learner not in self._batch_norms:
             self._batch_norms[learner] = _watch_batch_norms(module)
         self._batch_norms[learner].clear()
         self._generators = _generators()
         self._update[learner] = {"before": module_hash(module)}
 
-    def rows(self, learner: str, micros: MicroBatches, rows: list[Mapping[str, Tensor]]) -> None:
+    def rows(self, learner: str, micro_batches: MicroBatches, rows: list[Mapping[str, Tensor]]) -> None:
         """The rows of this rank, filler left out."""
-        micros = micros if self._counted else micros.all_filler()
+        micro_batches = micro_batches if self._counted else micro_batches.all_filler()
         ids: list[list[int]] = []
         values: dict[str, list[float]] = {}
-        for (start, stop), terms in zip(micros.spans, rows):
-            ids += micros.ids[start:stop].tolist()
+        for (start, stop), terms in zip(micro_batches.spans, rows):
+            ids += micro_batches.ids[start:stop].tolist()
             for term, value in terms.items():
                 values.setdefault(term, []).extend(value.detach()[: stop - start].tolist())
-        self._update[learner] |= {"ids": ids, "rows": values, **_given(micros), **self._facts(learner)}
+        self._update[learner] |= {
+            "ids": ids,
+            "rows": values,
+            **_input_facts(micro_batches),
+            **self._side_effects(learner),
+        }
 
-    def coupled_rows(self, learner: str, micros: MicroBatches, rows: Mapping[str, Tensor]) -> None:
+    def coupled_rows(self, learner: str, micro_batches: MicroBatches, rows: Mapping[str, Tensor]) -> None:
         """The rows of a coupled loss, which every rank holds in full: each rank keeps those it was given."""
-        micros = micros if self._counted else micros.all_filler()
-        mine = [number for start, stop in micros.spans for number in range(start, stop)]
+        micro_batches = micro_batches if self._counted else micro_batches.all_filler()
+        mine = [number for start, stop in micro_batches.spans for number in range(start, stop)]
         values = {term: value.detach()[mine].tolist() for term, value in rows.items()}
-        ids = micros.ids[mine].tolist()
-        self._update[learner] |= {"ids": ids, "rows": values, **_given(micros), **self._facts(learner)}
+        ids = micro_batches.ids[mine].tolist()
+        self._update[learner] |= {
+            "ids": ids,
+            "rows": values,
+            **_input_facts(micro_batches),
+            **self._side_effects(learner),
+        }
 
-    def _facts(self, learner: str) -> dict[str, Any]:
-        """What the forward and backward passes did beside computing: it may explain why a row's loss changes."""
+    def _side_effects(self, learner: str) -> dict[str, Any]:
+        """What the forward and backward passes did besides computing: it may explain why a row's loss changes."""
         now = _generators()
         return {
             "drew": [name for name, state in self._generators.items() if now[name] != state],
@@ -94,7 +104,7 @@ class Recorder:
                 prints[name] = None if parameter.grad is None else _fingerprint(parameter.grad)
         self._update[learner]["gradients"] = prints
 
-    def parameters(self, learner: str, module: nn.Module, micros: MicroBatches) -> None:
+    def parameters(self, learner: str, module: nn.Module, micro_batches: MicroBatches) -> None:
         """The hash of the module after the update; closes the update's line."""
         update = self._update.pop(learner)
         self._lines.append(
@@ -102,7 +112,7 @@ class Recorder:
                 "kind": "update",
                 "stage": self._stage,
                 "learner": learner,
-                "step": micros.step,
+                "step": micro_batches.step,
                 "hash": module_hash(module),
                 "norm": _norm(update["gradients"]),
                 **update,
@@ -124,32 +134,33 @@ class Recorder:
             }
         )
 
-    def validation(self, step: int, ids: np.ndarray, figures: Mapping[str, float]) -> None:
-        """What validation saw on this rank, and the agreed figures."""
+    def validation(self, step: int, ids: np.ndarray, metrics: MetricValues) -> None:
+        """The rows that this rank validated, and the metrics that all ranks agree on."""
         ids = ids if self._counted else ids[:0]
-        row = {"kind": "validation", "stage": self._stage, "step": step, "ids": ids.tolist(), "figures": dict(figures)}
+        row = {"kind": "validation", "stage": self._stage, "step": step, "ids": ids.tolist(), "figures": dict(metrics)}
         self._lines.append(row)
 
     def returned(self, step: int) -> None:
-        """The task is through with a step on this rank; nothing that needs the other ranks has happened since."""
+        """The task's step has returned on this rank; nothing that needs the other ranks has happened since."""
         self._lines.append({"kind": "returned", "stage": self._stage, "step": step})
 
-    def step(self, step: int, state: Mapping[str, Stateful], figures: Mapping[str, float]) -> None:
-        """The end of a step of the loop: the state as a checkpoint would hold it, and this rank's validation figures.
+    def step(self, step: int, state: Mapping[str, Stateful], metrics: MetricValues) -> None:
+        """The end of a step of the loop: the state as a checkpoint would hold it, and this rank's validation metrics.
 
-        Whole numbers and text are the same on all ranks too, for of those a checkpoint holds rank 0's.
+        Integers and text must be the same on all ranks too, because a checkpoint holds those of rank 0.
         """
-        held = {name: _held(part) for name, part in state.items()}
+        held = {name: _state_facts(part) for name, part in state.items()}
         own = {name: part.rank_state() for name, part in state.items() if isinstance(part, RankStateful)}
-        row = {"kind": "step", "stage": self._stage, "step": step, "state": held, "figures": dict(figures), "own": own}
+        row = {"kind": "step", "stage": self._stage, "step": step, "state": held, "figures": dict(metrics), "own": own}
         self._lines.append(row)
 
 
 @dataclass(frozen=True)
-class Returned:
-    """Tells a rank that left a step early from those that wait in it; for the front of the loop's list."""
+class RecordReturned:
+    """A hook that records that the task's step has returned. It distinguishes a rank that left a step early from those
+    that wait in it; it must be the first hook."""
 
-    recorder: Recorder
+    recorder: EvidenceRecorder
 
     def after_step(self, tick: Tick, metrics: Metrics, last: bool) -> None:
         """The task's step has returned."""
@@ -157,17 +168,17 @@ class Returned:
 
 
 @dataclass(frozen=True)
-class Witness:
-    """Closes the evidence of every step of the loop; for the loop's list, before the save."""
+class RecordStep:
+    """A hook that writes the last line of every step of the loop; it must come before the save."""
 
-    recorder: Recorder
+    recorder: EvidenceRecorder
     state: Mapping[str, Stateful]
-    figures: Callable[[], Mapping[str, float]]
-    """What validation gave at this step, on this rank."""
+    validation: Callable[[], MetricValues]
+    """The validation metrics of this step, on this rank."""
 
     def after_step(self, tick: Tick, metrics: Metrics, last: bool) -> None:
         """The step is over."""
-        self.recorder.step(tick.step, self.state, self.figures())
+        self.recorder.step(tick.step, self.state, self.validation())
 
 
 def module_hash(module: nn.Module) -> str:
@@ -180,38 +191,38 @@ def module_hash(module: nn.Module) -> str:
 
 
 def _generators() -> dict[str, object]:
-    """The state of every generator that a rank has for itself, to be compared."""
-    name, keys, *place = np.random.get_state()
+    """The state of every random generator of this rank, to be compared."""
+    name, keys, *position = np.random.get_state()
     return {
         "torch": torch.get_rng_state().numpy().tobytes(),
-        "numpy": (name, np.asarray(keys).tobytes(), *place),
+        "numpy": (name, np.asarray(keys).tobytes(), *position),
         "python": random.getstate(),
     }
 
 
 def _watch_batch_norms(module: nn.Module) -> set[str]:
-    """Where the names of BatchNorm modules will be found that have normalised rows by their micro-batch."""
+    """A set that will hold the names of BatchNorm modules that have normalised rows by their micro-batch."""
     used: set[str] = set()
 
-    def note(name: str, part: _BatchNorm) -> None:
+    def add_if_used(name: str, part: _BatchNorm) -> None:
         if part.training or part.running_mean is None:
             used.add(name)
 
     for name, part in module.named_modules():
         if isinstance(part, _BatchNorm):
-            part.register_forward_pre_hook(lambda part, inputs, name=name: note(name, part))
+            part.register_forward_pre_hook(lambda part, inputs, name=name: add_if_used(name, part))
     return used
 
 
-def _given(micros: MicroBatches) -> dict[str, Any]:
-    """How the rows came: their checksums, the sizes of the micro-batches, the weights of the whole batch."""
-    sizes = [stop - start for start, stop in micros.spans]
-    data = [pair for batch, size in zip(micros.batches, sizes) for pair in _checksums(batch, size)]
-    return {"data": data, "sizes": sizes, "weights": micros.weights}
+def _input_facts(micro_batches: MicroBatches) -> dict[str, Any]:
+    """The input of an update: checksums of the rows, sizes of the micro-batches, weights of the global batch."""
+    sizes = [stop - start for start, stop in micro_batches.spans]
+    data = [pair for batch, size in zip(micro_batches.batches, sizes) for pair in _checksums(batch, size)]
+    return {"data": data, "sizes": sizes, "weights": micro_batches.weights}
 
 
 def _checksums(batch: Batch, size: int) -> list[list[int]]:
-    """A row's checksum and its number of values; the number tells a row that was padded to another length."""
+    """A row's checksum and its number of values; the number shows that a row was padded to another length."""
     pairs = [[0, 0] for _ in range(size)]
     for name in sorted(set(batch) - {"ids", "live"}):
         values = batch[name].detach().cpu()[:size]
@@ -221,7 +232,7 @@ def _checksums(batch: Batch, size: int) -> list[list[int]]:
     return pairs
 
 
-def _held(part: Stateful) -> dict[str, Any]:
+def _state_facts(part: Stateful) -> dict[str, Any]:
     """A hash of a full state, and the fingerprints of its numbers."""
     plain, tensors = split_state({"": part.state_dict()})
     digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())

@@ -2,106 +2,105 @@
 
 import time
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from samestep.train.hooks.stragglers import Speeds
+from samestep.train.hooks.stragglers import RankSpeeds
 from samestep.train.logging.console import Screen, format_metrics
-from samestep.train.logging.metrics import MetricAccumulator, Metrics, PendingMetrics, is_loss
+from samestep.train.logging.metrics import MetricAccumulator, Metrics, MetricValues, PendingMetrics, is_loss
 from samestep.train.logging.sinks import Sink
 from samestep.train.loop import Progress
 from samestep.train.task import Tick
 
-SHORT = 0.2
-"""Seconds a step, on the slowest rank, under which a row of figures is not waited for but read a step later; those of
-longer ones are shown at once."""
-PARTING = 2.0
-"""Seconds to wait for rows that are still under way when a rank has failed."""
+SHORT_STEP = 0.2
+"""Seconds per step on the slowest rank. Where steps are shorter, a row of metrics is read a step later and not waited
+for; else it is written at once."""
+FAILURE_WAIT = 2.0
+"""Seconds to wait for rows that are still pending when a rank has failed."""
 
 
 @dataclass(frozen=True)
 class _Row:
-    """Figures of `steps` steps, the last of them `step`, on their way between the ranks."""
+    """Pending metrics of `steps` steps, the last of them `step`."""
 
     step: int
     epoch: int
     steps: int
     seconds: float
-    reading: PendingMetrics
+    pending: PendingMetrics
 
 
 @dataclass
 class LogMetrics:
-    """Adds every step's figures up and writes their means every `every` steps; the device is read only then.
+    """Adds every step's metrics up and writes their means every `every` steps; the device is read only then.
 
-    What the ranks tell each other for it is read at the next step: to wait for it costs more than all else about a row.
+    The gathered numbers are read at the next step: waiting for them costs more than everything else about a row.
     """
 
-    book: MetricAccumulator
+    accumulator: MetricAccumulator
     sinks: list[Sink]
     screen: Screen
     progress: Progress
     every: int
     unit: str
     length: int
-    speeds: Speeds
+    speeds: RankSpeeds
 
     def __post_init__(self) -> None:
         self._since, self._before = time.monotonic(), self.progress.step
         self._rows: deque[_Row] = deque()
-        self._at_once = True
+        self._writes_at_once = True
 
     def after_step(self, tick: Tick, metrics: Metrics, last: bool) -> None:
-        """Count the step in; when it is time, begin a row."""
+        """Add the step's metrics; when it is time, start a row."""
         self.write()
-        self.book.add(metrics)
+        self.accumulator.add(metrics)
         if (tick.step + 1) % self.every and not last:
             return
-        self._rows.append(self._begin(tick))
-        if last or self._at_once:
+        self._rows.append(self._start_row(tick))
+        if last or self._writes_at_once:
             self.write()
 
     def write(self) -> None:
-        """Write every row that was begun."""
+        """Write every row that was started; waits for the other ranks."""
         while self._rows:
             self._write(self._rows.popleft())
 
-    def rescue(self) -> None:
-        """Write the rows that were begun when a rank failed, as far as all ranks' numbers are here or come soon."""
-        while self._rows and self._rows[0].reading.has_arrived(PARTING):
+    def write_ready_rows(self) -> None:
+        """After a rank failed: write the rows for which all ranks' numbers are here or come within `FAILURE_WAIT`."""
+        while self._rows and self._rows[0].pending.is_ready(FAILURE_WAIT):
             self._write(self._rows.popleft())
 
     def _write(self, row: _Row) -> None:
-        figures, times = row.reading.finish()
-        self._at_once = max(a_step for a_step, *_ in times) >= SHORT
-        self.speeds.take(times, row.step, row.steps)
-        if (per_step := figures.get(f"count/{self.unit}")) is not None:
-            figures[f"{self.unit}/s"] = per_step * row.steps / row.seconds
-        figures = {name: value for name, value in figures.items() if not name.startswith("count/")}
-        self._record(row.step, row.epoch, figures)
-        shown = {name: figures[name] for name in figures if is_loss(name) or name == f"{self.unit}/s"}
+        metrics, times = row.pending.finish()
+        self._writes_at_once = max(step_seconds for step_seconds, *_ in times) >= SHORT_STEP
+        self.speeds.add_row(times, row.step, row.steps)
+        if (per_step := metrics.get(f"count/{self.unit}")) is not None:
+            metrics[f"{self.unit}/s"] = per_step * row.steps / row.seconds
+        metrics = {name: value for name, value in metrics.items() if not name.startswith("count/")}
+        self._record(row.step, row.epoch, metrics)
+        shown = {name: metrics[name] for name in metrics if is_loss(name) or name == f"{self.unit}/s"}
         self.screen.advance("train", row.step, self.length, format_metrics(shown))
 
-    def record(self, step: int, epoch: int, figures: Mapping[str, float]) -> None:
-        """Write figures into every sink, after the rows that were begun before."""
+    def record(self, step: int, epoch: int, metrics: MetricValues) -> None:
+        """Write metrics into every sink, after the rows that were started before."""
         self.write()
-        self._record(step, epoch, figures)
+        self._record(step, epoch, metrics)
 
-    def _record(self, step: int, epoch: int, figures: Mapping[str, float]) -> None:
+    def _record(self, step: int, epoch: int, metrics: MetricValues) -> None:
         for sink in self.sinks:
-            sink.write(step, epoch, figures)
+            sink.write(step, epoch, metrics)
 
     def flush(self) -> None:
-        """Bring all figures so far where a kill cannot take them."""
+        """Bring all metrics so far to the disk, where a kill cannot lose them."""
         self.write()
         for sink in self.sinks:
             sink.flush()
 
-    def _begin(self, tick: Tick) -> _Row:
-        reading = self.book.reading(self.speeds.own_times())
-        now, done = time.monotonic(), tick.step + 1  # only now: the steps of a GPU are done when it was read
-        seconds, steps = max(now - self._since - self.progress.aside, 1e-9), done - self._before
+    def _start_row(self, tick: Tick) -> _Row:
+        pending = self.accumulator.read_async(self.speeds.rank_times())
+        now, done = time.monotonic(), tick.step + 1  # only now: a GPU has done its steps once its sums are read
+        seconds, steps = max(now - self._since - self.progress.paused_seconds, 1e-9), done - self._before
         self._since, self._before = now, done
-        self.progress.aside = 0.0
+        self.progress.paused_seconds = 0.0
         self.progress.seconds += seconds
-        return _Row(done, tick.epoch, steps, seconds, reading)
+        return _Row(done, tick.epoch, steps, seconds, pending)

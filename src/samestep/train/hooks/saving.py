@@ -22,7 +22,7 @@ from samestep.train.task import Tick
 
 @dataclass
 class Save:
-    """Has the state saved by steps, epochs, the agreed clock, and at the end, while training goes on."""
+    """Saves the state by steps, epochs, the agreed clock, and at the end, while training goes on."""
 
     saver: Saver
     state: Mapping[str, Any]
@@ -37,7 +37,8 @@ class Save:
     log: LogMetrics
     weights: Path
     """The folder of plain weight files."""
-    _names: list[str] = field(default_factory=list)
+    _suffixes: list[str] = field(default_factory=list)
+    """Of the weight files to write with this save."""
 
     def after_step(self, tick: Tick, metrics: Metrics, last: bool) -> None:
         """Save when it is time."""
@@ -45,41 +46,42 @@ class Save:
         done, epochs = tick.step + 1, tick.epoch + 1
         by_steps = self.settings.every_steps > 0 and done % self.settings.every_steps == 0
         by_epoch = self.settings.every_epochs > 0 and tick.last_of_epoch and epochs % self.settings.every_epochs == 0
-        self._names = []
+        self._suffixes = []
         if self.settings.weights:
-            self._names += [f"step_{done}"] if by_steps or last else []
-            self._names += [f"epoch_{epochs}"] if by_epoch else []
+            self._suffixes += [f"step_{done}"] if by_steps or last else []
+            self._suffixes += [f"epoch_{epochs}"] if by_epoch else []
         if by_steps or by_epoch or last or self.stop.save_due:
-            with self.progress.beside_the_steps("save"):
+            with self.progress.outside_steps("save"):
                 self._prepare()
-                self.saver.save(self.progress.step, self.state, self._about(), self._then())
+                self.saver.save(self.progress.step, self.state, self._about(), self._after_commit())
 
     def finish(self) -> None:
-        """The last save of a stage: on the disk when this returns."""
+        """The last save of a stage; it is on the disk when this returns."""
         self._prepare()
-        self.saver.finish(self.progress.step, self.state, self._about(), self._then())
+        self.saver.finish(self.progress.step, self.state, self._about(), self._after_commit())
 
     def _prepare(self) -> None:
-        """What the checkpoint takes for granted: good steps, and figures that a kill right after it cannot take."""
+        """Before a save: raise if too many steps were bad, and write all metrics to the disk for good."""
         for learner in self.learners:
             learner.check_finite()
         self.log.flush()
 
     def _about(self) -> dict[str, Any]:
         about = dict(self.about)
-        if self.stage.best is not None and self.stage.best[0] in self.validate.figures:
+        if self.stage.best is not None and self.stage.best[0] in self.validate.values:
             name, mode = self.stage.best
-            about |= {"figure": self.validate.figures[name], "figure_name": name, "figure_mode": mode}
+            # The keys are from the first version of the manifest.
+            about |= {"figure": self.validate.values[name], "figure_name": name, "figure_mode": mode}
         return about
 
-    def _then(self) -> Callable[[Path], None]:
-        """Weight files come out of the checkpoint once it is one, so there are none of a state that was not saved."""
-        names = list(self._names)
-        return lambda checkpoint: write_weights(self.weights, self.state, checkpoint, names)
+    def _after_commit(self) -> Callable[[Path], None]:
+        """Weight files are written from the committed checkpoint, so there are none of a state that was not saved."""
+        suffixes = list(self._suffixes)
+        return lambda checkpoint: write_weights(self.weights, self.state, checkpoint, suffixes)
 
 
 def write_weights(folder: Path, state: Mapping[str, Any], checkpoint: Path, suffixes: list[str]) -> None:
-    """Make plain weight files of these names out of a checkpoint; called on rank 0 alone."""
+    """Write plain weight files with these suffixes from a checkpoint; called on rank 0 alone."""
     for key, part in state.items() if suffixes else ():
         if isinstance(part, Learner):
             weights = read_tensors(checkpoint, join_keys((key, "model")), verify=False)  # it was written just now

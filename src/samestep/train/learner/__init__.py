@@ -1,1 +1,1 @@
-"""The learner, and what it is made of."""
+"""The learner and its parts."""

@@ -2,8 +2,8 @@
 
 Gradients cannot be taken micro-batch by micro-batch there. Instead: embed all rows without gradients, gather the
 embeddings of all data-parallel ranks in global order, take the loss and its gradient with respect to the embeddings
-(every rank computes the same), then embed each micro-batch again and push its slice of that gradient through the
-module. The memory of one micro-batch is enough, and the result is the exact gradient of the whole batch at any world
+(every rank computes the same), then embed each micro-batch again and backpropagate its slice of that
+gradient. The memory of one micro-batch is enough, and the result is the exact gradient of the global batch at any world
 size.
 """
 
@@ -29,7 +29,7 @@ Couple = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 @dataclass
 class Coupled:
-    """A module and the circumstances under which it embeds."""
+    """A module, and what its two passes over the micro-batches need."""
 
     parallel: Parallel
     world: World
@@ -37,42 +37,42 @@ class Coupled:
     call: Callable[[Embed, nn.Module, Batch], Mapping[str, Tensor]]
     """Calls `embed` on a micro-batch; the dropout of a network may have to know its samples."""
     check_called: Callable[[], None]
-    """Refuses an `embed` that went around the wrapper, which would skip gradient synchronisation."""
+    """Refuses an `embed` that bypassed the wrapper, which would skip gradient synchronisation."""
 
     def backward(
         self,
-        micros: MicroBatches,
+        micro_batches: MicroBatches,
         embed: Embed,
         couple: Couple,
         weigh: Callable[[Mapping[str, Tensor]], tuple[Tensor, dict[str, Tensor]]],
-        boost: Tensor | float,
+        scale: Tensor | float,
     ) -> tuple[dict[str, Tensor], Mapping[str, Tensor]]:
-        """Gradients in the module; the loss's sums per term and its rows, equal on every rank."""
+        """Adds the gradients into the module; returns the loss's sums per term and its rows, equal on every rank."""
         before = _random_state(self.world.device)
         with torch.no_grad(), self.autocast():
-            parts = [self.call(embed, self.parallel.inner, batch) for batch in micros.batches]
+            parts = [self.call(embed, self.parallel.inner, batch) for batch in micro_batches.batches]
         with self.parallel.measure_wait():
-            leaves = _gather(parts, micros, self.world)
+            leaves = _gather(parts, micro_batches, self.world)
         with self.autocast():
             rows = couple(leaves)
             total, sums = weigh(rows)
         total.backward()
         _set_random_state(before, self.world.device)  # the second pass draws the same dropout as the first
-        for number, (batch, span) in enumerate(zip(micros.batches, micros.spans)):
-            last = number == len(micros.batches) - 1
+        for number, (batch, span) in enumerate(zip(micro_batches.batches, micro_batches.spans)):
+            last = number == len(micro_batches.batches) - 1
             with self.parallel.syncing(last):
                 self.parallel.called = False
                 with self.autocast():
                     outputs = self.call(embed, self.parallel.module, batch)
-                    pushed = _push(outputs, leaves, span)
+                    surrogate = _surrogate(outputs, leaves, span)
                 self.check_called()
-                (pushed * boost).backward()
-        micros.terms.update(sums)
+                (surrogate * scale).backward()
+        micro_batches.terms.update(sums)
         return sums, rows
 
 
-def _push(outputs: Mapping[str, Tensor], leaves: Mapping[str, Tensor], span: tuple[int, int]) -> Tensor:
-    """A scalar whose gradient in the outputs is the wanted one; a filler row gets none but stays connected."""
+def _surrogate(outputs: Mapping[str, Tensor], leaves: Mapping[str, Tensor], span: tuple[int, int]) -> Tensor:
+    """A scalar whose gradient in the outputs is the wanted one; that of a filler row is zero but connected."""
     total = torch.zeros((), device=next(iter(outputs.values())).device)
     start, stop = span
     for name, output in outputs.items():
@@ -84,21 +84,23 @@ def _push(outputs: Mapping[str, Tensor], leaves: Mapping[str, Tensor], span: tup
     return total
 
 
-def _gather(parts: list[Mapping[str, Tensor]], micros: MicroBatches, world: World) -> dict[str, Tensor]:
+def _gather(parts: list[Mapping[str, Tensor]], micro_batches: MicroBatches, world: World) -> dict[str, Tensor]:
     """All rows of the global batch in their order, as leaves that collect gradients."""
     leaves = {}
     for name in parts[0]:
-        mine = torch.cat([part[name][: stop - start] for part, (start, stop) in zip(parts, micros.spans)])
-        whole = _concatenate(mine.float() if mine.dtype in (torch.bfloat16, torch.float16) else mine, micros, world)
-        leaves[name] = whole.requires_grad_(whole.is_floating_point())
+        mine = torch.cat([part[name][: stop - start] for part, (start, stop) in zip(parts, micro_batches.spans)])
+        gathered = _concatenate(
+            mine.float() if mine.dtype in (torch.bfloat16, torch.float16) else mine, micro_batches, world
+        )
+        leaves[name] = gathered.requires_grad_(gathered.is_floating_point())
     return leaves
 
 
-def _concatenate(mine: Tensor, micros: MicroBatches, world: World) -> Tensor:
+def _concatenate(mine: Tensor, micro_batches: MicroBatches, world: World) -> Tensor:
     """Shares are contiguous and differ by at most one row: pad to the largest, gather, cut."""
     if world.control is None:
         return mine
-    total = len(micros.ids)
+    total = len(micro_batches.ids)
     shares = world.dp_size
     sizes = [total * (rank + 1) // shares - total * rank // shares for rank in range(shares)]
     padded = mine.new_zeros((max(sizes), *mine.shape[1:]))

@@ -1,4 +1,4 @@
-"""Sampling tokens inside training, so that every world size samples the same ones, and the proof can see it."""
+"""Sampling tokens inside training: the same tokens at every world size, recorded for `samestep verify`."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from samestep.data import noise
-from samestep.train.hooks.evidence import Recorder
+from samestep.train.hooks.evidence import EvidenceRecorder
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Draws:
 
     purpose: str
     seed: int
-    recorder: Recorder | None = None
+    recorder: EvidenceRecorder | None = None
 
     def pick(self, logits: Tensor, *, step: int, ids: Tensor, position: int, temperature: float = 1.0) -> Tensor:
         """One token a row from softmax(logits / temperature); `logits` is [rows, tokens], `ids` is [rows, 2].

@@ -2,16 +2,16 @@
 
     learner = bench.learner(samestep.keyed_dropout(model))
 
-torch takes a mask from a generator that every rank has for itself, so what a row loses depends on the rank that
-computes it and on the rows before it. A `KeyedDropout` takes it from `samestep.noise` instead: the mask is a function
-of the seed, the step, the update within the step, the sample, the module's name and the coordinates in the row.
+torch draws a mask from the rank's own generator, so which elements a row loses depends on the rank that computes it and
+on the rows before it. A `KeyedDropout` draws it from `samestep.noise` instead: the mask is a function of the seed, the
+step, the update within the step, the sample, the module's name and the coordinates in the row.
 
-The samples are those of the micro-batch that the learner is at. It says so in one record that all dropouts of its
-network share, before a forward pass, and leaves it there until the backward pass is over: activation checkpointing
+The samples are those of the learner's current micro-batch. The learner sets them in one `MaskKey` that all dropouts of
+its network share, before a forward pass, and keeps them until the backward pass is over: activation checkpointing
 computes parts of the forward pass again, and must get the same masks. For the same reason a module that is called
 twice in one forward pass gives the same mask twice.
 
-All of this works under torch.compile: what changes from call to call is a tensor there, so nothing is compiled anew,
+All of this works under torch.compile: what changes from call to call is a tensor there, so nothing is compiled again,
 and a compiled mask is cheaper than one that is computed operation by operation.
 """
 
@@ -33,7 +33,7 @@ _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 
 
 class MaskKey:
-    """What the masks of a micro-batch are drawn from; one record for all dropouts of a learner's network."""
+    """What the masks of a micro-batch are drawn from; one for all dropouts of a learner's network."""
 
     def __init__(self, seed: int) -> None:
         self.rows: Tensor | None = None
@@ -51,12 +51,12 @@ class MaskKey:
         finally:
             self.rows = None
 
-    def take(self, batch: Batch) -> None:
-        """From here on the masks are those of this micro-batch."""
-        assert self._step is not None, "masks are taken inside an update"
+    def set_batch(self, batch: Batch) -> None:
+        """From now on the masks are those of this micro-batch."""
+        assert self._step is not None, "masks are drawn inside an update"
         epoch, index = batch["ids"].unbind(1)
         high, low = noise.words(self._seed, _MASK, self._step, self._update, epoch, index)
-        # Worked out once, for all modules. 63 bits: no two rows of a run will ever share them.
+        # Computed once, for all modules. 63 bits: no two rows of a run will ever share them.
         self.rows = (high >> 1 << 32) | low
 
 
@@ -72,8 +72,8 @@ class KeyedDropout(nn.Dropout):
         self._number = 0
         self._key: MaskKey | None = None
 
-    def share(self, key: MaskKey, learner: str, name: str) -> None:
-        """Belong to the network of a learner, under the name that it has there."""
+    def attach(self, key: MaskKey, learner: str, name: str) -> None:
+        """Become part of a learner's network, under the name that it has there."""
         self._key, self.name = key, name
         self._number = noise.purpose(f"{learner}/{name}")
 
@@ -91,17 +91,17 @@ class KeyedDropout(nn.Dropout):
         return torch.where(kept == 0, 0.0, x * kept)  # chosen: a dropped infinity must become 0, not NaN
 
     def _rows(self, x: Tensor) -> Tensor:
-        """The rows' part of the key, refusing activations of which nobody knows the samples."""
+        """The rows' part of the key; refuses activations whose samples are not known."""
         if self._key is None:
             raise UserError(
-                f"dropout {self.name!r} belongs to no learner and has no samples to take its mask from; make the "
+                f"dropout {self.name!r} belongs to no learner and has no samples to key its mask by; make the "
                 "learner from the network after keyed_dropout, or put the network into evaluation mode"
             )
         rows = self._key.rows
         if rows is None:
             raise UserError(
                 f"dropout {self.name!r} is used in training mode outside of its learner's update, where no sample is "
-                "known to take its mask from; put the network into evaluation mode there (as learner.inference() does; "
+                "known to key its mask by; put the network into evaluation mode there (as learner.inference() does; "
                 "inside held_constant() call .eval() and later .train() on it)"
             )
         if x.dim() < 1 + self.channels or x.shape[0] != rows.shape[0]:
@@ -113,7 +113,7 @@ class KeyedDropout(nn.Dropout):
         return rows
 
     def extra_repr(self) -> str:
-        """As torch shows its own."""
+        """Like that of torch's own modules."""
         return super().extra_repr() + (", channels=True" if self.channels else "")
 
 
@@ -134,16 +134,16 @@ def keyed_dropout(module: nn.Module) -> nn.Module:
 
 
 def is_replaceable(module: nn.Module) -> bool:
-    """Whether `keyed_dropout` replaces it: torch's own, or a class that inherits how they work."""
+    """Whether `keyed_dropout` replaces it: torch's own, or a class that inherits their forward."""
     return type(module).forward in _ELEMENTS + _CHANNELS
 
 
 def share_key(network: nn.Module, learner: str, seed: int) -> MaskKey | None:
-    """One record for all keyed dropouts of a learner's network; None where it has none."""
+    """One key for all keyed dropouts of a learner's network; None where it has none."""
     key = MaskKey(seed)
     found = [(name, part) for name, part in network.named_modules() if isinstance(part, KeyedDropout)]
     for name, part in found:
-        part.share(key, learner, ".".join(word for word in name.split(".") if word not in _WRAPPERS))
+        part.attach(key, learner, ".".join(level for level in name.split(".") if level not in _WRAPPERS))
     return key if found else None
 
 

@@ -1,7 +1,7 @@
 """An exponential moving average of a learner's weights: what validation, sampling and export use when it is on.
 
 average = Average(learner, decay=0.999)
-learner.update(...); average.update()      # once a step, on the device, nobody waits
+learner.update(...); average.update()      # once a step, on the device, without waiting
 with average.in_use(): ...                 # the learner's module holds the averaged weights meanwhile
 """
 
@@ -16,9 +16,9 @@ from samestep.parallel.wrap import local
 from samestep.train.learner.learner import Learner
 
 AVERAGE = "average"
-"""Where a checkpoint keeps the averaged weights, if the run has them; they lie there as a learner's own do."""
-_HASTE = 10
-"""The first steps forget faster, so that the fresh weights of the beginning do not linger in a short run."""
+"""The name of the averaged weights in a checkpoint, if the run has them; they are stored as a learner's own are."""
+_WARMUP = 10
+"""In the first steps the decay is smaller, so that the initial weights do not dominate the average of a short run."""
 
 
 class Average:
@@ -30,15 +30,15 @@ class Average:
         self._learner, self._decay = learner, decay
         with learner.inference() as module:
             self._live = dict(module.named_parameters())
-        self._held = {name: parameter.detach().clone() for name, parameter in self._live.items()}
+        self._averaged = {name: parameter.detach().clone() for name, parameter in self._live.items()}
 
     @torch.no_grad()
     def update(self) -> None:
         """Move towards the weights after the learner's newest update."""
         done = self._learner.updates
-        decay = min(self._decay, (1 + done) / (_HASTE + done))
-        held = [local(tensor) for tensor in self._held.values()]
-        torch._foreach_lerp_(held, [local(tensor) for tensor in self._live.values()], 1 - decay)
+        decay = min(self._decay, (1 + done) / (_WARMUP + done))
+        averaged = [local(tensor) for tensor in self._averaged.values()]
+        torch._foreach_lerp_(averaged, [local(tensor) for tensor in self._live.values()], 1 - decay)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -52,17 +52,17 @@ class Average:
     @torch.no_grad()
     def _swap(self) -> None:
         """One tensor at a time, so that no second copy of the model is needed."""
-        for name, held in self._held.items():
+        for name, averaged in self._averaged.items():
             own = local(self._live[name]).clone()
-            local(self._live[name]).copy_(local(held))
-            local(held).copy_(own)
+            local(self._live[name]).copy_(local(averaged))
+            local(averaged).copy_(own)
 
     def state_dict(self) -> dict[str, Any]:
         """The averaged weights, under the names that the learner's own have."""
-        return {"model": dict(self._held)}
+        return {"model": dict(self._averaged)}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from saved ones."""
-        for name, tensor in self._held.items():
+        """Continue from saved ones."""
+        for name, tensor in self._averaged.items():
             tensor.copy_(state["model"][name])

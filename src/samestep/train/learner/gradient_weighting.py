@@ -1,4 +1,4 @@
-"""The terms of a loss: which are trained, what they weigh in the whole, and what is logged of them.
+"""The terms of a loss: which are trained, how much each weighs in the gradient, and what is logged.
 
 A loss returns, per term, each row's sum. Only the terms that a mix names are trained, each times its coefficient; all
 others are logged. A loss of one term needs no mix.
@@ -29,9 +29,7 @@ def trained_terms(learner: str, terms: Mapping[str, Tensor], mix: Mix | None) ->
     if mix is None and len(terms) == 1:
         return dict.fromkeys(terms, 1.0)
     listed = ", ".join(map(repr, terms))
-    if mix is not None and not (
-        isinstance(mix, Mapping) and all(isinstance(part, int | float) for part in mix.values())
-    ):
+    if mix is not None and not _are_numbers(mix):
         raise UserError(
             f"the mix of learner {learner!r} is {mix!r}; give each trained term a number, such as "
             f"{{{next(iter(terms))!r}: 1.0}}"
@@ -40,7 +38,7 @@ def trained_terms(learner: str, terms: Mapping[str, Tensor], mix: Mix | None) ->
         raise UserError(f"the mix of learner {learner!r} names no term; give a coefficient to one of {listed}")
     if mix is None:
         raise UserError(
-            f"the loss of learner {learner!r} returned several terms ({listed}); say which of them are trained, for "
+            f"the loss of learner {learner!r} returned several terms ({listed}); name those that are trained, for "
             f"example mix={{{next(iter(terms))!r}: 1.0}}, and the others are only logged"
         )
     unknown = [term for term in mix if term not in terms]
@@ -52,11 +50,16 @@ def trained_terms(learner: str, terms: Mapping[str, Tensor], mix: Mix | None) ->
 
 
 def _are_numbers(mix: object) -> bool:
-    return isinstance(mix, Mapping) and all(isinstance(part, int | float) for part in mix.values())
+    return isinstance(mix, Mapping) and all(isinstance(coefficient, int | float) for coefficient in mix.values())
 
 
 def weigh(
-    learner: str, rows: Mapping[str, Tensor], count: int, micros: MicroBatches, trained: Mix, filler: bool = False
+    learner: str,
+    rows: Mapping[str, Tensor],
+    count: int,
+    micro_batches: MicroBatches,
+    trained: Mix,
+    filler: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The scalar to differentiate, the sum over terms of coefficient * live rows / global weight; and the sums."""
     sums = {}
@@ -64,17 +67,19 @@ def weigh(
         assert values.shape == (count,), (
             f"term {term!r} of learner {learner!r} must have one value a row, {(count,)}, not {tuple(values.shape)}"
         )
-        if filler or not micros.weight(term):  # selected, not multiplied by zero: a row may be NaN
+        if filler or not micro_batches.weight(term):  # selected, not multiplied by zero: a row may be NaN
             values = torch.where(torch.zeros_like(values, dtype=torch.bool), values, 0.0)
         exact = torch.promote_types(values.dtype, torch.float32)  # bf16 rows must not be summed in bf16
         sums[term] = values.sum(dtype=exact)
-    total = reduce(add, [sums[term] * (part / (micros.weight(term) or 1.0)) for term, part in trained.items()])
+    total = reduce(
+        add, [sums[term] * (coefficient / (micro_batches.weight(term) or 1.0)) for term, coefficient in trained.items()]
+    )
     return total, {term: value.detach() for term, value in sums.items()}
 
 
 def update_metrics(
     learner: str,
-    micros: MicroBatches,
+    micro_batches: MicroBatches,
     sums: Mapping[str, Tensor],
     trained: Mix,
     same: bool,
@@ -83,15 +88,15 @@ def update_metrics(
     bad: Tensor,
     rate: float,
 ) -> Metrics:
-    """What is logged of an update; `same`: every rank holds whole sums already."""
-    figures = {term: Metric(value, micros.weight(term), same, bad) for term, value in sums.items()}
-    for term, value in sums.items():  # also those that are not trained in this step, or a mean over steps leaves it out
-        part = trained.get(term, 0.0)
-        mixed = value if part == 1 else value * part if part else 0.0
-        figures[part_of("loss", term)] = Metric(mixed, micros.weight(term), same, bad)
-    figures["grad_norm"] = Metric(norm, 1.0, same=True, skipped=bad)
-    figures["lr"] = Metric(rate, same=True)
-    figures["skipped"] = Metric(bad, same=True)
+    """What is logged of an update; `same`: every rank holds the global sums already."""
+    metrics = {term: Metric(value, micro_batches.weight(term), same, bad) for term, value in sums.items()}
+    for term, value in sums.items():  # also those not trained in this step, or a mean over steps leaves it out
+        coefficient = trained.get(term, 0.0)
+        mixed = value if coefficient == 1 else value * coefficient if coefficient else 0.0
+        metrics[part_of("loss", term)] = Metric(mixed, micro_batches.weight(term), same, bad)
+    metrics["grad_norm"] = Metric(norm, 1.0, same=True, skipped=bad)
+    metrics["lr"] = Metric(rate, same=True)
+    metrics["skipped"] = Metric(bad, same=True)
     prefix = "" if learner == "model" else f"{learner}/"
-    counts = {f"count/{name}": Metric(weight, same=True) for name, weight in micros.weights.items()}
-    return {**{prefix + name: figure for name, figure in figures.items()}, **counts}
+    counts = {f"count/{name}": Metric(weight, same=True) for name, weight in micro_batches.weights.items()}
+    return {**{prefix + name: metric for name, metric in metrics.items()}, **counts}

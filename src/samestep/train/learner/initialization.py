@@ -1,9 +1,9 @@
-"""The first weights of a network that begins from nothing: the same at any world size, in any mode, on any device.
+"""The initial weights of a network that begins from the seed: the same at any world size, in any mode, on any device.
 
-A network that offers `init_parameter` (parallel/parameter_init.py) gets them parameter by parameter, each out of a
-generator that is seeded by the run's seed and the names of learner and parameter. A rank draws a parameter whole and
-keeps its own part, so there is never more than one whole parameter in its memory. Any other network is built whole
-on every rank out of the run's seed, and cut afterwards.
+A network that offers `init_parameter` (`ParameterInit` in parallel/build.py) gets them parameter by parameter, each
+from a generator that is seeded by the run's seed and the names of learner and parameter. A rank draws a full parameter
+and keeps its own shard, so there is never more than one full parameter in its memory. Any other network is built in
+full on every rank from the run's seed, and sharded afterwards.
 """
 
 import hashlib
@@ -19,20 +19,21 @@ from samestep.parallel.build import FillFunction, ParameterInit, try_build_on_me
 
 
 def build_fresh(make: Callable[[], nn.Module], seed: int, learner: str) -> tuple[nn.Module, FillFunction | None]:
-    """A network, and what gives it its first weights where it will lie; None where it has them already.
+    """A network, and the function that fills it with initial weights on its device; None where it has them already.
 
-    One with buffers is built with memory, for only its own code knows their values; its parameters are still drawn.
+    A network with buffers is built with memory, because only its own code knows their values; its parameters are still
+    drawn.
     """
     blank = try_build_on_meta(make)
-    can_stay = isinstance(blank, ParameterInit) and not any(True for _ in blank.buffers())
-    module = blank if blank is not None and can_stay else make()
-    offers = isinstance(module, ParameterInit)
-    return module, partial(draw_parameters, seed=seed, learner=learner) if offers else None
+    can_stay_on_meta = isinstance(blank, ParameterInit) and not any(True for _ in blank.buffers())
+    module = blank if blank is not None and can_stay_on_meta else make()
+    has_init = isinstance(module, ParameterInit)
+    return module, partial(draw_parameters, seed=seed, learner=learner) if has_init else None
 
 
 @torch.no_grad()
 def draw_parameters(module: nn.Module, seed: int, learner: str) -> None:
-    """Fill a module that offers `init_parameter`, whole or sharded; torch's generator is left as it was."""
+    """FillFunction a module that offers `init_parameter`, sharded or not; torch's generator is left as it was."""
     assert isinstance(module, ParameterInit)
     with torch.random.fork_rng(devices=[]):
         for name, parameter in module.named_parameters():  # one tensor under two names comes once
@@ -41,7 +42,7 @@ def draw_parameters(module: nn.Module, seed: int, learner: str) -> None:
 
 
 def _drawn(network: ParameterInit, name: str, parameter: Tensor, seed: int) -> Tensor:
-    """A whole parameter's first values.
+    """The initial values of a full parameter.
 
     Always drawn in float32: torch draws other numbers for other types, and a run in float64 (a proof of one in float32)
     or in bfloat16 should begin with the same ones, up to rounding.
@@ -58,5 +59,5 @@ def _drawn(network: ParameterInit, name: str, parameter: Tensor, seed: int) -> T
 
 
 def _seed(seed: int, learner: str, name: str) -> int:
-    """As many bits as torch's generator on the CPU takes in."""
+    """A seed of 32 bits, which is all that torch's generator on the CPU uses."""
     return int.from_bytes(hashlib.sha256(repr((seed, learner, name)).encode()).digest()[:4], "big")

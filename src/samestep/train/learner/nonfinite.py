@@ -9,32 +9,32 @@ from samestep.data.feed import MicroBatches
 
 
 class FiniteGuard:
-    """The verdict on a step is copied off the device without waiting and read a step later, on every rank alike."""
+    """Whether a step was bad is copied off the device without waiting and read a step later, on all ranks alike."""
 
     def __init__(self, device: torch.device, name: str, limit: int) -> None:
         self._name, self._limit = name, limit
-        self._in_row = torch.zeros((), dtype=torch.float32, device=device)
-        self._arriving: tuple[Tensor | float, torch.cuda.Event | None, int, np.ndarray] | None = None
+        self._bad_in_row = torch.zeros((), dtype=torch.float32, device=device)
+        self._pending: tuple[Tensor | float, torch.cuda.Event | None, int, np.ndarray] | None = None
 
-    def watch(self, bad: Tensor, micros: MicroBatches) -> None:
-        """Take in the verdict on this step; act on the one before."""
-        self._in_row.add_(1).mul_(bad)
+    def add(self, bad: Tensor, micro_batches: MicroBatches) -> None:
+        """Count this step; check the one before."""
+        self._bad_in_row.add_(1).mul_(bad)
         self.check()
-        if self._in_row.device.type == "cuda":
+        if self._bad_in_row.device.type == "cuda":
             host = torch.empty((), dtype=torch.float32, pin_memory=True)
-            host.copy_(self._in_row, non_blocking=True)
+            host.copy_(self._bad_in_row, non_blocking=True)
             event = torch.cuda.Event()
             event.record()
-            self._arriving = (host, event, micros.step, micros.ids)
+            self._pending = (host, event, micro_batches.step, micro_batches.ids)
         else:
-            self._arriving = (float(self._in_row), None, micros.step, micros.ids)
+            self._pending = (float(self._bad_in_row), None, micro_batches.step, micro_batches.ids)
 
     def check(self) -> None:
-        """Read the verdict that is still on its way."""
-        if self._arriving is None:
+        """Read the count that is still pending; raises when it has reached the limit."""
+        if self._pending is None:
             return
-        count, event, step, ids = self._arriving
-        self._arriving = None
+        count, event, step, ids = self._pending
+        self._pending = None
         if event is not None:
             event.synchronize()
         if count >= self._limit:
@@ -47,9 +47,9 @@ class FiniteGuard:
 
     def state_dict(self) -> dict[str, Tensor]:
         """How many bad steps in a row there were."""
-        return {"in_row": self._in_row}
+        return {"in_row": self._bad_in_row}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on counting."""
-        self._in_row.copy_(state["in_row"])
-        self._arriving = None
+        """Continue counting."""
+        self._bad_in_row.copy_(state["in_row"])
+        self._pending = None

@@ -1,12 +1,12 @@
 """What makes a run depend on the number of ranks, found while the first micro-batch of a launch is computed.
 
-Random numbers out of torch's own generators differ by rank, and BatchNorm normalises by whatever rows share a
-micro-batch. Neither is refused, but the user hears of it, with the place and the remedy.
+Random numbers from torch's own generators differ by rank, and BatchNorm normalises by the rows that share a
+micro-batch. Neither is refused, but a warning names the module and the fix.
 
-Every call of a torch function is followed, with whether a generator moved during it; hooks tell which module called.
-So a dropout of probability 0, or one in evaluation mode, is no finding. Generators are only read, and the results
-keep their bits. A compiled network is not followed, for that would be compiled in: there the modules are listed, and
-it is known whether a generator moved at all.
+Every call of a torch function is traced, to see whether a generator moved during it; module hooks show which module
+called. So a dropout of probability 0, or one in evaluation mode, is no finding. Generators are only read, and the
+results keep their bits. A compiled network is not traced, because the tracing would be compiled in: there the modules
+are listed, and all that is known is whether a generator moved.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,28 +32,30 @@ _SENTENCES = {
 }
 """By kind of finding."""
 _WITH_DROPOUT = {"scaled_dot_product_attention", "multi_head_attention_forward", "lstm", "gru", "rnn_tanh", "rnn_relu"}
-"""Functions that draw nothing but dropout masks, besides those that say so in their name."""
+"""Functions that draw nothing but dropout masks, besides those with dropout in their name."""
 _BATCH_NORMS = (nn.functional.batch_norm, torch.batch_norm)
-# In evaluation mode these compute in a faster way, but not where torch's functions are followed.
-_TAKE_ANOTHER_WAY = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
+# In evaluation mode these have a fast path, which they do not take where torch's functions are traced.
+_WITH_FAST_PATH = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer)
 
 
 @contextmanager
-def finding_unkeyed(network: nn.Module, device: torch.device, loss: Callable[..., object]) -> Iterator[list[str]]:
+def finding_rank_dependence(
+    network: nn.Module, device: torch.device, loss: Callable[..., object]
+) -> Iterator[list[str]]:
     """Around one call of `loss`, which calls the network; afterwards the list holds a sentence for each finding."""
     sentences: list[str] = []
     findings, before = _Findings(network), _generators(device)
     compiled = _is_compiled(network, loss)
-    with nullcontext() if compiled else _following(findings, device):
+    with nullcontext() if compiled else _tracing(findings, device):
         yield sentences
     if compiled:
         findings.list_modules(network)
-    drew = not _equal(before, _generators(device))  # not where the loss itself put a generator back
+    drew = not _equal(before, _generators(device))  # unless the loss itself put a generator back
     sentences += findings.sentences(drew)
 
 
 class _Findings:
-    """What was found, by kind and function, with all the places."""
+    """What was found, by kind and function, with all modules in which it was found."""
 
     def __init__(self, network: nn.Module) -> None:
         self._names = {module: name for name, module in network.named_modules()}
@@ -75,7 +77,7 @@ class _Findings:
         self._add("statistics", what, caller)
 
     def list_modules(self, network: nn.Module) -> None:
-        """What the modules alone tell."""
+        """Findings from the modules alone, without a trace."""
         for module in network.modules():
             if module.training and isinstance(module, _BatchNorm):
                 self.took_statistics(module)
@@ -85,7 +87,7 @@ class _Findings:
                 self._add("dropout", _class_name(module), module)
 
     def sentences(self, drew: bool) -> list[str]:
-        """One for each kind and function; those about draws only where something was drawn in the end."""
+        """One for each kind and function; those about draws only where a generator moved in the end."""
         places = {key: where for key, where in self._places.items() if drew or key[0] == "statistics"}
         if drew and all(kind == "statistics" for kind, _ in places):
             places["draw", "something"] = ["the loss"]
@@ -105,8 +107,8 @@ class _Findings:
         return repr(self._names[caller]) if self._names[caller] else "the network itself"
 
 
-class _Mode(TorchFunctionMode):
-    """Follows every call of a torch function."""
+class _Tracer(TorchFunctionMode):
+    """Sees every call of a torch function."""
 
     def __init__(self, findings: _Findings, device: torch.device) -> None:
         super().__init__()
@@ -132,29 +134,29 @@ class _Mode(TorchFunctionMode):
         """A module is called."""
         if torch.compiler.is_compiling():
             return
-        unfollowed = ExitStack()
-        if isinstance(module, _TAKE_ANOTHER_WAY) and not module.training:
-            unfollowed.enter_context(torch._C.DisableTorchFunction())
-        self._callers.append((module, unfollowed))
+        untraced = ExitStack()
+        if isinstance(module, _WITH_FAST_PATH) and not module.training:
+            untraced.enter_context(torch._C.DisableTorchFunction())
+        self._callers.append((module, untraced))
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
-            self._findings.took_statistics(module)  # here, since SyncBatchNorm calls no function that could be followed
+            self._findings.took_statistics(module)  # here, since SyncBatchNorm calls no function that could be traced
 
     def leave_module(self, module: nn.Module, args: object, result: object) -> None:
-        """A module returned, or failed."""
+        """A module has returned, or failed."""
         if self._callers and not torch.compiler.is_compiling():
             self._callers.pop()[1].close()
 
 
 @contextmanager
-def _following(findings: _Findings, device: torch.device) -> Iterator[None]:
-    """Follow functions and modules, also such as are not part of the network."""
-    mode = _Mode(findings, device)
+def _tracing(findings: _Findings, device: torch.device) -> Iterator[None]:
+    """Trace functions and modules, also modules that are not part of the network."""
+    tracer = _Tracer(findings, device)
     handles = [
-        register_module_forward_pre_hook(mode.enter_module),
-        register_module_forward_hook(mode.leave_module, always_call=True),
+        register_module_forward_pre_hook(tracer.enter_module),
+        register_module_forward_hook(tracer.leave_module, always_call=True),
     ]
     try:
-        with mode:
+        with tracer:
             yield
     finally:
         for handle in handles:
@@ -179,9 +181,9 @@ def _equal(before: list[Tensor], now: list[Tensor]) -> bool:
     return all(torch.equal(one, other) for one, other in zip(before, now))
 
 
-def _argument(args: Sequence[Any], kwargs: Mapping[str, Any], place: int, name: str) -> Any:
-    """An argument of a call, by its place or by its name; None where it was not given."""
-    return kwargs.get(name, args[place] if len(args) > place else None)
+def _argument(args: Sequence[Any], kwargs: Mapping[str, Any], position: int, name: str) -> Any:
+    """An argument of a call, by its position or by its name; None where it was not given."""
+    return kwargs.get(name, args[position] if len(args) > position else None)
 
 
 def _class_name(module: nn.Module) -> str:

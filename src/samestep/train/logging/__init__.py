@@ -1,1 +1,1 @@
-"""Metrics, where they are written, and what rank 0 shows."""
+"""Metrics, where they are written, and what rank 0 prints."""

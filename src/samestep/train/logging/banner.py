@@ -1,11 +1,10 @@
-"""The resolved set-up in a few lines, shown before the first step."""
+"""The resolved set-up in a few lines, printed before the first step."""
 
 import torch
 
 from samestep.train.bench import Bench
-from samestep.train.config import Config, Distributed
+from samestep.train.config import Config, Distributed, named_source
 from samestep.train.plan import Plan
-from samestep.train.pretrained.first_weights import named_source
 from samestep.train.recipe import Recipe
 from samestep.world.world import World
 
@@ -32,11 +31,11 @@ def banner_lines(recipe: Recipe, bench: Bench, steps: int, resumed: str) -> dict
 
 def _planned(config: Config, plan: Plan, dp_size: int) -> dict[str, str]:
     """What the first launch fixed, or fixes now."""
-    share = -(-plan.global_batch // dp_size)
-    micros = -(-share // config.batch_size)
-    accumulated = f" ({micros} micro-batches of at most {config.batch_size})" if micros > 1 else ""
+    per_rank = -(-plan.global_batch // dp_size)
+    micro_batches = -(-per_rank // config.batch_size)
+    accumulated = f" ({micro_batches} micro-batches of at most {config.batch_size})" if micro_batches > 1 else ""
     return {
-        "batch size per GPU": f"{share}{accumulated}",
+        "batch size per GPU": f"{per_rank}{accumulated}",
         "total batch size": f"{plan.global_batch}",
         "epochs": f"{plan.steps / plan.steps_per_epoch:.3g} ({plan.steps:,} steps, {plan.steps_per_epoch:,} an epoch)",
     }
@@ -44,14 +43,15 @@ def _planned(config: Config, plan: Plan, dp_size: int) -> dict[str, str]:
 
 def _first_weights(bench: Bench) -> dict[str, str]:
     """Where weights come from, if any learner's come from elsewhere than the seed."""
-    told, source = bench.first_weights.told, named_source(bench.config)
+    descriptions, source = bench.first_weights.descriptions, named_source(bench.config)
     if not source and bench.start is None:
         return {}
-    return {"first weights" if len(told) == 1 else f"first weights of {name}": text for name, text in told.items()}
+    only = len(descriptions) == 1
+    return {"first weights" if only else f"first weights of {name}": text for name, text in descriptions.items()}
 
 
 def _rates(bench: Bench, config: Config, plan: Plan | None, steps: int) -> dict[str, str]:
-    """The planned learning rate where a learner follows it, and those that the recipe gave as such."""
+    """The planned learning rate where a learner follows it, and the rates that the recipe gave."""
     lines = {}
     if plan and len(bench.given_rates) < len(bench.learners):
         lines["learning rate"] = _rate(config, plan.learning_rate, plan.warmup_steps)

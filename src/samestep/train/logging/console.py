@@ -1,4 +1,4 @@
-"""What rank 0 shows: a banner, one progress bar on a terminal, plain lines elsewhere."""
+"""What rank 0 prints: a banner, one progress bar on a terminal, plain lines elsewhere."""
 
 import sys
 import time
@@ -36,7 +36,7 @@ class Screen(AbstractContextManager["Screen"]):
                 TimeElapsedColumn(),
                 TextColumn("left"),
                 TimeRemainingColumn(compact=True),
-                TextColumn("{task.fields[figures]}"),
+                TextColumn("{task.fields[metrics]}"),
                 console=self.console,
                 transient=True,
             )
@@ -60,28 +60,28 @@ class Screen(AbstractContextManager["Screen"]):
         self.console.print(table)
         self.console.print()
 
-    def say(self, text: str) -> None:
-        """One line that stays."""
+    def print(self, text: str) -> None:
+        """Print one line above the bars."""
         self.console.print(text, markup=False)
 
-    def advance(self, what: str, done: int, total: int, figures: str) -> None:
+    def advance(self, what: str, done: int, total: int, metrics: str) -> None:
         """Move a bar; without a terminal print a line now and then, and always at the end."""
         if self._bar is None:
             now = time.monotonic()
             if now - self._shown >= LINE_SECONDS or done == total:
                 self._shown = now
-                self.say(f"{what} {done}/{total}  {figures}")
+                self.print(f"{what} {done}/{total}  {metrics}")
             return
         if what not in self._tasks:
-            self._tasks[what] = self._bar.add_task(what, total=total, figures=figures)
-        self._bar.update(self._tasks[what], completed=done, total=total, figures=figures)
+            self._tasks[what] = self._bar.add_task(what, total=total, metrics=metrics)
+        self._bar.update(self._tasks[what], completed=done, total=total, metrics=metrics)
 
     def track(self, what: str, items: Iterable, total: int) -> Iterable:
         """A second bar under the first for as long as `items` last (a validation, a dump)."""
         if self._bar is None:
             yield from items
             return
-        task = self._bar.add_task(what, total=total, figures="")
+        task = self._bar.add_task(what, total=total, metrics="")
         try:
             for item in items:
                 yield item
@@ -90,9 +90,9 @@ class Screen(AbstractContextManager["Screen"]):
             self._bar.remove_task(task)
 
 
-def format_metrics(figures: Mapping[str, float]) -> str:
-    """Figures on one line, short enough to read."""
-    return "  ".join(f"{name} {_short(value)}" for name, value in figures.items())
+def format_metrics(metrics: Mapping[str, float]) -> str:
+    """Metrics on one line, short enough to read."""
+    return "  ".join(f"{name} {_short(value)}" for name, value in metrics.items())
 
 
 def _short(value: float) -> str:

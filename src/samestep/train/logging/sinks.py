@@ -1,6 +1,6 @@
-"""Where rank 0 writes figures: JSON lines always, TensorBoard by default, Weights & Biases when asked for.
+"""Where rank 0 writes metrics: JSON lines always, TensorBoard by default, Weights & Biases when asked for.
 
-After a resume, what lies beyond the checkpoint is cut off first, so each step stands once.
+After a resume, rows after the checkpoint are cut off first, so each step is written once.
 """
 
 import secrets
@@ -12,19 +12,19 @@ from samestep.core.errors import UserError
 from samestep.core.records import JsonLines, read_json, write_json
 from samestep.core.rundir import RunDir
 from samestep.train.config import Config
+from samestep.train.logging.metrics import MetricValues
 
 Row = Mapping[str, Any]
-Figures = Mapping[str, float]
 
 
 class Sink(Protocol):
-    """A place for figures."""
+    """A place to write metrics to."""
 
-    def write(self, step: int, epoch: int, figures: Figures) -> None:
-        """Figures after `step` steps."""
+    def write(self, step: int, epoch: int, metrics: MetricValues) -> None:
+        """Write the metrics after `step` steps."""
 
     def flush(self) -> None:
-        """Bring what was written so far where a kill cannot take it: the checkpoint to be saved will not repeat it."""
+        """Bring what was written so far to the disk: a run resumed from the next checkpoint will not write it again."""
 
     def committed(self, step: int) -> None:
         """A checkpoint after `step` steps is on the disk: nothing up to there will be written again."""
@@ -41,9 +41,9 @@ class JsonSink:
         self._lines = JsonLines(rundir.metrics)
         self._lines.keep(lambda row: row["stage"] != stage or row["step"] <= step)
 
-    def write(self, step: int, epoch: int, figures: Figures) -> None:
+    def write(self, step: int, epoch: int, metrics: MetricValues) -> None:
         """One row."""
-        self._lines.append({"stage": self._stage, "step": step, "epoch": epoch, **figures})
+        self._lines.append({"stage": self._stage, "step": step, "epoch": epoch, **metrics})
 
     def flush(self) -> None:
         """Every row is flushed as it is written."""
@@ -57,18 +57,18 @@ class JsonSink:
 
 
 class TensorBoardSink:
-    """TensorBoard events; it is told from which step on older events are void."""
+    """TensorBoard events; `purge_step` makes older events from that step on void."""
 
     def __init__(self, rundir: RunDir, stage: str, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(rundir.tensorboard / stage), purge_step=step + 1)
 
-    def write(self, step: int, epoch: int, figures: Figures) -> None:
-        """One scalar a figure, all in one event: each wakes the writer's thread, which the loop has to wait for."""
+    def write(self, step: int, epoch: int, metrics: MetricValues) -> None:
+        """One scalar per metric, all in one event: each event wakes the writer's thread, which the loop waits for."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in figures.items()]
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         self._writer.file_writer.add_summary(Summary(value=values), step)
 
     def flush(self) -> None:
@@ -84,12 +84,12 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """A run at Weights & Biases, under the same id after a resume. Opened after metrics.jsonl was cut back.
+    """A run at Weights & Biases, under the same id after a resume. It is opened after metrics.jsonl was cut back.
 
-    What was sent cannot be taken back, so a row waits until a checkpoint covers it: only then it is certain not to come
-    again. A row's number in metrics.jsonl is its step at W&B, so what W&B lacks is sent at every start. With a server
-    W&B knows how far it is. Offline, a killed launch leaves a file that may lack its last rows: its folder is
-    set aside, and its rows are sent again.
+    What was sent cannot be taken back, so a row waits until a checkpoint covers it: only then is it certain that no
+    resume writes it again. A row's number in metrics.jsonl is its step at W&B, so every start sends what W&B lacks.
+    With a server W&B knows how many rows it has. Offline, a killed launch leaves a file that may lack its last rows:
+    its folder is renamed, and its rows are sent again.
     """
 
     def __init__(self, rundir: RunDir, stage: str, config: Config, data: Mapping[str, Any]) -> None:
@@ -97,12 +97,12 @@ class WandbSink:
             import wandb
         except ImportError:
             raise UserError("log.wandb=true needs the package wandb: pip install 'samestep[wandb]'") from None
-        self._note = rundir.path / "wandb.json"
-        note = read_json(self._note) or {}
-        self._id = note.get("id") or secrets.token_hex(4)
-        self._finished: list[str] = note.get("finished", [])
-        write_json(self._note, {**note, "id": self._id})
-        _set_aside(rundir.path / "wandb", self._id, self._finished)
+        self._state_file = rundir.path / "wandb.json"
+        state = read_json(self._state_file) or {}
+        self._id = state.get("id") or secrets.token_hex(4)
+        self._finished: list[str] = state.get("finished", [])
+        write_json(self._state_file, {**state, "id": self._id})
+        _rename_killed(rundir.path / "wandb", self._id, self._finished)
         self._run = wandb.init(
             project=config.log.wandb_project,
             name=rundir.path.name,
@@ -112,16 +112,16 @@ class WandbSink:
             config=dict(data),
         )
         self._stage = stage
-        self._sent = note.get("rows", 0) if self._run.offline else self._run.step
+        self._sent = state.get("rows", 0) if self._run.offline else self._run.step
         self._stages: set[str] = set()
         self._number = 0
         self._waiting: list[tuple[int, Row]] = []
         for row in JsonLines(rundir.metrics):
             self._send(self._take_number(), row)
 
-    def write(self, step: int, epoch: int, figures: Mapping[str, float]) -> None:
+    def write(self, step: int, epoch: int, metrics: MetricValues) -> None:
         """Keep the row until a checkpoint covers it."""
-        self._waiting.append((self._take_number(), {"stage": self._stage, "step": step, "epoch": epoch, **figures}))
+        self._waiting.append((self._take_number(), {"stage": self._stage, "step": step, "epoch": epoch, **metrics}))
 
     def flush(self) -> None:
         """What waits is in metrics.jsonl too."""
@@ -135,7 +135,7 @@ class WandbSink:
         """End the run; rows that no checkpoint covers are never sent."""
         folder = Path(self._run.dir).parent.name
         self._run.finish()
-        write_json(self._note, {"id": self._id, "rows": self._sent, "finished": [*self._finished, folder]})
+        write_json(self._state_file, {"id": self._id, "rows": self._sent, "finished": [*self._finished, folder]})
 
     def _take_number(self) -> int:
         self._number += 1
@@ -153,7 +153,7 @@ class WandbSink:
         self._run.log({f"{stage}/{name}": value for name, value in row.items() if name != "stage"}, step=number)
 
 
-def _set_aside(folder: Path, run_id: str, finished: Sequence[str]) -> None:
+def _rename_killed(folder: Path, run_id: str, finished: Sequence[str]) -> None:
     """Rename the offline folders of launches that were killed, so that `wandb sync` passes them over."""
     for path in folder.glob(f"offline-run-*-{run_id}"):
         if path.name not in finished:

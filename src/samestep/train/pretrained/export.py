@@ -1,4 +1,4 @@
-"""Writing a trained model for others: its weights as safetensors, and beside them whatever the recipe adds."""
+"""Exporting a trained model: its weights as safetensors, and beside them the files that the recipe adds."""
 
 import os
 import re
@@ -33,10 +33,10 @@ class ExportOptions:
     max_shard_size: int = 5 * 10**9
     """Bytes of weights a file may hold."""
     overwrite: bool = False
-    """Replace a model that is there already."""
+    """Replace a model that exists already."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be written."""
+        """Refuse invalid options."""
         if self.dtype not in TYPES:
             raise UserError(f"--dtype must be {' or '.join(TYPES)}, not {self.dtype!r}")
         if self.max_shard_size < 1:
@@ -58,35 +58,35 @@ def write_model(
     options: ExportOptions,
     beside: Callable[[Path], None],
 ) -> None:
-    """Write the network that `make` builds, under its names with `model.` in front, and what `beside` puts there.
+    """Write the network that `make` builds, under its names with `model.` in front, and the files that `beside` adds.
 
-    The folder appears when all of it is written. Weights pass through memory one file at a time.
+    The folder gets its name when all of it is written. Weights pass through memory one file at a time.
     """
     own = build_uninitialized(make).state_dict()
     source = trained.weights()
     names = names_in(source, own)
     check_shapes(source.layout, {names[name]: like.shape for name, like in own.items()}, f"weights of {trained.source}")
-    outside = RenamedWeights(source, {OUTER + name: theirs for name, theirs in names.items()})
-    with _appearing(folder, options.overwrite) as fresh:
-        beside(fresh)
-        write_safetensors(fresh, outside, list(outside.names), TYPES[options.dtype], options.max_shard_size)
+    renamed = RenamedWeights(source, {OUTER + name: theirs for name, theirs in names.items()})
+    with _staging_folder(folder, options.overwrite) as staging:
+        beside(staging)
+        write_safetensors(staging, renamed, list(renamed.names), TYPES[options.dtype], options.max_shard_size)
 
 
 @contextmanager
-def _appearing(folder: Path, overwrite: bool) -> Iterator[Path]:
-    """A new folder that gets its name at the end; an older one of that name stays whole until then."""
+def _staging_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
+    """A new folder that gets its name at the end; an older one of that name stays unchanged until then."""
     _refuse_existing(folder, overwrite)
-    fresh = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    staging = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
-        remove_folder(fresh)
-        fresh.mkdir(parents=True)
-        yield fresh
-        sync_folder(fresh)
-        put_in_place(fresh, folder)
+        remove_folder(staging)
+        staging.mkdir(parents=True)
+        yield staging
+        sync_folder(staging)
+        put_in_place(staging, folder)
     except OSError as error:
         raise UserError(f"cannot write {folder} ({error.strerror or error}); choose a folder with room") from error
     finally:
-        remove_folder(fresh)
+        remove_folder(staging)
 
 
 def _refuse_existing(folder: Path, overwrite: bool) -> None:

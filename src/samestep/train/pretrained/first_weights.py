@@ -1,11 +1,14 @@
 """Where a stage's learners get their first weights from: an earlier stage, what the user named, or the run's seed.
 
 `init_from` and `continue_from` are for the first learner called `model`, in whatever stage that is, and for no other: a
-later stage begins with what an earlier one learned if it says so (`Stage(start="align")`), and afresh otherwise.
+later stage begins with the weights of an earlier one if it names it (`Stage(start="align")`), else from the seed.
+
+`continue_from` names a plain weight file of another program. `continue_from_file` loads its optimizer state and step,
+and warns about what it lacks.
 """
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +19,25 @@ from samestep.checkpoint.across_ranks import broadcast_tensors
 from samestep.checkpoint.manifest import find_checkpoints
 from samestep.checkpoint.retention import Retention
 from samestep.checkpoint.store import Store
+from samestep.checkpoint.weight_files import open_weight_file
 from samestep.checkpoint.weight_sources import CheckpointWeights, part_names
 from samestep.core.errors import UserError
 from samestep.core.records import Json
 from samestep.core.rundir import RunDir
 from samestep.parallel.build import FillFunction
-from samestep.train.config import Config
+from samestep.train.config import named_source
 from samestep.train.learner.learner import Learner
+from samestep.train.loop import Progress
 from samestep.train.pretrained.sources import fill, open_weights
 from samestep.world.world import World
 
 logger = logging.getLogger(__name__)
 MODEL = "model"
 """The learner that `init_from` and `continue_from` are for."""
-OF_THE_RUN = ("progress", "window", "epoch", "random")
-"""What the runtime itself keeps in every checkpoint, beside the task's own state."""
-_TAKEN = "first_weights"
-
-
-def named_source(config: Config) -> str | None:
-    """What the user named to begin with."""
-    return config.continue_from or config.init_from
+RUNTIME_STATE = ("progress", "window", "epoch", "random")
+"""Names of the runtime's own state in every checkpoint, beside the task's."""
+_USED_KEY = "first_weights"
+_OPTIMIZER_KEYS = ("optimizer_state_dict", "optimizer")
 
 
 def check_start(stage: str, start: str | None, earlier: Sequence[str]) -> None:
@@ -46,8 +47,8 @@ def check_start(stage: str, start: str | None, earlier: Sequence[str]) -> None:
     name, _, which = start.partition(":")
     if name not in earlier:
         raise UserError(
-            f"stage {stage!r} is to start with stage {name!r}, which is none that comes before it; name one of "
-            f"{', '.join(earlier) or 'those, if there were any'}"
+            f"stage {stage!r} is to start with stage {name!r}, which does not come before it; "
+            + (f"name one of {', '.join(earlier)}" if earlier else "no stage does, so leave out its `start`")
         )
     if which not in ("", "last", "best"):
         raise UserError(f"stage {stage!r} starts with the 'last' or 'best' weights of {name!r}, not with {which!r}")
@@ -74,45 +75,45 @@ class FirstWeights:
         self._config, self._world, self._rundir, self._stage = config, world, rundir, stage
         self._start, self._resumed, self._shared = start, resumed, shared
         self._frozen, self._freeze = frozen, freeze
-        self._known: list[str] = []
-        self._begun: dict[str, Callable[[], FillFunction]] = {}
-        self.told: dict[str, str] = {}
-        """By learner, where its weights come from, in words."""
+        self._available: list[str] = []
+        self._fills: dict[str, Callable[[], FillFunction]] = {}
+        self.descriptions: dict[str, str] = {}
+        """By learner, where its weights come from, as text."""
 
     def of(self, learner: str) -> FillFunction | None:
         """What fills a learner's module; None: it keeps what it was built with."""
         found = self._of_named(learner) if self._start is None else self._of_stage(learner, self._start)
         if found is None:
-            self.told[learner] = f"drawn from seed {self._config.seed}"
+            self.descriptions[learner] = f"drawn from seed {self._config.seed}"
             return None
-        self._begun[learner] = found
-        return come_with_checkpoint if self._resumed else found()
+        self._fills[learner] = found
+        return fill_placeholder if self._resumed else found()
 
     def fill_without_checkpoint(self, learners: Sequence[Learner], state: Collection[object]) -> None:
-        """Of a resumed stage: give the weights they begin with to learners whose own no checkpoint holds, because the
-        task does not name them in its state."""
+        """In a resumed stage: fill learners that are not in the checkpoint, because the task does not name them in its
+        state, with the weights that they began with."""
         for learner in learners:
-            if learner.name in self._begun and not any(part is learner for part in state):
+            if learner.name in self._fills and not any(part is learner for part in state):
                 with learner.inference() as module:
-                    self._begun[learner.name]()(module)
+                    self._fills[learner.name]()(module)
 
-    def is_taken_here(self) -> bool:
-        """Whether it is this stage that begins with what the user named."""
-        return self._start is None and MODEL in self._begun
+    def is_source_used(self) -> bool:
+        """Whether this stage begins with what the user named."""
+        return self._start is None and MODEL in self._fills
 
-    def check_taken(self, stage: str, is_last: bool) -> None:
-        """Say that a stage does not use what the user named, and refuse if it is the only one; refuse a start for no
-        learner."""
-        if self._start is not None and not self._begun:
+    def check_source_used(self, stage: str, is_last: bool) -> None:
+        """Warn where this stage does not use what the user named, and refuse if no stage does. Refuse a `start` without
+        weights for any learner."""
+        if self._start is not None and not self._fills:
             raise UserError(
                 f"stage {stage!r} is to start with what stage {self._start.partition(':')[0]!r} learned, but that has "
-                f"no weights of {' or '.join(map(repr, self.told)) or 'any learner'}; it has state of "
-                f"{', '.join(self._known) or 'none'}"
+                f"no weights of {' or '.join(map(repr, self.descriptions)) or 'any learner'}; it has state of "
+                f"{', '.join(self._available) or 'no learner'}"
             )
         source = named_source(self._config)
-        if not source or self.is_taken_here() or self._taken_by_another():
+        if not source or self.is_source_used() or self._is_used_by_another():
             return
-        self._freeze(_TAKEN, lambda: None)
+        self._freeze(_USED_KEY, lambda: None)
         option = "continue_from" if self._config.continue_from else "init_from"
         unused = (
             f"{option}={source} is not used by stage {stage!r}, which has no learner named {MODEL!r} to begin with it"
@@ -125,10 +126,10 @@ class FirstWeights:
 
     def _of_named(self, learner: str) -> Callable[[], FillFunction] | None:
         source = named_source(self._config)
-        if not source or learner != MODEL or self._taken_by_another():
+        if not source or learner != MODEL or self._is_used_by_another():
             return None
-        self._freeze(_TAKEN, lambda: source)
-        self.told[learner] = source
+        self._freeze(_USED_KEY, lambda: source)
+        self.descriptions[learner] = source
 
         def open_source() -> FillFunction:
             weights = open_weights(Path(source), learner)
@@ -136,26 +137,26 @@ class FirstWeights:
 
         return open_source
 
-    def _taken_by_another(self) -> bool:
-        """Whether an earlier stage that trains began with it; those of runs of older versions always did."""
+    def _is_used_by_another(self) -> bool:
+        """Whether an earlier stage that trains began with it; in runs of older versions it always did."""
         others = (fixed for stage, fixed in self._frozen().items() if stage != self._stage)
-        return any("plan" in fixed and fixed.get(_TAKEN, True) for fixed in others)
+        return any("plan" in fixed and fixed.get(_USED_KEY, True) for fixed in others)
 
     def _of_stage(self, learner: str, start: str) -> Callable[[], FillFunction] | None:
         stage, _, which = start.partition(":")
-        self.told[learner] = f"stage {stage!r}"
+        self.descriptions[learner] = f"stage {stage!r}"
         if self._resumed:
             return lambda: self._stage_fill(self._checkpoint(stage, which), learner)
         path = self._checkpoint(stage, which)
         known = self._world.share(sorted(part_names(path)) if self._world.is_main else None)
-        self._known = [part for part in known if part not in OF_THE_RUN]
+        self._available = [part for part in known if part not in RUNTIME_STATE]
         if learner not in known:
             return None
-        self.told[learner] += f", {path.name}"
+        self.descriptions[learner] += f", {path.name}"
         return lambda: self._stage_fill(path, learner)
 
     def _stage_fill(self, path: Path, learner: str) -> FillFunction:
-        """Fills from the checkpoint of an earlier stage; where not all ranks see it, rank 0 hands the weights on."""
+        """Fills from the checkpoint of an earlier stage; where not all ranks see it, rank 0 broadcasts the weights."""
         weights = (
             CheckpointWeights(path, f"{learner}/model", verify=False) if self._shared or self._world.is_main else None
         )
@@ -175,9 +176,9 @@ class FirstWeights:
         store = Store(folder, self._world, keep=Retention(mode=mode), shared=self._shared)
         found = store.best() if which == "best" else store.newest()
         if found is None:
-            lacks = "no checkpoint with a validation figure" if which == "best" else "no checkpoint"
+            lacks = "no checkpoint with a validation metric" if which == "best" else "no checkpoint"
             raise UserError(
-                f"stage {self._stage!r} starts with what stage {stage!r} learned, but that has left {lacks}; put "
+                f"stage {self._stage!r} starts with what stage {stage!r} learned, but that has {lacks}; put "
                 f"{folder} back, or name a stage that comes before it"
             )
         return found.path
@@ -189,7 +190,43 @@ def _mode(folder: Path) -> str:
 
 
 @torch.no_grad()
-def come_with_checkpoint(module: nn.Module) -> None:
-    """Fills what a checkpoint will restore with what nobody can mistake for weights; what is in no checkpoint stays."""
+def fill_placeholder(module: nn.Module) -> None:
+    """Fills what a checkpoint will restore with NaN, so that a tensor that it misses is noticed; the rest stays."""
     for tensor in module.state_dict().values():
         tensor.fill_(float("nan") if tensor.is_floating_point() or tensor.is_complex() else 0)
+
+
+def continue_from_file(path: Path, learners: list[Learner], progress: Progress) -> None:
+    """Load the optimizer state and the step of `path`; its weights are in the learner already."""
+    extra = open_weight_file(path).extra
+    missing = [] if _load_step(extra, progress) else ["the step (starting at 0)"]
+    optimizer = next((extra[name] for name in _OPTIMIZER_KEYS if isinstance(extra.get(name), Mapping)), None)
+    if optimizer is None or len(learners) != 1:
+        missing.append("the optimizer's state (starting fresh)")
+    else:
+        _load_optimizer(path, learners[0], optimizer)
+    for learner in learners:
+        learner.updates = progress.step  # the learning rate goes on from there, with or without moments
+    missing.append("the random state (starting fresh)")
+    logger.warning("continuing from %s, which does not hold %s", path, ", ".join(missing))
+
+
+def _load_step(extra: Mapping[str, Any], progress: Progress) -> bool:
+    """Whether the file has a step, or a number of completed epochs."""
+    for name in ("step", "global_step"):
+        if isinstance(extra.get(name), int):
+            progress.step = extra[name]
+            return True
+    if isinstance(extra.get("epoch"), int):
+        progress.step = extra["epoch"] * progress.steps_per_epoch
+        return True
+    return False
+
+
+def _load_optimizer(path: Path, learner: Learner, state: Mapping[str, Any]) -> None:
+    try:
+        learner.load_torch_optimizer(state)
+    except (ValueError, KeyError, RuntimeError, AssertionError) as error:
+        raise UserError(
+            f"the optimizer state in {path} does not fit ({error}); use init_from={path} for its weights only"
+        ) from None

@@ -20,7 +20,7 @@ OUTER = "model."
 
 
 def find_weights(source: Path, learner: str = "model") -> dict[str, Tensor]:
-    """The whole weights of a learner, from whatever `source` names."""
+    """The full weights of a learner, from whatever `source` names."""
     return read_all(open_weights(source, learner))
 
 
@@ -32,7 +32,7 @@ def open_weights(source: Path, learner: str = "model", *, verify: bool = True) -
     if not source.exists():
         raise UserError(f"{source} does not exist; give a run directory, a checkpoint folder, or a weight file")
     if is_run(source):
-        return CheckpointWeights(newest_checkpoint(RunDir(source)), f"{learner}/model", verify=False)
+        return CheckpointWeights(newest_intact_checkpoint(RunDir(source)), f"{learner}/model", verify=False)
     if is_checkpoint(source):
         return CheckpointWeights(source, f"{learner}/model", verify=verify)
     weights, _, notes = open_weight_file(source)
@@ -42,7 +42,7 @@ def open_weights(source: Path, learner: str = "model", *, verify: bool = True) -
 
 
 def fill(module: nn.Module, source: WeightSource, what: str) -> None:
-    """Copy weights into a module where it lies, tensor by tensor; refuse, before the first, any that do not fit."""
+    """Copy weights into a module on its device, tensor by tensor; refuse, before the first, any that do not fit."""
     own = module.state_dict()
     names = names_in(source, own)
     targets = {names[name]: target for name, target in own.items()}
@@ -51,19 +51,19 @@ def fill(module: nn.Module, source: WeightSource, what: str) -> None:
 
 
 def names_in(source: WeightSource, own: Collection[str]) -> dict[str, str]:
-    """What the source calls each weight of a network: as the network does, or with `model.` in front."""
+    """The name in the source of each weight of a network: the same, or with `model.` in front."""
     has_outer = any(OUTER + name in source.layout for name in own) and not any(name in source.layout for name in own)
     return {name: OUTER + name if has_outer else name for name in own}
 
 
-def newest_checkpoint(rundir: RunDir) -> Path:
-    """The newest whole checkpoint of a run, of its last stage that has one."""
+def newest_intact_checkpoint(rundir: RunDir) -> Path:
+    """The newest intact checkpoint of a run, of its last stage that has one."""
     stages = sorted(rundir.checkpoints("x").parent.glob("*"), key=lambda folder: folder.stat().st_mtime, reverse=True)
     for stage in stages:
         for checkpoint in sorted(find_checkpoints(stage), key=lambda found: found.step, reverse=True):
             if damage_of(checkpoint.path) is None:
                 return checkpoint.path
-    raise UserError(f"the run {rundir.path} has no whole checkpoint yet; train it first")
+    raise UserError(f"the run {rundir.path} has no intact checkpoint yet; train it first")
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -72,7 +72,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder is a run's: a published model has a config.json too, but of another kind."""
+    """Whether a folder is a run directory: a published model has a config.json too, but of another kind."""
     try:
         return RunRecord.read(RunDir(path)) is not None
     except (ValueError, OSError):

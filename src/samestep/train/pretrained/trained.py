@@ -1,4 +1,4 @@
-"""A trained model to use: for sampling, evaluation and export."""
+"""Opening a trained model, for sampling, evaluation and export."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,13 +15,13 @@ from samestep.core.errors import UserError
 from samestep.core.rundir import RunDir
 from samestep.parallel.build import build_uninitialized, materialize
 from samestep.train.learner.ema import AVERAGE
-from samestep.train.pretrained.sources import fill, is_checkpoint, is_run, newest_checkpoint, open_weights
+from samestep.train.pretrained.sources import fill, is_checkpoint, is_run, newest_intact_checkpoint, open_weights
 from samestep.train.recipe import Recipe
 from samestep.train.recipe_registry import find_recipe, known_recipes
 from samestep.train.run_record import find_run
 
 TOKENIZER = "tokenizer"
-"""The folder among a stage's artifacts in which its tokenizer lies."""
+"""The folder of the tokenizer among a stage's artifacts."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class Trained:
     source: Path
     """The checkpoint or published folder that holds its weights."""
     files: Path
-    """Where the files lie that go with it, such as a tokenizer."""
+    """The folder of the files that go with it, such as a tokenizer."""
     verified: bool = False
     """Whether every byte of the weights was checked when it was opened."""
 
     @property
     def tokenizer(self) -> Path:
-        """The folder of its tokenizer, if it has one: of its own in a run, that of the model itself otherwise."""
+        """The folder of its tokenizer, if it has one: a separate folder in a run, else the folder of the model."""
         own = self.files / TOKENIZER
         return own if own.is_dir() else self.files
 
@@ -51,13 +51,13 @@ class Trained:
         return open_weights(self.source, AVERAGE if averaged else "model", verify=not self.verified)
 
     def load(self, module: nn.Module) -> None:
-        """Fill a module of the right shape with the weights, where it lies and in its type."""
+        """FillFunction a module of the right shape with the weights, on its device and in its type."""
         fill(module, self.weights(), f"weights of {self.source}")
 
     def build(
         self, make: Callable[[], nn.Module], device: torch.device | str = "cpu", dtype: torch.dtype | None = None
     ) -> nn.Module:
-        """The network that `make` builds, with its weights, ready for use; it never lies in memory twice."""
+        """The network that `make` builds, with its weights, ready for use; it is never in memory twice."""
         module = build_uninitialized(make)
         if dtype is not None:
             module = module.to(dtype)
@@ -68,14 +68,14 @@ def open_trained(text: str) -> Trained:
     """The trained model that a user named: a run by path or by name, a checkpoint, or a published model's folder."""
     path = Path(text)
     if is_checkpoint(path):
-        return _of_checkpoint(path)
+        return _open_checkpoint(path)
     if path.is_dir() and not is_run(path) and (path / "config.json").exists():
-        return _published(path)
-    return replace(_of_checkpoint(newest_checkpoint(find_run(text))), verified=True)
+        return _open_published(path)
+    return replace(_open_checkpoint(newest_intact_checkpoint(find_run(text))), verified=True)
 
 
-def _of_checkpoint(path: Path) -> Trained:
-    """A checkpoint says which recipe and settings it is of; companions lie in its run, or beside it if it was moved."""
+def _open_checkpoint(path: Path) -> Trained:
+    """A checkpoint names its recipe and settings; the other files are in its run, or beside it if it was moved."""
     try:
         about = read_manifest(path).about
     except DamageError as damage:
@@ -86,10 +86,12 @@ def _of_checkpoint(path: Path) -> Trained:
     return Trained(about["recipe"], recipe, build(recipe.config, about["config"]), path, files)
 
 
-def _published(folder: Path) -> Trained:
+def _open_published(folder: Path) -> Trained:
     for name in known_recipes():
         recipe = find_recipe(name)
         config = recipe.read_pretrained(folder) if recipe.read_pretrained else None
         if config is not None:
             return Trained(name, recipe, config, folder, folder)
-    raise UserError(f"no recipe knows the model in {folder}; give a run, a checkpoint, or a published LLaDA model")
+    raise UserError(
+        f"no recipe knows the model in {folder}; give a run, a checkpoint, or a published model of a recipe"
+    )

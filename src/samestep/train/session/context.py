@@ -7,7 +7,7 @@ from typing import Any
 from samestep.checkpoint.store import Store
 from samestep.core.rundir import RunDir
 from samestep.train.bench import Bench
-from samestep.train.hooks.evidence import Recorder
+from samestep.train.hooks.evidence import EvidenceRecorder
 from samestep.train.logging.console import Screen
 from samestep.train.logging.metrics import MetricAccumulator
 from samestep.train.loop import Progress
@@ -35,7 +35,7 @@ class SessionContext:
     start_over: bool
     """Whether a stage that lost all its checkpoints may begin again."""
     benches: list[Bench] = field(default_factory=list)
-    """Of the stages that ran so far."""
+    """The benches of the stages that ran so far."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class ReadyStage:
     task: Task
     progress: Progress
     store: Store
-    window: MetricAccumulator
+    row_metrics: MetricAccumulator
     """Metrics since the last row."""
-    epoch: MetricAccumulator
+    epoch_metrics: MetricAccumulator
     """Metrics of this epoch."""
-    recorder: Recorder | None
+    recorder: EvidenceRecorder | None
     state: Mapping[str, Any]
     """Everything that a checkpoint holds: name to Stateful."""
     resumed: str

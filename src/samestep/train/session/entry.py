@@ -1,4 +1,4 @@
-"""Where every worker enters: meet the other ranks, train, and end with the right word and exit code."""
+"""The entry of every worker: meet the other ranks, train, and end with an exit report and the right exit code."""
 
 import logging
 import os
@@ -30,25 +30,25 @@ from samestep.core.output import FAILURES, put, start_logging
 from samestep.train.loop import Outcome
 from samestep.train.recipe import Recipe
 from samestep.train.recipe_registry import find_recipe
-from samestep.train.run_status import leave_word
+from samestep.train.run_status import write_exit_report
 from samestep.train.session.session import Session
 from samestep.train.stop import SIGNALS
 from samestep.world.world import PeerFailed, World
 
-_TEXTS = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
+_MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` says that a device or the machine has no memory left, in one of the many ways to say so."""
+    """Whether `error` means that a device or the machine has no memory left; there are many such errors."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _TEXTS)
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _MEMORY_MESSAGES)
 
 
 def memory_sentence(error: BaseException, batch_size: int) -> str:
-    """What happened, with the first two sentences of what torch says of it."""
-    said = ". ".join(str(error).split(". ")[:2]).strip().rstrip(".")
-    return f"out of memory with batch_size {batch_size} ({type(error).__name__}{': ' if said else ''}{said})"
+    """What happened, with the first two sentences of torch's message."""
+    message = ". ".join(str(error).split(". ")[:2]).strip().rstrip(".")
+    return f"out of memory with batch_size {batch_size} ({type(error).__name__}{': ' if message else ''}{message})"
 
 
 def memory_advice(batch_size: int, run: Path) -> str:
@@ -59,9 +59,9 @@ def memory_advice(batch_size: int, run: Path) -> str:
 
 
 logger = logging.getLogger(FAILURES)
-PARTING = 5.0
+LAST_RANK_WAIT = 5.0
 """Seconds that rank 0 waits for the others to end before it."""
-_GONE = "samestep/gone"
+_ENDED_COUNT = "samestep/gone"
 
 
 def enter(choose: Callable[[], tuple[str, Recipe, Any]]) -> int:
@@ -71,22 +71,22 @@ def enter(choose: Callable[[], tuple[str, Recipe, Any]]) -> int:
     try:
         world = World.rendezvous()
         if world.rank_info.job:
-            os.environ["RANK"] = str(world.rank)  # for complaints and last words, which know of no world
+            os.environ["RANK"] = str(world.rank)  # for error messages and exit reports, which have no world
         with world.together("reading the configuration"):
-            name, recipe, config = _rank_0s(choose, world)
+            name, recipe, config = _chosen_by_rank_0(choose, world)
         world.connect(config.distributed.device, config.distributed.backend, config.distributed.timeout)
         session = Session(name, recipe, config, world)
         outcome = session.train()
-        _stop_listening()
+        _ignore_signals()
         world.leave()
     except BaseException as error:
-        _stop_listening()
+        _ignore_signals()
         return _failed(error, world, session)
     return EXIT_DONE if outcome is Outcome.DONE else _stopped(world)
 
 
-def _rank_0s(choose: Callable[[], tuple[str, Recipe, Any]], world: World) -> tuple[str, Recipe, Any]:
-    """What rank 0 chose, on every rank: all train the same, and a run to resume may lie on rank 0's disk alone."""
+def _chosen_by_rank_0(choose: Callable[[], tuple[str, Recipe, Any]], world: World) -> tuple[str, Recipe, Any]:
+    """What rank 0 chose, on every rank: all train the same, and a run to resume may be on rank 0's disk alone."""
     chosen = choose() if world.is_main else None
     name, data = world.share_through_store("choice", [chosen[0], dump(chosen[2])] if chosen else None)
     if chosen:
@@ -102,86 +102,86 @@ def train_with(recipe: str, config: Mapping[str, Any]) -> int:
 
 
 def _stopped(world: World) -> int:
-    """The exit code of a rank of a run that stopped in good order.
+    """The exit code of a rank of a run that stopped as requested.
 
-    srun and mpiexec kill all ranks as soon as one ends with a code of its own, and tell of the killing. Under them the
-    others therefore end first, at once and with 0, and rank 0 tells for all.
+    srun and mpiexec kill all ranks as soon as one ends with a code other than 0, and report the kill. Under them the
+    others therefore end first, at once and with 0, and rank 0 ends with the code of the run.
     """
     if not world.rank_info.job:
         return preempted_code(os.environ)
     if world.is_main:
-        end = time.monotonic() + PARTING
-        while world.store.add(_GONE, 0) < world.size - 1 and time.monotonic() < end:
+        end = time.monotonic() + LAST_RANK_WAIT
+        while world.store.add(_ENDED_COUNT, 0) < world.size - 1 and time.monotonic() < end:
             time.sleep(0.01)
         return EXIT_PREEMPTED
     sys.stdout.flush()
     sys.stderr.flush()
-    world.store.add(_GONE, 1)
+    world.store.add(_ENDED_COUNT, 1)
     os._exit(EXIT_DONE)
 
 
-def _stop_listening() -> None:
-    """The outcome is settled: a signal now must not change it."""
+def _ignore_signals() -> None:
+    """The outcome is decided: a signal now must not change it."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def _failed(error: BaseException, world: World, session: Session | None) -> int:
-    """The exit code of a failure, told to the peers and shown as the user needs it."""
+    """The exit code of a failure, which is reported to the peers and shown to the user."""
     if is_out_of_memory(error):
         return _out_of_memory(error, world, session)
     if not isinstance(error, UserError | RunFailed | PeerFailed):
         try:
-            world.raise_peer_failure()  # a broken connection is only the echo of what a peer reported
+            world.raise_peer_failure()  # a broken connection only follows from what a peer reported
         except PeerFailed as first:
             error = first
     world.report_failure(error)
     if isinstance(error, KeyboardInterrupt):
         error = RunFailed("interrupted twice: ended at once, without a save")
-        word = replace(ExitReport.of(error, EXIT_INTERRUPTED, plain=True), kind="interrupted")
-        complain(word.text)
+        report = replace(ExitReport.of(error, EXIT_INTERRUPTED, plain=True), kind="interrupted")
+        complain(report.text)
     elif isinstance(error, UserError | RunFailed | PeerFailed):
         logger.error("%s", error)
-        word = ExitReport.of(error, error.exit_code, plain=True, echo=isinstance(error, PeerFailed))
-        _speak(word)
+        report = ExitReport.of(error, error.exit_code, plain=True, echo=isinstance(error, PeerFailed))
+        _show_report(report)
     else:
         logger.error("%s", error, exc_info=error)
-        word = ExitReport.of(error, EXIT_FAILURE, plain=False)
-        _speak(word)
-    _keep(word, world, session)
-    return word.code
+        report = ExitReport.of(error, EXIT_FAILURE, plain=False)
+        _show_report(report)
+    _write_report(report, world, session)
+    return report.code
 
 
 def _out_of_memory(error: BaseException, world: World, session: Session | None) -> int:
     """Ends the attempt on all ranks; a launcher starts another one with half the micro-batch, if there is one."""
     logger.error("%s", error, exc_info=error)
     if session is None or session.rundir is None or not session.is_planned:
-        told, advice, remedy = f"out of memory before the first step ({type(error).__name__}: {error})", "", {}
+        problem, advice, remedy = f"out of memory before the first step ({type(error).__name__}: {error})", "", {}
     else:
-        size, whole = session.config.batch_size, session.config.global_batch_size
-        told, advice = memory_sentence(error, size), memory_advice(size, session.rundir.path)
-        text = f"with batch_size {size // 2}; the global batch stays {whole}"
+        size, global_batch = session.config.batch_size, session.config.global_batch_size
+        problem, advice = memory_sentence(error, size), memory_advice(size, session.rundir.path)
+        text = f"with batch_size {size // 2}; the global batch stays {global_batch}"
         remedy = {"remedy": [f"--batch_size={size // 2}"], "remedy_text": text} if size > 1 else {}
-    whole_story = OutOfMemory(f"{told}; {advice}" if advice else told)
-    world.report_failure(whole_story)
-    word = ExitReport.of(OutOfMemory(told) if remedy else whole_story, EXIT_MEMORY, plain=True, **remedy)
-    if not word.leave(os.environ):
-        complain(str(whole_story))
-    _keep(word, world, session)
+    full_error = OutOfMemory(f"{problem}; {advice}" if advice else problem)
+    world.report_failure(full_error)
+    report = ExitReport.of(OutOfMemory(problem) if remedy else full_error, EXIT_MEMORY, plain=True, **remedy)
+    if not report.leave(os.environ):
+        complain(str(full_error))
+    _write_report(report, world, session)
     return EXIT_MEMORY
 
 
-def _speak(word: ExitReport) -> None:
-    """Leave the word for the launcher to show, or show it."""
-    if word.leave(os.environ):
+def _show_report(report: ExitReport) -> None:
+    """Pass the report to the launcher, which shows it; without a launcher, print it."""
+    if report.leave(os.environ):
         return
-    if word.traceback:
-        put(word.traceback, sys.stderr, end="")
+    if report.traceback:
+        put(report.traceback, sys.stderr, end="")
     else:
-        complain(word.text)
+        complain(report.text)
 
 
-def _keep(word: ExitReport, world: World, session: Session | None) -> None:
-    """Leave the word in the run directory too, if this launch ever had it."""
+def _write_report(report: ExitReport, world: World, session: Session | None) -> None:
+    """Write the report into the run directory too, if this launch got as far as opening it."""
     if session is not None and session.rundir is not None:
-        leave_word(session.rundir, word, is_main=world.is_main)
+        write_exit_report(session.rundir, report, is_main=world.is_main)

@@ -6,10 +6,10 @@ from typing import Any
 from samestep.checkpoint.background import Saver
 from samestep.core.config import dump
 from samestep.train.hooks.divergence import SameParameters
-from samestep.train.hooks.evidence import Returned, Witness
+from samestep.train.hooks.evidence import RecordReturned, RecordStep
 from samestep.train.hooks.metric_logging import LogMetrics
 from samestep.train.hooks.saving import Save
-from samestep.train.hooks.stragglers import Speeds
+from samestep.train.hooks.stragglers import RankSpeeds
 from samestep.train.hooks.validation import CheckCounts, EpochSummary, Validate
 from samestep.train.logging.sinks import Sink
 from samestep.train.loop import Hook
@@ -22,7 +22,7 @@ class Hooks:
 
     in_order: list[Hook]
     log: LogMetrics
-    same: SameParameters
+    same_parameters: SameParameters
     save: Save
 
 
@@ -31,15 +31,15 @@ def assemble_hooks(
 ) -> Hooks:
     """The hooks of a stage."""
     config, stage, bench, progress = context.config, ready.stage, ready.bench, ready.progress
-    speeds = Speeds(bench, progress, context.events.event)
+    speeds = RankSpeeds(bench, progress, context.events.event)
     log = LogMetrics(
-        ready.window, sinks, context.screen, progress, config.log.every, stage.unit, ready.task.length, speeds
+        ready.row_metrics, sinks, context.screen, progress, config.log.every, stage.unit, ready.task.length, speeds
     )
     hash_every = 0 if ready.recorder else config.watch.hash_every  # evidence has a hash of every step
-    same = SameParameters(bench.learners, context.world, hash_every)
+    same_parameters = SameParameters(bench.learners, context.world, hash_every)
     validate = Validate(stage, ready.task, log, context.screen, progress, config.validate_every)
     about: dict[str, Any] = {"recipe": context.name, "stage": stage.name, "config": dump(config)}
-    # Of several stages each has a folder of its own, or one would replace the files of another.
+    # With several stages each has a folder of its own, or one would replace the files of another.
     weights = context.rundir.weights / ("" if is_only_stage else stage.name)
     save = Save(
         saver,
@@ -55,13 +55,13 @@ def assemble_hooks(
         weights,
     )
     in_order: list[Hook] = [
-        *([Returned(ready.recorder)] if ready.recorder else []),  # what the step returned, before anybody reads it
+        *([RecordReturned(ready.recorder)] if ready.recorder else []),  # before any hook that waits for other ranks
         CheckCounts(bench.feeds, bench.learners),
-        same,
+        same_parameters,
         log,
         validate,
-        EpochSummary(ready.epoch, context.screen, validate),
-        *([Witness(ready.recorder, ready.task.state, lambda: validate.figures)] if ready.recorder else []),
-        save,  # last: the checkpoint has everything that the others leave in the state
+        EpochSummary(ready.epoch_metrics, context.screen, validate),
+        *([RecordStep(ready.recorder, ready.task.state, lambda: validate.values)] if ready.recorder else []),
+        save,  # last: the checkpoint has all that the other hooks change in the state
     ]
-    return Hooks(in_order, log, same, save)
+    return Hooks(in_order, log, same_parameters, save)

@@ -1,4 +1,4 @@
-"""The source files of a recipe and their hashes, so that a resume can say what has changed in them.
+"""The source files of a recipe and their hashes, so that a resume can report what has changed in them.
 
 Of a shipped recipe these are all files of its folder; of a user's recipe its own file, and the modules that it has
 imported out of its folder or package by the time the run is opened.
@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import samestep
-from samestep.train.recipe_registry import HOME, find_module
+from samestep.train.recipe_registry import RECIPES_PACKAGE, find_module
 
 _INSTALLED = ("site-packages", "dist-packages")
 
@@ -31,7 +31,7 @@ def recipe_code(name: str) -> dict[str, str]:
 
 
 def _folder(module: ModuleType, file: Path) -> Path:
-    """The folder of a shipped recipe, of the outermost package, or that in which a single file lies."""
+    """The folder of a shipped recipe, of the outermost package, or the folder of a single file."""
     if _is_shipped(module):
         return file.parent
     depth = module.__name__.count(".") + hasattr(module, "__path__")
@@ -42,20 +42,20 @@ def _files(module: ModuleType, folder: Path) -> Iterator[Path]:
     if _is_shipped(module):
         yield from folder.rglob("*.py") if hasattr(module, "__path__") else ()
         return
-    if folder.name in _INSTALLED:  # a single file among everybody's packages
+    if folder.name in _INSTALLED:  # a single file among installed packages
         return
     runtime, start = os.path.dirname(os.path.abspath(samestep.__file__)), f"{folder}{os.sep}"
     for other in list(sys.modules.values()):
         file = getattr(other, "__file__", None)
         path = os.path.abspath(file) if isinstance(file, str) and file.endswith(".py") else ""
         if not path.startswith(start) or path.startswith(runtime + os.sep) or not os.path.isfile(path):
-            continue  # some modules that torch makes name a file that is none
-        if not _is_foreign(Path(path), folder):
+            continue  # some modules that torch makes name a file that does not exist
+        if not _is_installed(Path(path), folder):
             yield Path(path)
 
 
-def _is_foreign(file: Path, folder: Path) -> bool:
-    """Whether a file below the recipe's folder is installed there: a library's, Python's, or of an environment."""
+def _is_installed(file: Path, folder: Path) -> bool:
+    """Whether a file below the recipe's folder is installed there: by a library, Python, or a virtual environment."""
     between = file.relative_to(folder).parts[:-1]
     folders = [folder.joinpath(*between[: depth + 1]) for depth in range(len(between))]
     standard = Path(sysconfig.get_paths()["stdlib"])
@@ -63,4 +63,4 @@ def _is_foreign(file: Path, folder: Path) -> bool:
 
 
 def _is_shipped(module: ModuleType) -> bool:
-    return module.__name__.startswith(f"{HOME}.")
+    return module.__name__.startswith(f"{RECIPES_PACKAGE}.")

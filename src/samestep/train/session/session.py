@@ -56,7 +56,7 @@ class Session:
                 stack.enter_context(Watchdog(self._world, rundir, self.config.watch))
             events = RunEvents(rundir, self._world.is_main)
             events.event("launch", world=self._world.size, device=str(self._world.device))
-            self._tell_code_changes(events)
+            self._report_code_changes(events)
             set_up_torch(self.config, self._world)
             limit = seconds(self.config.max_time) - launch_env.elapsed(os.environ) if self.config.max_time else None
             stop = Stop(self._world, limit, self.config.checkpoint.every_minutes * 60)
@@ -72,26 +72,27 @@ class Session:
                 shared,
                 self._start_over,
             )
-            with stop.listening():
+            with stop.handling_signals():
                 return self._stages(self._context)
 
     def _stages(self, context: SessionContext) -> Outcome:
-        stages, screen, path = self._wanted(), context.screen, context.rundir.path
+        stages, screen, path = self._checked_stages(), context.screen, context.rundir.path
         for stage in stages:
             if self._world.share(self._is_done(context.rundir, stage)):
-                screen.say(f"stage {stage.name!r} is done already")
+                screen.print(f"stage {stage.name!r} is done already")
             elif StageRun(context, stage, stages).run() is Outcome.PREEMPTED:
-                screen.say(f"stopped by {context.stop.reason}; resume with: samestep train --resume {path}")
+                screen.print(f"stopped by {context.stop.reason}; resume with: samestep train --resume {path}")
                 return Outcome.PREEMPTED
             if stage.name == self.config.until and stage is not stages[-1]:
                 context.events.status("waiting", after=stage.name)
-                screen.say(f"done until here; go on with: samestep train --resume {path} until=null")
+                screen.print(f"done until here; go on with: samestep train --resume {path} until=null")
                 return Outcome.DONE
         context.events.status("done")
-        screen.say(f"done: {path}")
+        screen.print(f"done: {path}")
         return Outcome.DONE
 
-    def _wanted(self) -> Sequence[Stage]:
+    def _checked_stages(self) -> Sequence[Stage]:
+        """The recipe's stages, once `until` and every `start` are known to name one of them."""
         stages = self._recipe.stages(self.config)
         names = [stage.name for stage in stages]
         if self.config.until not in (None, *names):
@@ -101,24 +102,24 @@ class Session:
         return stages
 
     def _open(self, stack: ExitStack, launches: Sequence[str]) -> RunDir:
-        """Rank 0 opens the directory; the others learn of it through the store, since it may refuse."""
-        told = None
+        """Rank 0 opens the directory and shares its path through the store, since opening may fail."""
+        shared = None
         if self._world.is_main:
             opened = open_run(self._name, self.config, self._world.dp_size, launches, recipe_code(self._name))
             stack.callback(opened.lock.release)
-            told, self._code_changes = [str(opened.rundir.path.absolute()), opened.batch], opened.code_changes
-        path, batch = self._world.share_through_store("run directory", told)
+            shared, self._code_changes = [str(opened.rundir.path.absolute()), opened.batch], opened.code_changes
+        path, batch = self._world.share_through_store("run directory", shared)
         self.rundir = rundir = RunDir(Path(path))
         if self._world.rank_info.local_rank == 0:
             launch_env.write_run_path(rundir.path, os.environ)
-        # The batch from now on at any world size and batch_size; what acts for this launch alone stands in no record.
+        # The same global batch from now on at any world size and batch_size; start_over is for this launch alone.
         self.config = replace(self.config, global_batch_size=batch, start_over=False)
         show = "error" if self.config.log.quiet else self.config.log.level
         start_logging(rundir.log(self._world.rank), show=show if self._world.is_main else None)
         return rundir
 
     def _is_shared(self, rundir: RunDir) -> bool:
-        """Whether all ranks see the run directory; refuses what cannot work where they do not."""
+        """Whether all ranks see the run directory; refuses settings that need it where they do not."""
         shared = is_disk_shared(rundir.path, self._world)
         if not shared and self.config.distributed.strategy == "fsdp":
             raise UserError(
@@ -129,8 +130,8 @@ class Session:
             refuse_newer_on_other_hosts(rundir.checkpoints(""), self._world)
         return shared
 
-    def _tell_code_changes(self, events: RunEvents) -> None:
-        """Changed code does not end a run, but nobody should have to guess that it changed; only rank 0 knows."""
+    def _report_code_changes(self, events: RunEvents) -> None:
+        """Warn about changed code, which does not end a run; only rank 0 knows of it."""
         if self._code_changes is not None:
             logger.warning("%s", self._code_changes)
             events.event("code_changed", **self._code_changes.to_json())
@@ -139,7 +140,7 @@ class Session:
     def is_planned(self) -> bool:
         """Whether the numbers of the run are frozen, so that another batch_size leaves it the same run."""
         benches = self._context.benches if self._context else []
-        known = any(bench.known_plan for bench in benches)  # the file may lie on rank 0's disk alone
+        known = any(bench.known_plan for bench in benches)  # the file may be on rank 0's disk alone
         return known or (self.rundir is not None and self.rundir.frozen.exists())
 
     def _is_done(self, rundir: RunDir, stage: Stage) -> bool:
@@ -147,13 +148,13 @@ class Session:
 
 
 def set_up_torch(config: Any, world: World) -> None:
-    """Arithmetic that the whole process shares."""
+    """Set torch's arithmetic for the whole process."""
     torch.set_default_dtype(getattr(torch, config.distributed.dtype))
     if config.distributed.mixed_precision == "fp16" and world.device.type == "cpu":
         raise UserError("mixed_precision=fp16 needs a GPU; on a CPU use bf16 or none")
     if world.device.type == "cuda":
         torch.set_float32_matmul_precision("high")
     if config.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or cuBLAS refuses to be deterministic
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is not deterministic
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False

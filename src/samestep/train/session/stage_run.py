@@ -1,4 +1,4 @@
-"""One stage of a session: set up, restored, trained, handed over."""
+"""One stage of a session: set it up, restore it, train it, and hand over to the next."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,16 +12,16 @@ from samestep.checkpoint.store import Store
 from samestep.core.config import dump
 from samestep.core.records import write_json
 from samestep.train.bench import Bench
-from samestep.train.hooks.evidence import Recorder
+from samestep.train.hooks.evidence import EvidenceRecorder
 from samestep.train.logging.banner import banner_lines
 from samestep.train.logging.metrics import MetricAccumulator
 from samestep.train.logging.sinks import Sink, open_sinks
 from samestep.train.loop import Outcome, Progress, run
-from samestep.train.pretrained.plain_resume import continue_from_file
+from samestep.train.pretrained.first_weights import continue_from_file
 from samestep.train.recipe import Stage
 from samestep.train.session.context import ReadyStage, SessionContext
 from samestep.train.session.hooks import assemble_hooks
-from samestep.train.session.resume_checks import newest_checkpoint
+from samestep.train.session.resume_checks import checkpoint_to_resume
 from samestep.train.task import Task
 from samestep.world.seeding import RandomState, seed_everywhere
 
@@ -33,7 +33,7 @@ class StageRun:
         self._context, self._stage = context, stage
         self._is_last, self._is_only = stage is stages[-1], len(stages) == 1
         self._world, self._config, self._rundir = context.world, context.config, context.rundir
-        self._progress = Progress(watch=self._world.activity)
+        self._progress = Progress(activity=self._world.activity)
 
     def run(self) -> Outcome:
         """From set-up to hand-over."""
@@ -60,43 +60,48 @@ class StageRun:
         return outcome
 
     def _set_up(self) -> ReadyStage:
-        """Build the task, and become what the checkpoint holds, or what the user named to go on from."""
+        """Build the task, and load the checkpoint, or the file that the user named to continue from."""
         seed_everywhere(self._config.seed)
         store = self._store()
         found = self._find_checkpoint(store)
         evidence = self._rundir.evidence(self._world.size, self._world.rank)
-        recorder = Recorder(evidence, self._stage.name, self._world.dp_counted) if self._config.evidence else None
-        window, epoch = MetricAccumulator(self._world), MetricAccumulator(self._world)
+        recorder = (
+            EvidenceRecorder(evidence, self._stage.name, self._world.dp_counted) if self._config.evidence else None
+        )
+        row_metrics, epoch_metrics = MetricAccumulator(self._world), MetricAccumulator(self._world)
         random = RandomState(self._world, self._config.seed)
         bench = self._bench(recorder, resumed=found is not None)
         task: Task = self._stage.build(bench)
         self._progress.steps_per_epoch = bench.steps_per_epoch or task.length
         bench.is_built = True
-        bench.first_weights.check_taken(self._stage.name, is_last=self._is_last)
+        bench.first_weights.check_source_used(self._stage.name, is_last=self._is_last)
         random.seed_this_rank()
-        state = {**task.state, "progress": self._progress, "window": window, "epoch": epoch, "random": random}
+        runtime_state = {"progress": self._progress, "window": row_metrics, "epoch": epoch_metrics, "random": random}
+        state = {**task.state, **runtime_state}
         resumed = self._restore(store, found, state, bench)
-        return ReadyStage(self._stage, bench, task, self._progress, store, window, epoch, recorder, state, resumed)
+        return ReadyStage(
+            self._stage, bench, task, self._progress, store, row_metrics, epoch_metrics, recorder, state, resumed
+        )
 
     def _store(self) -> Store:
         keep = self._config.checkpoint
-        figure, mode = self._stage.best or ("", "min")
+        metric, mode = self._stage.best or ("", "min")
         store = Store(
             self._rundir.checkpoints(self._stage.name),
             self._world,
-            keep=Retention(keep.keep_last, keep.keep_best, keep.keep_every, mode, figure),
+            keep=Retention(keep.keep_last, keep.keep_best, keep.keep_every, mode, metric),
             shared=self._context.is_disk_shared,
         )
         store.remove_leftovers()
         return store
 
     def _find_checkpoint(self, store: Store) -> Checkpoint | None:
-        found, starts_over = newest_checkpoint(store, self._stage.name, self._rundir, self._context.start_over)
+        found, starts_over = checkpoint_to_resume(store, self._stage.name, self._rundir, self._context.start_over)
         if starts_over:
             self._context.events.event("start_over", stage=self._stage.name)
         return found
 
-    def _bench(self, recorder: Recorder | None, *, resumed: bool) -> Bench:
+    def _bench(self, recorder: EvidenceRecorder | None, *, resumed: bool) -> Bench:
         bench = Bench(
             self._world,
             self._config,
@@ -115,9 +120,9 @@ class StageRun:
         return bench
 
     def _restore(self, store: Store, found: Checkpoint | None, state: dict[str, Any], bench: Bench) -> str:
-        """Load the checkpoint, or the file that the user named to go on from; says where the state came from."""
+        """Load the checkpoint, or the file that the user named to continue from; returns where the state came from."""
         if found is None:
-            if not self._config.continue_from or not bench.first_weights.is_taken_here():
+            if not self._config.continue_from or not bench.first_weights.is_source_used():
                 return ""
             continue_from_file(Path(self._config.continue_from), bench.learners, self._progress)
             return str(self._config.continue_from)
@@ -128,7 +133,7 @@ class StageRun:
         return found.path.name
 
     def _check_best(self, store: Store) -> None:
-        """The best figure so far is void where an older version went by another one."""
+        """Forget the best value so far where the checkpoints were chosen by another metric."""
         if self._stage.best is None or self._progress.best is None:
             return
         found = find_checkpoints(store.folder) if self._world.is_main else []
@@ -144,20 +149,20 @@ class StageRun:
     def _saver(self, store: Store, sinks: list[Sink]) -> Saver:
         settings, event = self._config.checkpoint, self._context.events.event
 
-        def told(flight: PendingSave) -> None:
-            if flight.committed:
-                event("save", stage=self._stage.name, step=flight.step)
+        def on_end(save: PendingSave) -> None:
+            if save.committed:
+                event("save", stage=self._stage.name, step=save.step)
                 for sink in sinks:
-                    sink.committed(flight.step)
-            if flight.failure is not None:
-                event("save_failed", stage=self._stage.name, step=flight.step, why=str(flight.failure))
+                    sink.committed(save.step)
+            if save.failure is not None:
+                event("save_failed", stage=self._stage.name, step=save.step, why=str(save.failure))
 
         return Saver(
             store,
             background=settings.background,
             max_failures=settings.max_failures,
             last_step=self._progress.step,
-            on_end=told,
+            on_end=on_end,
         )
 
     def _loop(self, ready: ReadyStage, sinks: list[Sink], saver: Saver) -> Outcome:
@@ -165,17 +170,17 @@ class StageRun:
         with self._world.activity.stepping(self._stage.name, self._progress.step, compiles=self._config.compile):
             try:
                 outcome = run(ready.task, self._progress, hooks.in_order, self._context.stop)
-                hooks.same.finish()
+                hooks.same_parameters.finish()
             except BaseException:
                 with suppress(Exception):
-                    hooks.log.rescue()
+                    hooks.log.write_ready_rows()
                 raise
         with self._world.activity.doing("save"):
             hooks.save.finish()
         return outcome
 
     def _hand_over(self, ready: ReadyStage) -> None:
-        """What a later stage, or the user, finds of this one."""
+        """Write what a later stage, or the user, needs of this one."""
         with self._world.activity.doing("finish"):
             self._stage.finish(ready.task, ready.bench)
             self._world.barrier()
