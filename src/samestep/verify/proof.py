@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from samestep.core.errors import EXIT_USER, UserError
+from samestep.core.output import plural
 from samestep.core.rundir import RunDir
 from samestep.train.recipe import Recipe
 from samestep.verify.bitwise import differing_metric, first_change, largest_difference, read_metrics
@@ -14,7 +15,7 @@ from samestep.verify.report import held_against, judge, largest
 from samestep.verify.rounding import NAME as FLOOR_NAME
 from samestep.verify.rounding import measure
 from samestep.verify.runner import Moment, ProofRunner, RunResult, StartedRun, other_micro
-from samestep.verify.tolerance import STRICT, CheckResult, Floor, ProofStatus, plural
+from samestep.verify.tolerance import STRICT, CheckResult, Floor, ProofStatus
 from samestep.verify.trace import RecordedLaunch, early_leaver, every_parameter_reached, spliced, stalled
 from samestep.verify.updates import LOW_PRECISION, SLIGHT, Names, candidates
 

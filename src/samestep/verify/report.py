@@ -12,8 +12,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from samestep.core.output import plural
 from samestep.verify.compare import Comparison
-from samestep.verify.tolerance import STRICT, SUBJECTS, TOLERANCE, CheckResult, Floor, ProofStatus, plural
+from samestep.verify.tolerance import STRICT, SUBJECTS, TOLERANCE, CheckResult, Floor, ProofStatus
 
 ORDER = ("samples", "tokens", "losses", "ranks", "gradients", "validation")
 """Checks in the order in which one thing causes the next."""

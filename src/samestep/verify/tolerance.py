@@ -39,11 +39,6 @@ def distance(a: float, b: float, scale: float = 0.0) -> float:
     return abs(a - b) / max(abs(a), abs(b), scale or _SMALL)
 
 
-def plural(count: int, noun: str) -> str:
-    """`1 step`, `2 steps`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('sh') else 's'}"
-
-
 TOLERANCE = 1e-8
 """Largest relative difference that always passes in float64."""
 TIE = 1e-6

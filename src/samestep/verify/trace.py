@@ -7,9 +7,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from samestep.core.output import plural
 from samestep.core.records import JsonLines
 from samestep.core.rundir import RunDir
-from samestep.verify.tolerance import CheckResult, ProofStatus, distance, plural
+from samestep.verify.tolerance import CheckResult, ProofStatus, distance
 
 Line = dict[str, Any]
 Key = tuple[str, int]
