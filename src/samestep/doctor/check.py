@@ -17,7 +17,7 @@ _SOURCE = re.compile(r"^\[[^\]]*\]\s*")
 
 @dataclass(frozen=True)
 class Check:
-    """`measure` runs on every rank and may fail or hang. `compare` runs on rank 0, as a pure function of all reports."""
+    """`measure` runs on every rank and may fail or hang. `compare`, a pure function of all reports, runs on rank 0."""
 
     name: str
     measure: Callable[[CheckContext], Measured]
