@@ -134,7 +134,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "all lost their connections": ("crashed", {"exit_reports": [report(LOST, rank=0), report(LOST, rank=1)]}),
     "Ctrl-C twice under our launcher": ("killed", {"ended": ended(None, 130, "interrupted twice")}),
     "Ctrl-C twice": ("killed", {"exit_reports": [report("interrupted twice", "interrupted", code=130)]}),
-    "a lost node": ("killed", {"ended": ended(None, 1, "node2 left without a report")}),
+    "a lost node": ("killed", {"ended": ended(None, 1, "node2 left without a message")}),
     "cancelled": ("killed", {"job": slurm("CANCELLED")}),
     "time limit": ("killed", {"job": slurm("TIMEOUT")}),
     "an exit report counts more than the scheduler's state": (
@@ -231,7 +231,7 @@ def test_out_of_memory_says_how_much_and_what_to_reduce() -> None:
 
 @pytest.mark.parametrize(
     ("state", "says"),
-    [("CANCELLED", "was cancelled"), ("TIMEOUT", "came to its time limit"), ("NODE_FAIL", "lost a node")],
+    [("CANCELLED", "was cancelled"), ("TIMEOUT", "reached its time limit"), ("NODE_FAIL", "lost a node")],
 )
 def test_the_scheduler_is_believed(state: str, says: str) -> None:
     found = diagnose(replace(BASE, job=slurm(state)))
@@ -240,11 +240,11 @@ def test_the_scheduler_is_believed(state: str, says: str) -> None:
     assert found.next == ["sbatch runs/a/job/train.sh"]
 
 
-def test_a_requeued_job_goes_on_by_itself() -> None:
+def test_a_requeued_job_continues_by_itself() -> None:
     status = {**RUNNING, "status": "preempted", "reason": "SIGUSR1"}
     found = diagnose(replace(BASE, status=status, job=slurm("PENDING")))
     assert found.next == ["squeue --job 17"]
-    assert "goes on from there by itself" in found.sentence and "SIGUSR1" in found.sentence
+    assert "continues from there by itself" in found.sentence and "SIGUSR1" in found.sentence
     cancelled = diagnose(replace(BASE, status=status, job=slurm("CANCELLED")))
     assert cancelled.next == ["sbatch runs/a/job/train.sh"]
     assert "job 17 was cancelled" in cancelled.sentence

@@ -53,9 +53,9 @@ def constants(reports: Mapping[str, RankReports]) -> dict[str, Json]:
             "by_size": sweep,
         }
     if stragglers.NAME in reports:
-        measured = [report.measured for report in reports[stragglers.NAME]]
-        about = {name: measured[0][name] for name in ("width", "dtype")}
-        found["matmul"] = {**about, "flops_by_rank": [measured["flops"] for measured in measured]}
+        by_rank = [report.measured for report in reports[stragglers.NAME]]
+        about = {name: by_rank[0][name] for name in ("width", "dtype")}
+        found["matmul"] = {**about, "flops_by_rank": [measured["flops"] for measured in by_rank]}
     writers = [r for r in reports.get(disk.SPEED_CHECK.name, ()) if r.measured]
     if writers:
         found["disk_write_bytes_per_s"] = {report.host: report.measured["bytes_per_s"] for report in writers}

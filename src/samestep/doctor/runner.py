@@ -44,7 +44,7 @@ class CheckRunner:
         missing, rank_info = missing_ranks(self.context), self.context.rank_info
         if missing:
             self.findings.append(failed(_MEETING, missing))
-            self.broken = "not all ranks came"
+            self.broken = "not all ranks arrived"
         else:
             hosts = len(set(self.context.hosts))
             launcher = _LAUNCHERS.get(rank_info.launcher, rank_info.launcher)

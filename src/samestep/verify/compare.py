@@ -49,8 +49,8 @@ def compare_tokens(
         if (epoch, index) in off or token == other:
             same += token == other
             continue
-        elsewhere = "none" if other is None else other
-        sampled = f"{purpose!r} samples token {token} at {names[0]} and {elsewhere} at {names[1]}"
+        other_token = "none" if other is None else other
+        sampled = f"{purpose!r} samples token {token} at {names[0]} and {other_token} at {names[1]}"
         place = f"{step}, sample ({epoch}, {index}), position {position}"
         if other is None or min(margin, other_margin) >= tie_below:
             wrong = f"{place}: {sampled}, though the two best are {margin:.1e} apart; " + candidates(
@@ -96,7 +96,7 @@ def compare(ours: Trace, theirs: Trace, names: RunNames, floor: Floor = STRICT) 
         if key not in theirs:
             break
         found.steps += 1
-        for compare_part in (_compare_tokens, _compare_updates, _compare_states, _compare_validation):
+        for compare_part in (_compare_drawn_tokens, _compare_updates, _compare_states, _compare_validation):
             found.difference = compare_part(describe_step(key, ours), ours[key], theirs[key], names, found)
             if found.difference or found.tie:
                 return found
@@ -112,7 +112,7 @@ def compare(ours: Trace, theirs: Trace, names: RunNames, floor: Floor = STRICT) 
     return found
 
 
-def _compare_tokens(
+def _compare_drawn_tokens(
     place: str, ours: list[Step], theirs: list[Step], names: RunNames, found: Comparison
 ) -> Difference | None:
     tokens = compare_tokens(place, ours, theirs, (names.ours, names.theirs), found.stats.floor.tie)
@@ -156,7 +156,7 @@ def _compare_states(
     """The state that a checkpoint would hold after the step: equal on all ranks, and close to the other run's."""
     for steps, name in ((ours, names.ours), (theirs, names.theirs)):
         for part, rank in _unequal_ranks(
-            steps, lambda closing_line: {key: held["hash"] for key, held in closing_line["state"].items()}
+            steps, lambda line: {key: held["hash"] for key, held in line["state"].items()}
         ):
             return Difference(
                 "ranks",
@@ -192,12 +192,12 @@ def _why_state(distant: float, ours: Sequence[Step], theirs: Sequence[Step], nam
 
 def _unequal_ranks(steps: Sequence[Step], content: Callable[[Line], Mapping[str, object]]) -> Iterator[tuple[str, int]]:
     """Names whose content differs from that of rank 0, with the rank."""
-    finished_steps = [step.closing_line for step in steps]
-    if finished_steps[0] is None:
+    lines = [step.closing_line for step in steps]
+    if lines[0] is None:
         return
-    first = content(finished_steps[0])
-    for rank, closing_line in enumerate(finished_steps):
-        own = content(closing_line) if closing_line else first
+    first = content(lines[0])
+    for rank, line in enumerate(lines):
+        own = content(line) if line else first
         yield from ((name, rank) for name in sorted({*first, *own}) if first.get(name) != own.get(name))
 
 
@@ -211,7 +211,7 @@ def _compare_validation(
         )
         return Difference("validation", sentence)
     found.validations += _validated(ours).total()
-    for name, rank in _unequal_ranks(theirs, lambda closing_line: closing_line["figures"]):
+    for name, rank in _unequal_ranks(theirs, lambda line: line["figures"]):
         return Difference(
             "validation",
             f"after {place} at {names.theirs} the validation metric {name} of rank {rank} is not that of rank 0, but "

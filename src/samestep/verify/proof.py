@@ -64,7 +64,7 @@ class Proof:
         batch, micro = self.runner.settings["global_batch_size"], self.runner.settings["batch_size"]
         other = other_batch_size(batch, micro)
         self.progress("one rank")
-        single, split, rounded = self._start_one_rank_runs(other or micro)
+        single, split, rounded = self._one_rank_runs(other or micro)
         if EXIT_USER in single.codes:
             raise UserError(single.failure())
         if not single.done:
@@ -86,7 +86,7 @@ class Proof:
         name = f"same run with batch_size {micro} and {other}" if other else "same run in another process"
         yield self._complete_check(name, wrong, _summary(found), found, split)
 
-    def _start_one_rank_runs(self, micro: int) -> tuple[RunResult, RunResult, RunResult]:
+    def _one_rank_runs(self, micro: int) -> tuple[RunResult, RunResult, RunResult]:
         """The three runs at one rank, in parallel: most of their time goes into imports."""
         single = self.runner.start_single_process("alone")
         others: list[StartedRun] = []

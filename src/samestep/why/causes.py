@@ -52,7 +52,7 @@ class Cause:
     reason: str = ""
     traceback: str = ""
     source: str = ""
-    """The file that says so."""
+    """The file that it is known from."""
     remedy: Sequence[str] = ()
 
 

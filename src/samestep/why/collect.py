@@ -25,42 +25,11 @@ from samestep.train.run_record import RunRecord
 from samestep.why.records import Evidence, Heartbeat, Lock, parse_exit_report
 from samestep.why.scheduler import kernel_kill, last_job
 
-_FLOCK = "hhqqi4x"  # type, whence, start, length, process: `struct flock` of 64-bit Linux
-
-
-def read_lock(path: Path) -> Lock:
-    """The lock at `path`: which process holds it, or held it last."""
-    try:
-        with open(path, "rb") as file:
-            known = _holder(file.read().decode(errors="replace"))
-            return Lock(_is_held(file.fileno()), str(known.get("host", "")), int(known.get("pid", 0)))
-    except OSError:
-        return Lock()
-
-
-def _is_held(handle: int) -> bool | None:
-    """None where the file system or the operating system cannot say."""
-    if sys.platform != "linux":
-        return None
-    wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-    try:
-        answer = fcntl.fcntl(handle, fcntl.F_GETLK, wanted)
-    except OSError:
-        return None
-    return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
-
-
-def _holder(text: str) -> Json:
-    try:
-        return json.loads(text)
-    except ValueError:  # its writer was killed while it wrote
-        return {}
-
-
 _TAIL = 1 << 17
 """Bytes that are read at the end of a log or of the metrics."""
 _LINE = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ([A-Z]+) (\S+): (.*)$", re.DOTALL)
 _ECHO = re.compile(r"rank \d+ on \S+ failed: ")
+_FLOCK = "hhqqi4x"  # type, whence, start, length, process: `struct flock` of 64-bit Linux
 
 
 def collect_evidence(rundir: RunDir) -> Evidence:
@@ -94,6 +63,35 @@ def collect_evidence(rundir: RunDir) -> Evidence:
         int(record.config.get("batch_size", 0)) if record else 0,
         frozenset(str(path.relative_to(rundir.path)) for path in _files(rundir)),
     )
+
+
+def read_lock(path: Path) -> Lock:
+    """The lock at `path`: which process holds it, or held it last."""
+    try:
+        with open(path, "rb") as file:
+            known = _holder(file.read().decode(errors="replace"))
+            return Lock(_is_held(file.fileno()), str(known.get("host", "")), int(known.get("pid", 0)))
+    except OSError:
+        return Lock()
+
+
+def _is_held(handle: int) -> bool | None:
+    """None where the file system or the operating system cannot say."""
+    if sys.platform != "linux":
+        return None
+    query = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    try:
+        answer = fcntl.fcntl(handle, fcntl.F_GETLK, query)
+    except OSError:
+        return None
+    return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
+
+
+def _holder(text: str) -> Json:
+    try:
+        return json.loads(text)
+    except ValueError:  # its writer was killed while it wrote
+        return {}
 
 
 def _json(path: Path) -> Json:

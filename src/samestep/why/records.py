@@ -16,9 +16,9 @@ TIGHT = 0.1
 
 JOB_ENDS = {
     "CANCELLED": "was cancelled, by a user or an administrator",
-    "TIMEOUT": "came to its time limit",
-    "DEADLINE": "came to its deadline",
-    "PREEMPTED": "had to make way for another job",
+    "TIMEOUT": "reached its time limit",
+    "DEADLINE": "reached its deadline",
+    "PREEMPTED": "was preempted by another job",
     "NODE_FAIL": "lost a node",
     "BOOT_FAIL": "lost a node that did not boot",
 }
@@ -80,7 +80,7 @@ class Evidence:
     run: Path
     now: float
     here: str
-    """The host on which somebody asks."""
+    """The host on which the evidence was collected."""
     status: Record = field(default_factory=dict)
     launch: Record | None = None
     """The event of the last launch."""
@@ -185,14 +185,14 @@ class Diagnosis:
     """The signal, the scheduler's state, the limit, or the source line."""
     traceback: str = ""
     source: str = ""
-    """The file that says so."""
+    """The file or command that it is known from."""
 
     def __post_init__(self) -> None:
         """Only known verdicts."""
         assert self.verdict in VERDICTS, self.verdict
 
 
-def named(evidence: Evidence, ranks: Sequence[int], host: str = "") -> str:
+def describe_ranks(evidence: Evidence, ranks: Sequence[int], host: str = "") -> str:
     """`rank 1 on node2`, `ranks 0, 2 and 3`, `every rank`."""
     if not ranks or len(ranks) == evidence.world > 1:
         return "every rank"
@@ -201,7 +201,7 @@ def named(evidence: Evidence, ranks: Sequence[int], host: str = "") -> str:
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
-def place(evidence: Evidence) -> str:
+def at_step(evidence: Evidence) -> str:
     """` at step 7 of 100 of stage fit`, as far as is known; with a space before it."""
     status = evidence.status
     if "stage" not in status:

@@ -69,8 +69,8 @@ def state_in_output(output: str) -> str:
 
 def kernel_kill(processes: Sequence[int]) -> str:
     """The kernel's message that it killed one of these processes of this host for lack of memory; often unreadable."""
-    named = [f"Killed process {process} " for process in processes if process]
-    return next((line for line in _output_of("dmesg").splitlines() if any(name in line for name in named)), "")
+    kills = [f"Killed process {process} " for process in processes if process]
+    return next((line for line in _output_of("dmesg").splitlines() if any(name in line for name in kills)), "")
 
 
 def _output_of(*args: str) -> str:

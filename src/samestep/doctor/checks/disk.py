@@ -160,7 +160,7 @@ def _shared(reports: RankReports) -> Finding:
 
 
 def measure_speed(context: CheckContext) -> Measured:
-    """How fast one rank of each host brings bytes to the disk; skipped where free space is short."""
+    """How fast one rank of each host writes bytes to the disk; skipped where free space is short."""
     folder = nearest_existing(context.out)
     if not context.is_first_on_host or shutil.disk_usage(folder).free < 4 * _WRITTEN:
         return {}
@@ -179,7 +179,7 @@ def measure_speed(context: CheckContext) -> Measured:
 
 
 def compare_speed(reports: RankReports) -> list[Finding]:
-    """Only writers: what is too slow depends on what is saved."""
+    """Only reported: what is too slow depends on what is saved."""
     name = "disk speed"
     writers: list[RankReport] = [report for report in reports if report.measured]
     if not writers:

@@ -92,9 +92,8 @@ def measure_ports(context: CheckContext) -> Measured:
     """What can be opened and reached from here, and how far the clock is ahead of rank 0's."""
     measured: dict[str, object] = {"bound": port_error(0), "taken": 0, "reached": "", "address": context.address}
     usual = os.environ.get("MASTER_PORT", str(USUAL))
-    if (
-        not context.rank_info.grouped and usual.isdigit() and port_error(int(usual))
-    ):  # launched ranks have already met there
+    is_launched = context.rank_info.grouped  # then the ranks have already met at that port
+    if not is_launched and usual.isdigit() and port_error(int(usual)):
         measured["taken"] = int(usual)
     try:
         offset = measure_offset(context.address, context.clock_port, min(10.0, context.timeout / 2))
