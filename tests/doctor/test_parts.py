@@ -12,7 +12,7 @@ from torch._C._distributed_c10d import HashStore
 from samestep.core.errors import RunFailed, UserError
 from samestep.doctor import rendezvous
 from samestep.doctor.check import Check, RankOutcome, failure_sentence, run_check
-from samestep.doctor.checks.collectives import TYPES, contribution, ranks_missing
+from samestep.doctor.checks.collectives import TYPES, contribution, wrong_ranks
 from samestep.doctor.checks.disk import nearest_existing, probe
 from samestep.doctor.checks.network import port_error
 from samestep.doctor.checks.versions import driver, file_hashes, fingerprint
@@ -107,10 +107,10 @@ def test_a_clock_that_is_ahead_is_seen() -> None:
 def test_a_sum_shows_whose_part_is_missing(name: str, size: int) -> None:
     parts = [contribution(rank, size, getattr(torch, name)) for rank in range(size)]
     total = torch.stack(parts).sum(0).to(getattr(torch, name))
-    assert ranks_missing(total, size) == []
+    assert wrong_ranks(total, size) == []
     if size > 1:
-        assert ranks_missing(total - parts[1], size) == [1]
-    assert ranks_missing(total * 2, size) == list(range(size))
+        assert wrong_ranks(total - parts[1], size) == [1]
+    assert wrong_ranks(total * 2, size) == list(range(size))
 
 
 def test_the_folder_of_runs_is_tried_and_left_as_it_was(tmp_path: Path) -> None:

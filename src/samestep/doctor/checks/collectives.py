@@ -69,7 +69,7 @@ def measure_values(context: CheckContext) -> Measured:
                 missing.append(f"{backend} {name}")  # all ranks raise this before anything is sent
                 continue
             tried += 1
-            ranks = ranks_missing(sent.cpu(), world.size)
+            ranks = wrong_ranks(sent.cpu(), world.size)
             if ranks:
                 wrong[f"{backend} {name}"] = ranks
     return {"wrong": wrong, "missing": missing, "tried": tried}
@@ -89,7 +89,7 @@ def contribution(rank: int, size: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.where(positions % size == rank, _expected(positions), 0).to(dtype)
 
 
-def ranks_missing(total: torch.Tensor, size: int) -> list[int]:
+def wrong_ranks(total: torch.Tensor, size: int) -> list[int]:
     """The ranks whose part of the sum is wrong."""
     positions = torch.arange(len(total))
     wrong = positions[total.to(torch.float64) != _expected(positions).to(torch.float64)]
