@@ -21,8 +21,8 @@ from samestep.core.errors import RunFailed, UserError
 from samestep.core.records import JsonLines, read_json
 from samestep.core.rundir import RunDir
 from samestep.launch.call import _recipe
-from samestep.why.collect import gather
-from samestep.why.diagnose import judge
+from samestep.why.collect import collect_evidence
+from samestep.why.diagnose import diagnose
 from samestep.why.records import Diagnosis
 
 pytestmark = pytest.mark.timeout(180)
@@ -89,7 +89,7 @@ def stepping(run: str, step: int = 3) -> bool:
 
 
 def why(run: str) -> Diagnosis:
-    return judge(gather(RunDir(Path("runs") / run)))
+    return diagnose(collect_evidence(RunDir(Path("runs") / run)))
 
 
 def test_a_killed_rank_is_restarted_in_the_same_run_and_the_result_is_the_same_bit_for_bit(shell: Shell) -> None:

@@ -1,4 +1,4 @@
-"""Plain tables of what ranks measured, for the judges."""
+"""Plain tables of what ranks measured, for the functions that compare."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ HOSTS = ("node1", "node1", "node2", "node2")
 
 
 def ranks(usual: Mapping[str, Any], *changes: Mapping[str, Any], hosts: Sequence[str] = HOSTS) -> list[RankReport]:
-    """One report a host entry: the usual fact; `changes` are those of the last ranks."""
+    """One report for each entry of `hosts`, with the usual measurements; `changes` are those of the last ranks."""
     odd = [{}] * (len(hosts) - len(changes)) + list(changes)
     return [RankReport(rank, host, {**usual, **odd[rank]}) for rank, host in enumerate(hosts)]
 

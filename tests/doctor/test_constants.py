@@ -1,4 +1,4 @@
-"""What is kept for planning, and the picture of it."""
+"""The constants that are saved for planning, and their plot."""
 
 import json
 from pathlib import Path
@@ -36,20 +36,20 @@ def test_constants_are_in_plain_units() -> None:
     assert "to_device_bytes_per_s" not in found
 
 
-def test_machines_lie_side_by_side_and_basic_keeps_what_all_measured(tmp_path: Path) -> None:
+def test_machines_are_saved_side_by_side_and_basic_keeps_what_all_measured(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "machine.json"
-    whole = constants.entry(measured(), PAIR, "cpu", [ok("a", "b")])
-    constants.save(path, constants.machine_key(PAIR, "cpu"), whole)
+    complete = constants.entry(measured(), PAIR, "cpu", [ok("a", "b")])
+    constants.save(path, constants.machine_key(PAIR, "cpu"), complete)
     constants.save(path, constants.machine_key(["node1"] * 4, "cuda"), constants.entry({}, ["node1"] * 4, "cuda", []))
     constants.save(path, constants.machine_key(PAIR, "cpu"), constants.entry({}, PAIR, "cpu", [ok("c", "d")]))
     machines = json.loads(path.read_text())["machines"]
     assert list(machines) == ["node1 x1, node2 x1, cpu", "node1 x4, cuda"]
     first = machines["node1 x1, node2 x1, cpu"]
     assert first["checks"] == [{"name": "c", "result": "ok", "sentence": "d"}]
-    assert first["measured"]["all_reduce"]["bus_bytes_per_s"] == whole["measured"]["all_reduce"]["bus_bytes_per_s"]
+    assert first["measured"]["all_reduce"]["bus_bytes_per_s"] == complete["measured"]["all_reduce"]["bus_bytes_per_s"]
 
 
-def test_a_file_of_something_else_is_written_anew(tmp_path: Path) -> None:
+def test_a_file_of_another_kind_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "machine.json"
     for text in ("not JSON", "[1, 2]", '{"format": 99, "machines": {"x": {}}}'):
         path.write_text(text)
@@ -57,12 +57,12 @@ def test_a_file_of_something_else_is_written_anew(tmp_path: Path) -> None:
         assert json.loads(path.read_text())["machines"] == {"a": {"device": "cpu"}}
 
 
-def test_the_file_lies_in_the_users_cache() -> None:
+def test_the_file_is_in_the_users_cache() -> None:
     assert constants.default_path({"XDG_CACHE_HOME": "/c"}) == Path("/c/samestep/machine.json")
     assert constants.default_path({}) == Path.home() / ".cache" / "samestep" / "machine.json"
 
 
-def test_the_picture_is_sound_and_shows_every_size() -> None:
+def test_the_plot_is_valid_and_shows_every_size() -> None:
     drawn = ElementTree.fromstring(svg(POINTS, "gloo <2 & more>"))
     space = "{http://www.w3.org/2000/svg}"
     circles = drawn.findall(f"{space}circle")
@@ -70,7 +70,7 @@ def test_the_picture_is_sound_and_shows_every_size() -> None:
     width, height = (float(number) for number in drawn.get("viewBox", "").split()[2:])
     assert all(0 < float(c.get("cx", -1)) < width and 0 < float(c.get("cy", -1)) < height for c in circles)
     times = [float(circle.get("cy", 0)) for circle in circles[: len(POINTS)]]
-    assert times == sorted(times, reverse=True)  # longer messages take longer, so lie higher
+    assert times == sorted(times, reverse=True)  # longer messages take longer, so are higher
     ElementTree.fromstring(svg(POINTS[:1], "one point"))
 
 

@@ -1,4 +1,4 @@
-"""Real ranks that misbehave: they hang, stop answering, never come, are slow, or wrong."""
+"""Real ranks that misbehave: they hang, stop answering, never arrive, are slow, or compute wrong values."""
 
 import os
 import resource
@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from samestep.core.records import read_json
 from samestep.doctor import doctor, rendezvous, runner
-from samestep.doctor.check import Check, Fact
+from samestep.doctor.check import Check, Measured
 from samestep.doctor.checks import disk, gradients, stragglers
 from samestep.doctor.doctor import Request
 from samestep.doctor.findings import Finding, RankReports, ok
@@ -30,27 +30,27 @@ def rank() -> int:
 
 
 def fine(reports: RankReports) -> list[Finding]:
-    return [ok("all well", f"{len(reports)} ranks")]
+    return [ok("all fine", f"{len(reports)} ranks")]
 
 
-def nothing(seat: CheckContext) -> Fact:
+def nothing(context: CheckContext) -> Measured:
     return {}
 
 
-def hang_on_rank_1(seat: CheckContext) -> Fact:
-    if seat.rank == 1:
+def hang_on_rank_1(context: CheckContext) -> Measured:
+    if context.rank == 1:
         time.sleep(60)
     return {}
 
 
-def stop_on_rank_2(seat: CheckContext) -> Fact:
-    if seat.rank == 2:
+def stop_on_rank_2(context: CheckContext) -> Measured:
+    if context.rank == 2:
         os.kill(os.getpid(), signal.SIGSTOP)
     return {}
 
 
 def misbehave(folder: Path) -> int:
-    """Rank 3 never comes; the others wait until all have started, so that the limits are about what is planted."""
+    """Rank 3 never arrives; the others wait until all have started, so that the limits are about what is planted."""
     if rank() == 3:
         return 0
     (folder / str(rank())).touch()
@@ -60,11 +60,11 @@ def misbehave(folder: Path) -> int:
     doctor.TESTS["basic"] = (
         Check("calm", nothing, fine, ""),
         Check("stuck", hang_on_rank_1, fine, "a planted nap; wake it"),
-        Check("silent", stop_on_rank_2, fine, "a planted stop; let it go on"),
+        Check("silent", stop_on_rank_2, fine, "a planted stop; let it continue"),
         Check("after", nothing, fine, ""),
         Check("in common", nothing, fine, "", together=True),
     )
-    return doctor.examine(Request("basic", folder, "cpu", timeout=3.0))
+    return doctor.run_doctor(Request("basic", folder, "cpu", timeout=3.0))
 
 
 def test_ranks_that_hang_stop_or_never_come_are_named_and_the_table_still_comes(tmp_path: Path) -> None:
@@ -73,19 +73,22 @@ def test_ranks_that_hang_stop_or_never_come_are_named_and_the_table_still_comes(
         process.join(60)
     codes = [process.exitcode for process in workers.processes]
     workers.kill()
-    told = " ".join(workers.output(0).split())
-    assert codes[0] == 1, told
-    assert codes[1] == 0  # its examination is over, though a thread of it still hangs
-    assert "rank 3 did not come within 3 s, of 4 that local announced" in told
-    assert "rank 1 on" in told and "in hang_on_rank_1 was still not done after 3 s; likely cause: a planted nap" in told
-    assert "did not answer within 3 s and died or hangs; likely cause: a planted stop; let it go on" in told
-    assert "all well ok 3 ranks" in told and "all well ok 2 ranks" in told
-    assert "in common skipped" in told
-    assert "3 of 5 checks failed, 1 skipped" in told
+    output = " ".join(workers.output(0).split())
+    assert codes[0] == 1, output
+    assert codes[1] == 0  # its checks are over, though one of its threads still hangs
+    assert "rank 3 did not come within 3 s, of 4 that local announced" in output
+    assert (
+        "rank 1 on" in output
+        and "in hang_on_rank_1 was still not done after 3 s; likely cause: a planted nap" in output
+    )
+    assert "did not answer within 3 s and died or hangs; likely cause: a planted stop; let it continue" in output
+    assert "all fine ok 3 ranks" in output and "all fine ok 2 ranks" in output
+    assert "in common skipped" in output
+    assert "3 of 5 checks failed, 1 skipped" in output
 
 
 def wrong_on_rank_1(folder: Path) -> int:
-    """Rank 1 gets wrong sums, does not synchronise its gradients, sleeps at work, and has few descriptors."""
+    """Rank 1 gets wrong sums, does not synchronise its gradients, is slow, and has few descriptors."""
     stragglers.ROUNDS = 5
     if rank() == 1:
         really_reduce, really_time = dist.all_reduce, stragglers.rounds
@@ -99,25 +102,25 @@ def wrong_on_rank_1(folder: Path) -> int:
         stragglers.rounds = lambda work, barrier: really_time(lambda: time.sleep(0.4), barrier)
         resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
     doctor.TESTS["all"] = tuple(
-        replace(exam, measure=_unsynchronised) if exam is gradients.EXAM else exam for exam in doctor.ALL
+        replace(check, measure=_unsynchronised) if check is gradients.CHECK else check for check in doctor.ALL
     )
-    return doctor.examine(Request("all", folder, "cpu", timeout=40.0, keep=folder / "machine.json"))
+    return doctor.run_doctor(Request("all", folder, "cpu", timeout=40.0, json_file=folder / "machine.json"))
 
 
-def _unsynchronised(seat: CheckContext) -> Fact:
+def _unsynchronised(context: CheckContext) -> Measured:
     """Every rank alone, on its own rows."""
     gradients.wrap = lambda module, world, strategy, compute: SingleProcess(module)  # type: ignore[assignment]
-    return gradients.measure(seat)
+    return gradients.measure(context)
 
 
-def test_wrong_sums_gradients_that_are_not_averaged_and_a_slow_rank_are_told(tmp_path: Path) -> None:
+def test_wrong_sums_gradients_that_are_not_averaged_and_a_slow_rank_are_reported(tmp_path: Path) -> None:
     workers = local.start(wrong_on_rank_1, 2, tmp_path, logs=tmp_path / "logs", preload=PRELOAD)
-    codes, told = workers.wait(80), workers.output(0)
-    assert codes == [1, 0], told
+    codes, output = workers.wait(80), workers.output(0)
+    assert codes == [1, 0], output
     (machine,) = read_json(tmp_path / "machine.json")["machines"].values()
     checks = {check["name"]: check for check in machine["checks"]}
     bad = {name for name, check in checks.items() if check["result"] == "failed"}
-    assert {"all-reduce values", "DDP gradients", "open files"} <= bad, told
+    assert {"all-reduce values", "DDP gradients", "open files"} <= bad, output
     assert checks["all-reduce values"]["sentence"].startswith("rank 1 on ")
     assert "in the part of rank 0 on" in checks["all-reduce values"]["sentence"]
     assert checks["DDP gradients"]["sentence"].startswith("ranks 0, 1 on ")
@@ -133,25 +136,25 @@ def test_wrong_sums_gradients_that_are_not_averaged_and_a_slow_rank_are_told(tmp
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")], "nothing is left in the folder"
 
 
-def sleep_in_an_exam(folder: Path) -> int:
-    doctor.TESTS["basic"] = (disk.EXAM, Check("long", _sleep, fine, ""), Check("never", nothing, fine, ""))
-    return doctor.examine(Request("basic", folder, "cpu", timeout=60.0))
+def sleep_in_a_check(folder: Path) -> int:
+    doctor.TESTS["basic"] = (disk.CHECK, Check("long", _sleep, fine, ""), Check("never", nothing, fine, ""))
+    return doctor.run_doctor(Request("basic", folder, "cpu", timeout=60.0))
 
 
-def _sleep(seat: CheckContext) -> Fact:
-    (seat.out / "asleep").touch()
+def _sleep(context: CheckContext) -> Measured:
+    (context.out / "asleep").touch()
     time.sleep(60)
     return {}
 
 
-def test_what_was_found_is_told_when_a_signal_comes(tmp_path: Path) -> None:
-    workers = local.start(sleep_in_an_exam, 1, tmp_path, logs=tmp_path / "logs", preload=PRELOAD)
+def test_what_was_found_is_printed_when_a_signal_comes(tmp_path: Path) -> None:
+    workers = local.start(sleep_in_a_check, 1, tmp_path, logs=tmp_path / "logs", preload=PRELOAD)
     end = time.monotonic() + 40
     while not (tmp_path / "asleep").exists() and time.monotonic() < end:
         time.sleep(0.05)
     workers.signal(signal.SIGTERM)
     assert workers.wait(30) == [1]
-    told = " ".join(workers.output(0).split())
-    assert "disk: rename and locks ok" in told
-    assert "long FAILED SIGTERM ended the examination here" in told
-    assert "never" not in told
+    output = " ".join(workers.output(0).split())
+    assert "disk: rename and locks ok" in output
+    assert "long FAILED SIGTERM ended the checks here" in output
+    assert "never" not in output

@@ -1,9 +1,18 @@
-"""Whom a sentence names, and how numbers are written."""
+"""How ranks and numbers are written."""
 
 import pytest
 
 from doctor.doctor_tables import ranks
-from samestep.doctor.findings import RankReport, first_of_hosts, named, odd_ones, others_median, rate, size, span
+from samestep.doctor.findings import (
+    RankReport,
+    describe_ranks,
+    first_rank_of_each_host,
+    format_bytes,
+    format_rate,
+    format_seconds,
+    median_of_others,
+    outliers,
+)
 
 
 @pytest.mark.parametrize(
@@ -16,27 +25,27 @@ from samestep.doctor.findings import RankReport, first_of_hosts, named, odd_ones
     ],
 )
 def test_ranks_are_named_with_their_hosts(places: list[tuple[int, str]], text: str) -> None:
-    assert named([RankReport(rank, host, {}) for rank, host in places]) == text
+    assert describe_ranks([RankReport(rank, host, {}) for rank, host in places]) == text
 
 
-def test_the_odd_ones_are_the_fewer_and_never_rank_0_at_a_tie() -> None:
+def test_outliers_are_the_minority_and_never_rank_0_at_a_tie() -> None:
     reports = ranks({})
-    assert [r.rank for r in odd_ones(reports, {0: "x", 1: "y", 2: "y", 3: "y"})[1]] == [0]
-    usual, odd = odd_ones(reports, {0: "x", 1: "y", 2: "y", 3: "x"})
+    assert [r.rank for r in outliers(reports, {0: "x", 1: "y", 2: "y", 3: "y"})[1]] == [0]
+    usual, odd = outliers(reports, {0: "x", 1: "y", 2: "y", 3: "x"})
     assert (usual, [r.rank for r in odd]) == ("x", [1, 2])
 
 
-def test_one_speaks_for_a_host() -> None:
-    assert [r.rank for r in first_of_hosts(ranks({}))] == [0, 2]
+def test_one_rank_of_each_host() -> None:
+    assert [r.rank for r in first_rank_of_each_host(ranks({}))] == [0, 2]
 
 
 def test_the_median_of_the_others_leaves_a_value_out() -> None:
-    assert others_median([1.0, 9.0], 1) == 1.0
-    assert others_median([1.0, 2.0, 3.0, 100.0], 3) == 2.0
-    assert others_median([5.0], 0) == 5.0
+    assert median_of_others([1.0, 9.0], 1) == 1.0
+    assert median_of_others([1.0, 2.0, 3.0, 100.0], 3) == 2.0
+    assert median_of_others([5.0], 0) == 5.0
 
 
 def test_units() -> None:
-    assert [size(4), size(1000 << 20), size(3 << 40)] == ["4 B", "1000 MiB", "3 TiB"]
-    assert [rate(999), rate(1.5e6), rate(2e12)] == ["999 B/s", "1.5 MB/s", "2000 GB/s"]
-    assert [span(2), span(0.0015), span(35e-6)] == ["2 s", "1.5 ms", "35 µs"]
+    assert [format_bytes(4), format_bytes(1000 << 20), format_bytes(3 << 40)] == ["4 B", "1000 MiB", "3 TiB"]
+    assert [format_rate(999), format_rate(1.5e6), format_rate(2e12)] == ["999 B/s", "1.5 MB/s", "2000 GB/s"]
+    assert [format_seconds(2), format_seconds(0.0015), format_seconds(35e-6)] == ["2 s", "1.5 ms", "35 µs"]

@@ -25,8 +25,8 @@ from pathlib import Path
 from faults import plain_hang, stuck
 from samestep.core.records import read_json, write_json
 from samestep.core.rundir import RunDir
-from samestep.why.collect import gather
-from samestep.why.diagnose import judge
+from samestep.why.collect import collect_evidence
+from samestep.why.diagnose import diagnose
 from system.cluster import Cluster
 
 LIMIT = 10.0
@@ -137,7 +137,7 @@ def attempt(name: str, fault: str, rank: int, device: str, folder: Path, known: 
     stall = read_json(RunDir(place / "run").stall) or {}
     outcome.sentence, outcome.named = stall.get("sentence", ""), stall.get("rank") == rank
     outcome.verdict = stall["time"] - began if stall else None
-    outcome.why = judge(gather(RunDir(place / "run"))).verdict if stall else ""
+    outcome.why = diagnose(collect_evidence(RunDir(place / "run"))).verdict if stall else ""
     return outcome
 
 

@@ -13,8 +13,8 @@ from faults.damage import spoil
 from faults.inside import Blow, train_under
 from faults.yard import Yard
 from samestep.core.rundir import RunDir
-from samestep.why.collect import gather
-from samestep.why.diagnose import judge
+from samestep.why.collect import collect_evidence
+from samestep.why.diagnose import diagnose
 
 COLUMNS = ("lost", "not bit-exact", "undetected", "orphans", "leftovers", "misjudged")
 KILLED = ("killed", "not_started")
@@ -132,7 +132,7 @@ def misjudged(run: RunDir, verdicts: Sequence[str]) -> str:
     """What `why` says of a run, if that is none of these; a run that never began has nothing to be said of."""
     if not verdicts or not run.config.exists():
         return ""
-    found = judge(gather(run))
+    found = diagnose(collect_evidence(run))
     return "" if found.verdict in verdicts else f"{found.verdict}: {found.sentence}"
 
 

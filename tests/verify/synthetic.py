@@ -1,4 +1,4 @@
-"""Evidence of a run that never was, as the runtime would have recorded it; tests spoil a line of it."""
+"""Evidence of a run that was not executed, as ranks would have recorded it; tests change some lines of it."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -7,11 +7,11 @@ from samestep.data.order import micro_batches
 from samestep.verify.trace import Line, RecordedLaunch
 
 Spoil = Callable[[int, Line], None]
-"""Takes a rank and one of its lines, which it may change."""
+"""Takes a rank and one of its lines, and may change the line."""
 
 
 def nothing(rank: int, line: Line) -> None:
-    """Leaves a run as it should be."""
+    """Leaves a run unchanged."""
 
 
 def launch(
@@ -24,8 +24,8 @@ def launch(
     rows: int = 3,
     stages: tuple[str, ...] = ("fit",),
 ) -> RecordedLaunch:
-    """A launch at this world size that begins at step `start` of its first stage."""
-    return RecordedLaunch.of(
+    """A launch at this world size that starts at step `start` of its first stage."""
+    return RecordedLaunch.from_lines(
         [list(_rank(rank, world, spoil, steps, start, batch, rows, stages)) for rank in range(world)]
     )
 
@@ -43,7 +43,7 @@ def _rank(
             ]
             if step == steps - 1:
                 lines.append(_validation(rank, world, stage, step))
-            lines.append(_mark(stage, step, {"val/error": 0.5} if step == steps - 1 else {}))
+            lines.append(_closing_line(stage, step, {"val/error": 0.5} if step == steps - 1 else {}))
             for line in lines:
                 spoil(rank, line)
                 if line:
@@ -78,9 +78,9 @@ def _validation(rank: int, world: int, stage: str, step: int) -> Line:
     return {"kind": "validation", "stage": stage, "step": step, "ids": ids, "figures": {"error": 0.5}}
 
 
-def _mark(stage: str, step: int, figures: dict[str, float]) -> Line:
+def _closing_line(stage: str, step: int, metrics: dict[str, float]) -> Line:
     state: dict[str, Any] = {"model": {"hash": f"state {step}", "prints": {"model/weight": [10.0, 2.0]}}}
-    return {"kind": "step", "stage": stage, "step": step, "state": state, "figures": figures, "own": {}}
+    return {"kind": "step", "stage": stage, "step": step, "state": state, "figures": metrics, "own": {}}
 
 
 def draw(step: int, token: int, margin: float, index: int = 3, position: int = 0) -> Line:

@@ -25,14 +25,14 @@ CHANGES: dict[str, tuple[str, Callable[[Line], None], str]] = {
     "parameters": ("update", lambda line: line.update(hash="x"), "the parameters differ"),
     "state": ("step", lambda line: line["state"]["model"].update(hash="x"), "the state differs (model)"),
     "own state": ("step", lambda line: line.update(own={"random": 1}), "the rank's own state differs (random)"),
-    "figures": ("step", lambda line: line.update(figures={"val/error": 0.1}), "the validation figures differ"),
+    "figures": ("step", lambda line: line.update(figures={"val/error": 0.1}), "the validation metrics differ"),
     "validation": ("validation", lambda line: line["ids"].pop(), "the samples differ"),
 }
 
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_the_first_change_is_named(name: str) -> None:
-    kind, change, words = CHANGES[name]
+    kind, change, text = CHANGES[name]
 
     def spoil(rank: int, line: Line) -> None:
         if rank == 1 and line["kind"] == kind and line["step"] >= 2:
@@ -40,7 +40,7 @@ def test_the_first_change_is_named(name: str) -> None:
 
     found = first_change(launch(2), launch(2, spoil, start=1))
     step = 3 if kind == "validation" else 2
-    assert found.startswith(f"from step {step} on {words}")
+    assert found.startswith(f"from step {step} on {text}")
     assert found.endswith("(rank 1)")
 
 
@@ -59,7 +59,7 @@ def test_not_a_number_equals_itself() -> None:
 def test_a_killed_launch_may_end_inside_a_step() -> None:
     killed = launch(2)
     step = killed.ranks[0]["fit", 3]
-    step.mark = None
+    step.closing_line = None
     step.validations.clear()
     assert first_change(launch(2), killed) == ""
 

@@ -1,4 +1,4 @@
-"""Each way in which two runs can differ is found at the step where it begins, and named."""
+"""Each way in which two runs can differ is found at the step where it starts, and named."""
 
 import re
 from collections.abc import Callable
@@ -8,10 +8,10 @@ import pytest
 from samestep.verify.compare import Comparison, compare
 from samestep.verify.tolerance import Floor
 from samestep.verify.trace import Line, RecordedLaunch
-from samestep.verify.updates import Names
+from samestep.verify.updates import RunNames
 from verify.synthetic import Spoil, draw, launch
 
-NAMES = Names("1 rank", "2 ranks", "mean of means")
+NAMES = RunNames("1 rank", "2 ranks", "mean of means")
 
 
 def compared(theirs: RecordedLaunch, ours: RecordedLaunch | None = None) -> Comparison:
@@ -55,7 +55,7 @@ def grow_gradient(line: Line) -> None:
 def test_the_same_run_is_the_same_at_any_world_size(world: int) -> None:
     found = compared(launch(world))
     assert found.difference is None
-    assert (found.steps, found.seen.updates, found.seen.rows, found.validations) == (4, 4, 28, 5)
+    assert (found.steps, found.stats.updates, found.stats.rows, found.validations) == (4, 4, 28, 5)
 
 
 def test_rounding_is_no_difference() -> None:
@@ -66,7 +66,7 @@ def test_rounding_is_no_difference() -> None:
 
     found = compared(launch(2, rounded))
     assert found.difference is None
-    assert 1e-15 < found.seen.largest["losses"] < 1e-13
+    assert 1e-15 < found.stats.largest["losses"] < 1e-13
 
 
 CASES = {
@@ -169,12 +169,12 @@ CASES = {
         "validation",
         r"\(2147483647, 4\) is missing; candidates: padded validation",
     ),
-    "another validation figure": (
+    "another validation metric": (
         at(3, "step", put("figures", {"val/error": 0.51})),
         "validation",
         "val/error is 0.5 at 1 rank and 0.51 at 2 ranks.*recorded rows are the same; candidates: a mean of rank means",
     ),
-    "a validation figure of each rank": (
+    "a validation metric of each rank": (
         at(3, "step", put("figures", {"val/error": 0.6}), 1),
         "validation",
         "val/error of rank 1 is not that of rank 0",
@@ -192,7 +192,7 @@ def test_a_difference_is_named(case: str) -> None:
     assert re.search(sentence, difference.sentence), difference.sentence
 
 
-def test_a_division_by_the_size_of_the_micro_batch_is_told_from_the_numbers() -> None:
+def test_a_division_by_the_size_of_the_micro_batch_is_found_from_the_numbers() -> None:
     difference = compared(*(launch(world, at(0, "update", divide_by_size)) for world in (2, 1))).difference
     assert difference is not None
     assert "loss times the number of rows in its micro-batch is the same" in difference.sentence
@@ -200,7 +200,7 @@ def test_a_division_by_the_size_of_the_micro_batch_is_told_from_the_numbers() ->
 
 
 @pytest.mark.parametrize("case", ["a loss that is off a little", "a gradient that is off a little"])
-def test_what_may_be_rounding_is_not_called_a_mistake_of_weights(case: str) -> None:
+def test_what_may_be_rounding_is_not_reported_as_a_mistake_of_weights(case: str) -> None:
     difference = compared(launch(2, CASES[case][0])).difference
     assert difference is not None
     assert "mean of means" not in difference.sentence
@@ -225,7 +225,7 @@ def test_an_early_difference_hides_what_follows_from_it() -> None:
     assert "step 1" in difference.sentence
 
 
-def test_a_gradient_near_zero_is_held_against_the_whole() -> None:
+def test_a_gradient_near_zero_is_compared_with_the_total_norm() -> None:
     ours = launch(spoil=at(0, "update", lambda line: line["gradients"].update(bias=[2e-17, 1e-17])))
     theirs = launch(2, spoil=at(0, "update", lambda line: line["gradients"].update(bias=[-1e-17, 3e-17])))
     assert compared(theirs, ours).difference is None
@@ -234,11 +234,11 @@ def test_a_gradient_near_zero_is_held_against_the_whole() -> None:
 @pytest.mark.parametrize(("short", "only"), [((3, 4), "2 ranks"), ((4, 3), "1 rank")])
 def test_a_run_of_another_length_is_named(short: tuple[int, int], only: str) -> None:
     ours, theirs = (launch(1, steps=short[0]), launch(2, steps=short[1]))
-    for found in (ours, theirs):  # validation comes with the last step, which is not the same one here
+    for found in (ours, theirs):  # validation comes with the last step, which differs here
         for steps in found.ranks:
             for step in steps.values():
                 step.validations.clear()
-                step.mark = {**(step.mark or {}), "figures": {}}
+                step.closing_line = {**(step.closing_line or {}), "figures": {}}
     difference = compared(theirs, ours).difference
     assert difference is not None
     assert f"step 3 happens only at {only}" in difference.sentence

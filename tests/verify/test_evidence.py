@@ -1,4 +1,4 @@
-"""What the runtime records: enough to tell samples, data, states and ranks apart."""
+"""What the runtime records: enough to distinguish samples, data, states and ranks."""
 
 import random
 from collections.abc import Callable
@@ -39,14 +39,14 @@ def update_line(path: Path, given: MicroBatches) -> dict[str, Any]:
 
 def test_a_row_has_the_same_checksum_in_any_micro_batch(tmp_path: Path) -> None:
     values = torch.randn(5, 2, generator=torch.Generator().manual_seed(0))
-    whole = update_line(tmp_path / "a", micros(values))
+    uncut = update_line(tmp_path / "a", micros(values))
     cut = update_line(tmp_path / "b", micros(values[:2], values[2:]))
     changed = values.clone()
     changed[3, 1] += 1e-6
     other = update_line(tmp_path / "c", micros(changed))
-    assert whole["data"] == cut["data"]
-    assert [a == b for a, b in zip(whole["data"], other["data"])] == [True, True, True, False, True]
-    assert (whole["sizes"], cut["sizes"]) == ([5], [2, 3])
+    assert uncut["data"] == cut["data"]
+    assert [a == b for a, b in zip(uncut["data"], other["data"])] == [True, True, True, False, True]
+    assert (uncut["sizes"], cut["sizes"]) == ([5], [2, 3])
 
 
 def test_filler_rows_are_not_recorded(tmp_path: Path) -> None:
@@ -74,10 +74,10 @@ def recorded(path: Path, module: torch.nn.Module, forward: Callable[[], object])
 
 def test_what_an_update_began_with_is_hashed_before_its_forward_pass(tmp_path: Path) -> None:
     module = torch.nn.BatchNorm1d(1)
-    wanted = module_hash(module)
+    expected = module_hash(module)
     line = recorded(tmp_path / "a", module, lambda: module(torch.tensor([[1.0], [2.0]])))
-    assert line["before"] == wanted, "the forward pass changes running statistics"
-    assert line["hash"] != wanted
+    assert line["before"] == expected, "the forward pass changes running statistics"
+    assert line["hash"] != expected
 
 
 @pytest.mark.parametrize(
@@ -136,18 +136,23 @@ def marked(path: Path, held: Held) -> dict[str, Any]:
     tick = Tick(4, 0, False)
     RecordReturned(recorder).after_step(tick, {}, False)
     RecordStep(recorder, {"held": held}, lambda: {"val/error": 0.5}).after_step(tick, {}, False)
-    returned, mark = JsonLines(path)
+    returned, line = JsonLines(path)
     assert (returned["kind"], returned["step"]) == ("returned", 4)
-    return mark
+    return line
 
 
-def test_a_step_is_closed_with_its_whole_state(tmp_path: Path) -> None:
-    mark = marked(tmp_path / "a", Held(2.0, 1, 7))
-    assert (mark["kind"], mark["step"], mark["figures"], mark["own"]) == ("step", 4, {"val/error": 0.5}, {"held": 7})
-    assert list(mark["state"]["held"]["prints"]) == ["value"]
+def test_a_step_is_closed_with_its_complete_state(tmp_path: Path) -> None:
+    line = marked(tmp_path / "a", Held(2.0, 1, 7))
+    assert (line["kind"], line["step"], line["figures"], line["own"]) == (
+        "step",
+        4,
+        {"val/error": 0.5},
+        {"held": 7},
+    )
+    assert list(line["state"]["held"]["prints"]) == ["value"]
     hashes = {
         marked(tmp_path / name, held)["state"]["held"]["hash"]
         for name, held in {"b": Held(2.0, 1, 8), "c": Held(2.5, 1, 7), "d": Held(2.0, 2, 7)}.items()
     }
     assert len(hashes) == 3, "a tensor and a number count, a rank's own part does not"
-    assert mark["state"]["held"]["hash"] in hashes
+    assert line["state"]["held"]["hash"] in hashes

@@ -1,4 +1,4 @@
-"""Each planted mistake is caught, and named."""
+"""Each planted mistake is found, and its cause is named."""
 
 import re
 from pathlib import Path
@@ -53,7 +53,7 @@ def test_planted_mistake(name: str, tmp_path: Path, capsys: pytest.CaptureFixtur
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(("name", "first"), [("low_precision", LOW), ("order_dependent", ORDER)])
-def test_where_nothing_can_be_proved_that_is_said(
+def test_where_nothing_can_be_proved_that_is_reported(
     name: str, first: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = run([f"planted.{name}", "--kill-seed", "3", "--timeout", "5", "--keep", str(tmp_path / "runs")])

@@ -1,4 +1,4 @@
-"""How much may differ follows from what rounding was measured to do, and a floor that is too high proves nothing."""
+"""How much may differ follows from the measured rounding, and a floor that is too high proves nothing."""
 
 import math
 import re
@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 
 from samestep.verify.compare import compare
-from samestep.verify.report import judge
-from samestep.verify.rounding import measure
+from samestep.verify.report import comparison_checks
+from samestep.verify.rounding import measure_floor
 from samestep.verify.tolerance import STRICT, CheckResult, Floor, ProofStatus
 from samestep.verify.trace import Line
-from samestep.verify.updates import Names
+from samestep.verify.updates import RunNames
 from verify.synthetic import Spoil, launch, nothing
 
-NAMES = Names("1 rank", "2 ranks", "mean of means")
-FIGURES = [{"stage": "fit", "step": 3, "epoch": 0, "loss": 2.0}]
+NAMES = RunNames("1 rank", "2 ranks", "mean of means")
+METRICS = [{"stage": "fit", "step": 3, "epoch": 0, "loss": 2.0}]
 
 
 def measured(spoil: Spoil, loss: float = 2.0) -> tuple[Floor, CheckResult]:
-    theirs: list[Any] = [{**FIGURES[0], "loss": loss}]
-    return measure(launch().trace(), launch(spoil=spoil).trace(), (FIGURES, theirs))
+    theirs: list[Any] = [{**METRICS[0], "loss": loss}]
+    return measure_floor(launch().trace(), launch(spoil=spoil).trace(), (METRICS, theirs))
 
 
 def losses_by(factor: float, **more: object) -> Spoil:
@@ -38,11 +38,11 @@ def test_a_run_in_float64_is_compared_as_strictly_as_ever() -> None:
     floor, check = measured(losses_by(1 + 1e-15), loss=2.0 + 1e-15)
     assert check.result is ProofStatus.OK
     assert re.fullmatch(
-        r"losses \d\.\de-1\d, gradients 0.0e\+00, validation 0.0e\+00, logged figures \d\.\de-16, "
+        r"losses \d\.\de-1\d, gradients 0.0e\+00, validation 0.0e\+00, logged metrics \d\.\de-16, "
         "from the same batches in another order and scale",
         check.sentence,
     )
-    assert [floor.tolerance(subject) for subject in ("losses", "gradients", "figures")] == [1e-8] * 3
+    assert [floor.tolerance(subject) for subject in ("losses", "gradients", "metrics")] == [1e-8] * 3
     assert floor.tie == pytest.approx(1e-6)
 
 
@@ -65,7 +65,7 @@ def test_a_floor_that_is_too_high_proves_nothing() -> None:
     assert floor.tolerance("gradients") < 1e-4
 
 
-def test_what_changes_in_the_first_update_is_said_to() -> None:
+def test_a_change_in_the_first_update_is_mentioned() -> None:
     def later(rank: int, line: Line) -> None:
         if line["kind"] == "update" and line["step"]:
             losses_by(1.5)(rank, line)
@@ -77,25 +77,27 @@ def test_what_changes_in_the_first_update_is_said_to() -> None:
 def test_subjects_without_a_floor_are_unverifiable_where_they_differ() -> None:
     floor = Floor({"losses": 1e-3, "gradients": 1e-16})
     far, near = (compare(launch().trace(), launch(2, each).trace(), NAMES, floor) for each in (losses_by(1.1), nothing))
-    results = {check.name: check for check in judge([far, near], floor)}
+    results = {check.name: check for check in comparison_checks([far, near], floor)}
     losses = results["row losses at 1, 2, 3 ranks"]
     assert losses.result is ProofStatus.UNVERIFIABLE
     assert losses.sentence.endswith("it proves nothing, since another order and scale alone change losses by 1.0e-03")
     assert results["gradients at 1, 2, 3 ranks"].result is ProofStatus.OK
-    assert {check.result for check in judge([near], floor)} == {ProofStatus.OK}, "an equal run is a proof at any floor"
+    assert {check.result for check in comparison_checks([near], floor)} == {ProofStatus.OK}, (
+        "an equal run is a proof at any floor"
+    )
 
 
 @pytest.mark.parametrize(
-    ("more", "fact"),
+    ("more", "cause"),
     [
         ({"drew": ["torch"]}, "cannot be measured for losses, .*drawn from torch's own generator"),
         ({"batch_norms": ["norm"]}, "cannot be measured for losses, .*BatchNorm module 'norm'"),
     ],
 )
-def test_what_is_known_to_depend_on_more_than_rounding_has_no_floor(more: dict[str, object], fact: str) -> None:
+def test_what_is_known_to_depend_on_more_than_rounding_has_no_floor(more: dict[str, object], cause: str) -> None:
     floor, check = measured(losses_by(1.1, **more))
     assert check.result is ProofStatus.UNKNOWN
-    assert re.match(fact, check.sentence)
+    assert re.match(cause, check.sentence)
     assert floor.tolerance("losses") == 1e-8
     small, check = measured(losses_by(1 + 1e-7, **more))
     assert check.result is ProofStatus.OK
@@ -103,14 +105,14 @@ def test_what_is_known_to_depend_on_more_than_rounding_has_no_floor(more: dict[s
 
 
 @pytest.mark.parametrize(
-    ("more", "words"),
+    ("more", "text"),
     [
         ({"before": "another"}, "the initial parameters or buffers differ from process to process; candidates"),
         ({"data": [[1, 2]] * 7}, "the same samples hold other data from process to process; candidates"),
     ],
 )
-def test_a_run_that_is_another_one_measures_nothing(more: dict[str, object], words: str) -> None:
+def test_a_run_that_is_another_one_measures_nothing(more: dict[str, object], text: str) -> None:
     floor, check = measured(losses_by(1.1, **more))
     assert floor is STRICT
     assert check.result is ProofStatus.UNKNOWN
-    assert check.sentence.startswith(f"cannot be measured: {words}")
+    assert check.sentence.startswith(f"cannot be measured: {text}")

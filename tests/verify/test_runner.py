@@ -1,4 +1,4 @@
-"""What a proof makes of a recipe's preset."""
+"""The settings of a proof, from a recipe's preset."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from samestep.core.config import build, dump
 from samestep.data.order import micro_batches
 from samestep.train.config import Config
-from samestep.verify.runner import other_micro, proof_settings, uneven_batch
+from samestep.verify.runner import other_batch_size, proof_settings, uneven_batch
 
 
 def settings(**changes: object) -> dict:
@@ -34,7 +34,7 @@ def test_steps_are_few_unless_the_preset_counts_epochs() -> None:
 
 
 @pytest.mark.parametrize("micro", [1, 2, 3, 8, 16])
-def test_a_batch_is_chosen_that_nobody_shares_evenly(micro: int) -> None:
+def test_a_batch_is_chosen_that_cannot_be_shared_evenly(micro: int) -> None:
     batch = settings(batch_size=micro)["global_batch_size"]
     assert batch == uneven_batch(micro)
     assert batch > 2 * micro
@@ -44,17 +44,17 @@ def test_a_batch_is_chosen_that_nobody_shares_evenly(micro: int) -> None:
 
 @pytest.mark.parametrize(("batch", "micro"), [(10, 3), (10, 5), (7, 3), (7, 7), (3, 3), (13, 1)])
 def test_another_micro_batch_size_cuts_unevenly(batch: int, micro: int) -> None:
-    other = other_micro(batch, micro)
+    other = other_batch_size(batch, micro)
     assert other is not None
     cuts = [{stop - start for start, stop in micro_batches(batch, 0, 1, rows)} for rows in (micro, other)]
     assert len(micro_batches(batch, 0, 1, micro)) != len(micro_batches(batch, 0, 1, other))
-    assert any(len(sizes) > 1 for sizes in cuts), "equal micro-batches hide that they count alike"
+    assert any(len(sizes) > 1 for sizes in cuts), "equal micro-batches hide that each counts the same"
 
 
 @pytest.mark.parametrize(("batch", "micro", "other"), [(12, 4, 12), (2, 1, 2), (2, 2, 1)])
-def test_a_batch_that_only_cuts_evenly_is_still_cut_otherwise(batch: int, micro: int, other: int) -> None:
-    assert other_micro(batch, micro) == other
+def test_a_batch_that_only_cuts_evenly_is_still_cut_differently(batch: int, micro: int, other: int) -> None:
+    assert other_batch_size(batch, micro) == other
 
 
-def test_a_single_row_cannot_be_cut_otherwise() -> None:
-    assert other_micro(1, 1) is None
+def test_a_single_row_cannot_be_cut_differently() -> None:
+    assert other_batch_size(1, 1) is None

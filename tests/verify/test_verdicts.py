@@ -1,4 +1,4 @@
-"""The small judgements that a proof is made of."""
+"""The small functions that a proof consists of."""
 
 import math
 import random
@@ -6,18 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from samestep.core.output import plural
 from samestep.core.records import JsonLines
 from samestep.core.rundir import RunDir
 from samestep.verify.bitwise import differing_metric, read_metrics
 from samestep.verify.compare import compare
-from samestep.verify.report import judge
-from samestep.verify.runner import Moment, RunResult
-from samestep.verify.tolerance import ProofStatus, distance, plural
-from samestep.verify.trace import Line, early_leaver, every_parameter_reached, last_words, stalled
-from samestep.verify.updates import Names
+from samestep.verify.report import comparison_checks, every_parameter_reached
+from samestep.verify.runner import KillMoment, RunResult
+from samestep.verify.tolerance import ProofStatus, distance
+from samestep.verify.trace import Line, early_return_sentence, last_error, stall_sentence
+from samestep.verify.updates import RunNames
 from verify.synthetic import launch
 
-NAMES = Names("1 rank", "2 ranks", "mean of means")
+NAMES = RunNames("1 rank", "2 ranks", "mean of means")
 
 
 def test_distance_is_relative_and_small_numbers_are_rounding() -> None:
@@ -65,43 +66,43 @@ def test_the_rank_that_left_a_step_early_is_named() -> None:
         if line["step"] == 2 and not left:  # rank 1 returns at once, ranks 0 and 2 wait in the update for ever
             line.clear()
 
-    found = early_leaver(launch(3, leave, steps=3), launch().trace())
+    found = early_return_sentence(launch(3, leave, steps=3), launch().trace())
     assert found.startswith("rank 1 left step 2 after 0 updates of 1 while ranks 0, 2 did not get to its end: an early")
 
 
-def test_nobody_left_early_where_all_died_in_an_update() -> None:
+def test_no_rank_left_early_where_all_died_in_an_update() -> None:
     def die(rank: int, line: Line) -> None:
         if line["step"] == 2:
             line.clear()
 
-    assert early_leaver(launch(2, die, steps=3), launch().trace()) == ""
+    assert early_return_sentence(launch(2, die, steps=3), launch().trace()) == ""
 
 
-def test_a_rank_that_stopped_moving_is_named() -> None:
+def test_a_rank_that_made_no_progress_is_named() -> None:
     def hang(rank: int, line: Line) -> None:
         if line["step"] == 2 and (rank == 1 or line["kind"] != "returned"):
             line.clear()
 
     found = launch(2, hang, steps=3)
-    assert stalled(found, [1, None]) == "rank 1 stopped moving after step 1, and the others gave up: "
-    assert stalled(found, [1, 1]) == ""
+    assert stall_sentence(found, [1, None]) == "rank 1 made no progress after step 1, and the others gave up: "
+    assert stall_sentence(found, [1, 1]) == ""
 
 
 @pytest.mark.parametrize(
-    ("output", "words"),
+    ("output", "error"),
     [
         ("banner\nsamestep: the data is empty\n", "the data is empty"),
         ("Traceback\n  File x\nValueError: no: such\n", "ValueError: no: such"),
         ("torch.AnyError: out of memory\nmore lines\nthat say: little\n", "torch.AnyError: out of memory"),
         ("only words\n", "only words"),
-        ("", "it said nothing"),
+        ("", "it printed nothing"),
     ],
 )
-def test_last_words_are_the_exception(output: str, words: str) -> None:
-    assert last_words(output) == words
+def test_the_last_error_is_the_exception(output: str, error: str) -> None:
+    assert last_error(output) == error
 
 
-def test_a_failure_is_told_on_one_line() -> None:
+def test_a_failure_is_one_line() -> None:
     folder = Path("runs/x")
     assert RunResult(folder, 2, [1, 1], ["a\nValueError: bad\n", ""]).failure() == "ValueError: bad"
     assert (
@@ -111,32 +112,32 @@ def test_a_failure_is_told_on_one_line() -> None:
 
 
 def test_kill_moments_follow_their_seed_and_reach_every_case() -> None:
-    moments = [Moment.choose(random.Random(seed), 3, 2, 6) for seed in range(200)]
-    assert moments[:20] == [Moment.choose(random.Random(seed), 3, 2, 6) for seed in range(20)]
+    moments = [KillMoment.choose(random.Random(seed), 3, 2, 6) for seed in range(200)]
+    assert moments[:20] == [KillMoment.choose(random.Random(seed), 3, 2, 6) for seed in range(20)]
     assert {moment.steps for moment in moments} == {2, 3, 4, 5, 6}
     assert {moment.victims for moment in moments} == {(0,), (1,), (2,), (0, 1, 2)}
-    assert Moment.choose(random.Random(1), 2, 3, 1).steps == 1  # a run shorter than the first save
+    assert KillMoment.choose(random.Random(1), 2, 3, 1).steps == 1  # a run shorter than the first save
     assert moments[0].earlier().steps == moments[0].steps - 1
 
 
-def write_figures(path: Path, *rows: dict[str, float]) -> Path:
+def write_metrics(path: Path, *rows: dict[str, float]) -> Path:
     lines = JsonLines(RunDir(path).metrics)
     for step, row in enumerate(rows, 1):
         lines.append({"stage": "fit", "step": step, "epoch": 0, **row})
     return path
 
 
-def test_figures_are_compared_without_their_speed(tmp_path: Path) -> None:
-    ours = read_metrics(write_figures(tmp_path / "a", {"loss": 1.0, "rows/s": 10.0}))
-    theirs = read_metrics(write_figures(tmp_path / "b", {"loss": 1.0, "rows/s": 20.0}))
+def test_metrics_are_compared_without_their_speed(tmp_path: Path) -> None:
+    ours = read_metrics(write_metrics(tmp_path / "a", {"loss": 1.0, "rows/s": 10.0}))
+    theirs = read_metrics(write_metrics(tmp_path / "b", {"loss": 1.0, "rows/s": 20.0}))
     assert differing_metric(ours, theirs) == ""
 
 
-def test_a_differing_figure_is_named(tmp_path: Path) -> None:
-    ours = read_metrics(write_figures(tmp_path / "a", {"loss": 1.0}, {"loss": 2.0}))
-    near = read_metrics(write_figures(tmp_path / "b", {"loss": 1.0}, {"loss": 2.0 + 1e-12}))
-    short = read_metrics(write_figures(tmp_path / "c", {"loss": 1.0}))
-    named = read_metrics(write_figures(tmp_path / "d", {"loss": 1.0}, {"loss": 2.0, "more": 1.0}))
+def test_a_differing_metric_is_named(tmp_path: Path) -> None:
+    ours = read_metrics(write_metrics(tmp_path / "a", {"loss": 1.0}, {"loss": 2.0}))
+    near = read_metrics(write_metrics(tmp_path / "b", {"loss": 1.0}, {"loss": 2.0 + 1e-12}))
+    short = read_metrics(write_metrics(tmp_path / "c", {"loss": 1.0}))
+    named = read_metrics(write_metrics(tmp_path / "d", {"loss": 1.0}, {"loss": 2.0, "more": 1.0}))
     assert differing_metric(ours, near, 1e-8) == ""
     assert differing_metric(ours, near).startswith("loss at step 2: 2.0 and 2.0000")
     assert differing_metric(ours, short, 1e-8) == "2 and 1 rows"
@@ -149,21 +150,21 @@ def test_checks_after_the_first_failure_are_left_out() -> None:
             line["weights"] = {"rows": 6.0}
 
     good, bad = (compare(launch().trace(), launch(2, each).trace(), NAMES) for each in (lambda r, x: None, spoil))
-    assert [check.result for check in judge([good, good])] == [ProofStatus.OK] * 5
-    checks = judge([good, bad])
+    assert [check.result for check in comparison_checks([good, good])] == [ProofStatus.OK] * 5
+    checks = comparison_checks([good, bad])
     assert [check.result for check in checks] == [ProofStatus.OK] * 3 + [ProofStatus.FAILED]
     assert checks[0].sentence == "3 steps, 3 updates, 21 rows"
     assert checks[-1].name == "gradients at 1, 2, 3 ranks"
 
 
-def test_equal_shares_are_said_to_prove_little() -> None:
+def test_equal_shares_are_reported_to_prove_little() -> None:
     found = compare(launch(batch=12).trace(), launch(2, batch=12).trace(), NAMES)
-    gradients = judge([found])[3]
+    gradients = comparison_checks([found])[3]
     assert gradients.result is ProofStatus.OK
     assert gradients.sentence.endswith("a mean of means would not show: use another global_batch_size")
 
 
-def test_a_recipe_without_validation_is_said_to_have_none() -> None:
+def test_a_recipe_without_validation_is_reported_to_have_none() -> None:
     def bare(rank: int, line: Line) -> None:
         if line["kind"] == "validation":
             line.clear()
@@ -171,4 +172,4 @@ def test_a_recipe_without_validation_is_said_to_have_none() -> None:
             line["figures"] = {}
 
     found = compare(launch(1, bare).trace(), launch(2, bare).trace(), NAMES)
-    assert judge([found])[-1].sentence == "the recipe validates nothing"
+    assert comparison_checks([found])[-1].sentence == "the recipe validates nothing"

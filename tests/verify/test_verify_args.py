@@ -1,4 +1,4 @@
-"""The command line of verify, and what it shows."""
+"""The command line of verify, and what it prints."""
 
 import io
 import sys
@@ -14,7 +14,7 @@ from samestep.cli.main import main
 from samestep.core.errors import UserError
 from samestep.train.config import Config
 from samestep.train.recipe import Recipe
-from samestep.verify.report import Board, table
+from samestep.verify.report import ProofTable, table
 from samestep.verify.tolerance import CheckResult, ProofStatus
 
 CHECKS = [
@@ -34,12 +34,12 @@ def test_the_table_fits_100_columns() -> None:
     assert max(len(line) for line in lines) <= 100
     text = "\n".join(lines)
     assert "[something]" in text
-    assert [word in text for word in ("ok", "FAILED", "UNVERIFIABLE", "not run", "8 steps")] == [True] * 5
+    assert [part in text for part in ("ok", "FAILED", "UNVERIFIABLE", "not run", "8 steps")] == [True] * 5
 
 
-def test_elsewhere_a_check_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with Board("title") as board:
-        board.say("unseen")
+def test_without_a_terminal_a_check_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with ProofTable("title") as board:
+        board.show_progress("unseen")
         for check in CHECKS:
             board.add(check)
     lines = capsys.readouterr().out.splitlines()
@@ -51,7 +51,7 @@ def test_elsewhere_a_check_is_one_line(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize(
-    ("checks", "words", "code"),
+    ("checks", "text", "code"),
     [
         (CHECKS[:1] + CHECKS[3:], "all 1 checks hold", 0),
         (CHECKS[:2] + CHECKS[3:], "1 of 2 checks failed", 1),
@@ -60,13 +60,13 @@ def test_elsewhere_a_check_is_one_line(capsys: pytest.CaptureFixture[str]) -> No
     ],
 )
 def test_the_summary_counts_what_does_not_hold(
-    checks: list[CheckResult], words: str, code: int, capsys: pytest.CaptureFixture[str]
+    checks: list[CheckResult], text: str, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert verify.summary(checks) == code
-    assert capsys.readouterr().out == f"{words}\n"
+    assert capsys.readouterr().out == f"{text}\n"
 
 
-def test_a_recipe_without_the_preset_is_told_to_declare_one(
+def test_a_recipe_without_the_preset_is_asked_to_declare_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     module = types.ModuleType("bare_recipe")
@@ -78,16 +78,16 @@ def test_a_recipe_without_the_preset_is_told_to_declare_one(
 
 
 @pytest.mark.parametrize(
-    ("words", "presets"), [([], ["verify", "verify-sft"]), (["--preset", "verify-sft"], ["verify-sft"])]
+    ("args", "presets"), [([], ["verify", "verify-sft"]), (["--preset", "verify-sft"], ["verify-sft"])]
 )
-def test_every_preset_for_proofs_is_proved_unless_one_is_named(words: list[str], presets: list[str]) -> None:
-    asked = RecipeArgs.read(["mdlm", *words], "verify")
+def test_every_preset_for_proofs_is_proved_unless_one_is_named(args: list[str], presets: list[str]) -> None:
+    asked = RecipeArgs.read(["mdlm", *args], "verify")
     assert list(verify.chosen(asked, asked.recipe())) == presets
 
 
-@pytest.mark.parametrize("words", [["--kill-seed", "x"], ["--timeout", "0"], ["--keep", "."]])
-def test_bad_options_are_refused(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("args", [["--kill-seed", "x"], ["--timeout", "0"], ["--keep", "."]])
+def test_bad_options_are_refused(args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "something").touch()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=words[0]):
-        verify.run(["planted.sound", *words])
+    with pytest.raises(UserError, match=args[0]):
+        verify.run(["planted.sound", *args])

@@ -1,4 +1,4 @@
-"""What is read of a run: files of several versions and states, the lock, schedulers and the kernel."""
+"""Reading a run: files of several versions and states, the lock, schedulers and the kernel."""
 
 import json
 import os
@@ -14,9 +14,9 @@ import pytest
 from samestep.core.exit_report import ExitReport
 from samestep.core.records import write_json
 from samestep.core.rundir import RunDir
-from samestep.why.collect import gather, look
-from samestep.why.diagnose import judge
-from samestep.why.scheduler import last_job, said_in
+from samestep.why.collect import collect_evidence, read_lock
+from samestep.why.diagnose import diagnose
+from samestep.why.scheduler import last_job, state_in_output
 
 HOLD = "import sys; from pathlib import Path; from samestep.core.rundir import RunDir; "
 HOLD += "lock = RunDir(Path(sys.argv[1])).lock(); print('held', flush=True); sys.stdin.read()"
@@ -31,7 +31,7 @@ def run(tmp_path: Path) -> RunDir:
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """Puts a program before all others; those that are installed here have no say."""
+    """Puts a program first in PATH; those that are installed here are not used."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:/bin")
@@ -52,8 +52,8 @@ def lines(path: Path, *rows: object) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_a_held_lock_is_seen_and_nobody_notices(tmp_path: Path) -> None:
-    assert look(tmp_path / "lock").held is None, "there is none"
+def test_a_held_lock_is_seen_without_disturbing_its_holder(tmp_path: Path) -> None:
+    assert read_lock(tmp_path / "lock").held is None, "there is none"
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -61,19 +61,19 @@ def test_a_held_lock_is_seen_and_nobody_notices(tmp_path: Path) -> None:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         before = (tmp_path / "lock").stat()
-        found = look(tmp_path / "lock")
+        found = read_lock(tmp_path / "lock")
         assert (found.held, found.pid) == (True, holder.pid)
         after = (tmp_path / "lock").stat()
         assert (before.st_mtime_ns, before.st_size) == (after.st_mtime_ns, after.st_size)
-        assert look(tmp_path / "lock").held, "looking took nothing from the holder"
+        assert read_lock(tmp_path / "lock").held, "reading took nothing from the holder"
     finally:
         holder.communicate(input="")
-    found = look(tmp_path / "lock")
+    found = read_lock(tmp_path / "lock")
     assert (found.held, found.pid) == (False, holder.pid)
 
 
 def test_an_empty_run_is_enough(run: RunDir) -> None:
-    assert judge(gather(run)).verdict == "not_started"
+    assert diagnose(collect_evidence(run)).verdict == "not_started"
 
 
 def test_files_that_are_cut_or_strange_do_no_harm(run: RunDir) -> None:
@@ -85,28 +85,28 @@ def test_files_that_are_cut_or_strange_do_no_harm(run: RunDir) -> None:
     run.word(0).write_text('{"text": "bad", "code": 1, "from a later version": 3}')
     run.word(1).write_text("null")
     run.events.write_text('{"kind": "launch", "world": 2}\n{"kind": "la')
-    found = gather(run)
-    assert [word.text for word in found.words] == ["bad"]
-    assert [beat.rank for beat in found.beats] == [0]
+    found = collect_evidence(run)
+    assert [report.text for report in found.exit_reports] == ["bad"]
+    assert [beat.rank for beat in found.heartbeats] == [0]
     assert (found.world, found.batch_size) == (2, 4)
-    assert judge(found).verdict == "crashed"
+    assert diagnose(found).verdict == "crashed"
 
 
 def test_only_the_last_launch_counts(run: RunDir) -> None:
     early = [{"kind": "launch", "world": 2}, {"kind": "save_failed", "why": "full"}, {"kind": "ended", "code": 1}]
     lines(run.events, *early, {"kind": "launch", "world": 3})
-    found = gather(run)
+    found = collect_evidence(run)
     assert (found.world, found.ended, found.save_failed) == (3, None, "")
     lines(run.events, *early)
-    found = gather(run)
+    found = collect_evidence(run)
     assert (found.ended, found.save_failed) == ({"kind": "ended", "code": 1}, "full")
 
 
-def test_the_age_of_a_beat_by_two_clocks(run: RunDir) -> None:
+def test_the_age_of_a_heartbeat_by_two_clocks(run: RunDir) -> None:
     write_json(run.beat(0), {"rank": 0, "time": time.time() - 7200})
-    assert gather(run).beats[0].age < 60, "the host's clock is two hours late, but the file is new"
+    assert collect_evidence(run).heartbeats[0].age < 60, "the host's clock is two hours late, but the file is new"
     os.utime(run.beat(0), (1e9, 1e9))
-    assert 7000 < gather(run).beats[0].age < 8000
+    assert 7000 < collect_evidence(run).heartbeats[0].age < 8000
 
 
 def test_what_the_watchdog_leaves(run: RunDir) -> None:
@@ -116,10 +116,10 @@ def test_what_the_watchdog_leaves(run: RunDir) -> None:
     stall = {"time": 9.0, "sentence": sentence, "rank": 1, "host": "node1", "where": "data.py:9 in read"}
     write_json(run.stall, {**stall, "activity": "data", "step": 7, "reports": reports})
     for rank in range(2):
-        word = ExitReport(sentence, 78, rank, "node1", echo=rank > 0, time=10.0, kind="hung")
-        write_json(run.word(rank), asdict(word))
+        report = ExitReport(sentence, 78, rank, "node1", echo=rank > 0, time=10.0, kind="hung")
+        write_json(run.word(rank), asdict(report))
         run.stacks(rank).write_text("Thread" if rank == 0 else "")
-    found = judge(gather(run))
+    found = diagnose(collect_evidence(run))
     assert (found.verdict, found.ranks, found.host, found.reason) == ("hung", [1], "node1", "data.py:9 in read")
     assert found.sentence == sentence
     assert found.next[0] == f"less {run.stacks(0)}", "that of rank 1 is empty"
@@ -138,19 +138,19 @@ RuntimeError: row 7 is unreadable
 ECHO = "2026-01-02 03:05:07,900 ERROR samestep.failures: rank 1 on node2 failed: RuntimeError: row 7 is unreadable\n"
 
 
-def test_an_older_run_is_judged_by_its_logs(run: RunDir) -> None:
+def test_an_older_run_is_diagnosed_by_its_logs(run: RunDir) -> None:
     lines(run.events, {"time": 1.0, "kind": "launch", "world": 2})
     write_json(run.status, {"status": "running", "stage": "fit", "step": 0, "steps": 9})
     for rank, end in ((0, ECHO), (1, FAILED)):
         run.log(rank).parent.mkdir(exist_ok=True)
         run.log(rank).write_text(LOG + end)
-    found = judge(gather(run))
+    found = diagnose(collect_evidence(run))
     assert (found.verdict, found.ranks, found.source) == ("crashed", [1], "logs/rank_1.log")
     assert found.traceback.startswith("Traceback") and found.traceback.endswith("unreadable")
     run.log(1).write_text(LOG)
-    assert judge(gather(run)).ranks == [1], "by the echo alone"
+    assert diagnose(collect_evidence(run)).ranks == [1], "by the echo alone"
     run.log(0).write_text(LOG)
-    assert judge(gather(run)).verdict == "killed", "the old failure is that of another launch"
+    assert diagnose(collect_evidence(run)).verdict == "killed", "the old failure is that of another launch"
 
 
 def jobs(*numbers: str, output: str = "") -> list[dict[str, str]]:
@@ -163,7 +163,7 @@ def test_slurm_is_asked_for_the_last_job_that_has_begun(program: Callable[[str, 
     assert found is not None
     assert (found.number, found.state, found.source) == ("8", "TIMEOUT", "scontrol show job 8")
     waiting = last_job(jobs("9"))
-    assert waiting is not None and waiting.waits
+    assert waiting is not None and waiting.is_queued
     assert last_job([]) is None
 
 
@@ -197,7 +197,7 @@ def test_what_the_controller_forgot(program: Callable[[str, str], None], tmp_pat
 )
 def test_what_slurm_writes_into_the_output(tmp_path: Path, line: str, state: str) -> None:
     (tmp_path / "out").write_text(f"step 7\n{line}\n")
-    assert said_in(str(tmp_path / "out")) == state
+    assert state_in_output(str(tmp_path / "out")) == state
 
 
 def test_the_kernel_is_asked_for_ranks_of_this_host(run: RunDir, program: Callable[[str, str], None]) -> None:
@@ -206,7 +206,7 @@ def test_the_kernel_is_asked_for_ranks_of_this_host(run: RunDir, program: Callab
     here = os.uname().nodename
     write_json(run.beat(1), {"rank": 1, "host": here, "pid": 71, "time": 5.0, "memory": 10**9, "free": 10**10})
     os.utime(run.beat(1), (5.0, 5.0))
-    found = judge(gather(run))
+    found = diagnose(collect_evidence(run))
     assert (found.verdict, found.ranks, found.source) == ("out_of_memory", [1], "dmesg")
     write_json(run.beat(1), {"rank": 1, "host": "elsewhere", "pid": 71, "time": 5.0})
-    assert gather(run).kernel == ""
+    assert collect_evidence(run).kernel_message == ""

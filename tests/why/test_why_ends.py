@@ -1,4 +1,4 @@
-"""Real runs that are brought to every end there is, and what is said of them afterwards."""
+"""Real runs that are ended in every way, and the diagnosis afterwards."""
 
 import json
 import os
@@ -19,8 +19,8 @@ from samestep.core.records import JsonLines, read_json
 from samestep.core.rundir import RunDir
 from samestep.launch import local
 from samestep.train.session.entry import train_with
-from samestep.why.collect import gather
-from samestep.why.diagnose import judge
+from samestep.why.collect import collect_evidence
+from samestep.why.diagnose import diagnose
 from samestep.why.records import Diagnosis
 
 pytestmark = pytest.mark.timeout(120)
@@ -41,7 +41,7 @@ def small(tmp_path: Path) -> Iterator[Yard]:
 
 
 def why(path: Path) -> Diagnosis:
-    return judge(gather(RunDir(path)))
+    return diagnose(collect_evidence(RunDir(path)))
 
 
 def test_done(yard: Yard) -> None:
@@ -79,12 +79,12 @@ def test_an_exception_in_the_data_of_one_rank(yard: Yard) -> None:
     assert read_json(RunDir(yard.path("raises")).status)["status"] == "failed"
 
 
-def test_a_resume_makes_earlier_words_void(yard: Yard) -> None:
-    assert 0 not in yard.run("mended", 1, trouble="raise")[0]
-    assert why(yard.path("mended")).verdict == "crashed"
-    assert yard.run("mended", 1)[0] == [0]
-    assert why(yard.path("mended")).verdict == "finished"
-    assert not list(RunDir(yard.path("mended")).watch.glob("*_word.json"))
+def test_a_resume_discards_earlier_exit_reports(yard: Yard) -> None:
+    assert 0 not in yard.run("fixed", 1, trouble="raise")[0]
+    assert why(yard.path("fixed")).verdict == "crashed"
+    assert yard.run("fixed", 1)[0] == [0]
+    assert why(yard.path("fixed")).verdict == "finished"
+    assert not list(RunDir(yard.path("fixed")).watch.glob("*_word.json"))
 
 
 def test_nan_for_ever(yard: Yard) -> None:
@@ -96,7 +96,7 @@ def test_nan_for_ever(yard: Yard) -> None:
 
 @pytest.mark.parametrize("victims", [(0,), (1,), (0, 1)])
 def test_kill_9_that_nobody_saw(yard: Yard, victims: tuple[int, ...]) -> None:
-    """As under srun or mpiexec: no launcher of ours tells of the signal."""
+    """As under srun or mpiexec: no launcher of ours reports the signal."""
     label = f"killed-{len(victims)}-{victims[0]}"
     workers = yard.begin(label, 2, nap=NAP, max_steps=ENDLESS)
     yard.wait_for(label, 2, workers, 3, 0.0)
@@ -140,12 +140,12 @@ def test_out_of_memory_and_what_to_reduce(tmp_path: Path, monkeypatch: pytest.Mo
     assert found.next == ["samestep train --resume runs/tight --nproc 2 --batch_size=2"]
 
 
-def test_kill_9_under_our_launcher_is_told_by_it(yard: Yard, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kill_9_under_our_launcher_is_reported_by_it(yard: Yard, capsys: pytest.CaptureFixture[str]) -> None:
     settings = yard.folder / "settings.json"
     settings.write_text(json.dumps(toy.settings(yard.folder, nap=NAP, max_steps=ENDLESS, name="launched")))
-    words = ["train", toy.NAME, "--nproc", "2", f"--config={settings}"]
+    args = ["train", toy.NAME, "--nproc", "2", f"--config={settings}"]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    with subprocess.Popen([sys.executable, "-m", "samestep", *words], env=env) as launcher:
+    with subprocess.Popen([sys.executable, "-m", "samestep", *args], env=env) as launcher:
         try:
             yard.wait_for("launched", 2, launcher, 2, 0.0)
             victim = yard.process_of("launched", 2, 1)

@@ -71,11 +71,11 @@ def _examine(options: Mapping[str, str], test: str) -> int:
     """Take part in this process."""
     timeout = _seconds(options.get("timeout", "60"))
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what fails is told in the table, not in stacks of C++
-    from samestep.doctor.doctor import Request, examine
+    from samestep.doctor.doctor import Request, run_doctor
 
     out = options.get("out") or ("runs" if Path("runs").is_dir() else ".")
     keep = Path(options["json"]) if "json" in options else None
-    code = examine(Request(test, Path(out), options.get("device", "auto"), timeout, keep))
+    code = run_doctor(Request(test, Path(out), options.get("device", "auto"), timeout, keep))
     if launch_env.FOLDER in os.environ and discover(os.environ).rank == 0:
         # Our launcher would take the end of a failed rank for a crash and speak of logs; the table has said it all.
         write_json(Path(os.environ[launch_env.FOLDER]) / _VERDICT, {"code": code})

@@ -15,7 +15,7 @@ from samestep.core.errors import EXIT_DONE, EXIT_FAILURE, UserError
 from samestep.train.recipe import Recipe
 from samestep.train.recipe_registry import recipe_path
 from samestep.verify.proof import Proof
-from samestep.verify.report import Board
+from samestep.verify.report import ProofTable
 from samestep.verify.runner import PRESET, ProofRunner, proof_settings
 from samestep.verify.tolerance import CheckResult, ProofStatus
 
@@ -76,8 +76,8 @@ def chosen(asked: RecipeArgs, recipe: Recipe) -> dict[str, Any]:
 
 def _proved(lab: ProofRunner, recipe: Recipe, name: str, seed: int) -> list[CheckResult]:
     """All checks of one proof, shown as they are done."""
-    with Board(f"samestep verify {name} (kill moments by --kill-seed {seed})") as board:
-        for check in Proof(lab, recipe, random.Random(seed), board.say).checks():
+    with ProofTable(f"samestep verify {name} (kill moments by --kill-seed {seed})") as board:
+        for check in Proof(lab, recipe, random.Random(seed), board.show_progress).checks():
             board.add(check)
     return board.checks
 

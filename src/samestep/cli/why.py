@@ -12,8 +12,8 @@ from samestep.cli.args import one_run
 from samestep.core.errors import EXIT_DONE, UserError
 from samestep.core.rundir import RunDir
 from samestep.train.run_record import find_run
-from samestep.why.collect import gather
-from samestep.why.diagnose import judge
+from samestep.why.collect import collect_evidence
+from samestep.why.diagnose import diagnose
 from samestep.why.records import VERDICTS
 from samestep.why.report import as_json, as_text
 
@@ -33,8 +33,8 @@ def run(words: Sequence[str]) -> int:
         print(HELP + "\n".join(f"  {name:14} {meaning}" for name, meaning in VERDICTS.items()))
         return EXIT_DONE
     name, as_data = one_run(words, "why", "--json")
-    evidence = gather(_find(name))
-    finding = judge(evidence)
+    evidence = collect_evidence(_find(name))
+    finding = diagnose(evidence)
     if as_data:
         print(json.dumps(as_json(evidence, finding), indent=2, ensure_ascii=False))
     else:

@@ -75,3 +75,8 @@ def start_logging(path: Path | None, *, show: str | None) -> None:
         root.addHandler(to_terminal)
     if not root.handlers:
         root.addHandler(logging.NullHandler())
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('sh') else 's'}"

@@ -1,4 +1,4 @@
-"""Rank 0 tells the time to whoever connects: for whether it can be reached, and how far clocks are apart."""
+"""Rank 0 serves the time on a port: it shows whether rank 0 can be reached, and how far clocks are apart."""
 
 import socket
 import threading
@@ -16,52 +16,52 @@ class ClockServer:
         self._clock = clock
         self._server = socket.create_server(("", 0), backlog=1024)
         self.port = int(self._server.getsockname()[1])
-        threading.Thread(target=self._serve, name="beacon", daemon=True).start()
+        threading.Thread(target=self._serve, name="clock server", daemon=True).start()
 
     def _serve(self) -> None:
         while True:
-            caller, _ = self._server.accept()
-            threading.Thread(target=_answer, args=(caller, self._clock), name="beacon call", daemon=True).start()
+            client, _ = self._server.accept()
+            threading.Thread(target=_answer, args=(client, self._clock), name="clock request", daemon=True).start()
 
 
 @dataclass(frozen=True)
-class Offset:
-    """How far this clock is before the beacon's, in seconds; the truth lies within the uncertainty of it."""
+class ClockOffset:
+    """How far this clock is ahead of the server's, in seconds; the error is at most the uncertainty."""
 
     seconds: float
     uncertainty: float
 
 
-def ask(address: str, port: int, patience: float) -> Offset:
-    """Compare clocks: the beacon's answer belongs to the middle between question and answer, give or take half of it.
+def measure_offset(address: str, port: int, timeout: float) -> ClockOffset:
+    """Compare clocks: the server's time belongs to the middle between request and answer, plus or minus half of that.
 
-    Of several questions the one that was answered fastest tells most.
+    Of several requests the one that was answered fastest is the most accurate.
     """
-    with socket.create_connection((address, port), timeout=patience) as connection:
+    with socket.create_connection((address, port), timeout=timeout) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with connection.makefile("rwb") as lines:
             offsets = []
             for _ in range(PINGS):
-                asked = time.time()
+                sent = time.time()
                 lines.write(b"\n")
                 lines.flush()
                 theirs = float(lines.readline())
-                answered = time.time()
-                offsets.append(midpoint(asked, theirs, answered))
+                received = time.time()
+                offsets.append(offset_from(sent, theirs, received))
     return min(offsets, key=lambda offset: offset.uncertainty)
 
 
-def midpoint(asked: float, theirs: float, answered: float) -> Offset:
-    """The offset by one question."""
-    return Offset((asked + answered) / 2 - theirs, abs(answered - asked) / 2)
+def offset_from(sent: float, theirs: float, received: float) -> ClockOffset:
+    """The offset by one request."""
+    return ClockOffset((sent + received) / 2 - theirs, abs(received - sent) / 2)
 
 
-def _answer(caller: socket.socket, clock: Callable[[], float]) -> None:
+def _answer(client: socket.socket, clock: Callable[[], float]) -> None:
     try:
-        with caller, caller.makefile("rwb") as lines:
-            caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with client, client.makefile("rwb") as lines:
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for _ in lines:
                 lines.write(f"{clock()!r}\n".encode())
                 lines.flush()
-    except OSError:  # it went away
+    except OSError:  # the client closed the connection
         return

@@ -1,4 +1,4 @@
-"""The whole examination: meet, go from exam to exam, print one table, keep the constants, end with the right code."""
+"""The entry: ranks meet and run the checks, rank 0 prints one table, saves the constants and returns the exit code."""
 
 import os
 import signal
@@ -22,33 +22,39 @@ from samestep.doctor.checks import (
     devices,
     disk,
     gradients,
-    group,
-    hosts,
     limits,
-    ports,
+    network,
     roundtrip,
     speed,
     stragglers,
     versions,
 )
 from samestep.doctor.findings import failed
-from samestep.doctor.rendezvous import SLACK, CheckContext, StoreChannel, answer_roll, call_roll, find_line, part
+from samestep.doctor.rendezvous import (
+    SLACK,
+    CheckContext,
+    StoreChannel,
+    announce_arrival,
+    collect_arrivals,
+    leave_store,
+    open_channel,
+)
 from samestep.doctor.report import DoctorReport
 from samestep.doctor.runner import CheckRunner, follow
-from samestep.doctor.time_limit import last_resort, within
+from samestep.doctor.time_limit import exit_after, run_within
 from samestep.world.rank_discovery import discover
 
-BASIC = (versions.EXAM, devices.EXAM, hosts.EXAM, ports.EXAM, limits.EXAM, disk.EXAM)
-DDP = (*BASIC, group.EXAM, collectives.EXAM, gradients.EXAM)
+BASIC = (versions.CHECK, devices.CHECK, network.HOST_NAMES_CHECK, network.PORTS_CHECK, limits.CHECK, disk.CHECK)
+DDP = (*BASIC, collectives.GROUP_CHECK, collectives.VALUES_CHECK, gradients.CHECK)
 ALL = (
     *DDP,
-    speed.EXAM,
+    speed.CHECK,
     copies.PEER_ACCESS,
     copies.HOST_COPIES,
     copies.NEXT_COPIES,
-    disk.SPEED,
-    roundtrip.EXAM,
-    stragglers.EXAM,
+    disk.SPEED_CHECK,
+    roundtrip.CHECK,
+    stragglers.CHECK,
 )
 TESTS = {"basic": BASIC, "ddp": DDP, "all": ALL}
 """What `--test` may name."""
@@ -60,70 +66,69 @@ class EndedBySignal(BaseException):
 
 @dataclass(frozen=True)
 class Request:
-    """What a user asked for."""
+    """The options of the command."""
 
     test: str = "basic"
     out: Path = Path("runs")
     device: str = "auto"
     timeout: float = 60.0
-    keep: Path | None = None
+    json_file: Path | None = None
     """The file for what was measured; by default one in the user's cache."""
 
 
-def examine(request: Request) -> int:
-    """This rank's part of an examination. Rank 0's exit code tells whether anything failed; the others' are 0.
+def run_doctor(request: Request) -> int:
+    """Run the checks on this rank. Rank 0's exit code says whether anything failed; that of the others is 0.
 
-    A launcher ends all ranks as soon as one ends badly, and rank 0 must have the time to say what it knows.
+    A launcher ends all ranks as soon as one fails, and rank 0 needs the time to print what it knows.
     """
-    place = discover(os.environ)
+    rank_info = discover(os.environ)
     try:
-        line = find_line(place, os.environ, request.timeout)
-        last_resort(4 * (request.timeout + SLACK))
-        seat = CheckContext(place, line.another(), request.out, request.device, request.timeout)
-        if seat.rank > 0:
-            _take_part(seat, line, TESTS[request.test])
-            return _leave(seat, line, EXIT_DONE)
-    except (RunFailed, UserError) as error:  # rank 0 does not know, or is the one: whoever it is says so itself
+        channel = open_channel(rank_info, os.environ, request.timeout)
+        exit_after(4 * (request.timeout + SLACK))
+        context = CheckContext(rank_info, channel.new_connection(), request.out, request.device, request.timeout)
+        if context.rank > 0:
+            _follow(context, channel, TESTS[request.test])
+            return _finish(context, channel, EXIT_DONE)
+    except (RunFailed, UserError) as error:  # rank 0 may not know of it, so each rank prints its own error
         put(f"samestep: {error}", sys.stderr)
-        if place.rank > 0:
-            time.sleep(
-                SLACK
-            )  # rank 0 gives up at about the same time, and its launcher would end it before it can speak
-        os._exit(error.exit_code)  # what was waited for may still hang
-    course = CheckRunner(seat, line)
-    outcome = DoctorReport(course, request.test, request.keep)
-    with outcome.showing():
-        _lead(course, TESTS[request.test])
-    outcome.tell()
-    return _leave(seat, line, EXIT_FAILURE if outcome.is_bad else EXIT_DONE)
+        if rank_info.rank > 0:
+            # Rank 0 gives up at about the same time, and its launcher would end it before it can print.
+            time.sleep(SLACK)
+        os._exit(error.exit_code)  # a thread may still hang
+    runner = CheckRunner(context, channel)
+    report = DoctorReport(runner, request.test, request.json_file)
+    with report.progress():
+        _lead(runner, TESTS[request.test])
+    report.print_and_save()
+    return _finish(context, channel, EXIT_FAILURE if report.is_bad else EXIT_DONE)
 
 
-def _take_part(seat: CheckContext, line: StoreChannel, exams: Sequence[Check]) -> None:
+def _follow(context: CheckContext, channel: StoreChannel, checks: Sequence[Check]) -> None:
     try:
-        answer_roll(seat, line)
-        follow(seat, line, {exam.name: exam for exam in exams})
+        announce_arrival(context, channel)
+        follow(context, channel, {check.name: check for check in checks})
     except dist.DistError:
-        raise RunFailed(f"rank {seat.rank} on {seat.host} lost rank 0: it died, or the network was cut") from None
+        raise RunFailed(f"rank {context.rank} on {context.host} lost rank 0: it died, or the network was cut") from None
 
 
-def _lead(course: CheckRunner, exams: Sequence[Check]) -> None:
-    """Hold all exams; when a signal comes, what was found until then is worth telling."""
+def _lead(runner: CheckRunner, checks: Sequence[Check]) -> None:
+    """Run all checks; when a signal ends them, what was found until then is still printed."""
     try:
         with _ended_by_signals():
-            call_roll(course.seat, course.line)
-            course.begin()
-            course.lead(exams)
+            collect_arrivals(runner.context, runner.channel)
+            runner.report_ranks()
+            runner.run(checks)
     except EndedBySignal as ended:
-        course.stopped = True
-        course.findings.append(
+        runner.stopped = True
+        runner.findings.append(
             failed(
-                course.doing,
-                f"{ended} ended the examination here: another rank died and its launcher ended all, a time limit came, "
-                "or somebody stopped it; look at what the launcher says",
+                runner.current,
+                f"{ended} ended the checks here: another rank died and its launcher ended all, a time limit was "
+                "reached, or a user stopped it; look at what the launcher printed",
             )
         )
-    with suppress(dist.DistError):  # the store may have gone with the launcher
-        course.end()
+    with suppress(dist.DistError):  # the store may have ended with the launcher
+        runner.announce_end()
 
 
 @contextmanager
@@ -141,23 +146,23 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
     raise EndedBySignal(signal.Signals(number).name)
 
 
-def _leave(seat: CheckContext, line: StoreChannel, code: int) -> int:
-    """Part in good order, or, where something hangs, by force."""
-    seat.stuck = seat.stuck or not _has_parted(seat)
+def _finish(context: CheckContext, channel: StoreChannel, code: int) -> int:
+    """Return the exit code, or end the process at once where something hangs."""
+    context.stuck = context.stuck or not _has_left_group(context)
     with suppress(dist.DistError):
-        part(seat, line)
-    last_resort(0)
-    if seat.stuck:
+        leave_store(context, channel)
+    exit_after(0)
+    if context.stuck:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     return code
 
 
-def _has_parted(seat: CheckContext) -> bool:
+def _has_left_group(context: CheckContext) -> bool:
     try:
-        if seat.world is not None:
-            within(SLACK, seat.world.leave)
-    except Exception:  # a broken group cannot be left in any other way
+        if context.world is not None:
+            run_within(SLACK, context.world.leave)
+    except Exception:  # a broken group cannot be closed
         return False
     return True

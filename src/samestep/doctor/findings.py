@@ -1,4 +1,4 @@
-"""What doctor says of one thing, and whom it says it of."""
+"""Findings (the rows of the table), what ranks measured, and how ranks and numbers are written."""
 
 import statistics
 from collections import Counter
@@ -12,7 +12,7 @@ _MOST_HOSTS = 3
 
 
 class FindingStatus(Enum):
-    """How one thing stands."""
+    """The result of one row of the table."""
 
     OK = "ok"
     WARNING = "warning"
@@ -23,11 +23,15 @@ class FindingStatus(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One row of the table. The sentence tells what was seen and, unless all is well, the likely cause and the fix."""
+    """One row of the table. The sentence says what was seen and, if it is wrong, the likely cause and the fix."""
 
     name: str
     result: FindingStatus
     sentence: str
+
+
+Measured = Mapping[str, Json]
+"""What one rank measured in a check, by name."""
 
 
 @dataclass(frozen=True)
@@ -36,69 +40,69 @@ class RankReport:
 
     rank: int
     host: str
-    fact: Mapping[str, Json]
+    measured: Measured
 
 
 RankReports = Sequence[RankReport]
 
 
 def ok(name: str, sentence: str) -> Finding:
-    """All is well."""
+    """A finding that everything is right."""
     return Finding(name, FindingStatus.OK, sentence)
 
 
 def warning(name: str, sentence: str) -> Finding:
-    """Worth a word."""
+    """A finding that is worth knowing."""
     return Finding(name, FindingStatus.WARNING, sentence)
 
 
 def failed(name: str, sentence: str) -> Finding:
-    """Must be mended."""
+    """A finding that must be fixed."""
     return Finding(name, FindingStatus.FAILED, sentence)
 
 
 def skipped(name: str, reason: str) -> Finding:
-    """Was not looked at."""
+    """A finding that was not checked."""
     return Finding(name, FindingStatus.SKIPPED, reason)
 
 
-def named(reports: RankReports) -> str:
+def describe_ranks(reports: RankReports) -> str:
     """Ranks with their hosts: `rank 1 on node2`, `ranks 0-3 on node1 and ranks 4, 6 on node2`."""
     by_host: dict[str, list[int]] = {}
     for report in reports:
         by_host.setdefault(report.host, []).append(report.rank)
-    parts = [f"rank{'s' * (len(ranks) > 1)} {ranges(ranks)} on {host}" for host, ranks in by_host.items()]
+    parts = [f"rank{'s' * (len(ranks) > 1)} {number_ranges(ranks)} on {host}" for host, ranks in by_host.items()]
     more = len(parts) - _MOST_HOSTS
-    return listed([*parts[:_MOST_HOSTS], *([f"{more} more hosts"] if more > 0 else [])])
+    return join_list([*parts[:_MOST_HOSTS], *([f"{more} more hosts"] if more > 0 else [])])
 
 
-def listed(words: Sequence[str]) -> str:
+def join_list(items: Sequence[str]) -> str:
     """`a, b and c`."""
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
 
 
-def odd_ones(reports: RankReports, value: Mapping[int, Hashable]) -> tuple[Hashable, RankReports]:
-    """The value, by rank, that most ranks have (rank 0's where two are as frequent), and those that have another."""
+def outliers(reports: RankReports, value: Mapping[int, Hashable]) -> tuple[Hashable, RankReports]:
+    """The value that most ranks have (rank 0's in a tie), and the ranks that have another."""
     counts = Counter(value[report.rank] for report in reports)
-    usual = max(counts, key=lambda known: counts[known])  # the first of equals, hence the lowest rank's
+    usual = max(counts, key=lambda known: counts[known])  # the first in a tie, hence the lowest rank's
     return usual, [report for report in reports if value[report.rank] != usual]
 
 
-def first_of_hosts(reports: RankReports) -> RankReports:
-    """One report a host: the lowest rank's."""
+def first_rank_of_each_host(reports: RankReports) -> RankReports:
+    """One report for each host: the lowest rank's."""
     found: dict[str, RankReport] = {}
     for report in reports:
         found.setdefault(report.host, report)
     return list(found.values())
 
 
-def others_median(values: Sequence[float], index: int) -> float:
-    """The median of all values but one; of a lone value, itself."""
+def median_of_others(values: Sequence[float], index: int) -> float:
+    """The median of all values but one; of a single value, itself."""
     return statistics.median([*values[:index], *values[index + 1 :]] or values)
 
 
-def size(count: float) -> str:
-    """Bytes in words: `24 GiB`, `64 MiB`, `4 B`."""
+def format_bytes(count: float) -> str:
+    """A number of bytes: `24 GiB`, `64 MiB`, `4 B`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{_short(count)} {unit}"
@@ -106,8 +110,8 @@ def size(count: float) -> str:
     return f"{_short(count)} TiB"
 
 
-def rate(per_second: float) -> str:
-    """Bytes a second in words: `1.2 GB/s`."""
+def format_rate(per_second: float) -> str:
+    """Bytes per second: `1.2 GB/s`."""
     for unit in ("B/s", "kB/s", "MB/s"):
         if per_second < 1000:
             return f"{_short(per_second)} {unit}"
@@ -115,15 +119,15 @@ def rate(per_second: float) -> str:
     return f"{_short(per_second)} GB/s"
 
 
-def span(seconds: float) -> str:
-    """A time in words: `35 µs`, `1.2 ms`, `3 s`."""
+def format_seconds(seconds: float) -> str:
+    """A duration: `35 µs`, `1.2 ms`, `3 s`."""
     for unit, length in (("s", 1.0), ("ms", 1e-3)):
         if abs(seconds) >= length:
             return f"{_short(seconds / length)} {unit}"
     return f"{_short(seconds * 1e6)} µs"
 
 
-def ranges(numbers: Sequence[int]) -> str:
+def number_ranges(numbers: Sequence[int]) -> str:
     """`0-3, 6`: runs of three and more are shortened."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
@@ -131,10 +135,10 @@ def ranges(numbers: Sequence[int]) -> str:
             runs[-1].append(number)
         else:
             runs.append([number])
-    words = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
-    return ", ".join(words)
+    texts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return ", ".join(texts)
 
 
 def _short(number: float) -> str:
-    """Three digits, and all of those before the point."""
+    """Three digits, and all digits before the point."""
     return f"{number:.3g}" if abs(number) < 999.5 else f"{number:.0f}"

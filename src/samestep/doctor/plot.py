@@ -1,11 +1,11 @@
-"""Draws time and bandwidth by message size: a picture as text (SVG), and bars for a terminal."""
+"""Plots time and bandwidth by message size: as SVG, and as bars for a terminal."""
 
 import math
 from collections.abc import Callable, Sequence
 from html import escape
 
 from samestep.doctor.checks.speed import Point
-from samestep.doctor.findings import rate, size, span
+from samestep.doctor.findings import format_bytes, format_rate, format_seconds
 
 WIDTH, HEIGHT = 860, 380
 _TOP, _BOTTOM, _LEFT, _GAP, _RIGHT = 70, 320, 80, 100, 40
@@ -18,8 +18,10 @@ _BAR = 24
 def svg(points: Sequence[Point], title: str) -> str:
     """Two panels on logarithmic scales: how long a message takes, and how many bytes a second that is."""
     panels = [
-        _panel(_LEFT, "time of one all-reduce", points, lambda point: point.seconds, span, "#b45309"),
-        _panel(_LEFT + _PANEL + _GAP, "bus bandwidth of a rank", points, lambda point: point.bus, rate, "#1d4ed8"),
+        _panel(_LEFT, "time of one all-reduce", points, lambda point: point.seconds, format_seconds, "#b45309"),
+        _panel(
+            _LEFT + _PANEL + _GAP, "bus bandwidth of a rank", points, lambda point: point.bus, format_rate, "#1d4ed8"
+        ),
     ]
     return "\n".join(
         [
@@ -33,7 +35,7 @@ def svg(points: Sequence[Point], title: str) -> str:
 
 
 def _panel(
-    left: float, title: str, points: Sequence[Point], value: Callable[[Point], float], words: Callable[[float], str],
+    left: float, title: str, points: Sequence[Point], value: Callable[[Point], float], label: Callable[[float], str],
     colour: str,
 ) -> str:  # fmt: skip
     decades = _decades([value(point) for point in points])
@@ -49,17 +51,17 @@ def _panel(
     parts = [_text(left, _TOP - 14, title, "start", 'font-weight="600"')]
     for decade in decades:
         parts.append(_line(left, up(decade), left + _PANEL, up(decade), _FAINT))
-        parts.append(_text(left - 8, up(decade) + 4, words(decade), "end"))
+        parts.append(_text(left - 8, up(decade) + 4, label(decade), "end"))
     for point in points[::3]:
         parts.append(_line(across(point.bytes), _BOTTOM, across(point.bytes), _BOTTOM + 5, _INK))
-        parts.append(_text(across(point.bytes), _BOTTOM + 20, size(point.bytes), "middle"))
+        parts.append(_text(across(point.bytes), _BOTTOM + 20, format_bytes(point.bytes), "middle"))
     parts.append(_line(left, _BOTTOM, left + _PANEL, _BOTTOM, _INK))
     places = [(across(point.bytes), up(value(point))) for point in points]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
     for point, (x, y) in zip(points, places):
-        told = escape(f"{size(point.bytes)}: {span(point.seconds)}, {rate(point.bus)}")
-        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"><title>{told}</title></circle>')
+        tooltip = escape(f"{format_bytes(point.bytes)}: {format_seconds(point.seconds)}, {format_rate(point.bus)}")
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"><title>{tooltip}</title></circle>')
     parts.append(_text(left + _PANEL / 2, _BOTTOM + 42, "message size", "middle"))
     return "\n".join(parts)
 
@@ -74,8 +76,8 @@ def _line(x1: float, y1: float, x2: float, y2: float, colour: str) -> str:
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}"/>'
 
 
-def _text(x: float, y: float, words: str, anchor: str, more: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{_INK}" {more}>{escape(words)}</text>'
+def _text(x: float, y: float, text: str, anchor: str, more: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{_INK}" {more}>{escape(text)}</text>'
 
 
 def bar(value: float, largest: float) -> str:

@@ -1,7 +1,7 @@
-"""How ranks find each other and talk for `samestep doctor`: through the rendezvous store alone.
+"""How ranks of `samestep doctor` find each other and communicate: through the rendezvous store alone.
 
-No process group is needed for that, so a network that carries no collectives can be told apart from a rank that is
-not there. Every wait has a limit.
+No process group is needed for that, so a network that fails for collectives can be distinguished from a rank that is
+missing. Every wait has a time limit.
 """
 
 import json
@@ -21,13 +21,13 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from samestep.core.errors import RunFailed, UserError
 from samestep.core.records import Json
 from samestep.doctor.clock import ClockServer
-from samestep.doctor.findings import ranges
-from samestep.doctor.time_limit import Late, within
+from samestep.doctor.findings import number_ranges
+from samestep.doctor.time_limit import TimeLimitExceeded, run_within
 from samestep.world.rank_discovery import RankInfo
 from samestep.world.rendezvous import open_store
 from samestep.world.world import World
 
-_LOOK = 0.01
+_POLL_SECONDS = 0.01
 
 
 class StoreChannel:
@@ -36,123 +36,123 @@ class StoreChannel:
     def __init__(self, store: Any) -> None:  # torch's stubs do not know all methods of a store
         self.store = store
 
-    def tell(self, key: str, value: Json) -> None:
-        """Leave a value."""
+    def put(self, key: str, value: Json) -> None:
+        """Set a value."""
         self.store.set(key, json.dumps(value))
 
-    def is_told(self, key: str) -> bool:
+    def has(self, key: str) -> bool:
         """Whether there is a value."""
         return bool(self.store.check([key]))
 
-    def hear(self, key: str, patience: float) -> Json:
-        """A value that is, or will be, there; TimeoutError after `patience` seconds."""
-        wait_until(lambda: self.is_told(key), patience)
+    def wait_for(self, key: str, timeout: float) -> Json:
+        """The value, as soon as there is one; TimeoutError after `timeout` seconds."""
+        wait_until(lambda: self.has(key), timeout)
         return json.loads(self.store.get(key))
 
-    def count(self, key: str, by: int = 0) -> int:
-        """A number that ranks raise."""
-        return int(self.store.add(key, by))
+    def add(self, key: str, amount: int = 0) -> int:
+        """Add to a counter that all ranks share, and return it."""
+        return int(self.store.add(key, amount))
 
-    def another(self) -> "StoreChannel":
-        """A connection of its own: one that hangs keeps all others from using it."""
+    def new_connection(self) -> "StoreChannel":
+        """A separate connection, since a call that hangs blocks its connection for all other calls."""
         return StoreChannel(self.store.clone())
 
 
-def wait_until(ready: Callable[[], bool], patience: float) -> None:
-    """Look until it is so; TimeoutError after `patience` seconds. Signals are heeded in between."""
-    end = time.monotonic() + patience
+def wait_until(ready: Callable[[], bool], timeout: float) -> None:
+    """Poll until `ready` returns true; TimeoutError after `timeout` seconds. Signals are handled in between."""
+    end = time.monotonic() + timeout
     while not ready():
         if time.monotonic() > end:
             raise TimeoutError
-        time.sleep(_LOOK)
+        time.sleep(_POLL_SECONDS)
 
 
 @dataclass
 class CheckContext:
-    """Who this rank is, who else is there, and how to reach them."""
+    """What a check knows: this rank, the other ranks, and how to reach them."""
 
-    place: RankInfo
-    line: StoreChannel
-    """For the exams. The examination itself goes over another one, which no exam can block."""
+    rank_info: RankInfo
+    channel: StoreChannel
+    """For the checks. The runner uses another connection, which no check can block."""
     out: Path
     """Where runs go, or will go."""
     device: str = "auto"
     timeout: float = 60.0
-    """Seconds that every wait has."""
+    """Seconds that each check may take, and that ranks wait for each other."""
     host: str = field(default_factory=socket.gethostname)
     hosts: list[str | None] = field(default_factory=list)
-    """Of every rank; None: it did not come, or does not answer any more."""
-    beacon: int = 0
-    """The port at which rank 0 tells the time."""
+    """The host of every rank; None when it did not arrive, or does not answer any more."""
+    clock_port: int = 0
+    """The port at which rank 0 serves the time."""
     world: World | None = None
-    """Once the process group is open."""
+    """Set once the process group is open."""
     stuck: bool = False
-    """Whether an exam hangs in a thread that was left behind: then this process can only be ended by force."""
+    """Whether a check hangs in a thread that was left behind: then this process can only end with `os._exit`."""
 
     @property
     def rank(self) -> int:
         """This rank's number."""
-        return self.place.rank
+        return self.rank_info.rank
 
     @property
     def address(self) -> str:
-        """At which this rank reaches rank 0's host."""
-        return os.environ.get("MASTER_ADDR") or self.place.address or "127.0.0.1"
+        """The address at which this rank reaches rank 0's host."""
+        return os.environ.get("MASTER_ADDR") or self.rank_info.address or "127.0.0.1"
 
     @property
     def present(self) -> list[int]:
-        """The ranks that came and answer."""
+        """The ranks that arrived and still answer."""
         return [rank for rank, host in enumerate(self.hosts) if host is not None]
 
     @property
-    def speaks_for_host(self) -> bool:
-        """Whether this is the first rank of its host, to measure there what need not be measured twice."""
+    def is_first_on_host(self) -> bool:
+        """Whether this is the first rank of its host, which measures what is needed once for each host."""
         return self.hosts.index(self.host) == self.rank
 
-    def joined(self) -> World:
-        """The world, in an exam that comes after the group was opened."""
+    def connected_world(self) -> World:
+        """The world, in a check that runs after the process group was opened."""
         assert self.world is not None
         return self.world
 
 
 SLACK = 5.0
-"""Seconds beyond a limit that an answer may be under way."""
+"""Seconds beyond a time limit that an answer may take to arrive."""
 _IN_USE = ("EADDRINUSE", "address already in use")
 
 
-def find_line(place: RankInfo, env: Mapping[str, str], timeout: float) -> StoreChannel:
+def open_channel(rank_info: RankInfo, env: Mapping[str, str], timeout: float) -> StoreChannel:
     """The connection to the store of this launch; a failure is one sentence."""
-    who, port = f"rank {place.rank} on {socket.gethostname()}", env.get("MASTER_PORT", "")
+    who, port = f"rank {rank_info.rank} on {socket.gethostname()}", env.get("MASTER_PORT", "")
     try:
-        return StoreChannel(within(timeout + SLACK, lambda: _find_store(place, env, timeout)))
-    except (Late, TimeoutError, dist.DistError) as error:
-        if place.rank == 0 and any(word in str(error) for word in _IN_USE):
+        return StoreChannel(run_within(timeout + SLACK, lambda: _find_store(rank_info, env, timeout)))
+    except (TimeLimitExceeded, TimeoutError, dist.DistError) as error:
+        if rank_info.rank == 0 and any(text in str(error) for text in _IN_USE):
             raise RunFailed(
                 f"{who} cannot open port {port}, because another program has it: set MASTER_PORT (torchrun: "
                 "--master_port) to a free one, or end the job that was left behind there"
             ) from None
-        address = env.get("MASTER_ADDR") or place.address
+        address = env.get("MASTER_ADDR") or rank_info.address
         raise RunFailed(
             f"{who} found no store of rank 0 at {address}:{port} within {timeout:g} s: rank 0 was not started, "
-            f"{address} is not its host, another program has the port, or a firewall stands between; check that the "
+            f"{address} is not its host, another program has the port, or a firewall blocks it; check that the "
             "name resolves here and that the port is open"
         ) from None
 
 
-def _find_store(place: RankInfo, env: Mapping[str, str], timeout: float) -> Store:
-    """A lone process has a store of its own. Who hosts a store does not wait for the others there: see `call_roll`."""
-    if not place.grouped:
+def _find_store(rank_info: RankInfo, env: Mapping[str, str], timeout: float) -> Store:
+    """A single process has its own store. The host of a store does not wait for the others: see `collect_arrivals`."""
+    if not rank_info.grouped:
         return HashStore()
     limit = timedelta(seconds=timeout)
-    if place.job:
-        return PrefixStore("doctor", open_store(place, env, limit))
+    if rank_info.job:
+        return PrefixStore("doctor", open_store(rank_info, env, limit))
     address, port = env["MASTER_ADDR"], env["MASTER_PORT"]
     if not port.isdigit():
-        raise UserError(f"MASTER_PORT={port!r} is no port: set it to a number from 1 to 65535")
-    is_host = place.rank == 0 and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    if not is_host:  # torch would fill the screen before it gives up
+        raise UserError(f"MASTER_PORT={port!r} is not a port: set it to a number from 1 to 65535")
+    is_host = rank_info.rank == 0 and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    if not is_host:  # torch would print many errors before it gives up
         wait_until(lambda: _is_open(address, int(port)), timeout)
-    store = TCPStore(address, int(port), place.size, is_host, limit, wait_for_workers=False)
+    store = TCPStore(address, int(port), rank_info.size, is_host, limit, wait_for_workers=False)
     return PrefixStore(f"doctor/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
@@ -165,60 +165,62 @@ def _is_open(address: str, port: int) -> bool:
         return False
 
 
-def call_roll(seat: CheckContext, line: StoreChannel) -> None:
-    """Rank 0's part: wait for the others, and tell everybody who is there."""
-    numbers = range(seat.place.size)
-    line.tell("arrival/0", seat.host)
+def collect_arrivals(context: CheckContext, channel: StoreChannel) -> None:
+    """On rank 0: wait for the other ranks, and share the list of those that arrived."""
+    numbers = range(context.rank_info.size)
+    channel.put("arrival/0", context.host)
     with suppress(TimeoutError):
-        wait_until(lambda: all(line.is_told(f"arrival/{rank}") for rank in numbers), seat.timeout)
-    seat.hosts = [line.hear(f"arrival/{r}", SLACK) if line.is_told(f"arrival/{r}") else None for r in numbers]
-    seat.beacon = ClockServer().port
-    line.tell("roll", {"hosts": seat.hosts, "beacon": seat.beacon})
+        wait_until(lambda: all(channel.has(f"arrival/{rank}") for rank in numbers), context.timeout)
+    context.hosts = [channel.wait_for(f"arrival/{r}", SLACK) if channel.has(f"arrival/{r}") else None for r in numbers]
+    context.clock_port = ClockServer().port
+    channel.put("arrivals", {"hosts": context.hosts, "clock_port": context.clock_port})
 
 
-def answer_roll(seat: CheckContext, line: StoreChannel) -> None:
-    """Every other rank's part."""
-    who = f"rank {seat.rank} on {seat.host}"
-    line.tell(f"arrival/{seat.rank}", seat.host)
-    roll = hear_rank_0(seat, line, "roll")
-    if roll["hosts"][seat.rank] is None:
-        raise RunFailed(f"{who} came more than {seat.timeout:g} s after rank 0, which is too late: raise --timeout")
-    seat.hosts, seat.beacon = roll["hosts"], roll["beacon"]
-
-
-def hear_rank_0(seat: CheckContext, line: StoreChannel, key: str) -> Json:
-    """Rank 0's next word; over a cut link not even the question whether there is one comes back."""
-    seconds = patience(seat)
-    try:
-        return within(seconds + SLACK, lambda: line.hear(key, seconds))
-    except (TimeoutError, Late):
+def announce_arrival(context: CheckContext, channel: StoreChannel) -> None:
+    """On every other rank: report the arrival, and receive the list of ranks."""
+    who = f"rank {context.rank} on {context.host}"
+    channel.put(f"arrival/{context.rank}", context.host)
+    arrivals = wait_for_rank_0(context, channel, "arrivals")
+    if arrivals["hosts"][context.rank] is None:
         raise RunFailed(
-            f"rank {seat.rank} on {seat.host} heard nothing of rank 0 for {seconds:g} s: it was not started, died or "
-            "hangs, or the network was cut; look at what rank 0 printed"
+            f"{who} arrived more than {context.timeout:g} s after rank 0, which is too late: raise --timeout"
+        )
+    context.hosts, context.clock_port = arrivals["hosts"], arrivals["clock_port"]
+
+
+def wait_for_rank_0(context: CheckContext, channel: StoreChannel, key: str) -> Json:
+    """Rank 0's next message. Over a cut link even asking whether there is one may hang, hence the time limit."""
+    seconds = rank_0_timeout(context)
+    try:
+        return run_within(seconds + SLACK, lambda: channel.wait_for(key, seconds))
+    except (TimeoutError, TimeLimitExceeded):
+        raise RunFailed(
+            f"rank {context.rank} on {context.host} received nothing from rank 0 for {seconds:g} s: it was not "
+            "started, died or hangs, or the network was cut; look at what rank 0 printed"
         ) from None
 
 
-def patience(seat: CheckContext) -> float:
-    """How long a rank waits for rank 0's next word: rank 0 may itself be waiting for somebody."""
-    return 2 * (seat.timeout + SLACK)
+def rank_0_timeout(context: CheckContext) -> float:
+    """How long a rank waits for rank 0's next message: rank 0 may itself be waiting for another rank."""
+    return 2 * (context.timeout + SLACK)
 
 
-def absence(seat: CheckContext) -> str:
-    """The sentence about ranks that did not come; empty when all did."""
-    missing: Sequence[int] = [rank for rank, host in enumerate(seat.hosts) if host is None]
+def missing_ranks(context: CheckContext) -> str:
+    """The sentence about ranks that did not arrive; empty when all did."""
+    missing: Sequence[int] = [rank for rank, host in enumerate(context.hosts) if host is None]
     if not missing:
         return ""
     return (
-        f"rank{'s' * (len(missing) > 1)} {ranges(missing)} did not come within {seat.timeout:g} s, of "
-        f"{seat.place.size} that {seat.place.launcher} announced: not started, ended early, or unable to reach "
-        f"{seat.address}; see what was printed there, and check the name of rank 0's host and the firewall"
+        f"rank{'s' * (len(missing) > 1)} {number_ranges(missing)} did not come within {context.timeout:g} s, of "
+        f"{context.rank_info.size} that {context.rank_info.launcher} announced: not started, ended early, or unable "
+        f"to reach {context.address}; see what was printed there, and check the name of rank 0's host and the firewall"
     )
 
 
-def part(seat: CheckContext, line: StoreChannel) -> None:
-    """The store may go with rank 0's process: the others leave first."""
-    if seat.rank > 0:
-        line.count("gone", 1)
+def leave_store(context: CheckContext, channel: StoreChannel) -> None:
+    """The store may end with rank 0's process, so the other ranks leave first."""
+    if context.rank > 0:
+        channel.add("gone", 1)
         return
-    with suppress(TimeoutError):  # they were told; whoever hangs is ended by its launcher
-        wait_until(lambda: line.count("gone") >= len(seat.present) - 1, SLACK)
+    with suppress(TimeoutError):  # they were asked to stop; a rank that hangs is ended by its launcher
+        wait_until(lambda: channel.add("gone") >= len(context.present) - 1, SLACK)

@@ -1,4 +1,4 @@
-"""What `samestep doctor` prints and keeps on rank 0: tables, the file of constants, the picture, the verdict."""
+"""What `samestep doctor` prints and saves on rank 0: tables, the file of constants, a plot, and the summary."""
 
 import os
 import socket
@@ -16,14 +16,14 @@ from rich.text import Text
 
 from samestep.core.errors import EXIT_FAILURE
 from samestep.core.exit_report import ExitReport
+from samestep.core.output import plural
 from samestep.core.records import write_atomically
 from samestep.doctor import constants
-from samestep.doctor.checks import devices, group, speed
+from samestep.doctor.checks import collectives, devices, speed
 from samestep.doctor.checks.speed import Point
-from samestep.doctor.findings import Finding, FindingStatus, rate, size, span
+from samestep.doctor.findings import Finding, FindingStatus, format_bytes, format_rate, format_seconds
 from samestep.doctor.plot import bar, svg
 from samestep.doctor.runner import CheckRunner
-from samestep.verify.tolerance import plural
 
 _STYLES = {
     FindingStatus.OK: "green",
@@ -32,38 +32,45 @@ _STYLES = {
     FindingStatus.SKIPPED: "dim",
 }
 _WIDTH = 100
-"""Columns where nobody looks through a terminal."""
+"""Columns when the output is not a terminal."""
 
 
 def console() -> Console:
-    """Where everything is printed. Open MPI puts ranks before a terminal of no size, which is none."""
-    is_seen = sys.stdout.isatty() and os.get_terminal_size(sys.stdout.fileno()).columns > 0
-    return Console(width=None if is_seen else _WIDTH, force_terminal=None if is_seen else False, highlight=False)
+    """Where everything is printed. Under Open MPI ranks have a terminal of size 0, which does not count as one."""
+    is_terminal = sys.stdout.isatty() and os.get_terminal_size(sys.stdout.fileno()).columns > 0
+    return Console(
+        width=None if is_terminal else _WIDTH, force_terminal=None if is_terminal else False, highlight=False
+    )
 
 
 def findings_table(findings: Sequence[Finding], title: str) -> Table:
     """The table; sentences are wrapped, results are not."""
-    drawn = _table(title)
-    drawn.add_column("check", max_width=24)
-    drawn.add_column("result", no_wrap=True)
-    drawn.add_column("evidence", overflow="fold")
+    table = _table(title)
+    table.add_column("check", max_width=24)
+    table.add_column("result", no_wrap=True)
+    table.add_column("evidence", overflow="fold")
     for finding in findings:
-        word = Text(finding.result.value, style=_STYLES[finding.result])
-        drawn.add_row(Text(finding.name), word, Text(finding.sentence))
-    return drawn
+        result = Text(finding.result.value, style=_STYLES[finding.result])
+        table.add_row(Text(finding.name), result, Text(finding.sentence))
+    return table
 
 
 def speed_table(points: Sequence[Point], title: str) -> Table:
     """Message sizes with a bar for the bandwidth."""
-    drawn = _table(title)
+    table = _table(title)
     for name in ("message", "time", "bandwidth"):
-        drawn.add_column(name, justify="right", no_wrap=True)
-    drawn.add_column("")
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("")
     largest = max(point.bus for point in points)
     for point in points:
-        words = (size(point.bytes), span(point.seconds), rate(point.bus), bar(point.bus, largest))
-        drawn.add_row(*(Text(word) for word in words))
-    return drawn
+        cells = (
+            format_bytes(point.bytes),
+            format_seconds(point.seconds),
+            format_rate(point.bus),
+            bar(point.bus, largest),
+        )
+        table.add_row(*(Text(cell) for cell in cells))
+    return table
 
 
 def summary(findings: Sequence[Finding]) -> str:
@@ -83,68 +90,68 @@ def _table(title: str) -> Table:
 
 @dataclass
 class DoctorReport:
-    """Tells what a course found."""
+    """Prints and saves what the checks found."""
 
-    course: CheckRunner
+    runner: CheckRunner
     test: str
-    keep: Path | None = None
+    json_file: Path | None = None
 
     @property
     def is_bad(self) -> bool:
         """Whether anything failed."""
-        return any(finding.result is FindingStatus.FAILED for finding in self.course.findings)
+        return any(finding.result is FindingStatus.FAILED for finding in self.runner.findings)
 
     @contextmanager
-    def showing(self) -> Iterator[None]:
-        """On a terminal, what is going on."""
+    def progress(self) -> Iterator[None]:
+        """Show on a terminal which check runs."""
         with console().status("waiting for all ranks") as status:
-            self.course.show = lambda doing: status.update(f"now: {doing}")
+            self.runner.show = lambda name: status.update(f"now: {name}")
             yield
 
-    def tell(self) -> None:
-        """Print and keep everything."""
-        screen, findings = console(), self.course.findings
+    def print_and_save(self) -> None:
+        """Print the tables and the summary, and save the constants."""
+        screen, findings = console(), self.runner.findings
         screen.print(findings_table(findings, f"samestep doctor --test {self.test} on {self._layout()}"))
-        points = speed.points(self.course.reports.get(speed.NAME, ()))
+        points = speed.points(self.runner.reports.get(speed.NAME, ()))
         if points:
             screen.print(speed_table(points, self._plot_title()))
         self._save(screen, points)
         screen.print(summary(findings))
-        if self.is_bad and not self.course.stopped:  # for torchrun, which shows it at the end of its own words
-            said = f"{summary(findings)}; see the table above"
-            word = ExitReport(said, EXIT_FAILURE, 0, socket.gethostname(), traceback=said, time=time.time())
-            word.leave(os.environ)
+        if self.is_bad and not self.runner.stopped:  # for torchrun, which shows it at the end of its own output
+            text = f"{summary(findings)}; see the table above"
+            report = ExitReport(text, EXIT_FAILURE, 0, socket.gethostname(), traceback=text, time=time.time())
+            report.leave(os.environ)
 
     def _save(self, screen: Console, points: list[Point]) -> None:
-        reports, seat = self.course.reports, self.course.seat
-        if self.keep is None and (self.course.broken or not constants.constants(reports)):
+        reports, context = self.runner.reports, self.runner.context
+        if self.json_file is None and (self.runner.broken or not constants.constants(reports)):
             return
-        path = self.keep or constants.default_path(os.environ)
-        hosts = [host or "unknown" for host in seat.hosts]
-        key = constants.machine_key(hosts, self._kind())
+        path = self.json_file or constants.default_path(os.environ)
+        hosts = [host or "unknown" for host in context.hosts]
+        key = constants.machine_key(hosts, self._device_type())
         try:
-            constants.save(path, key, constants.entry(reports, hosts, self._kind(), self.course.findings))
-            screen.print(f"what was found and measured: {path}", soft_wrap=True)
+            constants.save(path, key, constants.entry(reports, hosts, self._device_type(), self.runner.findings))
+            screen.print(f"findings and measurements: {path}", soft_wrap=True)
             if points:
-                picture = path.with_suffix(".svg")
-                write_atomically(picture, svg(points, self._plot_title()))
-                screen.print(f"picture of all-reduce by message size: {picture}", soft_wrap=True)
+                plot = path.with_suffix(".svg")
+                write_atomically(plot, svg(points, self._plot_title()))
+                screen.print(f"plot of all-reduce by message size: {plot}", soft_wrap=True)
         except OSError as error:
-            screen.print(f"{path} cannot be written ({error.strerror}); give another one with --json", soft_wrap=True)
+            screen.print(f"{path} cannot be written ({error.strerror}); choose another one with --json", soft_wrap=True)
 
-    def _kind(self) -> str:
-        reports = self.course.reports
-        if group.EXAM.name in reports:
-            return str(reports[group.EXAM.name][0].fact["device"]).partition(":")[0]
-        told = reports.get(devices.EXAM.name)
-        return str(told[0].fact.get("kind", "unknown")) if told else "unknown"
+    def _device_type(self) -> str:
+        reports = self.runner.reports
+        if collectives.GROUP in reports:
+            return str(reports[collectives.GROUP][0].measured["device"]).partition(":")[0]
+        found = reports.get(devices.CHECK.name)
+        return str(found[0].measured.get("kind", "unknown")) if found else "unknown"
 
     def _layout(self) -> str:
-        seat = self.course.seat
-        hosts = list(dict.fromkeys(host for host in seat.hosts if host))
+        context = self.runner.context
+        hosts = list(dict.fromkeys(host for host in context.hosts if host))
         where = hosts[0] if len(hosts) == 1 else plural(len(hosts), "host")
-        return f"{where}, {plural(seat.place.size, 'rank')}"
+        return f"{where}, {plural(context.rank_info.size, 'rank')}"
 
     def _plot_title(self) -> str:
-        backend = self.course.reports[group.EXAM.name][0].fact["backend"]
+        backend = self.runner.reports[collectives.GROUP][0].measured["backend"]
         return f"all-reduce by {backend} on {self._layout()}"

@@ -1,4 +1,4 @@
-"""Work that may hang, done where it can be left behind."""
+"""Runs work that may hang in a thread that can be left behind."""
 
 import faulthandler
 import sys
@@ -11,7 +11,7 @@ from samestep.world.watchdog.stack_dump import relevant_line, stack_of
 T = TypeVar("T")
 
 
-class Late(Exception):
+class TimeLimitExceeded(Exception):
     """Work was not done in time. `where` is the source line at which it was seen last."""
 
     def __init__(self, where: str) -> None:
@@ -19,32 +19,32 @@ class Late(Exception):
         self.where = where
 
 
-def within(seconds: float, work: Callable[[], T]) -> T:
-    """What `work` returns or raises, unless it takes longer: then `Late`, and its thread is left where it is."""
-    outcome: list[T] = []
+def run_within(seconds: float, work: Callable[[], T]) -> T:
+    """What `work` returns or raises; `TimeLimitExceeded` if it takes longer, and its thread is left running."""
+    result: list[T] = []
     failure: list[BaseException] = []
 
-    def do() -> None:
+    def run() -> None:
         try:
-            outcome.append(work())
+            result.append(work())
         except BaseException as error:
             failure.append(error)
 
-    thread = threading.Thread(target=do, name="exam", daemon=True)
+    thread = threading.Thread(target=run, name="check", daemon=True)
     thread.start()
     thread.join(seconds)
-    if outcome:
-        return outcome[0]
+    if result:
+        return result[0]
     if failure:
         raise failure[0]
     frame = sys._current_frames().get(thread.ident or 0)
-    raise Late(relevant_line(stack_of(frame)) or "a place unknown")
+    raise TimeLimitExceeded(relevant_line(stack_of(frame)) or "an unknown source line")
 
 
-def last_resort(seconds: float) -> None:
-    """End this process with its stacks after so many seconds, unless this is called again; 0 takes it back.
+def exit_after(seconds: float) -> None:
+    """End this process with a stack dump after so many seconds, unless this is called again; 0 cancels it.
 
-    No Python is needed for it, so it works where foreign code holds the interpreter for ever.
+    No Python code runs for it, so it works even where foreign code holds the interpreter for ever.
     """
     faulthandler.cancel_dump_traceback_later()
     if seconds and sys.__stderr__ is not None:

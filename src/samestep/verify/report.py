@@ -1,8 +1,9 @@
-"""Turns comparisons into rows of a table, and shows them: a live table on a terminal, one line a check elsewhere."""
+"""Turns comparisons into checks, and prints them: as a live table on a terminal, elsewhere one line for each check."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from fnmatch import fnmatchcase
 from types import TracebackType
 from typing import Self
 
@@ -12,11 +13,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from samestep.core.output import plural
 from samestep.verify.compare import Comparison
-from samestep.verify.tolerance import STRICT, SUBJECTS, TOLERANCE, CheckResult, Floor, ProofStatus, plural
+from samestep.verify.tolerance import STRICT, SUBJECTS, TOLERANCE, CheckResult, Floor, ProofStatus
+from samestep.verify.trace import Trace
 
 ORDER = ("samples", "tokens", "losses", "ranks", "gradients", "validation")
-"""Checks in the order in which one thing causes the next."""
+"""Subjects in the order of cause and effect: a difference in one causes differences in those after it."""
+REACHED = "every parameter gets a gradient"
 _TITLES = {
     "samples": "samples at 1, 2, 3 ranks",
     "tokens": "sampled tokens at 1, 2, 3 ranks",
@@ -27,8 +31,8 @@ _TITLES = {
 }
 
 
-def judge(comparisons: Sequence[Comparison], floor: Floor = STRICT) -> list[CheckResult]:
-    """One check a subject; after the first that fails nothing further is said, since it would only follow from it."""
+def comparison_checks(comparisons: Sequence[Comparison], floor: Floor = STRICT) -> list[CheckResult]:
+    """One check for each subject, up to the first that fails: later differences only follow from it."""
     checks: list[CheckResult] = []
     for subject in ORDER:
         wrong = [found.difference for found in comparisons if found.difference and found.difference.check == subject]
@@ -36,51 +40,81 @@ def judge(comparisons: Sequence[Comparison], floor: Floor = STRICT) -> list[Chec
             return [*checks, CheckResult(_TITLES[subject], ProofStatus.FAILED, wrong[0].sentence)]
         if subject == "tokens" and not any(found.tokens or found.tie for found in comparisons):
             continue
-        checks.append(held_against(floor, {subject: largest(comparisons, subject)}, _passed(subject, comparisons)))
+        checks.append(apply_floor(floor, {subject: largest_seen(comparisons, subject)}, _passed(subject, comparisons)))
     return checks
 
 
-def held_against(floor: Floor, seen: Mapping[str, float], check: CheckResult) -> CheckResult:
-    """The check as it is, or as proving nothing where a difference that was `seen` passed though it is large."""
-    lost = [subject for subject in floor.unverifiable if seen.get(subject, 0.0) > TOLERANCE]
-    if check.result is not ProofStatus.OK or not lost:
+def apply_floor(floor: Floor, seen: Mapping[str, float], check: CheckResult) -> CheckResult:
+    """The check unchanged, or unverifiable where a large difference in `seen` passed only because of the floor."""
+    unproved = [subject for subject in floor.unverifiable if seen.get(subject, 0.0) > TOLERANCE]
+    if check.result is not ProofStatus.OK or not unproved:
         return check
-    amounts = ", ".join(f"{SUBJECTS[subject]} by {floor.measured[subject]:.1e}" for subject in lost)
+    amounts = ", ".join(f"{SUBJECTS[subject]} by {floor.measured[subject]:.1e}" for subject in unproved)
     sentence = f"{check.sentence}; it proves nothing, since another order and scale alone change {amounts}"
     return CheckResult(check.name, ProofStatus.UNVERIFIABLE, sentence)
 
 
-def largest(comparisons: Sequence[Comparison], subject: str) -> float:
+def largest_seen(comparisons: Sequence[Comparison], subject: str) -> float:
     """The largest difference that was seen."""
-    return max((found.seen.largest.get(subject, 0.0) for found in comparisons), default=0.0)
+    return max((found.stats.largest.get(subject, 0.0) for found in comparisons), default=0.0)
 
 
 def _passed(subject: str, comparisons: Sequence[Comparison]) -> CheckResult:
     least = min(comparisons, key=lambda found: found.steps)
-    seen, name = least.seen, _TITLES[subject]
+    stats, name = least.stats, _TITLES[subject]
     until = "; compared up to a tie between sampled tokens" if least.tie else ""
-    difference = f"largest difference {largest(comparisons, subject):.1e}"
+    difference = f"largest difference {largest_seen(comparisons, subject):.1e}"
     if subject == "samples":
-        sentence = f"{plural(least.steps, 'step')}, {plural(seen.updates, 'update')}, {plural(seen.rows, 'row')}"
+        sentence = f"{plural(least.steps, 'step')}, {plural(stats.updates, 'update')}, {plural(stats.rows, 'row')}"
     elif subject == "tokens":
         ties = [found.tie for found in comparisons if found.tie]
         sentence = plural(least.tokens, "token") + (f"; {ties[0]}" if ties else "")
         until = ""
     elif subject == "ranks":
-        sentence = f"a hash after each of {plural(seen.updates, 'update')} and of every step's state"
+        sentence = f"a hash after each of {plural(stats.updates, 'update')} and of every step's state"
     elif subject == "validation":
-        if "validation" not in seen.largest:
+        if "validation" not in stats.largest:
             return CheckResult(
                 name, ProofStatus.NOT_RUN, f"no validation{until}" if until else "the recipe validates nothing"
             )
         sentence = f"{plural(least.validations, 'row')} once each, {difference}" if least.validations else difference
     else:
         sentence = (
-            f"{plural(seen.rows, 'row') if subject == 'losses' else plural(seen.updates, 'update')}, {difference}"
+            f"{plural(stats.rows, 'row') if subject == 'losses' else plural(stats.updates, 'update')}, {difference}"
         )
-    if subject == "gradients" and seen.updates and not any(found.seen.uneven for found in comparisons):
+    if subject == "gradients" and stats.updates and not any(found.stats.uneven for found in comparisons):
         until += "; all shares were equal, so a mean of means would not show: use another global_batch_size"
     return CheckResult(name, ProofStatus.OK, sentence + until)
+
+
+def every_parameter_reached(trace: Trace, unused: Sequence[str]) -> CheckResult:
+    """A parameter whose gradient is missing or zero in every update learns nothing; a pattern in `unused` allows it."""
+    reached: dict[str, bool] = {}
+    for steps in trace.values():
+        for line in (line for step in steps for line in step.updates):
+            for name, found in line["gradients"].items():
+                full_name = f"{line['learner']}.{name}"
+                reached[full_name] = reached.get(full_name, False) or bool(found and found[0] > 0)
+    idle = [name for name, once in reached.items() if not once and not _allowed(name, unused)]
+    if idle:
+        more = f" and {len(idle) - 3} more" if len(idle) > 3 else ""
+        return CheckResult(
+            REACHED,
+            ProofStatus.FAILED,
+            f"{', '.join(idle[:3])}{more} never got one: use it, freeze it (requires_grad_(False)), or declare it in "
+            "the recipe's `unused`",
+        )
+    allowed = sum(not once for once in reached.values())
+    return CheckResult(
+        REACHED,
+        ProofStatus.OK,
+        f"{plural(len(reached), 'parameter')}" + (f", {allowed} declared unused" if allowed else ""),
+    )
+
+
+def _allowed(name: str, unused: Sequence[str]) -> bool:
+    """A pattern may name the parameter with or without its learner."""
+    return any(fnmatchcase(name, pattern) or fnmatchcase(name.partition(".")[2], pattern) for pattern in unused)
 
 
 _STYLES = {
@@ -92,12 +126,12 @@ _STYLES = {
 }
 
 
-class Board:
-    """Where checks appear, and on a terminal also what is going on."""
+class ProofTable:
+    """Prints checks as they are done; on a terminal also which run is under way."""
 
     def __init__(self, title: str) -> None:
         self.checks: list[CheckResult] = []
-        self._title, self._doing = title, "starting"
+        self._title, self._progress = title, "starting"
         self._terminal = sys.stdout.isatty()
         self._stack = ExitStack()
         self._live: Live | None = None
@@ -112,22 +146,22 @@ class Board:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._doing = ""
+        self._progress = ""
         self._stack.close()
 
-    def say(self, text: str) -> None:
-        """What is going on now."""
-        self._doing = f"now: {text}"
+    def show_progress(self, text: str) -> None:
+        """Show which run is under way."""
+        self._progress = f"now: {text}"
 
     def add(self, check: CheckResult) -> None:
-        """One more check is done."""
+        """Print a check that is done."""
         self.checks.append(check)
         if not self._terminal:
             print(f"{check.result:7} {check.name}: {check.sentence}", flush=True)
 
     def _draw(self) -> Group | Table:
-        drawn = table(self.checks, self._title)
-        return Group(drawn, Text(self._doing, style="dim")) if self._doing else drawn
+        checks = table(self.checks, self._title)
+        return Group(checks, Text(self._progress, style="dim")) if self._progress else checks
 
 
 def table(checks: Iterable[CheckResult], title: str) -> Table:

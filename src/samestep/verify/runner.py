@@ -1,4 +1,4 @@
-"""Runs the real processes of a proof on this machine, and kills some of them."""
+"""Starts the processes of a proof on this machine, and kills some of them."""
 
 import copy
 import json
@@ -18,7 +18,7 @@ from samestep.core.records import read_json
 from samestep.core.rundir import RunDir
 from samestep.launch.local import Workers, start
 from samestep.train.session.entry import train_with
-from samestep.verify.trace import RecordedLaunch, last_words
+from samestep.verify.trace import RecordedLaunch, last_error
 
 PRESET = "verify"
 STEPS = 8
@@ -38,7 +38,7 @@ def proof_settings(
     data["distributed"].update(
         dtype="float64", device="cpu", backend="gloo", mixed_precision="none", timeout=float(timeout)
     )
-    # Rows of figures that no save falls together with: an open window must survive a kill too.
+    # Metrics are logged at other steps than saves: a window that is still open must survive a kill too.
     data["log"].update(every=3, quiet=True, tensorboard=False, wandb=False)
     data["checkpoint"].update(every_steps=2 if steps >= 6 else 1, every_minutes=0.0, weights=False)
     return data
@@ -52,27 +52,29 @@ def uneven_batch(micro: int) -> int:
     return batch
 
 
-def other_micro(batch: int, micro: int) -> int | None:
-    """Another micro-batch size that cuts `batch` differently, and unevenly where `micro` does not; None: there is none.
+def other_batch_size(batch: int, micro: int) -> int | None:
+    """Another batch_size that cuts `batch` differently, and unevenly where `micro` does not; None when there is none.
 
-    Equal micro-batches would hide that they count alike whatever their size.
+    Micro-batches of equal size would hide that each counts the same whatever its size.
     """
-    now = _pieces(batch, micro)
-    others = {_pieces(batch, size): size for size in range(batch, 0, -1) if _pieces(batch, size) != now}
+    now = _micro_batch_count(batch, micro)
+    others = {
+        _micro_batch_count(batch, size): size for size in range(batch, 0, -1) if _micro_batch_count(batch, size) != now
+    }
     if batch % now:
         return others.get(1)
-    uneven = [size for pieces, size in others.items() if batch % pieces]
+    uneven = [size for count, size in others.items() if batch % count]
     return next(iter(uneven), next(iter(others.values()), None))
 
 
-def _pieces(batch: int, micro: int) -> int:
+def _micro_batch_count(batch: int, micro: int) -> int:
     return -(-batch // micro)
 
 
 PRELOAD = ("samestep.train.session.session", "samestep.train.session.entry", "torch._dynamo")
-"""What workers find imported; DDP wants the last one, which takes longer than all else."""
+"""Modules that workers find already imported; DDP needs the last one, which takes longest."""
 LIMIT = 600.0
-"""Seconds after which a launch is given up; a rank that waits for another gives up much sooner."""
+"""Seconds after which the runner gives up on a launch; a rank that waits for another gives up much sooner."""
 _LAUNCHERS = (
     "RANK",
     "WORLD_SIZE",
@@ -85,7 +87,7 @@ _LAUNCHERS = (
     "OMPI",
     "PYTHONHASHSEED",
 )
-_LONE = (
+_SINGLE_PROCESS_CODE = (
     "import json, sys; from samestep.train.session.entry import train_with; "
     "sys.exit(train_with(*json.loads(sys.argv[1])))"
 )
@@ -93,7 +95,7 @@ _LONE = (
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a launch ended."""
+    """How a launch ended: its exit codes and output, by rank."""
 
     path: Path
     world: int
@@ -102,47 +104,47 @@ class RunResult:
 
     @property
     def done(self) -> bool:
-        """Whether the run came to its end."""
+        """Whether the run finished."""
         return (read_json(RunDir(self.path).status) or {}).get("status") == "done" and not any(self.codes)
 
     def evidence(self) -> RecordedLaunch:
-        """What its ranks recorded."""
+        """The evidence that its ranks recorded."""
         return RecordedLaunch.read(self.path, self.world)
 
     def failure(self) -> str:
-        """Why it did not, on one line."""
-        words = [last_words(output) for output, code in zip(self.outputs, self.codes) if code and output.strip()]
+        """Why it failed, on one line."""
+        errors = [last_error(output) for output, code in zip(self.outputs, self.codes) if code and output.strip()]
         signals = [
             f"rank {rank} died by {signal.Signals(-code).name}"
             for rank, code in enumerate(self.codes)
             if code and code < 0
         ]
-        return "; ".join([*words[:1], *signals[:1]]) or f"exit codes {list(self.codes)}"
+        return "; ".join([*errors[:1], *signals[:1]]) or f"exit codes {list(self.codes)}"
 
 
 @dataclass(frozen=True)
-class Moment:
-    """When to kill whom."""
+class KillMoment:
+    """When to kill which ranks."""
 
     steps: int
-    """Steps that rank 0 has finished by then."""
+    """The number of steps that rank 0 has finished by then."""
     delay: float
     """Seconds to wait after that."""
     victims: tuple[int, ...]
-    """Ranks; the others must end by themselves."""
+    """The ranks to kill; the others must end by themselves."""
 
     @classmethod
-    def choose(cls, chance: random.Random, world: int, first: int, total: int) -> "Moment":
-        """Any moment from step `first` on, the save after the last one included; all ranks or one of them."""
-        victims = tuple(range(world)) if chance.random() < 0.5 else (chance.randrange(world),)
-        return cls(chance.randint(min(first, total), total), chance.random() * 0.02, victims)
+    def choose(cls, rng: random.Random, world: int, first: int, total: int) -> "KillMoment":
+        """Any moment from step `first` on, including the save after the last step; all ranks or one of them."""
+        victims = tuple(range(world)) if rng.random() < 0.5 else (rng.randrange(world),)
+        return cls(rng.randint(min(first, total), total), rng.random() * 0.02, victims)
 
-    def earlier(self) -> "Moment":
-        """For a run that was faster."""
+    def earlier(self) -> "KillMoment":
+        """A moment for a run that was over before this one."""
         return replace(self, steps=max(0, self.steps - 1), delay=self.delay / 2)
 
-    def words(self, world: int) -> str:
-        """Who was killed, for the table."""
+    def describe(self, world: int) -> str:
+        """Which ranks were killed, for the table."""
         if len(self.victims) == world:
             return "all ranks killed"
         return f"rank {self.victims[0]} killed"
@@ -157,20 +159,20 @@ class ProofRunner:
     folder: Path
     preload: tuple[str, ...] = ()
 
-    def begin_alone(self, label: str) -> "Alone":
-        """A process that nobody launched, in a fresh interpreter: other hash seed, nothing imported before."""
-        return Alone(self, label)
+    def start_single_process(self, label: str) -> "SingleProcessRun":
+        """Start a process without a launcher, in a fresh interpreter: another hash seed, nothing imported before."""
+        return SingleProcessRun(self, label)
 
     def run(self, label: str, world: int, **changes: Any) -> RunResult:
-        """A launch to its end; of a run that exists already, a resume."""
-        return self.begin(label, world, **changes).end()
+        """Launch a run and wait for its end; a run that exists already is resumed."""
+        return self.start_run(label, world, **changes).wait()
 
-    def begin(self, label: str, world: int, **changes: Any) -> "StartedRun":
-        """A launch that others may run beside."""
+    def start_run(self, label: str, world: int, **changes: Any) -> "StartedRun":
+        """Launch a run without waiting for it."""
         return StartedRun(self, label, world, self._start(label, world, changes))
 
-    def kill(self, label: str, world: int, moment: Moment) -> tuple[RunResult, Moment]:
-        """A launch that is killed before it is done: at `moment`, or earlier when it was faster than that."""
+    def kill(self, label: str, world: int, moment: KillMoment) -> tuple[RunResult, KillMoment]:
+        """Launch a run and kill it before it is done: at `moment`, or earlier if it was over by then."""
         for attempt in range(6):
             name = f"{label}-attempt-{attempt + 1}" if attempt else label
             workers = self._start(name, world, {})
@@ -181,15 +183,15 @@ class ProofRunner:
             except BaseException:
                 workers.kill()
                 raise
-            outcome = self._outcome(name, world, workers, codes)
-            if any(codes) and (read_json(RunDir(outcome.path).status) or {}).get("status") != "done":
+            result = self._result(name, world, workers, codes)
+            if any(codes) and (read_json(RunDir(result.path).status) or {}).get("status") != "done":
                 break
             moment = moment.earlier()
-        return outcome, moment
+        return result, moment
 
-    def copy(self, outcome: RunResult, label: str) -> None:
-        """The same run directory once more, under another label."""
-        shutil.copytree(outcome.path, self.folder / label)
+    def copy(self, result: RunResult, label: str) -> None:
+        """Copy a run directory to another label."""
+        shutil.copytree(result.path, self.folder / label)
 
     def _start(self, label: str, world: int, changes: dict[str, Any]) -> Workers:
         config = {**self.settings, "name": label, **changes}
@@ -199,11 +201,11 @@ class ProofRunner:
     def _logs(self, label: str, world: int) -> Path:
         return self.folder / "output" / f"{label}-{world}"
 
-    def _outcome(self, label: str, world: int, workers: Workers, codes: Sequence[int | None]) -> RunResult:
+    def _result(self, label: str, world: int, workers: Workers, codes: Sequence[int | None]) -> RunResult:
         return RunResult(self.folder / label, world, codes, [workers.output(rank) for rank in range(world)])
 
-    def _wait_for(self, label: str, workers: Workers, moment: Moment, saved: bool) -> None:
-        """Until rank 0 has finished so many steps and, if `saved`, there is something to resume; or the run is over."""
+    def _wait_for(self, label: str, workers: Workers, moment: KillMoment, saved: bool) -> None:
+        """Wait until rank 0 has finished enough steps and, if `saved`, there is a checkpoint; or the run is over."""
         rundir = RunDir(self.folder / label)
         path = rundir.evidence(len(workers.processes), 0)
         while any(process.is_alive() for process in workers.processes):
@@ -216,46 +218,46 @@ class ProofRunner:
 
 @dataclass(frozen=True)
 class StartedRun:
-    """A launch under way."""
+    """A launch that is running."""
 
-    lab: ProofRunner
+    runner: ProofRunner
     label: str
     world: int
     workers: Workers
 
-    def end(self) -> RunResult:
-        """Wait for it."""
+    def wait(self) -> RunResult:
+        """Wait for its end."""
         try:
             codes = self.workers.wait(LIMIT)
         except BaseException:
             self.stop()
             raise
-        return self.lab._outcome(self.label, self.world, self.workers, codes)
+        return self.runner._result(self.label, self.world, self.workers, codes)
 
     def stop(self) -> None:
         """End it, if it still runs."""
         self.workers.kill()
 
 
-class Alone:
-    """A run in a lone, fresh process, under way."""
+class SingleProcessRun:
+    """A run in a single fresh process without a launcher, that is running."""
 
-    def __init__(self, lab: ProofRunner, label: str) -> None:
-        self._path = lab.folder / label
-        output = lab._logs(label, 1)
+    def __init__(self, runner: ProofRunner, label: str) -> None:
+        self._path = runner.folder / label
+        output = runner._logs(label, 1)
         output.mkdir(parents=True)
         self._output = output / "output_0.txt"
-        config = {**lab.settings, "name": label}
+        config = {**runner.settings, "name": label}
         with open(self._output, "w") as file:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _LONE, json.dumps([lab.recipe, config])],
+                [sys.executable, "-c", _SINGLE_PROCESS_CODE, json.dumps([runner.recipe, config])],
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env=_lone_environment(),
+                env=_single_process_environment(),
             )
 
-    def end(self) -> RunResult:
-        """Wait for it."""
+    def wait(self) -> RunResult:
+        """Wait for its end."""
         try:
             code: int | None = self._process.wait(LIMIT)
         except subprocess.TimeoutExpired:
@@ -271,8 +273,8 @@ class Alone:
             self._process.wait()
 
 
-def _lone_environment() -> dict[str, str]:
-    """No launcher's variables, and the import path of this process."""
+def _single_process_environment() -> dict[str, str]:
+    """This environment without the variables of launchers, and with the import path of this process."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": threads}

@@ -1,4 +1,4 @@
-"""How far apart two runs may be: as far as rounding alone moves them, which one run measures (see rounding.py)."""
+"""How far apart two runs may be: as far as rounding alone moves them, which rounding.py measures."""
 
 import math
 from collections.abc import Mapping
@@ -10,20 +10,20 @@ _SMALL = 1e-4  # a number far below this is compared as if it were this large: 1
 
 
 class ProofStatus(StrEnum):
-    """What came out of a check."""
+    """The result of a check."""
 
     OK = "ok"
     FAILED = "FAILED"
     UNVERIFIABLE = "UNVERIFIABLE"
-    """Rounding alone changes so much that a mistake could not be told from it."""
+    """Rounding alone changes so much that a mistake cannot be distinguished from it."""
     UNKNOWN = "unknown"
-    """It could not be measured, and nothing was concluded from it."""
+    """It could not be measured, so nothing follows from it."""
     NOT_RUN = "not run"
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One row of the table: what was looked at, what came out, and what was seen."""
+    """One row of the table: what was checked, the result, and the evidence."""
 
     name: str
     result: ProofStatus
@@ -39,11 +39,6 @@ def distance(a: float, b: float, scale: float = 0.0) -> float:
     return abs(a - b) / max(abs(a), abs(b), scale or _SMALL)
 
 
-def plural(count: int, noun: str) -> str:
-    """`1 step`, `2 steps`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('sh') else 's'}"
-
-
 TOLERANCE = 1e-8
 """Largest relative difference that always passes in float64."""
 TIE = 1e-6
@@ -55,26 +50,26 @@ EXACT = 1e-11
 FLOAT32 = 1.2e-7
 """The smallest step of float32: where something computes in it, any number may move by that, measured or not."""
 WORST = 1e-4
-"""A tolerance beyond this proves nothing: real mistakes are no larger."""
-SUBJECTS = {"losses": "losses", "gradients": "gradients", "validation": "validation", "figures": "logged figures"}
-"""What has a floor, and how it is called."""
+"""A tolerance beyond this proves nothing: real mistakes may be no larger."""
+SUBJECTS = {"losses": "losses", "gradients": "gradients", "validation": "validation", "metrics": "logged metrics"}
+"""Subjects that have a floor, and their names in messages."""
 
 
 @dataclass(frozen=True)
 class Floor:
-    """The largest difference by subject that rounding alone made, where that was measured."""
+    """The largest difference that rounding alone makes, by subject, where it was measured."""
 
     measured: Mapping[str, float] = field(default_factory=dict)
     where: Mapping[str, str] = field(default_factory=dict)
-    """What the difference of a subject was seen in."""
+    """Where the largest difference of a subject was."""
     unlimited: bool = False
-    """For the measuring itself: everything passes, so that all of it is seen."""
+    """For the measurement itself: every difference passes, so that all of them are measured."""
 
     def tolerance(self, subject: str) -> float:
         """The largest difference that passes; infinite where nothing can be proved."""
         least = FLOAT32 if max(self.measured.values(), default=0.0) > EXACT else 0.0
-        wanted = max(TOLERANCE, MARGIN * max(least, self.measured.get(subject, 0.0)))
-        return inf if self.unlimited or wanted > WORST else wanted
+        limit = max(TOLERANCE, MARGIN * max(least, self.measured.get(subject, 0.0)))
+        return inf if self.unlimited or limit > WORST else limit
 
     @property
     def tie(self) -> float:

@@ -1,4 +1,7 @@
-"""What became of a run: `gather` reads what was left of it, `judge` comes to a verdict, `show` says it.
+"""`samestep why`: what happened to a run, and which command to type next. Nothing here imports torch.
 
-`evidence` is all that a verdict may rest on, so that judging is a pure function.
+- `collect.py` reads the files that a run left, and `scheduler.py` asks SLURM and the kernel.
+- `records.py` defines the evidence, which is all that a verdict may depend on, and the diagnosis.
+- `causes.py` finds the failure that came first, and `diagnose.py` comes to a verdict: pure functions of the evidence.
+- `commands.py` writes the commands to type next, and `report.py` the text or JSON that is printed.
 """

@@ -1,4 +1,4 @@
-"""Which failure ended a run: of all that ranks and their launcher left to say, the one that the rest followed from."""
+"""Which failure ended a run: of all that ranks and their launcher reported, the one that caused the rest."""
 
 import re
 import signal
@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from samestep.core.errors import EXIT_INTERRUPTED, EXIT_MEMORY, EXIT_PREEMPTED, EXIT_STALLED, EXIT_USER
 from samestep.core.exit_report import ExitReport
 from samestep.launch.failure import signal_name
-from samestep.why.records import Evidence, as_word
+from samestep.why.records import Evidence, parse_exit_report
 
-KINDS = {
+VERDICT_BY_KIND = {
     "user": "user_error",
     "failed": "failed",
     "diverged": "diverged",
@@ -20,13 +20,13 @@ KINDS = {
     "interrupted": "killed",
     "crashed": "crashed",
 }
-"""The verdict by the kind of a last word."""
+"""The verdict by the kind of an exit report."""
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
-"""Signals that a process brings about itself."""
-TWICE = "Ctrl-C twice"
+"""Signals that a process causes itself."""
+SECOND_CTRL_C = "Ctrl-C twice"
 LOST_NODE = "a node was lost"
 _CODES = {EXIT_USER: "user", EXIT_MEMORY: "memory", EXIT_STALLED: "hung", EXIT_INTERRUPTED: "interrupted"}
-_TEXTS = {  # in words that do not say of what kind they are
+_TEXTS = {  # in exit reports whose kind is not specific
     "No space left on device": "disk",
     "Disk quota exceeded": "disk",
     "out of memory": "memory",
@@ -36,7 +36,7 @@ _TEXTS = {  # in words that do not say of what kind they are
     "failed: Stalled: ": "hung",
 }
 _LOST = ("gloo/transport", "DistNetworkError", "ncclRemoteError", "TCPStore")
-"""In the word of a rank whose peer went away: it says nothing of why."""
+"""In the exit report of a rank whose peer ended: it does not say why the peer ended."""
 _ECHO = re.compile(r"rank (\d+) on (\S+) failed: (.*)", re.DOTALL)
 
 
@@ -47,91 +47,93 @@ class Cause:
     verdict: str
     text: str
     ranks: Sequence[int] = ()
-    """Those it happened to, as far as is known."""
+    """The ranks it happened to, as far as is known."""
     host: str = ""
     reason: str = ""
     traceback: str = ""
     source: str = ""
-    """The file that says so."""
+    """The file that it is known from."""
     remedy: Sequence[str] = ()
 
 
 def first_failure(evidence: Evidence) -> Cause | None:
-    """What is known to have gone wrong; None: nobody said anything of the kind."""
+    """The failure that is known to have come first; None when nothing reports one."""
     ended = evidence.ended
     if ended is not None and ended.get("code") != EXIT_PREEMPTED:
-        cause = _told_by_launcher(evidence)
+        cause = _from_launcher(evidence)
         return _hung(evidence) or cause if cause.verdict == "hung" else cause
-    telling = [word for word in evidence.words if not _lost_a_peer(word)]
-    own = [word for word in telling if not word.echo]
+    reports = [report for report in evidence.exit_reports if not _lost_a_peer(report)]
+    own = [report for report in reports if not report.echo]
     stalled = float((evidence.stall or {}).get("time", float("inf")))
-    before = [word for word in own if word.kind != "hung" and word.time <= stalled]
-    echoes = [word for word in telling if word.echo]
+    before = [report for report in own if report.kind != "hung" and report.time <= stalled]
+    echoes = [report for report in reports if report.echo]
     return (
         _first(evidence, before)
         or _hung(evidence)
         or _first(evidence, own)
         or _first(evidence, echoes)
-        or _lost(evidence)
-        or _of_status(evidence)
+        or _only_lost_peers(evidence)
+        or _from_status(evidence)
     )
 
 
-def _of_status(evidence: Evidence) -> Cause | None:
-    """What rank 0 said for all, where nothing else is left."""
+def _from_status(evidence: Evidence) -> Cause | None:
+    """The failure that rank 0 wrote for all ranks, when nothing else is left."""
     status = evidence.status
     if status.get("status") != "failed":
         return None
-    word = ExitReport(str(status.get("text", "")), 1, kind=str(status.get("kind", "failed")))
-    return of_word(word, "status.json")
+    report = ExitReport(str(status.get("text", "")), 1, kind=str(status.get("kind", "failed")))
+    return cause_from_report(report, "status.json")
 
 
-def _told_by_launcher(evidence: Evidence) -> Cause:
-    """Our launcher saw how every rank ended, also those that could say nothing."""
+def _from_launcher(evidence: Evidence) -> Cause:
+    """Our launcher saw how every rank ended, also ranks that left no exit report."""
     ended, source = evidence.ended, "events.jsonl"
     assert ended is not None
     code, rank, text = ended.get("code") or 0, ended.get("rank"), str(ended.get("text", ""))
-    word = as_word(ended.get("word"))
+    report = parse_exit_report(ended.get("word"))
     if rank is None:
-        return Cause("killed", text, reason=TWICE if code == EXIT_INTERRUPTED else LOST_NODE, source=source)
-    if word is not None and word.code > 0:
-        return of_word(word, source)
-    trace = word.traceback if word else ""
+        return Cause("killed", text, reason=SECOND_CTRL_C if code == EXIT_INTERRUPTED else LOST_NODE, source=source)
+    if report is not None and report.code > 0:
+        return cause_from_report(report, source)
+    trace = report.traceback if report else ""
     name = signal_name(-code) if code < 0 else f"exit code {code}"
     verdict = "crashed" if code >= 0 or -code in CRASHES else "killed"
     return Cause(verdict, text, [rank], str(ended.get("host", "")), name, trace, source)
 
 
-def of_word(word: ExitReport, source: str) -> Cause:
-    """What the word of a rank comes to; an echo names the rank that it comes from."""
-    text, rank, host = word.text, word.rank, word.host
+def cause_from_report(report: ExitReport, source: str) -> Cause:
+    """The cause in a rank's exit report; an echo names the rank that failed first."""
+    text, rank, host = report.text, report.rank, report.host
     match = _ECHO.match(text)
     if match:
         rank, host, text = int(match[1]), match[2], match[3]
-    kind = _kind(word) if not match else _kind(replace(word, kind="crashed"))
-    reason = TWICE if kind == "interrupted" else ""
-    return Cause(KINDS.get(kind, "failed"), text, [rank], host, reason, word.traceback, source, word.remedy)
+    kind = _kind(report) if not match else _kind(replace(report, kind="crashed"))
+    reason = SECOND_CTRL_C if kind == "interrupted" else ""
+    return Cause(
+        VERDICT_BY_KIND.get(kind, "failed"), text, [rank], host, reason, report.traceback, source, report.remedy
+    )
 
 
-def _kind(word: ExitReport) -> str:
-    if word.kind not in ("crashed", "failed"):
-        return word.kind
-    by_text = next((kind for phrase, kind in _TEXTS.items() if phrase in word.text), None)
-    return _CODES.get(word.code) or by_text or word.kind
+def _kind(report: ExitReport) -> str:
+    if report.kind not in ("crashed", "failed"):
+        return report.kind
+    by_text = next((kind for phrase, kind in _TEXTS.items() if phrase in report.text), None)
+    return _CODES.get(report.code) or by_text or report.kind
 
 
-def _first(evidence: Evidence, words: Sequence[ExitReport]) -> Cause | None:
-    """The earliest; ranks that say the same failed together."""
-    if not words:
+def _first(evidence: Evidence, reports: Sequence[ExitReport]) -> Cause | None:
+    """The earliest report; ranks with the same text failed together."""
+    if not reports:
         return None
-    first = min(words, key=lambda word: (word.time, word.rank))
-    cause = of_word(first, evidence.source(first.rank))
-    together = sorted(word.rank for word in words if word.text == first.text and not word.echo)
+    first = min(reports, key=lambda report: (report.time, report.rank))
+    cause = cause_from_report(first, evidence.source(first.rank))
+    together = sorted(report.rank for report in reports if report.text == first.text and not report.echo)
     return replace(cause, ranks=together) if len(together) > 1 else cause
 
 
 def _hung(evidence: Evidence) -> Cause | None:
-    """What the watchdog found; a rank that it found gone did not hang."""
+    """What the watchdog found; a rank whose process was gone did not hang."""
     stall = evidence.stall
     if stall is None:
         return None
@@ -139,19 +141,20 @@ def _hung(evidence: Evidence) -> Cause | None:
     host, where = str(stall.get("host") or ""), str(stall.get("where") or "")
     gone = [report["rank"] for report in stall.get("reports") or () if report.get("state") == "gone"]
     if ranks and ranks[0] in gone:
-        return Cause("killed", "is gone without a word", ranks, host, source="watch/stall.json")
+        return Cause("killed", "is gone without an exit report", ranks, host, source="watch/stall.json")
     return Cause("hung", str(stall.get("sentence", "")), ranks, host, where, source="watch/stall.json")
 
 
-def _lost_a_peer(word: ExitReport) -> bool:
-    """Whether this, or what it is the echo of, only came about because a rank was gone."""
-    return (word.echo or word.kind == "crashed") and any(mark in word.text for mark in _LOST)
+def _lost_a_peer(report: ExitReport) -> bool:
+    """Whether this failure, or the one it echoes, only happened because another rank was gone."""
+    return (report.echo or report.kind == "crashed") and any(mark in report.text for mark in _LOST)
 
 
-def _lost(evidence: Evidence) -> Cause | None:
-    """Ranks that only lost their peers: those that said nothing ended first."""
-    if evidence.words and evidence.silent:
-        beat, told = evidence.beat(evidence.silent[0]), evidence.words[0]
-        host = beat.host if beat else ""
-        return Cause("killed", "ended without a word", evidence.silent, host, source=evidence.source(told.rank))
-    return _first(evidence, evidence.words)
+def _only_lost_peers(evidence: Evidence) -> Cause | None:
+    """All reporting ranks only lost their peers, so the ranks without an exit report ended first."""
+    if evidence.exit_reports and evidence.silent:
+        heartbeat, report = evidence.heartbeat(evidence.silent[0]), evidence.exit_reports[0]
+        host = heartbeat.host if heartbeat else ""
+        source = evidence.source(report.rank)
+        return Cause("killed", "ended without an exit report", evidence.silent, host, source=source)
+    return _first(evidence, evidence.exit_reports)

@@ -1,6 +1,6 @@
-"""Reads what is left of a run. Any file may be missing, cut short, or vanish while it is read: a run may be alive.
+"""Reads what is left of a run. Any file may be missing, truncated, or deleted while it is read: the run may be alive.
 
-No lock is taken, not even for a moment, so nobody notices the reading.
+No lock is taken, not even for a moment, so reading does not disturb the run.
 """
 
 import fcntl
@@ -22,14 +22,51 @@ from samestep.core.output import FAILURES
 from samestep.core.records import Json
 from samestep.core.rundir import RunDir
 from samestep.train.run_record import RunRecord
-from samestep.why.records import Evidence, Heartbeat, Lock, as_word
+from samestep.why.records import Evidence, Heartbeat, Lock, parse_exit_report
 from samestep.why.scheduler import kernel_kill, last_job
 
+_TAIL = 1 << 17
+"""Bytes that are read at the end of a log or of the metrics."""
+_LINE = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ([A-Z]+) (\S+): (.*)$", re.DOTALL)
+_ECHO = re.compile(r"rank \d+ on \S+ failed: ")
 _FLOCK = "hhqqi4x"  # type, whence, start, length, process: `struct flock` of 64-bit Linux
 
 
-def look(path: Path) -> Lock:
-    """Who holds the lock at `path`, or held it last."""
+def collect_evidence(rundir: RunDir) -> Evidence:
+    """All that can be found out about a run, on any host that sees its directory."""
+    record = RunRecord.read(rundir)
+    status, lock = _json(rundir.status) or {}, read_lock(rundir.path / "lock")
+    launch, ended, save_failed = _events(rundir)
+    heartbeats, exit_reports = _heartbeats(rundir), _exit_reports(rundir)
+    checkpoint = _checkpoint(rundir)
+    here = socket.gethostname()
+    own = [heartbeat.pid for heartbeat in heartbeats if heartbeat.host == here]
+    return Evidence(
+        rundir.path,
+        time.time(),
+        here,
+        status,
+        launch,
+        ended,
+        save_failed,
+        exit_reports or _reports_from_logs(rundir),
+        not exit_reports,
+        _json(rundir.stall),
+        heartbeats,
+        lock,
+        last_job((_json(rundir.job / "job.json") or {}).get("jobs", ())),
+        _kernel_message(own, lock),
+        checkpoint,
+        _step(rundir, status.get("stage"), heartbeats, checkpoint),
+        _last_change(rundir),
+        shutil.disk_usage(rundir.path).free,
+        int(record.config.get("batch_size", 0)) if record else 0,
+        frozenset(str(path.relative_to(rundir.path)) for path in _files(rundir)),
+    )
+
+
+def read_lock(path: Path) -> Lock:
+    """The lock at `path`: which process holds it, or held it last."""
     try:
         with open(path, "rb") as file:
             known = _holder(file.read().decode(errors="replace"))
@@ -39,12 +76,12 @@ def look(path: Path) -> Lock:
 
 
 def _is_held(handle: int) -> bool | None:
-    """None where the file system or the operating system does not tell."""
+    """None where the file system or the operating system cannot say."""
     if sys.platform != "linux":
         return None
-    wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    query = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     try:
-        answer = fcntl.fcntl(handle, fcntl.F_GETLK, wanted)
+        answer = fcntl.fcntl(handle, fcntl.F_GETLK, query)
     except OSError:
         return None
     return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
@@ -53,51 +90,12 @@ def _is_held(handle: int) -> bool | None:
 def _holder(text: str) -> Json:
     try:
         return json.loads(text)
-    except ValueError:  # whoever wrote it was killed at that very moment
+    except ValueError:  # its writer was killed while it wrote
         return {}
 
 
-_TAIL = 1 << 17
-"""Bytes at the end of a log or of the figures that are looked at."""
-_LINE = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ([A-Z]+) (\S+): (.*)$", re.DOTALL)
-_ECHO = re.compile(r"rank \d+ on \S+ failed: ")
-
-
-def gather(rundir: RunDir) -> Evidence:
-    """All that can be found out of a run, on any host that sees its directory."""
-    record = RunRecord.read(rundir)
-    status, lock = _json(rundir.status) or {}, look(rundir.path / "lock")
-    launch, ended, save_failed = _events(rundir)
-    beats, words = _beats(rundir), _words(rundir)
-    checkpoint = _checkpoint(rundir)
-    here = socket.gethostname()
-    own = [beat.pid for beat in beats if beat.host == here]
-    return Evidence(
-        rundir.path,
-        time.time(),
-        here,
-        status,
-        launch,
-        ended,
-        save_failed,
-        words or _logged(rundir),
-        not words,
-        _json(rundir.stall),
-        beats,
-        lock,
-        last_job((_json(rundir.job / "job.json") or {}).get("jobs", ())),
-        _kernel(own, lock),
-        checkpoint,
-        _step(rundir, status.get("stage"), beats, checkpoint),
-        _last_change(rundir),
-        shutil.disk_usage(rundir.path).free,
-        int(record.config.get("batch_size", 0)) if record else 0,
-        frozenset(str(path.relative_to(rundir.path)) for path in _files(rundir)),
-    )
-
-
 def _json(path: Path) -> Json:
-    """The value in a file; None when there is none that can be read."""
+    """The value in a file; None when it cannot be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -105,7 +103,7 @@ def _json(path: Path) -> Json:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """The last lines of a file, as far as they are whole."""
+    """The last lines of a file; the first of them may be cut."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
@@ -118,14 +116,14 @@ def _rows(path: Path) -> Iterator[dict[str, Json]]:
     for line in _lines(path):
         try:
             row = json.loads(line)
-        except ValueError:  # the first one is cut, or the last one is being written
+        except ValueError:  # the first line is cut, or the last is being written
             continue
         if isinstance(row, dict):
             yield row
 
 
 def _events(rundir: RunDir) -> tuple[Json, Json, str]:
-    """The last launch, how the launcher says that it ended, and why its saves fail, if they do."""
+    """The last launch, how it ended according to the launcher, and why its saves fail, if they do."""
     launch = ended = None
     failed = ""
     for row in _rows(rundir.events):
@@ -139,31 +137,31 @@ def _events(rundir: RunDir) -> tuple[Json, Json, str]:
     return launch, ended, failed
 
 
-def _words(rundir: RunDir) -> list[ExitReport]:
-    found = [as_word(_json(path)) for path in sorted(rundir.watch.glob("rank_*_word.json"))]
-    return [word for word in found if word is not None]
+def _exit_reports(rundir: RunDir) -> list[ExitReport]:
+    found = [parse_exit_report(_json(path)) for path in sorted(rundir.watch.glob("rank_*_word.json"))]
+    return [report for report in found if report is not None]
 
 
-def _beats(rundir: RunDir) -> list[Heartbeat]:
+def _heartbeats(rundir: RunDir) -> list[Heartbeat]:
     found = []
     for path in rundir.watch.glob("rank_*.json"):
         data = _json(path) if re.fullmatch(r"rank_\d+\.json", path.name) else None
         if isinstance(data, dict) and "rank" in data:
-            found.append(_beat(data, path))
-    return sorted(found, key=lambda beat: beat.rank)
+            found.append(_heartbeat(data, path))
+    return sorted(found, key=lambda heartbeat: heartbeat.rank)
 
 
-def _beat(data: dict[str, Json], path: Path) -> Heartbeat:
-    """Its age by two clocks, for that of the rank's host may be wrong, or that of the disk."""
-    stamps = [float(data.get("time", 0.0)), _changed(path)]
+def _heartbeat(data: dict[str, Json], path: Path) -> Heartbeat:
+    """The age is measured by two clocks, since that of the rank's host or that of the disk may be wrong."""
+    stamps = [float(data.get("time", 0.0)), _modified(path)]
     age = min(abs(time.time() - stamp) for stamp in stamps)
     known = {field.name for field in fields(Heartbeat)}
     rest = {"host": "", "pid": 0, **{name: value for name, value in data.items() if name in known}}
     return Heartbeat(**{**rest, "age": age})
 
 
-def _logged(rundir: RunDir) -> list[ExitReport]:
-    """The failure at the end of each rank's log, if its last launch ended with one: all that older runs have."""
+def _reports_from_logs(rundir: RunDir) -> list[ExitReport]:
+    """The failure at the end of each rank's log, if its last launch ended with one: older runs have no exit reports."""
     found = []
     for path in sorted((rundir.path / "logs").glob("rank_*.log")):
         entries = _entries(path)
@@ -190,26 +188,26 @@ def _entries(path: Path) -> list[tuple[str, str, str]]:
     return entries
 
 
-def _kernel(processes: Sequence[int], lock: Lock) -> str:
+def _kernel_message(processes: Sequence[int], lock: Lock) -> str:
     return "" if lock.held or not processes else kernel_kill(processes)
 
 
 def _checkpoint(rundir: RunDir) -> tuple[str, int] | None:
-    """The newest by its time, since stages follow each other."""
+    """Stage and step of the newest checkpoint, by modification time, since stages follow each other."""
     found = []
     for folder in rundir.checkpoints("x").parent.glob("*"):
         steps = checkpoint_folders(folder)
         if steps:
-            found.append((_changed(steps[max(steps)]), folder.name, max(steps)))
+            found.append((_modified(steps[max(steps)]), folder.name, max(steps)))
     return max(found)[1:] if found else None
 
 
 def _step(
-    rundir: RunDir, stage: str | None, beats: Sequence[Heartbeat], checkpoint: tuple[str, int] | None
+    rundir: RunDir, stage: str | None, heartbeats: Sequence[Heartbeat], checkpoint: tuple[str, int] | None
 ) -> int | None:
     """The last step that is known to be done in the stage that ran last."""
     written = [row["step"] for row in _rows(rundir.metrics) if row.get("stage") == stage and "step" in row]
-    known = [*written[-1:], *(beat.step for beat in beats if beat.stage == stage and beat.step is not None)]
+    known = [*written[-1:], *(beat.step for beat in heartbeats if beat.stage == stage and beat.step is not None)]
     known += [checkpoint[1]] if checkpoint and checkpoint[0] == stage else []
     return max(known, default=None)
 
@@ -218,8 +216,8 @@ def _last_change(rundir: RunDir) -> tuple[str, float] | None:
     changing = [path for path in (rundir.status, rundir.events, rundir.metrics) if path.exists()] + _files(rundir)
     if not changing:
         return None
-    last = max(changing, key=_changed)
-    return str(last.relative_to(rundir.path)), _changed(last)
+    last = max(changing, key=_modified)
+    return str(last.relative_to(rundir.path)), _modified(last)
 
 
 def _files(rundir: RunDir) -> list[Path]:
@@ -234,7 +232,7 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _changed(path: Path) -> float:
+def _modified(path: Path) -> float:
     try:
         return path.stat().st_mtime
     except OSError:

@@ -1,102 +1,16 @@
-"""From evidence to a verdict: what became of the run, and what to type next."""
+"""From evidence to a verdict: what happened to the run, and what to type next."""
 
 from samestep.core.errors import EXIT_PREEMPTED
 from samestep.train.run_status import is_done
 from samestep.why import commands
-from samestep.why.causes import LOST_NODE, TWICE, Cause, first_failure
-from samestep.why.records import FRESH, JOB_ENDS, Diagnosis, Evidence, named, place
+from samestep.why.causes import LOST_NODE, SECOND_CTRL_C, Cause, first_failure
+from samestep.why.records import FRESH, JOB_ENDS, Diagnosis, Evidence, at_step, describe_ranks
 
-_FULL = 1 << 20
-"""A disk with less room than this cannot take what a rank has to say."""
+_FULL_BELOW = 1 << 20
+"""Bytes: a disk with less free space cannot take a rank's exit report."""
 _FULL_TEXTS = ("No space left on device", "Disk quota exceeded")
-
-
-def unspoken(evidence: Evidence, cause: Cause | None) -> Diagnosis:
-    """What ended a run that left no word of it. `cause`: what the launcher or other ranks noticed."""
-    cause = cause or Cause("killed", "", evidence.silent)
-    again = [commands.resume(evidence)]
-    if cause.reason == TWICE:
-        text = f"ended at once by a second Ctrl-C{place(evidence)}, without a save"
-        return Diagnosis("killed", text, again, reason=TWICE, source=cause.source)
-    if cause.reason == LOST_NODE:
-        return Diagnosis("killed", cause.text, again, reason=LOST_NODE, source=cause.source)
-    return (
-        _by_scheduler(evidence)
-        or _by_memory(evidence, cause)
-        or _by_disk(evidence, cause)
-        or _by_force(evidence, cause)
-    )
-
-
-def _by_scheduler(evidence: Evidence) -> Diagnosis | None:
-    job = evidence.job
-    if job is None or job.state not in (*JOB_ENDS, "OUT_OF_MEMORY"):
-        return None
-    reason = f"{job.scheduler} {job.state}"
-    if job.state == "OUT_OF_MEMORY":
-        text = f"job {job.number} took more memory than it had asked for{place(evidence)}; ask for more with --mem, or "
-        text += _less(evidence)
-        return Diagnosis("out_of_memory", text, [commands.smaller(evidence)], reason=reason, source=job.source)
-    text = f"job {job.number} {JOB_ENDS[job.state]}{place(evidence)}, and the run could not save before it"
-    return Diagnosis("killed", text, [commands.resume(evidence)], reason=reason, source=job.source)
-
-
-def _by_memory(evidence: Evidence, cause: Cause) -> Diagnosis | None:
-    """The kernel ends a process that takes the last memory with SIGKILL, which nobody can catch."""
-    if cause.reason not in ("", "SIGKILL"):
-        return None
-    killed = [beat for beat in evidence.beats if f"Killed process {beat.pid} " in evidence.kernel]
-    tight = [beat for beat in evidence.beats if beat.rank in cause.ranks and evidence.is_tight(beat.host)]
-    if not killed and not tight:
-        return None
-    beat = (killed or tight)[0]
-    surely = "was killed by the kernel" if killed else "was probably killed by the kernel"
-    text = f"rank {beat.rank} on {beat.host} {surely} for lack of memory{place(evidence)}: it held "
-    text += f"{gigabytes(beat.memory)}, and {gigabytes(beat.free)} were free there; {_less(evidence)}"
-    source = "dmesg" if killed else f"watch/rank_{beat.rank}.json"
-    return Diagnosis(
-        "out_of_memory", text, [commands.smaller(evidence)], [beat.rank], beat.host, "SIGKILL", source=source
-    )
-
-
-def _less(evidence: Evidence) -> str:
-    rows = f"batch_size (it is {evidence.batch_size})" if evidence.batch_size else "batch_size"
-    return f"reduce {rows} or num_workers, or set checkpoint.background=false"
-
-
-def _by_disk(evidence: Evidence, cause: Cause) -> Diagnosis | None:
-    if cause.reason:
-        return None
-    failed = any(text in evidence.save_failed for text in _FULL_TEXTS)
-    if not failed and evidence.disk_free >= _FULL:
-        return None
-    text = f"the disk is full{place(evidence)}, and no rank could leave a word"
-    text = f"{text}; the last save failed: {evidence.save_failed}" if evidence.save_failed else text
-    following = [f"df -h {evidence.run}", commands.verify(evidence), commands.resume(evidence)]
-    return Diagnosis("disk", text, following, source="events.jsonl" if failed else "df")
-
-
-def _by_force(evidence: Evidence, cause: Cause) -> Diagnosis:
-    who = named(evidence, cause.ranks, cause.host)
-    if cause.reason:
-        text = f"{who} was killed by {cause.reason}{place(evidence)}, by a user, a scheduler or the system"
-    else:
-        text = (
-            f"{who} ended without a word{place(evidence)}: killed by a user, a scheduler or the system, or cut off with"
-        )
-        text += " its machine"
-    names = [f"logs/rank_{rank}{end}" for rank in cause.ranks[:1] for end in ("_output.txt", ".log")]
-    following = [*commands.read(evidence, *names), commands.resume(evidence)]
-    return Diagnosis("killed", text, following, cause.ranks, cause.host, cause.reason, cause.traceback, cause.source)
-
-
-def gigabytes(size: float) -> str:
-    """`3.1 GB`."""
-    return f"{size / 1e9:.3g} GB"
-
-
 RESTARTING = 300.0
-"""Seconds in which a launcher that said it would start a run again must have done so."""
+"""Seconds within which a launcher that announced a restart must have started it."""
 _REASONS = {
     "SIGINT": "Ctrl-C (SIGINT)",
     "SIGTERM": "SIGTERM (from a user, a launcher or a scheduler)",
@@ -105,58 +19,58 @@ _REASONS = {
 }
 
 
-def judge(evidence: Evidence) -> Diagnosis:
-    """The verdict. What the last launch itself said of its end counts before what can only be concluded."""
+def diagnose(evidence: Evidence) -> Diagnosis:
+    """The verdict. What the last launch reported about its own end comes before what can only be inferred."""
     status, ended = evidence.status.get("status"), evidence.ended or {}
     if is_done(evidence.status):
         following = [f"samestep checkpoints {evidence.run}"]
-        return Diagnosis("finished", "the run is done, with all its stages", following, source="status.json")
+        return Diagnosis("finished", "the run is done: all its stages are finished", following, source="status.json")
     if status == "waiting":
         return _waiting(evidence)
     if status == "preempted":
         return _preempted(evidence, str(evidence.status.get("reason", "")), "status.json")
     if ended.get("restart") and evidence.now - float(ended.get("time", 0.0)) < RESTARTING:
         text = f"the launcher starts the run again after: {ended.get('text', '')}"
-        return Diagnosis("running", text, [_follow(evidence)], source="events.jsonl")
+        return Diagnosis("running", text, [_follow_log(evidence)], source="events.jsonl")
     if ended.get("code") == EXIT_PREEMPTED:
         return _preempted(evidence, str(ended.get("signal", "")), "events.jsonl")
     cause = first_failure(evidence)
     if cause is not None and cause.verdict != "killed":
         return _failure(evidence, cause)
-    if cause is None and evidence.lives:
+    if cause is None and evidence.is_alive:
         return _running(evidence)
     if evidence.launch is None and not status:
         return _not_started(evidence)
-    return unspoken(evidence, cause)
+    return diagnose_without_report(evidence, cause)
 
 
 def _running(evidence: Evidence) -> Diagnosis:
-    slow = max(evidence.beats, key=lambda beat: beat.seconds / beat.limit if beat.limit else 0.0, default=None)
-    text = f"the run is at work{place(evidence)}"
+    slow = max(evidence.heartbeats, key=lambda beat: beat.seconds / beat.limit if beat.limit else 0.0, default=None)
+    text = f"the run is in progress{at_step(evidence)}"
     if slow is not None and slow.limit and slow.seconds > slow.limit / 4:
         text += f"; rank {slow.rank} on {slow.host} has made no progress for {slow.seconds:.0f} s ({slow.activity})"
         text += f", and is ended after {slow.limit:.0f} s"
-    silent = [beat.rank for beat in evidence.beats if beat.age >= FRESH]
+    silent = [beat.rank for beat in evidence.heartbeats if beat.age >= FRESH]
     if silent:
-        text += f"; no sign of life from {named(evidence, silent)} for {evidence.beats[0].age:.0f} s"
-    return Diagnosis("running", text, [*commands.watch_job(evidence), _follow(evidence)], source="lock")
+        text += f"; no heartbeat from {describe_ranks(evidence, silent)} for {evidence.heartbeats[0].age:.0f} s"
+    return Diagnosis("running", text, [*commands.watch_job(evidence), _follow_log(evidence)], source="lock")
 
 
 def _waiting(evidence: Evidence) -> Diagnosis:
     stage = evidence.status.get("after")
-    text = f"stage {stage} is done, and the run waits to be told to go on, since it was started with until={stage}"
+    text = f"stage {stage} is done, and the run waits to be resumed, since it was started with until={stage}"
     return Diagnosis("waiting", text, [commands.resume(evidence, "until=null")], source="status.json")
 
 
 def _preempted(evidence: Evidence, reason: str, source: str) -> Diagnosis:
-    """Stopped in good order, or in what was meant to be."""
-    said = str((evidence.ended or {}).get("text") or "")
+    """Stopped by a request, with a save or before there was anything to save."""
+    reported = str((evidence.ended or {}).get("text") or "")
     saved = ", with a save," if source == "status.json" else ""
-    text = f"stopped{place(evidence)}{saved} by {_REASONS.get(reason, reason or 'a request')}"
-    text += f"; {said}" if said else ""
+    text = f"stopped{at_step(evidence)}{saved} by {_REASONS.get(reason, reason or 'a request')}"
+    text += f"; {reported}" if reported else ""
     job = evidence.job
-    if job is not None and job.waits:
-        text += f"; job {job.number} is in the queue and goes on from there by itself"
+    if job is not None and job.is_queued:
+        text += f"; job {job.number} is in the queue and continues from there by itself"
         return Diagnosis("preempted", text, commands.watch_job(evidence), reason=reason, source=source)
     text += f"; job {job.number} {JOB_ENDS[job.state]}" if job is not None and job.state in JOB_ENDS else ""
     return Diagnosis("preempted", text, [commands.resume(evidence)], reason=reason, source=source)
@@ -173,25 +87,25 @@ def _not_started(evidence: Evidence) -> Diagnosis:
 
 
 def _failure(evidence: Evidence, cause: Cause) -> Diagnosis:
-    """A failure that somebody told of."""
+    """A failure that a rank or the launcher reported."""
     run, again = evidence.run, commands.resume(evidence)
     logs = [f"logs/rank_{rank}{end}" for rank in cause.ranks[:1] for end in (".log", "_output.txt")]
     stacks = [f"watch/rank_{rank}_stacks.txt" for rank in [*cause.ranks, *range(evidence.world)]]
     following = {
-        "crashed": [*commands.read(evidence, *logs), again],
-        "hung": [*commands.read(evidence, *stacks, *logs), again],
-        "out_of_memory": [commands.smaller(evidence, cause.remedy)],
+        "crashed": [*commands.view_file(evidence, *logs), again],
+        "hung": [*commands.view_file(evidence, *stacks, *logs), again],
+        "out_of_memory": [commands.resume_with_less_memory(evidence, cause.remedy)],
         "diverged": _diverged(evidence, cause),
         "disk": [f"df -h {run} /dev/shm", commands.verify(evidence), again],
-        "user_error": [commands.amend(evidence)],
-        "failed": [*commands.read(evidence, *logs), again],
+        "user_error": [commands.resume_with_changes(evidence)],
+        "failed": [*commands.view_file(evidence, *logs), again],
     }[cause.verdict]
     known = (cause.ranks, cause.host, cause.reason, cause.traceback, cause.source)
     return Diagnosis(cause.verdict, _sentence(evidence, cause), following, *known)
 
 
 def _diverged(evidence: Evidence, cause: Cause) -> list[str]:
-    """Look at the figures, or at the machines whose arithmetic differs."""
+    """Commands to look at the metrics, or at machines whose arithmetic differs."""
     if "not finite" in cause.text:
         return [f"tail -n 20 {evidence.run / 'metrics.jsonl'}", commands.verify(evidence)]
     return ["samestep doctor --test all", commands.verify(evidence), commands.resume(evidence)]
@@ -201,12 +115,104 @@ def _sentence(evidence: Evidence, cause: Cause) -> str:
     first_line = (cause.text.splitlines() or [""])[0] if cause.traceback else cause.text
     if cause.verdict in ("user_error", "hung", "diverged"):
         return first_line or "the run made no progress"
-    who = named(evidence, cause.ranks, cause.host) if cause.ranks else "a rank"
-    half = "; half the batch_size leaves the run the same" if cause.remedy else ""
-    if cause.reason:  # its own word is missing, and the launcher speaks
-        return f"{who} {first_line}{place(evidence)}"
-    return f"{who} failed{place(evidence)}: {first_line}{half}"
+    who = describe_ranks(evidence, cause.ranks, cause.host) if cause.ranks else "a rank"
+    half = "; with half the batch_size the run stays the same" if cause.remedy else ""
+    if cause.reason:  # there is no exit report, only the launcher's text
+        return f"{who} {first_line}{at_step(evidence)}"
+    return f"{who} failed{at_step(evidence)}: {first_line}{half}"
 
 
-def _follow(evidence: Evidence) -> str:
+def _follow_log(evidence: Evidence) -> str:
     return f"tail -F {evidence.run / 'logs' / 'rank_0.log'}"
+
+
+def diagnose_without_report(evidence: Evidence, cause: Cause | None) -> Diagnosis:
+    """What ended a run that left no exit report about it. `cause`: what the launcher or other ranks noticed."""
+    cause = cause or Cause("killed", "", evidence.silent)
+    again = [commands.resume(evidence)]
+    if cause.reason == SECOND_CTRL_C:
+        text = f"ended at once by a second Ctrl-C{at_step(evidence)}, without a save"
+        return Diagnosis("killed", text, again, reason=SECOND_CTRL_C, source=cause.source)
+    if cause.reason == LOST_NODE:
+        return Diagnosis("killed", cause.text, again, reason=LOST_NODE, source=cause.source)
+    return (
+        _ended_by_scheduler(evidence)
+        or _ended_by_memory(evidence, cause)
+        or _ended_by_disk(evidence, cause)
+        or _killed(evidence, cause)
+    )
+
+
+def _ended_by_scheduler(evidence: Evidence) -> Diagnosis | None:
+    job = evidence.job
+    if job is None or job.state not in (*JOB_ENDS, "OUT_OF_MEMORY"):
+        return None
+    reason = f"{job.scheduler} {job.state}"
+    if job.state == "OUT_OF_MEMORY":
+        text = (
+            f"job {job.number} used more memory than it had requested{at_step(evidence)}; request more with --mem, or "
+        )
+        text += _reduce_memory(evidence)
+        return Diagnosis(
+            "out_of_memory", text, [commands.resume_with_less_memory(evidence)], reason=reason, source=job.source
+        )
+    text = f"job {job.number} {JOB_ENDS[job.state]}{at_step(evidence)}, and the run could not save before it"
+    return Diagnosis("killed", text, [commands.resume(evidence)], reason=reason, source=job.source)
+
+
+def _ended_by_memory(evidence: Evidence, cause: Cause) -> Diagnosis | None:
+    """The kernel ends a process that takes the last memory with SIGKILL, which cannot be caught."""
+    if cause.reason not in ("", "SIGKILL"):
+        return None
+    killed = [beat for beat in evidence.heartbeats if f"Killed process {beat.pid} " in evidence.kernel_message]
+    tight = [beat for beat in evidence.heartbeats if beat.rank in cause.ranks and evidence.is_tight(beat.host)]
+    if not killed and not tight:
+        return None
+    beat = (killed or tight)[0]
+    surely = "was killed by the kernel" if killed else "was probably killed by the kernel"
+    text = f"rank {beat.rank} on {beat.host} {surely} for lack of memory{at_step(evidence)}: it held "
+    text += f"{gigabytes(beat.memory)}, and {gigabytes(beat.free)} were free there; {_reduce_memory(evidence)}"
+    source = "dmesg" if killed else f"watch/rank_{beat.rank}.json"
+    return Diagnosis(
+        "out_of_memory",
+        text,
+        [commands.resume_with_less_memory(evidence)],
+        [beat.rank],
+        beat.host,
+        "SIGKILL",
+        source=source,
+    )
+
+
+def _reduce_memory(evidence: Evidence) -> str:
+    rows = f"batch_size (it is {evidence.batch_size})" if evidence.batch_size else "batch_size"
+    return f"reduce {rows} or num_workers, or set checkpoint.background=false"
+
+
+def _ended_by_disk(evidence: Evidence, cause: Cause) -> Diagnosis | None:
+    if cause.reason:
+        return None
+    failed = any(text in evidence.save_failed for text in _FULL_TEXTS)
+    if not failed and evidence.disk_free >= _FULL_BELOW:
+        return None
+    text = f"the disk is full{at_step(evidence)}, and no rank could write an exit report"
+    text = f"{text}; the last save failed: {evidence.save_failed}" if evidence.save_failed else text
+    following = [f"df -h {evidence.run}", commands.verify(evidence), commands.resume(evidence)]
+    return Diagnosis("disk", text, following, source="events.jsonl" if failed else "df")
+
+
+def _killed(evidence: Evidence, cause: Cause) -> Diagnosis:
+    who = describe_ranks(evidence, cause.ranks, cause.host)
+    if cause.reason:
+        text = f"{who} was killed by {cause.reason}{at_step(evidence)}, by a user, a scheduler or the system"
+    else:
+        text = f"{who} ended without an exit report{at_step(evidence)}: killed by a user, a scheduler or the system, "
+        text += "or its machine went down"
+    names = [f"logs/rank_{rank}{end}" for rank in cause.ranks[:1] for end in ("_output.txt", ".log")]
+    following = [*commands.view_file(evidence, *names), commands.resume(evidence)]
+    return Diagnosis("killed", text, following, cause.ranks, cause.host, cause.reason, cause.traceback, cause.source)
+
+
+def gigabytes(size: float) -> str:
+    """`3.1 GB`."""
+    return f"{size / 1e9:.3g} GB"

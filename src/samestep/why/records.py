@@ -1,4 +1,4 @@
-"""What is known of a run, and the verdict on it. Nothing here reads a disk or a clock."""
+"""The evidence about a run, and the diagnosis. Nothing here reads a disk or a clock."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -9,16 +9,16 @@ from samestep.core.records import Json
 
 Record = Mapping[str, Json]
 FRESH = 90.0
-"""Seconds after which a rank whose beat stands still is not taken for alive: it beats every few."""
+"""Seconds after which a rank without a new heartbeat does not count as alive; it writes one every few seconds."""
 TIGHT = 0.1
-"""Memory is short where less than this part of what ranks hold and might still get is free."""
+"""Memory is short on a host where the free part of (free + held by ranks) is below this."""
 
 
 JOB_ENDS = {
     "CANCELLED": "was cancelled, by a user or an administrator",
-    "TIMEOUT": "came to its time limit",
-    "DEADLINE": "came to its deadline",
-    "PREEMPTED": "had to make way for another job",
+    "TIMEOUT": "reached its time limit",
+    "DEADLINE": "reached its deadline",
+    "PREEMPTED": "was preempted by another job",
     "NODE_FAIL": "lost a node",
     "BOOT_FAIL": "lost a node that did not boot",
 }
@@ -27,28 +27,28 @@ JOB_ENDS = {
 
 @dataclass(frozen=True)
 class Lock:
-    """Who had the run, and whether it still has."""
+    """The lock of the run: which process holds it, or held it last."""
 
     held: bool | None = None
-    """None: this machine cannot tell."""
+    """None: it cannot be found out on this machine."""
     host: str = ""
     pid: int = 0
 
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """The last sign of life of a rank."""
+    """The last heartbeat of a rank."""
 
     rank: int
     host: str
     pid: int
     age: float
-    """Seconds since, by whichever clock says less."""
+    """Seconds since it was written, by the clock that gives less."""
     stage: str = ""
     step: int | None = None
     activity: str = ""
     seconds: float = 0.0
-    """So long it has been at it."""
+    """How long the activity has lasted."""
     limit: float = 0.0
     memory: int = 0
     free: int = 0
@@ -61,15 +61,15 @@ class SchedulerJob:
     number: str
     scheduler: str
     state: str = ""
-    """In SLURM's words; empty: nobody could be asked."""
+    """SLURM's name for it; empty when it is unknown."""
     source: str = ""
-    """Where the state was learnt."""
+    """The command or file that the state comes from."""
     script: str = ""
     output: str = ""
 
     @property
-    def waits(self) -> bool:
-        """In the queue, for the first time or once more."""
+    def is_queued(self) -> bool:
+        """Whether it waits in the queue, for the first time or again."""
         return self.state in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "CONFIGURING")
 
 
@@ -80,71 +80,71 @@ class Evidence:
     run: Path
     now: float
     here: str
-    """The host on which somebody asks."""
+    """The host on which the evidence was collected."""
     status: Record = field(default_factory=dict)
     launch: Record | None = None
     """The event of the last launch."""
     ended: Record | None = None
-    """What our launcher noted of the end of the last attempt, if that is later."""
+    """What our launcher recorded about the end of the last attempt, if that is later."""
     save_failed: str = ""
     """Why the last save failed, if none succeeded after it."""
-    words: Sequence[ExitReport] = ()
-    logged: bool = False
-    """The words are those of the logs, since ranks left no others."""
+    exit_reports: Sequence[ExitReport] = ()
+    from_logs: bool = False
+    """Whether the exit reports were read from the logs, since ranks left no files of their own."""
     stall: Record | None = None
-    beats: Sequence[Heartbeat] = ()
+    heartbeats: Sequence[Heartbeat] = ()
     lock: Lock = Lock()
     job: SchedulerJob | None = None
-    kernel: str = ""
-    """What the kernel says of a rank that it killed for lack of memory."""
+    kernel_message: str = ""
+    """The kernel's message that it killed a rank for lack of memory."""
     checkpoint: tuple[str, int] | None = None
-    """Stage and step of the newest."""
+    """Stage and step of the newest one."""
     step: int | None = None
-    """The last that is known to be done."""
+    """The last step that is known to be done."""
     last_change: tuple[str, float] | None = None
     """The file of the run that changed last, and when, in seconds since 1970."""
     disk_free: int = 1 << 62
     batch_size: int = 0
     files: frozenset[str] = frozenset()
-    """Those of the logs and of the watch that hold something, relative to the run."""
+    """Files of `logs/` and `watch/` that are not empty, relative to the run."""
 
     @property
     def world(self) -> int:
         """How many ranks the last launch had, as far as is known."""
-        return int((self.launch or {}).get("world", 0)) or len(self.beats)
+        return int((self.launch or {}).get("world", 0)) or len(self.heartbeats)
 
     @property
     def silent(self) -> list[int]:
-        """Ranks that left no word."""
-        spoke = {word.rank for word in self.words}
-        return [rank for rank in range(self.world) if rank not in spoke]
+        """Ranks that left no exit report."""
+        reported = {report.rank for report in self.exit_reports}
+        return [rank for rank in range(self.world) if rank not in reported]
 
     def source(self, rank: int) -> str:
-        """The file that has the word of a rank."""
-        return f"logs/rank_{rank}.log" if self.logged else f"watch/rank_{rank}_word.json"
+        """The file that has the exit report of a rank."""
+        return f"logs/rank_{rank}.log" if self.from_logs else f"watch/rank_{rank}_word.json"
 
-    def beat(self, rank: int | None) -> Heartbeat | None:
-        """The last sign of life of one rank."""
-        return next((beat for beat in self.beats if beat.rank == rank), None)
+    def heartbeat(self, rank: int | None) -> Heartbeat | None:
+        """The last heartbeat of one rank."""
+        return next((heartbeat for heartbeat in self.heartbeats if heartbeat.rank == rank), None)
 
     @property
-    def lives(self) -> bool:
-        """Whether ranks are still at it. The lock is sure where it can be asked; elsewhere go by signs of life."""
+    def is_alive(self) -> bool:
+        """Whether ranks still run: by the lock where it can be read, elsewhere by the job and by heartbeats."""
         if self.lock.held is not None and (self.lock.held or self.lock.host == self.here):
             return self.lock.held
         if self.job is not None and self.job.state == "RUNNING":
             return True
-        return any(beat.age < FRESH for beat in self.beats)
+        return any(heartbeat.age < FRESH for heartbeat in self.heartbeats)
 
     def is_tight(self, host: str) -> bool:
-        """Whether memory was short on a host when its ranks were last heard of."""
-        there = [beat for beat in self.beats if beat.host == host and beat.memory]
-        free = min((beat.free for beat in there), default=0)
-        return bool(there) and free < TIGHT * (free + sum(beat.memory for beat in there))
+        """Whether memory was short on a host at the last heartbeats of its ranks."""
+        there = [heartbeat for heartbeat in self.heartbeats if heartbeat.host == host and heartbeat.memory]
+        free = min((heartbeat.free for heartbeat in there), default=0)
+        return bool(there) and free < TIGHT * (free + sum(heartbeat.memory for heartbeat in there))
 
 
-def as_word(data: Json) -> ExitReport | None:
-    """A last word as it was written, maybe by another version."""
+def parse_exit_report(data: Json) -> ExitReport | None:
+    """An exit report from its JSON, maybe written by another version; None when it is not one."""
     known = {field.name for field in fields(ExitReport)}
     try:
         return ExitReport(**{name: value for name, value in data.items() if name in known})
@@ -153,46 +153,46 @@ def as_word(data: Json) -> ExitReport | None:
 
 
 VERDICTS = {
-    "running": "it is still at work",
+    "running": "it is still running",
     "finished": "all its stages are done",
-    "waiting": "the stage that it should do is done",
-    "preempted": "it was asked to stop, and did, in good order",
-    "crashed": "a rank failed in a way that nobody foresaw",
-    "hung": "nothing moved for longer than the limit",
+    "waiting": "the last stage that it was asked to do is done",
+    "preempted": "it was asked to stop, and stopped cleanly",
+    "crashed": "a rank failed with an unexpected error",
+    "hung": "it made no progress for longer than the limit",
     "out_of_memory": "a rank needed more memory than there was",
-    "killed": "ended from outside, without a word: by a user, a scheduler, or with its machine",
-    "diverged": "figures were not finite any more, or ranks held different parameters",
+    "killed": "ended from outside, without an exit report: by a user, a scheduler, or with its machine",
+    "diverged": "metrics were not finite, or ranks held different parameters",
     "disk": "its state could not be written",
-    "user_error": "a mistake that the user can mend",
-    "failed": "it could not go on, and says why",
-    "not_started": "no rank of it has begun",
+    "user_error": "a mistake that the user can fix",
+    "failed": "it could not continue, and its message says why",
+    "not_started": "none of its ranks has started",
 }
-"""All verdicts there are."""
+"""All verdicts, and what they mean."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What became of a run."""
+    """What happened to a run."""
 
     verdict: str
     sentence: str
     next: Sequence[str] = ()
-    """What to type."""
+    """Commands to type."""
     ranks: Sequence[int] = ()
-    """Those it began with, as far as is known."""
+    """The ranks it started with, as far as is known."""
     host: str = ""
     reason: str = ""
-    """The signal, the scheduler's word, the limit, or the place in the source."""
+    """The signal, the scheduler's state, the limit, or the source line."""
     traceback: str = ""
     source: str = ""
-    """The file that says so."""
+    """The file or command that it is known from."""
 
     def __post_init__(self) -> None:
-        """Nobody invents a word."""
+        """Only known verdicts."""
         assert self.verdict in VERDICTS, self.verdict
 
 
-def named(evidence: Evidence, ranks: Sequence[int], host: str = "") -> str:
+def describe_ranks(evidence: Evidence, ranks: Sequence[int], host: str = "") -> str:
     """`rank 1 on node2`, `ranks 0, 2 and 3`, `every rank`."""
     if not ranks or len(ranks) == evidence.world > 1:
         return "every rank"
@@ -201,7 +201,7 @@ def named(evidence: Evidence, ranks: Sequence[int], host: str = "") -> str:
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
-def place(evidence: Evidence) -> str:
+def at_step(evidence: Evidence) -> str:
     """` at step 7 of 100 of stage fit`, as far as is known; with a space before it."""
     status = evidence.status
     if "stage" not in status:

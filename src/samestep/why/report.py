@@ -1,4 +1,4 @@
-"""Says what became of a run, by what that is known, and what to type next: for people and for programs."""
+"""Prints a diagnosis with its evidence and the commands to type next: as text for people, as JSON for programs."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -10,33 +10,35 @@ from samestep.why.diagnose import gigabytes
 from samestep.why.records import Diagnosis, Evidence, Heartbeat, Record
 
 _MOST = 6
-"""Ranks that are shown of each kind; there may be thousands."""
+"""How many ranks are shown in each group; there may be thousands."""
 _WIDE = 140
-Line = tuple[str, str]
+FileText = tuple[str, str]
+"""A file or command, and what it says."""
 
 
-def witnesses(evidence: Evidence, finding: Diagnosis) -> Iterator[Line]:
-    """What was found, as far as it is telling."""
+def evidence_lines(evidence: Evidence, diagnosis: Diagnosis) -> Iterator[FileText]:
+    """The evidence that is worth showing."""
     if evidence.status:
         yield "status.json", _status(evidence.status)
     yield from _events(evidence)
-    if evidence.save_failed and finding.verdict == "disk":
+    if evidence.save_failed and diagnosis.verdict == "disk":
         yield "events.jsonl", f"the last save failed: {_brief(evidence.save_failed)}"
-    yield from _words(evidence, finding.ranks)
+    yield from _exit_reports(evidence, diagnosis.ranks)
     yield from _stall(evidence)
-    for beat in sorted(evidence.beats, key=lambda beat: (beat.rank not in finding.ranks, beat.rank))[:_MOST]:
-        yield f"watch/rank_{beat.rank}.json", _beat(beat)
+    beats = sorted(evidence.heartbeats, key=lambda beat: (beat.rank not in diagnosis.ranks, beat.rank))
+    for beat in beats[:_MOST]:
+        yield f"watch/rank_{beat.rank}.json", _heartbeat(beat)
     job = evidence.job
     if job is not None and job.state:
         yield job.source, f"job {job.number} is {job.state}"
-    if evidence.kernel:
-        yield "dmesg", _brief(evidence.kernel)
-    if finding.verdict == "disk":
+    if evidence.kernel_message:
+        yield "dmesg", _brief(evidence.kernel_message)
+    if diagnosis.verdict == "disk":
         yield "df", f"{gigabytes(evidence.disk_free)} are free on the disk of the run"
     yield "lock", _lock(evidence)
     newest = evidence.checkpoint
     if newest is None:
-        yield "checkpoints", "there is none yet"
+        yield "checkpoints", "no checkpoint yet"
     else:
         yield f"checkpoints/{newest[0]}", f"the newest is that of step {newest[1]}"
 
@@ -48,7 +50,7 @@ def _status(status: Record) -> str:
     return ", ".join([str(status.get("status", "?")), *rest])
 
 
-def _events(evidence: Evidence) -> Iterator[Line]:
+def _events(evidence: Evidence) -> Iterator[FileText]:
     launch, ended = evidence.launch, evidence.ended
     if launch is not None:
         ranks = f"{evidence.world} rank{'s' if evidence.world > 1 else ''}"
@@ -63,13 +65,13 @@ def _events(evidence: Evidence) -> Iterator[Line]:
         yield file, f"changed last, {_when(evidence, stamp)}"
 
 
-def _words(evidence: Evidence, ranks: Sequence[int]) -> Iterator[Line]:
-    """Each thing that was said once, by the first who said it."""
-    said: dict[str, ExitReport] = {}
-    for word in sorted(evidence.words, key=lambda word: (word.rank not in ranks, word.rank)):
-        said.setdefault(word.text, word)
-    for word in list(said.values())[:_MOST]:
-        yield evidence.source(word.rank), _brief(word.text)
+def _exit_reports(evidence: Evidence, ranks: Sequence[int]) -> Iterator[FileText]:
+    """Each text once, from the first rank that reported it."""
+    by_text: dict[str, ExitReport] = {}
+    for report in sorted(evidence.exit_reports, key=lambda report: (report.rank not in ranks, report.rank)):
+        by_text.setdefault(report.text, report)
+    for report in list(by_text.values())[:_MOST]:
+        yield evidence.source(report.rank), _brief(report.text)
 
 
 def _brief(text: str) -> str:
@@ -77,30 +79,33 @@ def _brief(text: str) -> str:
     return first_line if len(first_line) <= _WIDE else f"{first_line[:_WIDE]}..."
 
 
-def _stall(evidence: Evidence) -> Iterator[Line]:
+def _stall(evidence: Evidence) -> Iterator[FileText]:
     stall = evidence.stall or {}
     if stall:
         yield "watch/stall.json", f"written {_when(evidence, stall.get('time'))}"
     for report in list(stall.get("reports") or [])[:_MOST]:
         activity = f"{report.get('activity', '?')} for {float(report.get('seconds') or 0):.0f} s"
-        yield "watch/stall.json", f"rank {report.get('rank')}: {activity}, {report.get('where') or 'nowhere known'}"
+        yield (
+            "watch/stall.json",
+            f"rank {report.get('rank')}: {activity}, {report.get('where') or 'source line unknown'}",
+        )
 
 
-def _beat(beat: Heartbeat) -> str:
+def _heartbeat(beat: Heartbeat) -> str:
     doing = f"step {beat.step}, {beat.activity}" + (f" for {beat.seconds:.0f} s" if beat.seconds >= 1 else "")
     held = f"; holds {gigabytes(beat.memory)}, {gigabytes(beat.free)} free on {beat.host}" if beat.memory else ""
-    return f"last sign of life {ago(beat.age)} ago, {doing}{held}"
+    return f"last heartbeat {ago(beat.age)} ago, {doing}{held}"
 
 
 def _lock(evidence: Evidence) -> str:
     lock = evidence.lock
     if lock.held is None and not lock.host:
-        return "there is none that tells something"
-    who = f"process {lock.pid} on {lock.host}" if lock.host else "nobody that is known"
+        return "no readable lock"
+    who = f"process {lock.pid} on {lock.host}" if lock.host else "an unknown process"
     if lock.held:
         return f"held by {who}"
     if lock.held is None or lock.host not in ("", evidence.here):
-        return f"last held by {who}; from {evidence.here} it cannot be told whether it still is"
+        return f"last held by {who}; {evidence.here} cannot see whether it still is"
     return f"free; last held by {who}"
 
 
@@ -110,43 +115,43 @@ def _when(evidence: Evidence, stamp: Json) -> str:
 
 
 _LINES = 24
-"""How much of a traceback is shown; the file has all."""
+"""Lines of a traceback that are shown; the file has all of them."""
 
 
-def as_text(evidence: Evidence, finding: Diagnosis) -> str:
-    """For people."""
-    trace = finding.traceback.rstrip().splitlines()
+def as_text(evidence: Evidence, diagnosis: Diagnosis) -> str:
+    """The diagnosis as text for people."""
+    trace = diagnosis.traceback.rstrip().splitlines()
     shown = ["..."] * (len(trace) > _LINES) + trace[-_LINES:]
-    lines = list(witnesses(evidence, finding))
+    lines = list(evidence_lines(evidence, diagnosis))
     width = max((len(file) for file, _ in lines), default=0)
     return "\n".join(
         [
-            f"{evidence.run}: {finding.verdict.replace('_', ' ')}",
-            f"  {finding.sentence}",
+            f"{evidence.run}: {diagnosis.verdict.replace('_', ' ')}",
+            f"  {diagnosis.sentence}",
             *([""] + [f"  {line}" for line in shown] if shown else []),
             "",
             "evidence",
             *(f"  {file:{width}}  {text}" for file, text in lines),
             "",
             "next",
-            *(f"  {command}" for command in finding.next),
+            *(f"  {command}" for command in diagnosis.next),
         ]
     )
 
 
-def as_json(evidence: Evidence, finding: Diagnosis) -> dict[str, Json]:
-    """For programs: `verdict` is one of a fixed set of words."""
+def as_json(evidence: Evidence, diagnosis: Diagnosis) -> dict[str, Json]:
+    """The diagnosis for programs: `verdict` is one of `VERDICTS`."""
     return {
         "run": str(evidence.run),
-        "verdict": finding.verdict,
-        "sentence": finding.sentence,
-        "ranks": list(finding.ranks),
-        "host": finding.host,
-        "reason": finding.reason,
+        "verdict": diagnosis.verdict,
+        "sentence": diagnosis.sentence,
+        "ranks": list(diagnosis.ranks),
+        "host": diagnosis.host,
+        "reason": diagnosis.reason,
         "stage": evidence.status.get("stage"),
         "step": evidence.step,
         "checkpoint": list(evidence.checkpoint) if evidence.checkpoint else None,
-        "traceback": finding.traceback,
-        "evidence": [{"file": file, "text": text} for file, text in witnesses(evidence, finding)],
-        "next": list(finding.next),
+        "traceback": diagnosis.traceback,
+        "evidence": [{"file": file, "text": text} for file, text in evidence_lines(evidence, diagnosis)],
+        "next": list(diagnosis.next),
     }

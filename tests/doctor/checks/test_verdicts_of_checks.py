@@ -1,4 +1,4 @@
-"""Every planted fault is told, with the rank and the host, and nothing is told of machines that are well."""
+"""Every planted fault is reported with its rank and host, and nothing is reported about good machines."""
 
 from typing import Any
 
@@ -11,9 +11,8 @@ from samestep.doctor.checks import (
     devices,
     disk,
     gradients,
-    hosts,
     limits,
-    ports,
+    network,
     roundtrip,
     speed,
     stragglers,
@@ -39,36 +38,36 @@ PORT = {"bound": "", "taken": 0, "reached": "", "address": "node1", "offset": 1e
 LIMIT = {"files": 65536, "most_files": 65536, "size": 4, "ranks": 2, "shared": 64 * GIB, "free": 60 * GIB}
 DISK = {"folder": "/runs", "seen": True, "free": 900 * GIB, "total": 1000 * GIB, "full_of_files": False, "wrong": ""}
 TIMED = {"seconds": 0.1, "share": 0.99, "kind": "cpu"}
-EXAMS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "versions": (versions.judge, {"versions": VERSIONS, "files": FILES}),
-    "devices": (devices.judge, DEVICE),
-    "hosts": (hosts.judge, NAMES),
-    "ports": (ports.judge, PORT),
-    "limits": (limits.judge, LIMIT),
-    "disk": (disk.judge, {**DISK, "seconds": 0.001}),
-    "disk speed": (disk.judge_speed, {"bytes_per_s": 1e9}),
-    "values": (collectives.judge, {"wrong": {}, "missing": [], "tried": 6}),
-    "gradients": (gradients.judge, {"distance": 1e-7, "mark": "abc"}),
-    "speed": (speed.judge, {"times": [[4, 1e-5], [1024, 2e-5]]}),
-    "peers": (copies.judge_peers, {"cards": 8, "apart": []}),
-    "copies": (copies.judge_host, {"to": 5e10, "back": 5e10}),
-    "next": (copies.judge_next, {"bytes_per_s": 1e10, "right": True}),
-    "roundtrip": (roundtrip.judge, {"wrong": "", "seconds": 0.1, "shared": True}),
-    "stragglers": (stragglers.judge, TIMED),
+CHECKS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "versions": (versions.compare, {"versions": VERSIONS, "files": FILES}),
+    "devices": (devices.compare, DEVICE),
+    "hosts": (network.compare_host_names, NAMES),
+    "ports": (network.compare_ports, PORT),
+    "limits": (limits.compare, LIMIT),
+    "disk": (disk.compare, {**DISK, "seconds": 0.001}),
+    "disk speed": (disk.compare_speed, {"bytes_per_s": 1e9}),
+    "values": (collectives.compare_values, {"wrong": {}, "missing": [], "tried": 6}),
+    "gradients": (gradients.compare, {"distance": 1e-7, "hash": "abc"}),
+    "speed": (speed.compare, {"times": [[4, 1e-5], [1024, 2e-5]]}),
+    "peers": (copies.compare_peers, {"cards": 8, "apart": []}),
+    "copies": (copies.compare_host, {"to": 5e10, "back": 5e10}),
+    "next": (copies.compare_next, {"bytes_per_s": 1e10, "right": True}),
+    "roundtrip": (roundtrip.compare, {"wrong": "", "seconds": 0.1, "shared": True}),
+    "stragglers": (stragglers.compare, TIMED),
 }
 OTHER_TORCH = {"versions": {**VERSIONS, "torch": "2.11.0"}}
 OTHER_CODE = {"files": {**FILES, "b.py": "33", "c.py": "1"}}
 
 
-@pytest.mark.parametrize("name", EXAMS)
-def test_nothing_is_said_of_good_machines(name: str) -> None:
-    judge, usual = EXAMS[name]
-    assert set(results(judge(ranks(usual)))) == {FindingStatus.OK}
-    assert set(results(judge(ranks(usual, hosts=["node1"])))) == {FindingStatus.OK} or name == "speed"
+@pytest.mark.parametrize("name", CHECKS)
+def test_nothing_is_reported_about_good_machines(name: str) -> None:
+    compare, usual = CHECKS[name]
+    assert set(results(compare(ranks(usual)))) == {FindingStatus.OK}
+    assert set(results(compare(ranks(usual, hosts=["node1"])))) == {FindingStatus.OK} or name == "speed"
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "result", "told"),
+    ("name", "change", "result", "text"),
     [
         ("versions", OTHER_TORCH, "FAILED", "rank 3 on node2 with torch 2.11.0 instead of 2.13.0"),
         ("versions", {"versions": {**VERSIONS, "NCCL": ""}}, "FAILED", "NCCL none instead of 2.26"),
@@ -95,12 +94,12 @@ def test_nothing_is_said_of_good_machines(name: str) -> None:
         ),
         ("disk", {"free": GIB // 2}, "FAILED", "rank 3 on node2 has 512 MiB of 1000 GiB free"),
         ("disk", {"free": 5 * GIB}, "warning", "checkpoints will soon fill it"),
-        ("disk", {"full_of_files": True}, "FAILED", "rank 3 on node2 has no file left to give"),
+        ("disk", {"full_of_files": True}, "FAILED", "rank 3 on node2 has no free inodes"),
         ("disk", {"seen": False}, "warning", "rank 3 on node2 does not see the files of rank 0 in /runs"),
         ("values", {"wrong": {"nccl float16": [2]}}, "FAILED", "by nccl float16, in the part of rank 2 on node2"),
         ("gradients", {"distance": 0.5}, "FAILED", "rank 3 on node2 differs by 5.0e-01"),
         ("gradients", {"distance": float("nan")}, "FAILED", "rank 3 on node2 differs by nan"),
-        ("gradients", {"mark": "xyz"}, "FAILED", "rank 3 on node2 has other bits"),
+        ("gradients", {"hash": "xyz"}, "FAILED", "rank 3 on node2 has other bits"),
         ("copies", {"to": 1e10}, "warning", "rank 3 on node2 copies at 10 GB/s, the others at 50 GB/s"),
         ("next", {"right": False}, "FAILED", "rank 3 on node2 got other values"),
         ("roundtrip", {"wrong": "part 3"}, "FAILED", "rank 3 on node2 did not get back part 3"),
@@ -116,15 +115,15 @@ def test_nothing_is_said_of_good_machines(name: str) -> None:
         ("stragglers", {"seconds": 0.14}, "ok", "the slowest 1.40 times the median of the others"),
     ],
 )
-def test_the_last_rank_is_told_of(name: str, change: dict[str, Any], result: str, told: str) -> None:
-    judge, usual = EXAMS[name]
-    found = [finding for finding in judge(ranks(usual, change)) if told in finding.sentence]
+def test_the_last_rank_is_named(name: str, change: dict[str, Any], result: str, text: str) -> None:
+    compare, usual = CHECKS[name]
+    found = [finding for finding in compare(ranks(usual, change)) if text in finding.sentence]
     assert [finding.result.value for finding in found] == [result]
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "result", "told"),
-    [  # of ranks 2 and 3, the second of which does not speak for its host
+    ("name", "changes", "result", "text"),
+    [  # of ranks 2 and 3, the second of which is not the first of its host
         ("devices", {"available": GIB}, "warning", "node2 has 1 GiB left for 2 ranks"),
         ("hosts", {"addresses": {"node1": "", "node2": "10.0.0.2"}}, "FAILED", "node2 does not know the name node1"),
         ("hosts", {"addresses": {"node1": "10.0.0.1", "node2": ""}}, "FAILED", "its own name node2"),
@@ -132,7 +131,7 @@ def test_the_last_rank_is_told_of(name: str, change: dict[str, Any], result: str
             "hosts",
             {"addresses": {"node1": "10.0.0.1", "node2": "127.0.1.1"}},
             "warning",
-            "stands for a loopback address",
+            "resolves to a loopback address",
         ),
         ("ports", {"offset": 2.0}, "warning", "the clock of node2 is 2 s ahead of node1's (give or take 100 µs)"),
         ("ports", {"offset": -60.0}, "FAILED", "the clock of node2 is 60 s behind node1's"),
@@ -142,38 +141,38 @@ def test_the_last_rank_is_told_of(name: str, change: dict[str, Any], result: str
         ("peers", {"apart": [[0, 1]]}, "warning", "cards 0 and 1 of node2"),
     ],
 )
-def test_a_host_is_told_of(name: str, changes: dict[str, Any], result: str, told: str) -> None:
-    judge, usual = EXAMS[name]
-    found = [finding for finding in judge(ranks(usual, changes, changes)) if told in finding.sentence]
+def test_a_host_is_named(name: str, changes: dict[str, Any], result: str, text: str) -> None:
+    compare, usual = CHECKS[name]
+    found = [finding for finding in compare(ranks(usual, changes, changes)) if text in finding.sentence]
     assert [finding.result.value for finding in found] == [result]
 
 
-def test_an_unknown_name_is_a_nuisance_on_one_host() -> None:
+def test_an_unknown_name_is_a_warning_on_one_host() -> None:
     lone = ranks({"addresses": {"node1": ""}}, hosts=["node1"])
-    assert results(hosts.judge(lone)) == [FindingStatus.WARNING]
+    assert results(network.compare_host_names(lone)) == [FindingStatus.WARNING]
 
 
-def test_a_port_in_use_matters_to_who_starts_by_hand() -> None:
-    found = ports.judge(ranks(PORT, {"taken": 29500}, hosts=["node1"]))
+def test_a_port_in_use_is_a_warning_before_a_launch() -> None:
+    found = network.compare_ports(ranks(PORT, {"taken": 29500}, hosts=["node1"]))
     assert results(found) == [FindingStatus.WARNING, FindingStatus.OK]
     assert "port 29500" in found[0].sentence
 
 
 def test_what_needs_a_device_or_a_peer_is_skipped_without() -> None:
-    assert results(copies.judge_peers(ranks({"cards": 0, "apart": []}))) == [FindingStatus.SKIPPED]
-    assert results(copies.judge_peers(ranks({"cards": 1, "apart": []}))) == [FindingStatus.SKIPPED]
-    assert results(copies.judge_host(ranks({}))) == [FindingStatus.SKIPPED]
-    assert results(copies.judge_next(ranks({}, hosts=["node1"]))) == [FindingStatus.SKIPPED]
-    assert results(speed.judge(ranks({"times": []}, hosts=["node1"]))) == [FindingStatus.SKIPPED]
+    assert results(copies.compare_peers(ranks({"cards": 0, "apart": []}))) == [FindingStatus.SKIPPED]
+    assert results(copies.compare_peers(ranks({"cards": 1, "apart": []}))) == [FindingStatus.SKIPPED]
+    assert results(copies.compare_host(ranks({}))) == [FindingStatus.SKIPPED]
+    assert results(copies.compare_next(ranks({}, hosts=["node1"]))) == [FindingStatus.SKIPPED]
+    assert results(speed.compare(ranks({"times": []}, hosts=["node1"]))) == [FindingStatus.SKIPPED]
 
 
 def test_a_type_that_cannot_be_sent_is_a_warning() -> None:
-    found = collectives.judge(ranks({"wrong": {}, "missing": ["gloo bfloat16"], "tried": 5}))
+    found = collectives.compare_values(ranks({"wrong": {}, "missing": ["gloo bfloat16"], "tried": 5}))
     assert results(found) == [FindingStatus.WARNING]
 
 
 def test_of_two_ranks_the_slow_one_is_named() -> None:
-    found = stragglers.judge(ranks(TIMED, {"seconds": 0.19}, hosts=["node1", "node2"]))
+    found = stragglers.compare(ranks(TIMED, {"seconds": 0.19}, hosts=["node1", "node2"]))
     assert "rank 1 on node2 is 1.9 times slower" in found[0].sentence
 
 
@@ -182,4 +181,4 @@ def test_bandwidth_is_that_of_the_slowest_rank() -> None:
     found = speed.points(ranks(fast, slow, hosts=["node1", "node2"]))
     assert [point.seconds for point in found] == [2e-5, 2e-3]
     assert found[1].bus == pytest.approx((1 << 20) / 2e-3)  # with two ranks each sends every byte once
-    assert "20 µs for 4 B" in speed.in_words(found)
+    assert "20 µs for 4 B" in speed.summarize(found)

@@ -1,1 +1,1 @@
-"""What `samestep doctor` looks at, one file a subject."""
+"""The checks of `samestep doctor`, one file for each subject."""

@@ -1,84 +1,131 @@
-"""All-reduce gives the right values: every rank's part arrives once, in every type that training sends."""
+"""Opens the process group, and checks that all-reduce gives the right values in every type that training sends."""
+
+import socket
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from samestep.doctor.check import Check, Fact
-from samestep.doctor.checks.group import NETWORK
-from samestep.doctor.findings import Finding, RankReports, failed, named, ok, warning
+from samestep.core.errors import UserError
+from samestep.doctor.check import Check
+from samestep.doctor.findings import Finding, Measured, RankReports, describe_ranks, failed, ok, warning
 from samestep.doctor.rendezvous import CheckContext
+from samestep.world.device import choose_device
 from samestep.world.world import World
 
-NAME = "all-reduce values"
+GROUP, VALUES = "process group", "all-reduce values"
 TYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
 _LENGTH = 4096
+EARLY = 0.7
+"""The part of a check's time limit after which gloo gives up, so that only a rank that hangs exceeds the limit."""
+NEVER = 600.0
+"""Seconds beyond a check's time limit for NCCL, since its own timeout would end the process before it can report."""
+NETWORK = (
+    "a firewall between hosts, or a network without a route; open all ports between them, and name the network with "
+    "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
+)
 
 
-def measure(seat: CheckContext) -> Fact:
-    """All-reduce known values over each lane; the ranks whose parts did not arrive, by lane and type."""
-    world = seat.joined()
+def measure_group(context: CheckContext) -> Measured:
+    """Connect; all later checks use this world."""
+    store = context.channel.new_connection().store if context.rank_info.grouped else None
+    world = World(context.rank_info, torch.device("cpu"), timeout=timedelta(seconds=context.timeout), store=store)
+    world.connect(context.device, "auto", _timeout(context))
+    world.barrier()
+    context.world = world
+    return {"backend": world.backend or "", "device": str(world.device), "host": socket.gethostname()}
+
+
+def _timeout(context: CheckContext) -> float:
+    try:
+        kind = choose_device(context.device, context.rank_info).type
+    except UserError:  # `connect` reports it on all ranks
+        kind = "cpu"
+    return EARLY * context.timeout if kind == "cpu" else context.timeout + NEVER
+
+
+def compare_group(reports: RankReports) -> list[Finding]:
+    """Report the backends."""
+    backend = reports[0].measured["backend"] or "no"
+    kind = reports[0].measured["device"].partition(":")[0]
+    return [ok(GROUP, f"{backend} for tensors on {kind}, gloo for messages")]
+
+
+GROUP_CHECK = Check(GROUP, measure_group, compare_group, NETWORK, together=True)
+
+
+def measure_values(context: CheckContext) -> Measured:
+    """All-reduce known values with each backend; the ranks whose parts did not arrive, by backend and type."""
+    world = context.connected_world()
     wrong, missing, tried = {}, [], 0
-    for lane, group, device in lanes(world):
+    for backend, group, device in backends(world):
         for name in TYPES:
-            sent = part(world.rank, world.size, getattr(torch, name)).to(device)
+            sent = contribution(world.rank, world.size, getattr(torch, name)).to(device)
             try:
                 dist.all_reduce(sent, group=group)
             except RuntimeError as error:
                 if "nsupported" not in str(error) and "nvalid scalar type" not in str(error):
                     raise
-                missing.append(f"{lane} {name}")  # all ranks are told so before anything is sent
+                missing.append(f"{backend} {name}")  # all ranks raise this before anything is sent
                 continue
             tried += 1
-            ranks = lost(sent.cpu(), world.size)
+            ranks = wrong_ranks(sent.cpu(), world.size)
             if ranks:
-                wrong[f"{lane} {name}"] = ranks
+                wrong[f"{backend} {name}"] = ranks
     return {"wrong": wrong, "missing": missing, "tried": tried}
 
 
-def lanes(world: World) -> list[tuple[str, object, torch.device]]:
-    """The ways in which training talks: the device's backend, and gloo for messages."""
+def backends(world: World) -> list[tuple[str, object, torch.device]]:
+    """The backends that training uses, with their group and device: the device's own, and gloo for messages."""
     if world.control is None:
         return []
     device = (str(world.backend), None, world.device)
     return [device] if world.device.type == "cpu" else [device, ("gloo", world.control, torch.device("cpu"))]
 
 
-def part(rank: int, size: int, dtype: torch.dtype) -> torch.Tensor:
-    """What one rank sends: numbers at its own places and zeros at the others', so that no sum is rounded."""
-    places = torch.arange(max(_LENGTH, 2 * size))
-    return torch.where(places % size == rank, _expected(places), 0).to(dtype)
+def contribution(rank: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+    """What one rank sends: numbers at its own positions and zeros at the others', so that no sum is rounded."""
+    positions = torch.arange(max(_LENGTH, 2 * size))
+    return torch.where(positions % size == rank, _expected(positions), 0).to(dtype)
 
 
-def lost(total: torch.Tensor, size: int) -> list[int]:
-    """The ranks whose part of the sum is not what it must be."""
-    places = torch.arange(len(total))
-    wrong = places[total.to(torch.float64) != _expected(places).to(torch.float64)]
+def wrong_ranks(total: torch.Tensor, size: int) -> list[int]:
+    """The ranks whose part of the sum is wrong."""
+    positions = torch.arange(len(total))
+    wrong = positions[total.to(torch.float64) != _expected(positions).to(torch.float64)]
     return sorted(set((wrong % size).tolist()))
 
 
-def _expected(places: torch.Tensor) -> torch.Tensor:
-    return places % 5 + 1
+def _expected(positions: torch.Tensor) -> torch.Tensor:
+    return positions % 5 + 1
 
 
-def judge(reports: RankReports) -> list[Finding]:
+def compare_values(reports: RankReports) -> list[Finding]:
     """One wrong value anywhere is a failure."""
-    bad = [report for report in reports if report.fact["wrong"]]
+    bad = [report for report in reports if report.measured["wrong"]]
     if bad:
-        lane, ranks = next(iter(bad[0].fact["wrong"].items()))
-        parts = named([report for report in reports if report.rank in ranks])
+        backend, ranks = next(iter(bad[0].measured["wrong"].items()))
+        parts = describe_ranks([report for report in reports if report.rank in ranks])
         return [
             failed(
-                NAME,
-                f"{named(bad)} got a wrong sum by {lane}, in the part of {parts}: a broken network card, GPU or "
-                "backend; leave that host out, and try NCCL_P2P_DISABLE=1 or another version of NCCL",
+                VALUES,
+                f"{describe_ranks(bad)} got a wrong sum by {backend}, in the part of {parts}: a broken network card, "
+                "GPU or backend; leave that host out, and try NCCL_P2P_DISABLE=1 or another version of NCCL",
             )
         ]
-    fact = reports[0].fact
-    if fact["missing"]:
+    measured = reports[0].measured
+    if measured["missing"]:
         return [
-            warning(NAME, f"{', '.join(fact['missing'])} cannot be sent by this build of torch; the others are right")
+            warning(
+                VALUES, f"{', '.join(measured['missing'])} cannot be sent by this build of torch; the others are right"
+            )
         ]
-    return [ok(NAME, f"exact in {fact['tried']} types: {', '.join(TYPES)}" if fact["tried"] == len(TYPES) else "exact")]
+    return [
+        ok(
+            VALUES,
+            f"exact in {measured['tried']} types: {', '.join(TYPES)}" if measured["tried"] == len(TYPES) else "exact",
+        )
+    ]
 
 
-EXAM = Check(NAME, measure, judge, NETWORK, together=True)
+VALUES_CHECK = Check(VALUES, measure_values, compare_values, NETWORK, together=True)

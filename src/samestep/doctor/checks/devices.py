@@ -6,51 +6,52 @@ from pathlib import Path
 import torch
 
 from samestep.core.errors import UserError
-from samestep.doctor.check import Check, Fact
+from samestep.core.output import plural
+from samestep.doctor.check import Check
 from samestep.doctor.findings import (
     Finding,
+    Measured,
     RankReports,
+    describe_ranks,
     failed,
-    first_of_hosts,
-    listed,
-    named,
-    odd_ones,
+    first_rank_of_each_host,
+    format_bytes,
+    join_list,
     ok,
-    size,
+    outliers,
     warning,
 )
 from samestep.doctor.rendezvous import CheckContext
-from samestep.verify.tolerance import plural
 from samestep.world.device import choose_device
 from samestep.world.watchdog.stack_dump import host_memory
 
 TAKEN = 0.1
-"""The part of a card's memory that others may hold before it is worth a word."""
+"""The part of a GPU's memory that other processes may hold before it is worth a warning."""
 ROOM = 1 << 30
-"""Bytes of host memory that a rank needs to begin with."""
+"""Bytes of host memory that a rank needs at the start."""
 _DRIVER = Path("/proc/driver/nvidia")
 
 
-def measure(seat: CheckContext) -> Fact:
+def measure(context: CheckContext) -> Measured:
     """The device of this rank and the state of its host."""
     total, available = host_memory()
     return {
-        **_device(seat),
+        **_device(context),
         "cores": sorted(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
         else list(range(os.cpu_count() or 1)),
         "threads": torch.get_num_threads(),
-        "ranks": seat.place.local_size,
+        "ranks": context.rank_info.local_size,
         "memory": total,
         "available": available,
-        "blind": _DRIVER.exists() and not torch.cuda.is_available() and not seat.device.startswith("cpu"),
+        "blind": _DRIVER.exists() and not torch.cuda.is_available() and not context.device.startswith("cpu"),
         "built_for": torch.version.cuda or "",
     }
 
 
-def _device(seat: CheckContext) -> Fact:
+def _device(context: CheckContext) -> Measured:
     try:
-        device = choose_device(seat.device, seat.place)
+        device = choose_device(context.device, context.rank_info)
     except UserError as error:
         return {"refused": str(error)}
     if device.type == "cpu":
@@ -60,42 +61,51 @@ def _device(seat: CheckContext) -> Fact:
     return {"kind": device.type, "name": module.get_device_name(device), "free": free, "total": total}
 
 
-def judge(reports: RankReports) -> list[Finding]:
+def compare(reports: RankReports) -> list[Finding]:
     """The devices, then the hosts."""
     return [_devices(reports), _cores(reports), _memory(reports)]
 
 
 def _devices(reports: RankReports) -> Finding:
     name = "devices"
-    refused = [report for report in reports if "refused" in report.fact]
+    refused = [report for report in reports if "refused" in report.measured]
     if refused:
-        return failed(name, f"{named(refused)}: {refused[0].fact['refused']}")
-    blind = [report for report in reports if report.fact["blind"]]
+        return failed(name, f"{describe_ranks(refused)}: {refused[0].measured['refused']}")
+    blind = [report for report in reports if report.measured["blind"]]
     if blind:
-        built = blind[0].fact["built_for"]
+        built = blind[0].measured["built_for"]
         why = f"the driver is too old for its CUDA {built}" if built else "it is a build without CUDA"
         return failed(
             name,
-            f"{named(blind)} has NVIDIA's driver, but torch sees no GPU: {why}, or CUDA_VISIBLE_DEVICES hides them "
-            "all; install a build of torch that fits the driver",
+            f"{describe_ranks(blind)} has NVIDIA's driver, but torch sees no GPU: {why}, or CUDA_VISIBLE_DEVICES "
+            "hides them all; install a build of torch that fits the driver",
         )
-    usual, odd = odd_ones(reports, {report.rank: report.fact["name"] for report in reports})
-    if any(report.fact["kind"] != reports[0].fact["kind"] for report in reports):
-        found = odd[0].fact["name"]
+    usual, odd = outliers(reports, {report.rank: report.measured["name"] for report in reports})
+    if any(report.measured["kind"] != reports[0].measured["kind"] for report in reports):
+        found = odd[0].measured["name"]
         return failed(
-            name, f"{named(odd)} computes on {found}, the others on {usual}: ask for the same kind on every host"
+            name,
+            f"{describe_ranks(odd)} computes on {found}, the others on {usual}: ask for the same kind on every host",
         )
-    taken = [r for r in reports if r.fact["kind"] != "cpu" and r.fact["free"] < (1 - TAKEN) * r.fact["total"]]
+    taken = [
+        r for r in reports if r.measured["kind"] != "cpu" and r.measured["free"] < (1 - TAKEN) * r.measured["total"]
+    ]
     if taken:
-        free, total = taken[0].fact["free"], taken[0].fact["total"]
+        free, total = taken[0].measured["free"], taken[0].measured["total"]
         return warning(
             name,
-            f"{named(taken)} has only {size(free)} of {size(total)} free: another process is on the card; look at "
-            "nvidia-smi and end what was left behind",
+            f"{describe_ranks(taken)} has only {format_bytes(free)} of {format_bytes(total)} free: another process is "
+            "on the card; look at nvidia-smi and end what was left behind",
         )
     if odd:
-        return warning(name, f"{named(odd)} has {odd[0].fact['name']}, the others {usual}: the slowest sets the pace")
-    memory = f" with {size(reports[0].fact['total'])}, all of it free" if reports[0].fact["kind"] != "cpu" else ""
+        return warning(
+            name, f"{describe_ranks(odd)} has {odd[0].measured['name']}, the others {usual}: the slowest sets the pace"
+        )
+    memory = (
+        f" with {format_bytes(reports[0].measured['total'])}, all of it free"
+        if reports[0].measured["kind"] != "cpu"
+        else ""
+    )
     return ok(name, f"every rank on {usual}{memory}")
 
 
@@ -105,21 +115,21 @@ def _cores(reports: RankReports) -> Finding:
     seen = []
     for host in dict.fromkeys(report.host for report in reports):
         ranks = [report for report in reports if report.host == host]
-        cores = {core for report in ranks for core in report.fact["cores"]}
-        threads = sum(report.fact["threads"] for report in ranks)
+        cores = {core for report in ranks for core in report.measured["cores"]}
+        threads = sum(report.measured["threads"] for report in ranks)
         if threads > len(cores):
             return _crowded(name, host, len(ranks), threads, len(cores))
-        bound = [report for report in ranks if report.fact["threads"] > len(report.fact["cores"])]
+        bound = [report for report in ranks if report.measured["threads"] > len(report.measured["cores"])]
         if bound:
-            own = len(bound[0].fact["cores"])
+            own = len(bound[0].measured["cores"])
             return warning(
                 name,
-                f"{named(bound)} may use only {plural(own, 'core')} for {bound[0].fact['threads']} threads: the "
-                f"launcher binds ranks to cores; set OMP_NUM_THREADS={own}, or have it bind less tightly",
+                f"{describe_ranks(bound)} may use only {plural(own, 'core')} for {bound[0].measured['threads']} "
+                f"threads: the launcher binds ranks to cores; set OMP_NUM_THREADS={own}, or have it bind less tightly",
             )
         seen.append(f"{host} has {plural(len(cores), 'core')} for {plural(threads, 'thread')} of its ranks")
     more = f" and {len(seen) - 3} more hosts alike" if len(seen) > 3 else ""
-    return ok(name, listed(seen[:3]) + more)
+    return ok(name, join_list(seen[:3]) + more)
 
 
 def _crowded(name: str, host: str, ranks: int, threads: int, cores: int) -> Finding:
@@ -130,17 +140,20 @@ def _crowded(name: str, host: str, ranks: int, threads: int, cores: int) -> Find
 
 def _memory(reports: RankReports) -> Finding:
     name = "host memory"
-    hosts = first_of_hosts(reports)
-    short = [r for r in hosts if r.fact["memory"] and r.fact["available"] < ROOM * r.fact["ranks"]]
+    hosts = first_rank_of_each_host(reports)
+    short = [r for r in hosts if r.measured["memory"] and r.measured["available"] < ROOM * r.measured["ranks"]]
     if short:
-        left, ranks = size(short[0].fact["available"]), plural(short[0].fact["ranks"], "rank")
+        left, ranks = format_bytes(short[0].measured["available"]), plural(short[0].measured["ranks"], "rank")
         return warning(
             name,
             f"{short[0].host} has {left} left for {ranks}: they may be killed when it runs out; end other programs, or "
             "ask the scheduler for more memory",
         )
-    told = [f"{size(r.fact['available'])} of {size(r.fact['memory'])} on {r.host}" for r in hosts[:4]]
-    return ok(name, f"available: {listed(told)}")
+    texts = [
+        f"{format_bytes(r.measured['available'])} of {format_bytes(r.measured['memory'])} on {r.host}"
+        for r in hosts[:4]
+    ]
+    return ok(name, f"available: {join_list(texts)}")
 
 
-EXAM = Check("devices", measure, judge, "its GPU or driver does not answer; look at nvidia-smi and dmesg there")
+CHECK = Check("devices", measure, compare, "its GPU or driver does not answer; look at nvidia-smi and dmesg there")

@@ -1,4 +1,4 @@
-"""The folder where runs go: room, a rename that is atomic and stays, locks, and whether all ranks see the same one."""
+"""The folder where runs go: free space, atomic rename, locks, whether all ranks see the same folder, and speed."""
 
 import fcntl
 import os
@@ -11,40 +11,52 @@ from contextlib import suppress
 from pathlib import Path
 
 from samestep.core.records import sync_folder, write_atomically
-from samestep.doctor.check import Check, Fact
-from samestep.doctor.findings import Finding, RankReport, RankReports, failed, named, ok, rate, size, span, warning
+from samestep.doctor.check import Check
+from samestep.doctor.findings import (
+    Finding,
+    Measured,
+    RankReport,
+    RankReports,
+    describe_ranks,
+    failed,
+    format_bytes,
+    format_rate,
+    format_seconds,
+    ok,
+    warning,
+)
 from samestep.doctor.rendezvous import CheckContext, wait_until
 
 SPACE, RENAME, SHARED = "disk space", "disk: rename and locks", "disk: shared"
 LEAST, GOOD = 1 << 30, 20 << 30
-"""Bytes that must be free, and that leave room for some checkpoints."""
+"""Bytes that must be free, and that are enough for some checkpoints."""
 _APPEARS = 2.0
-"""Seconds that a file may take to show on another host: network disks take their time."""
+"""Seconds that a file may take to appear on another host, since network disks are slow."""
 _WRITTEN = 64 << 20
 _PREFIX = ".samestep-doctor-"
 
 
-def measure(seat: CheckContext) -> Fact:
-    """Try the folder from here. Nothing is left in it."""
-    folder = existing(seat.out)
-    fact: dict[str, object] = {"folder": str(folder), "out": str(seat.out), "seen": _sees(seat, folder)}
+def measure(context: CheckContext) -> Measured:
+    """Try the folder from this rank. Nothing is left in it."""
+    folder = nearest_existing(context.out)
+    measured: dict[str, object] = {"folder": str(folder), "out": str(context.out), "seen": _sees(context, folder)}
     try:
         usage, inodes = shutil.disk_usage(folder), os.statvfs(folder)
-        fact.update(free=usage.free, total=usage.total)
-        fact["full_of_files"] = inodes.f_files > 0 and inodes.f_favail == 0
-        return {**fact, "wrong": "", "seconds": probe(folder)}
+        measured.update(free=usage.free, total=usage.total)
+        measured["full_of_files"] = inodes.f_files > 0 and inodes.f_favail == 0
+        return {**measured, "wrong": "", "seconds": probe(folder)}
     except (OSError, AssertionError) as error:
-        return {**fact, "wrong": getattr(error, "strerror", None) or str(error)}
+        return {**measured, "wrong": getattr(error, "strerror", None) or str(error)}
 
 
-def existing(folder: Path) -> Path:
-    """The folder, or what is there of the way to it."""
+def nearest_existing(folder: Path) -> Path:
+    """The folder, or its nearest parent that exists."""
     folder = folder.absolute()
     return next((path for path in (folder, *folder.parents) if path.is_dir()), Path("/"))
 
 
 def probe(folder: Path) -> float:
-    """Write, rename over a file, and lock, as runs do; the seconds that a small file takes to be safe."""
+    """Write, rename over a file, and lock, as runs do; the seconds until a small file is safely on disk."""
     inside = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder))
     try:
         target = inside / "file"
@@ -61,90 +73,96 @@ def probe(folder: Path) -> float:
         shutil.rmtree(inside, ignore_errors=True)
 
 
-def _sees(seat: CheckContext, folder: Path) -> bool:
+def _sees(context: CheckContext, folder: Path) -> bool:
     """Whether a file that rank 0 puts into its folder is there for this rank as well."""
-    if seat.rank > 0:
-        told = seat.line.hear("token", seat.timeout / 2)
-        seen = not told or _in_time(Path(told).exists, _APPEARS)  # an empty word: rank 0 could not write
-        seat.line.count("looked", 1)
+    if context.rank > 0:
+        path = context.channel.wait_for("token", context.timeout / 2)
+        seen = not path or _in_time(Path(path).exists, _APPEARS)  # an empty path: rank 0 could not write
+        context.channel.add("looked", 1)
         return seen
     token = folder / f"{_PREFIX}{secrets.token_hex(8)}"
     try:
         token.touch()
         sync_folder(folder)
-    except OSError:  # the probe will tell
-        seat.line.tell("token", "")
+    except OSError:  # `probe` reports it
+        context.channel.put("token", "")
         return True
-    seat.line.tell("token", str(token))
-    _in_time(lambda: seat.line.count("looked") >= len(seat.present) - 1, seat.timeout / 2)
+    context.channel.put("token", str(token))
+    _in_time(lambda: context.channel.add("looked") >= len(context.present) - 1, context.timeout / 2)
     with suppress(OSError):
         token.unlink()
     return True
 
 
-def _in_time(ready: Callable[[], bool], patience: float) -> bool:
+def _in_time(ready: Callable[[], bool], timeout: float) -> bool:
     try:
-        wait_until(ready, patience)
+        wait_until(ready, timeout)
     except TimeoutError:
         return False
     return True
 
 
-def judge(reports: RankReports) -> list[Finding]:
-    """Room, rename, sharing."""
+def compare(reports: RankReports) -> list[Finding]:
+    """Free space, rename, sharing."""
     return [_space(reports), _rename(reports), _shared(reports)]
 
 
 def _space(reports: RankReports) -> Finding:
-    told = [report for report in reports if "free" in report.fact]
-    if not told:
-        return failed(SPACE, f"{named(reports)} cannot look at {reports[0].fact['folder']}: choose another --out")
-    full = [report for report in told if report.fact["full_of_files"]]
+    readable = [report for report in reports if "free" in report.measured]
+    if not readable:
+        return failed(
+            SPACE, f"{describe_ranks(reports)} cannot look at {reports[0].measured['folder']}: choose another --out"
+        )
+    full = [report for report in readable if report.measured["full_of_files"]]
     if full:
         return failed(
             SPACE,
-            f"{named(full)} has no file left to give in {full[0].fact['folder']}, though there may be bytes: remove "
-            "old files, or choose another --out",
+            f"{describe_ranks(full)} has no free inodes in {full[0].measured['folder']}, though there may be free "
+            "bytes: remove old files, or choose another --out",
         )
-    least = min(told, key=lambda report: report.fact["free"])
-    seen = f"{size(least.fact['free'])} of {size(least.fact['total'])} free in {least.fact['folder']}"
-    if least.fact["free"] >= GOOD:
+    least = min(readable, key=lambda report: report.measured["free"])
+    free, total = least.measured["free"], least.measured["total"]
+    seen = f"{format_bytes(free)} of {format_bytes(total)} free in {least.measured['folder']}"
+    if free >= GOOD:
         return ok(SPACE, seen)
-    say = failed if least.fact["free"] < LEAST else warning
-    return say(
-        SPACE, f"{named([least])} has {seen}: checkpoints will soon fill it; remove old runs, or choose another --out"
+    finding = failed if free < LEAST else warning
+    return finding(
+        SPACE,
+        f"{describe_ranks([least])} has {seen}: checkpoints will soon fill it; remove old runs, or choose another "
+        "--out",
     )
 
 
 def _rename(reports: RankReports) -> Finding:
-    wrong = [report for report in reports if report.fact["wrong"]]
+    wrong = [report for report in reports if report.measured["wrong"]]
     if wrong:
-        fact = wrong[0].fact
+        measured = wrong[0].measured
         return failed(
             RENAME,
-            f"{named(wrong)} cannot write, rename and lock in {fact['folder']} ({fact['wrong']}): it is full, "
-            "read-only, somebody else's, or a disk without locks; choose another --out",
+            f"{describe_ranks(wrong)} cannot write, rename and lock in {measured['folder']} ({measured['wrong']}): it "
+            "is full, read-only, owned by another user, or on a disk without locks; choose another --out",
         )
-    slowest = max(reports, key=lambda report: report.fact["seconds"])
-    return ok(RENAME, f"atomic; a small file is safe after {span(slowest.fact['seconds'])}")
+    slowest = max(reports, key=lambda report: report.measured["seconds"])
+    return ok(RENAME, f"atomic; a small file is safe after {format_seconds(slowest.measured['seconds'])}")
 
 
 def _shared(reports: RankReports) -> Finding:
-    folder = reports[0].fact["folder"]
-    blind = [report for report in reports if not report.fact["seen"]]
+    folder = reports[0].measured["folder"]
+    blind = [report for report in reports if not report.measured["seen"]]
     if not blind:
         return ok(SHARED, f"{folder} is the same for all ranks" if len(reports) > 1 else f"{folder}, for one rank")
     return warning(
         SHARED,
-        f"{named(blind)} does not see the files of rank 0 in {folder}: each host has a disk of its own, which is "
-        "enough for replicated training (rank 0 saves) but not for sharded; set --out to a folder on a shared disk",
+        f"{describe_ranks(blind)} does not see the files of rank 0 in {folder}: each host has a disk of its own, "
+        "which is enough for replicated training (rank 0 saves) but not for sharded; set --out to a folder on a "
+        "shared disk",
     )
 
 
-def measure_speed(seat: CheckContext) -> Fact:
-    """How fast one rank of each host brings bytes to the disk; skipped where room is short."""
-    folder = existing(seat.out)
-    if not seat.speaks_for_host or shutil.disk_usage(folder).free < 4 * _WRITTEN:
+def measure_speed(context: CheckContext) -> Measured:
+    """How fast one rank of each host writes bytes to the disk; skipped where free space is short."""
+    folder = nearest_existing(context.out)
+    if not context.is_first_on_host or shutil.disk_usage(folder).free < 4 * _WRITTEN:
         return {}
     data = secrets.token_bytes(1 << 20)
     inside = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder))
@@ -160,16 +178,16 @@ def measure_speed(seat: CheckContext) -> Fact:
         shutil.rmtree(inside, ignore_errors=True)
 
 
-def judge_speed(reports: RankReports) -> list[Finding]:
-    """Only told: what is too slow depends on what is saved."""
+def compare_speed(reports: RankReports) -> list[Finding]:
+    """Only reported: what is too slow depends on what is saved."""
     name = "disk speed"
-    told: list[RankReport] = [report for report in reports if report.fact]
-    if not told:
-        return [warning(name, "not measured, because there is too little room: choose another --out")]
-    slowest = min(told, key=lambda report: report.fact["bytes_per_s"])
-    return [ok(name, f"{rate(slowest.fact['bytes_per_s'])} with fsync, by one rank on {slowest.host}")]
+    writers: list[RankReport] = [report for report in reports if report.measured]
+    if not writers:
+        return [warning(name, "not measured, because there is too little free space: choose another --out")]
+    slowest = min(writers, key=lambda report: report.measured["bytes_per_s"])
+    return [ok(name, f"{format_rate(slowest.measured['bytes_per_s'])} with fsync, by one rank on {slowest.host}")]
 
 
 _HANGS = "the disk behind --out does not answer, perhaps a dead network mount; look at its mount, or choose another"
-EXAM = Check("disk", measure, judge, _HANGS)
-SPEED = Check("disk speed", measure_speed, judge_speed, _HANGS)
+CHECK = Check("disk", measure, compare, _HANGS)
+SPEED_CHECK = Check("disk speed", measure_speed, compare_speed, _HANGS)

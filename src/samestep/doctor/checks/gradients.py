@@ -5,9 +5,9 @@ import hashlib
 import torch
 from torch import nn
 
-from samestep.doctor.check import Check, Fact
-from samestep.doctor.checks.group import NETWORK
-from samestep.doctor.findings import Finding, RankReports, failed, named, odd_ones, ok
+from samestep.doctor.check import Check
+from samestep.doctor.checks.collectives import NETWORK
+from samestep.doctor.findings import Finding, Measured, RankReports, describe_ranks, failed, ok, outliers
 from samestep.doctor.rendezvous import CheckContext
 from samestep.parallel.wrap import wrap
 
@@ -18,18 +18,18 @@ ROWS, WIDTH = 4, 32
 """Rows of a rank, and numbers in a row."""
 
 
-def measure(seat: CheckContext) -> Fact:
-    """How far the gradient that DDP gives here is from that of the whole batch, and a mark of its bits."""
-    world = seat.joined()
+def measure(context: CheckContext) -> Measured:
+    """How far the gradient that DDP gives here is from that of the whole batch, and a hash of its bits."""
+    world = context.connected_world()
     rows, targets = batch(world.size * ROWS)
     mine = slice(world.rank * ROWS, (world.rank + 1) * ROWS)
     alone, shared = network().to(world.device), wrap(network(), world, "ddp", None)
     for model, part in ((alone, slice(None)), (shared.module, mine)):
         found = model(rows[part].to(world.device))
         nn.functional.mse_loss(found, targets[part].to(world.device)).backward()
-    wanted, got = flat_gradient(alone), flat_gradient(shared.inner)
-    distance = float((wanted - got).norm() / wanted.norm())
-    return {"distance": distance, "mark": hashlib.sha256(got.numpy().tobytes()).hexdigest()[:12]}
+    expected, got = flat_gradient(alone), flat_gradient(shared.inner)
+    distance = float((expected - got).norm() / expected.norm())
+    return {"distance": distance, "hash": hashlib.sha256(got.numpy().tobytes()).hexdigest()[:12]}
 
 
 def batch(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,28 +50,29 @@ def flat_gradient(module: nn.Module) -> torch.Tensor:
     return torch.cat([p.grad.reshape(-1).cpu() for p in module.parameters() if p.grad is not None])
 
 
-def judge(reports: RankReports) -> list[Finding]:
+def compare(reports: RankReports) -> list[Finding]:
     """Equal to one process, and equal on all ranks."""
-    far = [report for report in reports if not report.fact["distance"] <= TOLERANCE]
+    far = [report for report in reports if not report.measured["distance"] <= TOLERANCE]
     if far:
         return [
             failed(
                 NAME,
-                f"{named(far)} differs by {far[0].fact['distance']:.1e} from the gradient of one process: gradients "
-                "are not averaged over all ranks there; try another version of torch or NCCL, and NCCL_P2P_DISABLE=1",
+                f"{describe_ranks(far)} differs by {far[0].measured['distance']:.1e} from the gradient of one "
+                "process: gradients are not averaged over all ranks there; try another version of torch or NCCL, and "
+                "NCCL_P2P_DISABLE=1",
             )
         ]
-    _, odd = odd_ones(reports, {report.rank: report.fact["mark"] for report in reports})
+    _, odd = outliers(reports, {report.rank: report.measured["hash"] for report in reports})
     if odd:
         return [
             failed(
                 NAME,
-                f"{named(odd)} has other bits in its gradient than the rest, so ranks would drift apart: the backend "
-                "reduces in another order there; use the same kind of GPU and the same NCCL on every host",
+                f"{describe_ranks(odd)} has other bits in its gradient than the rest, so ranks would drift apart: the "
+                "backend reduces in another order there; use the same kind of GPU and the same NCCL on every host",
             )
         ]
-    worst = max(report.fact["distance"] for report in reports)
+    worst = max(report.measured["distance"] for report in reports)
     return [ok(NAME, f"as one process computes them, within {worst:.1e}; equal bits on all ranks")]
 
 
-EXAM = Check(NAME, measure, judge, NETWORK, together=True)
+CHECK = Check(NAME, measure, compare, NETWORK, together=True)

@@ -9,9 +9,18 @@ import torch
 import torch.distributed as dist
 
 from samestep.core.records import Json
-from samestep.doctor.check import Check, Fact
-from samestep.doctor.checks.group import NETWORK
-from samestep.doctor.findings import Finding, RankReports, ok, rate, size, skipped, span
+from samestep.doctor.check import Check
+from samestep.doctor.checks.collectives import NETWORK
+from samestep.doctor.findings import (
+    Finding,
+    Measured,
+    RankReports,
+    format_bytes,
+    format_rate,
+    format_seconds,
+    ok,
+    skipped,
+)
 from samestep.doctor.rendezvous import CheckContext
 from samestep.world.world import World
 
@@ -19,7 +28,7 @@ NAME = "all-reduce speed"
 SIZES = tuple(4**power for power in range(1, 14))
 """Bytes: 4 B to 64 MiB."""
 BUDGET = 10.0
-"""Seconds for all sizes together: a slow network is not asked for its slowest."""
+"""Seconds for all sizes together: a slow network skips the largest sizes."""
 _REPEATS, _FEW, _LARGE = 20, 6, 1 << 20
 
 
@@ -32,16 +41,16 @@ class Point:
     bus: float
 
 
-def measure(seat: CheckContext) -> Fact:
+def measure(context: CheckContext) -> Measured:
     """The median time of each size, by this rank's clock."""
-    world = seat.joined()
+    world = context.connected_world()
     if world.size == 1:
         return {"times": []}
     times: list[Json] = []
     began = time.perf_counter()
     for count in SIZES:
         times.append([count, time_size(world, count)])
-        spent = [max(told) for told in zip(*world.gather([time.perf_counter() - began, times[-1][1]]))]
+        spent = [max(values) for values in zip(*world.gather([time.perf_counter() - began, times[-1][1]]))]
         if spent[0] + 4 * spent[1] * _FEW > BUDGET:  # agreed: all ranks stop at the same size
             break
     return {"times": times}
@@ -68,27 +77,28 @@ def synchronize(device: torch.device) -> None:
 
 
 def points(reports: RankReports) -> list[Point]:
-    """Of each size that all ranks measured: the time of the slowest, and what that is in bytes a second."""
+    """For each size that all ranks measured: the time of the slowest rank, and the bytes per second."""
     found = []
     ranks = len(reports)
-    for same in zip(*(report.fact["times"] for report in reports)):
-        count, seconds = same[0][0], max(told for _, told in same)
+    for same in zip(*(report.measured["times"] for report in reports)):
+        count, seconds = same[0][0], max(taken for _, taken in same)
         found.append(Point(count, seconds, count / seconds * 2 * (ranks - 1) / ranks))
     return found
 
 
-def judge(reports: RankReports) -> list[Finding]:
-    """Only told: what is too slow depends on what is trained."""
+def compare(reports: RankReports) -> list[Finding]:
+    """Only reported: what is too slow depends on what is trained."""
     found = points(reports)
     if not found:
         return [skipped(NAME, "there is only one rank")]
-    return [ok(NAME, in_words(found))]
+    return [ok(NAME, summarize(found))]
 
 
-def in_words(found: Sequence[Point]) -> str:
+def summarize(found: Sequence[Point]) -> str:
     """`35 µs for the smallest message, up to 1.2 GB/s a rank (64 MiB)`."""
     best = max(found, key=lambda point: point.bus)
-    return f"{span(found[0].seconds)} for {size(found[0].bytes)}, up to {rate(best.bus)} a rank ({size(best.bytes)})"
+    smallest = f"{format_seconds(found[0].seconds)} for {format_bytes(found[0].bytes)}"
+    return f"{smallest}, up to {format_rate(best.bus)} a rank ({format_bytes(best.bytes)})"
 
 
-EXAM = Check(NAME, measure, judge, NETWORK, together=True)
+CHECK = Check(NAME, measure, compare, NETWORK, together=True)

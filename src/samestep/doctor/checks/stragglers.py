@@ -1,4 +1,4 @@
-"""The same work on every rank, several times: who is slower than the others, and whether it is the core's fault."""
+"""The same work on every rank, several times: which rank is slower than the others, and whether its core is busy."""
 
 import statistics
 import time
@@ -6,23 +6,33 @@ from collections.abc import Callable
 
 import torch
 
-from samestep.doctor.check import Check, Fact
+from samestep.doctor.check import Check
 from samestep.doctor.checks.speed import synchronize
-from samestep.doctor.findings import Finding, RankReports, failed, named, ok, others_median, span, warning
+from samestep.doctor.findings import (
+    Finding,
+    Measured,
+    RankReports,
+    describe_ranks,
+    failed,
+    format_seconds,
+    median_of_others,
+    ok,
+    warning,
+)
 from samestep.doctor.rendezvous import CheckContext
 
 NAME = "equal speed"
 NOTABLE, LARGE = 1.5, 5.0
-"""How many times slower than the median of the others a rank is named, and fails: busy cores come and go."""
+"""How many times slower than the median of the others gives a warning, and fails: busy cores come and go."""
 ROUNDS = 15
-HUNGRY = 0.8
+LOW_SHARE = 0.8
 """The share of a core below which a rank did not get the time it asked for."""
 _WIDTHS = {"cpu": (512, torch.float32), "cuda": (8192, torch.bfloat16), "xpu": (4096, torch.bfloat16)}
 
 
-def measure(seat: CheckContext) -> Fact:
-    """Multiply matrices in rounds that all ranks begin together."""
-    world = seat.joined()
+def measure(context: CheckContext) -> Measured:
+    """Multiply matrices in rounds that all ranks start together."""
+    world = context.connected_world()
     width, dtype = _WIDTHS[world.device.type]
     generator = torch.Generator().manual_seed(17)
     matrix = torch.randn(width, width, generator=generator).to(world.device, dtype)
@@ -56,30 +66,31 @@ def rounds(work: Callable[[], None], barrier: Callable[[], None]) -> dict[str, f
     return {"seconds": statistics.median(times), "share": sum(used) / sum(times)}
 
 
-def judge(reports: RankReports) -> list[Finding]:
+def compare(reports: RankReports) -> list[Finding]:
     """Names the slowest, if it is slow."""
-    times = [report.fact["seconds"] for report in reports]
-    slowness = [taken / others_median(times, at) for at, taken in enumerate(times)]
+    times = [report.measured["seconds"] for report in reports]
+    slowness = [taken / median_of_others(times, at) for at, taken in enumerate(times)]
     worst = max(range(len(reports)), key=lambda at: slowness[at])
     factor, report = slowness[worst], reports[worst]
     if factor <= NOTABLE:
-        seen = f"a round of {span(statistics.median(times))}, the slowest {factor:.2f} times the median of the others"
-        return [ok(NAME, seen if len(reports) > 1 else f"a round of {span(times[0])}, by the only rank")]
-    say = failed if factor > LARGE else warning
-    seen = f"{named([report])} is {factor:.1f} times slower than the median of the others"
-    return [say(NAME, f"{seen}: {_why(report.fact)}")]
+        usual = format_seconds(statistics.median(times))
+        seen = f"a round of {usual}, the slowest {factor:.2f} times the median of the others"
+        return [ok(NAME, seen if len(reports) > 1 else f"a round of {format_seconds(times[0])}, by the only rank")]
+    finding = failed if factor > LARGE else warning
+    seen = f"{describe_ranks([report])} is {factor:.1f} times slower than the median of the others"
+    return [finding(NAME, f"{seen}: {_why(report.measured)}")]
 
 
-def _why(fact: Fact) -> str:
-    if fact["kind"] != "cpu":
+def _why(measured: Measured) -> str:
+    if measured["kind"] != "cpu":
         return "a hot, throttled or shared GPU; look at nvidia-smi -q -d PERFORMANCE there, or leave that host out"
-    if fact["share"] < HUNGRY:
+    if measured["share"] < LOW_SHARE:
         return (
-            f"it got {100 * fact['share']:.0f}% of a core, because other programs or ranks run there; end them, or "
+            f"it got {100 * measured['share']:.0f}% of a core, because other programs or ranks run there; end them, or "
             "give each rank cores of its own"
         )
     return "a slower or throttled core; look at the host's clock rate and temperature, or leave that host out"
 
 
 _HANGS = "a core or GPU that is stuck, or far slower than the others; look at its load, or leave that host out"
-EXAM = Check(NAME, measure, judge, _HANGS, together=True)
+CHECK = Check(NAME, measure, compare, _HANGS, together=True)
