@@ -62,6 +62,7 @@ def _prepare(names: Sequence[str], config: PrepareConfig, text: str | None) -> N
     from samestep.data.prepared.prepare import prepare
     from samestep.data.prepared.sources import find_sources, shakespeare
     from samestep.data.prepared.writing import refuse_existing
+    from samestep.recipes.mdlm.tokenizer import read_tokenizer
     from samestep.train.logging.console import Screen
 
     with Screen(visible=True) as screen, tempfile.TemporaryDirectory() as folder:
@@ -71,7 +72,9 @@ def _prepare(names: Sequence[str], config: PrepareConfig, text: str | None) -> N
             sources = shakespeare(text, Path(folder))
         else:
             sources = find_sources(names)
-        metadata = prepare(sources, config, lambda what, done, total: screen.advance(what, done, total, "bytes"))
+        metadata = prepare(
+            sources, config, lambda what, done, total: screen.advance(what, done, total, "bytes"), read_tokenizer
+        )
     screen.banner("prepared", _summary(config, metadata))
     screen.say("next: " + " ".join(_next(config, metadata)))
 

@@ -46,7 +46,7 @@ def test_letters_of_several_tokens_stand_with_the_first() -> None:
 
 def test_without_a_terminal_a_pass_is_a_line() -> None:
     out = io.StringIO()
-    with animation.watching(BYTE, Console(file=out)) as observe:
+    with animation.show_passes(BYTE, Console(file=out)) as observe:
         sample(Rightmost(), PROMPT, OPTIONS, seed=0, observe=observe)
     assert out.getvalue().splitlines() == [
         "pass 0/3  H░░░",
@@ -60,7 +60,7 @@ def test_a_terminal_shows_every_pass_and_is_left_clean(monkeypatch: pytest.Monke
     monkeypatch.setattr(animation, "PACE", 0.0)
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, color_system="truecolor", width=60)
-    with animation.watching(BYTE, console) as observe:
+    with animation.show_passes(BYTE, console) as observe:
         sample(Rightmost(), PROMPT.expand(2, -1), OPTIONS, seed=0, observe=observe)
     shown = out.getvalue()
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)

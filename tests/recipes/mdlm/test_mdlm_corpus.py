@@ -15,8 +15,8 @@ from samestep.core.errors import UserError
 from samestep.data.prepared.prepare import PrepareConfig, prepare
 from samestep.data.prepared.sources import find_sources
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer
-from samestep.recipes.mdlm.corpus import DataConfig, distinct, load, passages, pydoc_text, row_length, tokenizer_of
-from samestep.recipes.mdlm.rows import Windows
+from samestep.recipes.mdlm.corpus import DataConfig, data_tokenizer, distinct, load, passages, pydoc_text, row_length
+from samestep.recipes.mdlm.rows import TextRows
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def test_a_python_without_the_text_says_what_to_do(monkeypatch: pytest.MonkeyPat
 
 def test_every_token_belongs_to_exactly_one_row() -> None:
     tokens = np.arange(103, dtype=np.uint8)
-    windows = Windows(tokens, 10, pad=257)
+    windows = TextRows(tokens, 10, pad=257)
     assert len(windows) == 11
     rows = [windows[i] for i in range(len(windows))]
     assert [t for row in rows for t in row["tokens"][: row["length"]].tolist()] == tokens.tolist()
@@ -116,7 +116,7 @@ def test_every_token_belongs_to_exactly_one_row() -> None:
 
 
 def test_many_rows_at_once_are_the_rows_one_by_one() -> None:
-    windows = Windows(np.arange(103, dtype=np.uint8), 10, pad=257)
+    windows = TextRows(np.arange(103, dtype=np.uint8), 10, pad=257)
     together = windows.rows(np.array([10, 0, 3, 3]))
     assert together["tokens"].dtype == together["length"].dtype == torch.int64
     for i, index in enumerate([10, 0, 3, 3]):
@@ -125,7 +125,7 @@ def test_many_rows_at_once_are_the_rows_one_by_one() -> None:
 
 
 def test_rows_beyond_the_end_do_not_exist() -> None:
-    windows = Windows(np.arange(20, dtype=np.uint8), 10, pad=257)
+    windows = TextRows(np.arange(20, dtype=np.uint8), 10, pad=257)
     assert len(list(windows)) == 2  # type: ignore[call-overload]
     for index in (2, -1):
         with pytest.raises(IndexError):
@@ -159,7 +159,7 @@ def test_a_prepared_folder_brings_its_tokenizer_and_its_row_length(tmp_path: Pat
     corpus = load(DataConfig(path=path))
     assert corpus.sequence_length == row_length(DataConfig(path=path)) == 20
     assert corpus.tokenizer.decode(corpus.train[0]["tokens"].tolist()) == "Ein Schiff wird komm"
-    assert tokenizer_of(DataConfig(path=path)).vocabulary == corpus.tokenizer.vocabulary
+    assert data_tokenizer(DataConfig(path=path)).vocabulary == corpus.tokenizer.vocabulary
     other = DataConfig(path=path, sequence_length=7)
     assert load(other).sequence_length == row_length(other) == 7
     assert not corpus.sft

@@ -14,7 +14,7 @@ from samestep.cli.evaluate import figures
 from samestep.cli.main import main
 from samestep.models.transformer import TransformerConfig
 from samestep.recipes.mdlm.config import MdlmConfig
-from samestep.recipes.mdlm.harness import HarnessModel, Questions
+from samestep.recipes.mdlm.harness import EvaluationOptions, HarnessModel
 from samestep.recipes.mdlm.sampling import SamplingConfig
 from samestep.world.world import World
 from toys import run_on_ranks
@@ -46,7 +46,9 @@ def judge(world: World | None = None, draws: int = 2000, **sampling: Any) -> Har
     shape = TransformerConfig(d_model=4, n_layers=1, n_heads=1, vocab_size=TOY.size, max_sequence_length=LENGTH)
     options = SamplingConfig(**{"length": 2, "steps": 4, **sampling})
     config = MdlmConfig(model=shape, sampling=options, samples_at_end=0, batch_size=500)
-    return HarnessModel(ExactConditionals(), Letters(), config, Questions([], draws=draws), world or World.single())
+    return HarnessModel(
+        ExactConditionals(), Letters(), config, EvaluationOptions([], draws=draws), world or World.single()
+    )
 
 
 def ask(*args: Any) -> SimpleNamespace:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from samestep.data.order import VALIDATION_EPOCH
 from samestep.data.tokenizer.vocabulary import BYTES, Vocabulary
 from samestep.models.transformer import Transformer, TransformerConfig
-from samestep.recipes.mdlm.objective import Objective, ObjectiveConfig, figures
+from samestep.recipes.mdlm.objective import Objective, ObjectiveConfig, nll_metrics
 
 
 def batch_of(
@@ -63,13 +63,13 @@ def test_dividing_by_hidden_tokens_would_fail_that_test() -> None:
     toy, target = ExactConditionals(), objective()
     batch = batch_of(toy_rows(toy, 100_000))
     found = target.loss(toy, batch)["nll"]
-    hidden = (toy.seen[-1] == TOY.mask).sum(1)
-    wrong = LENGTH * found / hidden.clamp(min=1)
+    masked = (toy.seen[-1] == TOY.mask).sum(1)
+    wrong = LENGTH * found / masked.clamp(min=1)
     off, deviation = relative_error(wrong, toy.nll(batch["tokens"], batch["length"]))
     assert abs(off) > 10 * deviation
 
 
-# ---- what is hidden
+# ---- what is masked
 
 
 class Recorder(nn.Module):
@@ -121,9 +121,9 @@ def test_tokens_are_hidden_with_the_probability_of_their_row() -> None:
     target.loss(recorder, batch)
     expected = 0.95 * target.times(batch["ids"]) + 0.05
     deviation = (expected * (1 - expected) / 200).sqrt()
-    hidden = (recorder.seen[0] == BYTES.mask).double()
-    assert float((((hidden.mean(1) - expected) / deviation) ** 2).mean()) == pytest.approx(1.0, abs=0.25)
-    assert float(hidden.mean(0).std()) < 0.05, "no position is favoured"
+    masked = (recorder.seen[0] == BYTES.mask).double()
+    assert float((((masked.mean(1) - expected) / deviation) ** 2).mean()) == pytest.approx(1.0, abs=0.25)
+    assert float(masked.mean(0).std()) < 0.05, "no position is favoured"
     kept = recorder.seen[0] != BYTES.mask
     assert torch.equal(recorder.seen[0][kept], batch["tokens"][kept])
 
@@ -199,8 +199,8 @@ def test_the_loss_is_the_weighted_cross_entropy_of_the_hidden_tokens() -> None:
     assert found.dtype == torch.float64
     for row in range(5):
         share = 0.999 * float(target.times(batch["ids"])[row]) + 0.001
-        hidden = [i for i in range(12) if recorder.seen[0][row, i] == BYTES.mask]
-        by_hand = sum(-float(logits[row, i, batch["tokens"][row, i]]) / share for i in hidden)
+        masked = [i for i in range(12) if recorder.seen[0][row, i] == BYTES.mask]
+        by_hand = sum(-float(logits[row, i, batch["tokens"][row, i]]) / share for i in masked)
         assert float(found[row]) == pytest.approx(by_hand, rel=1e-9)
 
 
@@ -230,8 +230,8 @@ def test_a_prompt_is_never_hidden_and_never_counted(method: Callable[..., dict[s
         assert bool((shown[~given] == BYTES.mask).any())
     assert torch.equal(target.count(batch)["nll"], 16 - batch["prompt"])
     assert torch.equal(target.measure_count(batch)["nll"], 16 - batch["prompt"])
-    hidden = torch.stack([shown == BYTES.mask for shown in recorder.seen]).any(0).any(1)
-    assert torch.equal(found > 0, hidden)
+    masked = torch.stack([shown == BYTES.mask for shown in recorder.seen]).any(0).any(1)
+    assert torch.equal(found > 0, masked)
 
 
 def test_padding_behind_an_answer_is_hidden_and_counted_as_answer() -> None:
@@ -276,14 +276,16 @@ def test_prompts_without_any_answer_are_a_zero_that_hangs_on_every_parameter() -
 
 
 def test_figures_of_tokens_that_are_several_bytes() -> None:
-    assert figures(3.0, bytes_per_token=4.0)["bits_per_byte"] == pytest.approx(figures(3.0)["bits_per_byte"] / 4)
-    assert figures(3.0, bytes_per_token=4.0)["perplexity"] == figures(3.0)["perplexity"]
-    assert list(figures(3.0, bytes_per_token=None)) == ["nll", "perplexity"], (
+    assert nll_metrics(3.0, bytes_per_token=4.0)["bits_per_byte"] == pytest.approx(
+        nll_metrics(3.0)["bits_per_byte"] / 4
+    )
+    assert nll_metrics(3.0, bytes_per_token=4.0)["perplexity"] == nll_metrics(3.0)["perplexity"]
+    assert list(nll_metrics(3.0, bytes_per_token=None)) == ["nll", "perplexity"], (
         "bits of filling per byte of text mean nothing"
     )
 
 
 def test_figures_of_a_uniform_guess_over_bytes() -> None:
-    found = figures(5.545177444479562)
+    found = nll_metrics(5.545177444479562)
     assert found["bits_per_byte"] == pytest.approx(8)
     assert found["perplexity"] == pytest.approx(256)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep.data.loading import Batch
-from samestep.recipes.mdlm.pt_files import EpochFiles, FitWithFiles, History
+from samestep.recipes.mdlm.pt_files import EpochFiles, FitWithEpochFiles, History
 from samestep.train.loop import Progress
 from samestep.train.pretrained.plain_resume import continue_from_file
 from samestep.world.world import World
@@ -36,9 +36,9 @@ def error(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
     return {"error": (module(batch["x"], batch["tokens"]) - batch["y"]).square().sum(1)}
 
 
-def task_of(folder: Path, world: World, strategy: str, continued: Path | None = None) -> FitWithFiles:
+def task_of(folder: Path, world: World, strategy: str, continued: Path | None = None) -> FitWithEpochFiles:
     rows = Points(13)
-    return FitWithFiles(
+    return FitWithEpochFiles(
         learner_of(made(Net), world, strategy),
         feed_of(rows, world, 5, 2, STEPS),
         error,
@@ -47,7 +47,7 @@ def task_of(folder: Path, world: World, strategy: str, continued: Path | None = 
     )
 
 
-def go(task: FitWithFiles, progress: Progress, until: int) -> None:
+def go(task: FitWithEpochFiles, progress: Progress, until: int) -> None:
     """As the loop does: step, validate at an epoch's end, and twice in the second epoch."""
     while progress.step < until:
         tick = progress.tick()
@@ -65,7 +65,7 @@ def run(folder: Path, strategy: str) -> None:
         assert not (folder / "checkpoint_epoch_2.pt").exists(), "validation could still follow"
         wanted = {"weights": weights_of(task.learner), "moments": moments_of(task.learner)}
         go(task, Progress(PER_EPOCH, step=2 * PER_EPOCH), STEPS)
-        task.write_due()
+        task.write_pending()
         if world.is_main:
             torch.save(wanted, folder / "wanted.pt")
     world.leave()
@@ -98,14 +98,14 @@ def test_a_run_goes_on_from_a_file_as_if_it_had_not_ended(tmp_path: Path) -> Non
     with default_dtype(torch.float64):
         whole = task_of(tmp_path / "whole", World.single(), "ddp")
         go(whole, Progress(PER_EPOCH), STEPS)
-        whole.write_due()
+        whole.write_pending()
         file = tmp_path / "whole" / "checkpoint_epoch_1.pt"
         resumed, progress = task_of(tmp_path / "resumed", World.single(), "ddp", continued=file), Progress(PER_EPOCH)
         resumed.learner.load_weights(torch.load(file, weights_only=True)["model_state_dict"])
         continue_from_file(file, [resumed.learner], progress)
         assert progress.step == PER_EPOCH
         go(resumed, progress, STEPS)
-        resumed.write_due()
+        resumed.write_pending()
     last = [torch.load(tmp_path / place / "checkpoint_epoch_3.pt", weights_only=True) for place in ("whole", "resumed")]
     assert not (tmp_path / "resumed" / "checkpoint_epoch_1.pt").exists()
     assert all(torch.equal(a, b) for a, b in zip(*(file["model_state_dict"].values() for file in last)))

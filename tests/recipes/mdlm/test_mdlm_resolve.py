@@ -20,7 +20,7 @@ from samestep.recipes.mdlm import MdlmConfig, corpus, recipe
 from samestep.recipes.mdlm.config import PRESETS
 from samestep.recipes.mdlm.corpus import DataConfig, load
 from samestep.recipes.mdlm.pretrained import as_config, special_ids
-from samestep.recipes.mdlm.resolve import check, origin, resolve
+from samestep.recipes.mdlm.resolve import check_corpus, initial_model, resolve
 from samestep.recipes.mdlm.stages import stages
 
 SHAPE = TransformerConfig(d_model=16, n_layers=1, n_heads=2, mlp_hidden_size=32, max_sequence_length=64)
@@ -52,7 +52,7 @@ def test_a_fresh_network_has_room_for_its_data(characters: Path) -> None:
     config = resolve(composed("--preset=tiny", f"--data_dir={characters}", "--data.sequence_length=null"))
     assert (config.model.vocab_size, config.model.embeddings) == (size, size)
     assert config.model.max_sequence_length == 300, "rows of 300 do not fit into the preset's 256"
-    check(config, load(config.data), origin(config))
+    check_corpus(config, load(config.data), initial_model(config))
     plain = resolve(composed("--preset=tiny"))
     assert (plain.model.vocab_size, plain.model.embeddings, plain.model.max_sequence_length) == (259, 259, 256)
 
@@ -60,7 +60,7 @@ def test_a_fresh_network_has_room_for_its_data(characters: Path) -> None:
 def test_an_embedding_that_is_rounded_up_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve(composed("--preset=small")).model.embeddings == 320
     larger = SimpleNamespace(vocabulary=replace(BYTES, size=4099, mask=4096, eos=4097))
-    monkeypatch.setattr("samestep.recipes.mdlm.resolve.tokenizer_of", lambda data: larger)
+    monkeypatch.setattr("samestep.recipes.mdlm.resolve.data_tokenizer", lambda data: larger)
     settled = resolve(composed("--preset=small")).model
     assert (settled.vocab_size, settled.embedding_size) == (4099, 4160)
 
@@ -74,7 +74,7 @@ def test_a_published_folder_decides_the_network(tmp_path: Path) -> None:
     folder = published(tmp_path / "model", dict(special_ids(BYTES)), vocab_size=259, embedding_size=300)
     config = resolve(composed("--preset=tiny", f"--model_name={folder}"))
     assert (config.model.d_model, config.model.n_layers, config.model.embeddings) == (16, 1, 300)
-    check(config, load(config.data), origin(config))
+    check_corpus(config, load(config.data), initial_model(config))
 
 
 def test_data_in_other_tokens_than_the_model_knows_is_refused(tmp_path: Path, characters: Path) -> None:
@@ -82,14 +82,14 @@ def test_data_in_other_tokens_than_the_model_knows_is_refused(tmp_path: Path, ch
     folder = published(tmp_path / "model", ids, vocab_size=400)
     config = resolve(composed("--preset=tiny", f"--model_name={folder}"))
     with pytest.raises(UserError, match=r"pydoc_data.topics is in other tokens than .*/model knows; prepare the text"):
-        check(config, load(config.data), origin(config))
+        check_corpus(config, load(config.data), initial_model(config))
 
 
 def test_a_model_without_room_for_the_rows_is_refused(tmp_path: Path) -> None:
     folder = published(tmp_path / "model", dict(special_ids(BYTES)), vocab_size=259)
     config = resolve(composed("--preset=tiny", f"--model_name={folder}", "--data.sequence_length=65"))
     with pytest.raises(UserError, match=r"model.max_sequence_length to 65 or more"):
-        check(config, load(config.data), origin(config))
+        check_corpus(config, load(config.data), initial_model(config))
 
 
 def test_a_model_that_is_not_here_is_refused_with_the_way_to_fetch_it() -> None:

@@ -12,7 +12,16 @@ from samestep.core.errors import UserError
 from samestep.data.tokenizer.vocabulary import BYTES, Vocabulary
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.recipes.mdlm import sampling
-from samestep.recipes.mdlm.sampling import Look, SamplingConfig, alike, evenly, fill, plan, sample, until_end
+from samestep.recipes.mdlm.sampling import (
+    SamplingConfig,
+    SamplingPass,
+    batches_by_shape,
+    evenly,
+    fill,
+    plan,
+    sample,
+    until_end,
+)
 
 
 def network(**changes: object) -> Transformer:
@@ -74,18 +83,18 @@ def test_any_options_write_exactly_what_was_asked(options: SamplingConfig, rows:
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(options_of(), st.data())
 def test_gaps_anywhere_are_filled_and_nothing_else_is_touched(options: SamplingConfig, data: st.DataObject) -> None:
-    """The given text may even look hidden: what is to be written is told, not guessed."""
+    """The given text may even look masked: what is to be written is told, not guessed."""
     length = options.length + data.draw(st.integers(0, 6))
     gaps = [data.draw(st.permutations(range(length)))[: options.length] for _ in range(3)]
-    hidden = torch.zeros(3, length, dtype=torch.bool)
+    masked = torch.zeros(3, length, dtype=torch.bool)
     for row, gap in enumerate(gaps):
-        hidden[row, gap] = True
+        masked[row, gap] = True
     tokens, ids = torch.full((3, length), BYTES.mask), torch.tensor([5, 2, 9])
     tokens[0] = 65
-    filled = fill(NETWORK, tokens, hidden, options, seed=0, ids=ids, vocabulary=BYTES)
-    assert torch.equal(filled[~hidden], tokens[~hidden])
-    assert not torch.isin(filled[hidden], torch.tensor(BYTES.forbidden(272))).any()
-    alone = fill(NETWORK, tokens[1:2], hidden[1:2], options, seed=0, ids=ids[1:2], vocabulary=BYTES)
+    filled = fill(NETWORK, tokens, masked, options, seed=0, ids=ids, vocabulary=BYTES)
+    assert torch.equal(filled[~masked], tokens[~masked])
+    assert not torch.isin(filled[masked], torch.tensor(BYTES.forbidden(272))).any()
+    alone = fill(NETWORK, tokens[1:2], masked[1:2], options, seed=0, ids=ids[1:2], vocabulary=BYTES)
     assert torch.equal(alone[0], filled[1])
 
 
@@ -128,13 +137,13 @@ def test_blocks_are_written_from_left_to_right_and_nothing_revealed_changes() ->
     module = LovesSpecials()
     plan = SamplingConfig(length=9, steps=6, block_length=4, temperature=1.0, remasking="random")
     final = sample(module, prompts_of(2, 1), plan, seed=0)
-    hidden = [shown[:, 1:] == BYTES.mask for shown in module.shown]
-    assert [int(row) for row in torch.stack(hidden).sum((1, 2))] == [18, 14, 10, 6, 2]  # one pass fewer: a block of one
+    masked = [shown[:, 1:] == BYTES.mask for shown in module.shown]
+    assert [int(row) for row in torch.stack(masked).sum((1, 2))] == [18, 14, 10, 6, 2]  # one pass fewer: a block of one
     for shown in module.shown:
         known = shown != BYTES.mask
         assert torch.equal(shown[known], final[known])
-    assert not hidden[2][:, :4].any()
-    assert hidden[1][:, 4:].all()
+    assert not masked[2][:, :4].any()
+    assert masked[1][:, 4:].all()
 
 
 class Fixed(nn.Module):
@@ -162,7 +171,7 @@ def test_low_confidence_keeps_the_surest_first() -> None:
 
 def test_ties_go_to_the_left_whatever_was_surer_before() -> None:
     class Level(nn.Module):
-        """Surest on the right while all is hidden; then indifferent."""
+        """Surest on the right while all is masked; then indifferent."""
 
         def forward(self, tokens: Tensor) -> Tensor:
             shown.append((tokens[0] == BYTES.mask).tolist())
@@ -263,12 +272,12 @@ def test_nothing_is_written_behind_the_block_that_holds_an_end() -> None:
 
 
 def test_a_gap_that_ends_does_not_end_the_text_behind_it() -> None:
-    hidden = torch.tensor([[True, True, False, True, True, True, False]])
+    masked = torch.tensor([[True, True, False, True, True, True, False]])
     options = SamplingConfig(length=5, steps=5, block_length=1, temperature=0.0)
     filled = fill(
         Ending(),
         torch.full((1, 7), 80),
-        hidden,
+        masked,
         options,
         seed=0,
         ids=torch.zeros(1).long(),
@@ -312,20 +321,22 @@ def test_noise_is_made_for_hidden_places_alone_and_in_parts_that_change_nothing(
 
 
 def test_who_watches_sees_every_token_come_once() -> None:
-    looks: list[Look] = []
+    passes_seen: list[SamplingPass] = []
     shots: list[Tensor] = []
 
-    def observe(look: Look) -> None:
-        looks.append(look)
-        shots.append(look.tokens.clone())
+    def observe(current: SamplingPass) -> None:
+        passes_seen.append(current)
+        shots.append(current.tokens.clone())
 
     options = SamplingConfig(length=7, steps=3, temperature=1.0)
     final = sample(NETWORK, prompts_of(2, 2), options, seed=0, observe=observe)
-    assert [(look.done, look.passes) for look in looks] == [(0, 3), (1, 3), (2, 3), (3, 3)]
-    assert torch.equal(torch.cat([look.places for look in looks], 1).sort(1).values, torch.arange(2, 9).expand(2, -1))
-    for before, after, look in zip(shots, shots[1:], looks[1:]):
-        assert torch.equal(before.scatter(1, look.places, after.gather(1, look.places)), after)
-        assert bool(((look.probability > 0) & (look.probability <= 1)).all())
+    assert [(current.done, current.passes) for current in passes_seen] == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    assert torch.equal(
+        torch.cat([current.columns for current in passes_seen], 1).sort(1).values, torch.arange(2, 9).expand(2, -1)
+    )
+    for before, after, current in zip(shots, shots[1:], passes_seen[1:]):
+        assert torch.equal(before.scatter(1, current.columns, after.gather(1, current.columns)), after)
+        assert bool(((current.probability > 0) & (current.probability <= 1)).all())
     assert torch.equal(shots[-1], final)
 
 
@@ -338,7 +349,7 @@ def test_any_type_of_arithmetic_will_do(dtype: torch.dtype) -> None:
 
 @given(st.lists(st.integers(0, 3)), st.integers(1, 4))
 def test_batches_hold_one_shape_and_everything_once(shapes: list[int], size: int) -> None:
-    batches = alike(shapes, size)
+    batches = batches_by_shape(shapes, size)
     assert sorted(number for batch in batches for number in batch) == list(range(len(shapes)))
     assert all(len({shapes[number] for number in batch}) == 1 and len(batch) <= size for batch in batches)
 
