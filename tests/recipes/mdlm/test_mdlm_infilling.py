@@ -1,4 +1,4 @@
-"""Pages: given text stays as it is, gaps get exactly their tokens, and templates of any shape may come together."""
+"""Infilling: given text stays unchanged, gaps get exactly their tokens, and templates of any shape can be mixed."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def shape_of(template: Template) -> list[str | int]:
         ("(.)(.)", "(.)", [8, 8]),
     ],
 )
-def test_what_a_prompt_describes(prompt: str, gap: str | None, expected: list[str | int]) -> None:
+def test_prompts_become_templates(prompt: str, gap: str | None, expected: list[str | int]) -> None:
     template = parse_template(prompt, 8, BYTE, gap)
     assert shape_of(template) == expected
     assert len(template.tokens(BYTES.mask)) == len(template.masked()) == template.shape()[0]
@@ -45,7 +45,7 @@ def test_what_a_prompt_describes(prompt: str, gap: str | None, expected: list[st
 
 
 @pytest.mark.parametrize(("prompt", "gap", "message"), [("a [[0]]", None, r"\[\[0\]\]"), ("a", "", "--gap")])
-def test_gaps_that_are_none_are_refused(prompt: str, gap: str | None, message: str) -> None:
+def test_invalid_gaps_are_refused(prompt: str, gap: str | None, message: str) -> None:
     with pytest.raises(UserError, match=message):
         parse_template(prompt, 8, BYTE, gap)
 
@@ -58,7 +58,7 @@ TEXTS = st.text(st.characters(exclude_characters="[]", exclude_categories=["Cs"]
     st.lists(st.lists(TEXTS | st.integers(1, 6), min_size=1, max_size=4), min_size=1, max_size=4),
     st.integers(1, 3),
 )
-def test_any_pages_are_filled_each_as_if_it_were_alone(wanted: list[list[str | int]], size: int) -> None:
+def test_any_templates_are_filled_each_as_if_it_were_alone(wanted: list[list[str | int]], size: int) -> None:
     prompts = ["".join(part if isinstance(part, str) else f"[[{part}]]" for part in parts) for parts in wanted]
     templates = [parse_template(prompt, 5, BYTE) for prompt in prompts]
     options = SamplingConfig(length=5, steps=24, block_length=3, temperature=1.0, stop=False)
@@ -68,10 +68,10 @@ def test_any_pages_are_filled_each_as_if_it_were_alone(wanted: list[list[str | i
         for number, row in zip(batch, rows):
             template = templates[number]
             masked = template.masked()
-            assert [t for t, gone in zip(row, masked) if not gone] == [
+            assert [t for t, is_masked in zip(row, masked) if not is_masked] == [
                 t for part in template.parts if isinstance(part, GivenText) for t in part.tokens
             ]
-            assert not {t for t, gone in zip(row, masked) if gone} & set(BYTES.forbidden(260))
+            assert not {t for t, is_masked in zip(row, masked) if is_masked} & set(BYTES.forbidden(260))
             assert fill_templates(NETWORK, [template], options, ids=[number], **rules) == [row]  # type: ignore[arg-type]
             text, gaps = template.read(row, BYTE)
             pieces = iter(gaps)
@@ -80,7 +80,7 @@ def test_any_pages_are_filled_each_as_if_it_were_alone(wanted: list[list[str | i
             )
 
 
-def test_reading_ends_a_gap_at_its_end_and_goes_on_behind_it() -> None:
+def test_the_text_of_a_gap_stops_at_its_end_and_continues_after_it() -> None:
     template = parse_template("é[[4]]![[3]]", 8, BYTE)
     row = [*"é".encode(), 65, BYTES.eos, 66, 67, 33, 68, 69, 70]
     assert template.read(row, BYTE) == ("éA!DEF", ["A", "DEF"])
@@ -89,16 +89,16 @@ def test_reading_ends_a_gap_at_its_end_and_goes_on_behind_it() -> None:
     assert parse_template("[[2]]!", 8, BYTE).visible_length([BYTES.eos, 65, 33], BYTES) == 3
 
 
-def test_a_chat_is_asked_in_the_manner_of_training() -> None:
+def test_a_chat_has_the_format_of_training() -> None:
     tokenizer = CharTokenizer({c: n for n, c in enumerate("\n aeinrstuHi?")}, Vocabulary(20, 14, 15, 16, 17, (18, 19)))
     template = answer_template(" Hi? ", 4, tokenizer)
-    said = [*tokenizer.encode("\n\nHi?"), 17]
+    question = [*tokenizer.encode("\n\nHi?"), 17]
     head = [
         16,
         18,
         *tokenizer.encode("user"),
         19,
-        *said,
+        *question,
         18,
         *tokenizer.encode("assistant"),
         19,

@@ -59,7 +59,7 @@ def test_the_bound_is_unbiased(method: Callable[..., dict[str, Tensor]], options
     assert abs(off) < 3 * deviation
 
 
-def test_dividing_by_hidden_tokens_would_fail_that_test() -> None:
+def test_dividing_by_masked_tokens_would_fail_that_test() -> None:
     toy, target = ExactConditionals(), objective()
     batch = batch_of(toy_rows(toy, 100_000))
     found = target.loss(toy, batch)["nll"]
@@ -73,7 +73,7 @@ def test_dividing_by_hidden_tokens_would_fail_that_test() -> None:
 
 
 class Recorder(nn.Module):
-    """Remembers what it was shown, and predicts nothing."""
+    """Records its inputs, and predicts nothing."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ def test_noise_follows_seed_and_epoch() -> None:
     assert not any(torch.equal(a, b) for a, b in itertools.combinations(shown, 2))
 
 
-def test_tokens_are_hidden_with_the_probability_of_their_row() -> None:
+def test_tokens_are_masked_with_the_probability_of_their_row() -> None:
     target, recorder = objective(BYTES, least=0.05), Recorder(BYTES.size)
     batch = batch_of(text_rows(200, 200))
     target.loss(recorder, batch)
@@ -179,7 +179,7 @@ def small_network() -> Transformer:
     return Transformer(TransformerConfig(d_model=16, n_layers=1, n_heads=2, mlp_hidden_size=16))
 
 
-def test_nothing_hidden_is_a_zero_that_hangs_on_every_parameter() -> None:
+def test_a_row_without_masked_tokens_is_a_zero_that_depends_on_every_parameter() -> None:
     network = small_network()
     nothing = batch_of(text_rows(3, 8), lengths=torch.zeros(3, dtype=torch.int64))
     found = objective(BYTES).loss(network, nothing)["nll"]
@@ -188,7 +188,7 @@ def test_nothing_hidden_is_a_zero_that_hangs_on_every_parameter() -> None:
     assert all(p.grad is not None and not p.grad.any() for p in network.parameters())
 
 
-def test_the_loss_is_the_weighted_cross_entropy_of_the_hidden_tokens() -> None:
+def test_the_loss_is_the_weighted_cross_entropy_of_the_masked_tokens() -> None:
     network, target = small_network().double(), objective(BYTES)
     batch = batch_of(text_rows(5, 12))
     recorder = Recorder(BYTES.size)
@@ -221,7 +221,7 @@ def questions(rows: int = 40, length: int = 16) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("method", [Objective.loss, Objective.measure])
-def test_a_prompt_is_never_hidden_and_never_counted(method: Callable[..., dict[str, Tensor]]) -> None:
+def test_a_prompt_is_never_masked_and_never_counted(method: Callable[..., dict[str, Tensor]]) -> None:
     target, recorder, batch = objective(BYTES, sft=True, norm="token"), Recorder(BYTES.size), questions()
     found = method(target, recorder, batch)["nll"]
     given = torch.arange(16) < batch["prompt"][:, None]
@@ -234,7 +234,7 @@ def test_a_prompt_is_never_hidden_and_never_counted(method: Callable[..., dict[s
     assert torch.equal(found > 0, masked)
 
 
-def test_padding_behind_an_answer_is_hidden_and_counted_as_answer() -> None:
+def test_padding_after_an_answer_is_masked_and_counted_as_answer() -> None:
     tokens = text_rows(300, 16)
     tokens[:, 10:] = BYTES.eos
     batch = batch_of(tokens, prompts=torch.full((300,), 4))
@@ -264,7 +264,7 @@ def test_rows_are_means_of_their_own_only_in_fine_tuning() -> None:
     assert objective(sft=True, norm="token").norm == "token"
 
 
-def test_prompts_without_any_answer_are_a_zero_that_hangs_on_every_parameter() -> None:
+def test_prompts_without_an_answer_are_a_zero_that_depends_on_every_parameter() -> None:
     network, batch = small_network(), batch_of(text_rows(3, 8), prompts=torch.full((3,), 8))
     for norm in ("token", "sequence", "batch"):
         network.zero_grad()
@@ -275,7 +275,7 @@ def test_prompts_without_any_answer_are_a_zero_that_hangs_on_every_parameter() -
     assert objective(BYTES, sft=True).count(batch)["nll"].tolist() == [0, 0, 0]
 
 
-def test_figures_of_tokens_that_are_several_bytes() -> None:
+def test_metrics_of_tokens_that_are_several_bytes() -> None:
     assert nll_metrics(3.0, bytes_per_token=4.0)["bits_per_byte"] == pytest.approx(
         nll_metrics(3.0)["bits_per_byte"] / 4
     )
@@ -285,7 +285,7 @@ def test_figures_of_tokens_that_are_several_bytes() -> None:
     )
 
 
-def test_figures_of_a_uniform_guess_over_bytes() -> None:
+def test_metrics_of_a_uniform_guess_over_bytes() -> None:
     found = nll_metrics(5.545177444479562)
     assert found["bits_per_byte"] == pytest.approx(8)
     assert found["perplexity"] == pytest.approx(256)

@@ -1,4 +1,4 @@
-"""Trained networks opened from a run, a checkpoint or a published folder, and written as the latter."""
+"""Trained networks opened from a run, a checkpoint or a published folder, and exported as a folder."""
 
 import errno
 import json
@@ -122,7 +122,7 @@ def test_averaged_weights_are_the_ones_to_use(make_run: Make) -> None:
     assert torch.equal(logits(open_trained("out")), network(9)(TOKENS))
 
 
-def test_the_tokenizer_travels_along(make_run: Make) -> None:
+def test_the_tokenizer_is_exported_too(make_run: Make) -> None:
     tokenizer = CharTokenizer.of("abcdef")
     rundir = make_run(replace(SHAPE, vocab_size=tokenizer.vocabulary.size), tokenizer=tokenizer)
     (rundir.artifacts("pretrain") / "tokenizer" / "tokenizer_config.json").write_text('{"model_max_length": 7}')
@@ -193,7 +193,7 @@ def test_a_folder_is_adopted_or_not(make_run: Make, tmp_path: Path) -> None:
     config = read_pretrained(exported("a", "out"))
     assert config is not None
     assert config.model.kv_heads == 2
-    assert config.sampling.length == 64, "no longer than the network takes"
+    assert config.sampling.length == 64, "no longer than the network accepts"
     assert read_pretrained(rundir.path) is None
     assert read_pretrained(tmp_path) is None
 
@@ -205,15 +205,15 @@ def test_a_folder_is_sampled_as_its_run_was(make_run: Make) -> None:
     assert open_trained("out").config.sampling == how
     for broken in ('{"heat": 1}', '{"length": 0}', '{"len', "[1]"):
         (folder / "sampling.json").write_text(broken)
-        with pytest.raises(UserError, match=r"out/sampling.json cannot be used \(mend it or remove it\): "):
+        with pytest.raises(UserError, match=r"out/sampling.json cannot be used \(fix it or remove it\): "):
             open_trained("out")
     (folder / "sampling.json").unlink()
-    assert open_trained("out").config.sampling == SamplingConfig(length=64), "as others publish theirs: ours"
+    assert open_trained("out").config.sampling == SamplingConfig(length=64), "without the file, the default settings"
 
 
 def test_settings_that_contradict_the_first_weights_are_refused() -> None:
     usual = TransformerConfig(d_model=96, n_heads=3)
-    assert resolve_network("out", SHAPE, usual, usual) == SHAPE, "a preset's network gives way"
+    assert resolve_network("out", SHAPE, usual, usual) == SHAPE, "the pretrained network replaces that of the preset"
     asked = replace(usual, max_sequence_length=16, n_kv_heads=2, n_layers=2, n_heads=4)
     with pytest.raises(UserError, match=r"model.n_layers=5 contradicts out, where it is 2; leave the setting out"):
         resolve_network("out", SHAPE, replace(asked, n_layers=5), usual)
@@ -227,7 +227,7 @@ def test_settings_that_contradict_the_first_weights_are_refused() -> None:
 def test_an_existing_folder_is_replaced_only_on_request_and_only_a_model(make_run: Make) -> None:
     make_run()
     Path("out").mkdir()
-    exported("a", "out")  # an empty folder is in nobody's way
+    exported("a", "out")  # an empty folder is replaced
     with pytest.raises(UserError, match="out exists; choose another folder, or replace it with --overwrite"):
         exported("a", "out")
     exported("a", "out", overwrite=True, dtype="bf16")
@@ -255,7 +255,7 @@ def test_a_full_disk_leaves_what_was_there(make_run: Make, monkeypatch: pytest.M
 
 def test_a_causal_network_has_no_published_form(make_run: Make) -> None:
     make_run(replace(SHAPE, causal=True))
-    with pytest.raises(UserError, match="knows no causal network"):
+    with pytest.raises(UserError, match="has no causal networks"):
         exported("a", "out")
 
 

@@ -1,4 +1,4 @@
-"""checkpoint_epoch_N.pt holds what older scripts expect, at any split; a run goes on from one as if uninterrupted."""
+"""checkpoint_epoch_N.pt holds what older scripts expect, for any sharding; a run continues from one without a break."""
 
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,7 @@ def test_a_file_holds_what_older_scripts_expect(nproc: int, strategy: str, tmp_p
     assert optimizer.param_groups[0]["lr"] == rate(2 * PER_EPOCH)
 
 
-def test_a_run_goes_on_from_a_file_as_if_it_had_not_ended(tmp_path: Path) -> None:
+def test_a_run_continues_from_a_file_as_if_it_had_not_ended(tmp_path: Path) -> None:
     with default_dtype(torch.float64):
         whole = task_of(tmp_path / "whole", World.single(), "ddp")
         go(whole, Progress(PER_EPOCH), STEPS)
@@ -130,9 +130,9 @@ def test_an_old_file_without_an_optimizer_says_what_it_lacks(tmp_path: Path, cap
 
 def test_of_several_validations_in_an_epoch_the_last_counts() -> None:
     history = History()
-    history.validated(0, 3.0)
-    history.validated(0, 2.0)
-    history.validated(1, 1.0)
+    history.add_validation(0, 3.0)
+    history.add_validation(0, 2.0)
+    history.add_validation(1, 1.0)
     assert history.val == [2.0, 1.0]
     other = History()
     other.load_state_dict(history.state_dict())
