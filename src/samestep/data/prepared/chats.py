@@ -182,19 +182,19 @@ class _RowWriter:
 
     def add(self, row: ChatRow, cut: bool) -> None:
         """Write a row if its prompt leaves room for an answer."""
-        room = self.writing.row_length
-        if row.prompt >= room or (len(row.tokens) > room and not cut):
+        longest = self.writing.row_length
+        if row.prompt >= longest or (len(row.tokens) > longest and not cut):
             self.left_out += 1
             return
-        tokens = np.array(row.tokens[:room], dtype=self.writing.dtype)
+        tokens = np.array(row.tokens[:longest], dtype=self.writing.dtype)
         self.writing.check(tokens)
         self._index.append(np.array([self.shards.tokens, len(tokens), row.prompt]))
         self.shards.append(tokens)
         self.rows += 1
-        self.answer_tokens += room - row.prompt
-        if len(row.tokens) > room:
+        self.answer_tokens += longest - row.prompt
+        if len(row.tokens) > longest:
             self.cut += 1
-            self.answer_bytes += len(self.writing.tokenizer.decode(row.tokens[row.prompt : room]).encode("utf-8"))
+            self.answer_bytes += len(self.writing.tokenizer.decode(row.tokens[row.prompt : longest]).encode("utf-8"))
         else:
             self.answer_bytes += row.size
 

@@ -93,13 +93,13 @@ def read_pieces(sources: Sequence[TextSource], field: str) -> Iterator[Piece]:
 
 
 def _pieces(source: TextSource, document: int) -> Iterator[Piece]:
-    held = ""
+    rest = ""
     for text in _decoded(source):
-        held += text
-        edge = edge_of(held)
-        yield Piece(document, held[:edge], last=False)
-        held = held[edge:]
-    yield Piece(document, held, last=True)
+        rest += text
+        edge = edge_of(rest)
+        yield Piece(document, rest[:edge], last=False)
+        rest = rest[edge:]
+    yield Piece(document, rest, last=True)
 
 
 def _decoded(source: TextSource) -> Iterator[str]:

@@ -116,9 +116,9 @@ def read_subword(
     records = [read_record(folder / f"{name}.json") for name in ("tokenizer_config", "special_tokens_map", "config")]
     special = find_specials(records, inner.token_to_id, known_ids(records))
     special["eos"] = special["eos"] if special["eos"] is not None else special["pad"]
-    for role, asked in (("mask", mask_token), ("eos", eos_token)):
-        if asked is not None:
-            special[role] = _requested(inner, role, asked)
+    for role, named in (("mask", mask_token), ("eos", eos_token)):
+        if named is not None:
+            special[role] = _requested(inner, role, named)
         elif special[role] is None and role in required:
             raise UserError(
                 f"Name the {role} token with --{role}_token: one of the tokenizer's tokens, its number, or {NEW!r} to "
@@ -153,14 +153,14 @@ def _vocabulary(inner: "tokenizers.Tokenizer", special: Specials) -> Vocabulary:
     return Vocabulary(size, mask, eos, special["bos"], eot, headers, tuple(sorted(silent)))
 
 
-def _requested(inner: "tokenizers.Tokenizer", role: str, asked: str) -> int:
-    if asked == NEW:
+def _requested(inner: "tokenizers.Tokenizer", role: str, named: str) -> int:
+    if named == NEW:
         spelling = next(s for s in SPELLINGS[role] if inner.token_to_id(s) is None)
         inner.add_special_tokens([_library().AddedToken(spelling, special=True, normalized=False)])
-        asked = spelling
-    number = int(asked) if asked.isdigit() else inner.token_to_id(asked)
+        named = spelling
+    number = int(named) if named.isdigit() else inner.token_to_id(named)
     if number is None or inner.id_to_token(number) is None:
-        raise UserError(f"Give --{role}_token a token of the tokenizer, or {NEW!r} to add one; it has no {asked!r}.")
+        raise UserError(f"Give --{role}_token a token of the tokenizer, or {NEW!r} to add one; it has no {named!r}.")
     return number
 
 

@@ -159,10 +159,10 @@ def find_specials(
 def _named(record: Mapping[str, Any], role: str, lookup: Lookup) -> Iterator[int | None]:
     """A record's ids for a role: `mask_token_id: 5`, `mask_token: "<mask>"`, `special_tokens: {"mask": 5}`..."""
     inner = record.get("special_tokens")
-    places = (record, inner) if isinstance(inner, Mapping) else (record,)
-    for place in places:
+    sections = (record, inner) if isinstance(inner, Mapping) else (record,)
+    for section in sections:
         for key in (f"{role}_token_id", f"{role}_id", f"{role}_token", role):
-            yield _number(place.get(key), lookup)
+            yield _number(section.get(key), lookup)
 
 
 def _number(value: Any, lookup: Lookup) -> int | None:

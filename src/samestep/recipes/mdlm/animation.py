@@ -117,11 +117,11 @@ def show_passes(tokenizer: Tokenizer, console: Console) -> Iterator[Observer]:
 
 
 def _draw(current: SamplingPass, trace: RevealTrace, tokenizer: Tokenizer, live: Live) -> None:
-    begun = time.monotonic()
+    start = time.monotonic()
     trace(current)
     rows = [_row(current, trace, tokenizer, number) for number in range(len(current.tokens))]
     live.update(Group(_headline(current, trace), *rows), refresh=True)
-    time.sleep(max(0.0, SECONDS_PER_PASS - (time.monotonic() - begun)))
+    time.sleep(max(0.0, SECONDS_PER_PASS - (time.monotonic() - start)))
 
 
 def _print(current: SamplingPass, trace: RevealTrace, tokenizer: Tokenizer, console: Console) -> None:

@@ -33,9 +33,9 @@ class DataConfig:
     """A folder that `samestep data prepare` wrote, or a local text or JSONL file, read as bytes; null is the English
     text that comes with Python (`pydoc_data.topics`)."""
     field: str = "text"
-    """Where a line of a JSONL file holds its text."""
+    """The field of a JSONL line that holds its text."""
     sequence_length: int | None = None
-    """Tokens in a row of running text; null is what the prepared folder says, or 128. Chats and older folders have
+    """Tokens in a row of running text; null is that of the prepared folder, or 128. Chats and older folders have
     rows of their own length."""
     validation_fraction: float = 0.1
     """Share of a text file, at its end, that is kept for validation; a prepared folder has its own."""
@@ -65,7 +65,7 @@ class Corpus:
     tokenizer: Tokenizer
     """The tokenizer of the text."""
     origin: text.Tokens | Mapping[str, Any]
-    """What the corpus's hash is taken of: its tokens, or the metadata of a folder."""
+    """What the hash of the corpus is computed from: its tokens, or the metadata of a folder."""
     validation_bytes_per_token: float | None = 1.0
     """Bytes of text per token that counts in validation; 1 if tokens are bytes. None for chats: most of the tokens that
     count are padding after an answer, and stand for no text."""

@@ -124,7 +124,7 @@ class HarnessModel:
             size = self.config.model.max_sequence_length
             texts = [self.tokenizer.encode(requests[number].args[0]) for number in mine]
             rows = [[text[at : at + size] for at in range(0, len(text), size)] for text in texts]
-            keys = [(number << 32) + place for number, parts in zip(mine, rows) for place in range(len(parts))]
+            keys = [(number << 32) + at for number, parts in zip(mine, rows) for at in range(len(parts))]
             means = iter(self._likelihoods([([], part) for parts in rows for part in parts], keys))
             return [sum(next(means) for _ in parts) for parts in rows]
 

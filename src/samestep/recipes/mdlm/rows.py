@@ -22,7 +22,7 @@ class _BaseRows:
         raise NotImplementedError
 
     def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """Many rows at once; only the pages they lie on are read."""
+        """Many rows at once; only the memory pages that hold them are read."""
         raise NotImplementedError
 
     def origins(self) -> list[DataFile | np.ndarray]:
@@ -53,7 +53,7 @@ class TextRows(_BaseRows):
         return -(-len(self.tokens) // self.length)
 
     def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """Many rows at once; only the pages they lie on are read."""
+        """Many rows at once; only the memory pages that hold them are read."""
         starts = np.asarray(indices, dtype=np.int64) * self.length
         positions = starts[:, None] + np.arange(self.length)
         total = len(self.tokens)
@@ -83,7 +83,7 @@ class AnswerRows(_BaseRows):
         return len(self.index) // 3
 
     def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """Many rows at once; only the pages they lie on are read."""
+        """Many rows at once; only the memory pages that hold them are read."""
         entries = np.asarray(indices, dtype=np.int64)[:, None] * 3 + np.arange(3)
         start, real, prompt = (column[:, None] for column in self.index[entries].astype(np.int64).T)
         positions = np.arange(self.length)
@@ -110,7 +110,7 @@ class FixedRows(_BaseRows):
         return self._count
 
     def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """Many rows at once; only the pages they lie on are read."""
+        """Many rows at once; only the memory pages that hold them are read."""
         tokens = self.tokens[np.asarray(indices, dtype=np.int64)].astype(np.int64)
         return _batch(tokens, np.full(len(tokens), self.length), np.zeros(len(tokens), dtype=np.int64))
 

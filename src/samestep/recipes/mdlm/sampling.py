@@ -83,16 +83,16 @@ KEEP = noise.purpose("mdlm.keep")
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """How text is written from a trained network."""
+    """How text is sampled from a trained network."""
 
     length: int = 96
-    """Tokens to write."""
+    """Tokens to generate."""
     steps: int = 48
     """Forward passes in all; each reveals an equal share of the tokens."""
     block_length: int | None = None
     """Write from left to right in blocks of this many tokens; null is one block, all positions at once."""
     temperature: float = 0.7
-    """0 takes the likeliest token, 1 draws from the network's own probabilities."""
+    """0 takes the likeliest token, 1 samples from the network's own probabilities."""
     remasking: Literal["low_confidence", "random"] = "low_confidence"
     """Which drafts are masked again after a pass: low_confidence (keep the most confident) or random."""
     cfg_scale: float = 0.0

@@ -69,7 +69,7 @@ def build(bench: Bench) -> Fit:
     resolve.check_corpus(config, text, initial)
     objective = Objective(config.objective, text.tokenizer.vocabulary, config.seed, text.sft)
     feed = bench.feed(text.train, count=objective.count)
-    if bench.world.is_main:  # once the data is known to be the run's own; its hash is known then, too
+    if bench.world.is_main:  # after the feed has checked the data, which also computed its hash
         write_json(bench.artifact("corpus.json"), text.describe())
         if not bench.resumed:
             _keep_tokenizer(initial, text, bench.artifact(TOKENIZER))
@@ -127,8 +127,8 @@ def _show_samples(task: Fit, bench: Bench) -> None:
     for number in range(config.samples_at_end):
         row = text.validation[number % len(text.validation)]
         prompt = row["tokens"][: int(row["prompt"])]
-        room = config.model.max_sequence_length - len(prompt)
-        options = replace(config.sampling, length=min(config.sampling.length, room))
+        longest = config.model.max_sequence_length - len(prompt)
+        options = replace(config.sampling, length=min(config.sampling.length, longest))
         ids = torch.tensor([number], device=bench.world.device)
         generating = bench.world.watch.doing("generate")
         with generating, task.weights_in_use(), task.learner.inference() as module:
