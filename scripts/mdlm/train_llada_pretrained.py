@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Fine-tune a published LLaDA model: `samestep train mdlm --preset llada-8b` under a familiar name, with familiar flags.
+"""Fine-tune a published LLaDA model: `samestep train mdlm --preset llada-8b` under its older name, with familiar flags.
 
     python scripts/mdlm/train_llada_pretrained.py --model_name LLaDA-8B-Instruct --data_dir shakespeare_processed \\
         --batch_size 1 --epochs 3 --learning_rate 2e-5 --save_dir checkpoints --pt_checkpoints

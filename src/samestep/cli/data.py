@@ -62,7 +62,6 @@ def _prepare(names: Sequence[str], config: PrepareConfig, text: str | None) -> N
     from samestep.data.prepared.prepare import prepare
     from samestep.data.prepared.sources import find_sources, shakespeare
     from samestep.data.prepared.writing import refuse_existing
-    from samestep.recipes.mdlm.tokenizer import read_tokenizer
     from samestep.train.logging.console import Screen
 
     with Screen(visible=True) as screen, tempfile.TemporaryDirectory() as folder:
@@ -73,10 +72,17 @@ def _prepare(names: Sequence[str], config: PrepareConfig, text: str | None) -> N
         else:
             sources = find_sources(names)
         metadata = prepare(
-            sources, config, lambda what, done, total: screen.advance(what, done, total, "bytes"), read_tokenizer
+            sources, config, lambda what, done, total: screen.advance(what, done, total, "bytes"), _read_tokenizer
         )
     screen.banner("prepared", _summary(config, metadata))
     screen.say("next: " + " ".join(_next(config, metadata)))
+
+
+def _read_tokenizer(folder: Path, mask_token: str | None, eos_token: str | None) -> Any:
+    """The tokenizer in a folder as the recipe mdlm reads it; imported only for a folder, since that takes seconds."""
+    from samestep.recipes.mdlm.tokenizer import read_tokenizer
+
+    return read_tokenizer(folder, mask_token, eos_token)
 
 
 def _summary(config: PrepareConfig, found: Mapping[str, Any]) -> dict[str, str]:
