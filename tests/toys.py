@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep.data.feed import Feed
-from samestep.data.loading import Count
+from samestep.data.loading import RowWeights
 from samestep.data.order import Order, Sequential, Shuffled
 from samestep.launch.local import start
 from samestep.parallel.wrap import full_tensor, wrap
@@ -93,7 +93,13 @@ def learner_of(module: nn.Module, world: World, strategy: str, **changes: Any) -
 
 
 def feed_of(
-    rows: Any, world: World, batch: int, micro: int, steps: int, count: Count | None = None, order: Order | None = None
+    rows: Any,
+    world: World,
+    batch: int,
+    micro: int,
+    steps: int,
+    count: RowWeights | None = None,
+    order: Order | None = None,
 ) -> Feed:
     """A shuffled feed."""
     order = order or Shuffled(len(rows), batch, seed=3)

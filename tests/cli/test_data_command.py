@@ -51,9 +51,9 @@ def test_a_chat_says_what_was_cut(capsys: pytest.CaptureFixture[str]) -> None:
         (["prepare", "--out", "x"], "name what to prepare first"),
         (["prepare", "book.txt", "--from", "book.txt"], "--from goes with"),
         (["prepare", "book.txt", "--bogus", "1"], "no setting 'bogus'"),
-        (["prepare", "none.txt"], "there is none at none.txt"),
-        (["prepare", "book.txt", "--out", "book.txt"], "something else than prepared data"),
-        (["prepare", "shakespeare", "--from", "none.txt"], "there is none at none.txt"),
+        (["prepare", "none.txt"], "none.txt does not exist"),
+        (["prepare", "book.txt", "--out", "book.txt"], "exists and is not prepared data"),
+        (["prepare", "shakespeare", "--from", "none.txt"], "none.txt does not exist"),
     ],
 )
 def test_mistakes_are_one_sentence(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

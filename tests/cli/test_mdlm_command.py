@@ -60,7 +60,7 @@ def test_another_run_begins_with_the_network_of_the_first_and_refuses_other_toke
     data = chats(shell.folder)
     codes, output = shell("train", "mdlm", *SMALL, *flags, "--model_name", "runs/a", "--data_dir", str(data))
     assert codes == [2]
-    assert "is in other tokens than runs/a knows; prepare the text with its tokenizer" in output
+    assert "has other tokens than runs/a; prepare the text with the model's tokenizer" in output
 
 
 def test_the_scripts_that_people_know(shell: Shell) -> None:

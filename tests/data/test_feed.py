@@ -1,4 +1,4 @@
-"""A feed shares any step out to the ranks: every row once, equal micro-batch counts, global weights."""
+"""A feed divides any step among the ranks: every row once, equal micro-batch counts, global weights."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from samestep.core.errors import UserError
 from samestep.data import feed as feed_module
-from samestep.data.feed import QUICK, TOGETHER, Feed, MicroBatches
+from samestep.data.feed import FAST_LOAD, STEPS_PER_MESSAGE, Feed, MicroBatches
 from samestep.data.loading import Batch
 from samestep.data.order import VALIDATION_EPOCH, Order, Sequential, Shuffled
 from samestep.world.rank_discovery import RankInfo
@@ -46,7 +46,7 @@ def same(one: MicroBatches, other: MicroBatches) -> bool:
 
 
 class OneByOne:
-    """Only __getitem__, as most datasets have it."""
+    """Only __getitem__, as in most datasets."""
 
     def __init__(self, size: int) -> None:
         self.points = Points(size)
@@ -95,10 +95,10 @@ def check_share(share: MicroBatches, rows: Points, ids: np.ndarray, micro: int) 
     """The rows of a batch are those its ids name; a filler is a real row."""
     assert np.array_equal(share.ids, ids)
     for (start, stop), batch in zip(share.spans, share.batches):
-        held = len(batch["ids"])
-        assert 1 <= held <= micro
-        assert (stop - start, bool(batch["live"].all())) == ((held, True) if stop > start else (0, False))
-        assert stop > start or held == 1
+        size = len(batch["ids"])
+        assert 1 <= size <= micro
+        assert (stop - start, bool(batch["live"].all())) == ((size, True) if stop > start else (0, False))
+        assert stop > start or size == 1
         assert torch.equal(batch["x"].double(), rows.x[batch["ids"][:, 1]].to(batch["x"].dtype).double())
 
 
@@ -129,7 +129,7 @@ def test_workers_bring_the_same_batches_as_none() -> None:
         assert all(same(a, b) for a, b in zip(alone, feed(workers, prefetch), strict=True))
 
 
-def test_a_list_called_rows_is_no_method() -> None:
+def test_a_list_called_rows_is_not_a_method() -> None:
     class Table(OneByOne):
         rows = ("a", "list")
 
@@ -154,7 +154,7 @@ def test_a_task_may_use_more_steps_than_are_planned(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_loading_leaves_torchs_generator_alone(workers: int) -> None:
-    """A resumed run opens its loaders at another moment than the one that was never stopped, and must draw the same."""
+    """A resumed run opens its loaders at another step than an uninterrupted one, and must draw the same numbers."""
     before = torch.get_rng_state()
     feed = Feed(Points(9), Shuffled(9, 4, seed=5), World.single(), micro_rows=2, length=3, workers=workers)
     feed[1]
@@ -192,7 +192,7 @@ def test_what_only_filler_rows_weigh_does_not_count() -> None:
 
 
 class Huge:
-    """A million million rows that nobody could hold."""
+    """A million million rows, more than any memory."""
 
     def __len__(self) -> int:
         return 10**12
@@ -256,7 +256,7 @@ def test_a_pass_can_be_watched() -> None:
 
 
 class Watched(Points):
-    """Notes every batch that is asked for, and when, by a clock that only loading moves."""
+    """Records every batch that is loaded, with a clock that only loading advances."""
 
     loaded: list[int]
     seconds = now = 0.0
@@ -276,7 +276,7 @@ class Unpicklable(Points):
 
 
 def on_ranks() -> None:
-    """Weights are summed over the ranks, also where a rank has filler rows only, and steps may be skipped over."""
+    """Weights are summed over the ranks, also if a rank has filler rows only, and steps may be skipped."""
     world = World.join(device="cpu", timeout=60)
     for size, batch, micro, workers in [(23, 8, 2, 0), (5, 2, 1, 0), (9, 4, 3, 1)]:
         rows, order = Unpicklable(size), Shuffled(size, batch, seed=3)
@@ -288,13 +288,13 @@ def on_ranks() -> None:
 
 
 def counting_messages() -> None:
-    """Steps share their messages, always the same ones, however long it takes to load them."""
+    """The same steps share a message, however long it takes to load them."""
     world = World.join(device="cpu", timeout=60)
     sent: list[int] = []
     all_gather = dist.all_gather
     dist.all_gather = lambda parts, own, **how: (sent.append(len(own)), all_gather(parts, own, **how))[1]
     messages = {}
-    for seconds in (0.0, 2 * QUICK):
+    for seconds in (0.0, 2 * FAST_LOAD):
         sent.clear()
         rows, loaded = Watched(400), []
         rows.loaded, rows.seconds = loaded, seconds * world.rank
@@ -305,14 +305,14 @@ def counting_messages() -> None:
             feed[step]
             ahead.append(len(loaded) - 1 - step)
         assert ahead[0] == 2, "the step itself and the group of two after it"
-        assert max(ahead) == TOGETHER and ahead[-1] == 0
+        assert max(ahead) == STEPS_PER_MESSAGE and ahead[-1] == 0
         more = [later - before + 1 for before, later in pairwise(ahead[20:90])]
         if rows.seconds:
             assert set(more) == {1}, "slow loads are spread evenly"
         else:
-            assert more.count(TOGETHER) >= 6, "quick ones come together"
+            assert more.count(STEPS_PER_MESSAGE) >= 6, "fast ones are loaded all at once"
         messages[seconds] = [*sent]
-    assert messages[0.0] == messages[2 * QUICK] and len(sent) == pytest.approx(100 / TOGETHER, abs=3), sent
+    assert messages[0.0] == messages[2 * FAST_LOAD] and len(sent) == pytest.approx(100 / STEPS_PER_MESSAGE, abs=3), sent
     world.leave()
 
 

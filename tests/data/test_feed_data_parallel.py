@@ -72,12 +72,12 @@ def test_all_shares_give_each_sample_once(
 
 @settings(max_examples=20, deadline=None)
 @given(size=st.integers(1, 30), batch=st.integers(1, 12), shares=st.integers(1, 4), copies=st.integers(1, 3))
-def test_what_ranks_tell_each_other_counts_every_share_once(size: int, batch: int, shares: int, copies: int) -> None:
-    """A rank without peers hears its own numbers alone, which are what it would have told them."""
+def test_the_weights_that_ranks_send_count_every_share_once(size: int, batch: int, shares: int, copies: int) -> None:
+    """A rank without peers receives only its own numbers, which are those it would have sent."""
     rows, order = Points(size), Shuffled(size, batch, seed=5)
-    told = [feed_of(rows, world, batch, 2, 1, tokens, order)[0].weights for world in worlds(shares, copies)]
-    assert sum(weights["tokens"] for weights in told) == float(rows.tokens[order.ids(0)[:, 1]].sum())
-    assert {weights["rows"] for weights in told} == {len(order.ids(0))}, "known without asking"
+    sent = [feed_of(rows, world, batch, 2, 1, tokens, order)[0].weights for world in worlds(shares, copies)]
+    assert sum(weights["tokens"] for weights in sent) == float(rows.tokens[order.ids(0)[:, 1]].sum())
+    assert {weights["rows"] for weights in sent} == {len(order.ids(0))}, "known without a message"
 
 
 def test_by_default_every_rank_has_a_share_of_its_own() -> None:

@@ -12,12 +12,20 @@ import pytest
 import torch
 
 from samestep.core.errors import UserError
-from samestep.data.fingerprint import ROWS, DataFile, Origin, Reading, chosen_rows, compare, take
+from samestep.data.fingerprint import (
+    ROWS,
+    DataFile,
+    Origin,
+    ReadOptions,
+    chosen_rows,
+    compare_fingerprint,
+    take_fingerprint,
+)
 from samestep.data.row_digest import digest_of
 from samestep.data.text import fingerprint, open_text, origins, split
 from toys import Points
 
-READING = Reading(seed=3)
+OPTIONS = ReadOptions(seed=3)
 
 
 class Files:
@@ -65,25 +73,25 @@ def edit(path: Path, content: bytes, mtime_ns: int | None = None) -> None:
     ],
 )
 def test_any_change_of_a_row_is_seen(change: Callable[[dict[str, Any]], None]) -> None:
-    before, rows = take(points(9), READING), points(9)
-    assert not compare(before, rows, READING).difference
+    before, rows = take_fingerprint(points(9), OPTIONS), points(9)
+    assert not compare_fingerprint(before, rows, OPTIONS).difference
     change(rows[4])
-    assert compare(before, rows, READING).difference == "rows differ among the 9 that were compared"
+    assert compare_fingerprint(before, rows, OPTIONS).difference == "rows differ among the 9 that were compared"
 
 
 def test_rows_that_changed_places_are_seen() -> None:
     rows = [{"x": torch.tensor(float(i))} for i in range(9)]
-    before = take(rows, READING)
-    assert compare(before, [*rows[1:], rows[0]], READING).difference
+    before = take_fingerprint(rows, OPTIONS)
+    assert compare_fingerprint(before, [*rows[1:], rows[0]], OPTIONS).difference
 
 
 def test_other_last_bits_of_floats_are_the_same_data() -> None:
     rows = [{"x": torch.randn(50, generator=torch.Generator().manual_seed(i))} for i in range(9)]
-    before = take(rows, READING)
+    before = take_fingerprint(rows, OPTIONS)
     near = [{"x": row["x"] * (1 + 2e-7)} for row in rows]
     assert not torch.equal(near[0]["x"], rows[0]["x"])
-    assert not compare(before, near, READING).difference
-    assert compare(before, [{"x": row["x"] * (1 + 2e-4)} for row in rows], READING).difference
+    assert not compare_fingerprint(before, near, OPTIONS).difference
+    assert compare_fingerprint(before, [{"x": row["x"] * (1 + 2e-4)} for row in rows], OPTIONS).difference
 
 
 def test_of_many_rows_some_are_compared_always_the_same_ones() -> None:
@@ -91,20 +99,20 @@ def test_of_many_rows_some_are_compared_always_the_same_ones() -> None:
     assert len(set(indices.tolist())) == ROWS and indices.tolist() == sorted(indices.tolist())
     assert chosen_rows(1000, seed=3).tolist() == indices.tolist() != chosen_rows(1000, seed=4).tolist()
     assert chosen_rows(ROWS, seed=3).tolist() == list(range(ROWS))
-    before, rows = take(points(1000), READING), points(1000)
+    before, rows = take_fingerprint(points(1000), OPTIONS), points(1000)
     other = next(i for i in range(1000) if i not in indices)
     rows[other]["label"] = -1
-    assert not compare(before, rows, READING).difference, "this one escapes"
+    assert not compare_fingerprint(before, rows, OPTIONS).difference, "this one goes unnoticed"
     rows[int(indices[7])]["label"] = -1
-    assert compare(before, rows, READING).difference
+    assert compare_fingerprint(before, rows, OPTIONS).difference
 
 
 def test_a_whole_batch_is_asked_for_where_that_is_possible() -> None:
     rows = Points(100)
-    before = take(rows, READING)
-    assert not compare(before, Points(100), READING).difference
+    before = take_fingerprint(rows, OPTIONS)
+    assert not compare_fingerprint(before, Points(100), OPTIONS).difference
     rows.tokens[int(chosen_rows(100, seed=3)[50])] += 1
-    assert compare(before, rows, READING).difference
+    assert compare_fingerprint(before, rows, OPTIONS).difference
 
 
 def test_unknown_things_count_by_their_type_alone() -> None:
@@ -129,14 +137,14 @@ def test_small_numbers_of_one_field_show_beside_large_ones_of_another() -> None:
     def rows(sign: float) -> list[dict[str, torch.Tensor]]:
         return [{"image": torch.full((12_288,), 128.0 + i), "label": torch.tensor(sign * i)} for i in range(70)]
 
-    before = take(rows(1.0), READING)
-    assert not compare(before, rows(1.0), READING).difference
-    assert compare(before, rows(-1.0), READING).difference
+    before = take_fingerprint(rows(1.0), OPTIONS)
+    assert not compare_fingerprint(before, rows(1.0), OPTIONS).difference
+    assert compare_fingerprint(before, rows(-1.0), OPTIONS).difference
     pairs = [(row["image"], float(row["label"])) for row in rows(1.0)]
     assert not digest_of(pairs).same_as(digest_of([(image, -label) for image, label in pairs]))
 
 
-def test_a_change_is_seen_under_what_the_usual_generators_add() -> None:
+def test_a_change_is_seen_despite_what_the_global_generators_add() -> None:
     class Augmented:
         def __init__(self, shift: float) -> None:
             self.shift = shift
@@ -147,14 +155,14 @@ def test_a_change_is_seen_under_what_the_usual_generators_add() -> None:
         def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
             return {"x": index + self.shift + torch.rand(3)}
 
-    before = take(Augmented(0.0), READING)
-    assert not compare(before, Augmented(0.0), READING).difference
-    changed = compare(before, Augmented(1000.0), READING)
+    before = take_fingerprint(Augmented(0.0), OPTIONS)
+    assert not compare_fingerprint(before, Augmented(0.0), OPTIONS).difference
+    changed = compare_fingerprint(before, Augmented(1000.0), OPTIONS)
     assert changed.difference and not changed.is_random
 
 
 @pytest.mark.parametrize("in_worker", [False, True])
-def test_nobodys_random_numbers_are_used_up(in_worker: bool) -> None:
+def test_the_random_state_of_the_process_is_unchanged(in_worker: bool) -> None:
     class Noisy:
         def __len__(self) -> int:
             return 4
@@ -168,13 +176,15 @@ def test_nobodys_random_numbers_are_used_up(in_worker: bool) -> None:
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
     wanted = drawn()
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
-    record = take(Noisy(), Reading(3, in_worker))
+    record = take_fingerprint(Noisy(), ReadOptions(3, in_worker))
     assert drawn() == wanted
-    assert not compare(record, Noisy(), Reading(3, not in_worker)).difference, "each look has its own random numbers"
+    assert not compare_fingerprint(record, Noisy(), ReadOptions(3, not in_worker)).difference, (
+        "the generators are seeded in any process"
+    )
 
 
 @pytest.mark.parametrize("in_worker", [False, True])
-def test_rows_that_are_random_by_themselves_are_told_from_changed_ones(in_worker: bool) -> None:
+def test_rows_with_their_own_randomness_are_not_taken_for_changed_ones(in_worker: bool) -> None:
     class Own:
         def __init__(self) -> None:
             self.random = np.random.default_rng()
@@ -185,42 +195,44 @@ def test_rows_that_are_random_by_themselves_are_told_from_changed_ones(in_worker
         def __getitem__(self, index: int) -> float:
             return float(self.random.random())
 
-    reading = Reading(3, in_worker)
-    found = compare(take(Own(), reading), Own(), reading)
+    options = ReadOptions(3, in_worker)
+    found = compare_fingerprint(take_fingerprint(Own(), options), Own(), options)
     assert found.is_random and not found.difference
-    again = compare(found.record, Own(), reading)
+    again = compare_fingerprint(found.record, Own(), options)
     assert not again.is_random and not again.difference, "it is known from then on"
 
 
 def test_a_file_is_read_again_only_if_size_or_time_changed(tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     edit(path, b"one", mtime_ns=10**18)
-    before = take(Files(path), READING)
+    before = take_fingerprint(Files(path), OPTIONS)
     assert before["files"] == [
         {"name": "a.bin", "size": 3, "mtime_ns": 10**18, "sha256": hashlib.sha256(b"one").hexdigest()}
     ]
     edit(path, b"two", mtime_ns=10**18)
-    assert compare(before, Files(path), READING).record == before, "this escapes"
+    assert compare_fingerprint(before, Files(path), OPTIONS).record == before, "this goes unnoticed"
     edit(path, b"two", mtime_ns=2 * 10**18)
-    assert compare(before, Files(path), READING).difference == "a.bin holds something else than before"
+    assert compare_fingerprint(before, Files(path), OPTIONS).difference == "the content of a.bin has changed"
     edit(path, b"one", mtime_ns=2 * 10**18)
-    touched = compare(before, Files(path), READING)
+    touched = compare_fingerprint(before, Files(path), OPTIONS)
     assert not touched.difference
     assert touched.record["files"][0]["mtime_ns"] == 2 * 10**18
     edit(path, b"one!", mtime_ns=2 * 10**18)
-    assert compare(touched.record, Files(path), READING).difference
+    assert compare_fingerprint(touched.record, Files(path), OPTIONS).difference
 
 
-def test_a_hash_that_is_known_is_taken_over_unread_but_not_believed_for_a_touched_file(tmp_path: Path) -> None:
+def test_a_known_hash_is_used_without_reading_but_not_for_a_touched_file(tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     edit(path, b"one", mtime_ns=10**18)
     claimed = hashlib.sha256(b"claimed").hexdigest()
-    before = take(Files(DataFile(path, sha256=claimed)), READING)
+    before = take_fingerprint(Files(DataFile(path, sha256=claimed)), OPTIONS)
     assert before["files"][0]["sha256"] == claimed
-    assert not compare(before, Files(DataFile(path, sha256=claimed)), READING).difference
-    assert compare(before, Files(DataFile(path, sha256="another")), READING).difference, "prepared anew, with its time"
+    assert not compare_fingerprint(before, Files(DataFile(path, sha256=claimed)), OPTIONS).difference
+    assert compare_fingerprint(before, Files(DataFile(path, sha256="another")), OPTIONS).difference, (
+        "prepared again, with the same time"
+    )
     os.utime(path)
-    assert compare(before, Files(DataFile(path, sha256=claimed)), READING).difference
+    assert compare_fingerprint(before, Files(DataFile(path, sha256=claimed)), OPTIONS).difference
 
 
 def test_both_parts_of_a_text_share_one_hash_which_is_read_once(tmp_path: Path) -> None:
@@ -228,9 +240,9 @@ def test_both_parts_of_a_text_share_one_hash_which_is_read_once(tmp_path: Path) 
     edit(path, b"some text\n" * 10, mtime_ns=10**18)
     text = open_text(str(path), field="text", separator=0)
     train, validation = split(text, 0.2)
-    record = take(Files(*origins(train)), READING)
+    record = take_fingerprint(Files(*origins(train)), OPTIONS)
     path.write_bytes(b"other text")
-    assert take(Files(*origins(validation)), READING)["files"][0]["sha256"] == record["files"][0]["sha256"]
+    assert take_fingerprint(Files(*origins(validation)), OPTIONS)["files"][0]["sha256"] == record["files"][0]["sha256"]
     assert fingerprint(text) == record["files"][0]["sha256"] == hashlib.sha256(b"some text\n" * 10).hexdigest()
 
 
@@ -239,30 +251,36 @@ def test_only_the_tokens_in_use_are_hashed(tmp_path: Path) -> None:
     edit(path, b"0123456789", mtime_ns=10**18)
 
     def record() -> list[DataFile | np.ndarray]:
-        return origins(open_text(str(path), field="text", separator=0).span(0, 4).alone())
+        return origins(open_text(str(path), field="text", separator=0).span(0, 4).with_own_hash())
 
-    before = take(Files(*record()), READING)
+    before = take_fingerprint(Files(*record()), OPTIONS)
     edit(path, b"0123xxxxxxxxx", mtime_ns=2 * 10**18)
-    assert not compare(before, Files(*record()), READING).difference, "what lies behind is never read"
+    assert not compare_fingerprint(before, Files(*record()), OPTIONS).difference, "what comes after it is never read"
     edit(path, b"01x3456789", mtime_ns=3 * 10**18)
-    assert compare(before, Files(*record()), READING).difference
+    assert compare_fingerprint(before, Files(*record()), OPTIONS).difference
 
 
-def test_arrays_in_memory_are_hashed_whole() -> None:
+def test_arrays_in_memory_are_hashed_completely() -> None:
     values = np.arange(100_000, dtype=np.uint8)
-    before = take(Files(values), READING)
-    assert not compare(before, Files(values.copy()), READING).difference
+    before = take_fingerprint(Files(values), OPTIONS)
+    assert not compare_fingerprint(before, Files(values.copy()), OPTIONS).difference
     values[77_777] += 1
-    assert compare(before, Files(values), READING).difference == "an array in memory holds something else than before"
+    assert (
+        compare_fingerprint(before, Files(values), OPTIONS).difference
+        == "the content of an array in memory has changed"
+    )
 
 
 def test_lengths_and_numbers_of_files_are_compared(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"a")
-    before = take(Files(tmp_path / "a"), READING)
-    assert compare(before, Files(tmp_path / "a", length=6), READING).difference == "it has 6 rows now, and had 5"
+    before = take_fingerprint(Files(tmp_path / "a"), OPTIONS)
+    assert (
+        compare_fingerprint(before, Files(tmp_path / "a", length=6), OPTIONS).difference
+        == "it has 6 rows now, and had 5"
+    )
     two = Files(tmp_path / "a", tmp_path / "a")
-    assert compare(before, two, READING).difference == "it comes out of 2 files now, and did out of 1"
-    changed = compare(before, points(5), READING)
-    assert changed.is_new and "digest" in changed.record, "what cannot be compared is recorded anew"
+    assert compare_fingerprint(before, two, OPTIONS).difference == "it comes from 2 files now, and came from 1"
+    changed = compare_fingerprint(before, points(5), OPTIONS)
+    assert changed.is_new and "digest" in changed.record, "what cannot be compared is recorded again"
     with pytest.raises(UserError, match=r"put the file .*/gone back"):
-        take(Files(tmp_path / "gone"), READING)
+        take_fingerprint(Files(tmp_path / "gone"), OPTIONS)

@@ -124,7 +124,7 @@ def test_gpu_is_the_same_to_the_bit(compiled: bool) -> None:
 # --- different keys, different noise ---
 
 
-def test_keys_that_look_alike_are_different() -> None:
+def test_similar_keys_are_different() -> None:
     keys = [(), (0,), (0, 0), (0, 0, 0), (1,), (1, 0), (0, 1), (1, 2), (2, 1), (12,), (-1,), (2**32 - 1,), (2**32,)]
     assert len({noise.words(*key) for key in keys}) == len(keys)
 
@@ -170,7 +170,7 @@ def test_keys_are_integers() -> None:
 
 # --- it looks random ---
 
-LINES = {
+DIRECTIONS = {
     "positions": lambda i: (7, MASK, 3, 11, i),
     "samples": lambda i: (7, MASK, 3, i, 11),
     "epochs": lambda i: (7, MASK, i, 3, 11),
@@ -182,26 +182,26 @@ LINES = {
 }
 
 
-@pytest.fixture(scope="module", params=list(LINES))
-def line(request: pytest.FixtureRequest) -> np.ndarray:
+@pytest.fixture(scope="module", params=list(DIRECTIONS))
+def draws(request: pytest.FixtureRequest) -> np.ndarray:
     """Draws along one direction of the key, all else fixed."""
-    return noise.bits(*LINES[request.param](torch.arange(2**17))).numpy()
+    return noise.bits(*DIRECTIONS[request.param](torch.arange(2**17))).numpy()
 
 
-def test_all_parts_of_the_word_are_uniform(line: np.ndarray) -> None:
+def test_all_parts_of_the_word_are_uniform(draws: np.ndarray) -> None:
     for shift in (0, 11, 22):
-        assert chi_square((line >> shift) & 1023, 1024) > 1e-4
-    assert stats.kstest(line / 2**32, "uniform").pvalue > 1e-4
+        assert chi_square((draws >> shift) & 1023, 1024) > 1e-4
+    assert stats.kstest(draws / 2**32, "uniform").pvalue > 1e-4
 
 
-def test_every_bit_is_balanced(line: np.ndarray) -> None:
-    means = ((line[:, None] >> np.arange(32)) & 1).mean(0)
-    assert np.abs(means - 0.5).max() < 4.5 * 0.5 / math.sqrt(len(line))
+def test_every_bit_is_balanced(draws: np.ndarray) -> None:
+    means = ((draws[:, None] >> np.arange(32)) & 1).mean(0)
+    assert np.abs(means - 0.5).max() < 4.5 * 0.5 / math.sqrt(len(draws))
 
 
-def test_neighbours_are_independent(line: np.ndarray) -> None:
+def test_neighbours_are_independent(draws: np.ndarray) -> None:
     for lag in (1, 2, 64, 4096):
-        one, other = line[:-lag], line[lag:]
+        one, other = draws[:-lag], draws[lag:]
         assert abs(np.corrcoef(one, other)[0, 1]) < 4.5 / math.sqrt(len(one))
         for a, b in ((one >> 27, other >> 27), (one & 31, other & 31), (one & 31, other >> 27)):
             assert chi_square((a << 5) | b, 1024) > 1e-4

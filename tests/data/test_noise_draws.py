@@ -1,4 +1,4 @@
-"""What is drawn from the bits: coin flips, floats, whole numbers and dropout, each with the odds it promises."""
+"""Draws from the bits: coin flips, floats, whole numbers and dropout, each with the right probabilities."""
 
 import math
 
@@ -102,7 +102,7 @@ def test_integers_take_a_bound_per_row() -> None:
         assert torch.equal(together[row], noise.integers(n, 7, row, torch.arange(32)))
 
 
-def test_a_key_of_integers_goes_where_it_is_told() -> None:
+def test_a_key_of_integers_goes_to_the_given_device() -> None:
     assert noise.bits(7, 3, device="meta").device.type == "meta"
     assert noise.bits(7, 3).shape == ()
 

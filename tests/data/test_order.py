@@ -61,7 +61,7 @@ def test_every_index_comes_once_per_epoch(kind: str, size: int, batch: int, worl
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "mixed"])
-def test_steps_can_be_asked_in_any_order(kind: str) -> None:
+def test_steps_can_be_computed_in_any_order(kind: str) -> None:
     def fresh() -> Order:
         return Mixed([70, 30], [1, 1], 16, seed=7) if kind == "mixed" else build(kind, 300, 16)
 
@@ -102,7 +102,7 @@ def test_what_a_caller_does_to_a_batch_stays_with_the_caller(kind: str) -> None:
         (lambda: Mixed([10, 10], [1, 1e-4], 4, 7), "source 1 .* raise its weight or set it to 0"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_sentence(make: Callable[[], object], sentence: str) -> None:
+def test_invalid_values_are_refused_in_one_sentence(make: Callable[[], object], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         make()
 
@@ -110,7 +110,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(make: Callable[[], object], s
 # --- sequential ---
 
 
-def test_sequential_is_as_it_lies() -> None:
+def test_sequential_is_in_order() -> None:
     order = Sequential(5, 2)
     assert order.ids(0).tolist() == [[0, 0], [0, 1]]
     assert order.ids(2).tolist() == [[0, 4]]
@@ -126,7 +126,7 @@ def test_sequential_can_fix_its_epoch() -> None:
 # --- shuffled ---
 
 
-def test_shuffled_is_shuffled_anew_in_every_epoch_and_by_every_seed() -> None:
+def test_shuffled_differs_in_every_epoch_and_by_every_seed() -> None:
     def run(seed: int, epoch: int) -> list[int]:
         return np.concatenate(epoch_of(Shuffled(2000, 64, seed), epoch))[:, 1].tolist()
 
@@ -186,7 +186,7 @@ def test_the_smaller_batch_is_last_and_not_always_the_longest() -> None:
     assert means.max() > 400
 
 
-def test_bucketed_batches_change_company_between_epochs() -> None:
+def test_bucketed_batches_differ_between_epochs() -> None:
     order = Bucketed(LENGTHS, 16, seed=7, chunk=8)
     batches = [{frozenset(ids[:, 1].tolist()) for ids in epoch_of(order, epoch)} for epoch in (0, 1)]
     assert not batches[0] & batches[1]

@@ -1,4 +1,4 @@
-"""A global batch is shared out over ranks and micro-batches: each row once, in equal counts, none too large."""
+"""A global batch is divided among ranks and micro-batches: each row once, in equal counts, none too large."""
 
 import math
 

@@ -45,7 +45,7 @@ def test_large_ranges_stay_inside_without_collision(size: int, data: st.DataObje
 
 
 @pytest.mark.parametrize("size", [300, 5000])
-def test_positions_and_turns_can_be_asked_in_any_mixture(size: int) -> None:
+def test_positions_and_turns_can_be_mixed(size: int) -> None:
     turns, positions = np.array([4, 9, 4, 2, 9]), np.array([0, 3, 299, 17, 3])
     together = permute(positions, turns, size, 7)
     assert together.tolist() == [whole(size, int(t), 7)[p] for t, p in zip(turns, positions, strict=True)]
@@ -61,7 +61,7 @@ def test_a_position_outside_is_refused() -> None:
 # --- a fair shuffle ---
 
 
-def test_all_orders_of_four_come_up_alike() -> None:
+def test_all_orders_of_four_are_equally_likely() -> None:
     orders = np.stack([whole(4, turn, 7) for turn in range(4800)])
     counts = np.unique(orders @ [64, 16, 4, 1], return_counts=True)[1]
     assert len(counts) == 24
@@ -98,7 +98,7 @@ def test_the_network_alone_is_fair(size: int) -> None:
     for one, other in ((0, 1), (0, size // 2), (size - 2, size - 1)):
         pairs = permute(np.tile([one, other], 80 * size), turns, size, 7).reshape(-1, 2)
         assert stats.chisquare(np.bincount(pairs[:, 0], minlength=size)).pvalue > 1e-4
-        steps = (pairs[:, 1] - pairs[:, 0]) % size  # never 0, any other value alike
+        steps = (pairs[:, 1] - pairs[:, 0]) % size  # never 0, all other values equally likely
         assert stats.chisquare(np.bincount(steps, minlength=size)[1:]).pvalue > 1e-4
 
 

@@ -1,4 +1,4 @@
-"""Reading local text: what tokens come out, what memory it takes, and how mistakes are refused."""
+"""Reading local text: the tokens, the memory it takes, and how mistakes are refused."""
 
 import hashlib
 import json
@@ -35,7 +35,7 @@ def test_a_plain_file_is_its_bytes_whatever_they_are(tmp_path: Path) -> None:
     assert fingerprint(tokens) == hashlib.sha256(content).hexdigest()
 
 
-def test_split_is_contiguous_and_whole() -> None:
+def test_split_is_contiguous_and_complete() -> None:
     tokens = np.arange(101, dtype=np.uint8)
     train, validation = split(tokens, 0.1)
     assert len(validation) == 10
@@ -56,7 +56,7 @@ def test_jsonl_documents_are_joined_by_the_separator(tmp_path: Path) -> None:
     assert opened(path)[:].tolist() == [97, 98, EOS, *"é".encode(), EOS, 99]
 
 
-def test_an_unpacked_file_is_kept_and_made_anew_when_its_source_changes(tmp_path: Path) -> None:
+def test_an_unpacked_file_is_kept_and_made_again_when_its_source_changes(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", {"text": "ab", "body": "xy"})
     first = opened(path)
     assert opened(path).file == first.file
@@ -110,7 +110,7 @@ def _anonymous_bytes() -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon"):
             return int(line.split()[1]) * 1024
-    pytest.skip("this system does not say how much memory a process holds")
+    pytest.skip("this system does not show the memory of a process")
 
 
 def test_unpacking_jsonl_takes_the_memory_of_a_document(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_unpacking_jsonl_takes_the_memory_of_a_document(tmp_path: Path) -> None:
 
 
 BAD_FILES = {
-    "missing": (None, "a.txt", "there is none at"),
+    "missing": (None, "a.txt", "does not exist"),
     "empty": (b"", "a.txt", "is empty"),
     "packed": (b"PK", "a.txt.gz", "Unpack"),
     "not json": (b'{"text": "a"}\n{"text": \n', "a.jsonl", "line 2 of .*not JSON"),
@@ -149,9 +149,9 @@ def test_bad_files_are_refused(tmp_path: Path, content: bytes | None, name: str,
     assert not list(tmp_path.glob("cache/*")), "a refused file leaves nothing behind"
 
 
-def test_a_folder_is_refused_with_what_lies_in_it(tmp_path: Path) -> None:
-    (tmp_path / "book.txt").write_text("a")
-    with pytest.raises(UserError, match=r"such as book\.txt"):
+def test_a_folder_is_refused_with_the_files_in_it(tmp_path: Path) -> None:
+    (tmp_path / "novel.txt").write_text("a")
+    with pytest.raises(UserError, match=r"such as novel\.txt"):
         opened(tmp_path)
 
 
@@ -159,7 +159,7 @@ def test_a_folder_is_refused_with_what_lies_in_it(tmp_path: Path) -> None:
 def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a")
     (tmp_path / "a.txt").chmod(0)
-    with pytest.raises(UserError, match="Allow reading"):
+    with pytest.raises(UserError, match="Allow this user to read"):
         opened(tmp_path / "a.txt")
 
 
@@ -168,7 +168,7 @@ def test_a_chat_is_refused_with_the_command_that_reads_it(tmp_path: Path) -> Non
         opened(write_lines(tmp_path / "a.jsonl", {"messages": []}))
 
 
-def test_tokens_over_several_files_read_as_one_run(tmp_path: Path) -> None:
+def test_tokens_over_several_files_read_as_one_sequence(tmp_path: Path) -> None:
     content = bytes(range(100))
     files = []
     for number, (start, stop) in enumerate([(0, 10), (10, 11), (11, 60), (60, 100)]):

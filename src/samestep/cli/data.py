@@ -71,9 +71,18 @@ def _prepare(names: Sequence[str], config: PrepareConfig, text: str | None) -> N
             sources = shakespeare(text, Path(folder))
         else:
             sources = find_sources(names)
-        metadata = prepare(sources, config, lambda what, done, total: screen.advance(what, done, total, "bytes"))
+        metadata = prepare(
+            sources, config, lambda what, done, total: screen.advance(what, done, total, "bytes"), _read_tokenizer
+        )
     screen.banner("prepared", _summary(config, metadata))
     screen.print("next: " + " ".join(_next(config, metadata)))
+
+
+def _read_tokenizer(folder: Path, mask_token: str | None, eos_token: str | None) -> Any:
+    """The tokenizer in a folder as the recipe mdlm reads it; imported only for a folder, since that takes seconds."""
+    from samestep.recipes.mdlm.tokenizer import read_tokenizer
+
+    return read_tokenizer(folder, mask_token, eos_token)
 
 
 def _summary(config: PrepareConfig, found: Mapping[str, Any]) -> dict[str, str]:

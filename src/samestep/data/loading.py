@@ -19,15 +19,15 @@ from samestep.data.order import Order, micro_batches
 from samestep.world.world import World
 
 Batch = dict[str, Tensor]
-Count = Callable[[Batch], Mapping[str, Tensor]]
-"""Each term's weight per row ([rows]); a term that is not named weighs its rows."""
+RowWeights = Callable[[Batch], Mapping[str, Tensor]]
+"""Gives each term's weight per row ([rows]); a term that it does not name is weighed by its rows."""
 
 
 class Rows(Protocol):
-    """Samples by index. A `rows(indices)` method that returns a whole batch is used where there is one.
+    """Samples by index. If there is a method `rows(indices)`, it is used to get a whole batch at once.
 
-    Data that comes out of files may say so by a method `origins()`, which names all files (paths, or a `DataFile`
-    where a hash is known) and arrays in memory: a resumed run then compares these (see data/fingerprint.py).
+    Data that comes from files may have a method `origins()` that names all files (paths, or a `DataFile` if the hash
+    is known) and arrays in memory: a resumed run then compares these (see data/fingerprint.py).
     """
 
     def __len__(self) -> int: ...
@@ -36,22 +36,22 @@ class Rows(Protocol):
 
 
 def gives_batches(rows: Rows) -> bool:
-    """Whether rows have a method `rows(indices)`; many a dataset keeps a list of that name."""
+    """Whether rows have a method `rows(indices)`; some datasets have a list of that name."""
     return callable(getattr(rows, "rows", None))
 
 
 @dataclass
 class Share:
-    """This rank's part of a step as the loader made it."""
+    """This rank's share of a step, as loaded."""
 
     batches: list[Batch]
     weights: dict[str, float]
-    """Per counted term, in the order of their names, which all ranks share."""
+    """Per counted term, sorted by name, so that the order is the same on all ranks."""
     ids: np.ndarray
     spans: list[tuple[int, int]]
 
     def pin_memory(self) -> "Share":
-        """In page-locked memory, from where a copy to the device runs beside the computation."""
+        """Move it to page-locked memory, from which a copy to the device overlaps with computation."""
         self.batches = [{key: value.pin_memory() for key, value in batch.items()} for batch in self.batches]
         return self
 
@@ -59,7 +59,7 @@ class Share:
 class Steps(Dataset):
     """A dataset whose items are steps, so that torch's own loader workers can prefetch them."""
 
-    def __init__(self, rows: Rows, order: Order, world: World, micro_rows: int, count: Count | None) -> None:
+    def __init__(self, rows: Rows, order: Order, world: World, micro_rows: int, count: RowWeights | None) -> None:
         self.rows, self.order, self.micro_rows, self.count = rows, order, micro_rows, count
         self.rank, self.size = world.dp_rank, world.dp_size  # plain numbers: a worker process gets no group
         self.dtype = torch.get_default_dtype()
@@ -71,11 +71,11 @@ class Steps(Dataset):
         return Share(batches, self._weights(batches, spans), ids, spans)
 
     def _weights(self, batches: list[Batch], spans: list[tuple[int, int]]) -> dict[str, float]:
-        """What the batches weigh in each counted term; one of no rows is a filler, which weighs nothing."""
+        """The weight of the batches in each counted term; an empty span is a filler row of weight zero."""
         weights: dict[str, float] = {}
         for batch, (start, stop) in zip(batches, spans):
             for term, weight in (self.count(batch) if self.count else {}).items():
-                assert weight.shape == batch["live"].shape, f"{term!r} is counted a row, not as {tuple(weight.shape)}"
+                assert weight.shape == batch["live"].shape, f"{term!r} needs a count per row, not {tuple(weight.shape)}"
                 counted = float(weight.sum(dtype=torch.float64)) if stop > start else 0.0
                 weights[term] = weights.get(term, 0.0) + counted
         return dict(sorted(weights.items()))
@@ -100,13 +100,13 @@ class Steps(Dataset):
 
 
 def loader(steps: Steps, length: int, workers: int, prefetch: int, pin: bool) -> Callable[[int], Share]:
-    """What loads a step when it is called; in order, where `workers` processes load ahead."""
-    return _Processes(steps, length, workers, prefetch, pin) if workers else _Inline(steps, pin)
+    """A function that loads a step; with `workers` processes, steps are best asked for in order."""
+    return _LoadInWorkers(steps, length, workers, prefetch, pin) if workers else _LoadInline(steps, pin)
 
 
-class _Inline:
-    """Loads in this process, a step ahead of the computation, which a GPU meanwhile goes on with. No thread: it would
-    fight the training loop for the interpreter and cost more than it hides."""
+class _LoadInline:
+    """Loads in this process, a step ahead, while the GPU computes. No thread: it would compete with the training loop
+    for the interpreter lock and cost more than it hides."""
 
     def __init__(self, steps: Steps, pin: bool) -> None:
         self._steps, self._pin = steps, pin
@@ -116,8 +116,8 @@ class _Inline:
         return share.pin_memory() if self._pin else share
 
 
-class _Processes:
-    """Loads the next steps in torch's loader workers; asked for another step than the next, it starts anew there."""
+class _LoadInWorkers:
+    """Loads the next steps in DataLoader workers; asked for another step than the next, it restarts them there."""
 
     def __init__(self, steps: Steps, length: int, workers: int, prefetch: int, pin: bool) -> None:
         self._steps, self._length, self._pin = steps, length, pin
@@ -138,39 +138,39 @@ class _Processes:
     def _open(self, step: int) -> DataLoader:
         free_before_fork()
         return DataLoader(
-            _Excused(self._steps),
+            _ReturnUserErrors(self._steps),
             batch_size=None,
-            # A task may use more than was planned, such as two batches a step; then nobody knows where it ends.
+            # A task may use more steps than planned, such as two batches a step; then the end is unknown.
             sampler=range(step, self._length) if step < self._length else count(step),
             num_workers=self._workers,
             prefetch_factor=self._prefetch,
             pin_memory=self._pin,
-            # A generator of its own: torch's would be drawn from now, and a resumed run opens at another moment.
+            # A generator of its own: torch's default one would advance, and a resumed run opens this at another step.
             generator=torch.Generator().manual_seed(self._steps.rank),
-            # Said outright: a process that came out of a fork server would start another one, seconds each time.
+            # Explicit: a process started by a fork server would otherwise start a fork server too, seconds each time.
             multiprocessing_context="fork",
-            worker_init_fn=partial(_follow, os.getpid()),
+            worker_init_fn=partial(_end_with_rank, os.getpid()),
         )
 
 
 def free_before_fork() -> None:
-    """Free in this process what is garbage: the collector of a forked one would abort it over a GPU's objects."""
+    """Collect garbage in this process: a forked one would crash if its collector freed CUDA objects."""
     gc.collect()
 
 
-def from_a_worker(dataset: Dataset, item: Any) -> Any:
-    """One item of a dataset, read by a loader process that ends with it."""
+def read_in_worker(dataset: Dataset, item: Any) -> Any:
+    """One item of a dataset, read by a loader process that ends afterwards."""
     free_before_fork()
     found = next(
         iter(
             DataLoader(
-                _Excused(dataset),
+                _ReturnUserErrors(dataset),
                 batch_size=None,
                 sampler=[item],
                 num_workers=1,
-                generator=torch.Generator(),  # its own: torch's would be drawn from
+                generator=torch.Generator(),  # its own: torch's default one would advance
                 multiprocessing_context="fork",
-                worker_init_fn=partial(_follow, os.getpid()),
+                worker_init_fn=partial(_end_with_rank, os.getpid()),
             )
         )
     )
@@ -179,13 +179,13 @@ def from_a_worker(dataset: Dataset, item: Any) -> Any:
     return found
 
 
-def _follow(rank_process: int, worker: int) -> None:
-    """A loading process ends when its rank does, and leaves requests to stop to it."""
+def _end_with_rank(rank_process: int, worker: int) -> None:
+    """A loader process ends when its rank does, and ignores stop signals, which the rank handles."""
     end_with(rank_process)
 
 
-class _Excused(Dataset):
-    """Brings a user's mistake out of a loader process as it is; torch would wrap the sentence into a traceback."""
+class _ReturnUserErrors(Dataset):
+    """Returns a UserError from a loader process unchanged; torch would wrap its message in a traceback."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset

@@ -36,7 +36,7 @@ _START: tuple[Any, Any] = (0x3C6EF372, 0x54FF53A5)  # any two words; not 0, whic
 # Odd and below 2^31: the golden ratio's and the square root of three's fractional parts.
 _MULTIPLIERS = (0x4F1BBCDD, 0x5DB3D743)
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-# Every output bit hears every input bit after five; simple statistical tests fail at four. Two more for margin.
+# Every output bit depends on every input bit after five; simple statistical tests fail at four. Two more for margin.
 _ROUNDS = 7
 
 
@@ -90,11 +90,24 @@ def gumbel(*key: Key, dtype: torch.dtype = torch.float64, device: torch.device |
     return -(-uniform(*key, dtype=torch.float64, device=device).log()).log().to(dtype)
 
 
+def add_gumbel(logits: Tensor, *key: Key, temperature: float = 1.0) -> Tensor:
+    """`logits` [..., tokens] in float64 plus `temperature` times Gumbel noise, keyed by `key` and each token's index.
+
+    The largest one is a sample of softmax(logits / temperature), and at temperature 0 the likeliest token. In float64,
+    since float32 would clip the tail of the noise. Tensors in `key` broadcast against [tokens]: [rows, 1] for rows.
+    """
+    scores = logits.double()
+    if temperature == 0:
+        return scores
+    tokens = torch.arange(logits.shape[-1], device=logits.device)
+    return gumbel(*key, tokens).mul_(temperature).add_(scores)
+
+
 def dropout(x: Tensor, p: float, *key: Key) -> Tensor:
     """Dropout keyed by sample: `x` is [rows, ...], each key component an integer or a tensor of shape [rows].
 
     An element's position is its coordinates, not its offset in memory, so padding a row to another length leaves the
-    mask of what was there unchanged.
+    dropped elements unchanged.
     """
     assert 0 <= p <= 1, f"a probability lies in [0, 1], not {p}"
     if p == 0:
@@ -108,7 +121,7 @@ def dropout(x: Tensor, p: float, *key: Key) -> Tensor:
 
 
 def purpose(name: str) -> int:
-    """A fixed 32-bit number for a name, so that each kind of draw has a stream of its own; call it at module level."""
+    """A fixed 32-bit number for a name, so that each kind of draw has its own stream; call it at module level."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
 
 

@@ -1,9 +1,9 @@
 """Which samples a step trains on, as a function of the step number.
 
 `order.ids(step)` is the global batch of a step: int64 [n, 2], columns (epoch, index), the same on every rank. Any step
-can be asked for at any time at the same price, so the step number is the whole data position: nothing else is saved,
-and a resume at another number of ranks goes on with the very next sample. `split` and `micro_batches` then share
-it out.
+can be computed at any time at the same cost, so the step number is the whole data position: nothing else is saved,
+and a resume at another number of ranks continues with the very next sample. `split` and `micro_batches` then divide
+it among the ranks.
 """
 
 import math
@@ -25,7 +25,7 @@ BLOCK = 1024
 """Slots of a block of `Mixed`: proportions are whole numbers of these."""
 
 _AT_ONCE = 4096
-"""Samples of `Shuffled` worked out together: these take three times as long as one small batch alone."""
+"""Samples of `Shuffled` computed together: these take three times as long as one small batch alone."""
 
 _SHUFFLE = noise.purpose("order/shuffle")
 _BATCHES = noise.purpose("order/batches")
@@ -35,7 +35,7 @@ _SOURCE = noise.purpose("order/source")
 
 
 class Order(Protocol):
-    """The order of a run's samples, free of ranks: every step's global batch, in O(1)."""
+    """The order of a run's samples, independent of ranks: every step's global batch, in O(1)."""
 
     @property
     def size(self) -> int:
@@ -55,7 +55,7 @@ class Order(Protocol):
 
 @dataclass(frozen=True)
 class Sequential:
-    """Samples 0, 1, 2, ... as they lie, for validation and dumps; `epoch` fixes the epoch all of them are given."""
+    """Samples 0, 1, 2, ... in order, for validation and dumps; `epoch`, if given, is the epoch of all of them."""
 
     size: int
     batch: int
@@ -76,9 +76,9 @@ class Sequential:
 
 
 class _InChunks:
-    """An order that works out a chunk of an epoch's batches at once: neighbouring steps share one.
+    """An order that computes a chunk of an epoch's batches at once, for neighbouring steps to share.
 
-    The last chunk is remembered, which saves time and changes no result.
+    The last chunk is cached, which saves time and changes no result.
     """
 
     def __init__(self, size: int, batch: int, seed: int, chunk: int) -> None:
@@ -107,7 +107,7 @@ class _InChunks:
         return remembered[1][place].copy()
 
     def _batches(self, epoch: int, number: int, indices: np.ndarray) -> list[np.ndarray]:
-        """The batches of a chunk in the order in which they are trained on, out of its shuffled indices."""
+        """The batches of a chunk in training order, from its shuffled indices."""
         raise NotImplementedError
 
 
@@ -125,7 +125,7 @@ class Bucketed(_InChunks):
     """Shuffled, but a batch's samples have about the same length, so that little is padded.
 
     The shuffled epoch is cut into chunks of `chunk` batches; a chunk is sorted by length, cut into batches, and the
-    batches are shuffled. The epoch's smaller batch stays last. Only `lengths` is held.
+    batches are shuffled. The epoch's smaller batch stays last. Only `lengths` is kept in memory.
     """
 
     def __init__(self, lengths: Sequence[int] | np.ndarray, batch: int, seed: int, chunk: int = 64) -> None:
@@ -139,7 +139,7 @@ class Bucketed(_InChunks):
         full, over = divmod(len(indices), self.batch)
         last = []
         if over:
-            # The smaller batch is cut from a keyed place: taken from the end it would always hold the longest samples.
+            # The smaller batch is cut at a keyed position: at the end it would always hold the longest samples.
             cut = self.batch * noise.scale(noise.words(self.seed, _SHORT, epoch), full + 1)
             last = [indices[cut : cut + over]]
             indices = np.delete(indices, np.s_[cut : cut + over])
@@ -152,7 +152,7 @@ class Bucketed(_InChunks):
 class Mixed:
     """Several sources in fixed proportion, each running through epochs of its own, each epoch in a keyed order.
 
-    Slots come in blocks of 1024 that hold every source an exact number of times, in a keyed order per block; so how
+    Slots come in blocks of 1024 in which every source has a fixed number of slots, in a keyed order per block; so how
     often a source was drawn before any slot is known without counting from the start. An index is the source's offset
     (the sizes before it) plus the index inside; the epoch is the source's own.
     """
@@ -181,10 +181,10 @@ class Mixed:
         blocks = np.repeat(np.arange(first, end), BLOCK)
         places = np.tile(np.arange(BLOCK), end - first)
         sources = np.searchsorted(self._ends, permute(places, blocks, BLOCK, self.seed, _SLOTS), side="right")
-        earlier, asked = np.split(sources[: stop - first * BLOCK], [start - first * BLOCK])
+        earlier, current = np.split(sources[: stop - first * BLOCK], [start - first * BLOCK])
         pairs = np.empty((self.batch, 2), dtype=np.int64)
-        for source in np.unique(asked):
-            mine = np.flatnonzero(asked == source)
+        for source in np.unique(current):
+            mine = np.flatnonzero(current == source)
             drawn = first * self.counts[source] + np.count_nonzero(earlier == source)
             pairs[mine] = self._draws(int(source), int(drawn), len(mine))
         return pairs
@@ -242,14 +242,14 @@ def _pairs(epochs: int | np.ndarray, indices: np.ndarray) -> np.ndarray:
 
 
 def _lengths(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
-    held = np.asarray(lengths)
-    if held.ndim != 1 or (held.size and (held.dtype.kind not in "iu" or held.min() < 0 or held.max() >= 2**31)):
+    array = np.asarray(lengths)
+    if array.ndim != 1 or (array.size and (array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= 2**31)):
         raise UserError("lengths must be a flat list of whole numbers from 0 to 2147483647, one per sample")
-    return held.astype(np.int32, copy=False)
+    return array.astype(np.int32, copy=False)
 
 
 def _slots(weights: Sequence[float]) -> list[int]:
-    """Each source's slots in a block, by largest remainder; a source that is asked for and gets none is refused."""
+    """Each source's slots in a block, by largest remainder; a weight too small for one slot is refused."""
     if not all(math.isfinite(w) and w >= 0 for w in weights) or not any(weights):
         raise UserError(f"mixture weights must be numbers of at least 0, not all of them 0; got {list(weights)}")
     total = math.fsum(weights)

@@ -1,7 +1,7 @@
-"""Keyed permutations that can be asked for any position, without ever being written out.
+"""Keyed permutations that are computed for any position, without a table in memory.
 
 Position p of turn t goes to `permute(p, t, size, *key)`: an epoch of a billion samples is shuffled with no table and no
-walk, so seeking to any step costs the same. A turn is whatever repeats: an epoch, a block of slots.
+pass over earlier positions, so seeking to any step costs the same. A turn is whatever repeats: an epoch, a block.
 """
 
 import math
@@ -27,8 +27,8 @@ def permute(positions: np.ndarray, turns: int | np.ndarray, size: int, *key: int
 
 
 def _sorted(positions: np.ndarray, turns: np.ndarray, size: int, key: tuple[int, ...]) -> np.ndarray:
-    asked, row = np.unique(turns, return_inverse=True)
-    high, low = noise.words(*key, asked[:, None], np.arange(size)[None, :])
+    distinct, row = np.unique(turns, return_inverse=True)
+    high, low = noise.words(*key, distinct[:, None], np.arange(size)[None, :])
     table = np.argsort((high << 31) | (low >> 1), axis=1, kind="stable")
     return table[row, positions]
 

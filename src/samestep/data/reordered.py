@@ -11,7 +11,7 @@ from samestep.data.order import Order, micro_batches
 
 @dataclass(frozen=True)
 class Reordered:
-    """Another order of the rows inside each step of `order`, while `active` says so; the steps stay as they are.
+    """Another order of the rows inside each step of `order`, while `active()` is true; the steps stay the same.
 
     Every micro-batch keeps its rows, so nothing changes but the order in which numbers are added up: its rows are
     reversed, and a rank's micro-batches of equal size change places.

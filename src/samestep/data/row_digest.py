@@ -1,8 +1,8 @@
-"""What a few samples hold, in a form that can be compared after a resume.
+"""A digest of a few samples that can be compared after a resume.
 
-Everything exact (whole numbers, text, names, shapes) goes into one hash. Floats go into two figures instead, which are
-compared with a tolerance: rows that are computed as they are read may differ in the last bits on another processor or
-with another number of threads, and are the same data all the same.
+Everything exact (whole numbers, text, names, shapes) goes into one hash. Floats go into two numbers instead, which are
+compared with a tolerance: rows that are computed when they are read may differ in the last bits on another processor or
+with another number of threads, and are still the same data.
 """
 
 import hashlib
@@ -18,54 +18,54 @@ from torch import Tensor
 from samestep.core.records import Json
 
 TOLERANCE = 1e-5
-"""How far figures of floats may be apart, as a part of their norm."""
+"""How much the numbers of two digests may differ, relative to the norm of the floats."""
 _BLOCK = 1 << 16
 _FEW = 16
-"""Up to so many entries of a list are told apart, as those of a tuple of a few things are."""
+"""Lists of up to this many entries have a field for each entry; all entries of longer ones share one field."""
 _STRIDE = 0x9E3779B97F4A7C15  # 2^64 times the golden ratio: its multiples fill the range evenly
 
 
 @dataclass(frozen=True)
 class RowDigest:
-    """What samples hold."""
+    """A digest of samples."""
 
     sha256: str
-    """Of all that is exact."""
+    """The hash of everything exact."""
     floats: dict[str, list[float]]
-    """Of the floats in each field: their Euclidean norm, and their product with fixed weights, which changes when they
-    change places. By field, since small numbers of one would not show beside large ones of another."""
+    """For the floats in each field: their Euclidean norm, and their product with fixed weights, which changes with
+    their order. By field, since a change in small numbers of one would be lost among large ones of another."""
 
     def same_as(self, other: "RowDigest") -> bool:
-        """Whether both are of the same samples."""
+        """Whether both are digests of the same samples."""
         if self.sha256 != other.sha256 or self.floats.keys() != other.floats.keys():
             return False
         return all(_near(mine, other.floats[field]) for field, mine in self.floats.items())
 
     def to_json(self) -> dict[str, Json]:
-        """For the run directory."""
+        """The digest as JSON, for the run directory."""
         return asdict(self)
 
 
 def digest_of(samples: Iterable[Any]) -> RowDigest:
-    """The digest of samples: tensors, arrays, numbers, text, lists and dicts of these; of all else only the type."""
-    taken = _Taken()
+    """The digest of samples: tensors, arrays, numbers, text, lists and dicts of these; of other values, the type."""
+    builder = _DigestBuilder()
     for sample in samples:  # one after the other: they need not be in memory together
-        taken.add(sample)
-    floats = {field: found.figures() for field, found in sorted(taken.floats.items())}
-    return RowDigest(taken.exact.hexdigest(), floats)
+        builder.add(sample)
+    floats = {field: found.summary() for field, found in sorted(builder.floats.items())}
+    return RowDigest(builder.exact.hexdigest(), floats)
 
 
 def _near(mine: list[float], theirs: list[float]) -> bool:
-    room = TOLERANCE * max(mine[0], theirs[0])
-    return all(abs(a - b) <= room for a, b in zip(mine, theirs))
+    allowed = TOLERANCE * max(mine[0], theirs[0])
+    return all(abs(a - b) <= allowed for a, b in zip(mine, theirs))
 
 
-class _Taken:
-    """A digest in the making."""
+class _DigestBuilder:
+    """Collects samples into a digest."""
 
     def __init__(self) -> None:
         self.exact = hashlib.sha256()
-        self.floats: dict[str, _Floats] = {}
+        self.floats: dict[str, _FloatSummary] = {}
         self._field = ""
 
     def add(self, value: Any) -> None:
@@ -90,7 +90,7 @@ class _Taken:
             self._note("unknown", type(value).__qualname__)
 
     def _sequence(self, values: list | tuple) -> None:
-        """Lists of one kind of number are long at times, so they are taken as a whole."""
+        """Lists of one kind of number may be long, so they are added all at once."""
         self._note("list", len(values))
         kinds = {type(value) for value in values}
         if kinds == {float}:
@@ -116,7 +116,7 @@ class _Taken:
     def _array(self, array: np.ndarray) -> None:
         self._note("array", f"{array.dtype} {array.shape}")
         if array.dtype.kind == "f":
-            self.floats.setdefault(self._field, _Floats(self._note)).add(array.reshape(-1))
+            self.floats.setdefault(self._field, _FloatSummary(self._note)).add(array.reshape(-1))
         elif array.dtype.kind == "O":
             self.add(array.tolist())
         else:
@@ -127,16 +127,16 @@ class _Taken:
         self.exact.update(f"{len(text)}:".encode() + text)
 
 
-class _Floats:
-    """The floats of one field."""
+class _FloatSummary:
+    """The floats of one field in two numbers."""
 
     def __init__(self, note: Callable[[str, object], None]) -> None:
-        """`note` takes what is exact about them: where they are not finite."""
+        """`note` adds what is exact about them to the hash: where they are not finite."""
         self._note, self._seen = note, 0
         self._squares = self._product = 0.0
 
     def add(self, values: np.ndarray) -> None:
-        """Some more."""
+        """Add more floats."""
         for start in range(0, len(values), _BLOCK):
             part = values[start : start + _BLOCK].astype(np.float64)
             finite = np.isfinite(part)
@@ -147,11 +147,11 @@ class _Floats:
             self._product += float(np.dot(part, _weights(np.arange(self._seen + 1, self._seen + 1 + len(part)))))
             self._seen += len(part)
 
-    def figures(self) -> list[float]:
+    def summary(self) -> list[float]:
         """Their norm, and their product with fixed weights."""
         return [math.sqrt(self._squares), self._product]
 
 
-def _weights(places: np.ndarray) -> np.ndarray:
-    """A fixed weight for each place, between -1 and 1."""
-    return (places.astype(np.uint64) * np.uint64(_STRIDE)).astype(np.float64) * 2.0**-63 - 1.0
+def _weights(positions: np.ndarray) -> np.ndarray:
+    """A fixed weight for each position, between -1 and 1."""
+    return (positions.astype(np.uint64) * np.uint64(_STRIDE)).astype(np.float64) * 2.0**-63 - 1.0

@@ -1,7 +1,7 @@
-"""Local text as one long run of byte tokens, read through the page cache so that memory does not grow with the file.
+"""Local text as one long sequence of byte tokens, memory-mapped so that memory does not grow with the file.
 
-A plain file is its own token file: it is mapped, never read. A JSONL file is unpacked once, document by document, into
-a file of 16-bit tokens, which is then mapped in the same way.
+A plain file is its own token file: it is mapped, never read into memory. A JSONL file is unpacked once, document by
+document, into a file of 16-bit tokens, which is then mapped in the same way.
 """
 
 import hashlib
@@ -24,10 +24,10 @@ _CHUNK = 1 << 22
 
 
 class TokenFile:
-    """A span of tokens in a file, mapped where it is used; pickled by name, so a worker process gets no copy of it."""
+    """A span of tokens in a file, memory-mapped; pickled by name, so a worker process gets no copy of it."""
 
     def __init__(self, file: Path, dtype: str, start: int, stop: int, origin: DataFile | None = None) -> None:
-        """`origin` are the bytes that are hashed, which spans of one file share; by default those of these tokens."""
+        """`origin` is the part of the file that is hashed, which its spans share; by default the bytes of this span."""
         self.file, self.dtype, self.start, self.stop = file, dtype, start, stop
         size = np.dtype(dtype).itemsize
         self.origin = origin or DataFile(file, start * size, stop * size)
@@ -49,19 +49,19 @@ class TokenFile:
         """A part of this span."""
         return TokenFile(self.file, self.dtype, self.start + start, self.start + stop, self.origin)
 
-    def alone(self) -> "TokenFile":
-        """The same tokens, with a hash that is that of these tokens and of no others in the file."""
+    def with_own_hash(self) -> "TokenFile":
+        """The same tokens, with a hash of these tokens only and not of the rest of the file."""
         return TokenFile(self.file, self.dtype, self.start, self.stop)
 
     @property
     def is_whole_origin(self) -> bool:
-        """Whether the origin's hash is that of these tokens."""
+        """Whether the origin's hash covers these tokens and no others."""
         size = np.dtype(self.dtype).itemsize
         return (self.origin.start, self.origin.stop) == (self.start * size, self.stop * size)
 
 
 class TokenFiles:
-    """One run of tokens that is spread over several files, in their order."""
+    """One sequence of tokens that is spread over several files, in their order."""
 
     def __init__(self, files: Sequence[TokenFile]) -> None:
         assert files
@@ -76,7 +76,7 @@ class TokenFiles:
         """Tokens in memory: those of a slice, or those at an array of positions."""
         if isinstance(where, slice):
             start, stop, step = where.indices(len(self))
-            assert step == 1, "a run of tokens has no stride"
+            assert step == 1, "a slice of tokens has no stride"
             return np.concatenate([file[:] for file in self.span(start, stop).files])
         which = np.searchsorted(self._starts, where, side="right") - 1
         found = np.empty(np.shape(where), dtype=self.files[0].dtype)
@@ -86,7 +86,7 @@ class TokenFiles:
         return found
 
     def span(self, start: int, stop: int) -> "TokenFiles":
-        """A part of this run."""
+        """A part of this sequence."""
         inside = [
             file.span(max(0, start - first), min(len(file), max(0, start - first, stop - first)))
             for file, first in zip(self.files, self._starts.tolist())
@@ -96,14 +96,14 @@ class TokenFiles:
 
 
 Tokens = TokenFile | TokenFiles | np.ndarray
-"""A run of tokens: on disk, or in memory where it is small."""
+"""A sequence of tokens: on disk, or in memory if it is small."""
 
 
 def open_text(path: str, *, field: str, separator: int, cache: Path | None = None) -> TokenFile:
     """The tokens of a local file: bytes, and `separator` between JSONL documents.
 
-    An unpacked JSONL file is kept in the folder `cache` for the other ranks and later runs; by default that is a folder
-    of this user among the temporary files.
+    An unpacked JSONL file is kept in the folder `cache` for the other ranks and later runs; by default that is this
+    user's own folder in the temporary directory.
     """
     file = existing_file(path)
     dtype = "u1"
@@ -113,7 +113,7 @@ def open_text(path: str, *, field: str, separator: int, cache: Path | None = Non
 
 
 def fingerprint(tokens: Tokens) -> str:
-    """SHA-256 of the tokens, in hexadecimal; for a plain text file that of the file."""
+    """SHA-256 of the tokens, in hexadecimal; for a plain text file, of the file."""
     if isinstance(tokens, TokenFile) and tokens.is_whole_origin:
         return tokens.origin.sha256()
     digest = hashlib.sha256()
@@ -123,36 +123,36 @@ def fingerprint(tokens: Tokens) -> str:
 
 
 def origins(tokens: Tokens) -> list[DataFile | np.ndarray]:
-    """What tokens come out of: files, or an array in memory."""
+    """Where tokens come from: files, or an array in memory."""
     if isinstance(tokens, TokenFiles):
         return [file.origin for file in tokens.files]
     return [tokens.origin] if isinstance(tokens, TokenFile) else [tokens]
 
 
 def split(tokens: Tokens, validation_fraction: float) -> tuple[Tokens, Tokens]:
-    """Two contiguous regions: the head for training, the tail for validation. No window can straddle them."""
+    """Two contiguous regions: the head for training, the tail for validation. No row is in both."""
     edge = len(tokens) - round(len(tokens) * validation_fraction)
     return part(tokens, 0, edge), part(tokens, edge, len(tokens))
 
 
 def part(tokens: Tokens, start: int, stop: int) -> Tokens:
-    """The tokens from `start` up to `stop`, or to the end where that is nearer, left where they are."""
+    """The tokens from `start` up to `stop`, or up to the end if that comes first; files stay on disk."""
     stop = min(stop, len(tokens))
     return tokens[start:stop] if isinstance(tokens, np.ndarray) else tokens.span(start, stop)
 
 
 def existing_file(path: str) -> Path:
-    """The file with text in it that a user named."""
+    """A text file that a user named; refused if it cannot be read."""
     file = Path(path).expanduser()
     if not file.exists():
-        raise UserError(f"Give an existing text or JSONL file; there is none at {path} (from {Path.cwd()}).")
+        raise UserError(f"Give an existing text or JSONL file; {path} does not exist (from {Path.cwd()}).")
     if file.is_dir():
         inside = sorted(p.name for p in file.iterdir() if p.is_file())[:5]
         raise UserError(f"Name one file inside the folder {path}, such as {', '.join(inside) or 'a .txt file'}.")
     if file.suffix.lower() in PACKED:
         raise UserError(f"Unpack {path} into a plain text or JSONL file first; {file.suffix} files are not read.")
     if not os.access(file, os.R_OK):
-        raise UserError(f"Allow reading of {path}; this user may not read it.")
+        raise UserError(f"Allow this user to read {path}; its permissions do not.")
     if file.stat().st_size == 0:
         raise UserError(f"Give a file with text in it; {path} is empty.")
     return file
@@ -168,11 +168,11 @@ def _own_folder() -> Path:
 
 def _unpacked(file: Path, field: str, separator: int, cache: Path) -> Path:
     stat = file.stat()
-    facts = f"{file.resolve()}|{stat.st_size}|{stat.st_mtime_ns}|{field}|{separator}"
-    target = cache / f"{file.stem}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.tokens"
+    key = f"{file.resolve()}|{stat.st_size}|{stat.st_mtime_ns}|{field}|{separator}"
+    target = cache / f"{file.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.tokens"
     if not target.exists():
         cache.mkdir(parents=True, exist_ok=True)
-        # Ranks may race here: each writes a whole file under its own name, and the last rename wins with equal content.
+        # Ranks may race here: each writes a complete file under its own name; the last rename wins, with equal content.
         part = cache / f"{target.name}.{secrets.token_hex(4)}.part"
         try:
             with part.open("xb") as out:
@@ -195,7 +195,7 @@ def _unpack(file: Path, field: str, separator: int, target: BinaryIO) -> None:
 
 
 def documents(file: Path, field: str) -> Iterator[bytes]:
-    """The texts of a JSONL file, one after the other, empty ones left out."""
+    """The texts of a JSONL file, in order, without empty ones."""
     for where, record in records(file):
         text = string(record, field, where)
         if text:
@@ -203,7 +203,7 @@ def documents(file: Path, field: str) -> Iterator[bytes]:
 
 
 def records(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a JSONL file, each with the words that say where it stands."""
+    """The objects of a JSONL file, each with its line and file, for messages."""
     with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
@@ -212,7 +212,7 @@ def records(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def string(record: dict[str, Any], field: str, where: str) -> str:
-    """A text out of a record."""
+    """A text field of a record."""
     if field not in record:
         chat = "messages" in record or {"prompt", "answer"} <= record.keys()
         hint = ", or read chats with samestep data prepare" if chat else ""
@@ -225,7 +225,7 @@ def string(record: dict[str, Any], field: str, where: str) -> str:
     try:
         record[field].encode("utf-8")
     except UnicodeEncodeError:
-        raise UserError(f"Mend the field {field!r} on {where}, which holds half of a surrogate pair.") from None
+        raise UserError(f"Fix the field {field!r} on {where}, which holds half of a surrogate pair.") from None
     return str(record[field])
 
 
@@ -235,7 +235,7 @@ def _record(line: bytes, where: str) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise UserError(f"Save the JSONL file as UTF-8; {where} is not.") from None
     except json.JSONDecodeError as problem:
-        raise UserError(f"Mend {where}, which is not JSON: {problem.msg} at column {problem.colno}.") from None
+        raise UserError(f"Fix {where}, which is not JSON: {problem.msg} at column {problem.colno}.") from None
     if not isinstance(record, dict):
         raise UserError(f'Make {where} a JSON object such as {{"text": ...}}; it is something else.')
     return record

@@ -1,7 +1,7 @@
 """A plain transformer: RMSNorm, rotary positions, SwiGLU, no biases, an untied head; bidirectional by default.
 
-The configuration uses the field names and the modules the parameter names of the published LLaDA weights (which carry
-one more `model.` in front), so that loading those only renames them.
+The names of configuration fields and parameters are those of OLMo and of models derived from it (whose published
+parameters have one more `model.` in front), so that reading such weights is only a renaming.
 """
 
 from dataclasses import dataclass

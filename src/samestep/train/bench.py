@@ -19,8 +19,8 @@ from samestep.core.errors import UserError
 from samestep.core.records import Json, read_json, write_json
 from samestep.core.rundir import RunDir
 from samestep.data.feed import Feed
-from samestep.data.fingerprint import Reading
-from samestep.data.loading import Count, Rows
+from samestep.data.fingerprint import ReadOptions
+from samestep.data.loading import Rows, RowWeights
 from samestep.data.order import VALIDATION_EPOCH, Order, Sequential, Shuffled
 from samestep.data.reordered import Reordered
 from samestep.parallel.build import build_uninitialized
@@ -101,7 +101,7 @@ class Bench:
                 )
         return self._plan
 
-    def feed(self, rows: Rows, *, order: Order | None = None, count: Count | None = None) -> Feed:
+    def feed(self, rows: Rows, *, order: Order | None = None, count: RowWeights | None = None) -> Feed:
         """Training data in an order that any world size shares; shuffled again in each epoch unless an order is given.
 
         The first one fixes how long the stage is. Others have the same global batch and run through their own epochs.
@@ -112,7 +112,7 @@ class Bench:
         order = order or Shuffled(len(rows), plan.global_batch, self.config.seed)
         return self._feed(rows, order, plan.steps, count)
 
-    def rows_once(self, rows: Rows, *, count: Count | None = None, batch: int | None = None) -> Feed:
+    def rows_once(self, rows: Rows, *, count: RowWeights | None = None, batch: int | None = None) -> Feed:
         """Every row exactly once, in order, with fixed noise: for validation and for dumps."""
         if len(rows) < 1:
             raise UserError("the validation data is empty: there is no row to validate on")
@@ -190,7 +190,7 @@ class Bench:
                 parameter.requires_grad_(False)  # before wrapping: DDP waits for the gradient of every other one
         return module
 
-    def _feed(self, rows: Rows, order: Order, length: int, count: Count | None, track: Any = None) -> Feed:
+    def _feed(self, rows: Rows, order: Order, length: int, count: RowWeights | None, track: Any = None) -> Feed:
         if (
             self.config.evidence_rounding
         ):  # a stage without a learner may write its rows in the order in which they come
@@ -216,7 +216,7 @@ class Bench:
             return
         name = FeedName(self.stage, purpose, self._checked.count(purpose))
         self._checked.append(purpose)
-        reading = Reading(self.config.seed, self.config.num_workers > 0, self.world.activity.made_progress)
+        reading = ReadOptions(self.config.seed, self.config.num_workers > 0, self.world.activity.made_progress)
         check_data(rows, name, self.rundir, self.world, reading)
 
     def _once_batch(self) -> int:

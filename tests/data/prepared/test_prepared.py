@@ -1,4 +1,4 @@
-"""Preparing running text: the tokens of every document once, closed by an end; whole folders or none; little memory."""
+"""Preparing running text: every document's tokens once, then an end; complete folders or none; little memory."""
 
 import errno
 import hashlib
@@ -18,7 +18,7 @@ from samestep.data.prepared import open_prepared, sources, texts, writing
 from samestep.data.prepared.prepare import PrepareConfig
 from samestep.data.prepared.split import ByDocument
 from samestep.data.prepared.texts import Texts
-from samestep.data.prepared.writing import Count
+from samestep.data.prepared.writing import TextCounts
 from samestep.data.tokenizer.vocabulary import BYTES
 
 TEXTS = [f"document {i} says é{'!' * i}" for i in range(20)]
@@ -30,35 +30,35 @@ def split_at_ends(tokens: np.ndarray, eos: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("tokenizer", ["byte", "char", "bpe"])
-def test_documents_stay_whole_and_end_with_eos(tmp_path: Path, tokenizer: str) -> None:
+def test_documents_are_not_cut_and_end_with_eos(tmp_path: Path, tokenizer: str) -> None:
     vocab_size = 280 if tokenizer == "bpe" else None
     source = documents(tmp_path / "a.jsonl", *TEXTS)
     found = made(tmp_path / "out", source, tokenizer=tokenizer, vocab_size=vocab_size, sequence_length=8)
     eos, split = found.tokenizer.vocabulary.eos, ByDocument(20, 0.1, 0)
     for region, tokens in (("train", found.train[:]), ("validation", found.validation[:])):
-        said = [found.tokenizer.decode(part) for part in split_at_ends(tokens, eos)]
-        assert said == [text for i, text in enumerate(TEXTS) if split.region(i) == region]
+        decoded = [found.tokenizer.decode(part) for part in split_at_ends(tokens, eos)]
+        assert decoded == [text for i, text in enumerate(TEXTS) if split.region(i) == region]
     assert found.metadata["tokenizer"] == tokenizer
     assert found.metadata["vocab_size"] == found.tokenizer.vocabulary.size
 
 
 def test_metadata_says_what_there_is(tmp_path: Path) -> None:
     source = documents(tmp_path / "a.jsonl", *TEXTS)
-    facts = made(tmp_path / "out", source, sequence_length=8).metadata
+    metadata = made(tmp_path / "out", source, sequence_length=8).metadata
     sizes = {"train": 0, "validation": 0}
     for i, text in enumerate(TEXTS):
         sizes[ByDocument(20, 0.1, 0).region(i)] += len(text.encode())
-    assert facts["val_bytes"] == sizes["validation"]
-    assert facts["val_tokens"] == sizes["validation"] + 2
-    assert facts["train_tokens"] == sizes["train"] + 18
-    assert facts["total_tokens"] == facts["train_tokens"] + facts["val_tokens"]
-    assert (facts["train_samples"], facts["val_samples"]) == (
-        -(-facts["train_tokens"] // 8),
-        -(-facts["val_tokens"] // 8),
+    assert metadata["val_bytes"] == sizes["validation"]
+    assert metadata["val_tokens"] == sizes["validation"] + 2
+    assert metadata["train_tokens"] == sizes["train"] + 18
+    assert metadata["total_tokens"] == metadata["train_tokens"] + metadata["val_tokens"]
+    assert (metadata["train_samples"], metadata["val_samples"]) == (
+        -(-metadata["train_tokens"] // 8),
+        -(-metadata["val_tokens"] // 8),
     )
-    assert (facts["mask_token_id"], facts["eos_token_id"], facts["vocab_size"]) == (256, 257, 259)
-    assert facts["sources"][0]["sha256"] == hashlib.sha256(source.read_bytes()).hexdigest()
-    assert facts["dtype"] == "<u2" and facts["sequence_length"] == 8
+    assert (metadata["mask_token_id"], metadata["eos_token_id"], metadata["vocab_size"]) == (256, 257, 259)
+    assert metadata["sources"][0]["sha256"] == hashlib.sha256(source.read_bytes()).hexdigest()
+    assert metadata["dtype"] == "<u2" and metadata["sequence_length"] == 8
 
 
 def test_a_single_text_is_cut_by_position_before_it_is_cut_into_rows(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_vocabulary_is_learned_from_the_training_part_alone(tmp_path: Path) ->
     assert len(found.tokenizer.encode(" unseenword")) > 4
 
 
-def test_shards_are_of_bounded_size_and_read_as_one_run(tmp_path: Path) -> None:
+def test_shards_are_of_bounded_size_and_read_as_one_sequence(tmp_path: Path) -> None:
     source = documents(tmp_path / "a.jsonl", *TEXTS)
     whole = made(tmp_path / "whole", source, sequence_length=8)
     parts = made(tmp_path / "parts", source, sequence_length=8, shard_bytes=50)
@@ -141,7 +141,7 @@ def test_an_existing_folder_is_kept_unless_it_may_go(tmp_path: Path) -> None:
     assert made(tmp_path / "out", source, sequence_length=16, overwrite=True).metadata["sequence_length"] == 16
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("dear")
-    with pytest.raises(UserError, match="something else than prepared data"):
+    with pytest.raises(UserError, match="exists and is not prepared data"):
         made(tmp_path / "mine", source, overwrite=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "mine", "out"]
 
@@ -155,13 +155,13 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(writing.os, "fsync", fsync)
-    with pytest.raises(UserError, match="Free some room on the disk"):
+    with pytest.raises(UserError, match="Free some space on the disk"):
         made(tmp_path / "out", source, sequence_length=8)
     assert written
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
 
 
-def test_what_a_kill_left_is_never_taken_for_whole_and_goes_next_time(tmp_path: Path) -> None:
+def test_what_a_kill_left_is_never_taken_for_complete_and_is_removed_next_time(tmp_path: Path) -> None:
     source = documents(tmp_path / "a.jsonl", *TEXTS)
     stale = tmp_path / ".out.preparing"
     stale.mkdir()
@@ -188,8 +188,8 @@ def test_a_text_that_changes_meanwhile_is_refused(
     source = documents(tmp_path / "a.jsonl", *TEXTS)
     count = Texts.count
 
-    def count_then_change(self: Texts, spell: bool, done: Any) -> Count:
-        found = count(self, spell, done)
+    def count_then_change(self: Texts, collect_characters: bool, done: Any) -> TextCounts:
+        found = count(self, collect_characters, done)
         documents(source, *texts)
         return found
 
@@ -200,7 +200,7 @@ def test_a_text_that_changes_meanwhile_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("spoil", "sentence"),
+    ("damage", "sentence"),
     [
         (lambda folder: (folder / "train-00000.bin").unlink(), "train-00000.bin is missing"),
         (lambda folder: (folder / "train-00000.bin").write_bytes(b"xy"), "has 2 bytes instead of"),
@@ -213,9 +213,9 @@ def test_a_text_that_changes_meanwhile_is_refused(
         (lambda folder: (folder / "tokenizer" / "samestep_tokenizer.json").unlink(), "259 tokens, not 2"),
     ],
 )
-def test_a_spoilt_folder_is_refused(tmp_path: Path, spoil: Any, sentence: str) -> None:
+def test_a_damaged_folder_is_refused(tmp_path: Path, damage: Any, sentence: str) -> None:
     found = made(tmp_path / "out", documents(tmp_path / "a.jsonl", *TEXTS), tokenizer="char", sequence_length=8)
-    spoil(found.folder)
+    damage(found.folder)
     with pytest.raises(UserError, match=sentence) as refusal:
         open_prepared(found.folder)
     assert "\n" not in str(refusal.value)
@@ -225,7 +225,7 @@ def test_text_of_nothing_and_of_too_little_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bom.txt").write_bytes(b"\xef\xbb\xbf")
     (tmp_path / "short.txt").write_text("short")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9 and more")
-    with pytest.raises(UserError, match="there is none"):
+    with pytest.raises(UserError, match="the named files are empty"):
         made(tmp_path / "out", tmp_path / "bom.txt")
     with pytest.raises(UserError, match="5 tokens for training and 0 bytes"):
         made(tmp_path / "out", tmp_path / "short.txt")
@@ -239,7 +239,7 @@ def test_text_of_nothing_and_of_too_little_is_refused(tmp_path: Path) -> None:
     [
         ({"sequence_length": 1}, "sequence_length to 2"),
         ({"validation_fraction": 1.0}, "between 0 and 1"),
-        ({"vocab_size": 300}, "--tokenizer bpe alone"),
+        ({"vocab_size": 300}, "only with --tokenizer bpe"),
         ({"shard_bytes": 1}, "shard_bytes"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Chats: the template, a row for each answer, whole chats on one side of the split, never a prompt without answer."""
+"""Chats: the format, a row for each answer, each chat on one side of the split, never a prompt without an answer."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from prepared_parts import lines, made
 
 from samestep.core.errors import UserError
 from samestep.data.prepared import Prepared
-from samestep.data.prepared.chats import Message, answers, chat_prompt
+from samestep.data.prepared.chats import ChatMessage, answers, chat_prompt
 from samestep.data.prepared.split import ByDocument
 from samestep.data.tokenizer.subword import train_bpe
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer
@@ -19,8 +19,8 @@ def pair(i: int) -> dict[str, str]:
 
 
 def talk(i: int) -> dict[str, Any]:
-    said = [("system", "be kind"), ("user", f"q{i}"), ("assistant", f"a{i}"), ("user", "more"), ("assistant", f"b{i}")]
-    return {"messages": [{"role": role, "content": content} for role, content in said]}
+    turns = [("system", "be kind"), ("user", f"q{i}"), ("assistant", f"a{i}"), ("user", "more"), ("assistant", f"b{i}")]
+    return {"messages": [{"role": role, "content": content} for role, content in turns]}
 
 
 def rows(found: Prepared, region: str) -> list[tuple[list[int], int]]:
@@ -30,12 +30,12 @@ def rows(found: Prepared, region: str) -> list[tuple[list[int], int]]:
     return [(tokens[start : start + length].tolist(), prompt) for start, length, prompt in table]
 
 
-def test_the_template_is_lladas() -> None:
+def test_a_turn_is_a_header_the_content_and_an_end() -> None:
     tokenizer = train_bpe(["user assistant hello\n\nthere yes"] * 9, 290)
     v = tokenizer.vocabulary
     assert v.headers is not None
     start, end = v.headers
-    messages = [Message("user", " hello "), Message("assistant", "there"), Message("user", "yes?")]
+    messages = [ChatMessage("user", " hello "), ChatMessage("assistant", "there"), ChatMessage("user", "yes?")]
     prompt = chat_prompt(tokenizer, messages)
     assert prompt == [
         v.bos,
@@ -44,14 +44,14 @@ def test_the_template_is_lladas() -> None:
         *(start, *tokenizer.encode("user"), end, *tokenizer.encode("\n\nyes?"), v.eot),
         *(start, *tokenizer.encode("assistant"), end, *tokenizer.encode("\n\n")),
     ]
-    first, row = answers(tokenizer, [*messages, Message("assistant", "yes\n")])
+    first, row = answers(tokenizer, [*messages, ChatMessage("assistant", "yes\n")])
     assert first.tokens[first.prompt :] == [*tokenizer.encode("there"), v.eot]
     assert row.tokens == [*prompt, *tokenizer.encode("yes"), v.eot]
     assert (row.prompt, row.size) == (len(prompt), 3)
 
 
 def test_bytes_spell_the_headers_out() -> None:
-    (row,) = answers(ByteTokenizer(), [Message("user", "hi"), Message("assistant", "ho")])
+    (row,) = answers(ByteTokenizer(), [ChatMessage("user", "hi"), ChatMessage("assistant", "ho")])
     assert row.tokens == [BYTES.bos, *b"user\n\nhi", BYTES.eos, *b"assistant\n\n", *b"ho", BYTES.eos]
     assert ByteTokenizer().decode(row.tokens[row.prompt :]) == "ho"
 
@@ -60,8 +60,8 @@ def test_every_answer_is_a_row_and_a_chat_is_on_one_side(tmp_path: Path) -> None
     found = made(tmp_path / "out", lines(tmp_path / "a.jsonl", *map(talk, range(20))), sequence_length=100)
     split = ByDocument(20, 0.1, 0)
     for region in ("train", "validation"):
-        said = [ByteTokenizer().decode(tokens[prompt:]) for tokens, prompt in rows(found, region)]
-        assert said == [answer for i in range(20) if split.region(i) == region for answer in (f"a{i}", f"b{i}")]
+        texts = [ByteTokenizer().decode(tokens[prompt:]) for tokens, prompt in rows(found, region)]
+        assert texts == [answer for i in range(20) if split.region(i) == region for answer in (f"a{i}", f"b{i}")]
     assert (found.metadata["train_samples"], found.metadata["val_samples"]) == (36, 4)
     assert found.metadata["kind"] == "chat"
 
@@ -101,8 +101,8 @@ def test_what_is_too_long_is_cut_or_left_out_and_counted(tmp_path: Path, too_lon
 
 
 def test_chats_without_an_answer_are_left_out_and_counted(tmp_path: Path) -> None:
-    silent = [{"messages": [{"role": "user", "content": "anybody?"}]}, {"prompt": "x", "answer": "  "}]
-    found = made(tmp_path / "out", lines(tmp_path / "a.jsonl", *map(pair, range(20)), *silent), sequence_length=60)
+    unanswered = [{"messages": [{"role": "user", "content": "anybody?"}]}, {"prompt": "x", "answer": "  "}]
+    found = made(tmp_path / "out", lines(tmp_path / "a.jsonl", *map(pair, range(20)), *unanswered), sequence_length=60)
     assert found.metadata["chats_without_answer"] == 2
     assert found.metadata["train_samples"] + found.metadata["val_samples"] == 20
 
@@ -117,14 +117,14 @@ def test_a_vocabulary_is_learned_from_chats(tmp_path: Path, tokenizer: str) -> N
 
 
 BAD_CHATS = {
-    "one alone": ([pair(0)], {}, "two chats at least.*there are 1"),
+    "one alone": ([pair(0)], {}, "at least two chats.*there are 1"),
     "no content": ([pair(0), {"messages": [{"role": "user"}]}], {}, "line 2 of .*no 'content'"),
     "no list": ([pair(0), {"messages": "hello"}], {}, "a list such as"),
     "parts": ([pair(0), {"messages": [{"role": "user", "content": [{"text": "x"}]}]}], {}, "that are strings"),
     "no answer": ([pair(0), {"prompt": "x"}], {}, "--answer_field; it has prompt"),
     "not a string": ([pair(0), {"prompt": "x", "answer": 4}], {}, "a string on line 2"),
     "too short a row": ([pair(i) for i in range(5)], {"sequence_length": 8}, "5 answers did not fit"),
-    "no answers": ([{"prompt": "x", "answer": ""}] * 3, {}, "3 of 3 chats have none"),
+    "no answers": ([{"prompt": "x", "answer": ""}] * 3, {}, "3 of 3 chats have no answer"),
     "texts": ([{"text": "x"}], {"kind": "chat"}, "it has text"),
 }
 
@@ -139,7 +139,7 @@ def test_bad_chats_are_refused(tmp_path: Path, records: list[Any], settings: dic
 
 def test_chats_and_text_are_not_mixed(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_text("text")
-    with pytest.raises(UserError, match=r"apart; .*b\.txt is no JSONL file of chats"):
+    with pytest.raises(UserError, match=r"separately; .*b\.txt is not a JSONL file of chats"):
         made(tmp_path / "out", lines(tmp_path / "a.jsonl", pair(0), pair(1)), tmp_path / "b.txt")
     as_text = made(tmp_path / "t", lines(tmp_path / "a.jsonl", pair(0)), kind="text", field="prompt", sequence_length=4)
     assert as_text.metadata["kind"] == "text"

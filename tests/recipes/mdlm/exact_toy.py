@@ -39,7 +39,7 @@ class ExactConditionals(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         self.seen.append(tokens)
         size = tokens.shape[1]
-        # What is hidden, what is padding and what is not there are unknown alike.
+        # What is masked, what is padding and what is not there are all unknown.
         digits = nn.functional.pad(tokens.clamp(max=TOY.mask), (0, LENGTH - size), value=TOY.mask)
         return self.answers[digits @ (TOY.mask + 1) ** torch.arange(LENGTH - 1, -1, -1)][:, :size] + self.bias
 

@@ -1,4 +1,4 @@
-"""Watching: what the terminal and the HTML file show is what happened."""
+"""Animation: the terminal and the HTML file show every pass as it was."""
 
 import io
 import json
@@ -28,7 +28,7 @@ class Rightmost(nn.Module):
         return logits
 
 
-def test_a_trace_tells_when_each_token_came_and_how_likely_it_was() -> None:
+def test_a_trace_records_the_pass_and_probability_of_each_token() -> None:
     trace = RevealTrace(BYTES.mask)
     sample(Rightmost(), PROMPT, OPTIONS, seed=0, observe=trace)
     assert trace.when.tolist() == [[0, 3, 2, 1]]
@@ -37,7 +37,7 @@ def test_a_trace_tells_when_each_token_came_and_how_likely_it_was() -> None:
     assert trace.probability[0, 1:].tolist() == pytest.approx((e / (e + writable - 1)).tolist())
 
 
-def test_letters_of_several_tokens_stand_with_the_first() -> None:
+def test_characters_of_several_tokens_are_shown_at_the_first() -> None:
     tokens = [*"aé€".encode(), 0xC3, BYTES.mask, 0xFF, 98, BYTES.eos, 0x1B, 10, 0xE2]
     expected = ["a", "é", "", "€", "", "", "\ufffd", "░", "\ufffd", "b", "∎", "␛", "\n", "\ufffd"]
     assert glyphs(tokens, BYTE) == expected
@@ -46,7 +46,7 @@ def test_letters_of_several_tokens_stand_with_the_first() -> None:
 
 def test_without_a_terminal_a_pass_is_a_line() -> None:
     out = io.StringIO()
-    with animation.watching(BYTE, Console(file=out)) as observe:
+    with animation.show_passes(BYTE, Console(file=out)) as observe:
         sample(Rightmost(), PROMPT, OPTIONS, seed=0, observe=observe)
     assert out.getvalue().splitlines() == [
         "pass 0/3  H░░░",
@@ -60,7 +60,7 @@ def test_a_terminal_shows_every_pass_and_is_left_clean(monkeypatch: pytest.Monke
     monkeypatch.setattr(animation, "PACE", 0.0)
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, color_system="truecolor", width=60)
-    with animation.watching(BYTE, console) as observe:
+    with animation.show_passes(BYTE, console) as observe:
         sample(Rightmost(), PROMPT.expand(2, -1), OPTIONS, seed=0, observe=observe)
     shown = out.getvalue()
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
@@ -70,18 +70,18 @@ def test_a_terminal_shows_every_pass_and_is_left_clean(monkeypatch: pytest.Monke
     assert shown.rindex("\x1b[2K") > shown.rindex("tokens")
 
 
-def films_in(page: str) -> list[dict[str, object]]:
+def texts_in(page: str) -> list[dict[str, object]]:
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     assert found
-    films: list[dict[str, object]] = json.loads(found[1])
-    return films
+    texts: list[dict[str, object]] = json.loads(found[1])
+    return texts
 
 
-def test_the_page_holds_the_films_whatever_they_say() -> None:
+def test_the_page_holds_any_text() -> None:
     nasty = ["</script>", "<!--", "<!--NOTE-->", "\\u003c", "é", '"', "\u2028"]
-    film = AnimatedText("a <b> title", nasty, [1] * 7, [0, 1, 2, 3, 3, 2, 1], [1.0, 0.5, 1e-9, 1, 1, 1, 1])
-    page = html_page([film, film], "x < y & z", "<!--FILMS--> and a note")
-    assert films_in(page)[1] == {
+    text = AnimatedText("a <b> title", nasty, [1] * 7, [0, 1, 2, 3, 3, 2, 1], [1.0, 0.5, 1e-9, 1, 1, 1, 1])
+    page = html_page([text, text], "x < y & z", "<!--TEXTS--> and a note")
+    assert texts_in(page)[1] == {
         "title": "a <b> title",
         "glyphs": nasty,
         "tokens": [1] * 7,
@@ -89,7 +89,7 @@ def test_the_page_holds_the_films_whatever_they_say() -> None:
         "probability": [1.0, 0.5, 1e-9, 1, 1, 1, 1],
     }
     assert "<title>x &lt; y &amp; z</title>" in page
-    assert "&lt;!--FILMS--&gt; and a note" in page
+    assert "&lt;!--TEXTS--&gt; and a note" in page
     assert page.count("</script>") == 2
 
 

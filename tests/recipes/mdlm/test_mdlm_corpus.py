@@ -15,8 +15,8 @@ from samestep.core.errors import UserError
 from samestep.data.prepared.prepare import PrepareConfig, prepare
 from samestep.data.prepared.sources import find_sources
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer
-from samestep.recipes.mdlm.corpus import DataConfig, distinct, load, passages, pydoc_text, row_length, tokenizer_of
-from samestep.recipes.mdlm.rows import Windows
+from samestep.recipes.mdlm.corpus import DataConfig, data_tokenizer, distinct, load, passages, pydoc_text, row_length
+from samestep.recipes.mdlm.rows import TextRows
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +59,14 @@ def test_passages_are_what_empty_lines_separate() -> None:
     assert list(passages("a\nb\n\n\n  c  \n   \nd\n")) == ["a\nb", "  c", "d"]
 
 
-def test_loading_twice_gives_the_same_hash_and_whole_regions() -> None:
+def test_loading_twice_gives_the_same_hash_and_complete_regions() -> None:
     first, again = load(DataConfig(sequence_length=100)), load(DataConfig(sequence_length=64))
-    facts = first.describe()
-    assert facts["sha256"] == again.describe()["sha256"]
-    assert facts["train_tokens"] + facts["validation_tokens"] == facts["tokens"]  # type: ignore[operator]
+    record = first.describe()
+    assert record["sha256"] == again.describe()["sha256"]
+    assert record["train_tokens"] + record["validation_tokens"] == record["tokens"]  # type: ignore[operator]
     joined = bytes(first.train.tokens[:]) + bytes(first.validation.tokens[:])
     assert joined == pydoc_text().encode()
-    assert facts["validation_tokens"] == round(0.1 * len(joined))
+    assert record["validation_tokens"] == round(0.1 * len(joined))
 
 
 def test_a_local_file_takes_the_place_of_the_built_in_text(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_limit_takes_the_beginning_of_either_text(tmp_path: Path, text: bytes)
         assert bytes(corpus.validation.tokens[:]) == text[1449:1610]
 
 
-def test_a_text_shorter_than_a_window_is_refused(tmp_path: Path) -> None:
+def test_a_text_shorter_than_a_row_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x" * 30)
     with pytest.raises(UserError, match=r"has 30 tokens, of which 27 are for training"):
         load(DataConfig(path=str(tmp_path / "a.txt"), sequence_length=32))
@@ -107,32 +107,32 @@ def test_a_python_without_the_text_says_what_to_do(monkeypatch: pytest.MonkeyPat
 
 def test_every_token_belongs_to_exactly_one_row() -> None:
     tokens = np.arange(103, dtype=np.uint8)
-    windows = Windows(tokens, 10, pad=257)
-    assert len(windows) == 11
-    rows = [windows[i] for i in range(len(windows))]
+    rows_of_text = TextRows(tokens, 10, pad=257)
+    assert len(rows_of_text) == 11
+    rows = [rows_of_text[i] for i in range(len(rows_of_text))]
     assert [t for row in rows for t in row["tokens"][: row["length"]].tolist()] == tokens.tolist()
     assert rows[-1]["tokens"].tolist() == [100, 101, 102] + [257] * 7
     assert sum(int(row["length"]) for row in rows) == 103
 
 
 def test_many_rows_at_once_are_the_rows_one_by_one() -> None:
-    windows = Windows(np.arange(103, dtype=np.uint8), 10, pad=257)
-    together = windows.rows(np.array([10, 0, 3, 3]))
+    rows_of_text = TextRows(np.arange(103, dtype=np.uint8), 10, pad=257)
+    together = rows_of_text.rows(np.array([10, 0, 3, 3]))
     assert together["tokens"].dtype == together["length"].dtype == torch.int64
     for i, index in enumerate([10, 0, 3, 3]):
-        assert torch.equal(together["tokens"][i], windows[index]["tokens"])
-        assert together["length"][i] == windows[index]["length"]
+        assert torch.equal(together["tokens"][i], rows_of_text[index]["tokens"])
+        assert together["length"][i] == rows_of_text[index]["length"]
 
 
 def test_rows_beyond_the_end_do_not_exist() -> None:
-    windows = Windows(np.arange(20, dtype=np.uint8), 10, pad=257)
-    assert len(list(windows)) == 2  # type: ignore[call-overload]
+    rows_of_text = TextRows(np.arange(20, dtype=np.uint8), 10, pad=257)
+    assert len(list(rows_of_text)) == 2  # type: ignore[call-overload]
     for index in (2, -1):
         with pytest.raises(IndexError):
-            windows[index]
+            rows_of_text[index]
 
 
-def test_rows_of_a_file_travel_to_a_worker_by_name(tmp_path: Path) -> None:
+def test_rows_of_a_file_are_pickled_by_name(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(bytes(range(250)) * 1000)
     corpus = load(DataConfig(path=str(tmp_path / "a.txt"), sequence_length=50))
     sent = pickle.dumps(corpus.validation)
@@ -159,13 +159,13 @@ def test_a_prepared_folder_brings_its_tokenizer_and_its_row_length(tmp_path: Pat
     corpus = load(DataConfig(path=path))
     assert corpus.sequence_length == row_length(DataConfig(path=path)) == 20
     assert corpus.tokenizer.decode(corpus.train[0]["tokens"].tolist()) == "Ein Schiff wird komm"
-    assert tokenizer_of(DataConfig(path=path)).vocabulary == corpus.tokenizer.vocabulary
+    assert data_tokenizer(DataConfig(path=path)).vocabulary == corpus.tokenizer.vocabulary
     other = DataConfig(path=path, sequence_length=7)
     assert load(other).sequence_length == row_length(other) == 7
     assert not corpus.sft
-    facts = corpus.describe()
-    assert facts["tokens"] == 30 * 24 + 1 == corpus.train.size + corpus.validation.size
-    assert facts["tokenizer"] == "char" and facts["sha256"] != load(DataConfig()).describe()["sha256"]
+    record = corpus.describe()
+    assert record["tokens"] == 30 * 24 + 1 == corpus.train.size + corpus.validation.size
+    assert record["tokenizer"] == "char" and record["sha256"] != load(DataConfig()).describe()["sha256"]
 
 
 def test_bytes_per_token_are_those_of_the_validation_text(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_bytes_per_token_are_those_of_the_validation_text(tmp_path: Path) -> Non
     assert load(DataConfig()).validation_bytes_per_token == 1.0
 
 
-def test_every_kind_of_row_says_length_and_prompt(tmp_path: Path) -> None:
+def test_every_kind_of_row_has_length_and_prompt(tmp_path: Path) -> None:
     chats = "".join(json.dumps({"prompt": f"{i}?", "answer": "yes" * i}) + "\n" for i in range(1, 9))
     corpus = load(DataConfig(path=prepared(tmp_path, "a.jsonl", chats, sequence_length=40)))
     assert corpus.sft and corpus.sequence_length == 40
@@ -182,28 +182,28 @@ def test_every_kind_of_row_says_length_and_prompt(tmp_path: Path) -> None:
     assert rows["length"].tolist() == [40] * len(corpus.train), "padding counts as answer"
     assert rows["tokens"].shape == (len(corpus.train), 40)
     for tokens, prompt in zip(rows["tokens"], rows["prompt"].tolist()):
-        said = bytes(tokens[:prompt].clamp(max=255).tolist())
-        assert said.endswith(b"assistant\n\n")
+        header = bytes(tokens[:prompt].clamp(max=255).tolist())
+        assert header.endswith(b"assistant\n\n")
         assert tokens[prompt] in (ord("y"),)
     last = corpus.train[0]["tokens"]
     assert last[-1] == BYTES.eos
-    windows = load(DataConfig()).train.rows(np.array([3, 5]))
-    assert windows["prompt"].tolist() == [0, 0] and windows["prompt"].dtype == torch.int64
+    rows_of_text = load(DataConfig()).train.rows(np.array([3, 5]))
+    assert rows_of_text["prompt"].tolist() == [0, 0] and rows_of_text["prompt"].dtype == torch.int64
     assert {name: value.dtype for name, value in rows.items()} == dict.fromkeys(
         ("tokens", "length", "prompt"), torch.int64
     )
 
 
-def test_of_chats_no_bytes_are_told_since_most_tokens_only_fill_rows_up(tmp_path: Path) -> None:
+def test_chats_have_no_bytes_per_token_since_most_tokens_are_padding(tmp_path: Path) -> None:
     chats = "".join(json.dumps({"prompt": f"{i}?", "answer": "yes" * i}) + "\n" for i in range(1, 9))
     corpus = load(DataConfig(path=prepared(tmp_path, "a.jsonl", chats, sequence_length=40, validation_fraction=0.5)))
     rows = corpus.validation.rows(np.arange(len(corpus.validation)))
     counted = int((rows["length"] - rows["prompt"]).sum())
-    said = sum(
+    answer_bytes = sum(
         len(corpus.tokenizer.decode(tokens[prompt:].tolist()))
         for tokens, prompt in zip(rows["tokens"], rows["prompt"].tolist())
     )
-    assert said < counted, "the rest fills rows up"
+    assert answer_bytes < counted, "the rest is padding"
     assert corpus.validation_bytes_per_token is None
     assert corpus.describe()["validation_bytes_per_token"] is None
 
@@ -220,7 +220,7 @@ def older_folder(folder: Path, largest: int = 25) -> str:
 def test_an_older_folder_is_a_corpus(tmp_path: Path) -> None:
     config = DataConfig(path=older_folder(tmp_path), sequence_length=64)
     corpus = load(config)
-    assert corpus.sequence_length == row_length(config) == 8, "rows that were cut long ago keep their length"
+    assert corpus.sequence_length == row_length(config) == 8, "rows of an older folder keep their length"
     assert len(corpus.train) == 10 and len(corpus.validation) == 3
     row = corpus.train[9]
     assert row["tokens"].tolist() == [(72 + i) % 25 for i in range(8)]
@@ -231,7 +231,7 @@ def test_an_older_folder_is_a_corpus(tmp_path: Path) -> None:
     assert torch.equal(again[4]["tokens"], corpus.train[4]["tokens"])
 
 
-def test_a_network_without_room_is_refused_naming_both(tmp_path: Path) -> None:
+def test_a_network_that_is_too_small_is_refused(tmp_path: Path) -> None:
     corpus = load(DataConfig(path=older_folder(tmp_path)))
     corpus.check_fits(27, 27, 8)
     with pytest.raises(UserError, match=r"model\.vocab_size to 27 or more, .*it is 26"):
@@ -255,7 +255,7 @@ def test_a_folder_that_was_not_prepared_says_how_to(tmp_path: Path) -> None:
         load(DataConfig(path=str(tmp_path)))
 
 
-def test_rows_of_a_prepared_folder_travel_to_a_worker_by_name(tmp_path: Path) -> None:
+def test_rows_of_a_prepared_folder_are_pickled_by_name(tmp_path: Path) -> None:
     path = prepared(
         tmp_path, "a.txt", "the tide rises, the tide falls\n" * 3000, sequence_length=50, shard_bytes=50_000
     )
@@ -269,9 +269,9 @@ def test_memory_does_not_grow_with_a_prepared_folder(tmp_path: Path) -> None:
     path = Path(prepared(tmp_path, "a.txt", "x" * 9999, sequence_length=64))
     peaks = []
     for tokens in (1_000_000, 300_000_000):
-        facts = json.loads((path / "metadata.json").read_text())
-        facts["shards"]["train"][0]["tokens"] = tokens
-        (path / "metadata.json").write_text(json.dumps(facts))
+        record = json.loads((path / "metadata.json").read_text())
+        record["shards"]["train"][0]["tokens"] = tokens
+        (path / "metadata.json").write_text(json.dumps(record))
         with (path / "train-00000.bin").open("r+b") as file:
             file.truncate(2 * tokens)  # sparse: takes no room on disk
         tracemalloc.start()

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness: its three questions answered exactly on a toy, on one rank and two; whole tasks offline."""
+"""lm-evaluation-harness: its three kinds of request on an exact toy, on one rank and two; complete tasks offline."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from samestep.cli.evaluate import figures
 from samestep.cli.main import main
 from samestep.models.transformer import TransformerConfig
 from samestep.recipes.mdlm.config import MdlmConfig
-from samestep.recipes.mdlm.harness import HarnessModel, Questions
+from samestep.recipes.mdlm.harness import EvaluationOptions, HarnessModel
 from samestep.recipes.mdlm.sampling import SamplingConfig
 from samestep.world.world import World
 from toys import run_on_ranks
@@ -42,54 +42,58 @@ class Letters:
         raise NotImplementedError
 
 
-def judge(world: World | None = None, draws: int = 2000, **sampling: Any) -> HarnessModel:
+def harness_model(world: World | None = None, draws: int = 2000, **sampling: Any) -> HarnessModel:
     shape = TransformerConfig(d_model=4, n_layers=1, n_heads=1, vocab_size=TOY.size, max_sequence_length=LENGTH)
     options = SamplingConfig(**{"length": 2, "steps": 4, **sampling})
     config = MdlmConfig(model=shape, sampling=options, samples_at_end=0, batch_size=500)
-    return HarnessModel(ExactConditionals(), Letters(), config, Questions([], draws=draws), world or World.single())
+    return HarnessModel(
+        ExactConditionals(), Letters(), config, EvaluationOptions([], draws=draws), world or World.single()
+    )
 
 
-def ask(*args: Any) -> SimpleNamespace:
+def request(*args: Any) -> SimpleNamespace:
     return SimpleNamespace(args=args)
 
 
 def test_the_likelihood_of_a_continuation() -> None:
     toy = ExactConditionals()
-    found = judge().loglikelihood([ask(text[:1], text[1:]) for text in TEXTS] + [ask("", text) for text in TEXTS])
+    found = harness_model().loglikelihood(
+        [request(text[:1], text[1:]) for text in TEXTS] + [request("", text) for text in TEXTS]
+    )
     tokens = torch.tensor([Letters().encode(text) for text in TEXTS])
     whole, first = toy.nll(tokens, torch.full((3,), LENGTH)), toy.nll(tokens, torch.ones(3, dtype=torch.int64))
     assert [mean for mean, _ in found] == pytest.approx([*(first - whole).tolist(), *(-whole).tolist()], rel=0.05)
     best = toy.texts[toy.table.argmax()].tolist()
-    sure = judge().loglikelihood([ask(Letters().decode(best[:3]), LETTERS[token]) for token in range(3)])
-    assert [greedy for _, greedy in sure] == [token == best[3] for token in range(3)]
+    found = harness_model().loglikelihood([request(Letters().decode(best[:3]), LETTERS[token]) for token in range(3)])
+    assert [greedy for _, greedy in found] == [token == best[3] for token in range(3)]
 
 
-def test_a_whole_text_is_taken_in_rows() -> None:
+def test_a_long_text_is_scored_in_rows() -> None:
     text = TEXTS[0] + TEXTS[1]
-    (both,) = judge().loglikelihood_rolling([ask(text)])
-    apart = [mean for mean, _ in judge().loglikelihood([ask("", text[:4]), ask("", text[4:])])]
+    (both,) = harness_model().loglikelihood_rolling([request(text)])
+    apart = [mean for mean, _ in harness_model().loglikelihood([request("", text[:4]), request("", text[4:])])]
     assert both == pytest.approx(sum(apart), rel=0.05)
-    assert judge().loglikelihood_rolling([ask("")]) == [0]
+    assert harness_model().loglikelihood_rolling([request("")]) == [0]
 
 
-def test_what_is_written_ends_where_the_task_says() -> None:
+def test_generation_stops_where_the_task_says() -> None:
     settings = {"until": ["x"], "max_gen_toks": 3, "do_sample": False}
-    texts = judge().generate_until([ask("a", settings), ask("", settings), ask("abcab", settings)])
+    texts = harness_model().generate_until([request("a", settings), request("", settings), request("abcab", settings)])
     assert [len(text) for text in texts] == [3, 3, 3], "a prompt that is too long loses its beginning"
     last = texts[0][-1]
-    (cut,) = judge().generate_until([ask("a", {**settings, "until": ["zz", last]})])
+    (cut,) = harness_model().generate_until([request("a", {**settings, "until": ["zz", last]})])
     assert cut == texts[0][: texts[0].index(last)]
-    drawn = {judge(temperature=1.0).generate_until([ask("a", {"do_sample": True, "temperature": 3.0})])[0]}
-    assert {len(text) for text in drawn} == {2}, "as long as the settings say where the task does not"
+    drawn = {harness_model(temperature=1.0).generate_until([request("a", {"do_sample": True, "temperature": 3.0})])[0]}
+    assert {len(text) for text in drawn} == {2}, "the length of the settings, if the task gives none"
 
 
 def answers(world: World) -> list[Any]:
-    mine = judge(world, draws=32)
+    mine = harness_model(world, draws=32)
     settings = {"do_sample": True, "temperature": 1.0, "max_gen_toks": 3}
     return [
-        mine.loglikelihood([ask(text[:place], text[place:]) for text in TEXTS for place in range(3)]),
-        mine.loglikelihood_rolling([ask(text * 2) for text in TEXTS]),
-        mine.generate_until([ask(text[:1], settings) for text in TEXTS]),
+        mine.loglikelihood([request(text[:place], text[place:]) for text in TEXTS for place in range(3)]),
+        mine.loglikelihood_rolling([request(text * 2) for text in TEXTS]),
+        mine.generate_until([request(text[:1], settings) for text in TEXTS]),
     ]
 
 
@@ -106,7 +110,7 @@ def test_two_ranks_answer_as_one(tmp_path: Path) -> None:
     assert [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)] == [alone, alone]
 
 
-# ---- whole tasks
+# ---- complete tasks
 
 CHOICE = """
 task: shorter
@@ -153,8 +157,8 @@ def test_local_tasks_need_no_network(
     for name, text in (("shorter", CHOICE), ("writing", WRITING)):
         (tmp_path / f"{name}.yaml").write_text(text)
     capsys.readouterr()
-    words = ["a", "--tasks=shorter,writing", "--include_path=.", "--limit=2", "--draws=4", "--out=results.json"]
-    assert main(["evaluate", *words]) == 0
+    args = ["a", "--tasks=shorter,writing", "--include_path=.", "--limit=2", "--draws=4", "--out=results.json"]
+    assert main(["evaluate", *args]) == 0
     results = json.loads(Path("results.json").read_text())
     assert sorted(row[:4] for row in figures(results)) == [
         ("shorter", "2", "acc", "1.0000"),
@@ -167,7 +171,7 @@ def test_local_tasks_need_no_network(
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("args", "sentence"),
     [
         (["--tasks=x"], "needs a run, a checkpoint or a model folder first"),
         (["a"], "Name at least one task"),
@@ -178,13 +182,13 @@ def test_local_tasks_need_no_network(
         (["a", "--tasks=x"], "'a' is not a run"),
     ],
 )
-def test_bad_words_are_refused(
-    words: list[str],
+def test_bad_args_are_refused(
+    args: list[str],
     sentence: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["evaluate", *words]) == 2
+    assert main(["evaluate", *args]) == 2
     assert sentence in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Pages: given text stays as it is, gaps get exactly their tokens, and pages of any shape may come together."""
+"""Infilling: given text stays unchanged, gaps get exactly their tokens, and templates of any shape can be mixed."""
 
 import pytest
 import torch
@@ -9,8 +9,8 @@ from samestep.core.errors import UserError
 from samestep.data.tokenizer.char import CharTokenizer
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer, Vocabulary
 from samestep.models.transformer import Transformer, TransformerConfig
-from samestep.recipes.mdlm.infilling import Given, Page, chat_page, fill_pages, page_of
-from samestep.recipes.mdlm.sampling import SamplingConfig, alike
+from samestep.recipes.mdlm.infilling import GivenText, Template, answer_template, fill_templates, parse_template
+from samestep.recipes.mdlm.sampling import SamplingConfig, batches_by_shape
 
 BYTE = ByteTokenizer()
 torch.manual_seed(0)
@@ -19,8 +19,8 @@ NETWORK = Transformer(
 ).double()
 
 
-def shape_of(page: Page) -> list[str | int]:
-    return [part if isinstance(part, int) else part.text for part in page.parts]
+def shape_of(template: Template) -> list[str | int]:
+    return [part if isinstance(part, int) else part.text for part in template.parts]
 
 
 @pytest.mark.parametrize(
@@ -37,17 +37,17 @@ def shape_of(page: Page) -> list[str | int]:
         ("(.)(.)", "(.)", [8, 8]),
     ],
 )
-def test_what_a_prompt_describes(prompt: str, gap: str | None, expected: list[str | int]) -> None:
-    page = page_of(prompt, 8, BYTE, gap)
-    assert shape_of(page) == expected
-    assert len(page.tokens(BYTES.mask)) == len(page.hidden()) == page.shape()[0]
-    assert page.shape()[1] == sum(part for part in expected if isinstance(part, int))
+def test_prompts_become_templates(prompt: str, gap: str | None, expected: list[str | int]) -> None:
+    template = parse_template(prompt, 8, BYTE, gap)
+    assert shape_of(template) == expected
+    assert len(template.tokens(BYTES.mask)) == len(template.masked()) == template.shape()[0]
+    assert template.shape()[1] == sum(part for part in expected if isinstance(part, int))
 
 
 @pytest.mark.parametrize(("prompt", "gap", "message"), [("a [[0]]", None, r"\[\[0\]\]"), ("a", "", "--gap")])
-def test_gaps_that_are_none_are_refused(prompt: str, gap: str | None, message: str) -> None:
+def test_invalid_gaps_are_refused(prompt: str, gap: str | None, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        page_of(prompt, 8, BYTE, gap)
+        parse_template(prompt, 8, BYTE, gap)
 
 
 TEXTS = st.text(st.characters(exclude_characters="[]", exclude_categories=["Cs"]), max_size=6)
@@ -58,49 +58,51 @@ TEXTS = st.text(st.characters(exclude_characters="[]", exclude_categories=["Cs"]
     st.lists(st.lists(TEXTS | st.integers(1, 6), min_size=1, max_size=4), min_size=1, max_size=4),
     st.integers(1, 3),
 )
-def test_any_pages_are_filled_each_as_if_it_were_alone(wanted: list[list[str | int]], size: int) -> None:
+def test_any_templates_are_filled_each_as_if_it_were_alone(wanted: list[list[str | int]], size: int) -> None:
     prompts = ["".join(part if isinstance(part, str) else f"[[{part}]]" for part in parts) for parts in wanted]
-    pages = [page_of(prompt, 5, BYTE) for prompt in prompts]
+    templates = [parse_template(prompt, 5, BYTE) for prompt in prompts]
     options = SamplingConfig(length=5, steps=24, block_length=3, temperature=1.0, stop=False)
     rules = {"seed": 3, "vocabulary": BYTES}
-    for batch in alike([page.shape() for page in pages], size):
-        rows = fill_pages(NETWORK, [pages[number] for number in batch], options, ids=batch, **rules)  # type: ignore[arg-type]
+    for batch in batches_by_shape([template.shape() for template in templates], size):
+        rows = fill_templates(NETWORK, [templates[number] for number in batch], options, ids=batch, **rules)  # type: ignore[arg-type]
         for number, row in zip(batch, rows):
-            page = pages[number]
-            hidden = page.hidden()
-            assert [t for t, gone in zip(row, hidden) if not gone] == [
-                t for part in page.parts if isinstance(part, Given) for t in part.tokens
+            template = templates[number]
+            masked = template.masked()
+            assert [t for t, is_masked in zip(row, masked) if not is_masked] == [
+                t for part in template.parts if isinstance(part, GivenText) for t in part.tokens
             ]
-            assert not {t for t, gone in zip(row, hidden) if gone} & set(BYTES.forbidden(260))
-            assert fill_pages(NETWORK, [page], options, ids=[number], **rules) == [row]  # type: ignore[arg-type]
-            text, gaps = page.read(row, BYTE)
+            assert not {t for t, is_masked in zip(row, masked) if is_masked} & set(BYTES.forbidden(260))
+            assert fill_templates(NETWORK, [template], options, ids=[number], **rules) == [row]  # type: ignore[arg-type]
+            text, gaps = template.read(row, BYTE)
             pieces = iter(gaps)
-            assert text == "".join(part.text if isinstance(part, Given) else next(pieces) for part in page.parts)
+            assert text == "".join(
+                part.text if isinstance(part, GivenText) else next(pieces) for part in template.parts
+            )
 
 
-def test_reading_ends_a_gap_at_its_end_and_goes_on_behind_it() -> None:
-    page = page_of("é[[4]]![[3]]", 8, BYTE)
+def test_the_text_of_a_gap_stops_at_its_end_and_continues_after_it() -> None:
+    template = parse_template("é[[4]]![[3]]", 8, BYTE)
     row = [*"é".encode(), 65, BYTES.eos, 66, 67, 33, 68, 69, 70]
-    assert page.read(row, BYTE) == ("éA!DEF", ["A", "DEF"])
-    assert page.visible(row, BYTES) == len(row)
-    assert page.visible([*row[:8], BYTES.eos, 70], BYTES) == 9
-    assert page_of("[[2]]!", 8, BYTE).visible([BYTES.eos, 65, 33], BYTES) == 3
+    assert template.read(row, BYTE) == ("éA!DEF", ["A", "DEF"])
+    assert template.visible_length(row, BYTES) == len(row)
+    assert template.visible_length([*row[:8], BYTES.eos, 70], BYTES) == 9
+    assert parse_template("[[2]]!", 8, BYTE).visible_length([BYTES.eos, 65, 33], BYTES) == 3
 
 
-def test_a_chat_is_asked_in_the_manner_of_training() -> None:
+def test_a_chat_has_the_format_of_training() -> None:
     tokenizer = CharTokenizer({c: n for n, c in enumerate("\n aeinrstuHi?")}, Vocabulary(20, 14, 15, 16, 17, (18, 19)))
-    page = chat_page(" Hi? ", 4, tokenizer)
-    said = [*tokenizer.encode("\n\nHi?"), 17]
+    template = answer_template(" Hi? ", 4, tokenizer)
+    question = [*tokenizer.encode("\n\nHi?"), 17]
     head = [
         16,
         18,
         *tokenizer.encode("user"),
         19,
-        *said,
+        *question,
         18,
         *tokenizer.encode("assistant"),
         19,
         *tokenizer.encode("\n\n"),
     ]
-    assert page.tokens(14) == [*head, 14, 14, 14, 14]
-    assert page.read([*head, 10, 11, 17, 2], tokenizer)[0] == tokenizer.decode([10, 11])
+    assert template.tokens(14) == [*head, 14, 14, 14, 14]
+    assert template.read([*head, 10, 11, 17, 2], tokenizer)[0] == tokenizer.decode([10, 11])

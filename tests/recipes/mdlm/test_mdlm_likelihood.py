@@ -1,4 +1,4 @@
-"""Likelihood by Monte Carlo against the enumeration of every choice of hidden tokens."""
+"""Likelihood by Monte Carlo against the enumeration of every choice of masked tokens."""
 
 import math
 from itertools import combinations
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from samestep.data.tokenizer.vocabulary import Vocabulary
 from samestep.models.transformer import Transformer, TransformerConfig
-from samestep.recipes.mdlm.likelihood import Estimate, Pair, hide, is_greedy, log_likelihood
+from samestep.recipes.mdlm.likelihood import Estimate, PromptAnswer, choose_masked, is_greedy, log_likelihood
 from samestep.recipes.mdlm.sampling import SamplingConfig, sample
 
 WORDS = Vocabulary(size=9, mask=7, eos=8)
@@ -22,11 +22,11 @@ def network(init_std: float = 0.6) -> Transformer:
 
 
 NETWORK = network()
-PAIRS: list[Pair] = [([1, 2, 3], [4, 5, 0, 6]), ([6], [1, 1, 2]), ([], [3, 0, 5, 5])]
+PAIRS: list[PromptAnswer] = [([1, 2, 3], [4, 5, 0, 6]), ([6], [1, 1, 2]), ([], [3, 0, 5, 5])]
 
 
 @torch.no_grad()
-def enumerated(module: nn.Module, pair: Pair, cfg_scale: float = 0.0) -> float:
+def enumerated(module: nn.Module, pair: PromptAnswer, cfg_scale: float = 0.0) -> float:
     """The sum over l of the mean, over all choices of l answer tokens, of their log-probabilities over l."""
     prompt, answer = pair
     total = 0.0
@@ -36,9 +36,9 @@ def enumerated(module: nn.Module, pair: Pair, cfg_scale: float = 0.0) -> float:
             tokens = torch.tensor([[*prompt, *answer]])
             wanted = tokens[0, list(choice)]
             tokens[0, list(choice)] = WORDS.mask
-            blind = tokens.clone()
-            blind[0, : len(prompt)] = WORDS.mask
-            without, logits = module(blind)[0], module(tokens)[0]
+            unconditional = tokens.clone()
+            unconditional[0, : len(prompt)] = WORDS.mask
+            without, logits = module(unconditional)[0], module(tokens)[0]
             guided = without + (cfg_scale + 1) * (logits - without)
             logs = guided[list(choice)].log_softmax(-1).gather(1, wanted[:, None])
             total += float(logs.sum()) / count / len(choices)
@@ -55,15 +55,15 @@ def test_the_mean_is_that_of_all_choices(cfg_scale: float) -> None:
 
 
 def test_the_error_is_that_of_the_mean() -> None:
-    """Repeated with other seeds, the means scatter as the error says: neither much more nor much less."""
+    """Repeated with other seeds, the means scatter by about the error."""
     pair, draws = PAIRS[0], 24
     found = [
         log_likelihood(NETWORK, [pair], vocabulary=WORDS, draws=draws, batch_size=draws, seed=seed)[0]
         for seed in range(150)
     ]
     scatter = torch.tensor([one.mean for one in found], dtype=torch.float64).std().item()
-    told = math.sqrt(sum(one.error**2 for one in found) / len(found))
-    assert scatter == pytest.approx(told, rel=0.2)
+    expected = math.sqrt(sum(one.error**2 for one in found) / len(found))
+    assert scatter == pytest.approx(expected, rel=0.2)
 
 
 class Ignorant(nn.Module):
@@ -88,8 +88,8 @@ def test_a_network_that_knows_nothing_is_uniform_over_its_logits(cfg_scale: floa
         assert draws == 1 or found.error == pytest.approx(0.0, abs=1e-12)
 
 
-def test_short_answers_are_exact_and_one_draw_tells_no_error() -> None:
-    pairs: list[Pair] = [([1, 2], [3]), ([1], []), ([1], [2, 3])]
+def test_short_answers_are_exact_and_one_draw_has_no_known_error() -> None:
+    pairs: list[PromptAnswer] = [([1, 2], [3]), ([1], []), ([1], [2, 3])]
     one, none, two = log_likelihood(NETWORK, pairs, vocabulary=WORDS, draws=1, batch_size=8, seed=0)
     assert one == Estimate(pytest.approx(enumerated(NETWORK, pairs[0])), 0.0)
     assert none == Estimate(0.0, 0.0)
@@ -105,27 +105,30 @@ def test_an_estimate_does_not_depend_on_the_batch() -> None:
         assert alone.error == pytest.approx(together[number].error, rel=1e-9)
 
 
-def test_draws_hide_every_count_equally_often_and_every_token_alike() -> None:
+def test_draws_mask_every_count_and_every_token_equally_often() -> None:
     draws, keys = 40, 100
     answer = (torch.arange(7) >= 2).expand(draws * keys, -1)
     key, draw = torch.arange(keys).repeat_interleave(draws), torch.arange(draws).repeat(keys)
-    hidden = hide(answer, draws, 0, key, draw)
-    assert not hidden[:, :2].any()
-    counts = hidden.sum(1).view(keys, draws)
+    masked = choose_masked(answer, draws, 0, key, draw)
+    assert not masked[:, :2].any()
+    counts = masked.sum(1).view(keys, draws)
     assert all(row.bincount(minlength=6).tolist() == [0, 8, 8, 8, 8, 8] for row in counts)
-    singles = hidden[hidden.sum(1) == 1].sum(0)[2:]
+    singles = masked[masked.sum(1) == 1].sum(0)[2:]
     assert singles.sum() == 800
     assert int(singles.min()) > 120  # 160 each, by chance 11 more or less
 
 
 def test_few_draws_reach_every_count_too() -> None:
     keys = torch.arange(500)
-    both = [hide(torch.ones(500, 5, dtype=torch.bool), 2, 0, keys, torch.full((500,), draw)).sum(1) for draw in (0, 1)]
+    both = [
+        choose_masked(torch.ones(500, 5, dtype=torch.bool), 2, 0, keys, torch.full((500,), draw)).sum(1)
+        for draw in (0, 1)
+    ]
     assert int(torch.cat(both).bincount(minlength=6)[1:].min()) > 150  # 200 each, by chance 13 more or less
     assert bool((both[0] < both[1]).all())
 
 
-def test_greedy_is_what_is_written_at_temperature_zero() -> None:
+def test_greedy_is_what_is_generated_at_temperature_zero() -> None:
     options = SamplingConfig(length=4, steps=4, temperature=0.0)
     prompts = torch.tensor([[1, 2, 3], [4, 5, 6], [0, 0, 0]])
     written = sample(NETWORK, prompts, options, seed=0, vocabulary=WORDS)[:, 3:].tolist()
@@ -133,6 +136,6 @@ def test_greedy_is_what_is_written_at_temperature_zero() -> None:
     changed = [
         (prompt, [*answer[:at], (answer[at] + 1) % 7, *answer[at + 1 :]]) for prompt, answer in pairs for at in range(4)
     ]
-    others: list[Pair] = [([1], []), ([1], [WORDS.mask])]
+    others: list[PromptAnswer] = [([1], []), ([1], [WORDS.mask])]
     found = is_greedy(NETWORK, [*pairs, *changed, *others], vocabulary=WORDS, batch_size=5)
     assert found == [True] * 3 + [False] * 12 + [True, False]

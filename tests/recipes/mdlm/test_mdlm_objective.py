@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from samestep.data.order import VALIDATION_EPOCH
 from samestep.data.tokenizer.vocabulary import BYTES, Vocabulary
 from samestep.models.transformer import Transformer, TransformerConfig
-from samestep.recipes.mdlm.objective import Objective, ObjectiveConfig, figures
+from samestep.recipes.mdlm.objective import Objective, ObjectiveConfig, nll_metrics
 
 
 def batch_of(
@@ -59,21 +59,21 @@ def test_the_bound_is_unbiased(method: Callable[..., dict[str, Tensor]], options
     assert abs(off) < 3 * deviation
 
 
-def test_dividing_by_hidden_tokens_would_fail_that_test() -> None:
+def test_dividing_by_masked_tokens_would_fail_that_test() -> None:
     toy, target = ExactConditionals(), objective()
     batch = batch_of(toy_rows(toy, 100_000))
     found = target.loss(toy, batch)["nll"]
-    hidden = (toy.seen[-1] == TOY.mask).sum(1)
-    wrong = LENGTH * found / hidden.clamp(min=1)
+    masked = (toy.seen[-1] == TOY.mask).sum(1)
+    wrong = LENGTH * found / masked.clamp(min=1)
     off, deviation = relative_error(wrong, toy.nll(batch["tokens"], batch["length"]))
     assert abs(off) > 10 * deviation
 
 
-# ---- what is hidden
+# ---- what is masked
 
 
 class Recorder(nn.Module):
-    """Remembers what it was shown, and predicts nothing."""
+    """Records its inputs, and predicts nothing."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -115,15 +115,15 @@ def test_noise_follows_seed_and_epoch() -> None:
     assert not any(torch.equal(a, b) for a, b in itertools.combinations(shown, 2))
 
 
-def test_tokens_are_hidden_with_the_probability_of_their_row() -> None:
+def test_tokens_are_masked_with_the_probability_of_their_row() -> None:
     target, recorder = objective(BYTES, least=0.05), Recorder(BYTES.size)
     batch = batch_of(text_rows(200, 200))
     target.loss(recorder, batch)
     expected = 0.95 * target.times(batch["ids"]) + 0.05
     deviation = (expected * (1 - expected) / 200).sqrt()
-    hidden = (recorder.seen[0] == BYTES.mask).double()
-    assert float((((hidden.mean(1) - expected) / deviation) ** 2).mean()) == pytest.approx(1.0, abs=0.25)
-    assert float(hidden.mean(0).std()) < 0.05, "no position is favoured"
+    masked = (recorder.seen[0] == BYTES.mask).double()
+    assert float((((masked.mean(1) - expected) / deviation) ** 2).mean()) == pytest.approx(1.0, abs=0.25)
+    assert float(masked.mean(0).std()) < 0.05, "no position is favoured"
     kept = recorder.seen[0] != BYTES.mask
     assert torch.equal(recorder.seen[0][kept], batch["tokens"][kept])
 
@@ -179,7 +179,7 @@ def small_network() -> Transformer:
     return Transformer(TransformerConfig(d_model=16, n_layers=1, n_heads=2, mlp_hidden_size=16))
 
 
-def test_nothing_hidden_is_a_zero_that_hangs_on_every_parameter() -> None:
+def test_a_row_without_masked_tokens_is_a_zero_that_depends_on_every_parameter() -> None:
     network = small_network()
     nothing = batch_of(text_rows(3, 8), lengths=torch.zeros(3, dtype=torch.int64))
     found = objective(BYTES).loss(network, nothing)["nll"]
@@ -188,7 +188,7 @@ def test_nothing_hidden_is_a_zero_that_hangs_on_every_parameter() -> None:
     assert all(p.grad is not None and not p.grad.any() for p in network.parameters())
 
 
-def test_the_loss_is_the_weighted_cross_entropy_of_the_hidden_tokens() -> None:
+def test_the_loss_is_the_weighted_cross_entropy_of_the_masked_tokens() -> None:
     network, target = small_network().double(), objective(BYTES)
     batch = batch_of(text_rows(5, 12))
     recorder = Recorder(BYTES.size)
@@ -199,8 +199,8 @@ def test_the_loss_is_the_weighted_cross_entropy_of_the_hidden_tokens() -> None:
     assert found.dtype == torch.float64
     for row in range(5):
         share = 0.999 * float(target.times(batch["ids"])[row]) + 0.001
-        hidden = [i for i in range(12) if recorder.seen[0][row, i] == BYTES.mask]
-        by_hand = sum(-float(logits[row, i, batch["tokens"][row, i]]) / share for i in hidden)
+        masked = [i for i in range(12) if recorder.seen[0][row, i] == BYTES.mask]
+        by_hand = sum(-float(logits[row, i, batch["tokens"][row, i]]) / share for i in masked)
         assert float(found[row]) == pytest.approx(by_hand, rel=1e-9)
 
 
@@ -221,7 +221,7 @@ def questions(rows: int = 40, length: int = 16) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("method", [Objective.loss, Objective.measure])
-def test_a_prompt_is_never_hidden_and_never_counted(method: Callable[..., dict[str, Tensor]]) -> None:
+def test_a_prompt_is_never_masked_and_never_counted(method: Callable[..., dict[str, Tensor]]) -> None:
     target, recorder, batch = objective(BYTES, sft=True, norm="token"), Recorder(BYTES.size), questions()
     found = method(target, recorder, batch)["nll"]
     given = torch.arange(16) < batch["prompt"][:, None]
@@ -230,11 +230,11 @@ def test_a_prompt_is_never_hidden_and_never_counted(method: Callable[..., dict[s
         assert bool((shown[~given] == BYTES.mask).any())
     assert torch.equal(target.count(batch)["nll"], 16 - batch["prompt"])
     assert torch.equal(target.measure_count(batch)["nll"], 16 - batch["prompt"])
-    hidden = torch.stack([shown == BYTES.mask for shown in recorder.seen]).any(0).any(1)
-    assert torch.equal(found > 0, hidden)
+    masked = torch.stack([shown == BYTES.mask for shown in recorder.seen]).any(0).any(1)
+    assert torch.equal(found > 0, masked)
 
 
-def test_padding_behind_an_answer_is_hidden_and_counted_as_answer() -> None:
+def test_padding_after_an_answer_is_masked_and_counted_as_answer() -> None:
     tokens = text_rows(300, 16)
     tokens[:, 10:] = BYTES.eos
     batch = batch_of(tokens, prompts=torch.full((300,), 4))
@@ -264,7 +264,7 @@ def test_rows_are_means_of_their_own_only_in_fine_tuning() -> None:
     assert objective(sft=True, norm="token").norm == "token"
 
 
-def test_prompts_without_any_answer_are_a_zero_that_hangs_on_every_parameter() -> None:
+def test_prompts_without_an_answer_are_a_zero_that_depends_on_every_parameter() -> None:
     network, batch = small_network(), batch_of(text_rows(3, 8), prompts=torch.full((3,), 8))
     for norm in ("token", "sequence", "batch"):
         network.zero_grad()
@@ -275,15 +275,17 @@ def test_prompts_without_any_answer_are_a_zero_that_hangs_on_every_parameter() -
     assert objective(BYTES, sft=True).count(batch)["nll"].tolist() == [0, 0, 0]
 
 
-def test_figures_of_tokens_that_are_several_bytes() -> None:
-    assert figures(3.0, bytes_per_token=4.0)["bits_per_byte"] == pytest.approx(figures(3.0)["bits_per_byte"] / 4)
-    assert figures(3.0, bytes_per_token=4.0)["perplexity"] == figures(3.0)["perplexity"]
-    assert list(figures(3.0, bytes_per_token=None)) == ["nll", "perplexity"], (
+def test_metrics_of_tokens_that_are_several_bytes() -> None:
+    assert nll_metrics(3.0, bytes_per_token=4.0)["bits_per_byte"] == pytest.approx(
+        nll_metrics(3.0)["bits_per_byte"] / 4
+    )
+    assert nll_metrics(3.0, bytes_per_token=4.0)["perplexity"] == nll_metrics(3.0)["perplexity"]
+    assert list(nll_metrics(3.0, bytes_per_token=None)) == ["nll", "perplexity"], (
         "bits of filling per byte of text mean nothing"
     )
 
 
-def test_figures_of_a_uniform_guess_over_bytes() -> None:
-    found = figures(5.545177444479562)
+def test_metrics_of_a_uniform_guess_over_bytes() -> None:
+    found = nll_metrics(5.545177444479562)
     assert found["bits_per_byte"] == pytest.approx(8)
     assert found["perplexity"] == pytest.approx(256)

@@ -1,4 +1,4 @@
-"""The older layout: rows of int64 in .npy files, mapped, and refused with the reason when something does not fit."""
+"""The older layout: rows of int64 in .npy files, memory-mapped, and refused with the reason if something is wrong."""
 
 import json
 import pickle
@@ -33,7 +33,7 @@ def older(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def test_rows_are_read_as_they_are(tmp_path: Path) -> None:
+def test_rows_are_read_unchanged(tmp_path: Path) -> None:
     found = open_older(older(tmp_path))
     assert is_older(tmp_path)
     assert found.train.shape == (10, 8) and found.row_length == 8
@@ -55,7 +55,7 @@ BAD = {
     "floats": ({"train_data": np.zeros((2, 8))}, r"holds float64 of the shape \[2, 8\]"),
     "flat": ({"train_data": np.zeros(8, int)}, r"holds int64 of the shape \[8\]"),
     "empty": ({"val_data": np.zeros((0, 8), int)}, r"shape \[0, 8\]"),
-    "objects": ({"train_data": np.array([[1], [1, 2]], dtype=object)}, "no whole file of numpy"),
+    "objects": ({"train_data": np.array([[1], [1, 2]], dtype=object)}, r"not a complete \.npy file"),
     "unequal rows": ({"val_data": np.zeros((2, 7), int)}, "a row has 8 in train_data.npy and 7 in val_data.npy"),
     "another length": ({"metadata": {"sequence_length": 9}}, "says sequence_length 9, and rows have 8"),
     "beyond": ({"val_data": np.full((2, 8), 99)}, "tokens go from 99 to 99 near row 0, and the vocabulary has 28"),
@@ -65,7 +65,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("changes", "sentence"), BAD.values(), ids=BAD.keys())
-def test_what_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
+def test_wrong_files_are_refused(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence) as refusal:
         open_older(older(tmp_path, **changes))
     assert "\n" not in str(refusal.value)
@@ -74,7 +74,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], s
 def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
     file = older(tmp_path) / "train_data.npy"
     file.write_bytes(file.read_bytes()[:-8])
-    with pytest.raises(UserError, match="no whole file of numpy"):
+    with pytest.raises(UserError, match=r"not a complete \.npy file"):
         open_older(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Trained networks opened from a run, a checkpoint or a published folder, and written as the latter."""
+"""Trained networks opened from a run, a checkpoint or a published folder, and exported as a folder."""
 
 import errno
 import json
@@ -22,7 +22,7 @@ from samestep.data.tokenizer.char import CharTokenizer
 from samestep.data.tokenizer.vocabulary import ByteTokenizer
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.recipes.mdlm import MdlmConfig
-from samestep.recipes.mdlm.pretrained import begin_with, export, read_pretrained, tokenizer_of
+from samestep.recipes.mdlm.pretrained import export, model_tokenizer, read_pretrained, resolve_network
 from samestep.recipes.mdlm.sampling import SamplingConfig
 from samestep.train.learner.ema import AVERAGE
 from samestep.train.pretrained import export as exporting
@@ -122,13 +122,13 @@ def test_averaged_weights_are_the_ones_to_use(make_run: Make) -> None:
     assert torch.equal(logits(open_trained("out")), network(9)(TOKENS))
 
 
-def test_the_tokenizer_travels_along(make_run: Make) -> None:
+def test_the_tokenizer_is_exported_too(make_run: Make) -> None:
     tokenizer = CharTokenizer.of("abcdef")
     rundir = make_run(replace(SHAPE, vocab_size=tokenizer.vocabulary.size), tokenizer=tokenizer)
     (rundir.artifacts("pretrain") / "tokenizer" / "tokenizer_config.json").write_text('{"model_max_length": 7}')
     folder = exported("a", "out")
     assert load_tokenizer(folder).vocabulary == tokenizer.vocabulary
-    assert tokenizer_of(open_trained("out")).encode("fab") == tokenizer.encode("fab")
+    assert model_tokenizer(open_trained("out")).encode("fab") == tokenizer.encode("fab")
     assert (folder / "tokenizer_config.json").read_text() == '{"model_max_length": 7}'
     config = json.loads((folder / "config.json").read_text())
     assert (config["mask_token_id"], config["eos_token_id"], config["bos_token_id"]) == (6, 7, 8)
@@ -136,8 +136,8 @@ def test_the_tokenizer_travels_along(make_run: Make) -> None:
 
 def test_without_a_tokenizer_tokens_are_bytes(make_run: Make) -> None:
     make_run()
-    assert isinstance(tokenizer_of(open_trained("a")), ByteTokenizer)
-    assert isinstance(tokenizer_of(open_trained(str(exported("a", "out")))), ByteTokenizer)
+    assert isinstance(model_tokenizer(open_trained("a")), ByteTokenizer)
+    assert isinstance(model_tokenizer(open_trained(str(exported("a", "out")))), ByteTokenizer)
 
 
 def test_a_tokenizer_of_another_network_is_refused(make_run: Make) -> None:
@@ -150,7 +150,7 @@ def test_a_tokenizer_of_another_network_is_refused(make_run: Make) -> None:
     make_run(replace(SHAPE, vocab_size=303), tokenizer=tokenizer)
     (exported("a", "out") / "samestep_tokenizer.json").unlink()
     with pytest.raises(UserError, match=r"has the mask token 300, but the tokenizer in out has 256"):
-        tokenizer_of(open_trained("out"))
+        model_tokenizer(open_trained("out"))
 
 
 def test_a_mask_outside_the_embedding_is_refused(make_run: Make) -> None:
@@ -193,7 +193,7 @@ def test_a_folder_is_adopted_or_not(make_run: Make, tmp_path: Path) -> None:
     config = read_pretrained(exported("a", "out"))
     assert config is not None
     assert config.model.kv_heads == 2
-    assert config.sampling.length == 64, "no longer than the network takes"
+    assert config.sampling.length == 64, "no longer than the network accepts"
     assert read_pretrained(rundir.path) is None
     assert read_pretrained(tmp_path) is None
 
@@ -205,29 +205,29 @@ def test_a_folder_is_sampled_as_its_run_was(make_run: Make) -> None:
     assert open_trained("out").config.sampling == how
     for broken in ('{"heat": 1}', '{"length": 0}', '{"len', "[1]"):
         (folder / "sampling.json").write_text(broken)
-        with pytest.raises(UserError, match=r"out/sampling.json cannot be used \(mend it or remove it\): "):
+        with pytest.raises(UserError, match=r"out/sampling.json cannot be used \(fix it or remove it\): "):
             open_trained("out")
     (folder / "sampling.json").unlink()
-    assert open_trained("out").config.sampling == SamplingConfig(length=64), "as others publish theirs: ours"
+    assert open_trained("out").config.sampling == SamplingConfig(length=64), "without the file, the default settings"
 
 
 def test_settings_that_contradict_the_first_weights_are_refused() -> None:
     usual = TransformerConfig(d_model=96, n_heads=3)
-    assert begin_with("out", SHAPE, usual, usual) == SHAPE, "a preset's network gives way"
+    assert resolve_network("out", SHAPE, usual, usual) == SHAPE, "the pretrained network replaces that of the preset"
     asked = replace(usual, max_sequence_length=16, n_kv_heads=2, n_layers=2, n_heads=4)
     with pytest.raises(UserError, match=r"model.n_layers=5 contradicts out, where it is 2; leave the setting out"):
-        begin_with("out", SHAPE, replace(asked, n_layers=5), usual)
-    assert begin_with("out", SHAPE, asked, usual) == replace(SHAPE, max_sequence_length=16)
+        resolve_network("out", SHAPE, replace(asked, n_layers=5), usual)
+    assert resolve_network("out", SHAPE, asked, usual) == replace(SHAPE, max_sequence_length=16)
     others = {"d_model": 192, "n_kv_heads": 1, "embedding_size": 260, "rope_theta": 1e4, "causal": True}
     for name, value in others.items():
         with pytest.raises(UserError, match=rf"model.{name}={value} contradicts out, where it is"):
-            begin_with("out", SHAPE, replace(usual, **{name: value}), usual)
+            resolve_network("out", SHAPE, replace(usual, **{name: value}), usual)
 
 
 def test_an_existing_folder_is_replaced_only_on_request_and_only_a_model(make_run: Make) -> None:
     make_run()
     Path("out").mkdir()
-    exported("a", "out")  # an empty folder is in nobody's way
+    exported("a", "out")  # an empty folder is replaced
     with pytest.raises(UserError, match="out exists; choose another folder, or replace it with --overwrite"):
         exported("a", "out")
     exported("a", "out", overwrite=True, dtype="bf16")
@@ -255,7 +255,7 @@ def test_a_full_disk_leaves_what_was_there(make_run: Make, monkeypatch: pytest.M
 
 def test_a_causal_network_has_no_published_form(make_run: Make) -> None:
     make_run(replace(SHAPE, causal=True))
-    with pytest.raises(UserError, match="knows no causal network"):
+    with pytest.raises(UserError, match="has no causal networks"):
         exported("a", "out")
 
 

@@ -1,4 +1,4 @@
-"""checkpoint_epoch_N.pt holds what older scripts expect, at any split; a run goes on from one as if uninterrupted."""
+"""checkpoint_epoch_N.pt holds what older scripts expect, for any sharding; a run continues from one without a break."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep.data.loading import Batch
-from samestep.recipes.mdlm.pt_files import EpochFiles, FitWithFiles, History
+from samestep.recipes.mdlm.pt_files import EpochFiles, FitWithEpochFiles, History
 from samestep.train.loop import Progress
 from samestep.train.pretrained.first_weights import continue_from_file
 from samestep.world.world import World
@@ -36,9 +36,9 @@ def error(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
     return {"error": (module(batch["x"], batch["tokens"]) - batch["y"]).square().sum(1)}
 
 
-def task_of(folder: Path, world: World, strategy: str, continued: Path | None = None) -> FitWithFiles:
+def task_of(folder: Path, world: World, strategy: str, continued: Path | None = None) -> FitWithEpochFiles:
     rows = Points(13)
-    return FitWithFiles(
+    return FitWithEpochFiles(
         learner_of(made(Net), world, strategy),
         feed_of(rows, world, 5, 2, STEPS),
         error,
@@ -47,7 +47,7 @@ def task_of(folder: Path, world: World, strategy: str, continued: Path | None = 
     )
 
 
-def go(task: FitWithFiles, progress: Progress, until: int) -> None:
+def go(task: FitWithEpochFiles, progress: Progress, until: int) -> None:
     """As the loop does: step, validate at an epoch's end, and twice in the second epoch."""
     while progress.step < until:
         tick = progress.tick()
@@ -65,7 +65,7 @@ def run(folder: Path, strategy: str) -> None:
         assert not (folder / "checkpoint_epoch_2.pt").exists(), "validation could still follow"
         wanted = {"weights": weights_of(task.learner), "moments": moments_of(task.learner)}
         go(task, Progress(PER_EPOCH, step=2 * PER_EPOCH), STEPS)
-        task.write_due()
+        task.write_pending()
         if world.is_main:
             torch.save(wanted, folder / "wanted.pt")
     world.leave()
@@ -94,18 +94,18 @@ def test_a_file_holds_what_older_scripts_expect(nproc: int, strategy: str, tmp_p
     assert optimizer.param_groups[0]["lr"] == rate(2 * PER_EPOCH)
 
 
-def test_a_run_goes_on_from_a_file_as_if_it_had_not_ended(tmp_path: Path) -> None:
+def test_a_run_continues_from_a_file_as_if_it_had_not_ended(tmp_path: Path) -> None:
     with default_dtype(torch.float64):
         whole = task_of(tmp_path / "whole", World.single(), "ddp")
         go(whole, Progress(PER_EPOCH), STEPS)
-        whole.write_due()
+        whole.write_pending()
         file = tmp_path / "whole" / "checkpoint_epoch_1.pt"
         resumed, progress = task_of(tmp_path / "resumed", World.single(), "ddp", continued=file), Progress(PER_EPOCH)
         resumed.learner.load_weights(torch.load(file, weights_only=True)["model_state_dict"])
         continue_from_file(file, [resumed.learner], progress)
         assert progress.step == PER_EPOCH
         go(resumed, progress, STEPS)
-        resumed.write_due()
+        resumed.write_pending()
     last = [torch.load(tmp_path / place / "checkpoint_epoch_3.pt", weights_only=True) for place in ("whole", "resumed")]
     assert not (tmp_path / "resumed" / "checkpoint_epoch_1.pt").exists()
     assert all(torch.equal(a, b) for a, b in zip(*(file["model_state_dict"].values() for file in last)))
@@ -130,9 +130,9 @@ def test_an_old_file_without_an_optimizer_says_what_it_lacks(tmp_path: Path, cap
 
 def test_of_several_validations_in_an_epoch_the_last_counts() -> None:
     history = History()
-    history.validated(0, 3.0)
-    history.validated(0, 2.0)
-    history.validated(1, 1.0)
+    history.add_validation(0, 3.0)
+    history.add_validation(0, 2.0)
+    history.add_validation(1, 1.0)
     assert history.val == [2.0, 1.0]
     other = History()
     other.load_state_dict(history.state_dict())

@@ -58,7 +58,7 @@ def test_llada_8b_is_read_and_has_the_published_size(tmp_path: Path) -> None:
     assert sum(p.numel() for p in network.parameters()) == 8_015_581_184
 
 
-def test_what_may_be_left_open_has_the_published_meaning(tmp_path: Path) -> None:
+def test_optional_fields_have_the_published_defaults(tmp_path: Path) -> None:
     network = read_config(folder_with(tmp_path, n_kv_heads=None, embedding_size="absent", rope="absent")).network
     assert (network.kv_heads, network.embeddings) == (32, 126464)
     assert read_config(folder_with(tmp_path, n_kv_heads=8)).network.kv_heads == 8
@@ -87,8 +87,8 @@ def test_what_may_be_left_open_has_the_published_meaning(tmp_path: Path) -> None
         ("residual_dropout", 0.1),
     ],
 )
-def test_what_the_network_does_not_do_is_refused_by_name(tmp_path: Path, field: str, value: object) -> None:
-    with pytest.raises(UserError, match=rf"config.json sets {field} to .* which this network does not do"):
+def test_unsupported_settings_are_refused_by_name(tmp_path: Path, field: str, value: object) -> None:
+    with pytest.raises(UserError, match=rf"config.json sets {field} to .* which this network does not support"):
         read_config(folder_with(tmp_path, **{field: value}))
 
 
@@ -105,12 +105,12 @@ def test_what_the_network_does_not_do_is_refused_by_name(tmp_path: Path, field: 
         ({"model_type": "llama"}, "is of a 'llama'"),
     ],
 )
-def test_a_configuration_that_cannot_be_is_refused(tmp_path: Path, changes: dict, sentence: str) -> None:
+def test_an_invalid_configuration_is_refused(tmp_path: Path, changes: dict, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         read_config(folder_with(tmp_path, **changes))
 
 
-def test_other_folders_are_told_apart(tmp_path: Path) -> None:
+def test_other_folders_are_recognised(tmp_path: Path) -> None:
     assert is_published(folder_with(tmp_path))
     assert not is_published(folder_with(tmp_path, model_type="llama"))
     for text in ('{"recipe": "mdlm", "config": {}}', "[]", "not json"):
@@ -122,7 +122,7 @@ def test_other_folders_are_told_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", [{}, {"n_kv_heads": 2}, {"embedding_size": 320}])
-def test_what_is_written_is_read_back(tmp_path: Path, shape: dict[str, int]) -> None:
+def test_an_exported_configuration_is_read_back(tmp_path: Path, shape: dict[str, int]) -> None:
     network = TransformerConfig(rope_theta=10000.0, max_sequence_length=77, **shape)
     ids = {"mask_token_id": 256, "eos_token_id": 257, "pad_token_id": 257}
     (tmp_path / "config.json").write_text(json.dumps(as_config(network, ids, "float32")))
@@ -134,8 +134,8 @@ def test_what_is_written_is_read_back(tmp_path: Path, shape: dict[str, int]) -> 
     assert found.network.rms_norm_eps == network.rms_norm_eps
 
 
-def test_what_the_format_cannot_say_is_not_written() -> None:
-    with pytest.raises(UserError, match="knows no causal network"):
+def test_what_the_format_cannot_hold_is_not_exported() -> None:
+    with pytest.raises(UserError, match="has no causal networks"):
         as_config(TransformerConfig(causal=True), {"mask_token_id": 256}, "float32")
     with pytest.raises(UserError, match="mask_token_id to 259, outside"):
         as_config(TransformerConfig(), {"mask_token_id": 259}, "float32")

@@ -1,4 +1,4 @@
-"""What a run takes over from its data and from the model it begins with; what it refuses; chats of Python's help."""
+"""Settings that come from data and from a pretrained model; what is refused; chats made from Python's help."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,14 +20,14 @@ from samestep.recipes.mdlm import MdlmConfig, corpus, recipe
 from samestep.recipes.mdlm.config import PRESETS
 from samestep.recipes.mdlm.corpus import DataConfig, load
 from samestep.recipes.mdlm.pretrained import as_config, special_ids
-from samestep.recipes.mdlm.resolve import check, origin, resolve
+from samestep.recipes.mdlm.resolve import check_corpus, initial_model, resolve
 from samestep.recipes.mdlm.stages import stages
 
 SHAPE = TransformerConfig(d_model=16, n_layers=1, n_heads=2, mlp_hidden_size=32, max_sequence_length=64)
 
 
-def composed(*words: str) -> MdlmConfig:
-    return compose(MdlmConfig, presets=recipe.presets, aliases=recipe.aliases, words=words)
+def composed(*args: str) -> MdlmConfig:
+    return compose(MdlmConfig, presets=recipe.presets, aliases=recipe.aliases, args=args)
 
 
 @pytest.fixture
@@ -41,18 +41,18 @@ def characters(tmp_path: Path) -> Path:
 
 
 def published(folder: Path, ids: dict[str, int], **shape: Any) -> Path:
-    """The configuration of a published model, which is all that is read before training begins."""
+    """The configuration of a published model, which is all that is read before training starts."""
     folder.mkdir()
     write_json(folder / "config.json", as_config(replace(SHAPE, **shape), ids, "float32"))
     return folder
 
 
-def test_a_fresh_network_has_room_for_its_data(characters: Path) -> None:
+def test_a_fresh_network_fits_its_data(characters: Path) -> None:
     size = load(DataConfig(path=str(characters))).tokenizer.vocabulary.size
     config = resolve(composed("--preset=tiny", f"--data_dir={characters}", "--data.sequence_length=null"))
     assert (config.model.vocab_size, config.model.embeddings) == (size, size)
     assert config.model.max_sequence_length == 300, "rows of 300 do not fit into the preset's 256"
-    check(config, load(config.data), origin(config))
+    check_corpus(config, load(config.data), initial_model(config))
     plain = resolve(composed("--preset=tiny"))
     assert (plain.model.vocab_size, plain.model.embeddings, plain.model.max_sequence_length) == (259, 259, 256)
 
@@ -60,12 +60,12 @@ def test_a_fresh_network_has_room_for_its_data(characters: Path) -> None:
 def test_an_embedding_that_is_rounded_up_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve(composed("--preset=small")).model.embeddings == 320
     larger = SimpleNamespace(vocabulary=replace(BYTES, size=4099, mask=4096, eos=4097))
-    monkeypatch.setattr("samestep.recipes.mdlm.resolve.tokenizer_of", lambda data: larger)
+    monkeypatch.setattr("samestep.recipes.mdlm.resolve.data_tokenizer", lambda data: larger)
     settled = resolve(composed("--preset=small")).model
     assert (settled.vocab_size, settled.embedding_size) == (4099, 4160)
 
 
-def test_settling_again_changes_nothing(characters: Path) -> None:
+def test_resolving_again_changes_nothing(characters: Path) -> None:
     once = resolve(composed("--preset=small", f"--data_dir={characters}"))
     assert dump(resolve(once)) == dump(once)
 
@@ -74,25 +74,25 @@ def test_a_published_folder_decides_the_network(tmp_path: Path) -> None:
     folder = published(tmp_path / "model", dict(special_ids(BYTES)), vocab_size=259, embedding_size=300)
     config = resolve(composed("--preset=tiny", f"--model_name={folder}"))
     assert (config.model.d_model, config.model.n_layers, config.model.embeddings) == (16, 1, 300)
-    check(config, load(config.data), origin(config))
+    check_corpus(config, load(config.data), initial_model(config))
 
 
 def test_data_in_other_tokens_than_the_model_knows_is_refused(tmp_path: Path, characters: Path) -> None:
     ids = {**special_ids(BYTES), "mask_token_id": 5}
     folder = published(tmp_path / "model", ids, vocab_size=400)
     config = resolve(composed("--preset=tiny", f"--model_name={folder}"))
-    with pytest.raises(UserError, match=r"pydoc_data.topics is in other tokens than .*/model knows; prepare the text"):
-        check(config, load(config.data), origin(config))
+    with pytest.raises(UserError, match=r"pydoc_data.topics has other tokens than .*/model; prepare the text"):
+        check_corpus(config, load(config.data), initial_model(config))
 
 
-def test_a_model_without_room_for_the_rows_is_refused(tmp_path: Path) -> None:
+def test_a_model_too_short_for_the_rows_is_refused(tmp_path: Path) -> None:
     folder = published(tmp_path / "model", dict(special_ids(BYTES)), vocab_size=259)
     config = resolve(composed("--preset=tiny", f"--model_name={folder}", "--data.sequence_length=65"))
     with pytest.raises(UserError, match=r"model.max_sequence_length to 65 or more"):
-        check(config, load(config.data), origin(config))
+        check_corpus(config, load(config.data), initial_model(config))
 
 
-def test_a_model_that_is_not_here_is_refused_with_the_way_to_fetch_it() -> None:
+def test_a_missing_model_is_refused_with_the_command_to_download_it() -> None:
     with pytest.raises(UserError, match="hf download GSAI-ML/LLaDA-8B-Base --local-dir LLaDA-8B-Base"):
         resolve(composed("--preset=llada-8b", "--model_name=GSAI-ML/LLaDA-8B-Base"))
 
@@ -107,26 +107,26 @@ def test_the_published_shape() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "precision"), [(["--fp16"], "fp16"), (["--no_fp16"], "none"), (["--fp16=false"], "none"), ([], "bf16")]
+    ("args", "precision"), [(["--fp16"], "fp16"), (["--no_fp16"], "none"), (["--fp16=false"], "none"), ([], "bf16")]
 )
-def test_flags_that_people_know(words: list[str], precision: str) -> None:
+def test_flags_that_people_know(args: list[str], precision: str) -> None:
     flags = ["--data_dir=d", "--model_name=m", "--batch_size=3", "--epochs=2", "--learning_rate=1e-5", "--save_dir=s"]
-    config = composed("--preset=small", *flags, *words)
+    config = composed("--preset=small", *flags, *args)
     assert (config.data.path, config.init_from, config.out) == ("d", "m", "s")
     assert (config.batch_size, config.epochs, config.learning_rate) == (3, 2, 1e-5)
     assert config.distributed.mixed_precision == precision
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("args", "sentence"),
     [(["--ema_decay=1"], "ema_decay to 0 or to a number below 1"), (["--sampling.length=300"], "at most model.max")],
 )
-def test_what_would_fail_late_is_refused_early(words: list[str], sentence: str) -> None:
+def test_what_would_fail_late_is_refused_early(args: list[str], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        composed("--preset=tiny", *words)
+        composed("--preset=tiny", *args)
 
 
-# ---- chats out of Python's help
+# ---- chats made from Python's help
 
 
 def test_questions_are_rows_of_prompt_and_answer() -> None:
@@ -146,11 +146,11 @@ def test_questions_are_rows_of_prompt_and_answer() -> None:
     assert text.validation_bytes_per_token is None
 
 
-def test_the_data_says_which_stage_it_is(tmp_path: Path) -> None:
+def test_the_data_decides_the_stage(tmp_path: Path) -> None:
     write_json(tmp_path / "metadata.json", {"format": "any", "kind": "chat"})
-    names = {path: stages(MdlmConfig(data=DataConfig(path=path)))[0].name for path in (None, corpus.PATH)}
-    assert names == {None: "pretrain", corpus.PATH: "sft"}
-    best = {path: stages(MdlmConfig(data=DataConfig(path=path)))[0].best for path in (None, corpus.PATH)}
-    assert best == {None: ("val/bits_per_byte", "min"), corpus.PATH: ("val/nll", "min")}
+    names = {path: stages(MdlmConfig(data=DataConfig(path=path)))[0].name for path in (None, corpus.QUESTIONS)}
+    assert names == {None: "pretrain", corpus.QUESTIONS: "sft"}
+    best = {path: stages(MdlmConfig(data=DataConfig(path=path)))[0].best for path in (None, corpus.QUESTIONS)}
+    assert best == {None: ("val/bits_per_byte", "min"), corpus.QUESTIONS: ("val/nll", "min")}
     assert stages(MdlmConfig(data=DataConfig(path=str(tmp_path))))[0].name == "sft"
     assert stages(MdlmConfig(data=DataConfig(path=str(tmp_path / "text.txt"))))[0].name == "pretrain"

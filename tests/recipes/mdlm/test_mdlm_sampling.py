@@ -1,4 +1,4 @@
-"""Writing text: exact length, prompt untouched, no special tokens, rows that do not depend on each other."""
+"""Sampling text: exact length, prompt untouched, no special tokens, rows that do not depend on each other."""
 
 from typing import Any
 
@@ -12,7 +12,16 @@ from samestep.core.errors import UserError
 from samestep.data.tokenizer.vocabulary import BYTES, Vocabulary
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.recipes.mdlm import sampling
-from samestep.recipes.mdlm.sampling import Look, SamplingConfig, alike, evenly, fill, plan, sample, until_end
+from samestep.recipes.mdlm.sampling import (
+    SamplingConfig,
+    SamplingPass,
+    batches_by_shape,
+    evenly,
+    fill,
+    plan,
+    sample,
+    until_end,
+)
 
 
 def network(**changes: object) -> Transformer:
@@ -61,7 +70,9 @@ def options_of(draw: st.DrawFn) -> SamplingConfig:
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(options_of(), st.integers(1, 3), st.integers(0, 5), st.integers(0, 2**31))
-def test_any_options_write_exactly_what_was_asked(options: SamplingConfig, rows: int, prompt: int, seed: int) -> None:
+def test_any_options_write_exactly_the_masked_tokens(
+    options: SamplingConfig, rows: int, prompt: int, seed: int
+) -> None:
     prompts = prompts_of(rows, prompt)
     for module in (NETWORK, LovesSpecials()):
         tokens = sample(module, prompts, options, seed=seed)
@@ -74,18 +85,18 @@ def test_any_options_write_exactly_what_was_asked(options: SamplingConfig, rows:
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(options_of(), st.data())
 def test_gaps_anywhere_are_filled_and_nothing_else_is_touched(options: SamplingConfig, data: st.DataObject) -> None:
-    """The given text may even look hidden: what is to be written is told, not guessed."""
+    """Given text may even hold the mask token: what to fill in is passed explicitly."""
     length = options.length + data.draw(st.integers(0, 6))
     gaps = [data.draw(st.permutations(range(length)))[: options.length] for _ in range(3)]
-    hidden = torch.zeros(3, length, dtype=torch.bool)
+    masked = torch.zeros(3, length, dtype=torch.bool)
     for row, gap in enumerate(gaps):
-        hidden[row, gap] = True
+        masked[row, gap] = True
     tokens, ids = torch.full((3, length), BYTES.mask), torch.tensor([5, 2, 9])
     tokens[0] = 65
-    filled = fill(NETWORK, tokens, hidden, options, seed=0, ids=ids, vocabulary=BYTES)
-    assert torch.equal(filled[~hidden], tokens[~hidden])
-    assert not torch.isin(filled[hidden], torch.tensor(BYTES.forbidden(272))).any()
-    alone = fill(NETWORK, tokens[1:2], hidden[1:2], options, seed=0, ids=ids[1:2], vocabulary=BYTES)
+    filled = fill(NETWORK, tokens, masked, options, seed=0, ids=ids, vocabulary=BYTES)
+    assert torch.equal(filled[~masked], tokens[~masked])
+    assert not torch.isin(filled[masked], torch.tensor(BYTES.forbidden(272))).any()
+    alone = fill(NETWORK, tokens[1:2], masked[1:2], options, seed=0, ids=ids[1:2], vocabulary=BYTES)
     assert torch.equal(alone[0], filled[1])
 
 
@@ -128,17 +139,17 @@ def test_blocks_are_written_from_left_to_right_and_nothing_revealed_changes() ->
     module = LovesSpecials()
     plan = SamplingConfig(length=9, steps=6, block_length=4, temperature=1.0, remasking="random")
     final = sample(module, prompts_of(2, 1), plan, seed=0)
-    hidden = [shown[:, 1:] == BYTES.mask for shown in module.shown]
-    assert [int(row) for row in torch.stack(hidden).sum((1, 2))] == [18, 14, 10, 6, 2]  # one pass fewer: a block of one
+    masked = [shown[:, 1:] == BYTES.mask for shown in module.shown]
+    assert [int(row) for row in torch.stack(masked).sum((1, 2))] == [18, 14, 10, 6, 2]  # one pass fewer: a block of one
     for shown in module.shown:
         known = shown != BYTES.mask
         assert torch.equal(shown[known], final[known])
-    assert not hidden[2][:, :4].any()
-    assert hidden[1][:, 4:].all()
+    assert not masked[2][:, :4].any()
+    assert masked[1][:, 4:].all()
 
 
 class Fixed(nn.Module):
-    """Knows the answer, and is surer of it the further to the right it stands."""
+    """Knows the answer, and is more confident of it further to the right."""
 
     def forward(self, tokens: Tensor) -> Tensor:
         positions = torch.arange(tokens.shape[1])
@@ -147,7 +158,7 @@ class Fixed(nn.Module):
         return logits.expand(tokens.shape[0], -1, -1).clone()
 
 
-def test_low_confidence_keeps_the_surest_first() -> None:
+def test_low_confidence_remasking_keeps_the_most_confident_first() -> None:
     order = []
 
     class Watched(Fixed):
@@ -160,9 +171,9 @@ def test_low_confidence_keeps_the_surest_first() -> None:
     assert order == [[0, 1, 2, 3], [0, 1, 2], [0, 1], [0]]
 
 
-def test_ties_go_to_the_left_whatever_was_surer_before() -> None:
+def test_ties_go_to_the_left_whatever_the_confidence_was_before() -> None:
     class Level(nn.Module):
-        """Surest on the right while all is hidden; then indifferent."""
+        """Most confident on the right while all is masked; then indifferent."""
 
         def forward(self, tokens: Tensor) -> Tensor:
             shown.append((tokens[0] == BYTES.mask).tolist())
@@ -190,13 +201,13 @@ def test_temperature_one_draws_from_the_networks_probabilities() -> None:
         assert set(tokens.flatten().tolist()) == {65, 66}
 
 
-def test_what_was_written_is_read_up_to_its_first_end() -> None:
+def test_text_is_cut_at_its_first_end() -> None:
     assert until_end([65, 66, CHAT.eot, 67, CHAT.eos], CHAT) == [65, 66]
     assert until_end([65, BYTES.eos, 67], BYTES) == [65]
     assert until_end([65, 66], BYTES) == [65, 66]
 
 
-def test_more_than_the_network_can_take_is_refused() -> None:
+def test_more_than_the_network_accepts_is_refused() -> None:
     plan = SamplingConfig(length=5, steps=5)
     with pytest.raises(UserError, match="max_sequence_length=8"):
         sample(network(max_sequence_length=8), prompts_of(1, 4), plan, seed=0)
@@ -223,7 +234,7 @@ def test_guidance_goes_beyond_what_the_prompt_changes() -> None:
 
 
 class Ending(nn.Module):
-    """Surest of an EOS everywhere, then of an EoT at the first place, then of letters; knows of 300 tokens."""
+    """Most confident of an EOS everywhere, then of an EoT at the first position, then of letters; has 300 tokens."""
 
     def forward(self, tokens: Tensor) -> Tensor:
         passes.append(tokens.clone())
@@ -255,20 +266,20 @@ def test_ends_may_come_freely_last_or_never() -> None:
     assert ending(eos="never") == [CHAT.eot, 70, 0, 0, 0, 71]
 
 
-def test_nothing_is_written_behind_the_block_that_holds_an_end() -> None:
+def test_nothing_is_written_after_the_block_that_holds_an_end() -> None:
     assert ending(block_length=2) == [CHAT.eot, 70, *[CHAT.eos] * 4]
     assert len(passes) == 2
     assert ending(block_length=2, stop=False)[5] == 71
     assert len(passes) == 6
 
 
-def test_a_gap_that_ends_does_not_end_the_text_behind_it() -> None:
-    hidden = torch.tensor([[True, True, False, True, True, True, False]])
+def test_a_gap_that_ends_does_not_end_the_text_after_it() -> None:
+    masked = torch.tensor([[True, True, False, True, True, True, False]])
     options = SamplingConfig(length=5, steps=5, block_length=1, temperature=0.0)
     filled = fill(
         Ending(),
         torch.full((1, 7), 80),
-        hidden,
+        masked,
         options,
         seed=0,
         ids=torch.zeros(1).long(),
@@ -277,7 +288,7 @@ def test_a_gap_that_ends_does_not_end_the_text_behind_it() -> None:
     assert filled.tolist() == [[CHAT.eot, 70, 80, CHAT.eos, CHAT.eos, 71, 80]]
 
 
-def test_a_row_that_has_ended_does_not_depend_on_those_that_go_on() -> None:
+def test_a_row_that_has_ended_does_not_depend_on_those_that_continue() -> None:
     class Some(nn.Module):
         def forward(self, tokens: Tensor) -> Tensor:
             logits = torch.zeros(*tokens.shape, BYTES.size)
@@ -294,7 +305,7 @@ def test_a_row_that_has_ended_does_not_depend_on_those_that_go_on() -> None:
         assert torch.equal(sample(Some(), prompts[row : row + 1], options, seed=3, ids=ids)[0], both[row])
 
 
-def test_noise_is_made_for_hidden_places_alone_and_in_parts_that_change_nothing(
+def test_noise_is_made_only_for_masked_positions_and_in_parts_that_change_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     options = SamplingConfig(length=8, steps=4, block_length=4, temperature=1.0, stop=False)
@@ -311,26 +322,28 @@ def test_noise_is_made_for_hidden_places_alone_and_in_parts_that_change_nothing(
     assert sizes == [8, 4, 8, 4]
 
 
-def test_who_watches_sees_every_token_come_once() -> None:
-    looks: list[Look] = []
-    shots: list[Tensor] = []
+def test_an_observer_sees_every_token_revealed_once() -> None:
+    passes_seen: list[SamplingPass] = []
+    snapshots: list[Tensor] = []
 
-    def observe(look: Look) -> None:
-        looks.append(look)
-        shots.append(look.tokens.clone())
+    def observe(current: SamplingPass) -> None:
+        passes_seen.append(current)
+        snapshots.append(current.tokens.clone())
 
     options = SamplingConfig(length=7, steps=3, temperature=1.0)
     final = sample(NETWORK, prompts_of(2, 2), options, seed=0, observe=observe)
-    assert [(look.done, look.passes) for look in looks] == [(0, 3), (1, 3), (2, 3), (3, 3)]
-    assert torch.equal(torch.cat([look.places for look in looks], 1).sort(1).values, torch.arange(2, 9).expand(2, -1))
-    for before, after, look in zip(shots, shots[1:], looks[1:]):
-        assert torch.equal(before.scatter(1, look.places, after.gather(1, look.places)), after)
-        assert bool(((look.probability > 0) & (look.probability <= 1)).all())
-    assert torch.equal(shots[-1], final)
+    assert [(current.done, current.passes) for current in passes_seen] == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    assert torch.equal(
+        torch.cat([current.columns for current in passes_seen], 1).sort(1).values, torch.arange(2, 9).expand(2, -1)
+    )
+    for before, after, current in zip(snapshots, snapshots[1:], passes_seen[1:]):
+        assert torch.equal(before.scatter(1, current.columns, after.gather(1, current.columns)), after)
+        assert bool(((current.probability > 0) & (current.probability <= 1)).all())
+    assert torch.equal(snapshots[-1], final)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_any_type_of_arithmetic_will_do(dtype: torch.dtype) -> None:
+def test_any_floating_point_type_works(dtype: torch.dtype) -> None:
     options = SamplingConfig(length=6, steps=3, temperature=1.0, cfg_scale=0.5)
     tokens = sample(network().to(dtype), prompts_of(2, 2), options, seed=0)
     assert not torch.isin(tokens, torch.tensor(BYTES.forbidden(272))).any()
@@ -338,7 +351,7 @@ def test_any_type_of_arithmetic_will_do(dtype: torch.dtype) -> None:
 
 @given(st.lists(st.integers(0, 3)), st.integers(1, 4))
 def test_batches_hold_one_shape_and_everything_once(shapes: list[int], size: int) -> None:
-    batches = alike(shapes, size)
+    batches = batches_by_shape(shapes, size)
     assert sorted(number for batch in batches for number in batch) == list(range(len(shapes)))
     assert all(len({shapes[number] for number in batch}) == 1 and len(batch) <= size for batch in batches)
 
@@ -353,6 +366,6 @@ def test_batches_hold_one_shape_and_everything_once(shapes: list[int], size: int
         ({"cfg_scale": -0.5}, "cfg_scale to 0 or more"),
     ],
 )
-def test_what_cannot_be_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         SamplingConfig(**{"length": 8, "steps": 8, **changes})

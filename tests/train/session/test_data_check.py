@@ -182,7 +182,7 @@ def test_a_shard_of_a_prepared_folder_with_one_other_byte_is_refused(shell: Shel
     content[1234] ^= 1
     shard.write_bytes(content)
     move_time(shard, 10)
-    refused(shell, "(train-00001.bin holds something else than before)")
+    refused(shell, "(the content of train-00001.bin has changed)")
 
 
 def test_text_in_memory_is_fingerprinted_in_full(shell: Shell) -> None:

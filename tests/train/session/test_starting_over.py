@@ -11,7 +11,7 @@ from samestep.checkpoint.store import Store
 from samestep.core.errors import UserError
 from samestep.core.records import JsonLines, read_json
 from samestep.core.rundir import RunDir
-from samestep.data.fingerprint import Reading
+from samestep.data.fingerprint import ReadOptions
 from samestep.train.session.data_check import FeedName, check_data
 from samestep.train.session.resume_checks import SaveHistory, checkpoint_to_resume
 from samestep.world.world import World
@@ -130,10 +130,10 @@ def on_disks_of_their_own(folder: Path) -> None:
         checkpoint_to_resume(store, "fit", rundir, start_over=False)
     assert checkpoint_to_resume(store, "fit", rundir, start_over=True) == (None, True)
     name = FeedName("fit", "training", 0)
-    check_data([1, 2, 3], name, rundir, world, Reading(seed=0))
-    check_data([1, 2, 3], name, rundir, world, Reading(seed=0))
+    check_data([1, 2, 3], name, rundir, world, ReadOptions(seed=0))
+    check_data([1, 2, 3], name, rundir, world, ReadOptions(seed=0))
     with pytest.raises(UserError, match="the training data of stage 'fit' has changed"):
-        check_data([1, 2, 4], name, rundir, world, Reading(seed=0))
+        check_data([1, 2, 4], name, rundir, world, ReadOptions(seed=0))
     assert rundir.frozen.exists() == world.is_main
     world.leave()
 

@@ -1,10 +1,10 @@
-"""A folder of prepared tokens, opened: mapped, never read as a whole.
+"""A folder of prepared tokens: its files are memory-mapped, never read into memory.
 
-metadata.json             what there is, of how many tokens, out of which sources
+metadata.json             the kind of data, the number of tokens, the sources
 tokenizer/                what `load_tokenizer` reads
-train-00000.bin ...       tokens, 16 or 32 bits each, little-endian, one run over all files
+train-00000.bin ...       tokens, 16 or 32 bits each, little-endian, one sequence over all files
 validation-00000.bin ...
-train-rows-00000.bin ...  of chats: where each row begins, its length, the length of its prompt (64 bits each)
+train-rows-00000.bin ...  for chats: where each row begins, its length, the length of its prompt (64 bits each)
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,46 +36,49 @@ class Prepared:
     train: TokenFiles
     validation: TokenFiles
     train_rows: TokenFiles | None
-    """Of chats: three numbers a row."""
+    """For chats: three numbers a row."""
     validation_rows: TokenFiles | None
 
 
 def is_prepared(folder: Path) -> bool:
-    """Whether a folder says that it was prepared."""
+    """Whether `samestep data prepare` wrote a folder."""
     return "format" in read_record(folder / METADATA)
 
 
 def open_prepared(folder: Path) -> Prepared:
-    """Open a folder, and refuse one that is not whole."""
+    """Open a folder; refuse one that is incomplete or of another format."""
     folder = folder.resolve()
     metadata = read_record(folder / METADATA)
     if metadata.get("format") != FORMAT:
-        raise UserError(f"Prepare {folder} anew; it has the format {metadata.get('format')!r}, and {FORMAT!r} is read.")
+        raise UserError(f"Prepare {folder} again; it has the format {metadata.get('format')!r}, not {FORMAT!r}.")
     try:
-        tokens = {region: _run(folder, files, metadata["dtype"]) for region, files in metadata["shards"].items()}
-        rows = {region: _run(folder, files, "<i8") for region, files in metadata.get("rows", {}).items()}
+        tokens = {
+            region: _open_shards(folder, files, metadata["dtype"]) for region, files in metadata["shards"].items()
+        }
+        rows = {region: _open_shards(folder, files, "<i8") for region, files in metadata.get("rows", {}).items()}
         tokenizer = load_tokenizer(folder / TOKENIZER_FOLDER)
         if tokenizer.vocabulary.size != metadata["vocab_size"]:
-            raise _spoilt(folder, f"its tokenizer has {tokenizer.vocabulary.size} tokens, not {metadata['vocab_size']}")
+            size = tokenizer.vocabulary.size
+            raise _damaged(folder, f"its tokenizer has {size} tokens, not {metadata['vocab_size']}")
         train, validation = tokens["train"], tokens["validation"]
         return Prepared(folder, metadata, tokenizer, train, validation, rows.get("train"), rows.get("validation"))
     except (KeyError, TypeError, AttributeError) as problem:
-        raise _spoilt(folder, f"{METADATA} lacks {problem}") from None
+        raise _damaged(folder, f"{METADATA} lacks {problem}") from None
 
 
-def _run(folder: Path, files: Sequence[Mapping[str, Any]], dtype: str) -> TokenFiles:
+def _open_shards(folder: Path, files: Sequence[Mapping[str, Any]], dtype: str) -> TokenFiles:
     found = []
     for record in files:
         file, tokens = folder / record["file"], record["tokens"]
         size = file.stat().st_size if file.is_file() else None
         if size is None:
-            raise _spoilt(folder, f"{file.name} is missing")
+            raise _damaged(folder, f"{file.name} is missing")
         if size != tokens * np.dtype(dtype).itemsize:
-            raise _spoilt(folder, f"{file.name} has {size} bytes instead of {tokens * np.dtype(dtype).itemsize}")
+            raise _damaged(folder, f"{file.name} has {size} bytes instead of {tokens * np.dtype(dtype).itemsize}")
         origin = DataFile(file, sha256=record.get("sha256"))  # hashed when it was prepared, so not at every launch
         found.append(TokenFile(file, dtype, 0, tokens, origin))
     return TokenFiles(found)
 
 
-def _spoilt(folder: Path, how: str) -> UserError:
-    return UserError(f"Prepare {folder} anew with samestep data prepare; {how}.")
+def _damaged(folder: Path, how: str) -> UserError:
+    return UserError(f"Prepare {folder} again with samestep data prepare; {how}.")

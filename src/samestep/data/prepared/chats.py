@@ -1,4 +1,4 @@
-"""Chats as rows of prompt and answer: a turn is a header with who speaks, two line ends, what is said, and an end."""
+"""Chats as rows of prompt and answer. A turn is a header with the role, two line ends, the content and an end token."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,36 +10,36 @@ from samestep.core.errors import UserError
 from samestep.data.prepared import ROWS
 from samestep.data.prepared.sources import TextSource, read_records
 from samestep.data.prepared.split import REGIONS, ByDocument, Region, Split
-from samestep.data.prepared.writing import Count, Done, Shards, Writing
+from samestep.data.prepared.writing import ReportBytes, Shards, TextCounts, Writing
 from samestep.data.text import string
 from samestep.data.tokenizer.vocabulary import Tokenizer
 
 ANSWERS = "assistant"
-"""Who is learned from."""
+"""The role whose messages are the answers."""
 
 
 @dataclass(frozen=True)
-class Message:
-    """What one of a chat says."""
+class ChatMessage:
+    """One message of a chat."""
 
     role: str
     content: str
 
 
 @dataclass(frozen=True)
-class Row:
-    """An answer and all that stands before it."""
+class ChatRow:
+    """An answer and everything before it."""
 
     tokens: list[int]
     prompt: int
-    """How many of the tokens are given: what was said before, and the header of the answer."""
+    """How many of the tokens are prompt: the earlier turns and the header of the answer."""
     size: int
     """Bytes of the answer as text."""
 
 
 @dataclass(frozen=True)
 class ChatFields:
-    """Where a record that is a single question holds it."""
+    """The fields of a record without `messages` that hold its prompt and its answer."""
 
     prompt: str = "prompt"
     answer: str = "answer"
@@ -48,7 +48,7 @@ class ChatFields:
         """Whether a record looks like a chat."""
         return "messages" in record or {self.prompt, self.answer} <= record.keys()
 
-    def chat(self, record: dict[str, Any], where: str) -> list[Message]:
+    def chat(self, record: dict[str, Any], where: str) -> list[ChatMessage]:
         """The messages of a record: its `messages`, or its prompt and answer."""
         if not self.has_chat(record):
             raise UserError(
@@ -56,14 +56,14 @@ class ChatFields:
                 f"has {', '.join(record) or 'nothing'}."
             )
         if "messages" not in record:
-            return [Message("user", string(record, self.prompt, where)), self._answer(record, where)]
+            return [ChatMessage("user", string(record, self.prompt, where)), self._answer(record, where)]
         messages = record["messages"]
         if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
             raise UserError(f'Make "messages" a list such as [{{"role": "user", "content": ...}}] on {where}.')
-        return [Message(_part(message, "role", where), _part(message, "content", where)) for message in messages]
+        return [ChatMessage(_part(message, "role", where), _part(message, "content", where)) for message in messages]
 
-    def _answer(self, record: dict[str, Any], where: str) -> Message:
-        return Message(ANSWERS, string(record, self.answer, where))
+    def _answer(self, record: dict[str, Any], where: str) -> ChatMessage:
+        return ChatMessage(ANSWERS, string(record, self.answer, where))
 
 
 def _part(message: dict[str, Any], name: str, where: str) -> str:
@@ -72,24 +72,24 @@ def _part(message: dict[str, Any], name: str, where: str) -> str:
     return string(message, name, where)
 
 
-def texts(messages: Sequence[Message]) -> Iterator[str]:
-    """All text that a chat is made of, to learn a vocabulary from."""
+def texts(messages: Sequence[ChatMessage]) -> Iterator[str]:
+    """All text in a chat, to learn a vocabulary from."""
     for message in messages:
         yield from (_head(message.role), message.content.strip())
 
 
-def answers(tokenizer: Tokenizer, messages: Sequence[Message]) -> Iterator[Row]:
-    """Each answer that says something as a row, with the chat up to it as its prompt."""
-    for place, message in enumerate(messages):
+def answers(tokenizer: Tokenizer, messages: Sequence[ChatMessage]) -> Iterator[ChatRow]:
+    """A row for each answer that is not empty, with the chat before it as its prompt."""
+    for number, message in enumerate(messages):
         content = message.content.strip()
         if message.role == ANSWERS and content:
-            prompt = chat_prompt(tokenizer, messages[:place])
+            prompt = chat_prompt(tokenizer, messages[:number])
             answer = [*tokenizer.encode(content), _end(tokenizer)]
-            yield Row(prompt + answer, len(prompt), len(content.encode("utf-8")))
+            yield ChatRow(prompt + answer, len(prompt), len(content.encode("utf-8")))
 
 
-def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
-    """A chat that waits for an answer: all its turns and the header of the next, which is the assistant's."""
+def chat_prompt(tokenizer: Tokenizer, messages: Sequence[ChatMessage]) -> list[int]:
+    """A chat up to an answer: all its turns, and the header of the assistant's next turn."""
     bos = tokenizer.vocabulary.bos
     tokens = [] if bos is None else [bos]
     for message in messages:
@@ -99,7 +99,7 @@ def chat_prompt(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
 
 def _turn(tokenizer: Tokenizer, role: str, content: str) -> list[int]:
     headers = tokenizer.vocabulary.headers
-    if headers is None:  # a vocabulary without headers has them spelled out
+    if headers is None:  # without header tokens, the role is spelled out
         return tokenizer.encode(_head(role) + content)
     return [headers[0], *tokenizer.encode(role), headers[1], *tokenizer.encode("\n\n" + content)]
 
@@ -115,30 +115,30 @@ def _end(tokenizer: Tokenizer) -> int:
 
 @dataclass(frozen=True)
 class Chats:
-    """Chats: each answer a row of its own, with all that was said before as its prompt."""
+    """Chats: each answer is a row of its own, with all earlier turns as its prompt."""
 
     sources: Sequence[TextSource]
     fields: ChatFields
     cut: bool
-    """Whether an answer that is too long is cut, not left out."""
+    """Whether an answer that is too long is cut; if not, it is left out."""
     kind: ClassVar[str] = "chat"
-    usual_length: ClassVar[int] = 1024
+    default_length: ClassVar[int] = 1024
 
-    def count(self, spell: bool, done: Done) -> Count:
+    def count(self, collect_characters: bool, done: ReportBytes) -> TextCounts:
         """Read all chats once."""
-        count = Count(spell)
+        counts = TextCounts(collect_characters)
         for chat in self._read():
-            count.documents += 1
+            counts.documents += 1
             for text in texts(chat):
-                count.see(text)
-            done(count.bytes)
-        return count
+                counts.add(text)
+            done(counts.bytes)
+        return counts
 
-    def split(self, count: Count, fraction: float, seed: int) -> Split:
-        """Whole chats: no answer of a chat is validated on that another one of it gives away."""
-        if count.documents < 2:
-            raise UserError(f"Give two chats at least, one of them for validation; there are {count.documents}.")
-        return ByDocument(count.documents, fraction, seed)
+    def split(self, counts: TextCounts, fraction: float, seed: int) -> Split:
+        """Whole chats: no answer in validation is given away by another answer of its chat in training."""
+        if counts.documents < 2:
+            raise UserError(f"Give at least two chats, one of them for validation; there are {counts.documents}.")
+        return ByDocument(counts.documents, fraction, seed)
 
     def training_texts(self, split: Split) -> Iterator[str]:
         """The text of the training region."""
@@ -147,79 +147,82 @@ class Chats:
             if split.region(number) == "train":
                 yield from texts(chat)
 
-    def write(self, writing: Writing, split: Split, done: Done) -> dict[str, Any]:
+    def write(self, writing: Writing, split: Split, done: ReportBytes) -> dict[str, Any]:
         """Tokenize and write all answers."""
         assert isinstance(split, ByDocument)
-        books = {region: _Book(writing, region, shards) for region, shards in writing.shards().items()}
-        again = Count(spell=False)
+        writers = {region: _RowWriter(writing, region, shards) for region, shards in writing.shards().items()}
+        counts = TextCounts(collect_characters=False)
         for number, chat in enumerate(self._read()):
-            book = books[split.region(number)]
+            writer = writers[split.region(number)]
             rows = list(answers(writing.tokenizer, chat))
-            book.chats += 1
-            book.silent += not rows
+            writer.chats += 1
+            writer.chats_without_answer += not rows
             for row in rows:
-                book.add(row, self.cut)
-            again.documents += 1
+                writer.add(row, self.cut)
+            counts.documents += 1
             for text in texts(chat):
-                again.see(text)
-            done(again.bytes)
-        return {**writing.facts({r: book.shards for r, book in books.items()}), **_chat_facts(books, again)}
+                counts.add(text)
+            done(counts.bytes)
+        shards = {region: writer.shards for region, writer in writers.items()}
+        return {**writing.metadata(shards), **_chat_metadata(writers, counts)}
 
-    def _read(self) -> Iterator[list[Message]]:
+    def _read(self) -> Iterator[list[ChatMessage]]:
         for where, record in read_records(self.sources):
             yield self.fields.chat(record, where)
 
 
-class _Book:
-    """The rows of one region: their tokens, and where each begins, how long it is and where its answer begins."""
+class _RowWriter:
+    """Writes the rows of one region: their tokens, and where each begins, how long it is, where its answer begins."""
 
     def __init__(self, writing: Writing, region: Region, shards: Shards) -> None:
         self.writing, self.shards = writing, shards
-        self.chats = self.rows = self.cut = self.left_out = self.silent = self.answer_tokens = self.answer_bytes = 0
+        self.chats = self.chats_without_answer = 0
+        self.rows = self.cut = self.left_out = self.answer_tokens = self.answer_bytes = 0
         self._index = Shards(writing.folder, f"{region}-{ROWS}", "<i8", most=1 << 62)
 
-    def add(self, row: Row, cut: bool) -> None:
+    def add(self, row: ChatRow, cut: bool) -> None:
         """Write a row if its prompt leaves room for an answer."""
-        room = self.writing.row_length
-        if row.prompt >= room or (len(row.tokens) > room and not cut):
+        longest = self.writing.row_length
+        if row.prompt >= longest or (len(row.tokens) > longest and not cut):
             self.left_out += 1
             return
-        tokens = np.array(row.tokens[:room], dtype=self.writing.dtype)
+        tokens = np.array(row.tokens[:longest], dtype=self.writing.dtype)
         self.writing.check(tokens)
         self._index.append(np.array([self.shards.tokens, len(tokens), row.prompt]))
         self.shards.append(tokens)
         self.rows += 1
-        self.answer_tokens += room - row.prompt
-        if len(row.tokens) > room:
+        self.answer_tokens += longest - row.prompt
+        if len(row.tokens) > longest:
             self.cut += 1
-            self.answer_bytes += len(self.writing.tokenizer.decode(row.tokens[row.prompt : room]).encode("utf-8"))
+            self.answer_bytes += len(self.writing.tokenizer.decode(row.tokens[row.prompt : longest]).encode("utf-8"))
         else:
             self.answer_bytes += row.size
 
     def close(self) -> list[dict[str, Any]]:
-        """Have the index on the disk."""
+        """Write the index to disk; return its files."""
         self._index.close()
         return self._index.files
 
 
-def _chat_facts(books: dict[Region, _Book], again: Count) -> dict[str, Any]:
-    left_out = sum(book.left_out for book in books.values())
-    empty = next((region for region in REGIONS if not books[region].rows), None)
+def _chat_metadata(writers: dict[Region, _RowWriter], counts: TextCounts) -> dict[str, Any]:
+    left_out = sum(writer.left_out for writer in writers.values())
+    unanswered = sum(writer.chats_without_answer for writer in writers.values())
+    empty = next((region for region in REGIONS if not writers[region].rows), None)
     if empty is not None:
         raise UserError(
             f"Give more chats with answers, or a longer sequence_length; {empty} has no row: {left_out} answers did "
-            f"not fit, and {sum(book.silent for book in books.values())} of {again.documents} chats have none."
+            f"not fit, and {unanswered} of {counts.documents} chats have no answer."
         )
     return {
-        "train_samples": books["train"].rows,
-        "val_samples": books["validation"].rows,
-        "documents": again.documents,
-        "val_documents": books["validation"].chats,
-        "bytes": again.bytes,
-        "val_bytes": books["validation"].answer_bytes,
-        "val_answer_tokens": books["validation"].answer_tokens,
-        "answers_cut": sum(book.cut for book in books.values()),
+        "train_samples": writers["train"].rows,
+        "val_samples": writers["validation"].rows,
+        "documents": counts.documents,
+        "val_documents": writers["validation"].chats,
+        "bytes": counts.bytes,
+        "val_bytes": writers["validation"].answer_bytes,
+        "val_answer_tokens": writers["validation"].answer_tokens,
+        "answers_cut": sum(writer.cut for writer in writers.values()),
         "answers_left_out": left_out,
-        "chats_without_answer": sum(book.silent for book in books.values()),
-        "rows": {region: books[region].close() for region in REGIONS},
+        "chats_without_answer": unanswered,
+        "rows": {region: writers[region].close() for region in REGIONS},
     }

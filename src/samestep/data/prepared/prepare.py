@@ -1,11 +1,12 @@
 """`samestep data prepare`: from text to a folder of tokens.
 
-Everything is read twice (three times for BPE), and only a few pieces are in memory at a time: the first pass counts, so
+Everything is read twice (three times for BPE), with only a few pieces in memory at a time: the first pass counts, so
 that the split is known before a token is written; then a vocabulary is learned; then the tokens are written.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,64 +41,70 @@ class PrepareConfig:
     kind: Literal["auto", "text", "chat"] = "auto"
     """text, chat, or auto: JSONL with messages, or with a prompt and an answer, is chat."""
     field: str = "text"
-    """Where a line of a JSONL file holds its text."""
+    """The field of a JSONL line that holds its text."""
     prompt_field: str = "prompt"
-    """Where a line of a chat without messages holds the question."""
+    """The field that holds the question, in chats without messages."""
     answer_field: str = "answer"
-    """Where a line of a chat without messages holds the answer."""
+    """The field that holds the answer, in chats without messages."""
     too_long: Literal["cut", "leave_out"] = "cut"
-    """What becomes of a chat's answer that does not fit into a row; one whose prompt does not fit is left out."""
+    """What to do with a chat's answer that does not fit into a row; one whose prompt does not fit is left out."""
     mask_token: str | None = None
-    """The mask of a tokenizer folder that names none: a token, its number, or new to add one."""
+    """The mask token, if the tokenizer folder does not name it: a token, its number, or new to add one."""
     eos_token: str | None = None
-    """The end of a document of a tokenizer folder that names none: a token, its number, or new to add one."""
+    """The end-of-document token, if the tokenizer folder does not name it: a token, its number, or new to add one."""
     seed: int = 0
     """Chooses the documents that are kept for validation."""
     shard_bytes: int = 1 << 30
     """Largest size of a token file."""
     overwrite: bool = False
-    """Replace the folder if it is there."""
+    """Replace the folder if it exists."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be done, before anything is read."""
+        """Refuse invalid settings before anything is read."""
         if self.sequence_length is not None and self.sequence_length < 2:
             raise UserError(f"Set sequence_length to 2 or more; it is {self.sequence_length}.")
         if not 0 < self.validation_fraction < 1:
             raise UserError(f"Set validation_fraction between 0 and 1; it is {self.validation_fraction}.")
         if self.vocab_size is not None and self.tokenizer != "bpe":
-            raise UserError(f"Give vocab_size with --tokenizer bpe alone; the tokenizer is {self.tokenizer}.")
+            raise UserError(f"Give vocab_size only with --tokenizer bpe; the tokenizer is {self.tokenizer}.")
         if self.shard_bytes < 4:
             raise UserError(f"Set shard_bytes to 4 or more; it is {self.shard_bytes}.")
 
 
-Material = Texts | Chats
-Progress = Callable[[str, int, int], None]
-"""Told what is being done, how many bytes of it are, and how many there are."""
+Dataset = Texts | Chats
+ReportProgress = Callable[[str, int, int], None]
+"""Called with the current activity, the bytes done and the bytes in all."""
+ReadTokenizer = Callable[[Path, str | None, str | None], Tokenizer]
+"""Reads the tokenizer in a folder: (folder, mask token, end-of-document token)."""
 
 
-def prepare(sources: Sequence[TextSource], config: PrepareConfig, progress: Progress) -> dict[str, Any]:
-    """Write the folder, and return its metadata."""
+def prepare(
+    sources: Sequence[TextSource],
+    config: PrepareConfig,
+    progress: ReportProgress,
+    read_folder: ReadTokenizer = read_tokenizer,
+) -> dict[str, Any]:
+    """Write the folder, and return its metadata; `read_folder` reads the tokenizer if `config` names a folder."""
     target = Path(config.out).expanduser()
     refuse_existing(target, config.overwrite)
-    material = _material(sources, config)
+    dataset = _dataset(sources, config)
     size = sum(source.file.stat().st_size for source in sources)
-    spell = config.tokenizer == "char"
-    count = material.count(spell, lambda done: progress("reading", done, max(done, size)))
+    counts = dataset.count(config.tokenizer == "char", lambda done: progress("reading", done, max(done, size)))
 
     def split() -> Split:
-        return material.split(count, config.validation_fraction, config.seed)
+        return dataset.split(counts, config.validation_fraction, config.seed)
 
     split()  # a text that cannot be split is refused before a vocabulary is learned
-    tokenizer = _tokenizer(config, material, split, count.characters)
+    tokenizer = _tokenizer(config, dataset, split, counts.characters, read_folder)
     with fresh_folder(target, config.overwrite) as folder:
-        writing = Writing(folder, tokenizer, _row_length(config, material), config.shard_bytes)
-        found = material.write(writing, split(), lambda done: progress("writing tokens", done, count.bytes))
-        if (found["documents"], found["bytes"]) != (count.documents, count.bytes):
+        writing = Writing(folder, tokenizer, _row_length(config, dataset), config.shard_bytes)
+        found = dataset.write(writing, split(), lambda done: progress("writing tokens", done, counts.bytes))
+        if (found["documents"], found["bytes"]) != (counts.documents, counts.bytes):
             raise UserError(CHANGED)
         tokenizer.save(folder / TOKENIZER_FOLDER)
         metadata = {
             "format": FORMAT,
-            "kind": material.kind,
+            "kind": dataset.kind,
             "tokenizer": tokenizer.kind,
             **_special_ids(tokenizer),
             **found,
@@ -109,46 +116,46 @@ def prepare(sources: Sequence[TextSource], config: PrepareConfig, progress: Prog
     return metadata
 
 
-def _material(sources: Sequence[TextSource], config: PrepareConfig) -> Material:
+def _dataset(sources: Sequence[TextSource], config: PrepareConfig) -> Dataset:
     fields = ChatFields(config.prompt_field, config.answer_field)
     chats = [config.kind == "chat" or (config.kind == "auto" and _is_chat(source, fields)) for source in sources]
     if not any(chats):
         return Texts(sources, config.field)
     plain = [source.name for source, chat in zip(sources, chats) if not (chat and source.is_jsonl)]
     if plain:
-        raise UserError(f"Prepare chats and running text apart; {plain[0]} is no JSONL file of chats, others are.")
+        raise UserError(
+            f"Prepare chats and running text separately; {plain[0]} is not a JSONL file of chats, others are."
+        )
     return Chats(sources, fields, config.too_long == "cut")
 
 
 def _is_chat(source: TextSource, fields: ChatFields) -> bool:
-    """By its first record."""
-    return source.is_jsonl and any(fields.has_chat(record) for _, record in _first(source))
+    """Whether a file holds chats, judged by its first record."""
+    return source.is_jsonl and any(fields.has_chat(record) for _, record in islice(read_records([source]), 1))
 
 
-def _first(source: TextSource) -> list[tuple[str, dict[str, Any]]]:
-    for found in read_records([source]):
-        return [found]
-    return []
-
-
-def _row_length(config: PrepareConfig, material: Material) -> int:
-    return config.sequence_length or material.usual_length
+def _row_length(config: PrepareConfig, dataset: Dataset) -> int:
+    return config.sequence_length or dataset.default_length
 
 
 def _tokenizer(
-    config: PrepareConfig, material: Material, split: Callable[[], Split], characters: set[str]
+    config: PrepareConfig,
+    dataset: Dataset,
+    split: Callable[[], Split],
+    characters: set[str],
+    read_folder: ReadTokenizer,
 ) -> Tokenizer:
     if config.tokenizer == "byte":
         return ByteTokenizer()
     if config.tokenizer == "char":
-        # those of all text: a character that validation alone has could not be said at all
+        # of all text, validation too: a character without a token could not be encoded at all
         return CharTokenizer.of(characters)
     if config.tokenizer == "bpe":
-        return train_bpe(material.training_texts(split()), config.vocab_size or 4096)
+        return train_bpe(dataset.training_texts(split()), config.vocab_size or 4096)
     folder = Path(config.tokenizer).expanduser()
     if not folder.is_dir():
         raise UserError(f"Choose --tokenizer byte, char, bpe or a local folder; there is no folder {config.tokenizer}.")
-    return read_tokenizer(folder, config.mask_token, config.eos_token)
+    return read_folder(folder, config.mask_token, config.eos_token)
 
 
 def _special_ids(tokenizer: Tokenizer) -> dict[str, Any]:

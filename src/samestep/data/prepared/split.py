@@ -18,7 +18,7 @@ _BLOCK = 1 << 16
 
 
 class ByDocument:
-    """A share of the documents, chosen by chance and kept whole."""
+    """A random share of the documents; no document is cut."""
 
     name = "documents"
 
@@ -33,11 +33,11 @@ class ByDocument:
         self._block, self._flags = -1, np.zeros(0, dtype=bool)
 
     def region(self, document: int) -> Region:
-        """Where a document belongs."""
+        """The region of a document."""
         if document >= self.documents:
             raise UserError(CHANGED)
         block, place = divmod(document, _BLOCK)
-        if block != self._block:  # worked out for many at a time, and forgotten again
+        if block != self._block:  # computed for many at a time; only one block is kept
             numbers = np.arange(block * _BLOCK, min((block + 1) * _BLOCK, self.documents))
             self._block, self._flags = block, permute(numbers, 0, self.documents, self.seed, CHOICE) < self.chosen
         return "validation" if self._flags[place] else "train"
@@ -57,7 +57,7 @@ class ByPosition:
         self._seen = 0
 
     def parts(self, piece: Piece) -> Iterator[tuple[Region, Piece]]:
-        """A piece with its region, or its two halves where the edge runs through it; asked in order, once."""
+        """A piece with its region, or its two halves if the edge is inside it; call once a piece, in order."""
         text = piece.text.encode("utf-8")
         left = self._edge - self._seen
         if not text:
@@ -65,7 +65,7 @@ class ByPosition:
             return
         self._seen += len(text)
         edge = min(max(left, 0), len(text))
-        while 0 < edge < len(text) and text[edge] & 0xC0 == 0x80:  # never through a character
+        while 0 < edge < len(text) and text[edge] & 0xC0 == 0x80:  # never inside a character
             edge += 1
         if edge:
             yield "train", Piece(piece.document, text[:edge].decode("utf-8"), piece.last and edge == len(text))
@@ -77,5 +77,5 @@ Split = ByDocument | ByPosition
 
 
 def choose_split(documents: int, size: int, fraction: float, seed: int) -> Split:
-    """Whole documents where the share for validation comes to one at least, else by position."""
+    """By document if the share for validation is at least one document, else by position."""
     return ByDocument(documents, fraction, seed) if documents * fraction >= 1 else ByPosition(size, fraction)

@@ -1,4 +1,4 @@
-"""Preparing running text: counted, given to learn a vocabulary from, written as tokens."""
+"""Preparing running text: count it, give it to learn a vocabulary from, write it as tokens."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,41 +9,41 @@ import numpy as np
 from samestep.core.errors import UserError
 from samestep.data.prepared.sources import Piece, TextSource, read_pieces
 from samestep.data.prepared.split import REGIONS, Region, Split, choose_split
-from samestep.data.prepared.writing import Count, Done, Shards, Writing
+from samestep.data.prepared.writing import ReportBytes, Shards, TextCounts, Writing
 
 _BATCH = 1 << 20
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Running text: documents one behind the other, each closed by the end token, cut into rows when it is read."""
+    """Running text: documents one after the other, each followed by the end token; training cuts it into rows."""
 
     sources: Sequence[TextSource]
     field: str
     kind: ClassVar[str] = "text"
-    usual_length: ClassVar[int] = 256
+    default_length: ClassVar[int] = 256
 
-    def count(self, spell: bool, done: Done) -> Count:
+    def count(self, collect_characters: bool, done: ReportBytes) -> TextCounts:
         """Read all text once."""
-        count = Count(spell)
+        counts = TextCounts(collect_characters)
         for piece in read_pieces(self.sources, self.field):
-            count.see(piece.text)
-            count.documents += piece.last
+            counts.add(piece.text)
+            counts.documents += piece.last
             if piece.text:
-                done(count.bytes)
-        if not count.bytes:
-            raise UserError("Give files with text in them; there is none in those that were named.")
-        return count
+                done(counts.bytes)
+        if not counts.bytes:
+            raise UserError("Give files with text in them; the named files are empty.")
+        return counts
 
-    def split(self, count: Count, fraction: float, seed: int) -> Split:
-        """Whole documents where there are enough, else by position."""
-        return choose_split(count.documents, count.bytes, fraction, seed)
+    def split(self, counts: TextCounts, fraction: float, seed: int) -> Split:
+        """By document if there are enough, else by position."""
+        return choose_split(counts.documents, counts.bytes, fraction, seed)
 
     def training_texts(self, split: Split) -> Iterator[str]:
         """The text of the training region."""
         return (part.text for region, part in self._parts(split) if region == "train")
 
-    def write(self, writing: Writing, split: Split, done: Done) -> dict[str, Any]:
+    def write(self, writing: Writing, split: Split, done: ReportBytes) -> dict[str, Any]:
         """Tokenize and write all text."""
         shards, sizes, ends = writing.shards(), dict.fromkeys(REGIONS, 0), dict.fromkeys(REGIONS, 0)
         eos = np.array([writing.tokenizer.vocabulary.eos], dtype=writing.dtype)
@@ -57,14 +57,14 @@ class Texts:
                     shards[region].append(eos)
                     ends[region] += 1
             done(sum(sizes.values()))
-        return {**writing.facts(shards), **_text_facts(writing, shards, sizes, ends)}
+        return {**writing.metadata(shards), **_text_metadata(writing, shards, sizes, ends)}
 
     def _parts(self, split: Split) -> Iterator[tuple[Region, Piece]]:
         for piece in read_pieces(self.sources, self.field):
             yield from split.parts(piece)
 
 
-def _text_facts(
+def _text_metadata(
     writing: Writing, shards: dict[Region, Shards], sizes: dict[Region, int], ends: dict[Region, int]
 ) -> dict[str, Any]:
     length = writing.row_length
@@ -84,7 +84,7 @@ def _text_facts(
 
 
 def _batches(parts: Iterable[tuple[Region, Piece]]) -> Iterator[list[tuple[Region, Piece]]]:
-    """Enough parts at a time to keep all cores busy, and few enough to hold."""
+    """Enough parts at a time to keep all cores busy, and few enough to fit in memory."""
     batch: list[tuple[Region, Piece]] = []
     size = 0
     for region, part in parts:

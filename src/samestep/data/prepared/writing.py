@@ -1,4 +1,4 @@
-"""Token files on disk: a folder that appears complete or not at all, and shards that are filled one after the other."""
+"""Token files on disk: a folder that appears complete or not at all, with shards that are filled one by one."""
 
 import errno
 import fcntl
@@ -21,13 +21,13 @@ from samestep.data.tokenizer.vocabulary import Tokenizer
 
 @contextmanager
 def fresh_folder(target: Path, overwrite: bool) -> Iterator[Path]:
-    """A folder to write into, which takes its name `target` only when all was well; else nothing is left of it."""
+    """A staging folder to write into; it is renamed to `target` if all goes well, and removed otherwise."""
     refuse_existing(target, overwrite)
-    # Always the same name, so that the next attempt takes away what a kill left.
+    # Always the same name, so that the next attempt removes what a killed one left.
     staging = target.with_name(f".{target.name}.preparing")
     try:
         staging.mkdir(parents=True, exist_ok=True)
-        with _held(staging):
+        with _locked(staging):
             try:
                 _empty(staging)
                 yield staging
@@ -36,23 +36,23 @@ def fresh_folder(target: Path, overwrite: bool) -> Iterator[Path]:
             finally:
                 shutil.rmtree(staging, ignore_errors=True)
     except OSError as problem:
-        raise UserError(_excuse(target, problem)) from None
+        raise UserError(_explain(target, problem)) from None
 
 
 def refuse_existing(target: Path, overwrite: bool) -> None:
-    """Refuse to write over what is there."""
+    """Refuse to replace an existing folder, unless it is prepared data and `overwrite` is given."""
     if not target.name:
         raise UserError(f"Give a folder with a name of its own to write to; {str(target)!r} has none.")
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     if not (target / "metadata.json").is_file():
-        raise UserError(f"Give another folder to write to; {target} is something else than prepared data.")
+        raise UserError(f"Give another folder to write to; {target} exists and is not prepared data.")
     if not overwrite:
-        raise UserError(f"Give another folder to write to, or --overwrite; {target} is there already.")
+        raise UserError(f"Give another folder to write to, or --overwrite; {target} exists already.")
 
 
 @contextmanager
-def _held(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[None]:
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -68,10 +68,10 @@ def _empty(folder: Path) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _excuse(target: Path, problem: OSError) -> str:
+def _explain(target: Path, problem: OSError) -> str:
     if problem.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"Free some room on the disk of {target.parent.resolve()}; it is full, and nothing was kept."
-    return f"Mend this and prepare {target} again, of which nothing was kept: {problem}."
+        return f"Free some space on the disk of {target.parent.resolve()}; it is full, and nothing was kept."
+    return f"Fix this and prepare {target} again; nothing was kept: {problem}."
 
 
 class Shards:
@@ -86,10 +86,10 @@ class Shards:
         self._digest = hashlib.sha256()
 
     def append(self, tokens: np.ndarray) -> None:
-        """Add tokens; a shard that is full is closed and the next one begun."""
+        """Add tokens; a full shard is closed and the next one opened."""
         while len(tokens):
             if self._file is None:
-                self._begin()
+                self._open_next()
             assert self._file is not None
             here = np.ascontiguousarray(tokens[: self._most - self.files[-1]["tokens"]], dtype=self._dtype)
             self._file.write(here.data)
@@ -101,7 +101,7 @@ class Shards:
                 self.close()
 
     def close(self) -> None:
-        """Have the open shard on the disk."""
+        """Write the open shard to disk."""
         if self._file is not None:
             with self._file as file:
                 file.flush()
@@ -109,37 +109,37 @@ class Shards:
             self.files[-1]["sha256"] = self._digest.hexdigest()
             self._file = None
 
-    def _begin(self) -> None:
+    def _open_next(self) -> None:
         name = f"{self._name}-{len(self.files):05d}.bin"
         self._file = open(self._folder / name, "wb")  # noqa: SIM115 (kept open over many appends)
         self._digest = hashlib.sha256()
         self.files.append({"file": name, "tokens": 0})
 
 
-Done = Callable[[int], None]
-"""Told how many bytes of text are done."""
+ReportBytes = Callable[[int], None]
+"""Called with the bytes of text that are done."""
 
 
 @dataclass
-class Count:
-    """What there is."""
+class TextCounts:
+    """How much text there is."""
 
-    spell: bool
-    """Whether to note every character that occurs."""
+    collect_characters: bool
+    """Whether to collect every character that occurs."""
     documents: int = 0
     bytes: int = 0
     characters: set[str] = field(default_factory=set)
 
-    def see(self, text: str) -> None:
-        """Count a text in."""
+    def add(self, text: str) -> None:
+        """Count a text."""
         self.bytes += len(text.encode("utf-8"))
-        if self.spell:
+        if self.collect_characters:
             self.characters.update(text)
 
 
 @dataclass(frozen=True)
 class Writing:
-    """Where tokens go, and how they are made."""
+    """Where tokens are written, and with which tokenizer."""
 
     folder: Path
     tokenizer: Tokenizer
@@ -157,12 +157,13 @@ class Writing:
         return {region: Shards(self.folder, region, self.dtype, most) for region in REGIONS}
 
     def check(self, tokens: np.ndarray) -> None:
-        """Refuse text that holds the mask: it stands for what is hidden, and for nothing else."""
-        if (tokens == self.tokenizer.vocabulary.mask).any():
+        """Refuse text that holds the mask token, which stands for masked tokens only."""
+        mask = self.tokenizer.vocabulary.mask
+        if mask is not None and (tokens == mask).any():
             raise UserError("Take the mask token out of the text, or name another with --mask_token.")
 
-    def facts(self, shards: dict[Region, Shards]) -> dict[str, Any]:
-        """What was written, closed and on the disk."""
+    def metadata(self, shards: dict[Region, Shards]) -> dict[str, Any]:
+        """Write all shards to disk; return what metadata.json records of them."""
         for region in REGIONS:
             shards[region].close()
         return {

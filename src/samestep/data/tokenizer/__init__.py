@@ -1,38 +1,58 @@
 """Finding a tokenizer: by its own name, or in a folder that samestep wrote or that belongs to a published model."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from samestep.core.errors import UserError
-from samestep.data.tokenizer.char import VOCAB, CharTokenizer, read_older_vocab
+from samestep.data.tokenizer.char import CharTokenizer
 from samestep.data.tokenizer.subword import FILE, read_subword, reopen_subword
-from samestep.data.tokenizer.vocabulary import TOKENIZER, ByteTokenizer, Tokenizer, Vocabulary, read_record
+from samestep.data.tokenizer.vocabulary import (
+    TOKENIZER,
+    ByteTokenizer,
+    KnownIds,
+    Tokenizer,
+    Vocabulary,
+    no_known_ids,
+    read_record,
+)
 
-OTHERS = ("tokenizer.model", "tokenizer_config.json", "merges.txt", "spiece.model")
-"""Files that show that a folder has a tokenizer, but not one that is read here."""
+OTHERS = ("vocab.json", "tokenizer.model", "tokenizer_config.json", "merges.txt", "spiece.model")
+"""Files that show that a folder has a tokenizer, but not one that this module reads."""
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder holds files of a tokenizer, readable here or not."""
+    return any((folder / name).is_file() for name in (TOKENIZER, FILE, *OTHERS))
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer in a folder; with no such folder, or none in it, tokens are bytes."""
-    files = (TOKENIZER, FILE, VOCAB, *OTHERS)
-    if not any((folder / name).is_file() for name in files):
-        return ByteTokenizer()
-    return read_tokenizer(folder)
+    """The tokenizer in a folder; if the folder is missing or has no tokenizer, tokens are bytes."""
+    return read_tokenizer(folder) if has_tokenizer(folder) else ByteTokenizer()
 
 
-def read_tokenizer(folder: Path, mask_token: str | None = None, eos_token: str | None = None) -> Tokenizer:
-    """The tokenizer in a folder, which must have one; the special tokens may be named where its files name none."""
+def read_tokenizer(
+    folder: Path,
+    mask_token: str | None = None,
+    eos_token: str | None = None,
+    *,
+    required: Sequence[str] = ("eos",),
+    known_ids: KnownIds = no_known_ids,
+) -> Tokenizer:
+    """The tokenizer in a folder, which must have one.
+
+    `mask_token` and `eos_token` name special tokens that its files do not name. A folder of a published model is
+    refused when it lacks one of the `required` special tokens; `known_ids` gives ids that its files leave out.
+    """
     if (folder / TOKENIZER).is_file():
-        return _own(folder, read_record(folder / TOKENIZER))
+        return _read_saved(folder, read_record(folder / TOKENIZER))
     if (folder / FILE).is_file():
-        return read_subword(folder, mask_token, eos_token)
-    if (folder / VOCAB).is_file():
-        return read_older_vocab(folder)
+        return read_subword(folder, mask_token, eos_token, required=required, known_ids=known_ids)
     there = ", ".join(sorted(path.name for path in folder.iterdir())[:4]) or "nothing" if folder.is_dir() else "nothing"
     raise UserError(f"Give a tokenizer folder with a {FILE} in it; {folder} has {there}.")
 
 
-def _own(folder: Path, record: dict[str, Any]) -> Tokenizer:
+def _read_saved(folder: Path, record: dict[str, Any]) -> Tokenizer:
     """What `Tokenizer.save` wrote."""
     try:
         if record["kind"] == ByteTokenizer.kind:
@@ -42,7 +62,7 @@ def _own(folder: Path, record: dict[str, Any]) -> Tokenizer:
             return CharTokenizer(record["characters"], vocabulary, record["unknown"])
         return reopen_subword(folder, str(record["kind"]), vocabulary)
     except (KeyError, TypeError):
-        raise UserError(f"Make the tokenizer in {folder} anew; its {TOKENIZER} is not as it was written.") from None
+        raise UserError(f"Make the tokenizer in {folder} again; its {TOKENIZER} is damaged.") from None
 
 
 def _vocabulary(values: dict[str, Any]) -> Vocabulary:

@@ -10,22 +10,31 @@ import numpy as np
 
 from samestep.core.errors import UserError
 from samestep.core.records import write_json
-from samestep.data.tokenizer.vocabulary import SPELLINGS, TOKENIZER, Specials, Vocabulary, find_specials, read_record
+from samestep.data.tokenizer.vocabulary import (
+    SPELLINGS,
+    TOKENIZER,
+    KnownIds,
+    Specials,
+    Vocabulary,
+    find_specials,
+    no_known_ids,
+    read_record,
+)
 
 if TYPE_CHECKING:
     import tokenizers
 
 FILE = "tokenizer.json"
 NEW = "new"
-"""Said in place of a token's name: add one to the vocabulary."""
+"""Given in place of a token: add one to the vocabulary."""
 ROLES = ("mask", "eos", "bos", "eot", "start_header", "end_header")
-"""The special tokens of a vocabulary that is trained here, in the order of their numbers."""
+"""The special tokens of a vocabulary that is trained here, in the order of their ids."""
 SMALLEST = 256 + len(ROLES)
 
 
 @dataclass(frozen=True)
 class SubwordTokenizer:
-    """A piece of a word is a token."""
+    """Pieces of words are tokens."""
 
     inner: "tokenizers.Tokenizer"
     vocabulary: Vocabulary
@@ -45,11 +54,11 @@ class SubwordTokenizer:
         return [np.array(found.ids, dtype=np.int64) for found in encoded]
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text up to the first end of a document; a hidden token reads as a low line."""
-        return "_".join(self.inner.decode(part, skip_special_tokens=True) for part in self._visible(tokens))
+        """The text up to the first end of a document; a mask token reads as an underscore."""
+        return "_".join(self.inner.decode(part, skip_special_tokens=True) for part in self._between_masks(tokens))
 
-    def _visible(self, tokens: Iterable[int]) -> Iterator[list[int]]:
-        """The runs of tokens between the hidden ones."""
+    def _between_masks(self, tokens: Iterable[int]) -> Iterator[list[int]]:
+        """The runs of tokens between mask tokens."""
         run: list[int] = []
         for token in tokens:
             if token == self.vocabulary.eos:
@@ -66,14 +75,14 @@ class SubwordTokenizer:
         return frozenset(self.vocabulary.silent)
 
     def save(self, folder: Path) -> None:
-        """Write tokenizer.json, and beside it which token is what."""
+        """Write tokenizer.json, and beside it which token means what."""
         folder.mkdir(parents=True, exist_ok=True)
         self.inner.save(str(folder / FILE))
         write_json(folder / TOKENIZER, {"kind": self.kind, "vocabulary": asdict(self.vocabulary)})
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> SubwordTokenizer:
-    """Byte-level BPE, learned from the texts; it may end with fewer tokens than asked for when they have no more."""
+    """Byte-level BPE, learned from the texts; from little text it may learn fewer tokens than `vocab_size`."""
     if vocab_size < SMALLEST:
         raise UserError(f"Set vocab_size to {SMALLEST} or more: 256 bytes and {len(ROLES)} special tokens.")
     library = _library()
@@ -90,20 +99,27 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> SubwordTokenizer:
     return SubwordTokenizer(inner, _vocabulary(inner, find_specials([], inner.token_to_id)), "bpe")
 
 
-def read_subword(folder: Path, mask_token: str | None = None, eos_token: str | None = None) -> SubwordTokenizer:
+def read_subword(
+    folder: Path,
+    mask_token: str | None = None,
+    eos_token: str | None = None,
+    *,
+    required: Sequence[str] = ("eos",),
+    known_ids: KnownIds = no_known_ids,
+) -> SubwordTokenizer:
     """The tokenizer.json of a folder, with its special tokens.
 
     They are named by `mask_token` and `eos_token` (a token, its number, or "new" to add one), by the other files of the
-    folder, or by their usual spelling.
+    folder, by their usual spelling, or by `known_ids`. A tokenizer without one of the `required` ones is refused.
     """
     inner = _open(folder / FILE)
     records = [read_record(folder / f"{name}.json") for name in ("tokenizer_config", "special_tokens_map", "config")]
-    special = find_specials(records, inner.token_to_id)
+    special = find_specials(records, inner.token_to_id, known_ids(records))
     special["eos"] = special["eos"] if special["eos"] is not None else special["pad"]
-    for role, asked in (("mask", mask_token), ("eos", eos_token)):
-        if asked is not None:
-            special[role] = _asked_for(inner, role, asked)
-        elif special[role] is None:
+    for role, named in (("mask", mask_token), ("eos", eos_token)):
+        if named is not None:
+            special[role] = _requested(inner, role, named)
+        elif special[role] is None and role in required:
             raise UserError(
                 f"Name the {role} token with --{role}_token: one of the tokenizer's tokens, its number, or {NEW!r} to "
                 f"add one; no file in {folder} says which it is."
@@ -112,8 +128,8 @@ def read_subword(folder: Path, mask_token: str | None = None, eos_token: str | N
     for role, number in special.items():
         if number is not None and number > largest:
             raise UserError(
-                f"Name another {role} token, or fetch the files of {folder} anew: they name the token {number}, but "
-                f"{FILE} ends at {largest}."
+                f"Name another {role} token, or download the files of {folder} again: they name the token {number}, "
+                f"but {FILE} ends at {largest}."
             )
     return SubwordTokenizer(inner, _vocabulary(inner, special))
 
@@ -124,12 +140,11 @@ def reopen_subword(folder: Path, kind: str, vocabulary: Vocabulary) -> SubwordTo
 
 
 def _vocabulary(inner: "tokenizers.Tokenizer", special: Specials) -> Vocabulary:
-    """Special tokens are never written, other than the ends of a document and of a turn; nor are numbers left out."""
+    """The vocabulary; special tokens and unused ids are silent, except for the ends of a document and of a turn."""
     numbers = set(inner.get_vocab().values())
     added = {number for number, token in inner.get_added_tokens_decoder().items() if token.special}
     size = max(numbers) + 1
     mask, eos, eot = special["mask"], special["eos"], special["eot"]
-    assert mask is not None
     assert eos is not None
     start, end = special["start_header"], special["end_header"]
     headers = (start, end) if start is not None and end is not None else None
@@ -138,14 +153,14 @@ def _vocabulary(inner: "tokenizers.Tokenizer", special: Specials) -> Vocabulary:
     return Vocabulary(size, mask, eos, special["bos"], eot, headers, tuple(sorted(silent)))
 
 
-def _asked_for(inner: "tokenizers.Tokenizer", role: str, asked: str) -> int:
-    if asked == NEW:
+def _requested(inner: "tokenizers.Tokenizer", role: str, named: str) -> int:
+    if named == NEW:
         spelling = next(s for s in SPELLINGS[role] if inner.token_to_id(s) is None)
         inner.add_special_tokens([_library().AddedToken(spelling, special=True, normalized=False)])
-        asked = spelling
-    number = int(asked) if asked.isdigit() else inner.token_to_id(asked)
+        named = spelling
+    number = int(named) if named.isdigit() else inner.token_to_id(named)
     if number is None or inner.id_to_token(number) is None:
-        raise UserError(f"Name a token of the tokenizer with --{role}_token, or {NEW!r} to add one; {asked!r} is none.")
+        raise UserError(f"Give --{role}_token a token of the tokenizer, or {NEW!r} to add one; it has no {named!r}.")
     return number
 
 
@@ -153,8 +168,8 @@ def _open(file: Path) -> "tokenizers.Tokenizer":
     library = _library()
     try:
         return library.Tokenizer.from_file(str(file))
-    except Exception as problem:  # the library raises nothing more special
-        raise UserError(f"Fetch or make {file} anew; the tokenizers library cannot read it: {problem}.") from None
+    except Exception as problem:  # the library raises nothing more specific
+        raise UserError(f"Download or make {file} again; the tokenizers library cannot read it: {problem}.") from None
 
 
 def _library() -> Any:

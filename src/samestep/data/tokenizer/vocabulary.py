@@ -1,4 +1,4 @@
-"""What tokens mean: the special ones of a vocabulary, how they are found, and the interface of every tokenizer."""
+"""Vocabularies and their special tokens, how those are found, and the interface of every tokenizer."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,17 +12,17 @@ from samestep.core.errors import UserError
 from samestep.core.records import write_json
 
 TOKENIZER = "samestep_tokenizer.json"
-"""The file in which a tokenizer says what it is, in a folder of its own."""
+"""The file that describes a tokenizer, in a folder of its own."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Which token is what."""
+    """Which token means what. Tokenizer files hold these field names as JSON keys."""
 
     size: int
-    """Number of tokens in all, the special ones included; an embedding may have more rows."""
-    mask: int
-    """Stands for a hidden token."""
+    """Number of all tokens, the special ones included; an embedding may have more rows."""
+    mask: int | None
+    """Stands for a masked token; None: the vocabulary has no such token."""
     eos: int
     """Ends a document, and pads a row."""
     bos: int | None = None
@@ -30,13 +30,21 @@ class Vocabulary:
     eot: int | None = None
     """Ends a turn of a chat."""
     headers: tuple[int, int] | None = None
-    """Stand before and after the name of who speaks, in a chat."""
+    """Stand before and after the role of a message, in a chat."""
     silent: tuple[int, ...] = ()
-    """Special tokens beside the mask that are never written in a sample."""
+    """Special tokens other than the mask that are never written in a sample."""
+
+    @property
+    def required_mask(self) -> int:
+        """The mask token, for methods that cannot do without one."""
+        if self.mask is None:
+            raise UserError("Use a tokenizer with a mask token, named or added with --mask_token; this one has none.")
+        return self.mask
 
     def forbidden(self, embedding_size: int) -> list[int]:
-        """The tokens that may never be written: the mask, the silent ones, and rows that are no token."""
-        return sorted({self.mask, *self.silent, *range(self.size, embedding_size)})
+        """The tokens that may never be written: the mask, the silent ones, and embedding rows without a token."""
+        mask = () if self.mask is None else (self.mask,)
+        return sorted({*mask, *self.silent, *range(self.size, embedding_size)})
 
 
 class Tokenizer(Protocol):
@@ -44,23 +52,23 @@ class Tokenizer(Protocol):
 
     @property
     def kind(self) -> str:
-        """What sort of tokenizer it is, in a word."""
+        """What sort of tokenizer it is, such as `byte`."""
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """Which token is what."""
+        """Which token means what."""
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, without any special one."""
 
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The tokens of many texts, as fast as this machine can."""
+        """The tokens of many texts, on all cores if the tokenizer can."""
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text up to the first end of a document; a hidden token reads as a low line."""
+        """The text up to the first end of a document; a mask token reads as an underscore."""
 
     def save(self, folder: Path) -> None:
-        """Write what `load_tokenizer` needs into a folder, which is made where there is none."""
+        """Write what `load_tokenizer` needs into a folder, which is created if it is missing."""
 
 
 BYTES = Vocabulary(size=259, mask=256, eos=257, bos=258, silent=(258,))
@@ -82,19 +90,19 @@ class ByteTokenizer:
         return [np.frombuffer(text.encode("utf-8"), dtype=np.uint8) for text in texts]
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text up to the first end of a document; a hidden token reads as a low line."""
+        """The text up to the first end of a document; a mask token reads as an underscore."""
         out = bytearray()
         for token in tokens:
             if token == BYTES.eos:
                 break
             if token == BYTES.mask:
                 out += b"_"
-            elif token < BYTES.mask:
+            elif token < 256:
                 out.append(token)
         return out.decode("utf-8", errors="replace")
 
     def save(self, folder: Path) -> None:
-        """Leave word that tokens are bytes."""
+        """Record that tokens are bytes."""
         write_json(folder / TOKENIZER, {"kind": self.kind})
 
 
@@ -107,38 +115,39 @@ SPELLINGS: Mapping[str, Sequence[str]] = {
     "start_header": ("<|start_header_id|>",),
     "end_header": ("<|end_header_id|>",),
 }
-"""What each special token is called where nothing else is said."""
-LLADA = {
-    "mask": 126336,
-    "eos": 126081,
-    "pad": 126081,
-    "bos": 126080,
-    "eot": 126348,
-    "start_header": 126346,
-    "end_header": 126347,
-}
-"""The special tokens of the published LLaDA-8B models."""
+"""The usual spellings of each special token, tried where no file names it."""
 
 Specials = dict[str, int | None]
+"""By role, the id of a special token."""
 Lookup = Callable[[str], int | None]
+"""The id of a token, by its spelling."""
+KnownIds = Callable[[Sequence[Mapping[str, Any]]], Mapping[str, int]]
+"""By role, the ids that a kind of model always has, given the files beside its tokenizer."""
+
+
+def no_known_ids(records: Sequence[Mapping[str, Any]]) -> Mapping[str, int]:
+    """No ids beyond those that the files name."""
+    return {}
 
 
 def read_record(file: Path) -> dict[str, Any]:
-    """A JSON object in a file; empty where there is no such file."""
+    """A JSON object in a file; empty if the file does not exist."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (UnicodeDecodeError, json.JSONDecodeError):
-        raise UserError(f"Fetch or make {file} anew; it is not JSON.") from None
+        raise UserError(f"Download or make {file} again; it is not JSON.") from None
     if not isinstance(found, dict):
-        raise UserError(f"Fetch or make {file} anew; it is not a JSON object.")
+        raise UserError(f"Download or make {file} again; it is not a JSON object.")
     return found
 
 
-def find_specials(records: Sequence[Mapping[str, Any]], lookup: Lookup) -> Specials:
-    """The number of each special token: as the first record has it that names one, else by a usual spelling."""
-    known = LLADA if any(record.get("model_type") == "llada" for record in records) else {}
+def find_specials(
+    records: Sequence[Mapping[str, Any]], lookup: Lookup, known: Mapping[str, int] | None = None
+) -> Specials:
+    """The id of each special token: from the first record that names it, else by a usual spelling, else as `known`."""
+    known = known or {}
     found: Specials = {}
     for role, spellings in SPELLINGS.items():
         named = (number for record in records for number in _named(record, role, lookup))
@@ -148,16 +157,16 @@ def find_specials(records: Sequence[Mapping[str, Any]], lookup: Lookup) -> Speci
 
 
 def _named(record: Mapping[str, Any], role: str, lookup: Lookup) -> Iterator[int | None]:
-    """What a record says of a role: `mask_token_id: 5`, `mask_token: "<mask>"`, `special_tokens: {"mask": 5}`..."""
+    """A record's ids for a role: `mask_token_id: 5`, `mask_token: "<mask>"`, `special_tokens: {"mask": 5}`..."""
     inner = record.get("special_tokens")
-    places = (record, inner) if isinstance(inner, Mapping) else (record,)
-    for place in places:
+    sections = (record, inner) if isinstance(inner, Mapping) else (record,)
+    for section in sections:
         for key in (f"{role}_token_id", f"{role}_id", f"{role}_token", role):
-            yield _number(place.get(key), lookup)
+            yield _number(section.get(key), lookup)
 
 
 def _number(value: Any, lookup: Lookup) -> int | None:
-    if isinstance(value, list) and value:  # several ends of a text: the first is the one
+    if isinstance(value, list) and value:  # several ends of a text: the first one counts
         value = value[0]
     if isinstance(value, Mapping):
         value = value.get("content")

@@ -1,10 +1,11 @@
-"""Masked-diffusion language models, LLaDA in and out: `samestep train mdlm --preset tiny`.
+"""Masked-diffusion language models, also published LLaDA models: `samestep train mdlm --preset tiny`.
 
-data        corpus.py (what there is to learn from), windows.py (rows), questions.py (a few chats out of Python's help)
-training    objective.py (the loss), stages.py (what a run does), settling.py (what it takes over), presets.py
-use         sampling.py and drafting.py (the sampler), infilling.py (pages with gaps), watching*.py (to look at it),
-            generating.py (`samestep sample`), likelihood.py, harness.py (`samestep evaluate`)
-exchange    published.py (LLaDA's folders, in and out)
+settings     config.py (with the presets), resolve.py (settings that come from data or a pretrained model)
+data         corpus.py (what data there is), rows.py (tokens cut into rows), tokenizer.py, older_data.py (older folders)
+training     objective.py (the loss), stages.py (what a run does), pt_files.py (checkpoint_epoch_N.pt)
+sampling     sampling.py (the sampler), infilling.py (text with gaps), generating.py (`samestep sample`), animation.py
+evaluation   likelihood.py, harness.py (`samestep evaluate`)
+exchange     pretrained.py (published LLaDA folders: read and export)
 """
 
 from samestep.core.config.command_line import Alias

@@ -1,6 +1,6 @@
-"""The diffusion pass by pass: in the terminal, or as one HTML file whose look is in the template beside this file.
+"""The diffusion pass by pass: in the terminal, or as one HTML file made from the template animation.html.
 
-A token that was revealed never changes, so a row is its final tokens and, for each, the pass that revealed it.
+A revealed token never changes, so a row is its final tokens and, for each, the pass that revealed it.
 """
 
 import json
@@ -18,53 +18,53 @@ from rich.text import Text
 from torch import Tensor
 
 from samestep.data.tokenizer.vocabulary import Tokenizer
-from samestep.recipes.mdlm.sampling import Look, Observer
+from samestep.recipes.mdlm.sampling import Observer, SamplingPass
 
-HIDDEN = -1
-"""The pass of a token that is still hidden; 0 is that of a token that was given."""
+MASKED = -1
+"""The pass of a token that is still masked; 0 stands for a token of the prompt."""
 SPECIAL = "∎"
 """How an end of a text or a turn, or a header, is shown."""
 CONTROLS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {127: "␡"}
-"""Signs for what a terminal would obey and a page would swallow."""
-BROKEN = "\ufffd"
-LONGEST_LETTER = 4
-"""Bytes of the longest letter in UTF-8, hence tokens that may share one."""
+"""Visible signs for control characters, which a terminal would act on and a page would not show."""
+INVALID = "\ufffd"
+MAX_CHARACTER_BYTES = 4
+"""Bytes of the longest character in UTF-8, hence the most tokens that one character takes."""
 
 
 class RevealTrace:
-    """An observer that remembers, for each token of each row, the pass that revealed it and its probability."""
+    """An observer that records, for each token of each row, the pass that revealed it and its probability."""
 
     def __init__(self, mask: int) -> None:
         self._mask = mask
         self.when = self.probability = torch.empty(0)
 
-    def __call__(self, look: Look) -> None:
-        """Take in one pass."""
-        if not look.done:
-            self.when = torch.where(look.tokens == self._mask, HIDDEN, 0).cpu()
+    def __call__(self, current: SamplingPass) -> None:
+        """Record one pass."""
+        if not current.done:
+            self.when = torch.where(current.tokens == self._mask, MASKED, 0).cpu()
             self.probability = torch.ones(self.when.shape, dtype=torch.float64)
-        self.when.scatter_(1, look.places.cpu(), look.done)
-        self.probability.scatter_(1, look.places.cpu(), look.probability.cpu())
+        self.when.scatter_(1, current.columns.cpu(), current.done)
+        self.probability.scatter_(1, current.columns.cpu(), current.probability.cpu())
 
 
-def glyphs(tokens: Sequence[int] | Tensor, tokenizer: Tokenizer, hidden: str = "░") -> list[str]:
-    """How each token reads; a letter of several tokens stands with the first of them."""
+def glyphs(tokens: Sequence[int] | Tensor, tokenizer: Tokenizer, masked: str = "░") -> list[str]:
+    """The text of each token; a character of several tokens is shown at the first of them."""
     tokens = [int(token) for token in tokens]
     vocabulary = tokenizer.vocabulary
     marks = dict.fromkeys((vocabulary.bos, vocabulary.eos, vocabulary.eot, *(vocabulary.headers or ())), SPECIAL)
-    marks[vocabulary.mask] = hidden
+    marks[vocabulary.mask] = masked
     found: list[str] = []
     while len(found) < len(tokens):
         at = len(found)
         if tokens[at] in marks:
             found.append(marks[tokens[at]])
             continue
-        for size in range(1, LONGEST_LETTER + 1):
+        for size in range(1, MAX_CHARACTER_BYTES + 1):
             text = tokenizer.decode(tokens[at : at + size])
-            if BROKEN not in text:
+            if INVALID not in text:
                 break
         else:
-            text, size = BROKEN, 1
+            text, size = INVALID, 1
         found += [text.translate(CONTROLS), *[""] * (size - 1)]
     return found
 
@@ -74,7 +74,7 @@ TEMPLATE = Path(__file__).with_name("animation.html")
 
 @dataclass(frozen=True)
 class AnimatedText:
-    """One row: how its tokens read, which they are, when each was revealed (0: given), and how likely it was."""
+    """One row: its tokens as text and as ids, the pass that revealed each (0: given), and its probability."""
 
     title: str
     glyphs: Sequence[str]
@@ -83,68 +83,70 @@ class AnimatedText:
     probability: Sequence[float]
 
     def __post_init__(self) -> None:
-        """All lists go token by token, and nothing is hidden at the end."""
+        """All lists have one entry per token, and nothing is masked at the end."""
         assert len(self.glyphs) == len(self.tokens) == len(self.when) == len(self.probability)
-        assert HIDDEN not in self.when
+        assert MASKED not in self.when
 
 
-def html_page(films: Sequence[AnimatedText], title: str, note: str) -> str:
-    """The page; `note` is a line under the title."""
+def html_page(texts: Sequence[AnimatedText], title: str, note: str) -> str:
+    """The HTML page; `note` is a line under the title."""
     # Inside a script element only a closing tag could end the data.
-    data = json.dumps([asdict(film) for film in films], ensure_ascii=False).replace("<", "\\u003c")
+    data = json.dumps([asdict(text) for text in texts], ensure_ascii=False).replace("<", "\\u003c")
     page = TEMPLATE.read_text(encoding="utf-8")
-    for name, value in (("TITLE", escape(title)), ("NOTE", escape(note)), ("FILMS", data)):
+    for name, value in (("TITLE", escape(title)), ("NOTE", escape(note)), ("TEXTS", data)):
         page = page.replace(f"<!--{name}-->", value)
     return page
 
 
-PACE = 0.05
-"""Seconds that each pass is shown at least: a small network would be done before one sees anything."""
+SECONDS_PER_PASS = 0.05
+"""Each pass is shown at least this long: a small network would be done before anything is seen."""
 NEW, DIM = "bold reverse green", "dim"
 BAR = 24
-"""Letters of the bar."""
+"""Characters of the progress bar."""
 
 
 @contextmanager
-def watching(tokenizer: Tokenizer, console: Console) -> Iterator[Observer]:
-    """An observer that shows every pass for as long as the context lasts, and leaves nothing behind on a terminal."""
-    trace = RevealTrace(tokenizer.vocabulary.mask)
+def show_passes(tokenizer: Tokenizer, console: Console) -> Iterator[Observer]:
+    """An observer that shows every pass; on a terminal, the display is removed at the end."""
+    trace = RevealTrace(tokenizer.vocabulary.required_mask)
     if not console.is_terminal:
-        yield lambda look: _say(look, trace, tokenizer, console)
+        yield lambda current: _print(current, trace, tokenizer, console)
         return
     with Live(console=console, auto_refresh=False, transient=True, vertical_overflow="crop") as live:
-        yield lambda look: _draw(look, trace, tokenizer, live)
+        yield lambda current: _draw(current, trace, tokenizer, live)
 
 
-def _draw(look: Look, trace: RevealTrace, tokenizer: Tokenizer, live: Live) -> None:
-    begun = time.monotonic()
-    trace(look)
-    rows = [_row(look, trace, tokenizer, number) for number in range(len(look.tokens))]
-    live.update(Group(_headline(look, trace), *rows), refresh=True)
-    time.sleep(max(0.0, PACE - (time.monotonic() - begun)))
+def _draw(current: SamplingPass, trace: RevealTrace, tokenizer: Tokenizer, live: Live) -> None:
+    start = time.monotonic()
+    trace(current)
+    rows = [_row(current, trace, tokenizer, number) for number in range(len(current.tokens))]
+    live.update(Group(_headline(current, trace), *rows), refresh=True)
+    time.sleep(max(0.0, SECONDS_PER_PASS - (time.monotonic() - start)))
 
 
-def _say(look: Look, trace: RevealTrace, tokenizer: Tokenizer, console: Console) -> None:
-    """A line a row; what would break the line is shown as a sign."""
-    trace(look)
-    for number, tokens in enumerate(look.tokens):
+def _print(current: SamplingPass, trace: RevealTrace, tokenizer: Tokenizer, console: Console) -> None:
+    """Print each row on one line, with signs for line ends and tabs."""
+    trace(current)
+    for number, tokens in enumerate(current.tokens):
         text = "".join(glyphs(tokens, tokenizer)).replace("\n", "⏎").replace("\t", "→")
-        which = f" row {number + 1}" if len(look.tokens) > 1 else ""
-        console.print(Text(f"pass {look.done:>{len(str(look.passes))}}/{look.passes}{which}  {text}"), soft_wrap=True)
+        which = f" row {number + 1}" if len(current.tokens) > 1 else ""
+        console.print(
+            Text(f"pass {current.done:>{len(str(current.passes))}}/{current.passes}{which}  {text}"), soft_wrap=True
+        )
 
 
-def _headline(look: Look, trace: RevealTrace) -> Text:
-    written, hidden = int((trace.when > 0).sum()), int((trace.when == HIDDEN).sum())
-    filled = BAR * written // max(1, written + hidden)
+def _headline(current: SamplingPass, trace: RevealTrace) -> Text:
+    revealed, masked = int((trace.when > 0).sum()), int((trace.when == MASKED).sum())
+    filled = BAR * revealed // max(1, revealed + masked)
     bar = ("━" * filled, "green"), ("━" * (BAR - filled), DIM)
-    return Text.assemble(f"pass {look.done}/{look.passes} ", *bar, f" {written} of {written + hidden} tokens\n")
+    return Text.assemble(f"pass {current.done}/{current.passes} ", *bar, f" {revealed} of {revealed + masked} tokens\n")
 
 
-def _row(look: Look, trace: RevealTrace, tokenizer: Tokenizer, number: int) -> Text:
+def _row(current: SamplingPass, trace: RevealTrace, tokenizer: Tokenizer, number: int) -> Text:
     text = Text()
-    for glyph, when in zip(glyphs(look.tokens[number], tokenizer), trace.when[number].tolist()):
-        # A revealed blank or line end would be invisible without its colour.
-        is_new = when == look.done and when > 0
+    for glyph, when in zip(glyphs(current.tokens[number], tokenizer), trace.when[number].tolist()):
+        # A revealed space or line end would be invisible without its colour.
+        is_new = when == current.done and when > 0
         shown = glyph.replace("\n", "⏎\n") if is_new else glyph
-        text.append(shown, style=NEW if is_new else DIM if when == HIDDEN else "cyan" if when == 0 else "")
+        text.append(shown, style=NEW if is_new else DIM if when == MASKED else "cyan" if when == 0 else "")
     return text.append("\n")

@@ -14,7 +14,7 @@ from samestep.train.config import Config
 PRESETS: dict[str, dict[str, Any]] = {
     # A minute or two on two CPU cores. Measured with Python 3.11's text: 3.04 bits per byte, where single bytes have
     # 4.72 and bigrams 3.44 (benchmarks/ngram.py); nine epochs reach 2.93.
-    # At this size, rotary wavelengths suited to short rows and larger fresh weights are worth most.
+    # At this size, rotary wavelengths for short rows and larger initial weights help most.
     "tiny": {
         "data": {"sequence_length": 64},
         "model": {
@@ -26,7 +26,7 @@ PRESETS: dict[str, dict[str, Any]] = {
             "max_sequence_length": 256,
             "init_std": 0.06,
         },
-        # A network this small is surest of blanks: keeping its surest drafts first would write nothing else.
+        # A network this small is most confident of spaces: with low-confidence remasking it would write nothing else.
         "sampling": {"length": 64, "steps": 64, "temperature": 0.7, "remasking": "random"},
         "global_batch_size": 16,
         "batch_size": 16,
@@ -37,7 +37,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "weight_decay": 0.1,
     },
     # 14 million parameters for a GPU and a text of your own: a few minutes. A text of half a megabyte is read 220 times
-    # over; strong weight decay and averaged weights are what keep it from being learned by heart.
+    # over; strong weight decay and averaged weights keep it from being memorized.
     "small": {
         "data": {"sequence_length": 512},
         "model": {
@@ -45,7 +45,7 @@ PRESETS: dict[str, dict[str, Any]] = {
             "n_layers": 8,
             "n_heads": 6,
             "mlp_hidden_size": 1024,
-            "embedding_size": 320,  # 259 tokens rounded up; of other data, theirs is
+            "embedding_size": 320,  # 259 tokens rounded up; with other data, its vocabulary is rounded up
             "rope_theta": 10000.0,
             "max_sequence_length": 2048,
             "init_std": 0.05,
@@ -64,7 +64,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "compile": True,
     },
     # The published LLaDA-8B, to be fine-tuned: `--model_name FOLDER --data_dir CHATS`. The folder's config.json decides
-    # the shape; these are its values, for whoever starts without one. Sharded: a parameter and its state take 16 bytes.
+    # the shape; these are its values, for a run without one. Sharded, since a parameter and its state take 16 bytes.
     "llada-8b": {
         "model": {
             "d_model": 4096,
@@ -87,7 +87,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "final_lr_ratio": 0.1,
     },
     # Milliseconds a step in float64. Both regions end in a partial row, an epoch in a smaller batch, and some rows are
-    # cut: whatever a wrong weight could spoil, it spoils here.
+    # cut, so that any wrong weighting shows here.
     "verify": {
         "data": {"sequence_length": 16, "limit": 1610},
         "model": {
@@ -107,7 +107,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "learning_rate": 1e-2,
         "warmup_ratio": 0.1,
     },
-    # The same for answers to prompts, with averaged weights and files for older scripts: a resume must restore it all.
+    # The same for answers to prompts, with averaged weights and .pt files, all of which a resume must restore.
     "verify-sft": {
         "data": {"path": "pydoc-questions", "sequence_length": 72, "limit": 3240},
         "model": {
@@ -141,23 +141,23 @@ class MdlmConfig(Config):
     """A named set of values: tiny for a CPU, small for a GPU, llada-8b to fine-tune a published model, verify and
     verify-sft for proofs."""
     data: DataConfig = field(default_factory=DataConfig)
-    """What to learn from; of chats, only the answers are learned."""
+    """The training data; of chats, only the answers are learned."""
     model: TransformerConfig = field(default_factory=TransformerConfig)
-    """The network. Its vocabulary is that of the data; with init_from=FOLDER all of it is as that folder says."""
+    """The network. Its vocabulary is that of the data; with init_from=FOLDER, all of it comes from that folder."""
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
-    """How tokens are hidden, how rows are weighed, and how validation averages over it."""
+    """How tokens are masked, how rows are weighed, and how validation averages over it."""
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    """How text is written at the end of training and by `samestep sample`."""
+    """How text is sampled at the end of training and by `samestep sample`."""
     ema_decay: float = 0.0
     """Keep an exponential moving average of the weights with this decay, such as 0.999, for validation, sampling and
-    export; 0: none."""
+    export; 0: no average."""
     pt_checkpoints: bool = False
-    """Also write checkpoint_epoch_N.pt after every epoch, for older scripts; `--resume FILE` goes on from one."""
+    """Also write checkpoint_epoch_N.pt after every epoch, for older scripts; `--resume FILE` continues from one."""
     samples_at_end: int = free(1)
-    """Texts to write and show once training is done."""
+    """Texts to sample and show when training is done."""
 
     def __post_init__(self) -> None:
-        """Refuse what would fail only after hours."""
+        """Refuse settings that would fail only after hours."""
         if not 0 <= self.ema_decay < 1:
             raise UserError(f"Set ema_decay to 0 or to a number below 1, such as 0.999; it is {self.ema_decay}.")
         if self.samples_at_end and self.sampling.length > self.model.max_sequence_length:

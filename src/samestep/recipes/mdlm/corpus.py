@@ -1,4 +1,4 @@
-"""The text to learn from: a prepared folder, a local file, or the English reference text inside every Python."""
+"""The training data: a prepared folder, a local file, or the English reference text that comes with Python."""
 
 import hashlib
 import json
@@ -13,37 +13,37 @@ import numpy as np
 from samestep.core.errors import UserError
 from samestep.data import text
 from samestep.data.prepared import METADATA, TOKENIZER_FOLDER, Prepared, is_prepared, open_prepared
-from samestep.data.prepared.chats import Message, Row, answers
-from samestep.data.tokenizer import load_tokenizer, read_tokenizer
+from samestep.data.prepared.chats import ChatMessage, ChatRow, answers
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer, Tokenizer, read_record
-from samestep.recipes.mdlm.older_data import Older, is_older, open_older
-from samestep.recipes.mdlm.rows import Answers, Rows, WholeRows, Windows
+from samestep.recipes.mdlm.older_data import OlderFolder, is_older, open_older
+from samestep.recipes.mdlm.rows import AnswerRows, FixedRows, TextRows, TokenRows
+from samestep.recipes.mdlm.tokenizer import load_tokenizer, read_tokenizer
 
 LONGEST_REPEAT = 80
 """A passage that shares a run of this many characters with an earlier one is a repetition of it."""
-USUAL_LENGTH = 128
-"""Tokens in a row of a text that nobody said otherwise of."""
+DEFAULT_LENGTH = 128
+"""Tokens in a row, if neither the settings nor the data give another length."""
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """What to learn from."""
+    """The training data."""
 
     path: str | None = None
     """A folder that `samestep data prepare` wrote, or a local text or JSONL file, read as bytes; null is the English
     text that comes with Python (`pydoc_data.topics`)."""
     field: str = "text"
-    """Where a line of a JSONL file holds its text."""
+    """The field of a JSONL line that holds its text."""
     sequence_length: int | None = None
-    """Tokens in a row of running text; null is what the prepared folder says, or 128. Chats and older folders have
+    """Tokens in a row of running text; null is that of the prepared folder, or 128. Chats and older folders have
     rows of their own length."""
     validation_fraction: float = 0.1
     """Share of a text file, at its end, that is kept for validation; a prepared folder has its own."""
     limit: int | None = None
-    """Use only so many tokens, from the beginning, for a quick trial; null is all of them."""
+    """Use only this many tokens, from the beginning, for a quick trial; null is all of them."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be cut into rows."""
+        """Refuse values out of range."""
         if self.sequence_length is not None and self.sequence_length < 1:
             raise UserError(f"Set data.sequence_length to 1 or more; it is {self.sequence_length}.")
         if not 0 < self.validation_fraction < 1:
@@ -57,23 +57,23 @@ class Corpus:
     """Text in a training and a validation region, both cut into rows."""
 
     name: str
-    """The folder, the file, or the Python whose text it is."""
-    train: Rows
+    """The folder, the file, or the name of the built-in text."""
+    train: TokenRows
     """Rows of the first region."""
-    validation: Rows
-    """Rows of the region behind it."""
+    validation: TokenRows
+    """Rows of the second region."""
     tokenizer: Tokenizer
-    """What turned the text into tokens."""
+    """The tokenizer of the text."""
     origin: text.Tokens | Mapping[str, Any]
-    """What makes it this corpus and no other: its tokens, or the record of a folder."""
+    """What the hash of the corpus is computed from: its tokens, or the metadata of a folder."""
     validation_bytes_per_token: float | None = 1.0
-    """Bytes of text for each token that counts in validation; of text that is bytes, one. None for chats: most of the
-    tokens that count fill rows up behind an answer, and stand for no text."""
+    """Bytes of text per token that counts in validation; 1 if tokens are bytes. None for chats: most of the tokens that
+    count are padding after an answer, and stand for no text."""
 
     @property
     def sft(self) -> bool:
         """Whether rows begin with a prompt, so that only answers are learned."""
-        return isinstance(self.train, Answers)
+        return isinstance(self.train, AnswerRows)
 
     @property
     def sequence_length(self) -> int:
@@ -81,9 +81,9 @@ class Corpus:
         return self.train.length
 
     def check_fits(self, vocab_size: int, embedding_size: int, max_sequence_length: int | None = None) -> None:
-        """Refuse a network that has no room for a token of this corpus, or for its rows."""
+        """Refuse a network that is too small for the tokens of this corpus, or for its rows."""
         vocabulary = self.tokenizer.vocabulary
-        if vocabulary.mask >= embedding_size:
+        if vocabulary.required_mask >= embedding_size:
             raise UserError(
                 f"Set model.embedding_size above {vocabulary.mask}, which is the mask token of {self.name}; it is "
                 f"{embedding_size}."
@@ -100,7 +100,7 @@ class Corpus:
             )
 
     def describe(self) -> dict[str, str | int | float | None]:
-        """What to record of a corpus, its hash included: Python's text differs from version to version."""
+        """The record of a corpus, with its hash: Python's text differs from version to version."""
         return {
             "name": self.name,
             "sha256": self._fingerprint(),
@@ -120,69 +120,69 @@ class Corpus:
 
 
 def load(config: DataConfig, cache: Path | None = None) -> Corpus:
-    """Open the corpus that the configuration names; the same on every rank, and free of any random choice.
+    """Open the corpus that the configuration names; the same on every rank, without any random choice.
 
     `cache` is a folder in which an unpacked JSONL file may be kept.
     """
     if config.path is None:
         tokens = np.frombuffer(pydoc_text(config.limit).encode("utf-8"), dtype=np.uint8)
-        return _bytes("pydoc_data.topics", tokens, config)
+        return _byte_corpus("pydoc_data.topics", tokens, config)
     folder = Path(config.path).expanduser()
     if is_prepared(folder):
-        return _prepared(open_prepared(folder), config)
+        return _prepared_corpus(open_prepared(folder), config)
     if is_older(folder):
-        return _older(open_older(folder), config)
+        return _older_corpus(open_older(folder), config)
     if folder.is_dir():
         raise UserError(f"Prepare the folder first: samestep data prepare {folder}; or name one text file in it.")
-    return _bytes(
+    return _byte_corpus(
         config.path, text.open_text(config.path, field=config.field, separator=BYTES.eos, cache=cache), config
     )
 
 
 def row_length(config: DataConfig) -> int:
-    """Tokens in a row, without opening more than a small file."""
+    """Tokens in a row; opens only a small file."""
     folder = None if config.path is None else Path(config.path).expanduser()
     metadata = {} if folder is None else read_record(folder / METADATA)
     own = metadata.get("sequence_length")
     fixed = metadata.get("kind") == "chat" or "format" not in metadata
     if own is not None and (fixed or config.sequence_length is None):
         return int(own)
-    return config.sequence_length or USUAL_LENGTH
+    return config.sequence_length or DEFAULT_LENGTH
 
 
-def tokenizer_of(config: DataConfig) -> Tokenizer:
-    """What turns text into this data's tokens, without opening the data."""
+def data_tokenizer(config: DataConfig) -> Tokenizer:
+    """The tokenizer of the data, without opening the data."""
     folder = Path(config.path or "").expanduser()
     if config.path is None or not folder.is_dir():
         return ByteTokenizer()
     return load_tokenizer(folder / TOKENIZER_FOLDER) if is_prepared(folder) else read_tokenizer(folder)
 
 
-def _bytes(name: str, tokens: text.Tokens, config: DataConfig) -> Corpus:
+def _byte_corpus(name: str, tokens: text.Tokens, config: DataConfig) -> Corpus:
     if config.limit is not None:
         tokens = text.part(tokens, 0, config.limit)
-        tokens = tokens.alone() if isinstance(tokens, text.TokenFile) else tokens  # the rest is never read
+        tokens = tokens.with_own_hash() if isinstance(tokens, text.TokenFile) else tokens  # the rest is never read
     train, validation = text.split(tokens, config.validation_fraction)
-    rows = _windows(name, train, validation, row_length(config), BYTES.eos)
+    rows = _text_rows(name, train, validation, row_length(config), BYTES.eos)
     return Corpus(name, *rows, ByteTokenizer(), tokens)
 
 
-def _prepared(folder: Prepared, config: DataConfig) -> Corpus:
-    name, facts, pad = str(config.path), folder.metadata, folder.tokenizer.vocabulary.eos
-    share = _share(config, facts["total_tokens"])
+def _prepared_corpus(folder: Prepared, config: DataConfig) -> Corpus:
+    name, metadata, pad = str(config.path), folder.metadata, folder.tokenizer.vocabulary.eos
+    share = _share(config, metadata["total_tokens"])
     if folder.train_rows is not None and folder.validation_rows is not None:
-        train = Answers(folder.train, _first(folder.train_rows, share), row_length(config), pad)
-        validation = Answers(folder.validation, _first(folder.validation_rows, share), row_length(config), pad)
-        return Corpus(name, train, validation, folder.tokenizer, facts, validation_bytes_per_token=None)
+        train = AnswerRows(folder.train, _first(folder.train_rows, share), row_length(config), pad)
+        validation = AnswerRows(folder.validation, _first(folder.validation_rows, share), row_length(config), pad)
+        return Corpus(name, train, validation, folder.tokenizer, metadata, validation_bytes_per_token=None)
     head, tail = (text.part(tokens, 0, round(len(tokens) * share)) for tokens in (folder.train, folder.validation))
-    rows = _windows(name, head, tail, row_length(config), pad)
-    return Corpus(name, *rows, folder.tokenizer, facts, facts["val_bytes"] / facts["val_tokens"])
+    rows = _text_rows(name, head, tail, row_length(config), pad)
+    return Corpus(name, *rows, folder.tokenizer, metadata, metadata["val_bytes"] / metadata["val_tokens"])
 
 
-def _older(folder: Older, config: DataConfig) -> Corpus:
+def _older_corpus(folder: OlderFolder, config: DataConfig) -> Corpus:
     share = _share(config, (folder.train.shape[0] + folder.validation.shape[0]) * folder.row_length)
     train, validation = (
-        WholeRows(rows, max(1, round(rows.shape[0] * share))) for rows in (folder.train, folder.validation)
+        FixedRows(rows, max(1, round(rows.shape[0] * share))) for rows in (folder.train, folder.validation)
     )
     bytes_per_token = folder.validation_bytes_per_token()
     return Corpus(str(config.path), train, validation, folder.tokenizer, folder.metadata, bytes_per_token)
@@ -196,14 +196,16 @@ def _first(index: text.Tokens, share: float) -> text.Tokens:
     return text.part(index, 0, 3 * max(1, round(len(index) // 3 * share)))
 
 
-def _windows(name: str, train: text.Tokens, validation: text.Tokens, length: int, pad: int) -> tuple[Windows, Windows]:
+def _text_rows(
+    name: str, train: text.Tokens, validation: text.Tokens, length: int, pad: int
+) -> tuple[TextRows, TextRows]:
     if len(train) < length or not len(validation):
         raise UserError(
             f"Give a longer text, or a smaller data.sequence_length than {length}; {name} has "
             f"{len(train) + len(validation)} tokens, of which {len(train)} are for training and {len(validation)} for "
             f"validation."
         )
-    return Windows(train, length, pad), Windows(validation, length, pad)
+    return TextRows(train, length, pad), TextRows(validation, length, pad)
 
 
 def pydoc_text(limit: int | None = None) -> str:
@@ -230,30 +232,30 @@ def passages(topic: str) -> Iterator[str]:
 
 
 def distinct(passages: Iterator[str]) -> Iterator[str]:
-    """Leave out passages that were there before, in whole or in a long run, however they were indented or wrapped.
+    """Leave out passages that repeat an earlier one, completely or for long, however they are indented or wrapped.
 
-    Topics quote each other, and a text that stands in both regions would make the validation figure worthless.
+    Topics quote each other, and a text that is in both regions would make validation meaningless.
     """
-    whole: set[str] = set()
+    complete: set[str] = set()
     runs: set[str] = set()
     for passage in passages:
         flat = " ".join(passage.split())
         here = {flat[i : i + LONGEST_REPEAT] for i in range(len(flat) - LONGEST_REPEAT + 1)}
-        if flat in whole or not runs.isdisjoint(here):
+        if flat in complete or not runs.isdisjoint(here):
             continue
-        whole.add(flat)
+        complete.add(flat)
         runs |= here
         yield passage
 
 
 QUESTIONS = "pydoc-questions"
-"""What `data.path` is set to for them."""
+"""The value of `data.path` for questions and answers made from Python's help."""
 
 
 def load_questions(config: DataConfig) -> Corpus:
-    """As many as `data.limit` tokens have room for; the last ones are for validation."""
-    tokenizer, length = ByteTokenizer(), config.sequence_length or USUAL_LENGTH
-    rows = [row for row in _rows() if row.prompt < length]
+    """The built-in questions, as many as fit into `data.limit` tokens; the last ones are for validation."""
+    tokenizer, length = ByteTokenizer(), config.sequence_length or DEFAULT_LENGTH
+    rows = [row for row in _question_rows() if row.prompt < length]
     if config.limit is not None:
         rows = rows[: max(2, config.limit // length)]
     kept = len(rows) - max(1, round(len(rows) * config.validation_fraction))
@@ -262,24 +264,25 @@ def load_questions(config: DataConfig) -> Corpus:
     train, validation = rows[:kept], rows[kept:]
     tokens = np.array([token for row in rows for token in row.tokens])
     pad = tokenizer.vocabulary.eos
-    regions = (_answers(train, length, pad), _answers(validation, length, pad))
+    regions = (_answer_rows(train, length, pad), _answer_rows(validation, length, pad))
     return Corpus(QUESTIONS, *regions, tokenizer, tokens, validation_bytes_per_token=None)
 
 
-def _rows() -> Iterator[Row]:
+def _question_rows() -> Iterator[ChatRow]:
     try:
         from pydoc_data.topics import topics
     except ImportError:
         raise UserError("Give a folder of chats with data.path; this Python comes without pydoc_data.topics.") from None
     for topic in sorted(topics):
-        said = [passage for passage in passages(topics[topic]) if "***" not in passage and "===" not in passage]
-        chat = [Message("user", f"What is {topic}?"), Message("assistant", " ".join(said[0].split()) if said else "")]
+        texts = [passage for passage in passages(topics[topic]) if "***" not in passage and "===" not in passage]
+        answer = " ".join(texts[0].split()) if texts else ""
+        chat = [ChatMessage("user", f"What is {topic}?"), ChatMessage("assistant", answer)]
         yield from answers(ByteTokenizer(), chat)
 
 
-def _answers(rows: list[Row], length: int, pad: int) -> Answers:
-    """The rows as a prepared folder would have them."""
+def _answer_rows(rows: list[ChatRow], length: int, pad: int) -> AnswerRows:
+    """The rows in the format of a prepared folder."""
     cut = [row.tokens[:length] for row in rows]
     starts = np.cumsum([0, *map(len, cut)])[:-1]
-    index = np.array([[start, len(row), whole.prompt] for start, row, whole in zip(starts, cut, rows)]).ravel()
-    return Answers(np.array([token for row in cut for token in row]), index, length, pad)
+    index = np.array([[start, len(tokens), row.prompt] for start, tokens, row in zip(starts, cut, rows)]).ravel()
+    return AnswerRows(np.array([token for tokens in cut for token in tokens]), index, length, pad)

@@ -1,7 +1,7 @@
-"""What `samestep sample` does: prompts become pages, pages batches, and batches are dealt to the ranks.
+"""What `samestep sample` does: prompts become templates, templates become batches, and batches are divided among ranks.
 
-Batches are cut before they are dealt, and a rank computes a whole one: the result is that of a single process, bit for
-bit, because not even the shape of a matrix product depends on the number of ranks.
+Batches are made first, and a rank computes whole batches: the result is that of a single process, bit for bit, because
+not even the shape of a matrix product depends on the number of ranks.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ from samestep.core.errors import UserError, complain
 from samestep.core.records import Json
 from samestep.data.tokenizer.vocabulary import Tokenizer, Vocabulary
 from samestep.models.transformer import Transformer, TransformerConfig
-from samestep.recipes.mdlm.animation import AnimatedText, RevealTrace, glyphs, html_page, watching
-from samestep.recipes.mdlm.infilling import Page, chat_page, fill_pages, page_of
-from samestep.recipes.mdlm.pretrained import tokenizer_of
-from samestep.recipes.mdlm.sampling import Look, Observer, SamplingConfig, alike
+from samestep.recipes.mdlm.animation import AnimatedText, RevealTrace, glyphs, html_page, show_passes
+from samestep.recipes.mdlm.infilling import Template, answer_template, fill_templates, parse_template
+from samestep.recipes.mdlm.pretrained import model_tokenizer
+from samestep.recipes.mdlm.sampling import Observer, SamplingConfig, SamplingPass, batches_by_shape
 from samestep.train.learner.learner import COMPUTE_DTYPES
 from samestep.train.pretrained.trained import Trained
 from samestep.world.world import World
@@ -31,24 +31,26 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """One text to write: a sample of a prompt."""
+    """One text to generate: a sample of a prompt."""
 
     prompt: str
     sample: int
-    page: Page
+    template: Template
     id: int
-    """What its noise is keyed by: of the prompt's number and the sample's, so nothing asked for beside it counts."""
+    """The key of its noise, from the prompt's number and the sample's, so that other requests make no difference."""
 
 
 @dataclass(frozen=True)
 class SampledText:
-    """What became of a job: plain data, for it may come from another rank."""
+    """The result of a request: plain data, since it may come from another rank."""
 
-    job: int
+    request: int
+    """Its index in the list of requests."""
     tokens: list[int]
     when: list[int]
-    """The pass that revealed each token; empty where no film is made, as is the next."""
+    """The pass that revealed each token; empty without an animation."""
     probability: list[float]
+    """The network's probability of each token; empty without an animation."""
 
 
 def generate(
@@ -63,108 +65,112 @@ def generate(
     watch: bool = False,
     html: Path | None = None,
 ) -> list[dict[str, Json]]:
-    """Each prompt written `samples` times: one record a text, in order, on every rank.
+    """Sample each prompt `samples` times: one record per text, in order, on every rank.
 
-    A record holds `prompt`, `sample`, the whole `text`, and what was `written` in each gap.
+    A record holds `prompt`, `sample`, the complete `text`, and as `written` the text of each gap.
     """
-    tokenizer = tokenizer_of(trained)
-    jobs = _jobs(prompts, samples, trained.config.sampling.length, tokenizer, gap, chat)
-    batches = alike([job.page.shape() for job in jobs], trained.config.batch_size)
+    tokenizer = model_tokenizer(trained)
+    requests = _requests(prompts, samples, trained.config.sampling.length, tokenizer, gap, chat)
+    batches = batches_by_shape([request.template.shape() for request in requests], trained.config.batch_size)
     if len(batches) < world.size:
         complain(f"{world.size - len(batches)} of {world.size} ranks have nothing to do; a smaller --batch_size helps")
     mine: list[SampledText] = []
     with world.together("writing"), ExitStack() as stack:
         module = load_network(trained, world.device, dtype)
-        stack.enter_context(arithmetic(trained.config, world.device, dtype))
-        show = stack.enter_context(watching(tokenizer, Console())) if watch and world.is_main else None
+        stack.enter_context(mixed_precision(trained.config, world.device, dtype))
+        show = stack.enter_context(show_passes(tokenizer, Console())) if watch and world.is_main else None
         for batch in batches[world.rank :: world.size]:
-            mine += _write(module, jobs, batch, trained.config, tokenizer.vocabulary, show, film=html is not None)
-    parts = world.gather([asdict(one) for one in mine])
-    written = sorted((SampledText(**one) for part in parts for one in part), key=lambda one: one.job)
+            mine += _sample(
+                module, requests, batch, trained.config, tokenizer.vocabulary, show, animate=html is not None
+            )
+    parts = world.gather([asdict(sampled) for sampled in mine])
+    texts = sorted((SampledText(**fields) for part in parts for fields in part), key=lambda sampled: sampled.request)
     if html and world.is_main:
-        films = [_film(jobs, one, tokenizer) for one in written]
-        html.write_text(html_page(films, *_headings(trained)), encoding="utf-8")
-    return [_record(jobs[one.job], one, tokenizer) for one in written]
+        animated = [_animated(requests, sampled, tokenizer) for sampled in texts]
+        html.write_text(html_page(animated, *_headings(trained)), encoding="utf-8")
+    return [_record(requests[sampled.request], sampled, tokenizer) for sampled in texts]
 
 
 def load_network(trained: Trained, device: torch.device, dtype: str | None = None) -> nn.Module:
-    """The trained network on its device, ready for use, in the type its weights are stored in or in another one."""
+    """The trained network on its device, in the type its weights are stored in or in `dtype`."""
     network: TransformerConfig = trained.config.model
     if dtype is not None and dtype not in DTYPES:
         raise UserError(f"--dtype must be one of {', '.join(DTYPES)}, not {dtype!r}.")
-    kind = DTYPES[dtype] if dtype else next(iter(trained.weights().layout.values())).dtype
-    return trained.build(lambda: Transformer(network), device, kind)
+    weights_dtype = DTYPES[dtype] if dtype else next(iter(trained.weights().layout.values())).dtype
+    return trained.build(lambda: Transformer(network), device, weights_dtype)
 
 
-def arithmetic(config: Any, device: torch.device, dtype: str | None = None) -> AbstractContextManager[Any]:
-    """The mixed precision that the network was trained with, on devices that are made for it; none in a given type."""
+def mixed_precision(config: Any, device: torch.device, dtype: str | None = None) -> AbstractContextManager[Any]:
+    """The mixed precision that the network was trained with; none on a CPU, or if a `dtype` is given."""
     compute = COMPUTE_DTYPES.get(config.distributed.mixed_precision)
     if compute is None or dtype is not None or device.type == "cpu":
         return nullcontext()
     return torch.autocast(device.type, compute)
 
 
-def _jobs(
+def _requests(
     prompts: Sequence[str], samples: int, length: int, tokenizer: Tokenizer, gap: str | None, chat: bool
 ) -> list[SampleRequest]:
     if chat and gap is not None:
         raise UserError("Leave out --gap or --chat; an answer has no gaps.")
-    jobs = []
+    requests = []
     for number, prompt in enumerate(prompts):
-        page = chat_page(prompt, length, tokenizer) if chat else page_of(prompt, length, tokenizer, gap)
-        jobs += [SampleRequest(prompt, sample, page, (number << 32) + sample) for sample in range(samples)]
-    return jobs
+        template = (
+            answer_template(prompt, length, tokenizer) if chat else parse_template(prompt, length, tokenizer, gap)
+        )
+        requests += [SampleRequest(prompt, sample, template, (number << 32) + sample) for sample in range(samples)]
+    return requests
 
 
-def _write(
+def _sample(
     module: nn.Module,
-    jobs: Sequence[SampleRequest],
+    requests: Sequence[SampleRequest],
     batch: Sequence[int],
     config: Any,
     vocabulary: Vocabulary,
     show: Observer | None,
-    film: bool,
+    animate: bool,
 ) -> list[SampledText]:
-    """One batch, seen by those who watch."""
+    """Sample one batch; `show` and the animation observe it."""
     options: SamplingConfig = config.sampling
-    trace = RevealTrace(vocabulary.mask)
-    observers: list[Observer] = [*([show] if show else []), *([trace] if film else [])]
+    trace = RevealTrace(vocabulary.required_mask)
+    observers: list[Observer] = [*([show] if show else []), *([trace] if animate else [])]
 
-    def observe(look: Look) -> None:
+    def observe(current: SamplingPass) -> None:
         for observer in observers:
-            observer(look)
+            observer(current)
 
-    chosen = [jobs[number] for number in batch]
-    rows = fill_pages(
+    chosen = [requests[number] for number in batch]
+    rows = fill_templates(
         module,
-        [job.page for job in chosen],
+        [request.template for request in chosen],
         options,
         seed=config.seed,
-        ids=[job.id for job in chosen],
+        ids=[request.id for request in chosen],
         vocabulary=vocabulary,
         observe=observe if observers else None,
     )
     when, probability = trace.when.tolist(), trace.probability.tolist()
     return [
-        SampledText(number, row, when[at] if film else [], probability[at] if film else [])
+        SampledText(number, row, when[at] if animate else [], probability[at] if animate else [])
         for at, (number, row) in enumerate(zip(batch, rows))
     ]
 
 
-def _record(job: SampleRequest, written: SampledText, tokenizer: Tokenizer) -> dict[str, Json]:
-    text, gaps = job.page.read(written.tokens, tokenizer)
-    return {"prompt": job.prompt, "sample": job.sample, "text": text, "written": gaps}
+def _record(request: SampleRequest, sampled: SampledText, tokenizer: Tokenizer) -> dict[str, Json]:
+    text, gaps = request.template.read(sampled.tokens, tokenizer)
+    return {"prompt": request.prompt, "sample": request.sample, "text": text, "written": gaps}
 
 
-def _film(jobs: Sequence[SampleRequest], written: SampledText, tokenizer: Tokenizer) -> AnimatedText:
-    seen = slice(jobs[written.job].page.visible(written.tokens, tokenizer.vocabulary))
-    tokens = written.tokens[seen]
-    title = f"{written.job + 1} of {len(jobs)}" if len(jobs) > 1 else ""
-    return AnimatedText(title, glyphs(tokens, tokenizer), tokens, written.when[seen], written.probability[seen])
+def _animated(requests: Sequence[SampleRequest], sampled: SampledText, tokenizer: Tokenizer) -> AnimatedText:
+    shown = slice(requests[sampled.request].template.visible_length(sampled.tokens, tokenizer.vocabulary))
+    tokens = sampled.tokens[shown]
+    title = f"{sampled.request + 1} of {len(requests)}" if len(requests) > 1 else ""
+    return AnimatedText(title, glyphs(tokens, tokenizer), tokens, sampled.when[shown], sampled.probability[shown])
 
 
 def _headings(trained: Trained) -> tuple[str, str]:
-    """Title and note of a film."""
+    """Title and note of an animation."""
     options: SamplingConfig = trained.config.sampling
     blocks = f"blocks of {options.block_length}" if options.block_length else "one block"
     guidance = f", guidance {options.cfg_scale:g}" if options.cfg_scale else ""

@@ -1,13 +1,13 @@
-"""How likely an answer is after a prompt, by Monte Carlo; and whether it is the one that would be written.
+"""The log-likelihood of an answer after a prompt, by Monte Carlo; and whether it is the greedy answer.
 
-A draw hides exactly l of the answer's L tokens, chosen at random, and scores
+A draw masks exactly l of the answer's L tokens, chosen at random, and scores
 
-    L / l * sum over the hidden tokens of log q(token | prompt and what is left of the answer)
+    L / l * sum over the masked tokens of log q(token | prompt and the unmasked part of the answer)
 
-whose mean over l = 1..L and over all choices is what the answer's log-probability comes to, on average, when it is
-written in a random order: a lower bound of log p(answer | prompt). The l of a pair's draws are spread evenly over 1..L
-from a random offset, so that only the noise within an l remains. Probabilities are normalised over all logits, as in
-training: a network that knows nothing gives exactly -L log V, where V is the number of its logits.
+whose mean over l = 1..L and over all choices is the answer's mean log-probability when it is generated in a random
+order: a lower bound of log p(answer | prompt). The l of a pair's draws are spread evenly over 1..L from a random
+offset, so that only the noise within an l remains. Probabilities are normalised over all logits, as in training: an
+untrained network with uniform logits gives exactly -L log V, where V is the number of its logits.
 """
 
 import math
@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 from samestep.data import noise
 from samestep.data.tokenizer.vocabulary import Vocabulary
-from samestep.recipes.mdlm.sampling import alike, draft, log_probability, logits_at
+from samestep.recipes.mdlm.sampling import batches_by_shape, draft, log_probability, logits_at
 
 COUNT = noise.purpose("mdlm.likelihood.count")
 CHOICE = noise.purpose("mdlm.likelihood.choice")
 
-Pair = tuple[list[int], list[int]]
+PromptAnswer = tuple[list[int], list[int]]
 """A prompt and an answer, in tokens."""
 
 
@@ -40,8 +40,8 @@ class Estimate:
     def of(cls, values: Sequence[float]) -> "Estimate":
         """From the draws in the order of their l.
 
-        Neighbours have about the same l, hence their difference is noise alone; the spread of all draws would count
-        the course of the mean over l as well, which spreading the draws has taken out. One draw tells no error.
+        Neighbours have about the same l, hence their difference is noise alone; the spread of all draws would also
+        count how the mean varies with l, which spreading the draws has removed. The error of one draw is unknown.
         """
         size = len(values)
         if size == 1:
@@ -53,7 +53,7 @@ class Estimate:
 @torch.no_grad()
 def log_likelihood(
     module: nn.Module,
-    pairs: Sequence[Pair],
+    pairs: Sequence[PromptAnswer],
     *,
     vocabulary: Vocabulary,
     draws: int,
@@ -62,22 +62,22 @@ def log_likelihood(
     cfg_scale: float = 0.0,
     ids: Sequence[int] | None = None,
 ) -> list[Estimate]:
-    """The log-likelihood of each answer after its prompt, from so many draws a pair.
+    """The log-likelihood of each answer after its prompt, from `draws` draws per pair.
 
     Noise is keyed by `ids`, by default the pairs' numbers. Rows of one length are batched, also those of several pairs.
     """
-    assert draws > 0, f"an estimate takes at least one draw, not {draws}"
+    assert draws > 0, f"an estimate needs at least one draw, not {draws}"
     keys = range(len(pairs)) if ids is None else ids
     # All draws of a one-token answer would be the same, and an answer without tokens needs none.
-    turns = [draws if len(answer) > 1 else len(answer) for _, answer in pairs]
-    rows = [(number, turn) for number, count in enumerate(turns) for turn in range(count)]
+    draws_per_pair = [draws if len(answer) > 1 else len(answer) for _, answer in pairs]
+    rows = [(number, draw) for number, count in enumerate(draws_per_pair) for draw in range(count)]
     values: list[list[float]] = [[] for _ in pairs]
-    for batch in alike([sum(map(len, pairs[number])) for number, _ in rows], batch_size):
+    for batch in batches_by_shape([sum(map(len, pairs[number])) for number, _ in rows], batch_size):
         numbers = [rows[row][0] for row in batch]
         tokens, prompt = _rows([pairs[number] for number in numbers], _device(module))
         which = torch.tensor([(keys[rows[row][0]], rows[row][1]) for row in batch], device=tokens.device)
-        hidden = hide(~prompt, draws, seed, *which.unbind(1))
-        for number, score in zip(numbers, _score(module, tokens, prompt, hidden, vocabulary.mask, cfg_scale)):
+        masked = choose_masked(~prompt, draws, seed, *which.unbind(1))
+        for number, score in zip(numbers, _score(module, tokens, prompt, masked, vocabulary.required_mask, cfg_scale)):
             values[number].append(score)
     return [
         Estimate.of(found) if len(answer) > 1 else Estimate(sum(found), 0.0)
@@ -85,35 +85,35 @@ def log_likelihood(
     ]
 
 
-def hide(answer: Tensor, draws: int, seed: int, key: Tensor, draw: Tensor) -> Tensor:
-    """Which tokens of the answers, marked in `answer` [rows, length], the draws [rows] of the pairs `key` [rows] hide.
+def choose_masked(answer: Tensor, draws: int, seed: int, key: Tensor, draw: Tensor) -> Tensor:
+    """Which tokens to mask among those marked in `answer` [rows, length], for draw `draw` [rows] of pair `key` [rows].
 
-    Each hides exactly l of them, l being the draw's place between 1 and the answer's length.
+    A draw masks exactly l of them; the l of all draws are spread evenly between 1 and the answer's length.
     """
     size = answer.sum(1)
     offset = noise.uniform(seed, COUNT, key, dtype=torch.float64)
     count = torch.minimum(1 + (size * (draw + offset) / draws).long(), size)
     positions = torch.arange(answer.shape[1], device=answer.device)
-    lots = noise.uniform(seed, CHOICE, key[:, None], draw[:, None], positions, dtype=torch.float64)
-    order = lots.masked_fill(~answer, torch.inf).argsort(dim=1, stable=True)
+    random = noise.uniform(seed, CHOICE, key[:, None], draw[:, None], positions, dtype=torch.float64)
+    order = random.masked_fill(~answer, torch.inf).argsort(dim=1, stable=True)
     ranks = torch.empty_like(order).scatter_(1, order, positions.expand_as(order))
     return ranks < count[:, None]
 
 
 @torch.no_grad()
 def is_greedy(
-    module: nn.Module, pairs: Sequence[Pair], *, vocabulary: Vocabulary, batch_size: int, cfg_scale: float = 0.0
+    module: nn.Module, pairs: Sequence[PromptAnswer], *, vocabulary: Vocabulary, batch_size: int, cfg_scale: float = 0.0
 ) -> list[bool]:
-    """Whether each answer is what the network writes at temperature 0, its surest token first, one a pass."""
+    """Whether each answer is what the network generates at temperature 0, one token a pass, most confident first."""
     found = [True] * len(pairs)
-    for batch in alike([tuple(map(len, pair)) for pair in pairs], batch_size):
+    for batch in batches_by_shape([tuple(map(len, pair)) for pair in pairs], batch_size):
         tokens, prompt = _rows([pairs[number] for number in batch], _device(module))
-        for number, agrees in zip(batch, _agrees(module, tokens, prompt, vocabulary, cfg_scale).tolist()):
-            found[number] = agrees
+        for number, matches in zip(batch, _matches_greedy(module, tokens, prompt, vocabulary, cfg_scale).tolist()):
+            found[number] = matches
     return found
 
 
-def _rows(pairs: Sequence[Pair], device: torch.device) -> tuple[Tensor, Tensor]:
+def _rows(pairs: Sequence[PromptAnswer], device: torch.device) -> tuple[Tensor, Tensor]:
     """Prompts and answers of one length in all as tokens [rows, length], and which of them are prompt."""
     tokens = torch.tensor([[*prompt, *answer] for prompt, answer in pairs], dtype=torch.int64, device=device)
     sizes = torch.tensor([len(prompt) for prompt, _ in pairs], device=device)
@@ -121,33 +121,35 @@ def _rows(pairs: Sequence[Pair], device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _score(
-    module: nn.Module, tokens: Tensor, prompt: Tensor, hidden: Tensor, mask: int, cfg_scale: float
+    module: nn.Module, tokens: Tensor, prompt: Tensor, masked: Tensor, mask: int, cfg_scale: float
 ) -> list[float]:
-    """What each row's draw says of its answer."""
-    places = hidden.nonzero(as_tuple=True)
-    shown = tokens.masked_fill(hidden, mask)
-    logits = logits_at(module, shown, places, prompt=prompt, mask=mask, cfg_scale=cfg_scale)
+    """The score of each row's draw."""
+    positions = masked.nonzero(as_tuple=True)
+    shown = tokens.masked_fill(masked, mask)
+    logits = logits_at(module, shown, positions, prompt=prompt, mask=mask, cfg_scale=cfg_scale)
     each = torch.zeros(tokens.shape, dtype=torch.float64, device=tokens.device)
-    each.index_put_(places, log_probability(logits, tokens[places]))
-    scores: list[float] = (each.sum(1) * (~prompt).sum(1) / hidden.sum(1)).tolist()
+    each.index_put_(positions, log_probability(logits, tokens[positions]))
+    scores: list[float] = (each.sum(1) * (~prompt).sum(1) / masked.sum(1)).tolist()
     return scores
 
 
-def _agrees(module: nn.Module, tokens: Tensor, prompt: Tensor, vocabulary: Vocabulary, cfg_scale: float) -> Tensor:
-    """Whether the network writes each row's answer; it is shown as much of it as it has written."""
-    hidden = ~prompt
-    agrees = torch.ones(len(tokens), dtype=torch.bool, device=tokens.device)
-    while bool(agrees.any()) and bool(hidden.any()):
-        places = hidden.nonzero(as_tuple=True)
-        shown = tokens.masked_fill(hidden, vocabulary.mask)
-        logits = logits_at(module, shown, places, prompt=prompt, mask=vocabulary.mask, cfg_scale=cfg_scale)
-        drafts, sureness = draft(logits, vocabulary.forbidden(logits.shape[-1]), 0.0, (), ())
-        is_right = torch.zeros_like(hidden).index_put_(places, drafts == tokens[places])
-        sure = torch.full(tokens.shape, -torch.inf, dtype=sureness.dtype, device=tokens.device)
-        surest = sure.index_put_(places, sureness).argsort(dim=1, descending=True, stable=True)[:, :1]
-        agrees &= is_right.gather(1, surest)[:, 0]
-        hidden.scatter_(1, surest, False)
-    return agrees
+def _matches_greedy(
+    module: nn.Module, tokens: Tensor, prompt: Tensor, vocabulary: Vocabulary, cfg_scale: float
+) -> Tensor:
+    """Whether greedy decoding gives each row's answer; in each pass the network sees the tokens decoded so far."""
+    masked = ~prompt
+    matches = torch.ones(len(tokens), dtype=torch.bool, device=tokens.device)
+    while bool(matches.any()) and bool(masked.any()):
+        positions = masked.nonzero(as_tuple=True)
+        shown = tokens.masked_fill(masked, vocabulary.required_mask)
+        logits = logits_at(module, shown, positions, prompt=prompt, mask=vocabulary.required_mask, cfg_scale=cfg_scale)
+        drafts, confidence = draft(logits, vocabulary.forbidden(logits.shape[-1]), 0.0, (), ())
+        is_right = torch.zeros_like(masked).index_put_(positions, drafts == tokens[positions])
+        scores = torch.full(tokens.shape, -torch.inf, dtype=confidence.dtype, device=tokens.device)
+        best = scores.index_put_(positions, confidence).argsort(dim=1, descending=True, stable=True)[:, :1]
+        matches &= is_right.gather(1, best)[:, 0]
+        masked.scatter_(1, best, False)
+    return matches
 
 
 def _device(module: nn.Module) -> torch.device:

@@ -1,12 +1,12 @@
-"""Masked diffusion: hide a random share of a row, predict what is hidden, weigh it by one over the share.
+"""Masked diffusion: mask a random share of a row, predict the masked tokens, weigh the loss by one over the share.
 
-A row draws a time t in (0, 1), hides each token with probability p = (1 - least) t + least, and scores
+A row draws a time t in (0, 1), masks each token with probability p = (1 - least) t + least, and scores
 
-    nll(row) = sum over its hidden tokens of -log q(token | what is left visible) / p
+    nll(row) = sum over its masked tokens of -log q(token | the unmasked tokens) / p
 
 whose expectation bounds the row's negative log-likelihood from above. In pre-training a row weighs ALL its tokens:
-dividing by the number of hidden ones would undo the 1/p and bias the estimate. In fine-tuning on answers (SFT) the
-leading `prompt` tokens of a row are never hidden and never counted, and the end-of-text tokens that fill the row are
+dividing by the number of masked ones would undo the 1/p and bias the estimate. In fine-tuning on answers (SFT) the
+leading `prompt` tokens of a row are never masked and never counted, and the end-of-text tokens that fill the row are
 part of the answer: that is how a network learns where to stop. Every draw is a function of (seed, epoch, index,
 position), hence the same on any number of ranks.
 """
@@ -21,26 +21,25 @@ from torch import Tensor, nn
 
 from samestep.core.errors import UserError
 from samestep.data import noise
+from samestep.data.loading import Batch
 from samestep.data.tokenizer.vocabulary import Vocabulary
 
-HIDE = noise.purpose("mdlm.hide")
+MASK = noise.purpose("mdlm.hide")  # the name is part of the key: another one would change every run's masks
 TIME = noise.purpose("mdlm.time")
 CUT = noise.purpose("mdlm.cut")
 CUT_LENGTH = noise.purpose("mdlm.cut_length")
 
-Batch = dict[str, Tensor]
-
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """How tokens are hidden, how rows are weighed, and how validation averages over it."""
+    """How tokens are masked, how rows are weighed, and how validation averages over it."""
 
     least: float = 1e-3
-    """Smallest share of hidden tokens: a time t in (0, 1) hides a share of (1 - least) t + least."""
+    """Smallest share of masked tokens: a time t in (0, 1) masks a share of (1 - least) t + least."""
     antithetic: bool = True
     """Give rows 2k and 2k+1 of an epoch the times t and 1 - t, so that an epoch covers all times evenly."""
     cut_rows: float = 0.01
-    """Share of pre-training rows that are cut to a random length, so that short texts are known too; LLaDA's 0.01."""
+    """Share of pre-training rows that are cut to a random length, so that short texts are learned too; LLaDA's 0.01."""
     norm: Literal["auto", "token", "sequence", "batch"] = "auto"
     """What the loss is a mean over: every token of the global batch (token); rows, each a mean over its own tokens
     (sequence); rows, each a sum (batch). auto: token in pre-training, sequence in fine-tuning on answers."""
@@ -48,7 +47,7 @@ class ObjectiveConfig:
     """Times, evenly spread, at which each validation row is measured; more is less noise and more work."""
 
     def __post_init__(self) -> None:
-        """Refuse shares that are none."""
+        """Refuse values out of range."""
         if not 0 <= self.least < 1:
             raise UserError(f"Set objective.least to at least 0 and below 1; it is {self.least}.")
         if not 0 <= self.cut_rows <= 1:
@@ -71,14 +70,14 @@ class Objective:
     """Whether rows are prompts with answers."""
 
     def loss(self, module: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Each row's bound from one draw of its time and its hidden tokens; per token where rows are means."""
+        """Each row's bound from one draw of its time and its masked tokens; per token if rows are means."""
         length = self.lengths(batch)
         nll = self._nll(module, batch, length, self._share(self.times(batch["ids"])), draw=0)
-        return {"nll": nll / counted(batch, length).clamp(min=1) if self.norm == "sequence" else nll}
+        return {"nll": nll / target_tokens(batch, length).clamp(min=1) if self.norm == "sequence" else nll}
 
     def count(self, batch: Batch) -> dict[str, Tensor]:
-        """What each row of the loss weighs, and its tokens, to show the speed in."""
-        tokens = counted(batch, self.lengths(batch))
+        """The weight of each row in the loss, and its tokens, the unit of speed."""
+        tokens = target_tokens(batch, self.lengths(batch))
         weight = {"token": tokens, "sequence": (tokens > 0).long(), "batch": torch.ones_like(tokens)}[self.norm]
         return {"nll": weight, "tokens": batch["length"]}
 
@@ -92,8 +91,8 @@ class Objective:
         return {"nll": torch.stack(draws).mean(0)}
 
     def measure_count(self, batch: Batch) -> dict[str, Tensor]:
-        """What each row of the measure weighs: all its tokens but the prompt, whatever the loss is a mean over."""
-        return {"nll": counted(batch, batch["length"])}
+        """The weight of each row in validation: all its tokens but the prompt, whatever the loss is a mean over."""
+        return {"nll": target_tokens(batch, batch["length"])}
 
     @property
     def norm(self) -> str:
@@ -109,9 +108,9 @@ class Objective:
         return torch.where(index % 2 == 0, first, 1 - first)
 
     def lengths(self, batch: Batch) -> Tensor:
-        """How many tokens of each training row are there: its real ones, or fewer in the few rows that are cut.
+        """How many tokens of each training row are used: its real ones, or fewer in the few rows that are cut.
 
-        An answer is never cut: where it ends is what is learned.
+        An answer is never cut: the network must learn where it ends.
         """
         if self.sft or not self.config.cut_rows:
             return batch["length"]
@@ -127,30 +126,30 @@ class Objective:
         tokens, (epoch, index) = batch["tokens"], batch["ids"].unbind(1)
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         real = positions < length[:, None]
-        keys = (self.seed, HIDE, draw, epoch[:, None], index[:, None], positions)
-        hidden = noise.below(share[:, None], *keys) & real & (positions >= prompts(batch)[:, None])
-        # What is behind the end of a row is padding that the network sees: leaving attention free of a mask keeps its
-        # fast kernels, and all rows keep one shape.
+        keys = (self.seed, MASK, draw, epoch[:, None], index[:, None], positions)
+        masked = noise.below(share[:, None], *keys) & real & (positions >= prompt_lengths(batch)[:, None])
+        # After the end of a row there is padding that the network sees: without an attention mask the fast kernels
+        # apply, and all rows keep one shape.
         visible = torch.where(real, tokens, self.vocabulary.eos)
-        logits = module(torch.where(hidden, self.vocabulary.mask, visible))
+        logits = module(torch.where(masked, self.vocabulary.required_mask, visible))
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         loss = F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none").view_as(tokens)
-        # Selected by where: a row with nothing hidden is a zero that still hangs on every parameter.
-        return torch.where(hidden, loss / share[:, None].to(loss.dtype), 0.0).sum(1)
+        # Selected by where: a row without masked tokens gives a zero that still depends on every parameter.
+        return torch.where(masked, loss / share[:, None].to(loss.dtype), 0.0).sum(1)
 
 
-def prompts(batch: Batch) -> Tensor:
-    """How many leading tokens of each row are given; none where the batch does not say."""
+def prompt_lengths(batch: Batch) -> Tensor:
+    """How many leading tokens of each row are given; 0 if the batch has no prompts."""
     return batch["prompt"] if "prompt" in batch else torch.zeros_like(batch["length"])
 
 
-def counted(batch: Batch, length: Tensor) -> Tensor:
-    """How many tokens of each row may be hidden: those up to its length, without its prompt."""
-    return (length - prompts(batch)).clamp(min=0)
+def target_tokens(batch: Batch, length: Tensor) -> Tensor:
+    """How many tokens of each row may be masked: those up to its length, without its prompt."""
+    return (length - prompt_lengths(batch)).clamp(min=0)
 
 
-def figures(nll: float, bytes_per_token: float | None = 1.0) -> dict[str, float]:
-    """What to report of a mean negative log-likelihood per token, a token being so many bytes of text on average;
-    None: tokens do not stand for text alone."""
+def nll_metrics(nll: float, bytes_per_token: float | None = 1.0) -> dict[str, float]:
+    """The metrics of a mean negative log-likelihood per token; `bytes_per_token` is the mean length of a token's text,
+    or None if some tokens stand for no text."""
     bits = {} if bytes_per_token is None else {"bits_per_byte": nll / math.log(2) / bytes_per_token}
     return {"nll": nll, **bits, "perplexity": math.exp(min(nll, 700.0))}

@@ -1,6 +1,6 @@
-"""Folders in the older layout: whole rows of int64 tokens in `train_data.npy` and `val_data.npy`, mapped.
+"""Folders in the older layout: complete rows of int64 tokens in `train_data.npy` and `val_data.npy`, memory-mapped.
 
-Beside them lie `metadata.json` and `vocab.json` (or the tokenizer.json of a published model).
+Beside them are `metadata.json` and `vocab.json` (or the tokenizer.json of a published model).
 """
 
 from collections.abc import Mapping
@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from samestep.core.errors import UserError
-from samestep.data.tokenizer import read_tokenizer
-from samestep.data.tokenizer.char import VOCAB
 from samestep.data.tokenizer.subword import FILE
 from samestep.data.tokenizer.vocabulary import TOKENIZER, Tokenizer, read_record
+from samestep.recipes.mdlm.tokenizer import VOCAB, read_tokenizer
 
 TRAIN, VALIDATION, METADATA = "train_data.npy", "val_data.npy", "metadata.json"
 _CHUNK = 1 << 20
@@ -22,16 +21,16 @@ _DECODED = 1 << 20
 
 
 class RowFile:
-    """Rows of tokens in a .npy file, mapped where they are used; pickled by name, so a worker gets no copy."""
+    """Rows of tokens in a .npy file, memory-mapped; pickled by name, so a worker process gets no copy."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
         try:
             self._rows: np.ndarray = np.load(file, mmap_mode="r", allow_pickle=False)
         except FileNotFoundError:
-            raise UserError(f"Make {file.parent} anew; it has no {file.name}.") from None
+            raise UserError(f"Make {file.parent} again; it has no {file.name}.") from None
         except (ValueError, OSError, EOFError) as problem:
-            raise UserError(f"Make {file} anew; it is no whole file of numpy: {str(problem).rstrip('.')}.") from None
+            raise UserError(f"Make {file} again; it is not a complete .npy file: {str(problem).rstrip('.')}.") from None
 
     def __reduce__(self) -> tuple[type["RowFile"], tuple[Path]]:
         """How to open it again."""
@@ -53,8 +52,8 @@ class RowFile:
 
 
 @dataclass(frozen=True)
-class Older:
-    """An older folder, opened and found to be in order."""
+class OlderFolder:
+    """An older folder, opened and checked."""
 
     folder: Path
     metadata: Mapping[str, Any]
@@ -68,7 +67,7 @@ class Older:
         return self.train.shape[1]
 
     def validation_bytes_per_token(self) -> float:
-        """How many bytes of text a token of the validation rows stands for: of all, or of many evenly spread ones."""
+        """The mean bytes of text per token of the validation rows: of all rows, or of many evenly spread ones."""
         rows, length = self.validation.shape
         chosen = np.unique(np.linspace(0, rows - 1, max(1, min(rows, _DECODED // length))).round().astype(np.int64))
         eos = self.tokenizer.vocabulary.eos
@@ -84,11 +83,11 @@ def is_older(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (TRAIN, VALIDATION))
 
 
-def open_older(folder: Path) -> Older:
-    """Open a folder; its rows are read once, a few at a time, to see that every token can be one."""
+def open_older(folder: Path) -> OlderFolder:
+    """Open a folder; its rows are read once, a few at a time, to check that every token is in the vocabulary."""
     folder = folder.resolve()
     if not (folder / METADATA).is_file():
-        raise UserError(f"Make {folder} anew; it has no {METADATA}.")
+        raise UserError(f"Make {folder} again; it has no {METADATA}.")
     if not any((folder / name).is_file() for name in (VOCAB, FILE, TOKENIZER)):
         raise UserError(f"Put the vocabulary into {folder}; it has neither a {VOCAB} nor a {FILE}.")
     metadata = read_record(folder / METADATA)
@@ -97,40 +96,42 @@ def open_older(folder: Path) -> Older:
         _check_shape(rows)
     if train.shape[1] != validation.shape[1]:
         raise UserError(
-            f"Make {folder} anew; a row has {train.shape[1]} in {TRAIN} and {validation.shape[1]} in {VALIDATION}."
+            f"Make {folder} again; a row has {train.shape[1]} in {TRAIN} and {validation.shape[1]} in {VALIDATION}."
         )
-    told = metadata.get("sequence_length", train.shape[1])
-    if told != train.shape[1]:
-        raise UserError(f"Make {folder} anew; {METADATA} says sequence_length {told}, and rows have {train.shape[1]}.")
+    length = metadata.get("sequence_length", train.shape[1])
+    if length != train.shape[1]:
+        raise UserError(
+            f"Make {folder} again; {METADATA} says sequence_length {length}, and rows have {train.shape[1]}."
+        )
     tokenizer = read_tokenizer(folder)
     for rows in (train, validation):
         _check_tokens(rows, tokenizer)
-    return Older(folder, metadata, tokenizer, train, validation)
+    return OlderFolder(folder, metadata, tokenizer, train, validation)
 
 
 def _check_shape(rows: RowFile) -> None:
     if rows.dtype.kind not in "iu" or len(rows.shape) != 2 or 0 in rows.shape:
         raise UserError(
-            f"Make {rows.file} anew as whole numbers of the shape [rows, tokens]; it holds {rows.dtype} of the shape "
+            f"Make {rows.file} again as whole numbers of the shape [rows, tokens]; it holds {rows.dtype} of the shape "
             f"{list(rows.shape)}."
         )
 
 
 def _check_tokens(rows: RowFile, tokenizer: Tokenizer) -> None:
-    size, mask = tokenizer.vocabulary.size, tokenizer.vocabulary.mask
+    size, mask = tokenizer.vocabulary.size, tokenizer.vocabulary.required_mask
     step = max(1, _CHUNK // rows.shape[1])
     for start in range(0, rows.shape[0], step):
         chunk = rows[slice(start, start + step)]
         least, most = int(chunk.min()), int(chunk.max())
         if least < 0 or most >= size:
             raise UserError(
-                f"Make {rows.file} anew, or the vocabulary beside it: tokens go from {least} to {most} near row "
+                f"Make {rows.file} again, or the vocabulary beside it: tokens go from {least} to {most} near row "
                 f"{start}, and the vocabulary has {size}."
             )
         if (chunk == mask).any():
             raise UserError(
-                f"Make {rows.file} anew without the token {mask}, or name another mask_token_id in {METADATA}: that is "
-                f"the mask, which stands for hidden tokens and is never learned."
+                f"Make {rows.file} again without the token {mask}, or name another mask_token_id in {METADATA}: this "
+                f"is the mask, which stands for masked tokens and is never learned."
             )
 
 

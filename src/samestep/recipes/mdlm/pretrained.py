@@ -1,4 +1,4 @@
-"""Published LLaDA models, in and out: a folder as a configuration, and a trained network as a folder.
+"""Published LLaDA models: reading a folder as a configuration, and exporting a trained network as a folder.
 
 Such a folder holds `config.json`, the weights as safetensors (one file, or several with an index) under the names of
 `Transformer` with `model.` in front, and the files of a tokenizer.
@@ -14,17 +14,16 @@ from typing import Any
 from samestep.core.config import build
 from samestep.core.errors import UserError
 from samestep.core.records import read_json, write_json
-from samestep.data.tokenizer import load_tokenizer
 from samestep.data.tokenizer.vocabulary import Tokenizer, Vocabulary
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.recipes.mdlm.config import MdlmConfig
 from samestep.recipes.mdlm.sampling import SamplingConfig
+from samestep.recipes.mdlm.tokenizer import KIND, load_tokenizer
 from samestep.train.pretrained.export import ExportOptions, write_model
 from samestep.train.pretrained.trained import Trained
 
 CONFIG = "config.json"
-KIND = "llada"
-SHAPE = (
+REQUIRED = (
     "d_model",
     "n_layers",
     "n_heads",
@@ -34,7 +33,7 @@ SHAPE = (
     "rope_theta",
     "rms_norm_eps",
 )
-"""Fields that must be there: a network with another value would be another one."""
+"""Fields that config.json must have, since the weights depend on them."""
 OPTIONAL = ("n_kv_heads", "embedding_size", "init_std")
 FIXED: Mapping[str, Any] = {
     "block_type": "llama",
@@ -59,17 +58,17 @@ FIXED: Mapping[str, Any] = {
     "residual_dropout": 0.0,
     "embedding_dropout": 0.0,
 }
-"""What the published code can do in other ways too, and this network in just one."""
+"""Settings of the published code that this network supports with one value only."""
 IDS = ("mask_token_id", "eos_token_id", "pad_token_id", "bos_token_id")
 
 
 @dataclass(frozen=True)
-class Published:
-    """What the configuration of a published model says."""
+class PublishedConfig:
+    """The configuration of a published model."""
 
     network: TransformerConfig
     ids: Mapping[str, int]
-    """The special tokens it names: mask_token_id, and mostly eos_token_id and pad_token_id."""
+    """The special tokens it names: mask_token_id, and usually eos_token_id and pad_token_id."""
 
 
 def is_published(folder: Path) -> bool:
@@ -78,31 +77,31 @@ def is_published(folder: Path) -> bool:
     return isinstance(found, dict) and found.get("model_type", KIND) == KIND and "d_model" in found
 
 
-def read_config(folder: Path) -> Published:
-    """The network and the special tokens of a published model; what this network does not do is refused by name."""
+def read_config(folder: Path) -> PublishedConfig:
+    """The network and the special tokens of a published model; unsupported settings are refused by name."""
     path = folder / CONFIG
     found = _parsed(path)
     if not isinstance(found, dict):
         raise UserError(f"{path} is missing or is not JSON; give a folder with a published LLaDA model.")
     if found.get("model_type", KIND) != KIND:
-        raise UserError(f"{path} is of a {found['model_type']!r}; give a folder with a published LLaDA model.")
+        raise UserError(f"{path} is of a {found['model_type']!r} model; give a folder with a published LLaDA model.")
     _refuse_other_networks(path, found)
-    absent = [name for name in SHAPE if found.get(name) is None]
+    absent = [name for name in REQUIRED if found.get(name) is None]
     if absent:
-        raise UserError(f"{path} does not say {', '.join(absent)}; fetch or copy it again.")
-    shape = {name: found[name] for name in (*SHAPE, *OPTIONAL) if found.get(name) is not None}
+        raise UserError(f"{path} lacks {', '.join(absent)}; download or copy it again.")
+    shape = {name: found[name] for name in (*REQUIRED, *OPTIONAL) if found.get(name) is not None}
     try:
         network = build(TransformerConfig, shape)
     except UserError as error:
         raise UserError(f"{path} cannot be used: {error}") from None
-    return Published(network, _ids(path, found, network))
+    return PublishedConfig(network, _ids(path, found, network))
 
 
 def as_config(network: TransformerConfig, ids: Mapping[str, int], dtype: str) -> dict[str, Any]:
     """The content of `config.json` for a network whose weights are stored as `dtype`."""
     if network.causal:
-        raise UserError("the published format knows no causal network; only one with causal=false can be written so")
-    shape = {name: getattr(network, name) for name in (*SHAPE, *OPTIONAL)}
+        raise UserError("the published format has no causal networks; only one with causal=false can be exported")
+    shape = {name: getattr(network, name) for name in (*REQUIRED, *OPTIONAL)}
     shape |= {"n_kv_heads": network.kv_heads, "embedding_size": network.embeddings}
     content = {"architectures": ["LLaDAModelLM"], "model_type": KIND, **shape, **FIXED, **ids}
     _ids(Path(CONFIG), content, network)
@@ -112,17 +111,17 @@ def as_config(network: TransformerConfig, ids: Mapping[str, int], dtype: str) ->
 def _refuse_other_networks(path: Path, found: Mapping[str, Any]) -> None:
     for name, ours in FIXED.items():
         theirs = found.get(name)
-        # Absent or null is left to the default, and a false is as good as none.
+        # Absent or null means the default, and false means the same as null.
         if theirs is not None and theirs != ours and (theirs or ours):
             raise UserError(
-                f"{path} sets {name} to {json.dumps(theirs)}, which this network does not do "
+                f"{path} sets {name} to {json.dumps(theirs)}, which this network does not support "
                 f"(it has {json.dumps(ours)}); choose another model."
             )
 
 
 def _ids(path: Path, found: Mapping[str, Any], network: TransformerConfig) -> dict[str, int]:
     if found.get("mask_token_id") is None:
-        raise UserError(f"{path} does not say mask_token_id; add the number of the token that stands for a hidden one.")
+        raise UserError(f"{path} lacks mask_token_id; add the number of the mask token.")
     ids = {name: found[name] for name in IDS if found.get(name) is not None}
     for name, number in ids.items():
         if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < network.embeddings:
@@ -140,60 +139,67 @@ def _parsed(path: Path) -> Any:
         return None
 
 
-COMPANIONS = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*")
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "chat_template*",
+)
 """The files of a published tokenizer."""
 SAMPLING = "sampling.json"
-"""How the model's run wrote text: a small network may write nothing but blanks in another way."""
-FREE = {"init_std", "max_sequence_length"}
+"""The sampling settings of the model's run: with others, a small network may generate only spaces."""
+WEIGHT_INDEPENDENT = {"init_std", "max_sequence_length"}
 """Settings of a network that its weights do not depend on."""
-_TORCH = {"bf16": "bfloat16", "fp32": "float32"}
+_TORCH_NAMES = {"bf16": "bfloat16", "fp32": "float32"}
 
 
 def read_pretrained(folder: Path) -> MdlmConfig | None:
-    """The configuration of a published model, or None where a folder holds something else."""
+    """The configuration of a published model, or None if a folder holds something else."""
     if not is_published(folder):
         return None
     network = read_config(folder).network
-    return MdlmConfig(model=network, sampling=_within(network, _read_sampling(folder / SAMPLING)))
+    return MdlmConfig(model=network, sampling=_limit_length(network, _read_sampling(folder / SAMPLING)))
 
 
 def _read_sampling(path: Path) -> SamplingConfig:
-    """What an export of ours says; others' folders have no such file."""
+    """The sampling settings of an export by samestep; other folders have no such file."""
     try:
         return build(SamplingConfig, read_json(path) or {})
     except (UserError, ValueError) as error:
-        raise UserError(f"{path} cannot be used (mend it or remove it): {error}") from None
+        raise UserError(f"{path} cannot be used (fix it or remove it): {error}") from None
 
 
-def _within(network: TransformerConfig, sampling: SamplingConfig) -> SamplingConfig:
-    """Of no longer texts than the network takes."""
+def _limit_length(network: TransformerConfig, sampling: SamplingConfig) -> SamplingConfig:
+    """The settings with a length that the network accepts."""
     return replace(sampling, length=min(sampling.length, network.max_sequence_length))
 
 
-def begin_with(
-    source: str, theirs: TransformerConfig, asked: TransformerConfig, usual: TransformerConfig
+def resolve_network(
+    source: str, pretrained: TransformerConfig, configured: TransformerConfig, preset: TransformerConfig
 ) -> TransformerConfig:
-    """`theirs`, the network that the weights of `source` are of, for a run that asked for another.
+    """The network of a run that starts with the weights of `source`: that of the `pretrained` model.
 
-    What differs from the preset's `usual` network was asked for by the user: it is kept where weights do not depend on
-    it, and refused elsewhere.
+    A setting that differs from the `preset` was made by the user: it is kept if weights do not depend on it, and
+    refused if it contradicts the pretrained model.
     """
-    wanted, preset, given = _resolved(asked), _resolved(usual), _resolved(theirs)
-    explicit = {name for name in wanted if wanted[name] != preset[name]}
-    for name in sorted(explicit - FREE):
+    wanted, usual, given = _resolved(configured), _resolved(preset), _resolved(pretrained)
+    explicit = {name for name in wanted if wanted[name] != usual[name]}
+    for name in sorted(explicit - WEIGHT_INDEPENDENT):
         if wanted[name] != given[name]:
             raise UserError(
                 f"model.{name}={wanted[name]} contradicts {source}, where it is {given[name]}; leave the setting out"
             )
-    return replace(theirs, **{name: wanted[name] for name in explicit & FREE})
+    return replace(pretrained, **{name: wanted[name] for name in explicit & WEIGHT_INDEPENDENT})
 
 
 def _resolved(network: TransformerConfig) -> dict[str, Any]:
     return {**asdict(network), "n_kv_heads": network.kv_heads, "embedding_size": network.embeddings}
 
 
-def tokenizer_of(trained: Trained) -> Tokenizer:
-    """The tokenizer of a trained model; one that is not the network's is refused."""
+def model_tokenizer(trained: Trained) -> Tokenizer:
+    """The tokenizer of a trained model; one that does not match the network is refused."""
     tokenizer = load_tokenizer(trained.tokenizer)
     network: TransformerConfig = trained.config.model
     if tokenizer.vocabulary.size > network.embeddings:
@@ -206,7 +212,7 @@ def tokenizer_of(trained: Trained) -> Tokenizer:
     return tokenizer
 
 
-def _refuse_other_mask(trained: Trained, vocabulary: Vocabulary, published: Published) -> None:
+def _refuse_other_mask(trained: Trained, vocabulary: Vocabulary, published: PublishedConfig) -> None:
     mask = published.ids["mask_token_id"]
     if vocabulary.mask != mask:
         raise UserError(
@@ -216,28 +222,28 @@ def _refuse_other_mask(trained: Trained, vocabulary: Vocabulary, published: Publ
 
 
 def export(trained: Trained, folder: Path, options: ExportOptions) -> None:
-    """Write a trained network as a published one: config.json, safetensors, tokenizer, and how to sample."""
-    tokenizer = tokenizer_of(trained)
+    """Write a trained network in the published format: config.json, safetensors, tokenizer, sampling settings."""
+    tokenizer = model_tokenizer(trained)
     network: TransformerConfig = trained.config.model
-    config = as_config(network, special_ids(tokenizer.vocabulary), _TORCH[options.dtype])
+    config = as_config(network, special_ids(tokenizer.vocabulary), _TORCH_NAMES[options.dtype])
 
-    def beside(fresh: Path) -> None:
-        carry_companions(trained.tokenizer, fresh)
-        tokenizer.save(fresh)
-        write_json(fresh / CONFIG, config)
-        write_json(fresh / SAMPLING, asdict(_within(network, trained.config.sampling)))
+    def write_other_files(target: Path) -> None:
+        copy_tokenizer_files(trained.tokenizer, target)
+        tokenizer.save(target)
+        write_json(target / CONFIG, config)
+        write_json(target / SAMPLING, asdict(_limit_length(network, trained.config.sampling)))
 
-    write_model(trained, lambda: Transformer(network), folder, options, beside)
+    write_model(trained, lambda: Transformer(network), folder, options, write_other_files)
 
 
-def carry_companions(source: Path, target: Path) -> None:
-    """Copy what others need of a tokenizer beyond what `Tokenizer.save` writes, such as the template of its chats."""
+def copy_tokenizer_files(source: Path, target: Path) -> None:
+    """Copy the files of a tokenizer that `Tokenizer.save` does not write, such as its chat template."""
     target.mkdir(parents=True, exist_ok=True)
-    for file in sorted(file for pattern in COMPANIONS for file in source.glob(pattern) if file.is_file()):
+    for file in sorted(file for pattern in TOKENIZER_FILES for file in source.glob(pattern) if file.is_file()):
         shutil.copyfile(file, target / file.name)
 
 
 def special_ids(vocabulary: Vocabulary) -> Mapping[str, int]:
     """The special tokens as a published configuration names them."""
-    ids = {"mask_token_id": vocabulary.mask, "eos_token_id": vocabulary.eos, "pad_token_id": vocabulary.eos}
+    ids = {"mask_token_id": vocabulary.required_mask, "eos_token_id": vocabulary.eos, "pad_token_id": vocabulary.eos}
     return ids if vocabulary.bos is None else {**ids, "bos_token_id": vocabulary.bos}

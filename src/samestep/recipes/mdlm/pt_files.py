@@ -1,8 +1,8 @@
-"""`checkpoint_epoch_N.pt`: after every epoch one plain file with all that older scripts keep in theirs.
+"""`checkpoint_epoch_N.pt`: after every epoch one plain file with the keys that older scripts expect.
 
-It holds `epoch` (how many are complete), `model_state_dict`, `optimizer_state_dict` and `scheduler_state_dict` as torch
-has them, `train_losses` and `val_losses` by epoch, and what the recipe adds. torch's weights-only loader reads it, and
-`samestep train RECIPE --resume FILE` goes on from it. The checkpoints of a run are still what it resumes from itself.
+It holds `epoch` (how many are complete), `model_state_dict`, `optimizer_state_dict` and `scheduler_state_dict` in
+torch's own format, `train_losses` and `val_losses` by epoch, and what the recipe adds. torch's weights-only loader
+reads it, and `samestep train RECIPE --resume FILE` continues from it. A run itself resumes from its own checkpoints.
 """
 
 import os
@@ -26,7 +26,7 @@ from samestep.train.task import Tick
 
 @dataclass
 class History:
-    """Losses by epoch, and which files there are; checkpoint state."""
+    """Losses by epoch, and which files are written. Checkpoints hold these field names."""
 
     train: list[float] = field(default_factory=list)
     val: list[float] = field(default_factory=list)
@@ -34,52 +34,53 @@ class History:
     val_epoch: int = -1
     """The epoch of the last validation."""
     complete: int = 0
-    """Epochs that are over."""
+    """Epochs that are complete."""
     written: int = 0
     """The last epoch that has a file."""
 
     @classmethod
     def of(cls, file: Path) -> "History":
-        """As a file has it that a run continues from."""
+        """The history in a file that a run continues from."""
         extra = open_weight_file(file).extra
         train, val = (list(extra.get(name) or []) for name in ("train_losses", "val_losses"))
         epoch = extra.get("epoch", 0)
         return cls(train, val, complete=epoch, written=epoch)
 
-    def validated(self, epoch: int, value: float) -> None:
-        """Note a validation; of several in an epoch the last one counts."""
+    def add_validation(self, epoch: int, value: float) -> None:
+        """Record a validation; of several in an epoch the last one counts."""
         self.val = [*(self.val[:-1] if epoch == self.val_epoch else self.val), value]
         self.val_epoch = epoch
 
     def state_dict(self) -> dict[str, Json]:
-        """All of it."""
+        """All fields, for a checkpoint."""
         return asdict(self)
 
     def load_state_dict(self, state: dict[str, Json]) -> None:
-        """Go on from there."""
+        """Restore all fields."""
         for name, value in state.items():
             setattr(self, name, value)
 
 
 @dataclass(frozen=True)
 class EpochFiles:
-    """Where the files go, and what is in them beside weights, optimizer and losses."""
+    """Where the files are written, and what they hold in addition to weights, optimizer and losses."""
 
     folder: Path
-    figure: str
-    """The validation figure that is kept as `val_losses`."""
+    metric: str
+    """The validation metric that is kept as `val_losses`."""
     rate: Callable[[int], float]
     """The learning rate of each update."""
     optim: OptimSettings
-    about: Mapping[str, Json]
+    extra: Mapping[str, Json]
+    """What the recipe adds to each file."""
     continued: Path | None = None
-    """A file of this kind that the run goes on from."""
+    """A file of this kind that the run continues from."""
 
 
-class FitWithFiles(Fit):
-    """Fits as `Fit` does, and leaves a file after every epoch.
+class FitWithEpochFiles(Fit):
+    """`Fit` that also writes a file after every epoch.
 
-    A file is written when the next epoch begins, or by `write_due` at the end: only then validation is through.
+    A file is written when the next epoch begins, or by `write_pending` at the end: only then validation is done.
     """
 
     def __init__(self, *args: Any, files: EpochFiles, **settings: Any) -> None:
@@ -89,43 +90,43 @@ class FitWithFiles(Fit):
         self.state = {**self.state, "history": self._history, "history_window": self._losses}
 
     def step(self, tick: Tick) -> Metrics:
-        """One update; before the first of an epoch, the file of the last."""
-        self.write_due()
+        """One update; before the first of an epoch, write the file of the epoch before."""
+        self.write_pending()
         metrics = super().step(tick)
-        self._losses.add({name: figure for name, figure in metrics.items() if is_loss(name)})
+        self._losses.add({name: metric for name, metric in metrics.items() if is_loss(name)})
         if tick.last_of_epoch:
             self._history.train = [*self._history.train, self._losses.read().get("loss", float("nan"))]
             self._history.complete = tick.epoch + 1
         return metrics
 
     def validate(self, tick: Tick) -> Mapping[str, float]:
-        """As ever; the figure is noted."""
-        figures = super().validate(tick)
-        if self._files.figure in figures:
-            self._history.validated(tick.epoch, figures[self._files.figure])
-        return figures
+        """Validate as `Fit` does, and record the metric."""
+        metrics = super().validate(tick)
+        if self._files.metric in metrics:
+            self._history.add_validation(tick.epoch, metrics[self._files.metric])
+        return metrics
 
-    def write_due(self) -> None:
-        """Write the file of the last complete epoch unless it is there; all ranks together."""
+    def write_pending(self) -> None:
+        """Write the file of the last complete epoch if it is not written yet; all ranks call this together."""
         history, files = self._history, self._files
         if history.written == history.complete:
             return
         history.written = history.complete
         content = {
             "epoch": history.complete,
-            "model_state_dict": gathered(self.learner, self.learner.weights()),
+            "model_state_dict": gather_to_main(self.learner, self.learner.weights()),
             "optimizer_state_dict": plain_optimizer(self.learner, files),
             "scheduler_state_dict": _scheduler(self.learner.updates, files),
             "train_losses": history.train,
             "val_losses": history.val,
-            **files.about,
+            **files.extra,
         }
         if self.learner.world.is_main:
             _write(files.folder / f"checkpoint_epoch_{history.complete}.pt", content)
 
 
-def gathered(learner: Learner, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Whole tensors in the memory of rank 0, one after the other; all ranks take part."""
+def gather_to_main(learner: Learner, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Full tensors in the memory of rank 0, gathered one after the other; all ranks take part."""
     found = {}
     for name, tensor in tensors.items():
         value = full_tensor(tensor).detach()
@@ -135,8 +136,8 @@ def gathered(learner: Learner, tensors: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def plain_optimizer(learner: Learner, files: EpochFiles) -> dict[str, Any]:
-    """The state of the optimizer as `torch.optim.AdamW(module.parameters())` would save it."""
-    moments = gathered(learner, learner.state_dict()["optimizer"])
+    """The state of the optimizer in the format of `torch.optim.AdamW(module.parameters())`."""
+    moments = gather_to_main(learner, learner.state_dict()["optimizer"])
     with learner.inference() as module:
         names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
     kinds = ("step", "exp_avg", "exp_avg_sq")
@@ -150,14 +151,14 @@ def plain_optimizer(learner: Learner, files: EpochFiles) -> dict[str, Any]:
 
 
 def _scheduler(updates: int, files: EpochFiles) -> dict[str, Json]:
-    """As a torch scheduler that is stepped once an update."""
+    """The state of a torch scheduler that is stepped once per update."""
     return {"last_epoch": updates, "_step_count": updates + 1, "_last_lr": [files.rate(updates)]}
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
-    """Whole or not at all."""
+    """Write the file completely or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.tmp")
-    torch.save(content, fresh)
-    os.replace(fresh, path)
+    staging = path.with_name(f".{path.name}.tmp")
+    torch.save(content, staging)
+    os.replace(staging, path)
     sync_folder(path.parent)

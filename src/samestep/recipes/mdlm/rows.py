@@ -1,5 +1,5 @@
-"""Tokens cut into rows, whatever they come as. Every row has its `tokens`, how many of them count (`length`), and how
-many at its beginning are given and never hidden (`prompt`)."""
+"""Tokens cut into rows, from any kind of data. Every row has its `tokens`, how many of them count (`length`), and how
+many at its beginning are given and never masked (`prompt`)."""
 
 from collections.abc import Mapping
 
@@ -12,8 +12,8 @@ from samestep.data.text import Tokens, origins
 from samestep.recipes.mdlm.older_data import RowFile
 
 
-class _Rows:
-    """One row at a time, out of many at once."""
+class _BaseRows:
+    """Single rows, read through the method for many."""
 
     length: int
     """Tokens in a row, padding included."""
@@ -22,11 +22,11 @@ class _Rows:
         raise NotImplementedError
 
     def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """Many rows at once; only the pages they lie on are read."""
+        """Many rows at once; only the memory pages that hold them are read."""
         raise NotImplementedError
 
     def origins(self) -> list[DataFile | np.ndarray]:
-        """The files, or arrays in memory, that all rows come out of."""
+        """The files, or arrays in memory, that the rows come from."""
         raise NotImplementedError
 
     def __getitem__(self, index: int) -> Mapping[str, Tensor]:
@@ -36,10 +36,10 @@ class _Rows:
         return {name: value[0] for name, value in self.rows(np.array([index])).items()}
 
 
-class Windows(_Rows):
+class TextRows(_BaseRows):
     """Contiguous, non-overlapping rows of `length` tokens over a region.
 
-    The last row is padded and says so in its `length`, so that every token of the region belongs to exactly one row.
+    The last row is padded, with a smaller `length`, so that every token of the region belongs to exactly one row.
     """
 
     def __init__(self, tokens: Tokens, length: int, pad: int) -> None:
@@ -53,7 +53,7 @@ class Windows(_Rows):
         return -(-len(self.tokens) // self.length)
 
     def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """Many rows at once; only the pages they lie on are read."""
+        """Many rows at once; only the memory pages that hold them are read."""
         starts = np.asarray(indices, dtype=np.int64) * self.length
         positions = starts[:, None] + np.arange(self.length)
         total = len(self.tokens)
@@ -62,14 +62,14 @@ class Windows(_Rows):
         return _batch(np.where(positions < total, values, self.pad), real, np.zeros_like(starts))
 
     def origins(self) -> list[DataFile | np.ndarray]:
-        """Those of the tokens."""
+        """The files of the tokens."""
         return origins(self.tokens)
 
 
-class Answers(_Rows):
-    """Chats: a prompt and its answer a row, padded with the end token.
+class AnswerRows(_BaseRows):
+    """Chats: each row is a prompt and its answer, padded with the end token.
 
-    The padding counts: how an answer ends, and how long it is, is learned by it.
+    The padding counts: from it the network learns where an answer ends.
     """
 
     def __init__(self, tokens: Tokens, index: Tokens, length: int, pad: int) -> None:
@@ -83,24 +83,24 @@ class Answers(_Rows):
         return len(self.index) // 3
 
     def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """Many rows at once; only the pages they lie on are read."""
-        places = np.asarray(indices, dtype=np.int64)[:, None] * 3 + np.arange(3)
-        start, real, prompt = (column[:, None] for column in self.index[places].astype(np.int64).T)
+        """Many rows at once; only the memory pages that hold them are read."""
+        entries = np.asarray(indices, dtype=np.int64)[:, None] * 3 + np.arange(3)
+        start, real, prompt = (column[:, None] for column in self.index[entries].astype(np.int64).T)
         positions = np.arange(self.length)
         values = self.tokens[start + np.minimum(positions, real - 1)].astype(np.int64)
         tokens = np.where(positions < real, values, self.pad)
         return _batch(tokens, np.full(len(tokens), self.length), prompt[:, 0])
 
     def origins(self) -> list[DataFile | np.ndarray]:
-        """Those of the tokens and of the index."""
+        """The files of the tokens and of the index."""
         return [*origins(self.tokens), *origins(self.index)]
 
 
-class WholeRows(_Rows):
-    """Rows that were cut long ago; all their tokens count."""
+class FixedRows(_BaseRows):
+    """Rows that the data already has, as in older folders; all their tokens count."""
 
     def __init__(self, tokens: RowFile, count: int | None = None) -> None:
-        """Of the first `count` rows, or of all."""
+        """The first `count` rows, or all."""
         rows, self.length = tokens.shape
         self.tokens, self._count = tokens, rows if count is None else count
         self.size = self._count * self.length
@@ -110,7 +110,7 @@ class WholeRows(_Rows):
         return self._count
 
     def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """Many rows at once; only the pages they lie on are read."""
+        """Many rows at once; only the memory pages that hold them are read."""
         tokens = self.tokens[np.asarray(indices, dtype=np.int64)].astype(np.int64)
         return _batch(tokens, np.full(len(tokens), self.length), np.zeros(len(tokens), dtype=np.int64))
 
@@ -119,7 +119,8 @@ class WholeRows(_Rows):
         return [DataFile(self.tokens.file)]
 
 
-Rows = Windows | Answers | WholeRows
+TokenRows = TextRows | AnswerRows | FixedRows
+"""Rows of any kind."""
 
 
 def _batch(tokens: np.ndarray, length: np.ndarray, prompt: np.ndarray) -> dict[str, Tensor]:

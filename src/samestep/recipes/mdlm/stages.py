@@ -1,4 +1,4 @@
-"""The one stage of the recipe: a network is fitted to rows of text, or to the answers of chats."""
+"""The one stage of the recipe: fit a network to rows of text, or to the answers of chats."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,11 +14,12 @@ from samestep.models.transformer import Transformer
 from samestep.recipes.mdlm import corpus, resolve
 from samestep.recipes.mdlm.config import MdlmConfig
 from samestep.recipes.mdlm.corpus import QUESTIONS, Corpus, DataConfig, load_questions
-from samestep.recipes.mdlm.objective import Objective, figures
-from samestep.recipes.mdlm.pretrained import carry_companions
-from samestep.recipes.mdlm.pt_files import EpochFiles, FitWithFiles
+from samestep.recipes.mdlm.objective import Objective, nll_metrics
+from samestep.recipes.mdlm.pretrained import copy_tokenizer_files
+from samestep.recipes.mdlm.pt_files import EpochFiles, FitWithEpochFiles
 from samestep.recipes.mdlm.sampling import sample, until_end
 from samestep.train.bench import Bench
+from samestep.train.config import named_source
 from samestep.train.fit import Fit
 from samestep.train.learner.ema import Average
 from samestep.train.learner.optimizer import OptimSettings
@@ -30,9 +31,9 @@ PRETRAIN, SFT = "pretrain", "sft"
 
 
 def stages(config: MdlmConfig) -> list[Stage]:
-    """Pre-training on running text, or supervised fine-tuning on chats: the data says which."""
-    name, figure = (SFT, "val/nll") if holds_chats(config.data) else (PRETRAIN, "val/bits_per_byte")
-    return [Stage(name, build, validate=validate, best=(figure, "min"), finish=finish, unit="tokens")]
+    """Pre-training on running text, or supervised fine-tuning on chats, depending on the data."""
+    name, metric = (SFT, "val/nll") if holds_chats(config.data) else (PRETRAIN, "val/bits_per_byte")
+    return [Stage(name, build, validate=validate, best=(metric, "min"), finish=finish, unit="tokens")]
 
 
 def holds_chats(data: DataConfig) -> bool:
@@ -46,7 +47,7 @@ def describe(config: MdlmConfig) -> dict[str, str]:
     """The dataset and the network, for the banner."""
     network = config.model
     shape = f"{network.n_layers} layers of width {network.d_model}, {network.vocab_size:,} tokens"
-    source = config.init_from or config.continue_from
+    source = named_source(config)
     return {
         "dataset": config.data.path or "pydoc_data.topics (the text inside Python)",
         "model": f"{source} ({shape})" if source else shape,
@@ -62,31 +63,33 @@ def build(bench: Bench) -> Fit:
     """One network, fitted to the data."""
     config: MdlmConfig = bench.config
     text = load(config.data)
-    first = None if bench.resumed else resolve.origin(config)  # what it is for has been copied since
-    resolve.check(config, text, first)
+    initial = (
+        None if bench.resumed else resolve.initial_model(config)
+    )  # a resumed run has its own copy of the tokenizer
+    resolve.check_corpus(config, text, initial)
     objective = Objective(config.objective, text.tokenizer.vocabulary, config.seed, text.sft)
     feed = bench.feed(text.train, count=objective.count)
-    if bench.world.is_main:  # once the data is known to be the run's own; its hash is known then, too
+    if bench.world.is_main:  # after the feed has checked the data, which also computed its hash
         write_json(bench.artifact("corpus.json"), text.describe())
         if not bench.resumed:
-            _keep_tokenizer(first, text, bench.artifact(TOKENIZER))
+            _keep_tokenizer(initial, text, bench.artifact(TOKENIZER))
     learner = bench.learner(lambda: Transformer(config.model))
-    fit = partial(FitWithFiles, files=_epoch_files(bench, text)) if config.pt_checkpoints else Fit
+    fit = partial(FitWithEpochFiles, files=_epoch_files(bench, text)) if config.pt_checkpoints else Fit
     return fit(
         learner,
         feed,
         objective.loss,
         validation=bench.rows_once(text.validation, count=objective.measure_count),
         measure=objective.measure,
-        derive=lambda found: figures(found["nll"], text.validation_bytes_per_token),
+        derive=lambda found: nll_metrics(found["nll"], text.validation_bytes_per_token),
         average=Average(learner, config.ema_decay) if config.ema_decay else None,
     )
 
 
-def _keep_tokenizer(first: Trained | None, text: Corpus, folder: Path) -> None:
-    """The run's own copy, with what came beside the tokenizer of the model that it begins with."""
-    if first is not None:
-        carry_companions(first.tokenizer, folder)
+def _keep_tokenizer(initial: Trained | None, text: Corpus, folder: Path) -> None:
+    """Write the run's own copy of the tokenizer, with the other tokenizer files of the pretrained model."""
+    if initial is not None:
+        copy_tokenizer_files(initial.tokenizer, folder)
     text.tokenizer.save(folder)
 
 
@@ -100,37 +103,37 @@ def _epoch_files(bench: Bench, text: Corpus) -> EpochFiles:
     plan = bench.plan(len(text.train))
     return EpochFiles(
         bench.rundir.path,
-        figure="val/nll",
+        metric="val/nll",
         rate=plan.schedule(config),
         optim=OptimSettings.of(config),
-        about={"vocab_size": config.model.vocab_size, "mask_token": text.tokenizer.vocabulary.mask},
+        extra={"vocab_size": config.model.vocab_size, "mask_token": text.tokenizer.vocabulary.mask},
         continued=Path(config.continue_from) if config.continue_from and not bench.resumed else None,
     )
 
 
 def finish(task: Fit, bench: Bench) -> None:
-    """The last epoch's file, where files are asked for; and a little text, so that one sees what was learned."""
-    if isinstance(task, FitWithFiles):
-        task.write_due()
+    """Write the last epoch's file, if files are enabled, and show a few samples."""
+    if isinstance(task, FitWithEpochFiles):
+        task.write_pending()
     if bench.config.samples_at_end:
         _show_samples(task, bench)
 
 
 def _show_samples(task: Fit, bench: Bench) -> None:
-    """Text out of nothing, or answers to the first prompts of the validation rows."""
+    """Sample text without a prompt, or answers to the first prompts of the validation rows."""
     config: MdlmConfig = bench.config
     text = load(config.data)
     vocabulary, decode = text.tokenizer.vocabulary, text.tokenizer.decode
     for number in range(config.samples_at_end):
         row = text.validation[number % len(text.validation)]
         prompt = row["tokens"][: int(row["prompt"])]
-        room = config.model.max_sequence_length - len(prompt)
-        options = replace(config.sampling, length=min(config.sampling.length, room))
+        longest = config.model.max_sequence_length - len(prompt)
+        options = replace(config.sampling, length=min(config.sampling.length, longest))
         ids = torch.tensor([number], device=bench.world.device)
         generating = bench.world.activity.doing("generate")
         with generating, task.weights_in_use(), task.learner.inference() as module:
             given = prompt[None].to(bench.world.device)
             tokens = sample(module, given, options, seed=config.seed, ids=ids, vocabulary=vocabulary)[0].tolist()
-        written = decode(until_end(tokens[len(prompt) :], vocabulary))
-        asked = f"\nprompt:\n{decode(prompt.tolist())}\n" if text.sft else ""
-        bench.screen.print(f"{asked}\n{'answer' if text.sft else 'sampled text'}:\n{written}\n")
+        sampled = decode(until_end(tokens[len(prompt) :], vocabulary))
+        shown_prompt = f"\nprompt:\n{decode(prompt.tolist())}\n" if text.sft else ""
+        bench.screen.print(f"{shown_prompt}\n{'answer' if text.sft else 'sampled text'}:\n{sampled}\n")

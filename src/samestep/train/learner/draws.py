@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from samestep.data import noise
@@ -24,10 +23,9 @@ class Draws:
         """
         scores = logits.double()
         if temperature > 0:
-            tokens = torch.arange(logits.shape[-1], device=logits.device)
             epoch, index = ids[:, :1], ids[:, 1:]
-            key = (self.seed, noise.purpose(self.purpose), step, epoch, index, position, tokens)
-            scores = scores / temperature + noise.gumbel(*key)
+            key = (self.seed, noise.purpose(self.purpose), step, epoch, index, position)
+            scores = noise.add_gumbel(scores / temperature, *key)  # scaled before, so that margins are in its unit
         best = scores.topk(2, dim=-1)
         if self.recorder:
             margins = best.values[:, 0] - best.values[:, 1]

@@ -8,7 +8,7 @@ from samestep.checkpoint.manifest import checkpoint_folders
 from samestep.core.errors import RunFailed, UserError
 from samestep.core.records import Json, read_json, write_json
 from samestep.core.rundir import RunDir
-from samestep.data.fingerprint import Reading, compare, take
+from samestep.data.fingerprint import ReadOptions, compare_fingerprint, take_fingerprint
 from samestep.data.loading import Rows
 from samestep.world.world import World
 
@@ -31,7 +31,7 @@ class FeedName:
         return f"the {self.purpose} data{which} of stage {self.stage!r}"
 
 
-def check_data(rows: Rows, name: FeedName, rundir: RunDir, world: World, reading: Reading) -> None:
+def check_data(rows: Rows, name: FeedName, rundir: RunDir, world: World, reading: ReadOptions) -> None:
     """Record the data's fingerprint, or compare it with the recorded one. Collective: all ranks refuse or none does."""
     refusal, failure = "", None
     if world.is_main:
@@ -51,18 +51,18 @@ def check_data(rows: Rows, name: FeedName, rundir: RunDir, world: World, reading
         raise UserError(refusal)
 
 
-def _compare_or_record(rows: Rows, name: FeedName, rundir: RunDir, reading: Reading) -> str:
+def _compare_or_record(rows: Rows, name: FeedName, rundir: RunDir, reading: ReadOptions) -> str:
     """Rank 0's part: why the run cannot go on with this data; empty if it can."""
     frozen = read_json(rundir.frozen) or {}
     records: list[Json] = frozen.setdefault(name.stage, {}).setdefault(KEY, {}).setdefault(name.purpose, [])
     if name.number >= len(records):
-        records.append(take(rows, reading))
+        records.append(take_fingerprint(rows, reading))
         if checkpoint_folders(rundir.checkpoints(name.stage)):
             logger.info("%s had no fingerprint in this run; it is recorded from now on", name)
         write_json(rundir.frozen, frozen)
         return ""
     before = records[name.number]
-    found = compare(before, rows, reading)
+    found = compare_fingerprint(before, rows, reading)
     if found.difference:
         return (
             f"{name} has changed since this run was started ({found.difference}); restore the data, or start a new "
