@@ -13,6 +13,7 @@ from typing import Any
 
 from samestep.cli.args import SubmitArgs, chosen, options_text
 from samestep.core.config.command_line import take
+from samestep.core.durations import parse_duration
 from samestep.core.errors import EXIT_DONE, UserError
 from samestep.core.output import put
 from samestep.core.rundir import RunDir
@@ -20,7 +21,7 @@ from samestep.launch.schedulers import pbs
 from samestep.launch.schedulers.job import Job, JobPart, room
 from samestep.launch.schedulers.script import Surroundings, resume
 from samestep.launch.schedulers.submit import Submitted, care, scheduler_of, scripts, submit
-from samestep.train.plan import global_batch, seconds
+from samestep.train.plan import global_batch
 from samestep.train.recipe import Recipe
 from samestep.train.run_record import RunRecord, free_name
 from samestep.world.host_lists import expand
@@ -127,7 +128,7 @@ def _complete(
         # Parts have different numbers of ranks, but it is one run with one batch: that of its last part.
         words.append(f"global_batch_size={global_batch(config, parts[-1].room.ranks)}")
     limit = pbs.max_time(asked.job) if scheduler == "pbs" else None
-    if limit is not None and (config.max_time is None or limit < seconds(config.max_time)):
+    if limit is not None and (config.max_time is None or limit < parse_duration(config.max_time)):
         words.append(f"max_time={limit}s")
     ends = [[f"until={part.stages[-1]}"] for part in parts[:-1]]
     ends.append(["until=null"] if len(parts) > 1 and config.until else [])

@@ -10,7 +10,7 @@ import pytest
 
 from samestep.core.errors import UserError
 from samestep.launch.schedulers import pbs, slurm
-from samestep.launch.schedulers.job import Job, JobPart, Room, Site, clock, room, seconds
+from samestep.launch.schedulers.job import Job, JobPart, Room, Site, room
 from samestep.launch.schedulers.script import Surroundings
 from samestep.launch.schedulers.submit import scheduler_of, scripts, submit
 
@@ -202,20 +202,6 @@ def test_room(job: Job, scheduler: str, num_gpus: int | None, wanted: Room) -> N
 def test_room_that_cannot_be(job: Job, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         room(job, "slurm")
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [("30m", "00:30:00"), ("2h", "02:00:00"), ("1d", "24:00:00"), ("1:02:03", "01:02:03"), ("2-01:00:00", "49:00:00")],
-)
-def test_time_limits(text: str, wanted: str) -> None:
-    assert clock(seconds(text)) == wanted
-
-
-@pytest.mark.parametrize("text", ["60", "1:30", "soon", "-5m"])
-def test_time_limits_that_schedulers_read_differently_are_refused(text: str) -> None:
-    with pytest.raises(UserError, match="is not a time limit"):
-        seconds(text)
 
 
 @pytest.mark.parametrize(("time", "grace", "wanted"), [("2h", None, 6900), ("2h", 600, 6600), ("4m", None, 120)])
