@@ -244,9 +244,9 @@ def test_a_rank_of_srun_that_is_stopped_before_training_does_not_tell_of_a_stop(
     """It may be stopped because another one failed, and srun tells of the largest code; also after ranks have met."""
     stopped = """
 import os, signal
-from samestep.cli.train import _leaving_quietly
+from samestep.cli.train import _exit_on_stop_request
 
-with _leaving_quietly():
+with _exit_on_stop_request():
     os.environ["RANK"] = "1"
     signal.raise_signal(signal.SIGTERM)
 """

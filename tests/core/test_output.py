@@ -9,16 +9,16 @@ import pytest
 
 BODY = """
 import sys, time
-from samestep.core.terminal import Lasting, put
+from samestep.core.output import ResilientStream, print_safely
 sys.stdin.readline()          # until nobody reads what is printed
 {show}
 open(sys.argv[1], "w").write("went on")
 sys.exit(75)
 """
 SHOWS = {
-    "put": "put('x' * 100_000, sys.stdout); put('again', sys.stdout)",
-    "lasting": "out = Lasting(sys.stdout); out.write('x' * 100_000); out.flush(); out.write('again'); print('more')",
-    "errors": "put('x' * 100_000, sys.stderr); put('again', sys.stderr)",
+    "print": "print_safely('x' * 100_000, sys.stdout); print_safely('again', sys.stdout)",
+    "stream": "out = ResilientStream(sys.stdout); out.write('x' * 100_000); out.flush(); out.write('x'); print('more')",
+    "errors": "print_safely('x' * 100_000, sys.stderr); print_safely('again', sys.stderr)",
 }
 
 

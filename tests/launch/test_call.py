@@ -15,9 +15,7 @@ from typing import Any
 import pytest
 
 import samestep
-from samestep.core.config import dump
-from samestep.core.config.merging import compose
-from samestep.core.config.schema import plain
+from samestep.core.config import compose, dump, plain
 from samestep.core.errors import UserError
 from samestep.core.records import JsonLines, read_json
 from samestep.launch.call import Launched, _wait, _words
@@ -85,7 +83,7 @@ class Outer:
     ],
 )
 def test_settings_survive_the_command_line(config: Outer) -> None:
-    assert compose(Outer, words=list(_words(plain(dump(config))))) == config
+    assert compose(Outer, args=list(_words(plain(dump(config))))) == config
 
 
 def test_an_interrupt_that_another_thread_is_given_is_passed_on() -> None:

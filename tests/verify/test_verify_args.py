@@ -81,8 +81,8 @@ def test_a_recipe_without_the_preset_is_told_to_declare_one(
     ("words", "presets"), [([], ["verify", "verify-sft"]), (["--preset", "verify-sft"], ["verify-sft"])]
 )
 def test_every_preset_for_proofs_is_proved_unless_one_is_named(words: list[str], presets: list[str]) -> None:
-    asked = RecipeArgs.read(["mdlm", *words], "verify")
-    assert list(verify.chosen(asked, asked.recipe())) == presets
+    asked = RecipeArgs.parse(["mdlm", *words], "verify")
+    assert list(verify.verify_configs(asked, asked.recipe())) == presets
 
 
 @pytest.mark.parametrize("words", [["--kill-seed", "x"], ["--timeout", "0"], ["--keep", "."]])

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from samestep.core.errors import UserError
-from samestep.core.parent import end_with
+from samestep.core.parent import kill_with_parent
 from samestep.data.order import Order, micro_batches
 from samestep.world.world import World
 
@@ -181,7 +181,7 @@ def from_a_worker(dataset: Dataset, item: Any) -> Any:
 
 def _follow(rank_process: int, worker: int) -> None:
     """A loading process ends when its rank does, and leaves requests to stop to it."""
-    end_with(rank_process)
+    kill_with_parent(rank_process)
 
 
 class _Excused(Dataset):

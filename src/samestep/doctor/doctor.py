@@ -14,7 +14,7 @@ from typing import NoReturn
 import torch.distributed as dist
 
 from samestep.core.errors import EXIT_DONE, EXIT_FAILURE, RunFailed, UserError
-from samestep.core.output import put
+from samestep.core.output import print_safely
 from samestep.doctor.check import Check
 from samestep.doctor.checks import (
     collectives,
@@ -84,7 +84,7 @@ def examine(request: Request) -> int:
             _take_part(seat, line, TESTS[request.test])
             return _leave(seat, line, EXIT_DONE)
     except (RunFailed, UserError) as error:  # rank 0 does not know, or is the one: whoever it is says so itself
-        put(f"samestep: {error}", sys.stderr)
+        print_safely(f"samestep: {error}", sys.stderr)
         if place.rank > 0:
             time.sleep(
                 SLACK

@@ -113,7 +113,7 @@ class DoctorReport:
         if self.is_bad and not self.course.stopped:  # for torchrun, which shows it at the end of its own words
             said = f"{summary(findings)}; see the table above"
             word = ExitReport(said, EXIT_FAILURE, 0, socket.gethostname(), traceback=said, time=time.time())
-            word.leave(os.environ)
+            word.write(os.environ)
 
     def _save(self, screen: Console, points: list[Point]) -> None:
         reports, seat = self.course.reports, self.course.seat

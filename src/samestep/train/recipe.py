@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from samestep.core.config.command_line import Alias
+from samestep.core.config import Alias
 from samestep.train.bench import Bench
 from samestep.train.config import Config
 from samestep.train.task import Tick

@@ -71,7 +71,7 @@ def leave_word(rundir: RunDir, word: ExitReport, *, is_main: bool) -> None:
 
 
 def _write(rundir: RunDir, word: ExitReport, is_main: bool) -> None:
-    write_json(rundir.word(word.rank), asdict(word))
+    write_json(rundir.exit_report(word.rank), asdict(word))
     status = read_json(rundir.status) or {}
     if is_main and not is_done(status):
         where = {name: status[name] for name in ("stage", "step", "steps") if name in status}

@@ -19,7 +19,7 @@ from pathlib import Path
 from samestep.checkpoint.manifest import checkpoint_folders
 from samestep.core.exit_report import ExitReport
 from samestep.core.output import FAILURES
-from samestep.core.records import Json
+from samestep.core.records import Json, parse_json_lines, read_json_if_readable
 from samestep.core.rundir import RunDir
 from samestep.train.run_record import RunRecord
 from samestep.why.records import Evidence, Heartbeat, Lock, as_word
@@ -66,7 +66,7 @@ _ECHO = re.compile(r"rank \d+ on \S+ failed: ")
 def gather(rundir: RunDir) -> Evidence:
     """All that can be found out of a run, on any host that sees its directory."""
     record = RunRecord.read(rundir)
-    status, lock = _json(rundir.status) or {}, look(rundir.path / "lock")
+    status, lock = read_json_if_readable(rundir.status) or {}, look(rundir.path / "lock")
     launch, ended, save_failed = _events(rundir)
     beats, words = _beats(rundir), _words(rundir)
     checkpoint = _checkpoint(rundir)
@@ -82,10 +82,10 @@ def gather(rundir: RunDir) -> Evidence:
         save_failed,
         words or _logged(rundir),
         not words,
-        _json(rundir.stall),
+        read_json_if_readable(rundir.stall_report),
         beats,
         lock,
-        last_job((_json(rundir.job / "job.json") or {}).get("jobs", ())),
+        last_job((read_json_if_readable(rundir.job / "job.json") or {}).get("jobs", ())),
         _kernel(own, lock),
         checkpoint,
         _step(rundir, status.get("stage"), beats, checkpoint),
@@ -94,14 +94,6 @@ def gather(rundir: RunDir) -> Evidence:
         int(record.config.get("batch_size", 0)) if record else 0,
         frozenset(str(path.relative_to(rundir.path)) for path in _files(rundir)),
     )
-
-
-def _json(path: Path) -> Json:
-    """The value in a file; None when there is none that can be read."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -115,13 +107,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _rows(path: Path) -> Iterator[dict[str, Json]]:
-    for line in _lines(path):
-        try:
-            row = json.loads(line)
-        except ValueError:  # the first one is cut, or the last one is being written
-            continue
-        if isinstance(row, dict):
-            yield row
+    return parse_json_lines(_lines(path))  # the first line is cut, and the last one may be in writing
 
 
 def _events(rundir: RunDir) -> tuple[Json, Json, str]:
@@ -140,14 +126,14 @@ def _events(rundir: RunDir) -> tuple[Json, Json, str]:
 
 
 def _words(rundir: RunDir) -> list[ExitReport]:
-    found = [as_word(_json(path)) for path in sorted(rundir.watch.glob("rank_*_word.json"))]
+    found = [as_word(read_json_if_readable(path)) for path in sorted(rundir.watch.glob("rank_*_word.json"))]
     return [word for word in found if word is not None]
 
 
 def _beats(rundir: RunDir) -> list[Heartbeat]:
     found = []
     for path in rundir.watch.glob("rank_*.json"):
-        data = _json(path) if re.fullmatch(r"rank_\d+\.json", path.name) else None
+        data = read_json_if_readable(path) if re.fullmatch(r"rank_\d+\.json", path.name) else None
         if isinstance(data, dict) and "rank" in data:
             found.append(_beat(data, path))
     return sorted(found, key=lambda beat: beat.rank)

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from samestep.core.config import dump
-from samestep.core.config.merging import compose
+from samestep.core.config import compose, dump
 from samestep.core.errors import UserError
 from samestep.core.records import write_json
 from samestep.data.prepared.prepare import PrepareConfig, prepare
@@ -27,7 +26,7 @@ SHAPE = TransformerConfig(d_model=16, n_layers=1, n_heads=2, mlp_hidden_size=32,
 
 
 def composed(*words: str) -> MdlmConfig:
-    return compose(MdlmConfig, presets=recipe.presets, aliases=recipe.aliases, words=words)
+    return compose(MdlmConfig, presets=recipe.presets, aliases=recipe.aliases, args=words)
 
 
 @pytest.fixture

@@ -63,10 +63,10 @@ def test_one_that_was_not_heard_is_silent(tmp_path: Path) -> None:
 def test_one_that_left_its_stacks_after_its_last_sign_of_life_holds_the_interpreter(tmp_path: Path) -> None:
     late, post = made(tmp_path)
     silent = beat(1, 5, thread=0xABC)
-    put_report(RunDir(tmp_path).beat(1), silent)
-    stacks = RunDir(tmp_path).stacks(1)
+    put_report(RunDir(tmp_path).heartbeat(1), silent)
+    stacks = RunDir(tmp_path).stack_dump(1)
     stacks.write_text('Timeout!\nThread 0x0abc (most recent call first):\n  File "/mine/busy.py", line 3 in hold\n')
-    later = RunDir(tmp_path).beat(1).stat().st_mtime + 9
+    later = RunDir(tmp_path).heartbeat(1).stat().st_mtime + 9
     os.utime(stacks, (later, later))
     late.judge(beat(0, 5), 0.0)
     post.others = [[beat(0, 5)], [silent]]
@@ -80,10 +80,10 @@ def test_without_the_store_files_tell_who_is_silent(tmp_path: Path) -> None:
     late, post = made(tmp_path, rank=1)
     post.silence = UNHEARD + 1
     for rank in (0, 1):
-        put_report(RunDir(tmp_path).beat(rank), beat(rank, 5, host="elsewhere"))
+        put_report(RunDir(tmp_path).heartbeat(rank), beat(rank, 5, host="elsewhere"))
     assert late.judge(beat(1, 9), 0.0) is None, "the file of rank 0 still looks fresh"
-    old = RunDir(tmp_path).beat(1).stat().st_mtime - OUTDATED - 1
-    os.utime(RunDir(tmp_path).beat(0), (old, old))
+    old = RunDir(tmp_path).heartbeat(1).stat().st_mtime - OUTDATED - 1
+    os.utime(RunDir(tmp_path).heartbeat(0), (old, old))
     stall = late.judge(beat(1, 9), 1.0)
     assert stall is not None and "rank 0 on elsewhere gives no sign of life" in stall.sentence
 

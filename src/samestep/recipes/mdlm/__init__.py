@@ -7,7 +7,7 @@ use         sampling.py and drafting.py (the sampler), infilling.py (pages with 
 exchange    published.py (LLaDA's folders, in and out)
 """
 
-from samestep.core.config.command_line import Alias
+from samestep.core.config import Alias
 from samestep.recipes.mdlm.config import PRESETS, MdlmConfig
 from samestep.recipes.mdlm.generating import generate
 from samestep.recipes.mdlm.harness import evaluate

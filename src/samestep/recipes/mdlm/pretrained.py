@@ -13,7 +13,7 @@ from typing import Any
 
 from samestep.core.config import build
 from samestep.core.errors import UserError
-from samestep.core.records import read_json, write_json
+from samestep.core.records import read_json, read_json_if_readable, write_json
 from samestep.data.tokenizer import load_tokenizer
 from samestep.data.tokenizer.vocabulary import Tokenizer, Vocabulary
 from samestep.models.transformer import Transformer, TransformerConfig
@@ -74,14 +74,14 @@ class Published:
 
 def is_published(folder: Path) -> bool:
     """Whether a folder holds a published LLaDA model."""
-    found = _parsed(folder / CONFIG)
+    found = read_json_if_readable(folder / CONFIG)
     return isinstance(found, dict) and found.get("model_type", KIND) == KIND and "d_model" in found
 
 
 def read_config(folder: Path) -> Published:
     """The network and the special tokens of a published model; what this network does not do is refused by name."""
     path = folder / CONFIG
-    found = _parsed(path)
+    found = read_json_if_readable(path)
     if not isinstance(found, dict):
         raise UserError(f"{path} is missing or is not JSON; give a folder with a published LLaDA model.")
     if found.get("model_type", KIND) != KIND:
@@ -131,13 +131,6 @@ def _ids(path: Path, found: Mapping[str, Any], network: TransformerConfig) -> di
                 f"{network.embeddings} rows; correct it."
             )
     return ids
-
-
-def _parsed(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
 
 
 COMPANIONS = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*")

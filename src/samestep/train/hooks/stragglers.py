@@ -72,7 +72,7 @@ class Speeds:
         """`tell` is given what happens, as an event: its kind and its details."""
         self._bench, self._progress, self._tell = bench, progress, tell
         self._hosts = bench.world.gather(bench.world.host)
-        self._record = JsonLines(bench.rundir.speeds)
+        self._record = JsonLines(bench.rundir.rank_speeds)
         self._judge = StragglerDetector(bench.world.size)
         self._together: list[tuple[int, Sequence[Sequence[float]]]] = []
         self._since, self._before = time.monotonic(), self._totals()

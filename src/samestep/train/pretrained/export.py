@@ -15,7 +15,7 @@ from samestep.checkpoint.safetensor_files import write_safetensors
 from samestep.checkpoint.weight_files import match
 from samestep.checkpoint.weight_sources import Renamed
 from samestep.core.errors import UserError
-from samestep.core.records import put_in_place, sync_folder
+from samestep.core.records import replace_folder, sync_folder
 from samestep.parallel.build import build_blank
 from samestep.train.pretrained.sources import OUTER, names_in
 from samestep.train.pretrained.trained import Trained
@@ -82,7 +82,7 @@ def _appearing(folder: Path, overwrite: bool) -> Iterator[Path]:
         fresh.mkdir(parents=True)
         yield fresh
         sync_folder(fresh)
-        put_in_place(fresh, folder)
+        replace_folder(fresh, folder)
     except OSError as error:
         raise UserError(f"cannot write {folder} ({error.strerror or error}); choose a folder with room") from error
     finally:

@@ -22,11 +22,11 @@ from samestep.core.errors import (
     OutOfMemory,
     RunFailed,
     UserError,
-    complain,
+    print_error,
 )
 from samestep.core.exit_report import ExitReport
 from samestep.core.launch_env import preempted_code
-from samestep.core.output import FAILURES, put, start_logging
+from samestep.core.output import FAILURES, print_safely, start_logging
 from samestep.train.loop import Outcome
 from samestep.train.recipe import Recipe
 from samestep.train.recipe_registry import find_recipe
@@ -138,15 +138,15 @@ def _failed(error: BaseException, world: World, session: Session | None) -> int:
     world.report_failure(error)
     if isinstance(error, KeyboardInterrupt):
         error = RunFailed("interrupted twice: ended at once, without a save")
-        word = replace(ExitReport.of(error, EXIT_INTERRUPTED, plain=True), kind="interrupted")
-        complain(word.text)
+        word = replace(ExitReport.from_error(error, EXIT_INTERRUPTED, plain=True), kind="interrupted")
+        print_error(word.text)
     elif isinstance(error, UserError | RunFailed | PeerFailed):
         logger.error("%s", error)
-        word = ExitReport.of(error, error.exit_code, plain=True, echo=isinstance(error, PeerFailed))
+        word = ExitReport.from_error(error, error.exit_code, plain=True, echo=isinstance(error, PeerFailed))
         _speak(word)
     else:
         logger.error("%s", error, exc_info=error)
-        word = ExitReport.of(error, EXIT_FAILURE, plain=False)
+        word = ExitReport.from_error(error, EXIT_FAILURE, plain=False)
         _speak(word)
     _keep(word, world, session)
     return word.code
@@ -164,21 +164,21 @@ def _out_of_memory(error: BaseException, world: World, session: Session | None) 
         remedy = {"remedy": [f"--batch_size={size // 2}"], "remedy_text": text} if size > 1 else {}
     whole_story = OutOfMemory(f"{told}; {advice}" if advice else told)
     world.report_failure(whole_story)
-    word = ExitReport.of(OutOfMemory(told) if remedy else whole_story, EXIT_MEMORY, plain=True, **remedy)
-    if not word.leave(os.environ):
-        complain(str(whole_story))
+    word = ExitReport.from_error(OutOfMemory(told) if remedy else whole_story, EXIT_MEMORY, plain=True, **remedy)
+    if not word.write(os.environ):
+        print_error(str(whole_story))
     _keep(word, world, session)
     return EXIT_MEMORY
 
 
 def _speak(word: ExitReport) -> None:
     """Leave the word for the launcher to show, or show it."""
-    if word.leave(os.environ):
+    if word.write(os.environ):
         return
     if word.traceback:
-        put(word.traceback, sys.stderr, end="")
+        print_safely(word.traceback, sys.stderr, end="")
     else:
-        complain(word.text)
+        print_error(word.text)
 
 
 def _keep(word: ExitReport, world: World, session: Session | None) -> None:

@@ -1,6 +1,5 @@
 """What a resumed run is refused for: other data than it was started on, or checkpoints that are gone."""
 
-import json
 import logging
 from dataclasses import dataclass
 from typing import Literal
@@ -8,7 +7,7 @@ from typing import Literal
 from samestep.checkpoint.manifest import Checkpoint, checkpoint_folders
 from samestep.checkpoint.store import NoneWhole, Store
 from samestep.core.errors import RunFailed, UserError
-from samestep.core.records import Json, read_json, write_json
+from samestep.core.records import Json, parse_json_lines, read_json, write_json
 from samestep.core.rundir import RunDir
 from samestep.data.fingerprint import Reading, compare, take
 from samestep.data.loading import Rows
@@ -137,12 +136,4 @@ def _events(rundir: RunDir) -> list[dict[str, Json]]:
         lines = rundir.events.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         return []
-    found = []
-    for line in lines:
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict):
-            found.append(event)
-    return found
+    return list(parse_json_lines(lines))

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from samestep.core.errors import EXIT_STALLED, Stalled
 from samestep.core.exit_report import ExitReport
 from samestep.core.launch_env import LAUNCHER
-from samestep.core.output import put
+from samestep.core.output import print_safely
 from samestep.core.records import Json, write_json
 from samestep.core.rundir import RunDir
 from samestep.world.watchdog import stack_dump
@@ -75,16 +75,16 @@ def end_stalled(verdict: dict[str, Json], post: HeartbeatExchange, rundir: RunDi
     """End this rank of a run that hangs; does not return."""
     box.end_within(ENDING)
     speaks = verdict["speaker"] == post.rank
-    word = ExitReport.of(Stalled(verdict["sentence"]), EXIT_STALLED, plain=True, echo=not speaks)
-    if not word.leave(os.environ) and speaks:
-        put(f"samestep: {word.text}", sys.stderr)
+    word = ExitReport.from_error(Stalled(verdict["sentence"]), EXIT_STALLED, plain=True, echo=not speaks)
+    if not word.write(os.environ) and speaks:
+        print_safely(f"samestep: {word.text}", sys.stderr)
     if speaks:
         with suppress(OSError):
-            write_json(rundir.stall, verdict)
+            write_json(rundir.stall_report, verdict)
     _part(word, post, rundir, box)
     with suppress(OSError):
-        if not rundir.stall.exists():  # this rank does not share the speaker's disk
-            write_json(rundir.stall, verdict)
+        if not rundir.stall_report.exists():  # this rank does not share the speaker's disk
+            write_json(rundir.stall_report, verdict)
     _end_silent_neighbours(verdict["reports"])
     end_agent_later(os.environ)
     os._exit(word.code)
@@ -94,8 +94,8 @@ def end_after(failure: dict[str, Json], post: HeartbeatExchange, rundir: RunDir,
     """End this rank, which stands still since another one failed, as in a collective that never returns."""
     box.end_within(ENDING)
     text = f"rank {failure['rank']} on {failure['host']} failed: {failure['text']}"
-    word = ExitReport.of(RuntimeError(text), failure["code"], plain=True, echo=True)
-    word.leave(os.environ)
+    word = ExitReport.from_error(RuntimeError(text), failure["code"], plain=True, echo=True)
+    word.write(os.environ)
     _part(word, post, rundir, box)
     os._exit(word.code)
 
@@ -113,7 +113,7 @@ def _part(word: ExitReport, post: HeartbeatExchange, rundir: RunDir, box: BlackB
     """Leave the word and the stacks behind, and wait a moment for the others to do so."""
     with suppress(OSError):
         box.dump()
-        write_json(rundir.word(word.rank), asdict(word))
+        write_json(rundir.exit_report(word.rank), asdict(word))
         stack_dump.dump_collectives(rundir.collectives(word.rank))
     post.leaves = True
     end = time.monotonic() + PARTING

@@ -88,7 +88,7 @@ class HeartbeatExchange:
         now = time.monotonic()
         if self.outgoing and now - self._filed >= BETWEEN_FILES:
             self._filed = now
-            put_report(self._rundir.beat(self.rank), self.outgoing[0])
+            put_report(self._rundir.heartbeat(self.rank), self.outgoing[0])
 
     def _exchange(self) -> None:
         self._store.set(_BEAT.format(self.rank), json.dumps(self.outgoing))
@@ -126,7 +126,7 @@ def filed_reports(rundir: RunDir, size: int) -> list[Report]:
     Times are those of the disk, which is one for all who share it.
     """
     found = []
-    for path in (rundir.beat(rank) for rank in range(size)):
+    for path in (rundir.heartbeat(rank) for rank in range(size)):
         with suppress(OSError, ValueError):
             report = read_json(path)
             found += [(path.stat().st_mtime, report)] if report else []

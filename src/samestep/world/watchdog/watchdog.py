@@ -83,7 +83,7 @@ class Suspicion:
         if report["alive"]:
             return report
         with suppress(OSError):
-            stacks, beat = self._rundir.stacks(report["rank"]), self._rundir.beat(report["rank"])
+            stacks, beat = self._rundir.stack_dump(report["rank"]), self._rundir.heartbeat(report["rank"])
             places = stack_dump.dumped_places(stacks.read_text(), report["thread"])
             if places and stacks.stat().st_mtime > beat.stat().st_mtime:  # written after its last sign of life
                 return {**report, "state": "held", "where": stack_dump.relevant(places)}
@@ -147,7 +147,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
     def __enter__(self) -> Self:
-        self._box = BlackBox(self._rundir.stacks(self._world.rank), alone=self._world.size == 1)
+        self._box = BlackBox(self._rundir.stack_dump(self._world.rank), alone=self._world.size == 1)
         self._arm(self._look(0.0)[0])
         self._post.start()
         self._thread.start()
@@ -161,7 +161,7 @@ class Watchdog:
         self._box.close()
         self._post.close()
         with suppress(OSError):
-            put_report(self._rundir.beat(self._world.rank), self._look(0.0)[0])
+            put_report(self._rundir.heartbeat(self._world.rank), self._look(0.0)[0])
 
     def _run(self) -> None:
         try:
