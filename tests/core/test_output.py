@@ -1,4 +1,4 @@
-"""A terminal or pipe that vanishes ends the showing, not the program, and does not change its exit code."""
+"""A closed terminal or pipe ends the output, not the program, and does not change its exit code."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ import pytest
 BODY = """
 import sys, time
 from samestep.core.output import ResilientStream, print_safely
-sys.stdin.readline()          # until nobody reads what is printed
+sys.stdin.readline()          # until the reader of the output is gone
 {show}
 open(sys.argv[1], "w").write("went on")
 sys.exit(75)

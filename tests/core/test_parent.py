@@ -40,7 +40,7 @@ def family(folder: Path, body: str) -> tuple[subprocess.Popen, int]:
 def wait_for(condition: object, seconds: float = 20) -> None:
     end = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
-        assert time.monotonic() < end, "waited in vain"
+        assert time.monotonic() < end, "waited too long"
         time.sleep(0.02)
 
 

@@ -1,11 +1,14 @@
-"""The args of all verbs, in this order: those that take a run, a model or a recipe; then `train` and `submit`."""
+"""The args of all verbs, in this order: those that take a run, a model or a recipe; then `train` and `submit`.
+
+The recipes are imported inside functions, because they need torch: `checkpoints` and `why` answer without it.
+"""
 
 import os
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from samestep.core.config import (
     changed,
@@ -23,9 +26,10 @@ from samestep.core.config.files import PACKAGE_CONF, find_config_file, load_conf
 from samestep.core.errors import EXIT_DONE, UserError, print_error
 from samestep.core.rundir import RunDir
 from samestep.launch.schedulers.job import SHORT, VARIABLE, Job, Site
-from samestep.train.recipe import Recipe
-from samestep.train.recipe_registry import find_recipe, known_recipes, recipe_path
 from samestep.train.run_record import RunRecord, find_run, with_run_path
+
+if TYPE_CHECKING:
+    from samestep.train.recipe import Recipe
 
 # Verbs that take a run: checkpoints, why.
 
@@ -77,16 +81,20 @@ class RecipeArgs:
     @classmethod
     def parse(cls, args: Sequence[str], verb: str, extra: Sequence[str] = ()) -> "RecipeArgs":
         """Parse a command line; the recipe is its first arg that is not an option."""
+        from samestep.train.recipe_registry import known_recipes
+
         options, rest = split_options(args, [*CONFIG_OPTIONS, *extra])
         if not rest or rest[0].startswith("-") or "=" in rest[0]:
             raise UserError(f"samestep {verb} needs a recipe first, one of: {', '.join(known_recipes())}")
         return cls(rest[0], options, rest[1:])
 
-    def recipe(self) -> Recipe:
+    def recipe(self) -> "Recipe":
         """The recipe of this name."""
+        from samestep.train.recipe_registry import find_recipe
+
         return find_recipe(self.name)
 
-    def config(self, recipe: Recipe, preset: str | None = None) -> Any:
+    def config(self, recipe: "Recipe", preset: str | None = None) -> Any:
         """Its config: default < preset < file < command line; then `resolve`, which sets what depends on the data."""
         paths = {name: Path(self.options[name]) for name in ("config", "config-path") if name in self.options}
         config = compose(
@@ -103,7 +111,7 @@ class RecipeArgs:
         return recipe.resolve(config) if recipe.resolve else config
 
 
-def override_config(recipe: Recipe, data: Mapping[str, Any], args: Sequence[str]) -> Any:
+def override_config(recipe: "Recipe", data: Mapping[str, Any], args: Sequence[str]) -> Any:
     """A run's own config, with the settings that `args` override."""
     return override(recipe.config, data, aliases={**COMMON_ALIASES, **recipe.aliases}, args=args)
 
@@ -111,8 +119,10 @@ def override_config(recipe: Recipe, data: Mapping[str, Any], args: Sequence[str]
 # train, and the training part of submit.
 
 
-def parse_train(args: Sequence[str]) -> tuple[str, Recipe, Any]:
+def parse_train(args: Sequence[str]) -> "tuple[str, Recipe, Any]":
     """The recipe's name, the recipe, and the config of a new or resumed run."""
+    from samestep.train.recipe_registry import find_recipe
+
     options, rest = split_options(args, ["resume"])
     if "resume" not in options:
         return _new_run(args)
@@ -126,13 +136,15 @@ def parse_train(args: Sequence[str]) -> tuple[str, Recipe, Any]:
     return record.recipe, recipe, _resumed_config(recipe, record, rundir, rest)
 
 
-def _new_run(args: Sequence[str]) -> tuple[str, Recipe, Any]:
+def _new_run(args: Sequence[str]) -> "tuple[str, Recipe, Any]":
+    from samestep.train.recipe_registry import recipe_path
+
     recipe_args = RecipeArgs.parse(args, "train")
     recipe = recipe_args.recipe()
     return recipe_path(recipe_args.name), recipe, recipe_args.config(recipe)
 
 
-def _resumed_config(recipe: Recipe, record: RunRecord, rundir: RunDir, args: Sequence[str]) -> Any:
+def _resumed_config(recipe: "Recipe", record: RunRecord, rundir: RunDir, args: Sequence[str]) -> Any:
     """The run's own config; only settings that do not affect the results may be overridden."""
     data = {**record.config, "name": rundir.path.name, "out": str(rundir.path.parent)}
     config = override_config(recipe, data, args)

@@ -102,7 +102,7 @@ class RunDir:
         return self.watch / f"rank_{rank}_collectives.json"
 
     def exit_report(self, rank: int) -> Path:
-        """Why one rank failed, if it could still write that. The file keeps its old name, so that old runs can be read."""
+        """Why one rank failed, if it could still write that. The file keeps an old name, for old runs."""
         return self.watch / f"rank_{rank}_word.json"
 
     def log(self, rank: int) -> Path:

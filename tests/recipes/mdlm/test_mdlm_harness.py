@@ -10,6 +10,7 @@ import pytest
 import torch
 from exact_toy import LENGTH, TOY, ExactConditionals
 
+from samestep.cli.evaluate import metric_rows
 from samestep.cli.main import main
 from samestep.models.transformer import TransformerConfig
 from samestep.recipes.mdlm.config import MdlmConfig
