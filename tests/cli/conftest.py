@@ -20,17 +20,17 @@ class Shell:
     folder: Path
     launches: int = 0
 
-    def start(self, *words: str, ranks: int = 1, env: dict[str, str] | None = None) -> local.Workers:
-        """Begin `samestep WORDS` on so many ranks."""
+    def start(self, *args: str, ranks: int = 1, env: dict[str, str] | None = None) -> local.Workers:
+        """Begin `samestep ARGS` on so many ranks."""
         self.launches += 1
         preload = ["samestep.train.session.session"]
-        return local.start(main, ranks, words, logs=self.folder / f"out_{self.launches}", env=env, preload=preload)
+        return local.start(main, ranks, args, logs=self.folder / f"out_{self.launches}", env=env, preload=preload)
 
     def __call__(
-        self, *words: str, ranks: int = 1, env: dict[str, str] | None = None
+        self, *args: str, ranks: int = 1, env: dict[str, str] | None = None
     ) -> tuple[Sequence[int | None], str]:
         """Run it to its end: the exit codes, and what rank 0 printed."""
-        workers = self.start(*words, ranks=ranks, env=env)
+        workers = self.start(*args, ranks=ranks, env=env)
         return workers.wait(60), workers.output(0)
 
 

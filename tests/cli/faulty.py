@@ -1,4 +1,4 @@
-"""A recipe whose data is bad from a chosen sample on, for tests of what users are told."""
+"""A recipe whose data is bad from a chosen sample on, for tests of the messages that users get."""
 
 from dataclasses import dataclass
 

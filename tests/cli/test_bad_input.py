@@ -1,4 +1,4 @@
-"""Bad input gets one sentence and exit code 2; nothing is lost, nothing is half done."""
+"""Bad input gets one sentence and exit code 2; nothing is lost or left half done."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ MDLM = ["train", "mdlm", "--preset", "verify", "--no-log.tensorboard"]
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("args", "expected"),
     [
         (["fly"], "no verb 'fly'; choose one of train"),
         (["train", "mdml"], "no recipe 'mdml' (did you mean 'mdlm'?)"),
@@ -45,29 +45,29 @@ MDLM = ["train", "mdlm", "--preset", "verify", "--no-log.tensorboard"]
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_one_sentence_and_exit_code_2(words: list[str], expected: str, shell: Shell) -> None:
+def test_one_sentence_and_exit_code_2(args: list[str], expected: str, shell: Shell) -> None:
     Path("empty.txt").touch()
     Path("short.txt").write_text("short")
-    codes, output = shell(*words)
+    codes, output = shell(*args)
     assert codes == [2], output
-    said = [line for line in output.splitlines() if line.startswith("samestep: ")]
-    assert len(said) == 1, output
-    assert expected in said[0]
+    printed = [line for line in output.splitlines() if line.startswith("samestep: ")]
+    assert len(printed) == 1, output
+    assert expected in printed[0]
     assert "Traceback" not in output
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_nan_is_skipped_by_all_then_stops_with_step_and_samples(shell: Shell, ranks: int) -> None:
-    words = ["--global_batch_size", "5", "--max_bad_steps", "3", "--epochs", "100", "--name", "a", "--log.every", "1"]
-    codes, output = shell("train", FAULTY, *words, "--nan_rows", "30", ranks=ranks)
+    args = ["--global_batch_size", "5", "--max_bad_steps", "3", "--epochs", "100", "--name", "a", "--log.every", "1"]
+    codes, output = shell("train", FAULTY, *args, "--nan_rows", "30", ranks=ranks)
     assert codes == [1] * ranks, output
     assert "not finite for 3 steps in a row, the last at step 2 with samples" in output
     assert "Traceback" not in output
 
 
 def test_a_few_bad_samples_do_not_end_the_run(shell: Shell) -> None:
-    words = ["--global_batch_size", "5", "--epochs", "2", "--name", "a", "--log.every", "1"]
-    codes, output = shell("train", FAULTY, *words, "--nan_rows", "1", ranks=2)
+    args = ["--global_batch_size", "5", "--epochs", "2", "--name", "a", "--log.every", "1"]
+    codes, output = shell("train", FAULTY, *args, "--nan_rows", "1", ranks=2)
     assert codes == [0, 0], output
     rows = list(JsonLines(Path("runs/a/metrics.jsonl")))
     assert sum(row["skipped"] for row in rows) == 2, "the bad sample comes once an epoch"

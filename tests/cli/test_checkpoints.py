@@ -1,4 +1,4 @@
-"""`samestep checkpoints RUN`: what was saved, and whether it is whole, quickly or thoroughly."""
+"""`samestep checkpoints RUN`: what was saved, and whether it is intact, by a quick or a full check."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ from samestep.checkpoint.store import Store
 from samestep.cli.main import main
 from samestep.world.world import World
 
-FIGURES = {10: 0.5, 20: 0.25, 30: 0.75, 40: None}
+METRICS = {10: 0.5, 20: 0.25, 30: 0.75, 40: None}
 
 
 class Part:
@@ -22,7 +22,7 @@ class Part:
         return {"w": torch.ones(3000), "n": 1}
 
     def load_state_dict(self, state: dict) -> None:
-        raise AssertionError("nobody loads")
+        raise AssertionError("nothing is loaded")
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         store = Store(path / "checkpoints" / stage, World.single())
         store.keep = type(store.keep)(keep_last=9)
         for step in steps:
-            about = {"figure": FIGURES[step], "figure_name": "val/loss", "figure_mode": "min"} if stage == "fit" else {}
+            about = {"figure": METRICS[step], "figure_name": "val/loss", "figure_mode": "min"} if stage == "fit" else {}
             store.save(step, {"part": Part()}, about)
     return path
 
@@ -46,7 +46,7 @@ def fit(run: Path, step: int) -> Path:
 
 
 def rows(output: str, stage: str) -> list[list[str]]:
-    """The lines of a stage's table, by word."""
+    """The lines of a stage's table, split at spaces."""
     lines = output.splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith(f"stage {stage}: "))
     found = []
@@ -57,12 +57,12 @@ def rows(output: str, stage: str) -> list[list[str]]:
     return found
 
 
-def test_a_quick_look_reads_no_data(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_quick_check_reads_no_data(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = fit(run, 20) / "__0_0.distcp"
     data.write_bytes(bytes(data.stat().st_size))  # of the right size, though of nothing else
     assert main(["checkpoints", "a"]) == 0
     output = capsys.readouterr().out
-    assert rows(output, "dump")[0] == ["step", "size", "age", "figure", "state"]
+    assert rows(output, "dump")[0] == ["step", "size", "age", "metric", "state"]
     found = rows(output, "fit")
     assert found[0] == ["step", "size", "age", "val/loss", "state"]
     assert [row[0] for row in found[1:]] == ["10", "20", "30", "40"]
@@ -81,7 +81,12 @@ def test_a_quick_look_reads_no_data(run: Path, capsys: pytest.CaptureFixture[str
 def test_verify_reads_everything_and_says_what_is_wrong(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["checkpoints", str(run), "--verify"]) == 0
     output = capsys.readouterr().out
-    assert [" ".join(row[6:]) for row in rows(output, "fit")[1:]] == ["whole", "whole, best", "whole", "whole, newest"]
+    assert [" ".join(row[6:]) for row in rows(output, "fit")[1:]] == [
+        "intact",
+        "intact, best",
+        "intact",
+        "intact, newest",
+    ]
     assert "--verify" not in output
 
     data = fit(run, 20) / "__0_0.distcp"
@@ -90,14 +95,14 @@ def test_verify_reads_everything_and_says_what_is_wrong(run: Path, capsys: pytes
     assert main(["checkpoints", str(run), "--verify"]) == 1
     states = [" ".join(row[6:]) for row in rows(capsys.readouterr().out, "fit")[1:]]
     assert states == [
-        "whole, best",
+        "intact, best",
         "damaged: __0_0.distcp does not match its checksum",
-        "whole, newest",
+        "intact, newest",
         "damaged: state.json is missing",
     ]
 
 
-def test_what_a_quick_look_can_see(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_quick_check_finds(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (fit(run, 10) / "manifest.json").unlink()
     with open(fit(run, 20) / "ranks.json", "a") as file:
         file.write(" ")
@@ -110,7 +115,7 @@ def test_what_a_quick_look_can_see(run: Path, capsys: pytest.CaptureFixture[str]
     assert states[1].startswith("damaged: ranks.json has ")
     assert "has format 7 and this version of samestep reads formats up to 1" in states[2]
     assert states[3] == "not checked, newest"
-    assert "the save of step 50 is under way, or was cut off" in output
+    assert "the save of step 50 is in progress, or was interrupted" in output
 
 
 def test_a_run_without_checkpoints(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,7 +126,7 @@ def test_a_run_without_checkpoints(run: Path, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("args", "sentence"),
     [
         (["c"], "'c' is not a run directory; runs in runs/: a"),
         (["a", "b"], "one run is expected, not 2; the command is: samestep checkpoints RUN [--verify]"),
@@ -129,16 +134,16 @@ def test_a_run_without_checkpoints(run: Path, capsys: pytest.CaptureFixture[str]
     ],
 )
 def test_mistakes_are_answered_with_a_sentence(
-    run: Path, capsys: pytest.CaptureFixture[str], words: list[str], sentence: str
+    run: Path, capsys: pytest.CaptureFixture[str], args: list[str], sentence: str
 ) -> None:
-    assert main(["checkpoints", *words]) == 2
+    assert main(["checkpoints", *args]) == 2
     assert sentence in capsys.readouterr().err
 
 
 def test_no_torch_is_needed_for_the_list(run: Path) -> None:
     code = "import sys; from samestep.cli.main import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
-    for words in (["a"], ["a", "--verify"], ["--help"]):
-        ended = subprocess.run([sys.executable, "-c", code, "checkpoints", *words], capture_output=True, text=True)
+    for args in (["a"], ["a", "--verify"], ["--help"]):
+        ended = subprocess.run([sys.executable, "-c", code, "checkpoints", *args], capture_output=True, text=True)
         assert ended.returncode == 0, ended.stderr
 
 
@@ -149,4 +154,4 @@ def test_a_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert main(["checkpoints", "a", "--verify"]) == 0
     found = rows(capsys.readouterr().out, "fit")
     assert found[0][3] == "val/error"
-    assert (found[1][0], " ".join(found[1][6:])) == ("8", "whole, newest, best")
+    assert (found[1][0], " ".join(found[1][6:])) == ("8", "intact, newest, best")

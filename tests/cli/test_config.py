@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from samestep.cli.config import show
-from samestep.core.config.command_line import Alias
+from samestep.core.config import Alias
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def test_a_chat_says_what_was_cut(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("args", "sentence"),
     [
         (["frobnicate"], "there is no samestep data frobnicate"),
         (["prepare"], "name what to prepare first"),
@@ -56,11 +56,11 @@ def test_a_chat_says_what_was_cut(capsys: pytest.CaptureFixture[str]) -> None:
         (["prepare", "shakespeare", "--from", "none.txt"], "none.txt does not exist"),
     ],
 )
-def test_mistakes_are_one_sentence(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["data", *words]) == 2
-    complaint = capsys.readouterr().err
-    assert sentence in complaint
-    assert complaint.count("\n") == 1
+def test_mistakes_are_one_sentence(args: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", *args]) == 2
+    printed = capsys.readouterr().err
+    assert sentence in printed
+    assert printed.count("\n") == 1
 
 
 def test_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""`samestep doctor`: by hand, with ranks of its own, and what it says to a wrong word."""
+"""`samestep doctor`: by hand, with ranks of its own, and its messages about wrong args."""
 
 import os
 import resource
@@ -30,11 +30,11 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_by_hand_it_looks_at_this_machine_in_this_process(alone: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["doctor", "--device=cpu", "--json=found.json"])
-    told = capsys.readouterr().out
-    assert max(len(line) for line in told.splitlines()) <= 100
+    output = capsys.readouterr().out
+    assert max(len(line) for line in output.splitlines()) <= 100
     (machine,) = read_json(alone / "found.json")["machines"].values()
     bad = [check for check in machine["checks"] if check["result"] == "failed"]
-    assert code == (EXIT_FAILURE if bad else EXIT_DONE), told  # of this machine nothing is known
+    assert code == (EXIT_FAILURE if bad else EXIT_DONE), output  # depends on this machine
     assert {"versions", "samestep's code", "ports", "disk: rename and locks"} <= {c["name"] for c in machine["checks"]}
     assert machine["versions"]["torch"] == torch.__version__
     assert "measured" not in machine
@@ -70,13 +70,13 @@ def test_a_full_disk_is_found(alone: Path, capsys: pytest.CaptureFixture[str]) -
         code = main(["doctor", "--device=cpu", f"--out={small}"])
     finally:
         subprocess.run(["umount", str(small)], check=True)
-    told = " ".join(capsys.readouterr().out.split())
+    output = " ".join(capsys.readouterr().out.split())
     assert code == EXIT_FAILURE
-    assert "disk space FAILED" in told
+    assert "disk space FAILED" in output
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("args", "message"),
     [
         (["--test", "some"], "--test must be basic, ddp or all, not 'some'"),
         (["--timeout", "soon"], "--timeout must be a number of seconds"),
@@ -84,17 +84,17 @@ def test_a_full_disk_is_found(alone: Path, capsys: pytest.CaptureFixture[str]) -
         (["--nproc", "many"], "--nproc must be auto or a whole number"),
     ],
 )
-def test_a_wrong_word_is_one_sentence(
-    words: list[str], told: str, alone: Path, capsys: pytest.CaptureFixture[str]
+def test_a_wrong_arg_is_one_sentence(
+    args: list[str], message: str, alone: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["doctor", *words]) == EXIT_USER
-    assert told in capsys.readouterr().err
+    assert main(["doctor", *args]) == EXIT_USER
+    assert message in capsys.readouterr().err
 
 
 def test_under_a_launcher_it_starts_no_ranks(shell: Run) -> None:
-    codes, told = shell("doctor", "--nproc", "2")
+    codes, output = shell("doctor", "--nproc", "2")
     assert codes == [EXIT_USER]
-    assert "leave out --nproc" in told
+    assert "leave out --nproc" in output
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,10 +111,10 @@ def test_scripts_of_tests_are_not_collected_as_tests(pytestconfig: pytest.Config
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_all_on_gpus(shell: Run, tmp_path: Path) -> None:
     count = min(2, torch.cuda.device_count())
-    codes, told = shell("doctor", "--test", "all", "--device", "cuda", "--json", "found.json", ranks=count)
+    codes, output = shell("doctor", "--test", "all", "--device", "cuda", "--json", "found.json", ranks=count)
     (machine,) = read_json(tmp_path / "found.json")["machines"].values()
     checks = {check["name"]: check["result"] for check in machine["checks"]}
-    assert set(codes) == {EXIT_DONE}, told
+    assert set(codes) == {EXIT_DONE}, output
     assert checks["all-reduce values"] == checks["DDP gradients"] == checks["host to device"] == "ok"
     assert machine["device"] == "cuda"
     assert min(machine["measured"]["to_device_bytes_per_s"]) > 0

@@ -21,12 +21,12 @@ def metrics(path: Path) -> list[dict]:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_it_is_resumed_and_ends_as_it_would_have(shell: Shell, ranks: int) -> None:
-    shutil.copytree(EARLIER / "run", "runs/whole")
+    shutil.copytree(EARLIER / "run", "runs/earlier")
     shutil.copy(EARLIER / "sine.py", "sine.py")
-    codes, output = shell("train", "--resume", "whole", ranks=ranks)
+    codes, output = shell("train", "--resume", "earlier", ranks=ranks)
     assert codes == [0] * ranks, output
     assert "step_00000015, step 15" in output
-    found, wanted = metrics(Path("runs/whole/metrics.jsonl")), metrics(EARLIER / "run" / "metrics.jsonl")
+    found, wanted = metrics(Path("runs/earlier/metrics.jsonl")), metrics(EARLIER / "run" / "metrics.jsonl")
     assert len(found) == len(wanted)
     for mine, theirs in zip(found, wanted):
         assert {**mine, "stage": 0} == pytest.approx({**theirs, "stage": 0}, rel=1e-4), (

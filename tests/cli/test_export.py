@@ -27,9 +27,9 @@ def test_a_run_goes_out_and_comes_back(shell: Shell, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("args", "sentence"),
     [
-        (["a"], "two words are expected, not 1; the command is: samestep export RUN"),
+        (["a"], "two arguments are expected, not 1; the command is: samestep export RUN"),
         (["a", "b", "--half"], "there is no option --half"),
         (["a", "b", "--dtype", "fp8"], "--dtype must be bf16 or fp32, not 'fp8'"),
         (["a", "b", "--max_shard_size", "much"], "'much' is no size"),
@@ -38,12 +38,12 @@ def test_a_run_goes_out_and_comes_back(shell: Shell, capsys: pytest.CaptureFixtu
     ],
 )
 def test_bad_words_are_refused(
-    words: list[str],
+    args: list[str],
     sentence: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["export", *words]) == 2
+    assert main(["export", *args]) == 2
     assert sentence in capsys.readouterr().err

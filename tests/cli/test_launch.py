@@ -16,7 +16,7 @@ import torch
 
 import samestep
 from cli.conftest import EXAMPLE, Shell
-from cli.test_train import figures, rows, weights_of
+from cli.test_train import metrics_of, rows, weights_of
 from samestep.core.errors import RunFailed, UserError
 from samestep.core.records import JsonLines, read_json
 from samestep.core.rundir import RunDir
@@ -57,10 +57,10 @@ def workers(mark: str) -> dict[int, int]:
 
 
 @contextmanager
-def command(*words: str, nproc: int = 2) -> Iterator[subprocess.Popen[str]]:
+def command(*args: str, nproc: int = 2) -> Iterator[subprocess.Popen[str]]:
     """`samestep train WORDS --nproc N` as a shell starts it; what is left of it in the end is killed."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "samestep", "train", *words, *PLAIN, "--nproc", str(nproc)],
+        [sys.executable, "-m", "samestep", "train", *args, *PLAIN, "--nproc", str(nproc)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -80,7 +80,7 @@ def result(process: subprocess.Popen[str], timeout: float = 90) -> tuple[int, st
 def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "waited in vain"
+        assert time.monotonic() < end, "waited too long"
         time.sleep(0.02)
 
 
@@ -94,7 +94,7 @@ def why(run: str) -> Diagnosis:
 
 def test_a_killed_rank_is_restarted_in_the_same_run_and_the_result_is_the_same_bit_for_bit(shell: Shell) -> None:
     settings = ["--epochs", "2", "--batch_size", "2", "--checkpoint.every_steps", "2"]
-    assert shell("train", TROUBLE, *PLAIN, *settings, "--name", "whole", ranks=2)[0] == [0, 0]
+    assert shell("train", TROUBLE, *PLAIN, *settings, "--name", "uninterrupted", ranks=2)[0] == [0, 0]
     mark = f"--pause={0.05:.17f}"
     with command(TROUBLE, *settings, mark, "--max-restarts", "1") as process:
         wait_for(lambda: stepping("trouble-default-1", 5))
@@ -104,15 +104,15 @@ def test_a_killed_rank_is_restarted_in_the_same_run_and_the_result_is_the_same_b
     assert "samestep: rank 1 on " in output and "was killed by SIGKILL" in output
     assert "restarting from the last checkpoint (restart 1 of 1)" in output
     assert output.count("Traceback") == 0, "rank 0 only lost its peer"
-    assert [path.name for path in Path("runs").iterdir() if path.name != "whole"] == ["trouble-default-1"]
+    assert [path.name for path in Path("runs").iterdir() if path.name != "uninterrupted"] == ["trouble-default-1"]
     run = Path("runs/trouble-default-1")
     resumes = [row for row in JsonLines(run / "events.jsonl") if row["kind"] == "resume"]
     assert len(resumes) == 1 and resumes[0]["step"] >= 2
     ended = [row for row in JsonLines(run / "events.jsonl") if row["kind"] == "ended"]
     assert [(row["rank"], row["code"], row["restart"]) for row in ended] == [(1, -signal.SIGKILL, True)]
     assert why("trouble-default-1").verdict == "finished"
-    assert figures(run) == figures(Path("runs/whole"))
-    assert weights_of(str(run)) == weights_of("runs/whole")
+    assert metrics_of(run) == metrics_of(Path("runs/uninterrupted"))
+    assert weights_of(str(run)) == weights_of("runs/uninterrupted")
 
 
 def test_sigterm_to_the_launcher_stops_all_ranks_resumably(shell: Shell) -> None:
@@ -161,7 +161,7 @@ def test_workers_of_a_killed_launcher_save_and_go(shell: Shell) -> None:
 
 def test_out_of_memory_halves_the_micro_batch_and_keeps_the_global_batch(shell: Shell) -> None:
     settings = ["--batch_size", "5", "--checkpoint.every_steps", "1", "--evidence"]
-    assert shell("train", TROUBLE, *PLAIN, *settings, "--name", "whole", "--later", ranks=2)[0] == [0, 0]
+    assert shell("train", TROUBLE, *PLAIN, *settings, "--name", "uninterrupted", "--later", ranks=2)[0] == [0, 0]
     with command(TROUBLE, *settings, "--name", "tight", "--later", "--room", "2") as process:
         code, output = result(process, timeout=90)
     assert code == 0, output
@@ -170,8 +170,8 @@ def test_out_of_memory_halves_the_micro_batch_and_keeps_the_global_batch(shell: 
     assert "Traceback" not in output
     frozen = read_json(Path("runs/tight/frozen.json"))
     assert [frozen[stage]["plan"]["global_batch"] for stage in ("fit", "again")] == [10, 10]
-    assert samples("tight") == samples("whole")
-    for name, tensor in weights_of("runs/whole").items():
+    assert samples("tight") == samples("uninterrupted")
+    for name, tensor in weights_of("runs/uninterrupted").items():
         torch.testing.assert_close(torch.tensor(weights_of("runs/tight")[name]), torch.tensor(tensor))
 
 
@@ -209,7 +209,7 @@ def test_a_stage_that_begins_after_a_resume_at_other_ranks_keeps_the_global_batc
 
 
 @pytest.mark.parametrize(
-    ("words", "env", "expected"),
+    ("args", "env", "expected"),
     [
         (["--nproc", "none"], {}, "--nproc must be auto or a whole number of at least 1, not 'none'"),
         (["--nproc", "2", "--max-restarts", "-1"], {}, "--max-restarts must be a whole number of at least 0"),
@@ -229,24 +229,24 @@ def test_a_stage_that_begins_after_a_resume_at_other_ranks_keeps_the_global_batc
     ],
 )
 def test_senseless_launches_are_refused_at_once(
-    words: list[str], env: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+    args: list[str], env: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 ) -> None:
     from samestep.cli.main import main
 
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    assert main(["train", "mdlm", *words]) == 2
+    assert main(["train", "mdlm", *args]) == 2
     assert expected in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("env", "code"), [({}, 75), (SRUN, 0)])
 def test_a_rank_of_srun_that_is_stopped_before_training_does_not_tell_of_a_stop(env: dict[str, str], code: int) -> None:
-    """It may be stopped because another one failed, and srun tells of the largest code; also after ranks have met."""
+    """It may be stopped because another one failed, and srun returns the largest code; also after the rendezvous."""
     stopped = """
 import os, signal
-from samestep.cli.train import _leaving_quietly
+from samestep.cli.train import _exit_on_stop_request
 
-with _leaving_quietly():
+with _exit_on_stop_request():
     os.environ["RANK"] = "1"
     signal.raise_signal(signal.SIGTERM)
 """

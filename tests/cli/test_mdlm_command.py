@@ -24,16 +24,16 @@ def chats(folder: Path) -> Path:
     """Forty questions with answers, prepared as characters."""
     rows = [{"prompt": f"{a} + {b}?", "answer": f"{a + b}."} for a in range(5) for b in range(8)]
     (folder / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ["--out", str(folder / "chats"), "--tokenizer", "char", "--sequence_length", "40"]
-    assert main(["data", "prepare", str(folder / "chats.jsonl"), *words]) == 0
+    args = ["--out", str(folder / "chats"), "--tokenizer", "char", "--sequence_length", "40"]
+    assert main(["data", "prepare", str(folder / "chats.jsonl"), *args]) == 0
     return folder / "chats"
 
 
 def test_answers_to_chats_are_learned_and_a_run_goes_on_from_its_file(shell: Shell) -> None:
     data = chats(shell.folder)
     flags = ["--data_dir", str(data), "--data.limit=null", "--save_dir", "out", "--epochs", "2", "--batch_size", "3"]
-    words = ["train", "mdlm", *SMALL, *flags, "--learning_rate", "1e-3", "--no_fp16", "--pt_checkpoints"]
-    codes, output = shell(*words, "--name", "a", "--ema_decay=0.9")
+    args = ["train", "mdlm", *SMALL, *flags, "--learning_rate", "1e-3", "--no_fp16", "--pt_checkpoints"]
+    codes, output = shell(*args, "--name", "a", "--ema_decay=0.9")
     assert codes == [0], output
     found = [line.split("  ")[0] for line in output.splitlines() if "  " in line]
     assert [found.count(label) for label in LABELS] == [1] * len(LABELS), output
@@ -44,7 +44,7 @@ def test_answers_to_chats_are_learned_and_a_run_goes_on_from_its_file(shell: She
     assert (run / "artifacts" / "sft" / "tokenizer").is_dir()
     first, last = (torch.load(run / f"checkpoint_epoch_{epoch}.pt", weights_only=True) for epoch in (1, 2))
     assert (last["epoch"], last["vocab_size"], len(last["val_losses"])) == (2, vocabulary, 2)
-    codes, output = shell(*words, "--name", "b", "--resume", str(run / "checkpoint_epoch_1.pt"))
+    codes, output = shell(*args, "--name", "b", "--resume", str(run / "checkpoint_epoch_1.pt"))
     assert codes == [0], output
     again = torch.load("out/b/checkpoint_epoch_2.pt", weights_only=True)
     assert all(torch.equal(again["model_state_dict"][name], value) for name, value in last["model_state_dict"].items())

@@ -19,15 +19,15 @@ SHORT = ["--length", "8", "--steps", "4", "--temperature", "1"]
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two steps."""
     folder = tmp_path_factory.mktemp("runs")
-    words = ["train", "mdlm", "--preset", "verify", "--max_steps", "2", "--out", str(folder), "--name", "run"]
-    workers = local.start(main, 1, [*words, "--no-log.tensorboard"], logs=folder / "out")
+    args = ["train", "mdlm", "--preset", "verify", "--max_steps", "2", "--out", str(folder), "--name", "run"]
+    workers = local.start(main, 1, [*args, "--no-log.tensorboard"], logs=folder / "out")
     assert workers.wait(60) == [0], workers.output(0)
     return folder / "run"
 
 
-def sampled(model: Path, *words: str, ranks: int = 1) -> tuple[list[int | None], str]:
+def sampled(model: Path, *args: str, ranks: int = 1) -> tuple[list[int | None], str]:
     logs = model.parent / "logs"
-    workers = local.start(main, ranks, ["sample", str(model), "--device", "cpu", *words], logs=logs)
+    workers = local.start(main, ranks, ["sample", str(model), "--device", "cpu", *args], logs=logs)
     return workers.wait(60), workers.output(0)
 
 
@@ -37,7 +37,7 @@ def test_two_ranks_write_what_one_does(model: Path, tmp_path: Path) -> None:
     outputs = []
     for ranks in (1, 2):
         out, html = tmp_path / f"{ranks}.jsonl", tmp_path / f"{ranks}.html"
-        words = [
+        args = [
             "--prompts",
             str(prompts),
             "--samples",
@@ -49,7 +49,7 @@ def test_two_ranks_write_what_one_does(model: Path, tmp_path: Path) -> None:
             "--html",
             str(html),
         ]
-        codes, shown = sampled(model, *words, *SHORT, ranks=ranks)
+        codes, shown = sampled(model, *args, *SHORT, ranks=ranks)
         assert codes == [0] * ranks, shown
         outputs.append((shown, out.read_text(), html.read_text()))
     assert outputs[0] == outputs[1]
@@ -73,9 +73,9 @@ def test_two_ranks_write_what_one_does(model: Path, tmp_path: Path) -> None:
 
 def test_a_text_does_not_depend_on_what_else_is_asked_for(model: Path, tmp_path: Path) -> None:
     texts = []
-    for number, words in enumerate((["--samples", "3"], ["--samples", "1"], ["--samples", "3", "--batch_size", "1"])):
+    for number, args in enumerate((["--samples", "3"], ["--samples", "1"], ["--samples", "3", "--batch_size", "1"])):
         out = tmp_path / f"{number}.jsonl"
-        codes, shown = sampled(model, "--prompt", "a=b, <x>", *words, *SHORT, "--out", str(out))
+        codes, shown = sampled(model, "--prompt", "a=b, <x>", *args, *SHORT, "--out", str(out))
         assert codes == [0], shown
         texts.append([json.loads(line)["text"] for line in out.read_text().splitlines()])
     assert texts[0] == texts[2]
@@ -94,11 +94,11 @@ def test_watching_shows_the_passes_and_then_the_text(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("args", "message"),
     [
         (["--samples", "0"], "--samples must be a whole number"),
         (["--prompt", "a", "--prompts", "b"], "--prompt or --prompts, not both"),
-        (["--prompts", "/nowhere"], "/nowhere is none"),
+        (["--prompts", "/nowhere"], "/nowhere cannot be read"),
         (["--html", "/nowhere/x.html"], "folder of --html"),
         (["--dtype", "int8"], "float32, bfloat16"),
         (["--temprature", "1"], "did you mean"),
@@ -107,9 +107,9 @@ def test_watching_shows_the_passes_and_then_the_text(model: Path) -> None:
     ],
 )
 def test_mistakes_are_one_sentence(
-    words: list[str], message: str, model: Path, capsys: pytest.CaptureFixture[str]
+    args: list[str], message: str, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["sample", str(model), "--device", "cpu", *words]) == 2
+    assert main(["sample", str(model), "--device", "cpu", *args]) == 2
     shown = capsys.readouterr().err
     assert message in shown
     assert len(shown.splitlines()) == 1

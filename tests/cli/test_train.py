@@ -19,7 +19,7 @@ def rows(run: Path) -> list[dict]:
     return list(JsonLines(run / "metrics.jsonl"))
 
 
-def figures(run: Path) -> list[dict]:
+def metrics_of(run: Path) -> list[dict]:
     """Metrics without what depends on the clock."""
     return [{k: v for k, v in row.items() if not k.endswith("/s")} for row in rows(run)]
 
@@ -28,7 +28,7 @@ def test_a_run_leaves_everything_in_its_directory(shell: Shell) -> None:
     codes, output = shell("train", str(EXAMPLE), *SMALL, "--name", "a", "--checkpoint.weights")
     assert codes == [0], output
     run = Path("runs/a")
-    for word in (
+    for text in (
         "parameters",
         "batch size per GPU",
         "total batch size",
@@ -40,7 +40,7 @@ def test_a_run_leaves_everything_in_its_directory(shell: Shell) -> None:
         "backend",
         "save directory",
     ):
-        assert word in output
+        assert text in output
     assert "done: " in output
     assert read_json(run / "status.json")["status"] == "done"
     assert read_json(run / "frozen.json")["fit"]["plan"]["global_batch"] == 10
@@ -108,7 +108,7 @@ def test_stock_torchrun_is_told_success_or_it_would_restart(shell: Shell) -> Non
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_stopped_and_resumed_equals_uninterrupted_bit_for_bit(shell: Shell, ranks: int) -> None:
     common = [*SMALL, "--epochs", "2", "--max_steps", "null", "--log.every", "7"]
-    assert shell("train", str(EXAMPLE), *common, "--name", "whole", ranks=ranks)[0] == [0] * ranks
+    assert shell("train", str(EXAMPLE), *common, "--name", "uninterrupted", ranks=ranks)[0] == [0] * ranks
     workers = shell.start("train", str(EXAMPLE), *common, "--name", "parts", ranks=ranks)
     wait_for(lambda: len(rows(Path("runs/parts"))) > 3)
     workers.signal(signal.SIGTERM)
@@ -116,8 +116,8 @@ def test_stopped_and_resumed_equals_uninterrupted_bit_for_bit(shell: Shell, rank
     codes, output = shell("train", "--resume", "runs/parts", ranks=ranks)
     assert codes == [0] * ranks
     assert "resumed from" in output
-    assert figures(Path("runs/whole")) == figures(Path("runs/parts"))
-    assert weights_of("runs/whole") == weights_of("runs/parts")
+    assert metrics_of(Path("runs/uninterrupted")) == metrics_of(Path("runs/parts"))
+    assert weights_of("runs/uninterrupted") == weights_of("runs/parts")
 
 
 def test_max_time_stops_resumably(shell: Shell) -> None:
@@ -148,9 +148,9 @@ def test_init_from_takes_weights_only(shell: Shell) -> None:
 
 
 def test_wandb_offline_keeps_its_id_after_a_resume(shell: Shell) -> None:
-    words = ["train", str(EXAMPLE), *SMALL, "--name", "a", "--log.wandb", "--max_steps", "100000", "--max_time", "1s"]
+    args = ["train", str(EXAMPLE), *SMALL, "--name", "a", "--log.wandb", "--max_steps", "100000", "--max_time", "1s"]
     env = {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
-    assert shell(*words, env=env)[0] == [75]
+    assert shell(*args, env=env)[0] == [75]
     first = json.loads(Path("runs/a/wandb.json").read_text())["id"]
     assert shell("train", "--resume", "a", env=env)[0] == [75]
     assert json.loads(Path("runs/a/wandb.json").read_text())["id"] == first
@@ -160,8 +160,8 @@ def test_wandb_offline_keeps_its_id_after_a_resume(shell: Shell) -> None:
 def test_tensorboard_has_each_step_once_after_a_resume(shell: Shell) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    words = ["train", str(EXAMPLE), "--preset", "verify", "--log.every", "1", "--name", "a", "--max_steps", "300"]
-    workers = shell.start(*words)
+    args = ["train", str(EXAMPLE), "--preset", "verify", "--log.every", "1", "--name", "a", "--max_steps", "300"]
+    workers = shell.start(*args)
     wait_for(lambda: len(rows(Path("runs/a"))) > 3)
     workers.kill()
     assert shell("train", "--resume", "a")[0] == [0]
@@ -178,14 +178,14 @@ def weights_of(run: str) -> dict[str, list[float]]:
 
 def test_a_run_begins_with_the_weights_of_another_by_its_name(shell: Shell) -> None:
     shell("train", str(EXAMPLE), *SMALL, "--name", "a")
-    words = ["train", str(EXAMPLE), *SMALL, "--init_from", "a", "--learning_rate=0"]
-    codes, output = shell(*words, "--name", "b")
+    args = ["train", str(EXAMPLE), *SMALL, "--init_from", "a", "--learning_rate=0"]
+    codes, output = shell(*args, "--name", "b")
     assert codes == [0], output
     assert weights_of("runs/b") == weights_of("runs/a")
     assert read_json(Path("runs/b/config.json"))["config"]["init_from"] == "runs/a"
     Path("runs/a").rename("elsewhere")
-    assert "done already" in shell(*words, "--name", "b")[1], "what it began with is not needed any more"
-    codes, output = shell(*words[:-2], "nobody", "--name", "c")
+    assert "done already" in shell(*args, "--name", "b")[1], "the weights that it began with are no longer needed"
+    codes, output = shell(*args[:-2], "nobody", "--name", "c")
     assert codes == [2]
     assert "nobody does not exist; give a run's name or directory, a checkpoint folder or a weight file" in output
     assert not Path("runs/c").exists()
@@ -222,7 +222,7 @@ def test_a_resume_finds_the_recipe_from_any_folder_and_no_other_of_its_name(
 def wait_for(condition: object, seconds: float = 30) -> None:
     end = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
-        assert time.monotonic() < end, "waited in vain"
+        assert time.monotonic() < end, "waited too long"
         time.sleep(0.01)
 
 

@@ -15,7 +15,7 @@ from samestep.why.records import VERDICTS
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", "/nowhere")  # no scheduler has a say
+    monkeypatch.setenv("PATH", "/nowhere")  # no scheduler is found
 
 
 @pytest.fixture
@@ -36,23 +36,25 @@ def test_a_run_by_its_name(run: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["why", "--json", "runs/a"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["verdict"] == "waiting"
-    assert {"run", "sentence", "ranks", "host", "reason", "stage", "step", "traceback", "evidence", "next"} <= set(told)
-    assert {"file": "status.json", "text": "waiting, after dump"} in told["evidence"]
+    found = json.loads(capsys.readouterr().out)
+    assert found["verdict"] == "waiting"
+    assert {"run", "sentence", "ranks", "host", "reason", "stage", "step", "traceback", "evidence", "next"} <= set(
+        found
+    )
+    assert {"file": "status.json", "text": "waiting, after dump"} in found["evidence"]
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("args", "message"),
     [
         (["b"], "'b' is not a run directory; runs in runs/: a"),
         (["a", "b"], "one run is expected, not 2; the command is: samestep why RUN [--json]"),
         (["a", "--all"], "there is no option --all"),
     ],
 )
-def test_bad_arguments(run: Path, words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["why", *words]) == 2
-    assert says in capsys.readouterr().err
+def test_bad_arguments(run: Path, args: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["why", *args]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_a_run_that_is_only_submitted(capsys: pytest.CaptureFixture[str]) -> None:

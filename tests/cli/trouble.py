@@ -17,7 +17,7 @@ class Trouble(Config):
     pause: float = 0.0
     """Seconds that a micro-batch takes."""
     stuck: bool = False
-    """The second step takes for ever."""
+    """The second step never ends."""
     room: int = 0
     """Rank 1 has memory for so many rows at once; 0: for all."""
     megabytes: int = 0
@@ -34,8 +34,8 @@ def build(bench: Bench) -> Fit:
     config: Trouble = bench.config
     calls: list[int] = []
     if config.megabytes:
-        whole = torch.cuda.get_device_properties(bench.world.device).total_memory
-        torch.cuda.set_per_process_memory_fraction(1000 * 2**20 / whole)
+        total = torch.cuda.get_device_properties(bench.world.device).total_memory
+        torch.cuda.set_per_process_memory_fraction(1000 * 2**20 / total)
 
     def loss(module: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         calls.append(len(batch["ids"]))

@@ -1,4 +1,4 @@
-"""A terminal or pipe that vanishes ends the showing, not the program, and does not change its exit code."""
+"""A closed terminal or pipe ends the output, not the program, and does not change its exit code."""
 
 import subprocess
 import sys
@@ -9,16 +9,16 @@ import pytest
 
 BODY = """
 import sys, time
-from samestep.core.terminal import Lasting, put
-sys.stdin.readline()          # until nobody reads what is printed
+from samestep.core.output import ResilientStream, print_safely
+sys.stdin.readline()          # until the reader of the output is gone
 {show}
 open(sys.argv[1], "w").write("went on")
 sys.exit(75)
 """
 SHOWS = {
-    "put": "put('x' * 100_000, sys.stdout); put('again', sys.stdout)",
-    "lasting": "out = Lasting(sys.stdout); out.write('x' * 100_000); out.flush(); out.write('again'); print('more')",
-    "errors": "put('x' * 100_000, sys.stderr); put('again', sys.stderr)",
+    "print": "print_safely('x' * 100_000, sys.stdout); print_safely('again', sys.stdout)",
+    "stream": "out = ResilientStream(sys.stdout); out.write('x' * 100_000); out.flush(); out.write('x'); print('more')",
+    "errors": "print_safely('x' * 100_000, sys.stderr); print_safely('again', sys.stderr)",
 }
 
 

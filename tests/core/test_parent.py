@@ -21,7 +21,7 @@ child.wait()
 CHILD = """
 import os, signal, sys, time
 from pathlib import Path
-from samestep.core.parent import end_with, stop_with
+from samestep.core.parent import kill_with_parent, terminate_with_parent
 """
 
 
@@ -40,17 +40,17 @@ def family(folder: Path, body: str) -> tuple[subprocess.Popen, int]:
 def wait_for(condition: object, seconds: float = 20) -> None:
     end = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
-        assert time.monotonic() < end, "waited in vain"
+        assert time.monotonic() < end, "waited too long"
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-def test_the_child_of_a_killed_parent_is_asked_to_stop(tmp_path: Path, at_once: bool) -> None:
+@pytest.mark.parametrize("by_kernel", [True, False])
+def test_the_child_of_a_killed_parent_is_asked_to_stop(tmp_path: Path, by_kernel: bool) -> None:
     parent, child = family(
         tmp_path,
         f"""
         signal.signal(signal.SIGTERM, lambda *_: (Path({str(tmp_path / "asked")!r}).touch(), sys.exit()))
-        stop_with(os.getppid(), 30.0, at_once={at_once})
+        terminate_with_parent(os.getppid(), 30.0, by_kernel={by_kernel})
         """,
     )
     parent.kill()
@@ -62,7 +62,7 @@ def test_the_child_of_a_killed_parent_is_asked_to_stop(tmp_path: Path, at_once: 
 def test_a_child_that_does_not_stop_is_ended_after_the_grace_time(tmp_path: Path) -> None:
     body = """
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        stop_with(os.getppid(), 1.0)
+        terminate_with_parent(os.getppid(), 1.0)
     """
     parent, child = family(tmp_path, body)
     time.sleep(1.5)
@@ -76,7 +76,7 @@ def test_a_helper_ends_with_its_rank_and_is_not_in_its_group(tmp_path: Path) -> 
     body = """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
-        end_with(os.getppid())
+        kill_with_parent(os.getppid())
     """
     parent, child = family(tmp_path, body)
     assert os.getpgid(child) == child
@@ -86,6 +86,6 @@ def test_a_helper_ends_with_its_rank_and_is_not_in_its_group(tmp_path: Path) -> 
 
 
 def test_a_helper_whose_rank_is_gone_already_ends() -> None:
-    code = "import os; from samestep.core.parent import end_with; end_with(os.getppid() + 1)"
+    code = "import os; from samestep.core.parent import kill_with_parent; kill_with_parent(os.getppid() + 1)"
     assert subprocess.run([sys.executable, "-c", code], timeout=30).returncode == 1
     assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL

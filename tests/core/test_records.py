@@ -5,7 +5,7 @@ from pathlib import Path
 from samestep.core.records import JsonLines, read_json, write_json
 
 
-def test_json_is_replaced_whole(tmp_path: Path) -> None:
+def test_json_is_replaced_atomically(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "x.json"
     assert read_json(path) is None
     write_json(path, {"a": [1, None, "é"]})

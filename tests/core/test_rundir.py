@@ -1,4 +1,4 @@
-"""One writer a run."""
+"""One writer per run."""
 
 import json
 import os

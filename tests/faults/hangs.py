@@ -134,7 +134,7 @@ def attempt(name: str, fault: str, rank: int, device: str, folder: Path, known: 
     outcome.over = None if outcome.code is None else time.time() - began
     outcome.orphans = 0 if outcome.code is None else _orphans(mark)
     _kill(mark)
-    stall = read_json(RunDir(place / "run").stall) or {}
+    stall = read_json(RunDir(place / "run").stall_report) or {}
     outcome.sentence, outcome.named = stall.get("sentence", ""), stall.get("rank") == rank
     outcome.verdict = stall["time"] - began if stall else None
     outcome.why = diagnose(collect_evidence(RunDir(place / "run"))).verdict if stall else ""

@@ -33,7 +33,7 @@ class Hung:
 
     @property
     def stall(self) -> Json:
-        return read_json(self.rundir.stall)
+        return read_json(self.rundir.stall_report)
 
 
 def begin(folder: Path, fault: str, world: int = 2) -> Workers:
@@ -68,9 +68,9 @@ def test_the_culprit_is_named_and_the_run_ends(hung: dict[str, Hung], fault: str
     run = hung[fault]
     assert run.codes[0] == EXIT_STALLED, run.printed
     assert run.codes[1] in ((None, -signal.SIGKILL) if fault in ("held", "stopped") else (EXIT_STALLED,)), run.printed
-    assert run.stall is not None and run.stall["rank"] == 1, run.printed
+    assert run.stall_report is not None and run.stall_report["rank"] == 1, run.printed
     told = [line_ for line_ in run.printed[0].splitlines() if line_.startswith("samestep: ")]
-    assert told == [f"samestep: {run.stall['sentence']}"], "one sentence, from the lowest rank alive"
+    assert told == [f"samestep: {run.stall_report['sentence']}"], "one sentence, from the lowest rank alive"
     assert "samestep: " not in run.printed[1]
 
 
@@ -100,9 +100,9 @@ def test_and_with_what_it_did(hung: dict[str, Hung], fault: str, words: str) -> 
 def test_stacks_words_and_signs_of_life_are_left(hung: dict[str, Hung], fault: str) -> None:
     rundir = hung[fault].rundir
     for rank in (0, 1):
-        assert "most recent call first" in rundir.stacks(rank).read_text()
-        assert read_json(rundir.beat(rank))["rank"] == rank
-    word = read_json(rundir.word(0))
+        assert "most recent call first" in rundir.stack_dump(rank).read_text()
+        assert read_json(rundir.heartbeat(rank))["rank"] == rank
+    word = read_json(rundir.exit_report(0))
     assert (word["kind"], word["code"], word["echo"]) == ("hung", EXIT_STALLED, False)
 
 
@@ -117,7 +117,7 @@ def test_a_lone_process_that_hangs(tmp_path: Path) -> None:
     workers = start(train_with, 1, stuck.NAME, config, logs=tmp_path / "logs")
     assert workers.wait(BOUND) == [EXIT_STALLED], workers.output(0)
     assert (
-        f"samestep: rank 0 on {read_json(RunDir(tmp_path / 'run').stall)['host']} has been computing"
+        f"samestep: rank 0 on {read_json(RunDir(tmp_path / 'run').stall_report)['host']} has been computing"
         in workers.output(0)
     )
     assert line("spin") in workers.output(0)

@@ -15,9 +15,7 @@ from typing import Any
 import pytest
 
 import samestep
-from samestep.core.config import dump
-from samestep.core.config.merging import compose
-from samestep.core.config.schema import plain
+from samestep.core.config import compose, dump, plain
 from samestep.core.errors import UserError
 from samestep.core.records import JsonLines, read_json
 from samestep.launch.call import LaunchResult, _as_args, _wait

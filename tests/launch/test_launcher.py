@@ -144,7 +144,7 @@ def test_a_remedy_is_tried_and_does_not_count_as_a_restart(
         size = int(sys.argv[-1]) if len(sys.argv) > 1 else 4
         if size > 1 and rank == 1:
             report = ExitReport("no room", 77, rank, "here", remedy=[str(size // 2)], remedy_text=f"with {size // 2}")
-            assert report.leave(os.environ)
+            assert report.write(os.environ)
             sys.exit(77)
     """)
     assert Launcher([worker], nproc=2, max_restarts=0).run() == 0

@@ -41,7 +41,7 @@ def begin(
         for host, each in zip(made, words)
     ]
     run = RunDir(folder / "runs" / label)
-    wait_for(lambda: (read_json(run.beat(1)) or {}).get("step", 0) > stuck.AT, PATIENCE, f"for steps of {label}")
+    wait_for(lambda: (read_json(run.heartbeat(1)) or {}).get("step", 0) > stuck.AT, PATIENCE, f"for steps of {label}")
     return started
 
 
@@ -72,8 +72,8 @@ def test_under_torchrun(mended: tuple[Sequence[Host], Path]) -> None:
     wait_for(lambda: not any(host.processes() for host in made), 60, "for all to end")
     assert "samestep: rank 1 on node2 sends no heartbeat" in told(folder, "torchrun", made[0])
     run = RunDir(folder / "runs" / "torchrun")
-    assert read_json(run.stall)["rank"] == 1
-    assert "the rendezvous store has not answered" in read_json(run.word(1))["text"], "all that it can know"
+    assert read_json(run.stall_report)["rank"] == 1
+    assert "the rendezvous store has not answered" in read_json(run.exit_report(1))["text"], "all that it can know"
 
 
 def test_under_our_own_launcher(mended: tuple[Sequence[Host], Path]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from samestep.core.errors import UserError
 from samestep.train.config import Config
-from samestep.train.plan import Plan, seconds
+from samestep.train.plan import Plan
 
 BASE = Config(batch_size=4)
 
@@ -105,28 +105,3 @@ def test_a_plan_survives_the_run_directory() -> None:
     plan = Plan.make(BASE, 3, 100)
     assert Plan(**plan.to_json()) == plan
     assert plan.to_json() == asdict(plan)
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("90", 90),
-        ("90s", 90),
-        ("1.5m", 90),
-        ("30m", 1800),
-        ("2h", 7200),
-        (" 2 h ", 7200),
-        ("1d", 86400),
-        ("01:02:03", 3723),
-        ("5:00", 300),
-        ("100:00:00", 360000),
-    ],
-)
-def test_durations(text: str, wanted: float) -> None:
-    assert seconds(text) == wanted
-
-
-@pytest.mark.parametrize("text", ["", "soon", "-5m", "1w", "1:2:3:4", "2h30m", "nan"])
-def test_what_is_no_duration(text: str) -> None:
-    with pytest.raises(UserError, match="is not a duration; write 90s, 30m, 2h or HH:MM:SS"):
-        seconds(text)

@@ -38,7 +38,7 @@ def test_every_rank_writes_its_exit_report_and_rank_0_the_status(tmp_path: Path)
     write_exit_report(rundir, ExitReport("bad", 1, 3), is_main=False)
     assert read_json(rundir.status)["status"] == "running"
     write_exit_report(rundir, ExitReport("worse", 77, 0, kind="memory"), is_main=True)
-    assert ExitReport(**read_json(rundir.word(3))).text == "bad"
+    assert ExitReport(**read_json(rundir.exit_report(3))).text == "bad"
     expected = {"status": "failed", "stage": "fit", "step": 0, "steps": 9, "kind": "memory", "text": "worse"}
     assert read_json(rundir.status) == expected
 
@@ -46,7 +46,7 @@ def test_every_rank_writes_its_exit_report_and_rank_0_the_status(tmp_path: Path)
 def test_the_next_launch_begins_with_an_empty_watch(tmp_path: Path) -> None:
     rundir = opened(tmp_path)
     write_exit_report(rundir, ExitReport("bad", 1), is_main=True)
-    rundir.beat(0).write_text("{}")
+    rundir.heartbeat(0).write_text("{}")
     rundir = opened(tmp_path)
     assert [path.name for path in rundir.watch.iterdir()] == [".spare"]
     assert read_json(rundir.status) == {"status": "running"}
@@ -68,8 +68,8 @@ def test_a_full_disk_still_takes_an_exit_report(disk: Path) -> None:
     with pytest.raises(OSError, match="No space left"):
         (disk / "more").write_text("x")
     write_exit_report(rundir, ExitReport("OSError: No space left on device", 1, traceback="line\n" * 900), is_main=True)
-    assert read_json(rundir.word(0))["traceback"].count("line") == 900
+    assert read_json(rundir.exit_report(0))["traceback"].count("line") == 900
     assert read_json(rundir.status)["status"] == "failed"
     fill(disk / "ballast")
     write_exit_report(rundir, ExitReport("again", 1, 1, traceback="line\n" * 9000), is_main=False)
-    assert not rundir.word(1).exists(), "there is no space left, and that is no error"
+    assert not rundir.exit_report(1).exists(), "there is no space left, and that is no error"

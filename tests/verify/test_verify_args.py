@@ -81,7 +81,7 @@ def test_a_recipe_without_the_preset_is_asked_to_declare_one(
     ("args", "presets"), [([], ["verify", "verify-sft"]), (["--preset", "verify-sft"], ["verify-sft"])]
 )
 def test_every_preset_for_proofs_is_proved_unless_one_is_named(args: list[str], presets: list[str]) -> None:
-    asked = RecipeArgs.read(["mdlm", *args], "verify")
+    asked = RecipeArgs.parse(["mdlm", *args], "verify")
     assert list(verify.chosen(asked, asked.recipe())) == presets
 
 

@@ -79,11 +79,11 @@ def test_an_empty_run_is_enough(run: RunDir) -> None:
 def test_files_that_are_cut_or_strange_do_no_harm(run: RunDir) -> None:
     run.watch.mkdir()
     run.status.write_text('{"status": "run')
-    run.stall.write_text("")
-    run.beat(0).write_text('{"rank": 0, "from a later version": 3}')
-    run.beat(1).write_text("[")
-    run.word(0).write_text('{"text": "bad", "code": 1, "from a later version": 3}')
-    run.word(1).write_text("null")
+    run.stall_report.write_text("")
+    run.heartbeat(0).write_text('{"rank": 0, "from a later version": 3}')
+    run.heartbeat(1).write_text("[")
+    run.exit_report(0).write_text('{"text": "bad", "code": 1, "from a later version": 3}')
+    run.exit_report(1).write_text("null")
     run.events.write_text('{"kind": "launch", "world": 2}\n{"kind": "la')
     found = collect_evidence(run)
     assert [report.text for report in found.exit_reports] == ["bad"]
@@ -103,9 +103,9 @@ def test_only_the_last_launch_counts(run: RunDir) -> None:
 
 
 def test_the_age_of_a_heartbeat_by_two_clocks(run: RunDir) -> None:
-    write_json(run.beat(0), {"rank": 0, "time": time.time() - 7200})
+    write_json(run.heartbeat(0), {"rank": 0, "time": time.time() - 7200})
     assert collect_evidence(run).heartbeats[0].age < 60, "the host's clock is two hours late, but the file is new"
-    os.utime(run.beat(0), (1e9, 1e9))
+    os.utime(run.heartbeat(0), (1e9, 1e9))
     assert 7000 < collect_evidence(run).heartbeats[0].age < 8000
 
 
@@ -114,15 +114,15 @@ def test_what_the_watchdog_leaves(run: RunDir) -> None:
     sentence = "rank 1 on node1 has been loading data for 300 s at data.py:9 in read; rank 0 waits for it"
     reports = [{"rank": rank, "host": "node1", "activity": "data", "seconds": 300.0} for rank in range(2)]
     stall = {"time": 9.0, "sentence": sentence, "rank": 1, "host": "node1", "where": "data.py:9 in read"}
-    write_json(run.stall, {**stall, "activity": "data", "step": 7, "reports": reports})
+    write_json(run.stall_report, {**stall, "activity": "data", "step": 7, "reports": reports})
     for rank in range(2):
         report = ExitReport(sentence, 78, rank, "node1", echo=rank > 0, time=10.0, kind="hung")
-        write_json(run.word(rank), asdict(report))
-        run.stacks(rank).write_text("Thread" if rank == 0 else "")
+        write_json(run.exit_report(rank), asdict(report))
+        run.stack_dump(rank).write_text("Thread" if rank == 0 else "")
     found = diagnose(collect_evidence(run))
     assert (found.verdict, found.ranks, found.host, found.reason) == ("hung", [1], "node1", "data.py:9 in read")
     assert found.sentence == sentence
-    assert found.next[0] == f"less {run.stacks(0)}", "that of rank 1 is empty"
+    assert found.next[0] == f"less {run.stack_dump(0)}", "that of rank 1 is empty"
 
 
 LOG = """2026-01-02 03:04:05,678 INFO samestep.train.session.session: launch {'world': 2}
@@ -204,9 +204,9 @@ def test_the_kernel_is_asked_for_ranks_of_this_host(run: RunDir, program: Callab
     program("dmesg", 'echo "[7.1] Out of memory: Killed process 71 (python) total-vm:1kB"')
     lines(run.events, {"time": 1.0, "kind": "launch", "world": 2})
     here = os.uname().nodename
-    write_json(run.beat(1), {"rank": 1, "host": here, "pid": 71, "time": 5.0, "memory": 10**9, "free": 10**10})
-    os.utime(run.beat(1), (5.0, 5.0))
+    write_json(run.heartbeat(1), {"rank": 1, "host": here, "pid": 71, "time": 5.0, "memory": 10**9, "free": 10**10})
+    os.utime(run.heartbeat(1), (5.0, 5.0))
     found = diagnose(collect_evidence(run))
     assert (found.verdict, found.ranks, found.source) == ("out_of_memory", [1], "dmesg")
-    write_json(run.beat(1), {"rank": 1, "host": "elsewhere", "pid": 71, "time": 5.0})
+    write_json(run.heartbeat(1), {"rank": 1, "host": "elsewhere", "pid": 71, "time": 5.0})
     assert collect_evidence(run).kernel_message == ""

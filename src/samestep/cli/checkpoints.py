@@ -1,6 +1,6 @@
-"""`samestep checkpoints RUN [--verify]`: what was saved, when, how large, and whether it is whole.
+"""`samestep checkpoints RUN [--verify]`: what was saved, when, how large, and whether it is intact.
 
-Torch is not needed for that and not imported, so the answer comes at once.
+Torch is not needed and not imported, so the answer comes immediately.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from pathlib import Path
 from samestep.checkpoint.commit import STAGING
 from samestep.checkpoint.manifest import Checkpoint, checkpoint_folders, quick_check, step_of, verify
 from samestep.checkpoint.retention import MODES, Retention
-from samestep.cli.args import one_run
+from samestep.cli.args import parse_run
 from samestep.core.durations import ago
 from samestep.core.errors import EXIT_DONE, EXIT_FAILURE
 from samestep.core.rundir import RunDir
@@ -19,17 +19,17 @@ from samestep.train.run_record import find_run
 
 HELP = """samestep checkpoints RUN [--verify]
 
-Lists the checkpoints of a run. Without --verify only manifests and file sizes are looked at; with it every byte is
-read and compared with its checksum. The exit code is 1 when one is damaged."""
-_HEAD = ("step", "size", "age", "figure", "state")
+Lists the checkpoints of a run. Without --verify only manifests and file sizes are checked; with it every byte is read
+and compared with its checksum. The exit code is 1 when a checkpoint is damaged."""
+_HEAD = ("step", "size", "age", "metric", "state")
 
 
-def run(words: Sequence[str]) -> int:
+def run(args: Sequence[str]) -> int:
     """List the checkpoints of a run; 1 when some are damaged."""
-    if not words or "-h" in words or "--help" in words:
+    if not args or "-h" in args or "--help" in args:
         print(HELP)
         return EXIT_DONE
-    name, read_all = one_run(words, "checkpoints", "--verify")
+    name, read_all = parse_run(args, "checkpoints", "--verify")
     rundir = find_run(name)
     stages = [
         Listing.of(folder)
@@ -47,22 +47,22 @@ class Listing:
     folder: Path
     found: list[Checkpoint]
     unfinished: list[int]
-    """Steps of saves that are under way or were cut off."""
+    """Steps of saves that are in progress or were interrupted."""
 
     @classmethod
     def of(cls, folder: Path) -> "Listing":
-        """What a look at manifests and sizes tells."""
+        """What manifests and file sizes show."""
         found = [quick_check(path, step) for step, path in sorted(checkpoint_folders(folder).items())]
         staging = [step_of(path.name.removeprefix(STAGING)) for path in sorted(folder.glob(f"{STAGING}*"))]
-        # a live run may have removed one while we looked
+        # a live run may have removed one in the meantime
         return cls(folder, [c for c in found if c.path.is_dir()], [step for step in staging if step is not None])
 
     def metric_name(self) -> str:
-        """What the checkpoints are compared by."""
-        return next((str(c.about["figure_name"]) for c in self.found if "figure_name" in c.about), "figure")
+        """The name of the metric by which checkpoints are compared."""
+        return next((str(c.about["figure_name"]) for c in self.found if "figure_name" in c.about), "metric")
 
     def roles(self) -> dict[int, str]:
-        """Which is the newest and which the best of those that are not known to be damaged."""
+        """Which checkpoint is the newest and which the best, among those not known to be damaged."""
         good = [c for c in self.found if c.damage is None]
         mode = next((c.about["figure_mode"] for c in good if c.about.get("figure_mode") in MODES), "min")
         roles = {c.step: ", best" for c in Retention(mode=mode).ranked(good)[:1]}
@@ -80,10 +80,10 @@ def _show(rundir: RunDir, stages: Sequence[Listing], read_all: bool) -> int:
         print(f"stage {stage.folder.name}: {len(stage.found)} checkpoints, {total} in {stage.folder}")
         _table(stage)
         for step in stage.unfinished:
-            print(f"  the save of step {step} is under way, or was cut off and goes at the next start")
+            print(f"  the save of step {step} is in progress, or was interrupted and is removed at the next start")
         damaged += sum(found.damage is not None for found in stage.found)
     if not read_all and any(stage.found for stage in stages):
-        print(f"only manifests and sizes were looked at; samestep checkpoints {rundir.path} --verify reads everything")
+        print(f"only manifests and sizes were checked; samestep checkpoints {rundir.path} --verify reads everything")
     return EXIT_FAILURE if damaged else EXIT_DONE
 
 
@@ -96,9 +96,9 @@ def _table(stage: Listing) -> None:
     roles = stage.roles()
     rows = [(*_HEAD[:3], stage.metric_name(), _HEAD[4])]
     for found in stage.found:
-        state = f"damaged: {found.damage}" if found.damage else "whole" if found.verified else "not checked"
-        figure = "-" if found.metric is None else f"{found.metric:.6g}"
-        rows.append((str(found.step), _bytes(_size(found)), _age(found), figure, state + roles.get(found.step, "")))
+        state = f"damaged: {found.damage}" if found.damage else "intact" if found.verified else "not checked"
+        metric = "-" if found.metric is None else f"{found.metric:.6g}"
+        rows.append((str(found.step), _bytes(_size(found)), _age(found), metric, state + roles.get(found.step, "")))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for row in rows if stage.found else ():
         print("  " + "  ".join([*(cell.rjust(width) for cell, width in zip(row, widths)), row[4]]))

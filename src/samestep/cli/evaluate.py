@@ -1,4 +1,4 @@
-"""`samestep evaluate MODEL --tasks NAME,...`: a trained model put to the tasks of lm-evaluation-harness."""
+"""`samestep evaluate MODEL --tasks NAME,...`: score a trained model on tasks of lm-evaluation-harness."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,9 +10,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from samestep.cli.args import amended, use_model
-from samestep.core.config import dump
-from samestep.core.config.command_line import take
+from samestep.cli.args import override_config, run_on_model
+from samestep.core.config import dump, split_options
 from samestep.core.errors import EXIT_DONE, UserError
 from samestep.core.records import write_atomically
 from samestep.train.pretrained.trained import open_trained
@@ -21,13 +20,13 @@ from samestep.world.world import World
 HELP = """samestep evaluate MODEL --tasks NAME,... [options] [settings, such as --batch_size 32]
 
 Scores a trained model on tasks of lm-evaluation-harness (pip install 'samestep[eval]'). MODEL is a run, by name or
-path, a checkpoint, or a folder with a published model. Likelihoods are Monte-Carlo estimates; what is written follows
-the settings of `sampling` (--sampling.steps 64), for as long and as randomly as the task says.
+path, a checkpoint, or a folder with a published model. Likelihoods are Monte-Carlo estimates. Text is generated with
+the settings of `sampling` (--sampling.steps 64); the task sets its length and temperature.
 
 --tasks         names of tasks, with commas between them
 --include_path  a folder with task files (YAML) of your own; local data needs no network
---limit         so many questions of each task
---fewshot       so many worked examples before each question, in place of the task's own number
+--limit         number of questions of each task
+--fewshot       number of worked examples before each question, in place of the task's own number
 --draws         Monte-Carlo draws for each likelihood (128)
 --chat          ask as a user of a chat: for instruction-tuned models
 --out           write all results to this .json file
@@ -39,22 +38,22 @@ OPTIONS = ("tasks", "include_path", "limit", "fewshot", "draws", "out", "device"
 CHAT = "--chat"
 
 
-def run(words: Sequence[str]) -> int:
+def run(args: Sequence[str]) -> int:
     """Print the results of a trained model; exit code 2 when one rank or all of them cannot."""
-    return use_model("evaluate", words, HELP, _evaluate)
+    return run_on_model("evaluate", args, HELP, _evaluate)
 
 
-def _evaluate(source: str, words: Sequence[str]) -> int:
+def _evaluate(source: str, args: Sequence[str]) -> int:
     world = World.rendezvous()
     with world.together("opening the model"):
-        options, settings = take([word for word in words if word != CHAT], OPTIONS)
-        how = _how(options, chat=CHAT in words)
+        options, settings = split_options([arg for arg in args if arg != CHAT], OPTIONS)
+        how = _parsed_options(options, chat=CHAT in args)
         out = _out(options)
         trained = open_trained(source)
         evaluate = trained.recipe.evaluate
         if evaluate is None:
-            raise UserError(f"the recipe {trained.name!r} has nothing to evaluate its models with")
-        trained = replace(trained, config=amended(trained.recipe, dump(trained.config), settings))
+            raise UserError(f"the recipe {trained.name!r} has no function that evaluates its models")
+        trained = replace(trained, config=override_config(trained.recipe, dump(trained.config), settings))
     world.connect(options.get("device", "auto"))
     with world.together("evaluating"):
         results = evaluate(trained, _tasks(options), world=world, dtype=options.get("dtype"), **how)
@@ -74,8 +73,8 @@ def _tasks(options: Mapping[str, str]) -> list[str]:
     return tasks
 
 
-def _how(options: Mapping[str, str], chat: bool) -> dict[str, Any]:
-    """The options that have values other than text."""
+def _parsed_options(options: Mapping[str, str], chat: bool) -> dict[str, Any]:
+    """The options whose values are not text."""
     _tasks(options)
     how: dict[str, Any] = {"chat": chat}
     for name, least in (("limit", 1), ("fewshot", 0), ("draws", 1)):
@@ -86,7 +85,7 @@ def _how(options: Mapping[str, str], chat: bool) -> dict[str, Any]:
     if "include_path" in options:
         how["include_path"] = Path(options["include_path"])
         if not how["include_path"].is_dir():
-            raise UserError(f"Give --include_path a folder with task files; {options['include_path']} is none.")
+            raise UserError(f"Give --include_path a folder with task files; {options['include_path']} is not a folder.")
     return how
 
 
@@ -103,19 +102,19 @@ def _show(results: Mapping[str, Any], title: str) -> None:
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for name in ("task", "questions", "metric", "value", "error"):
         table.add_column(name, justify="right" if name in ("questions", "value", "error") else "left", no_wrap=True)
-    for row in figures(results):
+    for row in metric_rows(results):
         table.add_row(*row)
     Console(highlight=False).print(table)
 
 
-def figures(results: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str, str]]:
-    """Task, number of questions, metric, value and standard error, a line a metric."""
+def metric_rows(results: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str, str]]:
+    """Task, number of questions, metric, value and standard error: one row per metric."""
     for task, found in results["results"].items():
         asked = str(results.get("n-samples", {}).get(task, {}).get("effective", ""))
         for name, value in found.items():
-            metric, _, way = name.partition(",")
-            if not way or not isinstance(value, float | int) or metric.endswith("_stderr"):
+            metric, _, filter_name = name.partition(",")
+            if not filter_name or not isinstance(value, float | int) or metric.endswith("_stderr"):
                 continue
-            error = found.get(f"{metric}_stderr,{way}")
+            error = found.get(f"{metric}_stderr,{filter_name}")
             shown = f"{error:.4f}" if isinstance(error, float) else ""
-            yield task, asked, metric if way == "none" else f"{metric} ({way})", f"{value:.4f}", shown
+            yield task, asked, metric if filter_name == "none" else f"{metric} ({filter_name})", f"{value:.4f}", shown

@@ -1,6 +1,6 @@
 """The command `samestep`: finds the verb, runs it, and turns errors into sentences and exit codes.
 
-Nothing heavy is imported here, so `samestep --help` answers at once.
+Nothing heavy is imported here, so `samestep --help` answers immediately.
 """
 
 import importlib
@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from samestep.core.errors import EXIT_DONE, EXIT_USER, UserError, complain
+from samestep.core.errors import EXIT_DONE, EXIT_USER, UserError, print_error
 
 VERBS = {
     "train": "train a recipe, or resume a run",
@@ -17,9 +17,9 @@ VERBS = {
     "sample": "generate from a trained run",
     "evaluate": "score a trained model on tasks of lm-evaluation-harness",
     "export": "write a trained model as a folder of published weights",
-    "data": "turn text into token files that training maps",
+    "data": "turn text into memory-mapped token files for training",
     "checkpoints": "list the checkpoints of a run, and check them",
-    "why": "explain what became of a run",
+    "why": "explain what happened to a run",
     "doctor": "check the machines, alone or as the ranks of a launcher",
     "config": "print every setting of a recipe with type, default and meaning",
 }
@@ -42,9 +42,9 @@ verbs:
 """
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(args: Sequence[str] | None = None) -> int:
     """Run one command line; returns its exit code."""
-    verb, *rest = list(sys.argv[1:] if words is None else words) or ["--help"]
+    verb, *rest = list(sys.argv[1:] if args is None else args) or ["--help"]
     if verb in ("-h", "--help", "help"):
         print(USAGE + "\n".join(f"  {name:12} {meaning}" for name, meaning in VERBS.items()))
         return EXIT_DONE
@@ -57,9 +57,9 @@ def main(words: Sequence[str] | None = None) -> int:
         if verb not in VERBS:
             raise UserError(f"there is no verb {verb!r}; choose one of {', '.join(VERBS)}")
         return int(importlib.import_module(f"samestep.cli.{verb}").run(rest))
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except BrokenPipeError:  # the reader of our output, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_DONE
     except UserError as error:
-        complain(str(error))
+        print_error(str(error))
         return EXIT_USER

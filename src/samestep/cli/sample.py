@@ -6,10 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from samestep.cli.args import COMMON, use_model
-from samestep.core.config import dump, paths_of
-from samestep.core.config.command_line import take
-from samestep.core.config.merging import amend
+from samestep.cli.args import COMMON_ALIASES, run_on_model
+from samestep.core.config import dump, override, paths_of, split_options
 from samestep.core.errors import EXIT_DONE, UserError
 from samestep.core.records import Json
 from samestep.train.pretrained.trained import Trained, open_trained
@@ -17,40 +15,40 @@ from samestep.world.world import World
 
 HELP = """samestep sample MODEL [--prompt TEXT | --prompts FILE] [--samples N] [options] [settings]
 
-Generates from a trained model. MODEL is a run (by name or path, its newest whole checkpoint), a checkpoint, or a folder
-with a published model. Sampling settings may be shortened: --temperature 0.5 is --sampling.temperature 0.5; the others
-are --length --steps --block_length --remasking --cfg_scale --eos --stop. Also useful: --seed, --batch_size.
+Generates from a trained model. MODEL is a run (by name or path, its newest intact checkpoint), a checkpoint, or a
+folder with a published model. Sampling settings may be shortened: --temperature 0.5 is --sampling.temperature 0.5; the
+others are --length --steps --block_length --remasking --cfg_scale --eos --stop. Also useful: --seed, --batch_size.
 
---prompt     text to go on from; [[8]] in it is a gap of 8 tokens to fill in, and then nothing is added at its end
+--prompt     text to continue; [[8]] in it is a gap of 8 tokens to fill in, and then nothing is appended
 --gap        a marker for gaps in place of [[8]], such as ___; each gets --length tokens
---prompts    a file with a prompt a line, or a .jsonl file whose lines hold "prompt" (or "text")
+--prompts    a file with one prompt per line, or a .jsonl file whose lines hold "prompt" (or "text")
 --samples    texts for each prompt (1)
---chat       the prompt is a question to an instruction-tuned model, and only its answer is shown
+--chat       the prompt is a question to an instruction-tuned model, and only its answer is printed
 --out        also write the texts to this .jsonl file
 --watch      show the diffusion step by step
 --html       write the diffusion as an animation to this .html file
 --device     auto, cpu, cuda, cuda:N or xpu (auto)
 --dtype      float32, bfloat16, float16 or float64, in place of the type the weights are stored in
 
-`torchrun --nproc_per_node=4 -m samestep sample ...` deals batches of --batch_size texts to all ranks; the texts are the
-same as those of one process."""
+`torchrun --nproc_per_node=4 -m samestep sample ...` splits the texts among all ranks, in batches of --batch_size; the
+texts are the same as those of one process."""
 OPTIONS = ("prompt", "prompts", "samples", "gap", "out", "html", "device", "dtype")
 SWITCHES = ("chat", "watch")
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What was asked for, beside settings."""
+class SampleArgs:
+    """The args after the model: options of the verb, switches, and settings of the recipe."""
 
     options: dict[str, str]
     switches: dict[str, bool]
     settings: list[str]
 
     @classmethod
-    def read(cls, words: Sequence[str]) -> "Asked":
-        """Take the words behind the model apart."""
-        switches = {name: f"--{name}" in words for name in SWITCHES}
-        options, settings = take([word for word in words if word[2:] not in SWITCHES], OPTIONS)
+    def parse(cls, args: Sequence[str]) -> "SampleArgs":
+        """Parse the args after the model."""
+        switches = {name: f"--{name}" in args for name in SWITCHES}
+        options, settings = split_options([arg for arg in args if arg[2:] not in SWITCHES], OPTIONS)
         if "prompt" in options and "prompts" in options:
             raise UserError("Give --prompt or --prompts, not both.")
         for name in ("out", "html"):
@@ -59,60 +57,62 @@ class Asked:
         return cls(options, switches, settings)
 
     def prompts(self) -> list[str]:
-        """The prompts, at least one; without any, an empty one."""
+        """The prompts; without the options, one empty prompt."""
         if "prompts" not in self.options:
             return [self.options.get("prompt", "")]
         return read_prompts(Path(self.options["prompts"]))
 
     def samples(self) -> int:
-        """Texts for each prompt."""
+        """Number of texts for each prompt."""
         text = self.options.get("samples", "1")
         if not text.isdigit() or not int(text):
             raise UserError(f"--samples must be a whole number of at least 1, not {text!r}.")
         return int(text)
 
     def path(self, name: str) -> Path | None:
-        """A file that was named."""
+        """The file that an option names, if it was given."""
         return Path(self.options[name]) if name in self.options else None
 
 
-def run(words: Sequence[str]) -> int:
+def run(args: Sequence[str]) -> int:
     """Print samples of a trained model; exit code 2 when one rank or all of them cannot."""
-    return use_model("sample", words, HELP, _sample)
+    return run_on_model("sample", args, HELP, _sample)
 
 
-def _sample(source: str, words: Sequence[str]) -> int:
+def _sample(source: str, args: Sequence[str]) -> int:
     world = World.rendezvous()
     with world.together("opening the model"):
-        asked = Asked.read(words)
-        prompts, samples = asked.prompts(), asked.samples()
+        sample_args = SampleArgs.parse(args)
+        prompts, samples = sample_args.prompts(), sample_args.samples()
         trained = open_trained(source)
         generate = trained.recipe.sample
         if generate is None:
-            raise UserError(f"the recipe {trained.name!r} does not generate anything; there is nothing to sample")
-        trained = replace(trained, config=_amended(trained, asked.settings))
-    world.connect(asked.options.get("device", "auto"))
-    more = {name: asked.options.get(name) for name in ("dtype", "gap")}
-    records = generate(trained, prompts, samples, world=world, html=asked.path("html"), **more, **asked.switches)
+            raise UserError(f"the recipe {trained.name!r} has no function that generates; there is nothing to sample")
+        trained = replace(trained, config=_overridden(trained, sample_args.settings))
+    world.connect(sample_args.options.get("device", "auto"))
+    more = {name: sample_args.options.get(name) for name in ("dtype", "gap")}
+    records = generate(
+        trained, prompts, samples, world=world, html=sample_args.path("html"), **more, **sample_args.switches
+    )
     if world.is_main:
-        _show(records, asked.path("out"))
+        _show(records, sample_args.path("out"))
     world.leave()
     return EXIT_DONE
 
 
-def _amended(trained: Trained, words: Sequence[str]) -> Any:
-    """The model's configuration with what the words change; settings of the section `sampling` may be shortened."""
+def _overridden(trained: Trained, args: Sequence[str]) -> Any:
+    """The model's config with the overridden settings; those of the section `sampling` may be shortened."""
     cls, prefix = trained.recipe.config, "sampling."
     short = {path.removeprefix(prefix): path for path in paths_of(cls) if path.startswith(prefix)}
-    return amend(cls, dump(trained.config), aliases={**COMMON, **short, **trained.recipe.aliases}, words=words)
+    return override(cls, dump(trained.config), aliases={**COMMON_ALIASES, **short, **trained.recipe.aliases}, args=args)
 
 
 def read_prompts(file: Path) -> list[str]:
-    """A prompt a line: the line itself, or in a .jsonl file what it holds under "prompt" or "text"."""
+    """One prompt per line: the line itself, or in a .jsonl file its value of "prompt" or "text"."""
     try:
         lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError):
-        raise UserError(f"Give --prompts a readable text file; {file} is none.") from None
+        raise UserError(f"Give --prompts a readable text file; {file} cannot be read.") from None
     if not lines:
         raise UserError(f"Put at least one prompt into {file}; it is empty.")
     return [_prompt(file, number, line) for number, line in enumerate(lines, 1)] if file.suffix == ".jsonl" else lines
@@ -130,7 +130,7 @@ def _prompt(file: Path, number: int, line: str) -> str:
 
 
 def _show(records: Sequence[dict[str, Json]], out: Path | None) -> None:
-    """The texts, each under a line of its own where there are several; and the records in a file."""
+    """Print the texts, each after a separator line if there are several; write the records to a file."""
     for number, record in enumerate(records, 1):
         if len(records) > 1:
             print(f"--- {number} of {len(records)} ---")

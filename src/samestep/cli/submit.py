@@ -1,6 +1,6 @@
-"""`samestep submit RECIPE --on slurm|pbs|local ...`: train as a job of a cluster, or, without one, right here.
+"""`samestep submit RECIPE --on slurm|pbs|local ...`: train as a batch job of a cluster, or on this machine.
 
-Whatever `samestep train` would refuse is refused here, before anything waits in a queue.
+Whatever `samestep train` would refuse is refused here, before a job waits in a queue.
 """
 
 import shlex
@@ -11,16 +11,17 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from samestep.cli.args import SubmitArgs, chosen, options_text
-from samestep.core.config.command_line import take
+from samestep.cli.args import SubmitArgs, options_text, parse_train
+from samestep.core.config import split_options
+from samestep.core.durations import parse_duration
 from samestep.core.errors import EXIT_DONE, UserError
-from samestep.core.output import put
+from samestep.core.output import print_safely
 from samestep.core.rundir import RunDir
 from samestep.launch.schedulers import pbs
 from samestep.launch.schedulers.job import Job, JobPart, allocate
 from samestep.launch.schedulers.script import ScriptContext, resume_command
 from samestep.launch.schedulers.submit import SubmittedJob, choose_scheduler, job_commands, scripts, submit
-from samestep.train.plan import global_batch, seconds
+from samestep.train.plan import global_batch
 from samestep.train.recipe import Recipe
 from samestep.train.run_record import RunRecord, free_name
 from samestep.world.host_lists import expand_hosts
@@ -28,24 +29,24 @@ from samestep.world.host_lists import expand_hosts
 HELP = """samestep submit RECIPE [--on slurm|pbs|local] [--nodes N] [--gpus-per-node G] ... [settings of the recipe]
 samestep submit --resume RUN ...
 
-Trains as a job. The run directory is there at once, with the script and later its output in job/. A job that is
-preempted or comes to its time limit saves, queues again and goes on from there; a cancelled one goes on with --resume.
+Trains as a batch job. The run directory is created immediately, with the script and later its output in job/. A job
+that is preempted or reaches its time limit saves, queues again and continues; a cancelled one continues with --resume.
 
 """
 
 
-def run(words: Sequence[str]) -> int:
-    """Submit, or print what would be; with --on local, train. Exit code 0: the scheduler has the job."""
-    if not words or words[0] in ("-h", "--help"):
+def run(args: Sequence[str]) -> int:
+    """Submit, or with --dry-run print the scripts; with --on local, train. Exit code 0: the scheduler has the job."""
+    if not args or args[0] in ("-h", "--help"):
         print(HELP + options_text())
         return EXIT_DONE
-    asked = SubmitArgs.read(words)
-    name, recipe, config = chosen(asked.training)
-    scheduler = choose_scheduler(asked.job.site)
-    parts = _parts(asked, recipe, config, scheduler)
-    job = _checked(asked.job, scheduler, parts)
+    submit_args = SubmitArgs.parse(args)
+    name, recipe, config = parse_train(submit_args.training)
+    scheduler = choose_scheduler(submit_args.job.site)
+    parts = _parts(submit_args, recipe, config, scheduler)
+    job = _checked(submit_args.job, scheduler, parts)
     around = ScriptContext(_run_path(name, config, create=not job.dry_run), Path.cwd(), sys.executable)
-    parts = _complete(parts, asked, around, config, scheduler)
+    parts = _with_args(parts, submit_args, around, config, scheduler)
     _require_same_run(around.run, parts[0].args)
     if scheduler == "local":
         return _train_here(parts, dry=job.dry_run)
@@ -56,15 +57,15 @@ def run(words: Sequence[str]) -> int:
     return EXIT_DONE
 
 
-def _parts(asked: SubmitArgs, recipe: Recipe, config: Any, scheduler: str) -> list[JobPart]:
-    """One job for all stages; or one for each run of stages that have the same number of GPUs."""
+def _parts(submit_args: SubmitArgs, recipe: Recipe, config: Any, scheduler: str) -> list[JobPart]:
+    """One job for all stages; or one for each group of consecutive stages with the same number of GPUs."""
     stages = [stage.name for stage in recipe.stages(config)]
-    strange = [name for name in asked.stage_gpus if name not in stages]
-    if strange:
-        raise UserError(f"--num-gpus-{strange[0]}: there is no such stage; this recipe has {', '.join(stages)}")
-    if not asked.stage_gpus:
-        return [JobPart("train", (), allocate(asked.job, scheduler))]
-    rooms = [(allocate(asked.job, scheduler, asked.stage_gpus.get(stage)), stage) for stage in stages]
+    unknown = [name for name in submit_args.stage_gpus if name not in stages]
+    if unknown:
+        raise UserError(f"--num-gpus-{unknown[0]}: there is no such stage; this recipe has {', '.join(stages)}")
+    if not submit_args.stage_gpus:
+        return [JobPart("train", (), allocate(submit_args.job, scheduler))]
+    rooms = [(allocate(submit_args.job, scheduler, submit_args.stage_gpus.get(stage)), stage) for stage in stages]
     groups = [(place, [stage for _, stage in group]) for place, group in groupby(rooms, key=lambda pair: pair[0])]
     return [
         JobPart(f"{number}_{'_'.join(names)}", (), place, names, unfinished=number < len(groups))
@@ -73,13 +74,13 @@ def _parts(asked: SubmitArgs, recipe: Recipe, config: Any, scheduler: str) -> li
 
 
 def _checked(job: Job, scheduler: str, parts: Sequence[JobPart]) -> Job:
-    """The job without what cannot be; what nobody can mean is refused."""
+    """The job without options that have no effect here; contradictions are refused."""
     if scheduler == "local" and any(part.allocation.nodes > 1 for part in parts):
         raise UserError("--on local is this machine alone; leave out --nodes, or submit with --on slurm or --on pbs")
     for name in pbs.unsupported(job) if scheduler == "pbs" else ():
         raise UserError(f"--{name} is for SLURM; under PBS write --select or --directive")
     if scheduler == "pbs" and job.time is None:
-        _warn("without --time the run cannot stop and save before PBS ends it; it goes on from its last checkpoint")
+        _warn("without --time the run cannot stop and save before PBS ends it; it continues from its last checkpoint")
     if job.nodelist and len(expand_hosts(job.nodelist)) > max(part.allocation.nodes for part in parts) == 1:
         _warn(
             f"--nodelist {job.nodelist} is ignored: it names several nodes, but this training takes one (see --nodes)"
@@ -89,7 +90,7 @@ def _checked(job: Job, scheduler: str, parts: Sequence[JobPart]) -> Job:
 
 
 def _run_path(recipe: str, config: Any, *, create: bool) -> Path:
-    """The run directory, made before anything is submitted: the job's output goes there."""
+    """The run directory, created before the job is submitted: the job's output goes there."""
     out = Path(config.out).absolute()
     while True:
         path = out / (config.name or free_name(recipe, config))
@@ -97,67 +98,67 @@ def _run_path(recipe: str, config: Any, *, create: bool) -> Path:
             return path
         try:
             path.mkdir(parents=True, exist_ok=config.name is not None)
-        except FileExistsError:  # somebody else took the number just now
+        except FileExistsError:  # another process has just taken the number
             continue
         except OSError as error:
-            raise UserError(f"the run directory {path} cannot be made ({error.strerror}); set out=...") from None
+            raise UserError(f"the run directory {path} cannot be created ({error.strerror}); set out=...") from None
         return path
 
 
-def _require_same_run(path: Path, words: Sequence[str]) -> None:
-    """A directory that holds something else would be refused by the job; better now than after a night in the queue."""
+def _require_same_run(path: Path, args: Sequence[str]) -> None:
+    """Refuse a directory that holds a different run now: the job would refuse it only after waiting in the queue."""
     known = RunRecord.read(RunDir(path))
     if known is None:
         return
-    recipe, _, config = chosen(words)
+    recipe, _, config = parse_train(args)
     differing = known.differing(recipe, config)
     if differing:
         raise UserError(
             f"{path} holds a different run ({', '.join(differing[:5])} differ); choose another name with name=..., or "
-            f"go on with that one as it is: samestep submit --resume {path}"
+            f"continue that one as it is: samestep submit --resume {path}"
         )
 
 
-def _complete(
-    parts: Sequence[JobPart], asked: SubmitArgs, around: ScriptContext, config: Any, scheduler: str
+def _with_args(
+    parts: Sequence[JobPart], submit_args: SubmitArgs, around: ScriptContext, config: Any, scheduler: str
 ) -> list[JobPart]:
-    """The parts with their words of `samestep train`."""
-    words = _words(asked, around)
-    if len(parts) > 1 and config.global_batch_size is None and "--resume" not in words:
-        # Parts have different numbers of ranks, but it is one run with one batch: that of its last part.
-        words.append(f"global_batch_size={global_batch(config, parts[-1].allocation.ranks)}")
-    limit = pbs.max_time(asked.job) if scheduler == "pbs" else None
-    if limit is not None and (config.max_time is None or limit < seconds(config.max_time)):
-        words.append(f"max_time={limit}s")
+    """The parts with their args of `samestep train`."""
+    args = _common_args(submit_args, around)
+    if len(parts) > 1 and config.global_batch_size is None and "--resume" not in args:
+        # Parts have different numbers of ranks, but the run has one batch size: that of its last part.
+        args.append(f"global_batch_size={global_batch(config, parts[-1].allocation.ranks)}")
+    limit = pbs.max_time(submit_args.job) if scheduler == "pbs" else None
+    if limit is not None and (config.max_time is None or limit < parse_duration(config.max_time)):
+        args.append(f"max_time={limit}s")
     ends = [[f"until={part.stages[-1]}"] for part in parts[:-1]]
     ends.append(["until=null"] if len(parts) > 1 and config.until else [])
-    return [replace(part, args=[*words, *end]) for part, end in zip(parts, ends)]
+    return [replace(part, args=[*args, *end]) for part, end in zip(parts, ends)]
 
 
-def _words(asked: SubmitArgs, around: ScriptContext) -> list[str]:
-    """What is the same in all parts: the run has a fixed name, so that the same command goes on with it."""
-    options, rest = take(asked.training, ["resume", "name", "out"])
-    words = [word for word in rest if not word.startswith(("name=", "out="))]
+def _common_args(submit_args: SubmitArgs, around: ScriptContext) -> list[str]:
+    """The args of all parts: the run has a fixed name, so that the same command continues it."""
+    options, rest = split_options(submit_args.training, ["resume", "name", "out"])
+    args = [arg for arg in rest if not arg.startswith(("name=", "out="))]
     if "resume" in options:
-        return ["--resume", str(around.run), *words]
-    return [*words, f"name={around.run.name}", f"out={around.run.parent}"]
+        return ["--resume", str(around.run), *args]
+    return [*args, f"name={around.run.name}", f"out={around.run.parent}"]
 
 
 def _train_here(parts: Sequence[JobPart], *, dry: bool) -> int:
-    """The same without a scheduler, one part after the other."""
+    """Train on this machine without a scheduler, one part after the other."""
     from samestep.cli.train import run as train
 
     for part in parts:
-        words = ["--nproc", str(part.allocation.ranks), *part.args]
+        args = ["--nproc", str(part.allocation.ranks), *part.args]
         if dry:
-            print(shlex.join(["samestep", "train", *words]))
-        elif code := train(words):
+            print(shlex.join(["samestep", "train", *args]))
+        elif code := train(args):
             return code
     return EXIT_DONE
 
 
 def _show(around: ScriptContext, jobs: Sequence[SubmittedJob], parts: Sequence[JobPart]) -> None:
-    """What was submitted, and what to type next."""
+    """Print what was submitted, and the next commands."""
     print(f"{'run':8}{around.run}")
     for submitted, part in zip(jobs, parts):
         stages = f", stage {', '.join(part.stages)}" if part.stages else ""
@@ -171,4 +172,4 @@ def _show(around: ScriptContext, jobs: Sequence[SubmittedJob], parts: Sequence[J
 
 
 def _warn(sentence: str) -> None:
-    put(f"samestep: {sentence}", sys.stderr)
+    print_safely(f"samestep: {sentence}", sys.stderr)

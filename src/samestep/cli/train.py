@@ -1,7 +1,7 @@
 """`samestep train RECIPE ...` and `samestep train --resume RUN`, in this process or, with --nproc, in several.
 
-Training is imported only once it begins here: whoever launches workers does not need it, and Ctrl-C while torch is
-being imported should not end in a traceback.
+Training is imported only when it begins in this process: a launcher of workers does not need it, and Ctrl-C during the
+import of torch should not print a traceback.
 """
 
 import os
@@ -14,9 +14,9 @@ from pathlib import Path
 from types import FrameType
 
 from samestep.core import launch_env
-from samestep.core.config.command_line import take
+from samestep.core.config import split_options
 from samestep.core.errors import EXIT_DONE, EXIT_PREEMPTED, UserError
-from samestep.core.parent import stop_with
+from samestep.core.parent import terminate_with_parent
 from samestep.world.rank_discovery import RankInfo, discover
 
 HELP = """samestep train RECIPE [--nproc N] [--preset NAME] [--config FILE] [key=value | --key value ...]
@@ -26,32 +26,32 @@ samestep train --resume RUN [--nproc N] [settings that may change, such as max_t
 RECIPE is a recipe's name, the import path of your own (my_package.my_recipe), or a file (my_recipe.py).
 `samestep config RECIPE` lists every setting.
 
---nproc         so many processes on this machine; auto: one for each GPU, or two on a CPU. Without it: this process
+--nproc         number of processes on this machine; auto: one for each GPU, or two on a CPU. Without it: this process
                 alone. `torchrun --nproc_per_node=2 -m samestep train RECIPE ...` works as well
 --max-restarts  with --nproc: how often a failed run starts again from its last checkpoint (0); one that ran out of
                 memory always does, with half the batch_size and the same global batch
 --grace         with --nproc: seconds that a run has to stop and save after Ctrl-C or SIGTERM (30)
---nodes         so many machines, or LEAST:MOST, which may then leave and join; --nproc (auto) is for each of them
---rdzv          with --nodes: where they meet, HOST:PORT; HOST is the first machine
---node-rank     with --nodes: place of this machine among them, the first is 0; without it any order will do
---join-timeout  with --nodes: seconds that they wait for each other (300)"""
-LAUNCHING = ("nproc", "max-restarts", "grace", "nodes", "rdzv", "node-rank", "join-timeout")
+--nodes         number of machines, or LEAST:MOST, which may then leave and join; --nproc (auto) is for each of them
+--rdzv          with --nodes: address of the rendezvous, HOST:PORT; HOST is the first machine
+--node-rank     with --nodes: rank of this machine, 0 is the first; without it ranks are given in any order
+--join-timeout  with --nodes: seconds that machines wait for each other (300)"""
+LAUNCH_OPTIONS = ("nproc", "max-restarts", "grace", "nodes", "rdzv", "node-rank", "join-timeout")
 TORCHRUN_GRACE = 30.0
-"""Seconds to stop in good order after torchrun itself was killed; it allows as many when it is stopped."""
+"""Seconds to stop and save after torchrun itself was killed; torchrun allows the same when it is stopped."""
 
 
-def run(words: Sequence[str]) -> int:
+def run(args: Sequence[str]) -> int:
     """Train; exit code 0 done, 2 user error, 75 preempted and resumable."""
-    if not words or words[0] in ("-h", "--help"):
+    if not args or args[0] in ("-h", "--help"):
         print(HELP)
         return EXIT_DONE
-    options, rest = take(words, LAUNCHING)
-    with _leaving_quietly():
-        return _launch(options, rest) if options else _work(rest)
+    options, rest = split_options(args, LAUNCH_OPTIONS)
+    with _exit_on_stop_request():
+        return _launch(options, rest) if options else _train(rest)
 
 
-def _launch(options: Mapping[str, str], words: Sequence[str]) -> int:
-    """Start workers that run the same command without the launching options."""
+def _launch(options: Mapping[str, str], args: Sequence[str]) -> int:
+    """Start workers that run the same command without the launch options."""
     from samestep.launch.launcher import GRACE, Launcher, parse_nproc
     from samestep.launch.nodes.options import parse_nodes
 
@@ -59,9 +59,9 @@ def _launch(options: Mapping[str, str], words: Sequence[str]) -> int:
     if not options.keys() & {"nproc", "nodes"}:
         raise UserError(f"--{next(iter(options))} is for launching several processes; add --nproc N, or leave it out")
     _require_no_launcher("--nodes" if "nodes" in options else "--nproc")
-    folder = os.environ.get(launch_env.FOLDER)  # of the program that called this one, if one did
+    folder = os.environ.get(launch_env.FOLDER)  # set if another program launched this launcher
     launch = Launcher(
-        ["-m", "samestep", "train", *words],
+        ["-m", "samestep", "train", *args],
         parse_nproc(options.get("nproc", "auto")),
         max_restarts=int(_number(options, "max-restarts", 0)),
         grace=_number(options, "grace", GRACE),
@@ -71,15 +71,15 @@ def _launch(options: Mapping[str, str], words: Sequence[str]) -> int:
     return launch.run()
 
 
-def _require_no_launcher(word: str) -> None:
-    """Refuse to launch from what is a rank already: every rank would start a run of its own, or its nodes once more."""
+def _require_no_launcher(option: str) -> None:
+    """Refuse to launch from a process that is already a rank: every rank would start its own run or its own nodes."""
     if "RANK" in os.environ or "WORLD_SIZE" in os.environ:
-        raise UserError(f"this process is one of several that a launcher has started; leave out {word}")
-    place = discover(os.environ)
-    if place.size > 1:
+        raise UserError(f"this process is one of several that a launcher has started; leave out {option}")
+    rank_info = discover(os.environ)
+    if rank_info.size > 1:
         raise UserError(
-            f"{place.launcher} has started {place.size} of these processes, and each is a rank of the run already; "
-            f"leave out {word}, or start a single one"
+            f"{rank_info.launcher} has started {rank_info.size} of these processes, and each is already a rank of "
+            f"the run; leave out {option}, or start a single one"
         )
 
 
@@ -91,29 +91,29 @@ def _number(options: Mapping[str, str], name: str, default: float) -> float:
     return float(text)
 
 
-def _work(words: Sequence[str]) -> int:
+def _train(args: Sequence[str]) -> int:
     """Train in this process: alone, or as one of the ranks that a launcher started."""
     _stop_with_launcher(os.environ)
-    from samestep.cli.args import chosen
+    from samestep.cli.args import parse_train
     from samestep.train.session.entry import enter
 
-    code = enter(lambda: chosen(words))
+    code = enter(lambda: parse_train(args))
     if code not in (EXIT_DONE, EXIT_PREEMPTED) and "RANK" in os.environ:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)  # the group of a failed rank is broken: parting from it in good order could take for ever
+        os._exit(code)  # the process group of a failed rank is broken: a clean shutdown could hang
     return code
 
 
 @contextmanager
-def _leaving_quietly() -> Iterator[None]:
-    """Until somebody else listens, a request to stop just ends this process: there is nothing to save yet."""
+def _exit_on_stop_request() -> Iterator[None]:
+    """Until training installs its signal handlers, a stop request just ends this process: there is nothing to save."""
     try:
-        place = discover(os.environ)  # now: ranks add to the environment, and then it looks like another launcher's
+        rank_info = discover(os.environ)  # now, because ranks later add variables that look like another launcher's
     except UserError:
-        place = RankInfo("unknown")
-    leave = partial(_leave, place)
-    before = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+        rank_info = RankInfo("unknown")
+    exit_early = partial(_exit_before_training, rank_info)
+    before = {number: signal.signal(number, exit_early) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     try:
         yield
     finally:
@@ -121,18 +121,18 @@ def _leaving_quietly() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _leave(place: RankInfo, number: int, frame: FrameType | None) -> None:
-    if place.rank == 0:
+def _exit_before_training(rank_info: RankInfo, number: int, frame: FrameType | None) -> None:
+    if rank_info.rank == 0:
         with suppress(OSError):
             os.write(2, b"samestep: stopped before training began\n")
-    # srun and mpiexec tell of the largest code: with 75, a rank that is stopped because another one failed would make
-    # the failure look like a stop. There, as under torchrun, the run directory tells that the run is not done.
-    os._exit(EXIT_DONE if place.job else launch_env.preempted_code(os.environ))
+    # srun and mpiexec return the largest exit code: with 75, a rank that is stopped because another one failed would
+    # make the failure look like a stop. There, as under torchrun, the run directory shows that the run is not done.
+    os._exit(EXIT_DONE if rank_info.job else launch_env.preempted_code(os.environ))
 
 
 def _stop_with_launcher(env: Mapping[str, str]) -> None:
-    """No rank outlives the process that started it, if that was a launcher of this machine."""
+    """End this rank when the launcher that started it on this machine ends."""
     if launch_env.PARENT in env:
-        stop_with(int(env[launch_env.PARENT]), float(env[launch_env.GRACE]))
+        terminate_with_parent(int(env[launch_env.PARENT]), float(env[launch_env.GRACE]))
     elif "TORCHELASTIC_RUN_ID" in env:
-        stop_with(os.getppid(), TORCHRUN_GRACE)
+        terminate_with_parent(os.getppid(), TORCHRUN_GRACE)

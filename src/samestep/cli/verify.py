@@ -25,34 +25,34 @@ Runs the recipe's preset `verify` in float64 on the CPU: at 1, 2 and 3 ranks, wi
 `kill -9` at a random moment and resumed at the same and at another number of ranks; and compares what the runtime
 recorded. How much rounding may change is measured, by a run of the same batches in another order and scale.
 RECIPE is a recipe's name, the import path of your own (my_package.my_recipe), or a file (my_recipe.py).
-A recipe that can do several things has a preset for each (`verify`, `verify-sft`, ...), and all of them are proved.
+A recipe with several kinds of training has a preset for each (`verify`, `verify-sft`, ...); all of them are verified.
 
---preset      proves this one alone
---kill-seed   repeats the choice of moments of an earlier call
+--preset      verifies only this preset
+--kill-seed   repeats the kill moments of an earlier call
 --timeout     seconds that a rank waits for another before it gives up (15)
 --keep        keeps all runs in this folder; without it they are kept only when a check does not hold"""
 
 
-def run(words: Sequence[str]) -> int:
+def run(args: Sequence[str]) -> int:
     """Verify; exit code 0 when every check holds, 1 when one fails or proves nothing, 2 user error."""
-    if not words or words[0] in ("-h", "--help"):
+    if not args or args[0] in ("-h", "--help"):
         print(HELP)
         return EXIT_DONE
-    asked = RecipeArgs.read(words, "verify", extra=("kill-seed", "timeout", "keep"))
-    recipe = asked.recipe()
-    configs = chosen(asked, recipe)
-    seed = _number(asked.options.get("kill-seed"), "kill-seed", secrets.randbelow(1_000_000))
-    timeout = _number(asked.options.get("timeout"), "timeout", 15)
-    folder = _folder(asked.options.get("keep"))
-    keep = "keep" in asked.options
+    recipe_args = RecipeArgs.parse(args, "verify", extra=("kill-seed", "timeout", "keep"))
+    recipe = recipe_args.recipe()
+    configs = verify_configs(recipe_args, recipe)
+    seed = _number(recipe_args.options.get("kill-seed"), "kill-seed", secrets.randbelow(1_000_000))
+    timeout = _number(recipe_args.options.get("timeout"), "timeout", 15)
+    folder = _folder(recipe_args.options.get("keep"))
+    keep = "keep" in recipe_args.options
     checks: list[CheckResult] = []
     try:
         for preset, config in configs.items():
             further = [] if preset == PRESET else [preset]
             place = folder.joinpath(*further)
             settings = proof_settings(dump(config), recipe.presets.get(preset, {}), place, timeout)
-            lab = ProofRunner(recipe_path(asked.name), settings, place, _modules(recipe))
-            checks += _proved(lab, recipe, " ".join([asked.name, *further]), seed)
+            runner = ProofRunner(recipe_path(recipe_args.name), settings, place, _modules(recipe))
+            checks += _run_proof(runner, recipe, " ".join([recipe_args.name, *further]), seed)
         keep = keep or bool(_count(checks, ProofStatus.FAILED) + _count(checks, ProofStatus.UNVERIFIABLE))
     finally:
         if not keep:
@@ -62,22 +62,22 @@ def run(words: Sequence[str]) -> int:
     return summary(checks)
 
 
-def chosen(asked: RecipeArgs, recipe: Recipe) -> dict[str, Any]:
-    """What to prove, by preset: all that are named for it, or the one that the line names."""
+def verify_configs(recipe_args: RecipeArgs, recipe: Recipe) -> dict[str, Any]:
+    """The configs to verify, by preset: all `verify` presets, or the one that the command line names."""
     presets = [name for name in recipe.presets if name == PRESET or name.startswith(f"{PRESET}-")]
     if not presets:
         raise UserError(
-            f"the recipe {asked.name} has no preset {PRESET!r}; declare a small one in its presets, such as "
+            f"the recipe {recipe_args.name} has no preset {PRESET!r}; declare a small one in its presets, such as "
             f"presets={{'{PRESET}': {{'max_steps': 8, 'global_batch_size': 10, 'batch_size': 3}}}}"
         )
-    configs = [asked.config(recipe, preset=preset) for preset in presets]
-    return {config.preset: config for config in configs}  # the line's own --preset is in each of them
+    configs = [recipe_args.config(recipe, preset=preset) for preset in presets]
+    return {config.preset: config for config in configs}  # --preset on the command line replaces each of them
 
 
-def _proved(lab: ProofRunner, recipe: Recipe, name: str, seed: int) -> list[CheckResult]:
-    """All checks of one proof, shown as they are done."""
+def _run_proof(runner: ProofRunner, recipe: Recipe, name: str, seed: int) -> list[CheckResult]:
+    """All checks of one proof, printed as they finish."""
     with ProofTable(f"samestep verify {name} (kill moments by --kill-seed {seed})") as board:
-        for check in Proof(lab, recipe, random.Random(seed), board.show_progress).checks():
+        for check in Proof(runner, recipe, random.Random(seed), board.show_progress).checks():
             board.add(check)
     return board.checks
 
@@ -86,10 +86,10 @@ def summary(checks: Sequence[CheckResult]) -> int:
     """Print how many checks hold; the exit code."""
     failed, unverifiable = _count(checks, ProofStatus.FAILED), _count(checks, ProofStatus.UNVERIFIABLE)
     done = len(checks) - _count(checks, ProofStatus.NOT_RUN) - _count(checks, ProofStatus.UNKNOWN)
-    words = [f"{failed} of {done} checks failed"] if failed else []
-    words += [f"{unverifiable} of {done} checks are unverifiable, which is no proof"] if unverifiable else []
-    print(", ".join(words) or f"all {done} checks hold")
-    return EXIT_FAILURE if words else EXIT_DONE
+    problems = [f"{failed} of {done} checks failed"] if failed else []
+    problems += [f"{unverifiable} of {done} checks are unverifiable, which is no proof"] if unverifiable else []
+    print(", ".join(problems) or f"all {done} checks hold")
+    return EXIT_FAILURE if problems else EXIT_DONE
 
 
 def _count(checks: Sequence[CheckResult], result: ProofStatus) -> int:
@@ -97,8 +97,8 @@ def _count(checks: Sequence[CheckResult], result: ProofStatus) -> int:
 
 
 def _modules(recipe: Recipe) -> tuple[str, ...]:
-    """The modules that define a recipe and those it uses, for workers to find imported: a file's own has no name that
-    could be imported."""
+    """The modules that define a recipe and those it uses, which workers must preload: a recipe in a file has no
+    importable module name."""
     home = sys.modules[recipe.config.__module__]
     used = (getattr(value, "__module__", None) for value in vars(home).values())
     modules = (home.__name__, getattr(recipe.stages, "__module__", None), *used)

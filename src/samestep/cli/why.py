@@ -1,14 +1,14 @@
-"""`samestep why RUN [--json]`: what became of a run, by what that is known, and what to type next.
+"""`samestep why RUN [--json]`: what happened to a run, the evidence for it, and the next command.
 
-Only files are read and nothing is locked, so a live run does not notice. Torch is not imported, so the answer comes at
-once.
+Only files are read and nothing is locked, so a live run is not disturbed. Torch is not imported, so the answer comes
+immediately.
 """
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from samestep.cli.args import one_run
+from samestep.cli.args import parse_run
 from samestep.core.errors import EXIT_DONE, UserError
 from samestep.core.rundir import RunDir
 from samestep.train.run_record import find_run
@@ -19,20 +19,20 @@ from samestep.why.report import as_json, as_text
 
 HELP = """samestep why RUN [--json]
 
-Explains what became of a run: the verdict, the evidence for it with the files it comes from, and the next command to
-type. It may be asked on any machine that sees the run directory, also while the run is at work. With --json the same
-as one JSON object.
+Explains what happened to a run: the verdict, the evidence for it with the files it comes from, and the next command to
+type. It works on any machine that sees the run directory, also while the run is active. With --json the same as one
+JSON object.
 
 verdicts:
 """
 
 
-def run(words: Sequence[str]) -> int:
+def run(args: Sequence[str]) -> int:
     """Explain a run; 0 whenever there is a verdict, whatever it is."""
-    if not words or "-h" in words or "--help" in words:
+    if not args or "-h" in args or "--help" in args:
         print(HELP + "\n".join(f"  {name:14} {meaning}" for name, meaning in VERDICTS.items()))
         return EXIT_DONE
-    name, as_data = one_run(words, "why", "--json")
+    name, as_data = parse_run(args, "why", "--json")
     evidence = collect_evidence(_find(name))
     finding = diagnose(evidence)
     if as_data:
@@ -43,7 +43,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _find(text: str) -> RunDir:
-    """The run that was named; also one that was submitted and has not begun."""
+    """The run of this name; also one that was submitted and has not begun."""
     try:
         return find_run(text)
     except UserError:

@@ -1,36 +1,36 @@
-"""What goes wrong, and the exit code each kind ends the process with."""
+"""The errors that end a command, and the exit code of each kind."""
 
 import os
 import sys
 
-from samestep.core.output import put
+from samestep.core.output import print_safely
 
 EXIT_DONE = 0
 EXIT_FAILURE = 1
 EXIT_USER = 2
 EXIT_MEMORY = 77  # a device or the machine ran out of memory; a smaller micro-batch may fit
-EXIT_STALLED = 78  # the watchdog ended a run that made no progress any more
-EXIT_INTERRUPTED = 130  # a second Ctrl-C: ended at once, without a save
+EXIT_STALLED = 78  # the watchdog ended a run that no longer made progress
+EXIT_INTERRUPTED = 130  # a second Ctrl-C: ended immediately, without a save
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL: the run stopped in good order and can be resumed
 
 
 class UserError(Exception):
-    """Something the user can mend. The message is one sentence that says how; no traceback is shown."""
+    """Something that the user can fix. The message is one sentence that says how; no traceback is printed."""
 
     exit_code = EXIT_USER
     kind = "user"
 
 
 class RunFailed(Exception):
-    """The run itself cannot go on. One sentence, no traceback, a failure exit."""
+    """The run itself cannot continue. One sentence, no traceback, a failure exit."""
 
     exit_code = EXIT_FAILURE
     kind = "failed"
-    """What `samestep why` sorts it under."""
+    """The kind that `samestep why` reports."""
 
 
 class Diverged(RunFailed):
-    """Gradients are not finite any more, or ranks do not hold the same parameters."""
+    """Gradients are no longer finite, or ranks do not hold the same parameters."""
 
     kind = "diverged"
 
@@ -55,7 +55,7 @@ class OutOfMemory(RunFailed):
     kind = "memory"
 
 
-def complain(sentence: str) -> None:
-    """Say what is wrong, once: rank 0 speaks for all."""
+def print_error(sentence: str) -> None:
+    """Print what is wrong to stderr, once: only on rank 0."""
     if os.environ.get("RANK", "0") == "0":
-        put(f"samestep: {sentence}", sys.stderr)
+        print_safely(f"samestep: {sentence}", sys.stderr)

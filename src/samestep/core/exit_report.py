@@ -1,4 +1,4 @@
-"""Why a rank ended, in a small file that it leaves for its launcher and in the run directory."""
+"""Exit reports: why a rank ended. A rank writes one for its launcher, and one into the run directory."""
 
 import os
 import socket
@@ -13,7 +13,7 @@ from samestep.core.launch_env import FOLDER
 from samestep.core.records import Json, read_json, write_json
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-"""Where a rank leaves word if it fails; the launcher names one a rank, as torchrun does."""
+"""The file in which a failed rank writes its exit report. The launcher sets one for each rank, as torchrun does."""
 _FAILURE = "failure.json"
 
 
@@ -26,50 +26,53 @@ class ExitReport:
     rank: int = 0
     host: str = ""
     echo: bool = False
-    """Only another rank's failure, as it arrived here."""
+    """Whether this only repeats the failure of another rank, as this rank saw it."""
     traceback: str = ""
-    """Empty where the text says it all."""
+    """Empty where the text is enough."""
     time: float = 0.0
     remedy: Sequence[str] = ()
-    """Words to add to the command line of another attempt, which may then succeed."""
+    """Args to add to the command line of another attempt, which may then succeed."""
     remedy_text: str = ""
-    """What they change, after "restarting from the last checkpoint"."""
+    """What they change, as text that follows "restarting from the last checkpoint"."""
     kind: str = "crashed"
-    """user, failed, diverged, disk, hung, memory, interrupted, or crashed: an exception that nobody foresaw."""
+    """user, failed, diverged, disk, hung, memory, interrupted, or crashed: an unexpected exception."""
 
     @classmethod
-    def of(cls, error: BaseException, code: int, *, plain: bool, **more: Any) -> "ExitReport":
-        """The word of a rank that ends with `error`; a `plain` one needs no traceback."""
+    def from_error(cls, error: BaseException, code: int, *, plain: bool, **more: Any) -> "ExitReport":
+        """The report of a rank that ends with `error`; a `plain` one needs no traceback."""
         text = str(error) if plain else f"{type(error).__name__}: {error}"
         trace = "" if plain else "".join(traceback.format_exception(error))
         rank = int(os.environ.get("RANK", "0"))
         kind = getattr(error, "kind", "crashed")
         return cls(text, code, rank, socket.gethostname(), traceback=trace, time=time.time(), kind=kind, **more)
 
-    def leave(self, env: Mapping[str, str]) -> bool:
-        """Write it where the agent looks, in the form that torchrun's own summary understands; false: nobody looks."""
+    def write(self, env: Mapping[str, str]) -> bool:
+        """Write it for the launcher, in the format that torchrun's own summary reads.
+
+        Returns whether our launcher will print it; otherwise the rank has to print it itself.
+        """
         path = env.get(ERROR_FILE)
         if not path:
             return False
         stack = {"py_callstack": self.traceback, "timestamp": str(int(self.time))}
         try:
             write_json(Path(path), {"message": {"message": self.text, "extraInfo": stack}, "samestep": asdict(self)})
-        except OSError:  # the disk is full, perhaps the very failure: then it must be printed
+        except OSError:  # the disk is full, which may be the failure itself: then the rank must print it
             return False
         return FOLDER in env
 
     @classmethod
-    def read(cls, data: Mapping[str, Json]) -> "ExitReport | None":
-        """What `leave` wrote; None when a rank ended without a word."""
+    def from_error_file(cls, data: Mapping[str, Json]) -> "ExitReport | None":
+        """What `write` wrote; None for a rank that ended without a report."""
         return cls(**data["samestep"]) if "samestep" in data else None
 
 
-def write_failure(folder: Path, word: ExitReport) -> None:
-    """A launcher tells whoever called it why the run ended."""
-    write_json(folder / _FAILURE, asdict(word))
+def write_failure(folder: Path, report: ExitReport) -> None:
+    """For a launcher: pass to its caller why the run ended."""
+    write_json(folder / _FAILURE, asdict(report))
 
 
 def read_failure(folder: Path) -> ExitReport | None:
-    """Why a launch ended, if it did not end well."""
+    """Why a launch failed; None if it did not."""
     known = read_json(folder / _FAILURE)
     return ExitReport(**known) if known else None

@@ -1,6 +1,6 @@
-"""What a launcher passes to its workers through the environment, and the run directory that they name to it.
+"""What a launcher passes to its workers through the environment, and the run directory that they report back.
 
-Launching knows nothing of training and training nothing of launching; they meet here and in exit_report.py.
+Launching does not import training, and training does not import launching; this file and exit_report.py connect them.
 """
 
 import time
@@ -11,32 +11,32 @@ from samestep.core.errors import EXIT_DONE, EXIT_PREEMPTED
 from samestep.core.records import read_json, write_json
 
 LAUNCHER = "SAMESTEP_LAUNCHER"
-"""Who started this process; not set under stock torchrun."""
+"""The launcher of this process; not set under stock torchrun."""
 LAUNCH_ID = "SAMESTEP_LAUNCH_ID"
-"""The same for every attempt of one launch, and for nothing else."""
+"""The same for every attempt of one launch, and unique to it."""
 FOLDER = "SAMESTEP_LAUNCH_FOLDER"
-"""Where the workers of a launch leave word. Its launcher speaks for them, so they print no failure themselves."""
+"""The folder for reports of the workers of a launch. The launcher prints failures, so workers do not."""
 PARENT = "SAMESTEP_PARENT"
-"""The process to end with."""
+"""Process id of the launcher; workers end when it ends."""
 GRACE = "SAMESTEP_GRACE"
-"""Seconds between a request to stop and the end by force."""
+"""Seconds between a stop request and the end by force."""
 BEGAN = "SAMESTEP_BEGAN"
-"""When the job began whose time limit this launch has, in seconds since 1970: max_time counts from there."""
+"""When the batch job of this launch began, in seconds since 1970: max_time counts from there."""
 _RUN = "run.json"
 
 
 def preempted_code(env: Mapping[str, str]) -> int:
-    """75, but 0 under stock torchrun, which takes any other code for a failure and restarts the run."""
+    """75, but 0 under stock torchrun, which treats any other code as a failure and restarts the run."""
     return EXIT_DONE if "TORCHELASTIC_RUN_ID" in env and not env.get(LAUNCHER) else EXIT_PREEMPTED
 
 
 def elapsed(env: Mapping[str, str]) -> float:
-    """Seconds since the job of this launch began, as far as one is known."""
+    """Seconds since the batch job of this launch began; 0 without one."""
     return max(0.0, time.time() - float(env[BEGAN])) if BEGAN in env else 0.0
 
 
 def write_run_path(path: Path, env: Mapping[str, str]) -> None:
-    """The first rank of a node tells its launcher which run directory is open."""
+    """For the first rank of a node: report to its launcher which run directory is open."""
     if FOLDER in env:
         write_json(Path(env[FOLDER]) / _RUN, {"path": str(path.absolute())})
 

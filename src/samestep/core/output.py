@@ -1,4 +1,4 @@
-"""Terminal and log files: every rank keeps a log, rank 0 prints, and a terminal that vanishes never ends the run."""
+"""Terminal and log files: every rank writes a log, rank 0 prints, and a closed terminal never ends the run."""
 
 import logging
 import os
@@ -8,49 +8,49 @@ from pathlib import Path
 from typing import Any, TextIO
 
 
-def put(text: str, file: TextIO, end: str = "\n") -> None:
-    """Print at once, if there is still somebody to read it."""
+def print_safely(text: str, file: TextIO, end: str = "\n") -> None:
+    """Print and flush. If the reader of `file` is gone, nothing is printed and nothing fails."""
     try:
         print(text, file=file, end=end, flush=True)
     except OSError:
-        _silence(file)
+        _redirect_to_devnull(file)
 
 
-class Lasting:
-    """A text file whose writes never fail: once its reader is gone, it leads nowhere."""
+class ResilientStream:
+    """A text stream whose writes never fail: once its reader is gone, output is discarded."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
 
     def write(self, text: str) -> int:
-        """Write, if it can be."""
+        """Write, unless the reader is gone."""
         try:
             return self._file.write(text)
         except OSError:
-            _silence(self._file)
+            _redirect_to_devnull(self._file)
             return len(text)
 
     def flush(self) -> None:
-        """Flush, if it can be."""
+        """Flush, unless the reader is gone."""
         try:
             self._file.flush()
         except OSError:
-            _silence(self._file)
+            _redirect_to_devnull(self._file)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
 
 
-def _silence(file: TextIO) -> None:
-    """Lead the file nowhere. What is buffered would fail once more when Python ends, and change the exit code."""
+def _redirect_to_devnull(file: TextIO) -> None:
+    """Discard all further output. Otherwise buffered text fails again when Python exits, and changes the exit code."""
     with suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, file.fileno())
-        os.close(nowhere)
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, file.fileno())
+        os.close(devnull)
 
 
 FAILURES = "samestep.failures"
-"""The logger for what ends a run: written to the log file only, since the terminal hears of it in any case."""
+"""The logger for errors that end a run. They go to the log file only, because they are printed in any case."""
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 

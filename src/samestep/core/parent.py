@@ -1,4 +1,4 @@
-"""A process that ends with its parent, however that ends: `kill -9` of a launcher leaves no orphans."""
+"""End a process when its parent ends, for any reason: `kill -9` of a launcher leaves no orphans."""
 
 import ctypes
 import os
@@ -8,39 +8,39 @@ import threading
 import time
 
 _PR_SET_PDEATHSIG = 1
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 
 
-def stop_with(parent: int, grace: float, *, at_once: bool = True) -> None:
-    """Get SIGTERM when the process `parent` ends; whoever has not stopped `grace` seconds later is ended by the kernel.
+def terminate_with_parent(parent: int, grace: float, *, by_kernel: bool = True) -> None:
+    """Get SIGTERM when the process `parent` ends. If this process is still there `grace` seconds later, it is killed.
 
-    `at_once` has the kernel send that SIGTERM: right where the thread that started this process lives as long as its
-    process. Otherwise, and on other systems, a thread looks twice a second.
+    With `by_kernel`, Linux sends that SIGTERM. It does so when the thread that started this process ends, so use it
+    only where that thread lives as long as its process. A thread that polls twice a second covers all other cases.
     """
-    if at_once:
-        _signal_at_parents_end(signal.SIGTERM)
-    threading.Thread(target=_watch, args=(parent, grace), name="watch parent", daemon=True).start()
+    if by_kernel:
+        _set_parent_death_signal(signal.SIGTERM)
+    threading.Thread(target=_poll_parent, args=(parent, grace), name="watch parent", daemon=True).start()
 
 
-def end_with(parent: int) -> None:
-    """Be killed when `parent`, whose main thread started this process, ends; be out of reach of signals to its group.
+def kill_with_parent(parent: int) -> None:
+    """Get SIGKILL when `parent`, whose main thread started this process, ends; leave its process group.
 
-    For helpers of a rank: a terminal or a launcher signals whole groups, but stopping is the rank's affair.
+    For helpers of a rank: a terminal or a launcher signals process groups, but only the rank handles a stop request.
     """
     os.setpgid(0, 0)
-    _signal_at_parents_end(signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the kernel knew what to do then
+    _set_parent_death_signal(signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the death signal was set
         os._exit(1)
 
 
-def _signal_at_parents_end(number: signal.Signals) -> None:
+def _set_parent_death_signal(number: signal.Signals) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
 
 
-def _watch(parent: int, grace: float) -> None:
+def _poll_parent(parent: int, grace: float) -> None:
     while os.getppid() == parent:
-        time.sleep(_LOOK_SECONDS)
-    # The alarm needs no interpreter, so a process that hangs in foreign code ends too.
+        time.sleep(_POLL_SECONDS)
+    # SIGALRM works without the interpreter, so a process that hangs in native code ends too.
     signal.setitimer(signal.ITIMER_REAL, max(grace, 0.001))
     os.kill(os.getpid(), signal.SIGTERM)

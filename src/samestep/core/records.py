@@ -1,9 +1,9 @@
-"""Small files written so that a kill leaves either the old content or the new, and JSON lines that can be cut back."""
+"""The one atomic writer and the one reader of JSON files, and JSON-lines files that can be truncated."""
 
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -11,14 +11,14 @@ Json = Any  # None, bool, int, float, str, and lists and string-keyed dicts of t
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` by `text`: a reader, or a kill at any instant, sees the old file or the new one, never a part."""
+    """Replace the content of `path`. After a kill at any moment, the old or the new file is there, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.tmp")  # always the same, so that the next write takes away what a kill left
-    with open(fresh, "w", encoding="utf-8") as file:
+    temporary = path.with_name(f".{path.name}.tmp")  # a fixed name, so that the next write replaces what a kill left
+    with open(temporary, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(fresh, path)
+    os.replace(temporary, path)
     sync_folder(path.parent)
 
 
@@ -31,15 +31,15 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def put_in_place(fresh: Path, folder: Path) -> None:
-    """Give a finished folder its name; one that had it before stays whole until then, and goes after."""
-    aside = folder.with_name(f".{folder.name}.old")
+def replace_folder(new: Path, folder: Path) -> None:
+    """Rename the finished folder `new` to `folder`. An older one stays complete until then, and is then removed."""
+    old = folder.with_name(f".{folder.name}.old")
     if folder.exists():
-        shutil.rmtree(aside, ignore_errors=True)
-        folder.rename(aside)
-    fresh.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+        folder.rename(old)
+    new.rename(folder)
     sync_folder(folder.parent)
-    shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def write_json(path: Path, value: Json) -> None:
@@ -55,8 +55,27 @@ def read_json(path: Path) -> Json:
         return None
 
 
+def read_json_if_readable(path: Path) -> Json:
+    """The value in `path`, or None when the file is missing, unreadable or not JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def parse_json_lines(lines: Iterable[str]) -> Iterator[dict[str, Json]]:
+    """The JSON objects in `lines`; an incomplete line, which a kill or a full disk leaves, is skipped."""
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            yield row
+
+
 class JsonLines:
-    """A file of one JSON object a line, appended to; a half-written last line of a killed writer is ignored."""
+    """An append-only file with one JSON object per line; a half-written last line of a killed writer is ignored."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -66,7 +85,7 @@ class JsonLines:
         """Add one row; it reaches the operating system before this returns, so a killed process loses no row."""
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            _cut_half_line(self.path)
+            _remove_incomplete_line(self.path)
             self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 (kept open over many rows)
         self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
         self._file.flush()
@@ -80,7 +99,7 @@ class JsonLines:
                     yield json.loads(line)
 
     def keep(self, wanted: Callable[[dict[str, Json]], bool]) -> None:
-        """Drop the rows that are not `wanted`: what lies beyond a checkpoint is written again, not twice."""
+        """Drop the rows that are not `wanted`: rows after a checkpoint are written again, and must not appear twice."""
         self.close()
         if self.path.exists():
             rows = [json.dumps(row, ensure_ascii=False) + "\n" for row in self if wanted(row)]
@@ -93,8 +112,8 @@ class JsonLines:
             self._file = None
 
 
-def _cut_half_line(path: Path) -> None:
-    """Remove what a full disk or a power cut left of a last line, or the next row would be written behind it."""
+def _remove_incomplete_line(path: Path) -> None:
+    """Remove an incomplete last line, which a full disk or a power cut leaves: the next row would be appended to it."""
     try:
         with open(path, "rb+") as file:
             content = file.read()

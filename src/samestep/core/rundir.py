@@ -1,20 +1,20 @@
-"""The run directory: the one class that knows where everything of a run lies, and the lock against two writers.
+"""The run directory: the one class that knows the path of every file of a run, and the lock against two writers.
 
 runs/NAME/
   config.json           the resolved configuration, and hashes of the recipe's code at the last launch
-  frozen.json           what the first launch fixed for good, per stage: global batch, learning rate, steps, the data
+  frozen.json           what no later launch may change, per stage: global batch, learning rate, steps, the data
   status.json           running, done, preempted or failed, with the last step
-  metrics.jsonl         one row a figure set, each step once
+  metrics.jsonl         one row of metrics for each logged step
   events.jsonl          launches, resumes, saves, warnings
   logs/rank_0.log       one per rank
-  watch/                of the last launch: signs of life, stacks and last words of its ranks, and why it hung
+  watch/                of the last launch: heartbeats, stack dumps and exit reports of its ranks, and why it stalled
   ranks.jsonl           how fast each rank was
-  job/                  scripts, output and numbers of the jobs that `samestep submit` made
+  job/                  scripts, output and ids of the jobs that `samestep submit` submitted
   tensorboard/
   checkpoints/STAGE/step_00000100/
-  weights/              plain weight files, when asked for
-  artifacts/STAGE/      what a stage hands to the next
-  evidence/             what `samestep verify` compares, when asked for
+  weights/              plain weight files, if requested
+  artifacts/STAGE/      what a stage passes to the next
+  evidence/             what `samestep verify` compares, if requested
 """
 
 import fcntl
@@ -41,22 +41,22 @@ class RunDir:
 
     @property
     def frozen(self) -> Path:
-        """What the first launch fixed for good."""
+        """What the first launch fixed, and no later launch may change."""
         return self.path / "frozen.json"
 
     @property
     def status(self) -> Path:
-        """How the run stands."""
+        """The run's status and last step."""
         return self.path / "status.json"
 
     @property
     def metrics(self) -> Path:
-        """The figures, a JSON line each."""
+        """The metrics, as JSON lines."""
         return self.path / "metrics.jsonl"
 
     @property
     def events(self) -> Path:
-        """What happened, a JSON line each."""
+        """Events of the run, as JSON lines."""
         return self.path / "events.jsonl"
 
     @property
@@ -75,34 +75,34 @@ class RunDir:
         return self.path / "job"
 
     @property
-    def speeds(self) -> Path:
-        """How fast each rank was, a JSON line now and then."""
+    def rank_speeds(self) -> Path:
+        """How fast each rank was, as JSON lines."""
         return self.path / "ranks.jsonl"
 
     @property
     def watch(self) -> Path:
-        """Signs of life and last words of the last launch; emptied by the next."""
+        """Heartbeats, stack dumps and exit reports of the last launch; the next launch empties it."""
         return self.path / "watch"
 
     @property
-    def stall(self) -> Path:
-        """Who hung, where, and what the others waited for."""
+    def stall_report(self) -> Path:
+        """Which rank stalled, where, and what the others waited for."""
         return self.watch / "stall.json"
 
-    def beat(self, rank: int) -> Path:
-        """The last sign of life of one rank: what it was doing, since when, where."""
+    def heartbeat(self, rank: int) -> Path:
+        """The last heartbeat of one rank: what it was doing, since when, on which host."""
         return self.watch / f"rank_{rank}.json"
 
-    def stacks(self, rank: int) -> Path:
+    def stack_dump(self, rank: int) -> Path:
         """Where every thread of one rank was when the run stalled."""
         return self.watch / f"rank_{rank}_stacks.txt"
 
     def collectives(self, rank: int) -> Path:
-        """The last collectives of one rank, as torch's flight recorder has them."""
+        """The last collectives of one rank, from torch's flight recorder."""
         return self.watch / f"rank_{rank}_collectives.json"
 
-    def word(self, rank: int) -> Path:
-        """Why one rank ended, if it failed and could still say so."""
+    def exit_report(self, rank: int) -> Path:
+        """Why one rank failed, if it could still write that. The file keeps an old name, for old runs."""
         return self.watch / f"rank_{rank}_word.json"
 
     def log(self, rank: int) -> Path:
@@ -114,7 +114,7 @@ class RunDir:
         return self.path / "checkpoints" / stage
 
     def artifacts(self, stage: str) -> Path:
-        """What one stage leaves for the next ones."""
+        """What one stage passes to the next ones."""
         return self.path / "artifacts" / stage
 
     def evidence(self, world_size: int, rank: int) -> Path:
@@ -122,12 +122,12 @@ class RunDir:
         return self.path / "evidence" / f"world_{world_size}_rank_{rank}.jsonl"
 
     def lock(self) -> "RunLock":
-        """Take the run for this process, or say who has it."""
+        """Lock the run for this process, or raise an error that names the holder."""
         return RunLock(self.path / "lock")
 
 
 class RunLock:
-    """One writer a run. A POSIX record lock: gone with its process however that ends, and not inherited by a fork."""
+    """One writer per run. A POSIX record lock: released when its process ends in any way, not inherited by a fork."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -147,5 +147,5 @@ class RunLock:
         self._file.flush()
 
     def release(self) -> None:
-        """Let others have the run."""
+        """Release the run."""
         self._file.close()

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from samestep.core.errors import UserError
-from samestep.core.parent import end_with
+from samestep.core.parent import kill_with_parent
 from samestep.data.order import Order, micro_batches
 from samestep.world.world import World
 
@@ -181,7 +181,7 @@ def read_in_worker(dataset: Dataset, item: Any) -> Any:
 
 def _end_with_rank(rank_process: int, worker: int) -> None:
     """A loader process ends when its rank does, and ignores stop signals, which the rank handles."""
-    end_with(rank_process)
+    kill_with_parent(rank_process)
 
 
 class _ReturnUserErrors(Dataset):

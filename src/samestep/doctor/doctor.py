@@ -14,7 +14,7 @@ from typing import NoReturn
 import torch.distributed as dist
 
 from samestep.core.errors import EXIT_DONE, EXIT_FAILURE, RunFailed, UserError
-from samestep.core.output import put
+from samestep.core.output import print_safely
 from samestep.doctor.check import Check
 from samestep.doctor.checks import (
     collectives,
@@ -90,7 +90,7 @@ def run_doctor(request: Request) -> int:
             _follow(context, channel, TESTS[request.test])
             return _finish(context, channel, EXIT_DONE)
     except (RunFailed, UserError) as error:  # rank 0 may not know of it, so each rank prints its own error
-        put(f"samestep: {error}", sys.stderr)
+        print_safely(f"samestep: {error}", sys.stderr)
         if rank_info.rank > 0:
             # Rank 0 gives up at about the same time, and its launcher would end it before it can print.
             time.sleep(SLACK)

@@ -120,7 +120,7 @@ class DoctorReport:
         if self.is_bad and not self.runner.stopped:  # for torchrun, which shows it at the end of its own output
             text = f"{summary(findings)}; see the table above"
             report = ExitReport(text, EXIT_FAILURE, 0, socket.gethostname(), traceback=text, time=time.time())
-            report.leave(os.environ)
+            report.write(os.environ)
 
     def _save(self, screen: Console, points: list[Point]) -> None:
         reports, context = self.runner.reports, self.runner.context

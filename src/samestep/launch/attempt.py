@@ -189,7 +189,7 @@ class _Agent(LocalElasticAgent):
                 rank,
                 failed.exitcode,
                 self._ended.get(rank, time.time()),
-                ExitReport.read(failed.error_file_data),
+                ExitReport.from_error_file(failed.error_file_data),
                 tail(self._outputs.stderr(rank)) if rank else "",
                 ended_by_us=failed.pid in self._stop.killed,
             )

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from samestep.core import exit_report, launch_env
-from samestep.core.config import dump
-from samestep.core.config.schema import plain
+from samestep.core.config import dump, plain
 from samestep.core.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_USER, RunFailed, UserError
 from samestep.launch.launcher import GRACE, parse_nproc
 from samestep.launch.nodes.options import parse_nodes

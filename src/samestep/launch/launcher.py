@@ -15,7 +15,7 @@ from pathlib import Path
 
 from samestep.core import launch_env
 from samestep.core.errors import EXIT_PREEMPTED, UserError
-from samestep.core.parent import stop_with
+from samestep.core.parent import terminate_with_parent
 from samestep.launch.attempt import AttemptDeadline, NodeAssignment
 from samestep.launch.node_runner import NodeRunner
 from samestep.launch.nodes.options import NodeOptions
@@ -49,7 +49,7 @@ class Launcher:
         parent = os.environ.get(launch_env.PARENT)
         with StopRequests(self.grace) as stop, _environment_set(self._environment(folder)):
             if parent is not None:  # another program started this one, and may end before it
-                stop_with(int(parent), self.grace + _FORCED, at_once=False)
+                terminate_with_parent(int(parent), self.grace + _FORCED, by_kernel=False)
             runner = NodeRunner(self.args, self.nproc, folder, stop)
             try:
                 code = self._attempts(runner)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from samestep.core import exit_report, launch_env
 from samestep.core.errors import EXIT_DONE
-from samestep.core.output import put
+from samestep.core.output import print_safely
 from samestep.core.records import JsonLines
 from samestep.core.rundir import RunDir
 from samestep.launch.attempt import AttemptDeadline, NodeAssignment
@@ -42,7 +42,7 @@ class NodeRunner:
         if run is not None:
             _keep_outputs(outputs, run / "logs")
         if failures and sys.stdout.isatty():
-            put("\r\x1b[2K\x1b[?25h", sys.stdout, end="")  # a killed rank 0 leaves half a bar and no cursor
+            print_safely("\r\x1b[2K\x1b[?25h", sys.stdout, end="")  # a killed rank 0 leaves half a bar and no cursor
         return failures
 
     def show(self, decision: Decision) -> None:
@@ -50,7 +50,7 @@ class NodeRunner:
         self._record(decision)
         first = decision.first
         if first is not None:
-            put(headline(first, brief=first.rank not in self._ranks), sys.stderr)
+            print_safely(headline(first, brief=first.rank not in self._ranks), sys.stderr)
             exit_report.write_failure(self._folder, exit_report_of(first))
             if not first.is_user_error:
                 run = launch_env.read_run_path(self._folder)
@@ -70,7 +70,7 @@ class NodeRunner:
 
 def notify(sentence: str) -> None:
     """Print a message to the user; a closed terminal is no error."""
-    put(f"samestep: {sentence}", sys.stderr)
+    print_safely(f"samestep: {sentence}", sys.stderr)
 
 
 def _keep_outputs(source: Path, logs: Path) -> None:

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import re
 from dataclasses import asdict, dataclass
 
 from samestep.core.errors import UserError
@@ -101,16 +100,3 @@ def _warmup(config: Config, steps: int) -> int:
     if wanted > steps:
         logger.warning("warm-up of %d steps is longer than the run; clamped to its %d steps", wanted, steps)
     return min(wanted, steps)
-
-
-def seconds(text: str) -> float:
-    """A duration in seconds from `90s`, `30m`, `2h`, `1d`, `HH:MM:SS`, or a plain number of seconds."""
-    units = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
-    simple = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", text)
-    if simple:
-        return float(simple[1]) * units[simple[2]]
-    clock = re.fullmatch(r"\s*(?:(\d+):)?(\d+):(\d+)\s*", text)
-    if clock:
-        hours, minutes, secs = (int(part or 0) for part in clock.groups())
-        return hours * 3600 + minutes * 60 + secs
-    raise UserError(f"{text!r} is not a duration; write 90s, 30m, 2h or HH:MM:SS")

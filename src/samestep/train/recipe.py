@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from samestep.core.config.command_line import Alias
+from samestep.core.config import Alias
 from samestep.train.bench import Bench
 from samestep.train.config import Config
 from samestep.train.logging.metrics import MetricValues
@@ -59,6 +59,8 @@ class Recipe:
     """Fills in what a configuration takes from its data or from its first weights, before the run is recorded."""
     read_pretrained: Callable[[Path], Any] | None = None
     """Recognises a published model: (folder) to its configuration, or None when it is of another kind."""
+    read_tokenizer: Callable[..., Any] | None = None
+    """Reads a tokenizer for `samestep data prepare`: (folder, mask token or None, end token or None) to a tokenizer."""
     sample: Callable[..., Any] | None = None
     """Generates from a trained model: (trained, prompts, samples, and options) to one record per text."""
     evaluate: Callable[..., Mapping[str, Any]] | None = None

@@ -71,7 +71,7 @@ def write_exit_report(rundir: RunDir, report: ExitReport, *, is_main: bool) -> N
 
 
 def _write(rundir: RunDir, report: ExitReport, is_main: bool) -> None:
-    write_json(rundir.word(report.rank), asdict(report))
+    write_json(rundir.exit_report(report.rank), asdict(report))
     status = read_json(rundir.status) or {}
     if is_main and not is_done(status):
         where = {name: status[name] for name in ("stage", "step", "steps") if name in status}

@@ -19,7 +19,7 @@ from pathlib import Path
 from samestep.checkpoint.manifest import checkpoint_folders
 from samestep.core.exit_report import ExitReport
 from samestep.core.output import FAILURES
-from samestep.core.records import Json
+from samestep.core.records import Json, read_json_if_readable
 from samestep.core.rundir import RunDir
 from samestep.train.run_record import RunRecord
 from samestep.why.records import Evidence, Heartbeat, Lock, parse_exit_report
@@ -51,7 +51,7 @@ def collect_evidence(rundir: RunDir) -> Evidence:
         save_failed,
         exit_reports or _reports_from_logs(rundir),
         not exit_reports,
-        _json(rundir.stall),
+        _json(rundir.stall_report),
         heartbeats,
         lock,
         last_job((_json(rundir.job / "job.json") or {}).get("jobs", ())),
@@ -145,7 +145,7 @@ def _exit_reports(rundir: RunDir) -> list[ExitReport]:
 def _heartbeats(rundir: RunDir) -> list[Heartbeat]:
     found = []
     for path in rundir.watch.glob("rank_*.json"):
-        data = _json(path) if re.fullmatch(r"rank_\d+\.json", path.name) else None
+        data = read_json_if_readable(path) if re.fullmatch(r"rank_\d+\.json", path.name) else None
         if isinstance(data, dict) and "rank" in data:
             found.append(_heartbeat(data, path))
     return sorted(found, key=lambda heartbeat: heartbeat.rank)

@@ -1,4 +1,4 @@
-"""The words of a command line."""
+"""Command-line args as settings."""
 
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samestep.core.config import build
-from samestep.core.config.command_line import Alias, parse, take
+from samestep.core.config.command_line import Alias, parse_settings, split_options
 from samestep.core.errors import UserError
 
 
@@ -100,8 +100,8 @@ ALIASES: dict[str, str | Alias] = {
         ("--amp-type=brain", [("distributed.mixed_precision", "bf16")]),
     ],
 )
-def test_words_become_settings(line: str, want: list[tuple[str, Any]]) -> None:
-    assert parse(line.split(), Toy, ALIASES) == want
+def test_args_become_settings(line: str, want: list[tuple[str, Any]]) -> None:
+    assert parse_settings(line.split(), Toy, ALIASES) == want
 
 
 @pytest.mark.parametrize(
@@ -110,16 +110,16 @@ def test_words_become_settings(line: str, want: list[tuple[str, Any]]) -> None:
         ("--prompt", "--prompt needs a value; write --prompt=VALUE."),
         ("--prompt --cuda", "--prompt needs a value; write --prompt=--cuda."),
         ("--distributed", "--distributed needs a value"),
-        ("stray", "The word 'stray' belongs to no setting; write key=value or --key value."),
-        ("cuda", "The word 'cuda' belongs to no setting; write --cuda."),
-        ("-cuda", "The word '-cuda' belongs to no setting; write --cuda."),
-        ("--use_projection maybe", "The word 'maybe' belongs to no setting; write --maybe."),
-        ("--no-prompt", "--no-prompt cannot be: prompt is not on or off; write --prompt VALUE."),
-        ("--no-distributed", "--no-distributed cannot be"),
-        ("--no-lr", "--no-lr cannot be"),
-        ("--no-amp-type", "--no-amp-type cannot be"),
+        ("stray", "The argument 'stray' belongs to no setting; write key=value or --key value."),
+        ("cuda", "The argument 'cuda' belongs to no setting; write --cuda."),
+        ("-cuda", "The argument '-cuda' belongs to no setting; write --cuda."),
+        ("--use_projection maybe", "The argument 'maybe' belongs to no setting; write --maybe."),
+        ("--no-prompt", "--no-prompt is not possible: prompt is not on or off; write --prompt VALUE."),
+        ("--no-distributed", "--no-distributed is not possible"),
+        ("--no-lr", "--no-lr is not possible"),
+        ("--no-amp-type", "--no-amp-type is not possible"),
         ("--no-use_projection=False", "--no-use_projection takes no value"),
-        ("--no-use_projection False", "The word 'False' belongs to no setting"),
+        ("--no-use_projection False", "The argument 'False' belongs to no setting"),
         ("--promt x", "There is no setting 'promt'; did you mean prompt"),
         ("backend=gloo", "There is no setting 'backend'; did you mean distributed.backend?"),
         ("--fp61", "There is no setting 'fp61'; did you mean fp16"),
@@ -133,17 +133,17 @@ def test_words_become_settings(line: str, want: list[tuple[str, Any]]) -> None:
 )
 def test_mistakes_are_answered_with_a_sentence(line: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
-        parse(line.split(), Toy, ALIASES)
+        parse_settings(line.split(), Toy, ALIASES)
     assert str(caught.value).startswith(message)
 
 
 def test_an_alias_for_nothing_is_a_programming_error() -> None:
     with pytest.raises(AssertionError, match="nowhere"):
-        parse([], Toy, {"x": "nowhere"})
+        parse_settings([], Toy, {"x": "nowhere"})
 
 
 def test_the_last_of_repeats_wins_when_built() -> None:
-    settings = parse(["--lr", "1", "learning_rate=2"], Toy, ALIASES)
+    settings = parse_settings(["--lr", "1", "learning_rate=2"], Toy, ALIASES)
     assert build(Toy, dict(settings)).learning_rate == 2.0
 
 
@@ -155,17 +155,17 @@ everyday = st.sampled_from(
 @settings(derandomize=True, deadline=None)
 @given(st.text() | everyday)
 def test_any_text_passes_as_it_stands(text: str) -> None:
-    for words in ([f"--prompt={text}"], [f"prompt={text}"]):
-        assert build(Toy, dict(parse(words, Toy))).prompt == text
+    for args in ([f"--prompt={text}"], [f"prompt={text}"]):
+        assert build(Toy, dict(parse_settings(args, Toy))).prompt == text
     if not text.startswith("--"):
-        assert build(Toy, dict(parse(["--prompt", text], Toy))).prompt == text
+        assert build(Toy, dict(parse_settings(["--prompt", text], Toy))).prompt == text
 
 
 @settings(derandomize=True, deadline=None)
 @given(st.lists(st.text() | everyday, max_size=4))
-def test_any_words_give_settings_or_a_sentence(words: list[str]) -> None:
+def test_any_args_give_settings_or_an_error(args: list[str]) -> None:
     with suppress(UserError):
-        parse(words, Toy, ALIASES)
+        parse_settings(args, Toy, ALIASES)
 
 
 @pytest.mark.parametrize(
@@ -178,10 +178,10 @@ def test_any_words_give_settings_or_a_sentence(words: list[str]) -> None:
     ],
 )
 def test_options_of_the_command_are_split_off(line: str, found: dict[str, str], rest: str) -> None:
-    assert take(line.split(), ("config", "config-path", "config-name")) == (found, rest.split())
+    assert split_options(line.split(), ("config", "config-path", "config-name")) == (found, rest.split())
 
 
 @pytest.mark.parametrize("line", ["--config", "--config --lr 3"])
 def test_an_option_of_the_command_needs_its_value(line: str) -> None:
     with pytest.raises(UserError, match="--config needs a value"):
-        take(line.split(), ("config",))
+        split_options(line.split(), ("config",))

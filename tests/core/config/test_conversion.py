@@ -53,15 +53,15 @@ class Toy:
     doubled: int = field(init=False, default=0)
 
 
-@pytest.mark.parametrize("word", ["true", "True", "YES", "on", "1"])
-def test_words_for_true(word: str) -> None:
-    assert build(Toy, {"use_projection": word}).use_projection is True
+@pytest.mark.parametrize("text", ["true", "True", "YES", "on", "1"])
+def test_text_for_true(text: str) -> None:
+    assert build(Toy, {"use_projection": text}).use_projection is True
 
 
-@pytest.mark.parametrize("word", ["false", "False", "NO", "off", "0", 0, False])
-def test_words_for_false(word: object) -> None:
+@pytest.mark.parametrize("text", ["false", "False", "NO", "off", "0", 0, False])
+def test_text_for_false(text: object) -> None:
     """The trap: `type=bool` makes True of the text "False"."""
-    assert build(Toy, {"use_projection": word}).use_projection is False
+    assert build(Toy, {"use_projection": text}).use_projection is False
 
 
 @pytest.mark.parametrize(
@@ -226,8 +226,8 @@ def test_configs_are_frozen() -> None:
 
 texts = st.text(max_size=8)
 numbers = st.floats(allow_nan=False)
-# Text that reads as null or as a number cannot be told from one where the field takes both.
-word = texts.filter(lambda text: text != "null")
+# Text that reads as null or as a number is taken as such where the field accepts both.
+label = texts.filter(lambda text: text != "null")
 not_a_number = st.text(alphabet="abc", min_size=1, max_size=4)
 teachers = st.builds(Teacher, texts, st.integers())
 toys = st.builds(
@@ -241,7 +241,7 @@ toys = st.builds(
     switch=st.sampled_from(["on", "auto", "off"]),
     width=st.sampled_from([1, 2, 4]),
     limit=st.none() | st.integers(),
-    label=st.none() | word,
+    label=st.none() | label,
     precision=st.sampled_from([None, "none", "bf16"]),
     size=st.integers() | st.just("all"),
     seed=st.integers() | not_a_number,

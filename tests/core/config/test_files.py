@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from core.config.config_toys import Small, Teacher, Toy
-from samestep.core.config.merging import compose
+from samestep.core.config import compose
 from samestep.core.errors import UserError
 
 
@@ -27,8 +27,8 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str
     return put
 
 
-def toy(*words: str, **options: Any) -> Toy:
-    return compose(Toy, presets={"tiny": {}, "cluster": {}}, words=words, **options)
+def toy(*args: str, **options: Any) -> Toy:
+    return compose(Toy, presets={"tiny": {}, "cluster": {}}, args=args, **options)
 
 
 Write = Callable[[str, str], Path]
@@ -92,7 +92,7 @@ def test_odd_file_names(write: Write, name: str) -> None:
             "names distributed/zip, which does not exist; choose auto, cpu, ddp or",
         ),
         ("c.yaml", "defaults: [nothing]", "names nothing, which does not exist"),
-        ("c.yaml", "defaults: [nogroup: zip]", "names nogroup/zip, which does not exist; mend"),
+        ("c.yaml", "defaults: [nogroup: zip]", "names nogroup/zip, which does not exist; fix"),
         ("c.yaml", "defaults: {distributed: fsdp}", "cannot be composed"),
         ("c.yaml", "defaults: [3]", "cannot be composed"),
         ("c.yaml", "defaults: 3", "cannot be composed"),

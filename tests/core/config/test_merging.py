@@ -10,9 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.config.config_toys import Distributed, Small, Teacher, Toy
-from samestep.core.config import dump
-from samestep.core.config.command_line import Alias
-from samestep.core.config.merging import amend, compose
+from samestep.core.config import Alias, compose, dump, override
 from samestep.core.errors import UserError
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -36,15 +34,15 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str
     return put
 
 
-def toy(*words: str, **options: Any) -> Toy:
-    return compose(Toy, presets=PRESETS, aliases=ALIASES, words=words, **options)
+def toy(*args: str, **options: Any) -> Toy:
+    return compose(Toy, presets=PRESETS, aliases=ALIASES, args=args, **options)
 
 
 Write = Callable[[str, str], Path]
 
 
 @pytest.mark.parametrize(
-    ("preset", "file", "words", "lr", "timeout"),
+    ("preset", "file", "args", "lr", "timeout"),
     [
         (None, None, [], 0.1, 600.0),  # the class for lr, the base group for timeout
         ("tiny", None, [], 0.2, 2.0),
@@ -61,16 +59,16 @@ Write = Callable[[str, str], Path]
     ],
 )
 def test_precedence(
-    write: Write, preset: str | None, file: str | None, words: list[str], lr: float, timeout: float
+    write: Write, preset: str | None, file: str | None, args: list[str], lr: float, timeout: float
 ) -> None:
     config = write("c.yaml", file) if file else None
-    got = toy(*words, preset=preset, config=config)
+    got = toy(*args, preset=preset, config=config)
     assert (got.lr, got.distributed.timeout) == (lr, timeout)
     assert got.preset == ("tiny" if timeout in (2.0, 4.0, 5.0) else "default")
 
 
 @pytest.mark.parametrize(
-    ("preset", "file", "words", "want"),
+    ("preset", "file", "args", "want"),
     [
         (None, None, [], ("auto", "auto", 600.0, "ddp")),
         (None, None, ["distributed=fsdp"], ("auto", "auto", 1800.0, "fsdp")),
@@ -96,10 +94,10 @@ def test_precedence(
     ],
 )
 def test_group_options(
-    write: Write, preset: str | None, file: str | None, words: list[str], want: tuple[Any, ...]
+    write: Write, preset: str | None, file: str | None, args: list[str], want: tuple[Any, ...]
 ) -> None:
     config = write("c.yaml", file) if file else None
-    got = toy(*words, preset=preset, config=config).distributed
+    got = toy(*args, preset=preset, config=config).distributed
     assert (got.device, got.backend, got.timeout, got.strategy) == want
 
 
@@ -133,14 +131,14 @@ def test_text_of_the_line_is_never_an_expression(write: Write, text: str) -> Non
 @settings(derandomize=True, deadline=None, max_examples=100)
 @given(st.text(), st.text())
 def test_any_text_reaches_the_config(left: str, right: str) -> None:
-    got = compose(Small, presets={}, aliases={}, words=[f"--text={left}"])
+    got = compose(Small, presets={}, aliases={}, args=[f"--text={left}"])
     assert got.text == left
     got = compose(Small, presets={"p": {"text": right}}, aliases={}, preset="p")
     assert got.text == right
 
 
 @pytest.mark.parametrize(
-    ("file", "words", "want"),
+    ("file", "args", "want"),
     [
         (None, [], {"wiki": 1.0}),
         (None, ["mix.code=2"], {"wiki": 1.0, "code": 2.0}),
@@ -153,24 +151,26 @@ def test_any_text_reaches_the_config(left: str, right: str) -> None:
     ],
 )
 def test_a_whole_mapping_replaces_and_a_key_adds(
-    write: Write, file: str | None, words: list[str], want: dict[str, float]
+    write: Write, file: str | None, args: list[str], want: dict[str, float]
 ) -> None:
-    assert compose(Small, words=words, config=write("c.yaml", file) if file else None).mix == want
+    assert compose(Small, args=args, config=write("c.yaml", file) if file else None).mix == want
 
 
 def test_an_entry_cannot_be_added_to_what_is_no_mapping() -> None:
-    with pytest.raises(UserError, match=r"mix must be a mapping such as {a: b} for an entry to be added, not 'abc'"):
-        compose(Small, words=["mix=abc", "mix.x=3"])
+    with pytest.raises(
+        UserError, match=r"mix must be a mapping such as {a: b} before an entry can be added, not 'abc'"
+    ):
+        compose(Small, args=["mix=abc", "mix.x=3"])
 
 
-def test_words_amend_a_dumped_config() -> None:
+def test_args_override_a_dumped_config() -> None:
     data = dump(toy("name=${x}", "lr=3", preset="tiny"))
-    words = ["--fp16", "distributed=fsdp", "teacher.layers=3", "mix.code=2", "--flag"]
-    got = amend(Toy, data, aliases=ALIASES, words=words)
+    args = ["--fp16", "distributed=fsdp", "teacher.layers=3", "mix.code=2", "--flag"]
+    got = override(Toy, data, aliases=ALIASES, args=args)
     assert (got.name, got.lr, got.preset, got.flag) == ("${x}", 3.0, "tiny", True)
     assert (got.teacher, got.mix) == (Teacher("t", 3), {"wiki": 1.0, "code": 2.0})
     assert got.distributed == Distributed("auto", "auto", 1800.0, "fp16", "fsdp")
-    assert dump(amend(Toy, data)) == data
+    assert dump(override(Toy, data)) == data
 
 
 def test_optional_sections() -> None:
@@ -193,15 +193,15 @@ def test_flags_and_aliases_reach_the_config() -> None:
 
 
 def test_a_config_without_the_distributed_section(write: Write) -> None:
-    assert compose(Small, words=["x=3"]) == Small(3)
+    assert compose(Small, args=["x=3"]) == Small(3)
     assert compose(Small, config=write("c.yaml", "x: 4")) == Small(4)
     assert compose(Small, presets={"p": {"x": 5}}, preset="p") == Small(5)
     with pytest.raises(UserError, match="There is no setting 'distributed'"):
-        compose(Small, words=["distributed=fsdp"])
+        compose(Small, args=["distributed=fsdp"])
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("args", "message"),
     [
         (["distributed=zip"], "There is no distributed=zip; choose auto, cpu, ddp or fsdp"),
         (["distributed="], "There is no distributed=; choose auto, cpu, ddp or fsdp"),
@@ -211,12 +211,12 @@ def test_a_config_without_the_distributed_section(write: Write) -> None:
         (["teacher.layers=x"], "teacher.layers must be a whole number, not 'x'"),
     ],
 )
-def test_bad_lines_are_refused_with_a_sentence(words: list[str], message: str) -> None:
+def test_bad_lines_are_refused_with_a_sentence(args: list[str], message: str) -> None:
     with pytest.raises(UserError) as caught:
-        toy(*words)
+        toy(*args)
     assert message in str(caught.value)
 
 
 def test_a_recipe_without_presets_says_so() -> None:
-    with pytest.raises(UserError, match="There is no preset 'big'; this recipe has none"):
+    with pytest.raises(UserError, match="There is no preset 'big'; this recipe has no presets"):
         compose(Small, preset="big")

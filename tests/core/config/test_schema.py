@@ -25,12 +25,12 @@ class Base:
     """What all have."""
 
     seed: int = 0
-    """The base's word on seed."""
+    """The base's text for seed."""
     out: str = free("runs")
     """Where it goes."""
     inner: Inner = field(default_factory=lambda: Inner(rate=0.9))
     """The section itself."""
-    log: Inner = free(factory=Inner)  # noqa: RUF009 (a field in other words)
+    log: Inner = free(factory=Inner)  # noqa: RUF009 (declares a field)
     """A section that is free as a whole."""
 
 
@@ -57,7 +57,7 @@ def test_every_leaf_is_listed_in_order() -> None:
 @pytest.mark.parametrize(
     ("path", "type_text", "default", "doc"),
     [
-        ("seed", "int", 7, "The base's word on seed."),
+        ("seed", "int", 7, "The base's text for seed."),
         ("data", "str", MISSING, "Has no default."),
         ("inner.kind", "a | b", "a", "Which one."),
         ("inner.rate", "float", 0.9, "How fast, over two lines."),

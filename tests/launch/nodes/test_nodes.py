@@ -65,8 +65,8 @@ class Machines:
             import os, signal, sys, time
             from pathlib import Path
             from samestep.core.exit_report import ExitReport
-            from samestep.core.parent import stop_with
-            stop_with(int(os.environ["SAMESTEP_PARENT"]), 1.0)
+            from samestep.core.parent import terminate_with_parent
+            terminate_with_parent(int(os.environ["SAMESTEP_PARENT"]), 1.0)
             rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
             attempt = len(list(Path().glob(f"began_{rank}_*")))
             Path(f"began_{rank}_{attempt}_of_{size}").write_text(str(os.getpid()))
@@ -168,7 +168,7 @@ def test_a_failed_rank_is_named_on_every_node_and_all_restart_together(machines:
             time.sleep(0.1)
             trace, now = "Traceback\\n  row 7", time.time()
             report = ExitReport("ValueError: bad row", 1, rank, "there", traceback=trace, time=now)
-            assert report.leave(os.environ)
+            assert report.write(os.environ)
             sys.exit(1)
         time.sleep(60)
     """)

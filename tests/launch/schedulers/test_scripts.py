@@ -10,7 +10,7 @@ import pytest
 
 from samestep.core.errors import UserError
 from samestep.launch.schedulers import pbs, slurm
-from samestep.launch.schedulers.job import Allocation, Job, JobPart, Site, allocate, clock, seconds
+from samestep.launch.schedulers.job import Allocation, Job, JobPart, Site, allocate
 from samestep.launch.schedulers.script import ScriptContext
 from samestep.launch.schedulers.submit import choose_scheduler, scripts, submit
 
@@ -206,20 +206,6 @@ def test_allocation(job: Job, scheduler: str, num_gpus: int | None, wanted: Allo
 def test_impossible_allocations_are_refused(job: Job, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         allocate(job, "slurm")
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [("30m", "00:30:00"), ("2h", "02:00:00"), ("1d", "24:00:00"), ("1:02:03", "01:02:03"), ("2-01:00:00", "49:00:00")],
-)
-def test_time_limits(text: str, wanted: str) -> None:
-    assert clock(seconds(text)) == wanted
-
-
-@pytest.mark.parametrize("text", ["60", "1:30", "soon", "-5m"])
-def test_time_limits_that_schedulers_read_differently_are_refused(text: str) -> None:
-    with pytest.raises(UserError, match="is not a time limit"):
-        seconds(text)
 
 
 @pytest.mark.parametrize(("time", "grace", "wanted"), [("2h", None, 6900), ("2h", 600, 6600), ("4m", None, 120)])

@@ -178,7 +178,7 @@ def test_what_is_refused(
 def test_options_go_to_the_job_and_settings_to_training(folder: Path) -> None:
     (folder / "ours.yaml").write_text(json.dumps({"gpus_per_node": 4, "modules": ["a"], "env": {"X": "1"}}))
     args = ["r", "--nodes", "2", "time=3", "--module=b", "--env", "Y=2=3", "--no-requeue", "--lr", "1", "--flag"]
-    asked = SubmitArgs.read([*args, "--account", "me"], {"SAMESTEP_SITE": "ours.yaml"})
+    asked = SubmitArgs.parse([*args, "--account", "me"], {"SAMESTEP_SITE": "ours.yaml"})
     assert asked.training == ["r", "time=3", "--lr", "1", "--flag"]
     assert (asked.job.nodes, asked.job.requeue, asked.job.time) == (2, False, None)
     assert (asked.job.site.account, asked.job.site.gpus_per_node) == ("me", 4)
@@ -189,7 +189,7 @@ def test_options_go_to_the_job_and_settings_to_training(folder: Path) -> None:
 def test_a_site_file_with_a_wrong_name_is_refused(folder: Path) -> None:
     (folder / "ours.yaml").write_text("gpu_per_node: 4\n")
     with pytest.raises(UserError, match="gpus_per_node"):
-        SubmitArgs.read(["r", "--site", "ours.yaml"], {})
+        SubmitArgs.parse(["r", "--site", "ours.yaml"], {})
 
 
 def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
@@ -217,4 +217,4 @@ def test_commands_of_the_documentation(capsys: pytest.CaptureFixture[str], line:
 
 def test_the_site_file_of_the_documentation(folder: Path) -> None:
     (folder / "ours.yaml").write_text(PAGE.read_text().split("```yaml\n")[1].split("```")[0])
-    assert SubmitArgs.read(["r", "--site", "ours.yaml"], {}).job.site.modules == ("cuda/12.8",)
+    assert SubmitArgs.parse(["r", "--site", "ours.yaml"], {}).job.site.modules == ("cuda/12.8",)

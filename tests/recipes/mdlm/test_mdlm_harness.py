@@ -10,7 +10,7 @@ import pytest
 import torch
 from exact_toy import LENGTH, TOY, ExactConditionals
 
-from samestep.cli.evaluate import figures
+from samestep.cli.evaluate import metric_rows
 from samestep.cli.main import main
 from samestep.models.transformer import TransformerConfig
 from samestep.recipes.mdlm.config import MdlmConfig
@@ -160,7 +160,7 @@ def test_local_tasks_need_no_network(
     args = ["a", "--tasks=shorter,writing", "--include_path=.", "--limit=2", "--draws=4", "--out=results.json"]
     assert main(["evaluate", *args]) == 0
     results = json.loads(Path("results.json").read_text())
-    assert sorted(row[:4] for row in figures(results)) == [
+    assert sorted(row[:4] for row in metric_rows(results)) == [
         ("shorter", "2", "acc", "1.0000"),
         ("writing", "2", "exact_match", "0.5000"),
     ]

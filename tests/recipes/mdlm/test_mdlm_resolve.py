@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from samestep.core.config import dump
-from samestep.core.config.merging import compose
+from samestep.core.config import compose, dump
 from samestep.core.errors import UserError
 from samestep.core.records import write_json
 from samestep.data.prepared.prepare import PrepareConfig, prepare

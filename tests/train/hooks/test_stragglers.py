@@ -227,7 +227,7 @@ def test_the_rank_that_sleeps_is_named(tmp_path: Path, ranks: int, slow: int, as
     assert named[0]["work"] > named[0]["median"] + NAP / 2
     assert output.count("warning: the others wait for rank") == 1
     assert f"the others wait for rank {slow} on {named[0]['host']}, which works" in output
-    rows = list(JsonLines(rundir.speeds))
+    rows = list(JsonLines(rundir.rank_speeds))
     assert [row["step"] for row in rows] == list(range(5, 101, 5))
     for row in rows:
         assert {len(row[name]) for name in ("step_seconds", "data_seconds", "wait_seconds")} == {ranks}
@@ -242,7 +242,7 @@ def test_the_rank_that_sleeps_is_named(tmp_path: Path, ranks: int, slow: int, as
 def test_a_sharded_run_records_no_waits(tmp_path: Path) -> None:
     distributed = {"device": "cpu", "strategy": "fsdp"}
     rundir, _ = train(tmp_path, 2, max_steps=4, distributed=distributed, log={"every": 3, "tensorboard": False})
-    rows = list(JsonLines(rundir.speeds))
+    rows = list(JsonLines(rundir.rank_speeds))
     assert [row["step"] for row in rows] == [3, 4]
     assert [row["wait_seconds"] for row in rows] == [None, None]
     assert all(seconds > 0 for row in rows for seconds in row["step_seconds"])

@@ -66,7 +66,7 @@ def test_one_that_wrote_its_stacks_after_its_last_heartbeat_holds_the_interprete
     write_heartbeat(RunDir(tmp_path).beat(1), silent)
     stacks = RunDir(tmp_path).stacks(1)
     stacks.write_text('Timeout!\nThread 0x0abc (most recent call first):\n  File "/mine/busy.py", line 3 in hold\n')
-    later = RunDir(tmp_path).beat(1).stat().st_mtime + 9
+    later = RunDir(tmp_path).heartbeat(1).stat().st_mtime + 9
     os.utime(stacks, (later, later))
     detector.check(heartbeat(0, 5), 0.0)
     heartbeats.by_rank = [[heartbeat(0, 5)], [silent]]

@@ -1,32 +1,61 @@
-"""Typed configs: frozen dataclasses with a text under each field.
+"""Typed configs: frozen dataclasses with a docstring under each field. Import from here.
 
-`build` makes one from plain data and refuses in one sentence what does not fit; `dump` is its inverse; `fields_of`
-lists every field with its meaning; `changed` finds what a resumed run may not change.
+`compose` makes a config from presets, files and the command line; `override` changes one that was dumped. `build` makes
+one from plain data and refuses wrong values with one sentence; `dump` is its inverse. `fields_of` lists every field
+with its meaning. `changed` finds fields that a resumed run may not change; `free` declares those that it may.
 """
 
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from samestep.core.config.command_line import Alias, parse_settings, split_options
 from samestep.core.config.conversion import build
+from samestep.core.config.files import group_options
+from samestep.core.config.merging import Aliases, Presets, compose, flatten, merge, override
 from samestep.core.config.schema import (
     MISSING,
     FieldDoc,
     defaults_of,
     fields_of,
     init_fields,
+    is_flag,
     is_marked_free,
+    listed,
     paths_of,
     plain,
     section,
     types_of,
 )
 
-__all__ = ["MISSING", "FieldDoc", "build", "changed", "defaults_of", "dump", "fields_of", "free", "paths_of"]
+__all__ = [
+    "MISSING",
+    "Alias",
+    "Aliases",
+    "FieldDoc",
+    "Presets",
+    "build",
+    "changed",
+    "compose",
+    "defaults_of",
+    "dump",
+    "fields_of",
+    "flatten",
+    "free",
+    "group_options",
+    "is_flag",
+    "listed",
+    "merge",
+    "override",
+    "parse_settings",
+    "paths_of",
+    "plain",
+    "split_options",
+]
 
 
 def free(default: Any = MISSING, *, factory: Callable[[], Any] | None = None) -> Any:
-    """A field that may change when a run is resumed, since it does not shape the run's course."""
+    """A field that may change when a run is resumed, because it does not affect the results."""
     if factory is not None:
         return dataclasses.field(default_factory=factory, metadata={"free": True})
     return dataclasses.field(default=default, metadata={"free": True})
@@ -42,7 +71,7 @@ def dump(config: Any) -> dict[str, Any]:
 def changed(old: Mapping[str, Any], new: Mapping[str, Any], cls: type) -> list[str]:
     """Dotted names of the fixed fields that differ between two dumps.
 
-    A field that a dump does not have, because the program has gained it since, counts as its default.
+    A field that an older version did not have, and so its dump does not, counts as its default.
     """
     return _changed(old, new, cls, plain(defaults_of(cls)), "")
 

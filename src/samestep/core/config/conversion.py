@@ -1,4 +1,4 @@
-"""From plain data to a typed config. Text is taken as it stands and turned into the field's type, nothing else.
+"""From plain data to a typed config. Text is converted to the field's type and not interpreted in any other way.
 
 OmegaConf's structured configs are not used here on purpose: they would read `${...}` in a prompt as an interpolation.
 """
@@ -24,40 +24,40 @@ from samestep.core.config.schema import (
     members,
     paths_of,
     types_of,
-    unknown,
+    unknown_setting,
     without_null,
 )
 from samestep.core.errors import UserError
 
 T = TypeVar("T")
-_SHOWN = 80  # letters of a refused value that are quoted
-_EXACT = 2**53  # whole numbers below it survive being written as a float
+_SHOWN = 80  # characters of a refused value that a message quotes
+_EXACT = 2**53  # integers below it are exact as a float
 
 
 @dataclass(frozen=True)
 class FieldPath:
-    """Where in the data a value stands, for the sentence that refuses it."""
+    """The dotted name of a value in the data, for error messages."""
 
     root: type
     path: str = ""
 
     def child(self, name: object) -> "FieldPath":
-        """The place one name further down."""
+        """The path of a field inside this one."""
         return FieldPath(self.root, f"{self.path}.{name}" if self.path else str(name))
 
     def refuse(self, value: object, tp: Any) -> UserError:
-        """The sentence about a value of the wrong type."""
+        """The error for a value of the wrong type."""
         shown = repr(value)
         shown = shown if len(shown) <= _SHOWN else shown[: _SHOWN - 3] + "..."
         return UserError(f"{self.path or 'The config'} must be {expected(tp)}, not {shown}.")
 
 
 def build(cls: type[T], data: Mapping[str, Any]) -> T:
-    """An instance of a (nested, frozen) config class; what `data` does not name keeps its default."""
+    """An instance of a (nested, frozen) config class; fields that `data` does not have keep their default."""
     return _section(data, cls, FieldPath(cls), None)
 
 
-def flow(text: str, typed: bool = False) -> Any:
+def parse_inline_yaml(text: str, typed: bool = False) -> Any:
     """A list or mapping written on one line, as in YAML or JSON; its scalars stay text unless `typed`."""
     import yaml
 
@@ -68,10 +68,10 @@ def flow(text: str, typed: bool = False) -> Any:
 
 
 def _section(value: Any, cls: type[T], place: FieldPath, base: T | None) -> T:
-    """A nested config: `value` laid over `base`, the default that the parent gives this section."""
+    """A nested config: `value` overrides fields of `base`, the default that the parent gives this section."""
     if isinstance(value, cls):
         return value
-    value = flow(value) if isinstance(value, str) else value
+    value = parse_inline_yaml(value) if isinstance(value, str) else value
     if not isinstance(value, Mapping):
         raise place.refuse(value, cls)
     data = {str(key): item for key, item in value.items()}
@@ -79,7 +79,7 @@ def _section(value: Any, cls: type[T], place: FieldPath, base: T | None) -> T:
     strange = [key for key in data if key not in {field.name for field in fields}]
     if strange:
         names = [*paths_of(place.root), *(place.child(field.name).path for field in fields)]
-        raise unknown(place.child(strange[0]).path, dict.fromkeys(names))
+        raise unknown_setting(place.child(strange[0]).path, dict.fromkeys(names))
     arguments = {
         field.name: _field(data.get(field.name, MISSING), field, kinds[field.name], place.child(field.name), base)
         for field in fields
@@ -102,7 +102,7 @@ def _field(value: Any, field: dataclasses.Field[Any], tp: Any, place: FieldPath,
 
 
 def _convert(value: Any, tp: Any, place: FieldPath, base: Any = None) -> Any:
-    """`value` as type `tp`. `base` is the default that a nested config is laid over."""
+    """`value` as type `tp`. `base` is the default whose fields a nested config overrides."""
     if tp in (Any, object):
         return value
     if len(members(tp)) > 1:
@@ -121,12 +121,12 @@ def _convert(value: Any, tp: Any, place: FieldPath, base: Any = None) -> Any:
 
 
 def _union(value: Any, tp: Any, place: FieldPath, base: Any) -> Any:
-    """The first alternative that takes the value, the narrowest first, so that "3" for `int | str` is a number."""
+    """The first alternative that accepts the value, the narrowest first, so that "3" for `int | str` is a number."""
     choices = sorted(without_null(tp), key=_width)
     if NULL in members(tp) and _means_null(value, choices):
         return None
     if len(choices) == 1 and _width(choices[0]) == _NESTED:
-        return _convert(value, choices[0], place, base)  # its own sentence says where inside the value the fault is
+        return _convert(value, choices[0], place, base)  # its own message names the part of the value that is wrong
     if not isinstance(value, str) and type(value) in choices:
         return value
     for choice in choices:
@@ -146,7 +146,7 @@ def _width(tp: Any) -> int:
 
 
 def _means_null(value: Any, choices: Sequence[Any]) -> bool:
-    """Null, or text for it. Where text is a legal value only `null` is taken, so that a name may be "none"."""
+    """Null, or text for it. Where text is a legal value only `null` counts, so that a name may be "none"."""
     if not isinstance(value, str):
         return value is None
     if any(value in get_args(choice) for choice in choices if get_origin(choice) is Literal):
@@ -157,7 +157,7 @@ def _means_null(value: Any, choices: Sequence[Any]) -> bool:
 def _list(value: Any, tp: Any, place: FieldPath) -> Any:
     make = list if (get_origin(tp) or tp) is list else tuple
     kinds = get_args(tp) or (Any,)
-    items = flow(value, typed=Any in kinds) if isinstance(value, str) else value
+    items = parse_inline_yaml(value, typed=Any in kinds) if isinstance(value, str) else value
     if not isinstance(items, list | tuple):
         raise place.refuse(value, tp)
     if make is tuple and Ellipsis not in kinds and get_origin(tp) is tuple:
@@ -170,7 +170,7 @@ def _list(value: Any, tp: Any, place: FieldPath) -> Any:
 
 def _dict(value: Any, tp: Any, place: FieldPath) -> dict[Any, Any]:
     key_type, item_type = get_args(tp) or (str, Any)
-    items = flow(value, typed=item_type is Any) if isinstance(value, str) else value
+    items = parse_inline_yaml(value, typed=item_type is Any) if isinstance(value, str) else value
     if not isinstance(items, Mapping):
         raise place.refuse(value, tp)
     return {
@@ -180,34 +180,34 @@ def _dict(value: Any, tp: Any, place: FieldPath) -> dict[Any, Any]:
 
 
 def _literal(value: Any, tp: Any) -> Any:
-    """One of the choices. YAML reads a bare `on` or `no` as a boolean, so that is undone where only one choice fits."""
+    """One of the choices. YAML reads a bare `on` or `no` as a boolean; this is undone where only one choice matches."""
     choices = get_args(tp)
     exact = [choice for choice in choices if type(choice) is type(value) and choice == value]
-    words = (TRUE_WORDS if value else FALSE_WORDS) if isinstance(value, bool) else {str(value)}
-    fitting = exact or [choice for choice in choices if str(choice) in words or _spells(value, choice)]
-    if len(fitting) != 1:
+    spellings = (TRUE_WORDS if value else FALSE_WORDS) if isinstance(value, bool) else {str(value)}
+    matching = exact or [choice for choice in choices if str(choice) in spellings or _spells(value, choice)]
+    if len(matching) != 1:
         raise ValueError
-    return fitting[0]
+    return matching[0]
 
 
 def _spells(value: Any, choice: Any) -> bool:
-    """Whether `value` is a word for `choice`, which is true or false."""
+    """Whether `value` is a spelling of `choice`, which is true or false."""
     return isinstance(choice, bool) and str(value).lower() in (TRUE_WORDS if choice else FALSE_WORDS)
 
 
 def _boolean(value: Any) -> bool:
-    word = str(value).lower() if isinstance(value, str | int) else ""
-    if word not in TRUE_WORDS | FALSE_WORDS:
+    text = str(value).lower() if isinstance(value, str | int) else ""
+    if text not in TRUE_WORDS | FALSE_WORDS:
         raise ValueError
-    return word in TRUE_WORDS
+    return text in TRUE_WORDS
 
 
-def _whole(value: Any) -> int:
+def _integer(value: Any) -> int:
     if isinstance(value, str):
         try:
             return int(value)
         except ValueError:
-            value = float(value)  # 1e6 is a whole number too
+            value = float(value)  # 1e6 is an integer too
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError
     if isinstance(value, float) and not (value.is_integer() and abs(value) < _EXACT):
@@ -222,7 +222,7 @@ def _number(value: Any) -> float:
 
 
 def _text(value: Any) -> str:
-    """Text, also from a number that YAML read; not from a boolean, whose word is lost (`no` comes as False)."""
+    """Text, also from a number that YAML read; not from a boolean, whose text is lost (`no` arrives as False)."""
     if isinstance(value, bool) or not isinstance(value, int | float | str | Path):
         raise ValueError
     return str(value)
@@ -230,7 +230,7 @@ def _text(value: Any) -> str:
 
 _SCALARS: dict[Any, Callable[[Any], Any]] = {
     bool: _boolean,
-    int: _whole,
+    int: _integer,
     float: _number,
     str: _text,
     Path: lambda value: Path(_text(value)),

@@ -1,8 +1,8 @@
-"""A run's config out of its layers: default < base group < preset < file < command line.
+"""A run's config, merged from its layers: default < base group < preset < file < command line.
 
-Hydra composes the YAML files; the command line is merged as data, because Hydra's override grammar refuses everyday
-text. A group option (`distributed=fsdp`) counts as the settings of its file, in the layer where it is chosen, and takes
-the place of the option that a lower layer chose.
+Hydra composes the YAML  The command line is merged as data, because Hydra's override grammar refuses everyday
+text. A group option (`distributed=fsdp`) stands for the settings of its file, in the layer that chooses it, and
+replaces the option that a lower layer chose.
 """
 
 import re
@@ -11,9 +11,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from samestep.core.config import files
-from samestep.core.config.command_line import Alias, parse
-from samestep.core.config.conversion import build, flow
+from samestep.core.config.command_line import Alias, parse_settings
+from samestep.core.config.conversion import build, parse_inline_yaml
+from samestep.core.config.files import (
+    PACKAGE_CONF,
+    PACKAGE_SEARCH,
+    ConfigFile,
+    LoadedFile,
+    find_config_file,
+    load_config_file,
+    load_group_option,
+    search_path,
+)
+from samestep.core.config.hydra_files import resolve_interpolations
 from samestep.core.config.schema import (
     NULL,
     NULL_WORDS,
@@ -28,15 +38,18 @@ from samestep.core.config.schema import (
     plain,
     section,
     types_of,
-    unknown,
+    unknown_setting,
 )
 from samestep.core.errors import UserError
 
+T = TypeVar("T")
 Settings = list[tuple[str, Any]]
+Presets = Mapping[str, Mapping[str, Any]]
+Aliases = Mapping[str, str | Alias]
 
 
 def flatten(cls: type, data: Mapping[str, Any]) -> Settings:
-    """Nested settings, or dotted ones, or both, as (dotted name, value); names that do not exist are refused."""
+    """Nested or dotted settings as (dotted name, value); names that do not exist are refused."""
     return _flatten(data, paths_of(cls), "")
 
 
@@ -45,7 +58,7 @@ def _flatten(data: Mapping[str, Any], paths: dict[str, Any], prefix: str) -> Set
     for key, value in data.items():
         path = f"{prefix}{key}"
         if locate(paths, path) is None:
-            raise unknown(path, paths)
+            raise unknown_setting(path, paths)
         found.append((path, {} if _nests(path, paths, value) else value))
         if _nests(path, paths, value):
             found += _flatten(value, paths, f"{path}.")
@@ -57,7 +70,7 @@ def _nests(path: str, paths: dict[str, Any], value: Any) -> bool:
 
 
 def split_choices(cls: type, settings: Settings) -> tuple[dict[str, str], Settings]:
-    """Tell choices of a group's option, such as ("distributed", "fsdp"), from settings of fields."""
+    """Separate choices of a group's option, such as ("distributed", "fsdp"), from settings of fields."""
     paths = paths_of(cls)
     choices: dict[str, str] = {}
     fields: Settings = []
@@ -68,33 +81,33 @@ def split_choices(cls: type, settings: Settings) -> tuple[dict[str, str], Settin
         elif NULL in members(kind) and value.lower() in NULL_WORDS:
             fields.append((path, None))
         elif value.lstrip().startswith("{"):
-            fields += _flatten({path: flow(value)}, paths, "")
+            fields += _flatten({path: parse_inline_yaml(value)}, paths, "")
         else:
             choices[path] = value
     return choices, fields
 
 
-class Tree:
-    """The settings so far. Text is put in as it stands, or with `${...}` that `resolved` replaces by other settings."""
+class SettingsTree:
+    """The settings merged so far, as nested data. `resolved` replaces `${...}`, except in text that was verbatim."""
 
     def __init__(self, cls: type) -> None:
         self.paths = paths_of(cls)
         self.defaults = defaults_of(cls)
         self.data: dict[str, Any] = {}
-        self._kept: list[str] = []
+        self._protected: list[str] = []
 
-    def put(self, settings: Settings, *, verbatim: bool) -> None:
-        """Lay settings over what is there. A whole list or mapping replaces; a section is merged field by field."""
+    def update(self, settings: Settings, *, verbatim: bool) -> None:
+        """Merge settings into the tree. A list or mapping replaces the old one; a section is merged field by field."""
         for path, value in settings:
             if verbatim:
-                self._set(path, _each_text(value, self._keep))
-            elif value != "???":  # OmegaConf's mark of a value that somebody else must give
+                self._set(path, _map_text(value, self._protect))
+            elif value != "???":  # OmegaConf's mark of a value that another layer must set
                 self._set(path, value)
 
     def _set(self, path: str, value: Any) -> None:
-        place = locate(self.paths, path)
-        assert place is not None, path
-        field, key = place
+        found = locate(self.paths, path)
+        assert found is not None, path
+        field, key = found
         node = self.data
         *parents, name = field.split(".")
         for parent in parents:
@@ -110,81 +123,53 @@ class Tree:
             node[name] = value
 
     def _entries(self, value: Any, field: str) -> dict[str, Any]:
-        """The entries of a mapping field that one more is added to: those set so far, or else the default ones."""
+        """The entries of a mapping field to which one is added: those set so far, or else the default ones."""
         if isinstance(value, dict):
             return value
         if isinstance(value, str):
-            value = flow(self._restore(value))
+            value = parse_inline_yaml(self._restore(value))
         elif value is None:
             value = self.defaults
             for part in field.split("."):
                 value = value.get(part) if isinstance(value, Mapping) else None
         if not isinstance(value, Mapping | None):
-            raise UserError(f"{field} must be a mapping such as {{a: b}} for an entry to be added, not {value!r}.")
-        return _each_text(dict(value or {}), self._keep)
+            raise UserError(f"{field} must be a mapping such as {{a: b}} before an entry can be added, not {value!r}.")
+        return _map_text(dict(value or {}), self._protect)
 
-    def _keep(self, text: str) -> str:
-        """A mark in place of text that OmegaConf would read as more than text."""
+    def _protect(self, text: str) -> str:
+        """A placeholder for text that OmegaConf would read as more than text."""
         if "${" not in text and "\0" not in text and text != "???":
             return text
-        self._kept.append(text)
-        return f"\0{len(self._kept) - 1}\0"
+        self._protected.append(text)
+        return f"\0{len(self._protected) - 1}\0"
 
     def _restore(self, text: str) -> str:
-        return re.sub("\0([0-9]+)\0", lambda mark: self._kept[int(mark[1])], text)
+        return re.sub("\0([0-9]+)\0", lambda placeholder: self._protected[int(placeholder[1])], text)
 
     def resolved(self) -> dict[str, Any]:
         """The settings as nested values, with every `${...}` of a YAML file replaced."""
         data = self.data
-        if _refers(data):
-            data = _interpolated(data, _each_text(plain(self.defaults), self._keep))
-        found = _each_text(data, self._restore)
+        if _has_interpolation(data):
+            data = resolve_interpolations(data, _map_text(plain(self.defaults), self._protect))
+        found = _map_text(data, self._restore)
         assert isinstance(found, dict)
         return found
 
 
-def _refers(value: Any) -> bool:
+def _has_interpolation(value: Any) -> bool:
     if isinstance(value, Mapping):
-        return any(_refers(item) for item in value.values())
-    return any(_refers(item) for item in value) if isinstance(value, list) else isinstance(value, str) and "${" in value
+        return any(_has_interpolation(item) for item in value.values())
+    if isinstance(value, list):
+        return any(_has_interpolation(item) for item in value)
+    return isinstance(value, str) and "${" in value
 
 
-def _interpolated(data: dict[str, Any], defaults: dict[str, Any]) -> Any:
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        whole = OmegaConf.to_container(OmegaConf.create(_over(defaults, data)), resolve=True)
-    except OmegaConfBaseException as error:
-        what = str(error).strip().splitlines()[0].rstrip(".")
-        raise UserError(
-            f"The setting {error.full_key or '?'} cannot be resolved ({what}); mend it in the file."
-        ) from None
-    return _like(data, whole)
-
-
-def _over(below: Any, above: Any) -> Any:
-    if not (isinstance(below, Mapping) and isinstance(above, Mapping)):
-        return above
-    return {**below, **{key: _over(below.get(key), value) for key, value in above.items()}}
-
-
-def _like(shape: Any, whole: Any) -> Any:
-    """The part of `whole` that `shape` has too."""
-    return {key: _like(value, whole[key]) for key, value in shape.items()} if isinstance(shape, dict) else whole
-
-
-def _each_text(value: Any, change: Callable[[str], str]) -> Any:
+def _map_text(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {key: _each_text(item, change) for key, item in value.items()}
-    return [_each_text(item, change) for item in value] if isinstance(value, list | tuple) else value
-
-
-T = TypeVar("T")
-Presets = Mapping[str, Mapping[str, Any]]
-Aliases = Mapping[str, str | Alias]
+        return {key: _map_text(item, change) for key, item in value.items()}
+    return [_map_text(item, change) for item in value] if isinstance(value, list | tuple) else value
 
 
 def compose(
@@ -196,20 +181,20 @@ def compose(
     config: Path | None = None,
     config_path: Path | None = None,
     config_name: str | None = None,
-    words: Sequence[str] = (),
+    args: Sequence[str] = (),
 ) -> T:
-    """The typed config that a preset, a file and the words of a command line make."""
-    source = files.find(config, config_path, config_name)
-    return build(cls, merge(cls, presets or {}, aliases or {}, preset, source, words))
+    """The typed config from a preset, a file and command-line args."""
+    source = find_config_file(config, config_path, config_name)
+    return build(cls, merge(cls, presets or {}, aliases or {}, preset, source, args))
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """Settings of one origin."""
+    """Settings from one source."""
 
     settings: Settings
-    choices: Mapping[str, str] = field(default_factory=dict)  # options of groups, yet to be loaded
-    loaded: Mapping[str, str] = field(default_factory=dict)  # options that Hydra has merged into the settings
+    choices: Mapping[str, str] = field(default_factory=dict)  # options of groups that still have to be loaded
+    loaded: Mapping[str, str] = field(default_factory=dict)  # options that Hydra has already merged into the settings
     verbatim: bool = True
 
 
@@ -218,36 +203,36 @@ def merge(
     presets: Presets,
     aliases: Aliases,
     preset: str | None,
-    source: files.ConfigFile | None,
-    words: Sequence[str],
+    source: ConfigFile | None,
+    args: Sequence[str],
 ) -> dict[str, Any]:
-    """The settings of all layers as nested plain data; what no layer sets is absent."""
-    line = _layer(cls, parse(words, cls, aliases))
-    search = files.search_path(source)
-    file = _file_layer(cls, files.load(source, line.choices, search)) if source else _Layer([])
-    name = _preset_name(cls, presets, preset, line, file)
-    layers = [_base_layer(cls), _layer(cls, flatten(cls, presets.get(name or "", {}))), file, line]
+    """The settings of all layers as nested plain data; fields that no layer sets are absent."""
+    command_line = _layer(cls, parse_settings(args, cls, aliases))
+    search = search_path(source)
+    file = _file_layer(cls, load_config_file(source, command_line.choices, search)) if source else _Layer([])
+    name = _preset_name(cls, presets, preset, command_line, file)
+    layers = [_base_layer(cls), _layer(cls, flatten(cls, presets.get(name or "", {}))), file, command_line]
     if name is not None and "preset" in types_of(cls):
         layers.append(_Layer([("preset", name)]))
-    return _lay(cls, layers, search)
+    return _merge_layers(cls, layers, search)
 
 
-def amend(cls: type[T], data: Mapping[str, Any], *, aliases: Aliases | None = None, words: Sequence[str] = ()) -> T:
-    """A config that was dumped as `data`, with what the words of a command line change in it."""
-    line = _layer(cls, parse(words, cls, aliases))
-    return build(cls, _lay(cls, [_Layer(flatten(cls, data)), line], files.PACKAGE_SEARCH))
+def override(cls: type[T], data: Mapping[str, Any], *, aliases: Aliases | None = None, args: Sequence[str] = ()) -> T:
+    """The config that was dumped as `data`, with the settings that command-line args override."""
+    command_line = _layer(cls, parse_settings(args, cls, aliases))
+    return build(cls, _merge_layers(cls, [_Layer(flatten(cls, data)), command_line], PACKAGE_SEARCH))
 
 
-def _lay(cls: type, layers: Sequence[_Layer], search: Sequence[str]) -> dict[str, Any]:
-    """Lay the layers over each other. The option of a group that a higher layer chooses again is left out."""
-    tree = Tree(cls)
+def _merge_layers(cls: type, layers: Sequence[_Layer], search: Sequence[str]) -> dict[str, Any]:
+    """Merge the layers, lowest first. The option of a group is left out when a higher layer chooses another."""
+    tree = SettingsTree(cls)
     for at, layer in enumerate(layers):
         later = {group for above in layers[at + 1 :] for group in (*above.choices, *above.loaded)}
         for group, option in layer.choices.items():
             if group not in later:
-                loaded = files.load_option(group, option, search)
-                tree.put(flatten(cls, loaded.data), verbatim=loaded.verbatim)
-        tree.put(layer.settings, verbatim=layer.verbatim)
+                loaded = load_group_option(group, option, search)
+                tree.update(flatten(cls, loaded.data), verbatim=loaded.verbatim)
+        tree.update(layer.settings, verbatim=layer.verbatim)
     return tree.resolved()
 
 
@@ -256,28 +241,28 @@ def _layer(cls: type, settings: Settings) -> _Layer:
     return _Layer(fields, choices)
 
 
-def _file_layer(cls: type, loaded: files.Loaded) -> _Layer:
+def _file_layer(cls: type, loaded: LoadedFile) -> _Layer:
     choices, fields = split_choices(cls, flatten(cls, loaded.data))
     return _Layer(fields, choices, loaded.groups, loaded.verbatim)
 
 
 def _base_layer(cls: type) -> _Layer:
-    """The package's own defaults list, for configs that have what it is about. Options name only what they change, so
-    this layer always stays at the bottom."""
+    """The package's own defaults list, for configs with a section `distributed`. It is always the lowest layer, because
+    options name only what they change."""
     if section(types_of(cls).get("distributed")) is None:
         return _Layer([])
-    loaded = files.load(files.ConfigFile(files.PACKAGE_CONF, "base.yaml"), {}, files.PACKAGE_SEARCH)
+    loaded = load_config_file(ConfigFile(PACKAGE_CONF, "base.yaml"), {}, PACKAGE_SEARCH)
     return _file_layer(cls, loaded)
 
 
-def _preset_name(cls: type, presets: Presets, given: str | None, line: _Layer, file: _Layer) -> str | None:
-    """The preset that the line, the caller, the file or the class chooses, in this order; None: none."""
+def _preset_name(cls: type, presets: Presets, given: str | None, command_line: _Layer, file: _Layer) -> str | None:
+    """The preset that the command line, the caller, the file or the class chooses, in this order, if one does."""
     own = next((default_of(field) for field in init_fields(cls) if field.name == "preset"), None)
-    chosen = dict(line.settings).get("preset") or given or dict(file.settings).get("preset") or own
+    chosen = dict(command_line.settings).get("preset") or given or dict(file.settings).get("preset") or own
     if chosen is None or chosen == own or str(chosen) in presets:
         return None if chosen is None else str(chosen)
     chosen = str(chosen)
     if not presets:
-        raise UserError(f"There is no preset {chosen!r}; this recipe has none, so leave it out.")
+        raise UserError(f"There is no preset {chosen!r}; this recipe has no presets, so leave it out.")
     order = [*nearest(chosen, presets), *(name for name in presets if name not in nearest(chosen, presets))]
     raise UserError(f"There is no preset {chosen!r}; choose {listed(order, 'or')}.")

@@ -1,4 +1,4 @@
-"""The fields of a config class: names, types, defaults, meanings, and the name that somebody probably meant."""
+"""The fields of a config class: names, types, defaults and meanings; and the nearest names to a misspelled one."""
 
 import ast
 import dataclasses
@@ -39,7 +39,7 @@ def init_fields(cls: type) -> list[dataclasses.Field[Any]]:
 
 
 def types_of(cls: type) -> dict[str, Any]:
-    """The type of every field, names written as text resolved."""
+    """The type of every field; annotations written as text are resolved."""
     return typing.get_type_hints(cls)
 
 
@@ -49,7 +49,7 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
 
 
 def members(tp: Any) -> tuple[Any, ...]:
-    """The alternatives of a union; a type that is no union is its only alternative."""
+    """The alternatives of a union; a type that is not a union is its only alternative."""
     return get_args(tp) if get_origin(tp) in (Union, types.UnionType) else (tp,)
 
 
@@ -90,7 +90,7 @@ def holds_dict(tp: Any) -> bool:
 
 
 def type_text(tp: Any) -> str:
-    """The type as it stands in a table: `int | null`, `none | bf16 | fp16`, `list[int]`."""
+    """The type as a table shows it: `int | null`, `none | bf16 | fp16`, `list[int]`."""
     if len(members(tp)) > 1:
         return " | ".join(type_text(member) for member in members(tp))
     if get_origin(tp) is Literal:
@@ -103,7 +103,7 @@ def type_text(tp: Any) -> str:
 
 
 def expected(tp: Any) -> str:
-    """The type as it stands in a sentence, after "must be"."""
+    """The type as a message names it, after "must be"."""
     if len(members(tp)) > 1:
         return " or ".join(expected(member) for member in members(tp))
     if get_origin(tp) is Literal:
@@ -116,7 +116,7 @@ def expected(tp: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON can hold it. Infinities and not-a-number become text, since JSON has no number for them."""
+    """A value as JSON can hold it. Infinities and NaN become text, because JSON has no number for them."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in init_fields(type(value))}
     if isinstance(value, Mapping):
@@ -132,25 +132,25 @@ def plain(value: Any) -> Any:
 
 
 def listed(names: Iterable[str], last: str = "and") -> str:
-    """Names as a sentence lists them: `a, b and c`."""
+    """Names as text: `a, b and c`."""
     *first, end = names
     return f"{', '.join(first)} {last} {end}" if first else end
 
 
-_NEAR = 0.6  # least likeness of a name that is offered in place of an unknown one
-_OFFERED = 3
+_MIN_SIMILARITY = 0.6  # least similarity of a name that is suggested for an unknown one
+_MAX_SUGGESTED = 3
 
 
 @dataclass(frozen=True)
 class FieldDoc:
-    """One field that can be set: where it is, what it takes, what it is otherwise, what it means."""
+    """One field that can be set: its path, type, default and meaning."""
 
     path: str
     """Dotted name."""
     type: str
-    """Type, for reading."""
+    """Type, as text for people."""
     default: Any
-    """Value when nobody sets it; MISSING if it must be set."""
+    """Default value; MISSING if the field must be set."""
     doc: str
     """Meaning: the text under the field in the source."""
     free: bool
@@ -215,7 +215,7 @@ def field_docs(cls: type) -> dict[str, str]:
 def _docs_in_source(cls: type) -> dict[str, str]:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    except (OSError, TypeError, SyntaxError):  # built in, made at run time, or typed into a prompt
+    except (OSError, TypeError, SyntaxError):  # built in, created at run time, or typed into a prompt
         return {}
     if not (tree.body and isinstance(tree.body[0], ast.ClassDef)):
         return {}
@@ -231,8 +231,8 @@ def _docs_in_source(cls: type) -> dict[str, str]:
     }
 
 
-def unknown(path: str, names: Iterable[str]) -> UserError:
-    """The refusal of a name that does not exist, with the nearest that do."""
+def unknown_setting(path: str, names: Iterable[str]) -> UserError:
+    """The error for a setting that does not exist; it suggests the nearest names."""
     names = list(names)
     near = nearest(path, names)
     if near:
@@ -242,16 +242,16 @@ def unknown(path: str, names: Iterable[str]) -> UserError:
 
 
 def nearest(path: str, names: Iterable[str]) -> list[str]:
-    """The names most like `path`, compared as a whole and by their last part, so that `backend` finds `x.backend`."""
+    """The names most similar to `path`, by the full name or its last part, so that `backend` finds `x.backend`."""
     wanted = path.replace("-", "_").lower()
 
-    def likeness(name: str) -> float:
-        whole = difflib.SequenceMatcher(None, wanted, name.lower()).ratio()
+    def similarity(name: str) -> float:
+        full = difflib.SequenceMatcher(None, wanted, name.lower()).ratio()
         last = difflib.SequenceMatcher(None, wanted.rpartition(".")[2], name.lower().rpartition(".")[2]).ratio()
-        return max(whole, last)
+        return max(full, last)
 
-    scored = sorted(((likeness(name), name) for name in names), key=lambda pair: -pair[0])
-    return [name for score, name in scored[:_OFFERED] if score >= _NEAR]
+    scored = sorted(((similarity(name), name) for name in names), key=lambda pair: -pair[0])
+    return [name for score, name in scored[:_MAX_SUGGESTED] if score >= _MIN_SIMILARITY]
 
 
 def defaults_of(cls: type, base: Any = None) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from samestep.core.errors import UserError
-from samestep.core.records import put_in_place
+from samestep.core.records import replace_folder
 from samestep.data.prepared.split import REGIONS, Region
 from samestep.data.tokenizer.vocabulary import Tokenizer
 
@@ -32,7 +32,7 @@ def fresh_folder(target: Path, overwrite: bool) -> Iterator[Path]:
                 _empty(staging)
                 yield staging
                 refuse_existing(target, overwrite)
-                put_in_place(staging, target)
+                replace_folder(staging, target)
             finally:
                 shutil.rmtree(staging, ignore_errors=True)
     except OSError as problem:

@@ -4,11 +4,11 @@ A site's file is YAML with the fields of `Site`: one that ships (`--site aurora`
 (`--site ours.yaml`, or for good with the variable SAMESTEP_SITE).
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from samestep.core.durations import parse_duration
 from samestep.core.errors import UserError
 
 SITE_VARIABLE = "SAMESTEP_SITE"
@@ -161,25 +161,7 @@ def _check(job: Job) -> None:
         if value is not None and value < bound:
             raise UserError(f"--{name.replace('_', '-')} must be at least {bound}, not {value}")
     if job.time is not None:
-        seconds(job.time)  # refuses what is not a time limit
-
-
-def seconds(text: str) -> int:
-    """A time limit in seconds. A bare number is refused: SLURM takes it for minutes, PBS for seconds."""
-    units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-    simple = re.fullmatch(r"(\d+)([smhd])", text.strip())
-    if simple:
-        return int(simple[1]) * units[simple[2]]
-    clock = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", text.strip())
-    if clock:
-        days, hours, minutes, rest = (int(part or 0) for part in clock.groups())
-        return ((days * 24 + hours) * 60 + minutes) * 60 + rest
-    raise UserError(f"--time {text!r} is not a time limit; write 30m, 2h, 1d, HH:MM:SS or D-HH:MM:SS")
-
-
-def clock(number: int) -> str:
-    """Seconds as HH:MM:SS, which every scheduler reads in the same way."""
-    return f"{number // 3600:02d}:{number // 60 % 60:02d}:{number % 60:02d}"
+        parse_duration(job.time, time_limit=True)  # only to refuse anything else
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ import re
 import shlex
 from collections.abc import Sequence
 
+from samestep.core.durations import format_clock, parse_duration
 from samestep.core.errors import EXIT_PREEMPTED
 from samestep.core.launch_env import BEGAN
-from samestep.launch.schedulers.job import Job, JobPart, clock, seconds
+from samestep.launch.schedulers.job import Job, JobPart
 from samestep.launch.schedulers.script import (
     ScriptContext,
     exit_code_lines,
@@ -58,7 +59,7 @@ def _directives(part: JobPart, job: Job, context: ScriptContext) -> list[str]:
     resources = {
         "select": ":".join(filter(None, [str(part.allocation.nodes), site.select or cores])),
         "place": site.place,
-        "walltime": clock(seconds(job.time)) if job.time else None,
+        "walltime": format_clock(parse_duration(job.time, time_limit=True)) if job.time else None,
         "filesystems": site.filesystems,
     }
     options = {"N": _name(context.run.name), "A": site.account, "q": site.queue}
@@ -82,7 +83,7 @@ def max_time(job: Job) -> int | None:
     """Seconds after which the run stops itself; None: there is no limit."""
     if job.time is None:
         return None
-    limit, grace = seconds(job.time), GRACE if job.grace is None else job.grace
+    limit, grace = int(parse_duration(job.time, time_limit=True)), GRACE if job.grace is None else job.grace
     return max(1, limit - grace, limit // 2)
 
 

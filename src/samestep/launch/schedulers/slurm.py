@@ -9,8 +9,9 @@ time, and it queues itself again. A job that SLURM is ending is requeued by SLUR
 import shlex
 from collections.abc import Sequence
 
+from samestep.core.durations import format_clock, parse_duration
 from samestep.core.errors import EXIT_PREEMPTED
-from samestep.launch.schedulers.job import Job, JobPart, clock, seconds
+from samestep.launch.schedulers.job import Job, JobPart
 from samestep.launch.schedulers.script import (
     ScriptContext,
     exit_code_lines,
@@ -64,7 +65,7 @@ def _directives(part: JobPart, job: Job, context: ScriptContext) -> list[str]:
         "qos": site.qos,
         "constraint": site.constraint,
         "nodelist": job.nodelist,
-        "time": clock(seconds(job.time)) if job.time else None,
+        "time": format_clock(parse_duration(job.time, time_limit=True)) if job.time else None,
         "signal": f"USR1@{GRACE if job.grace is None else job.grace}",
     }
     lines = [f"--{name}={shlex.quote(str(value))}" for name, value in given.items() if value is not None]

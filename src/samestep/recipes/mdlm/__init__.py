@@ -8,13 +8,14 @@ evaluation   likelihood.py, harness.py (`samestep evaluate`)
 exchange     pretrained.py (published LLaDA folders: read and export)
 """
 
-from samestep.core.config.command_line import Alias
+from samestep.core.config import Alias
 from samestep.recipes.mdlm.config import PRESETS, MdlmConfig
 from samestep.recipes.mdlm.generating import generate
 from samestep.recipes.mdlm.harness import evaluate
 from samestep.recipes.mdlm.pretrained import export, read_pretrained
 from samestep.recipes.mdlm.resolve import resolve
 from samestep.recipes.mdlm.stages import describe, stages
+from samestep.recipes.mdlm.tokenizer import read_tokenizer
 from samestep.train.recipe import Recipe
 
 __all__ = ["MdlmConfig", "recipe"]
@@ -32,6 +33,7 @@ recipe = Recipe(
     describe=describe,
     resolve=resolve,
     read_pretrained=read_pretrained,
+    read_tokenizer=read_tokenizer,
     sample=generate,
     evaluate=evaluate,
     export=export,

@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from samestep.core.errors import UserError, complain
+from samestep.core.errors import UserError, print_error
 from samestep.core.records import Json
 from samestep.data.tokenizer.vocabulary import Tokenizer, Vocabulary
 from samestep.models.transformer import Transformer, TransformerConfig
@@ -73,7 +73,9 @@ def generate(
     requests = _requests(prompts, samples, trained.config.sampling.length, tokenizer, gap, chat)
     batches = batches_by_shape([request.template.shape() for request in requests], trained.config.batch_size)
     if len(batches) < world.size:
-        complain(f"{world.size - len(batches)} of {world.size} ranks have nothing to do; a smaller --batch_size helps")
+        print_error(
+            f"{world.size - len(batches)} of {world.size} ranks have nothing to do; a smaller --batch_size helps"
+        )
     mine: list[SampledText] = []
     with world.together("writing"), ExitStack() as stack:
         module = load_network(trained, world.device, dtype)

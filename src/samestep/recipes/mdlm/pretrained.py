@@ -13,7 +13,7 @@ from typing import Any
 
 from samestep.core.config import build
 from samestep.core.errors import UserError
-from samestep.core.records import read_json, write_json
+from samestep.core.records import read_json, read_json_if_readable, write_json
 from samestep.data.tokenizer.vocabulary import Tokenizer, Vocabulary
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.recipes.mdlm.config import MdlmConfig
@@ -73,14 +73,14 @@ class PublishedConfig:
 
 def is_published(folder: Path) -> bool:
     """Whether a folder holds a published LLaDA model."""
-    found = _parsed(folder / CONFIG)
+    found = read_json_if_readable(folder / CONFIG)
     return isinstance(found, dict) and found.get("model_type", KIND) == KIND and "d_model" in found
 
 
 def read_config(folder: Path) -> PublishedConfig:
     """The network and the special tokens of a published model; unsupported settings are refused by name."""
     path = folder / CONFIG
-    found = _parsed(path)
+    found = read_json_if_readable(path)
     if not isinstance(found, dict):
         raise UserError(f"{path} is missing or is not JSON; give a folder with a published LLaDA model.")
     if found.get("model_type", KIND) != KIND:

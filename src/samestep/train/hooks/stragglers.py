@@ -72,7 +72,7 @@ class RankSpeeds:
         """`event` records an event of the run: its kind and its details."""
         self._bench, self._progress, self._event = bench, progress, event
         self._hosts = bench.world.gather(bench.world.host)
-        self._file = JsonLines(bench.rundir.speeds)
+        self._file = JsonLines(bench.rundir.rank_speeds)
         self._detector = StragglerDetector(bench.world.size)
         self._joined: list[tuple[int, Sequence[Sequence[float]]]] = []
         self._since, self._before = time.monotonic(), self._totals()

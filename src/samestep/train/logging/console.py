@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from samestep.core.output import Lasting
+from samestep.core.output import ResilientStream
 
 LINE_SECONDS = 2.0
 """How often at most a progress line is printed where there is no terminal."""
@@ -21,7 +21,7 @@ class Screen(AbstractContextManager["Screen"]):
     """The terminal of rank 0; silent on the others and with `quiet`."""
 
     def __init__(self, visible: bool) -> None:
-        output = cast(IO[str], Lasting(sys.stdout))
+        output = cast(IO[str], ResilientStream(sys.stdout))
         self.console = Console(quiet=not visible, highlight=False, soft_wrap=True, file=output)
         self._bar: Progress | None = None
         self._tasks: dict[str, TaskID] = {}

@@ -15,7 +15,7 @@ from samestep.checkpoint.safetensor_files import write_safetensors
 from samestep.checkpoint.weight_files import check_shapes
 from samestep.checkpoint.weight_sources import RenamedWeights
 from samestep.core.errors import UserError
-from samestep.core.records import put_in_place, sync_folder
+from samestep.core.records import replace_folder, sync_folder
 from samestep.parallel.build import build_uninitialized
 from samestep.train.pretrained.sources import OUTER, names_in
 from samestep.train.pretrained.trained import Trained
@@ -82,7 +82,7 @@ def _staging_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
         staging.mkdir(parents=True)
         yield staging
         sync_folder(staging)
-        put_in_place(staging, folder)
+        replace_folder(staging, folder)
     except OSError as error:
         raise UserError(f"cannot write {folder} ({error.strerror or error}); choose a folder with room") from error
     finally:

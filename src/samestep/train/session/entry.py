@@ -22,11 +22,11 @@ from samestep.core.errors import (
     OutOfMemory,
     RunFailed,
     UserError,
-    complain,
+    print_error,
 )
 from samestep.core.exit_report import ExitReport
 from samestep.core.launch_env import preempted_code
-from samestep.core.output import FAILURES, put, start_logging
+from samestep.core.output import FAILURES, print_safely, start_logging
 from samestep.train.loop import Outcome
 from samestep.train.recipe import Recipe
 from samestep.train.recipe_registry import find_recipe
@@ -138,15 +138,15 @@ def _failed(error: BaseException, world: World, session: Session | None) -> int:
     world.report_failure(error)
     if isinstance(error, KeyboardInterrupt):
         error = RunFailed("interrupted twice: ended at once, without a save")
-        report = replace(ExitReport.of(error, EXIT_INTERRUPTED, plain=True), kind="interrupted")
-        complain(report.text)
+        report = replace(ExitReport.from_error(error, EXIT_INTERRUPTED, plain=True), kind="interrupted")
+        print_error(report.text)
     elif isinstance(error, UserError | RunFailed | PeerFailed):
         logger.error("%s", error)
-        report = ExitReport.of(error, error.exit_code, plain=True, echo=isinstance(error, PeerFailed))
+        report = ExitReport.from_error(error, error.exit_code, plain=True, echo=isinstance(error, PeerFailed))
         _show_report(report)
     else:
         logger.error("%s", error, exc_info=error)
-        report = ExitReport.of(error, EXIT_FAILURE, plain=False)
+        report = ExitReport.from_error(error, EXIT_FAILURE, plain=False)
         _show_report(report)
     _write_report(report, world, session)
     return report.code
@@ -164,21 +164,21 @@ def _out_of_memory(error: BaseException, world: World, session: Session | None) 
         remedy = {"remedy": [f"--batch_size={size // 2}"], "remedy_text": text} if size > 1 else {}
     full_error = OutOfMemory(f"{problem}; {advice}" if advice else problem)
     world.report_failure(full_error)
-    report = ExitReport.of(OutOfMemory(problem) if remedy else full_error, EXIT_MEMORY, plain=True, **remedy)
-    if not report.leave(os.environ):
-        complain(str(full_error))
+    report = ExitReport.from_error(OutOfMemory(problem) if remedy else full_error, EXIT_MEMORY, plain=True, **remedy)
+    if not report.write(os.environ):
+        print_error(str(full_error))
     _write_report(report, world, session)
     return EXIT_MEMORY
 
 
 def _show_report(report: ExitReport) -> None:
     """Pass the report to the launcher, which shows it; without a launcher, print it."""
-    if report.leave(os.environ):
+    if report.write(os.environ):
         return
     if report.traceback:
-        put(report.traceback, sys.stderr, end="")
+        print_safely(report.traceback, sys.stderr, end="")
     else:
-        complain(report.text)
+        print_error(report.text)
 
 
 def _write_report(report: ExitReport, world: World, session: Session | None) -> None:

@@ -1,12 +1,11 @@
 """The checkpoint that a stage resumes from; refuses a stage whose checkpoints are gone or damaged."""
 
-import json
 from dataclasses import dataclass
 
 from samestep.checkpoint.manifest import Checkpoint
 from samestep.checkpoint.store import NoIntactCheckpoint, Store
 from samestep.core.errors import UserError
-from samestep.core.records import Json
+from samestep.core.records import Json, parse_json_lines
 from samestep.core.rundir import RunDir
 
 
@@ -67,12 +66,4 @@ def _events(rundir: RunDir) -> list[dict[str, Json]]:
         lines = rundir.events.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         return []
-    found = []
-    for line in lines:
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict):
-            found.append(event)
-    return found
+    return list(parse_json_lines(lines))

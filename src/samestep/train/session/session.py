@@ -12,12 +12,12 @@ import torch
 
 from samestep.checkpoint.across_ranks import is_disk_shared, refuse_newer_on_other_hosts
 from samestep.core import launch_env
+from samestep.core.durations import parse_duration
 from samestep.core.errors import UserError
 from samestep.core.output import start_logging
 from samestep.core.rundir import RunDir
 from samestep.train.logging.console import Screen
 from samestep.train.loop import Outcome
-from samestep.train.plan import seconds
 from samestep.train.pretrained.first_weights import check_start
 from samestep.train.recipe import Recipe, Stage
 from samestep.train.run_record import CodeChanges, launch_id, open_run
@@ -58,7 +58,9 @@ class Session:
             events.event("launch", world=self._world.size, device=str(self._world.device))
             self._report_code_changes(events)
             set_up_torch(self.config, self._world)
-            limit = seconds(self.config.max_time) - launch_env.elapsed(os.environ) if self.config.max_time else None
+            limit = (
+                parse_duration(self.config.max_time) - launch_env.elapsed(os.environ) if self.config.max_time else None
+            )
             stop = Stop(self._world, limit, self.config.checkpoint.every_minutes * 60)
             self._context = SessionContext(
                 self._name,

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from samestep.core.errors import EXIT_STALLED, Stalled
 from samestep.core.exit_report import ExitReport
 from samestep.core.launch_env import LAUNCHER
-from samestep.core.output import put
+from samestep.core.output import print_safely
 from samestep.core.records import Json, write_json
 from samestep.core.rundir import RunDir
 from samestep.world.watchdog import stack_dump
@@ -38,16 +38,16 @@ def end_stalled_run(
     """End this rank of a run that hangs; does not return."""
     dump_file.exit_after(FORCED_EXIT)
     prints = stall["speaker"] == heartbeats.rank
-    report = ExitReport.of(Stalled(stall["sentence"]), EXIT_STALLED, plain=True, echo=not prints)
-    if not report.leave(os.environ) and prints:
-        put(f"samestep: {report.text}", sys.stderr)
+    report = ExitReport.from_error(Stalled(stall["sentence"]), EXIT_STALLED, plain=True, echo=not prints)
+    if not report.write(os.environ) and prints:
+        print_safely(f"samestep: {report.text}", sys.stderr)
     if prints:
         with suppress(OSError):
-            write_json(rundir.stall, stall)
+            write_json(rundir.stall_report, stall)
     _write_and_wait(report, heartbeats, rundir, dump_file)
     with suppress(OSError):
-        if not rundir.stall.exists():  # this rank is on another disk than the one that prints
-            write_json(rundir.stall, stall)
+        if not rundir.stall_report.exists():  # this rank is on another disk than the one that prints
+            write_json(rundir.stall_report, stall)
     _kill_silent_neighbours(stall["reports"])
     end_agent_later(os.environ)
     os._exit(report.code)
@@ -59,8 +59,8 @@ def end_after_failure(
     """End this rank, which makes no progress since another one failed, as in a collective that never returns."""
     dump_file.exit_after(FORCED_EXIT)
     text = f"rank {failure['rank']} on {failure['host']} failed: {failure['text']}"
-    report = ExitReport.of(RuntimeError(text), failure["code"], plain=True, echo=True)
-    report.leave(os.environ)
+    report = ExitReport.from_error(RuntimeError(text), failure["code"], plain=True, echo=True)
+    report.write(os.environ)
     _write_and_wait(report, heartbeats, rundir, dump_file)
     os._exit(report.code)
 
@@ -71,7 +71,7 @@ def _write_and_wait(
     """Write the exit report and the stacks, and wait a moment for the other ranks to do so."""
     with suppress(OSError):
         dump_file.dump()
-        write_json(rundir.word(report.rank), asdict(report))
+        write_json(rundir.exit_report(report.rank), asdict(report))
         stack_dump.dump_collectives(rundir.collectives(report.rank))
     heartbeats.is_ending = True
     end = time.monotonic() + PEER_WAIT

@@ -90,7 +90,7 @@ class HeartbeatExchange:
         now = time.monotonic()
         if self.own and now - self._written >= FILE_INTERVAL:
             self._written = now
-            write_heartbeat(self._rundir.beat(self.rank), self.own[0])
+            write_heartbeat(self._rundir.heartbeat(self.rank), self.own[0])
 
     def _exchange(self) -> None:
         self._store.set(_HEARTBEAT_KEY.format(self.rank), json.dumps(self.own))
@@ -128,7 +128,7 @@ def read_heartbeats(rundir: RunDir, size: int) -> list[Report]:
     Times are those of the disk, so all ranks that share it compare the same clock.
     """
     found = []
-    for path in (rundir.beat(rank) for rank in range(size)):
+    for path in (rundir.heartbeat(rank) for rank in range(size)):
         with suppress(OSError, ValueError):
             report = read_json(path)
             found += [(path.stat().st_mtime, report)] if report else []

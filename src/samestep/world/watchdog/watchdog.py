@@ -87,7 +87,7 @@ class StallDetector:
         if report["alive"]:
             return report
         with suppress(OSError):
-            stacks, heartbeat = self._rundir.stacks(report["rank"]), self._rundir.beat(report["rank"])
+            stacks, heartbeat = self._rundir.stack_dump(report["rank"]), self._rundir.heartbeat(report["rank"])
             stack = stack_dump.stack_from_dump(stacks.read_text(), report["thread"])
             if stack and stacks.stat().st_mtime > heartbeat.stat().st_mtime:  # written after its last heartbeat
                 return {**report, "state": "held", "where": stack_dump.relevant_line(stack)}
@@ -145,7 +145,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
     def __enter__(self) -> Self:
-        self._dump_file = StackDumpFile(self._rundir.stacks(self._world.rank), alone=self._world.size == 1)
+        self._dump_file = StackDumpFile(self._rundir.stack_dump(self._world.rank), alone=self._world.size == 1)
         self._dump_later(self._reports(0.0)[0])
         self._heartbeats.start()
         self._thread.start()
@@ -159,7 +159,7 @@ class Watchdog:
         self._dump_file.close()
         self._heartbeats.close()
         with suppress(OSError):
-            write_heartbeat(self._rundir.beat(self._world.rank), self._reports(0.0)[0])
+            write_heartbeat(self._rundir.heartbeat(self._world.rank), self._reports(0.0)[0])
 
     def _run(self) -> None:
         try:
