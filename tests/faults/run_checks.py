@@ -75,7 +75,7 @@ def tensor_checksums(path: Path) -> dict[str, str]:
 
 
 def leftovers(path: Path) -> str:
-    """Hidden folders and temporary files that a save left behind."""
+    """Hidden folders that a save left, and temporary files."""
     hidden = (STAGING, DOOMED, REPLACED)
     found = [str(p.relative_to(path)) for p in path.rglob(".*") if p.name.startswith(hidden) or p.suffix == ".tmp"]
     return ", ".join(sorted(found))

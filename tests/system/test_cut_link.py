@@ -79,7 +79,7 @@ def test_under_torchrun(restored: tuple[Sequence[Host], Path]) -> None:
     assert "samestep: rank 1 on node2 gives no sign of life" in output(folder, "torchrun", made[0])
     run = RunDir(folder / "runs" / "torchrun")
     assert read_json(run.stall)["rank"] == 1
-    assert "the store in which ranks meet has not answered" in read_json(run.word(1))["text"], "it cannot know more"
+    assert "the store in which ranks meet has not answered" in read_json(run.word(1))["text"], "all that it can know"
 
 
 def test_under_our_own_launcher(restored: tuple[Sequence[Host], Path]) -> None:
