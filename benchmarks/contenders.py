@@ -207,7 +207,7 @@ class Samestep:
 
     @property
     def parts(self) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """The DDP model and the optimizer inside the learner."""
+        """The replicated model and the optimizer inside."""
         return self.task.learner._parallel.module, self.task.learner._optimizer
 
     @staticmethod
