@@ -54,19 +54,19 @@ class FaultRuns:
     references: dict[int, Reference] = field(default_factory=dict)
 
     def begin(
-        self, label: str, world: int, target: Callable[..., object] = train_with, *more: Any, **changes: Any
+        self, label: str, world: int, target: Callable[..., object] = train_with, *extra: Any, **changes: Any
     ) -> Workers:
-        """Start a launch; if the run exists already, it resumes. `more` are arguments of `target` before the recipe."""
+        """Start a launch; if the run exists already, it resumes. `extra` args of `target` come before the recipe."""
         self.launches += 1
         config = toy.settings(self.folder, name=label, **changes)
         logs = (self.printed or self.folder / "output") / label / str(self.launches)
-        return start(target, world, *more, toy.NAME, config, logs=logs, preload=PRELOAD)
+        return start(target, world, *extra, toy.NAME, config, logs=logs, preload=PRELOAD)
 
     def run(
-        self, label: str, world: int, target: Callable[..., object] = train_with, *more: Any, **changes: Any
+        self, label: str, world: int, target: Callable[..., object] = train_with, *extra: Any, **changes: Any
     ) -> tuple[list[int | None], str]:
         """Start a launch and wait for its end: the exit codes, and what the ranks printed."""
-        workers = self.begin(label, world, target, *more, **changes)
+        workers = self.begin(label, world, target, *extra, **changes)
         try:
             codes = workers.wait(LAUNCH_TIMEOUT)
         finally:

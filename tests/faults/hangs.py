@@ -34,7 +34,7 @@ FAULTS = ("data", "forward", "held", "save", "before", "skip", "spin", "stopped"
 PARALLEL_RUNS = 4
 TIMEOUT = 120.0
 PLAIN_TIMEOUT = 60.0
-"""Seconds after the fault until a run is killed; without a watchdog, a hang never ends by itself."""
+"""Seconds after the fault until the plain loop is killed: without a watchdog it would hang for much longer."""
 _MARK = "SAMESTEP_HANG"
 
 
@@ -104,7 +104,7 @@ def launchers(names: Sequence[str], folder: Path) -> Iterator[dict[str, Launcher
 
 
 def torchrun(*args: str) -> list[str]:
-    """The command line of torchrun for a script and its args, with a free port."""
+    """The command line of torchrun for two ranks, with a free port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     return [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={port}", *args]

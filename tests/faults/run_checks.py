@@ -81,9 +81,9 @@ def leftovers(path: Path) -> str:
     return ", ".join(sorted(found))
 
 
-def orphans(folder: Path, label: str, patience: float) -> str:
-    """Processes that after `patience` seconds still have a file of the run open, or its name in their command line."""
-    end = time.monotonic() + patience
+def orphans(folder: Path, label: str, timeout: float) -> str:
+    """Processes that after `timeout` seconds still have a file of the run open, or its name in their command line."""
+    end = time.monotonic() + timeout
     while True:
         found = _users(folder, label)
         if not found or time.monotonic() > end:

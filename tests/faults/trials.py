@@ -121,10 +121,10 @@ def newest(runs: FaultRuns, label: str) -> Path:
 
 
 def resume_and_check(
-    runs: FaultRuns, trial: Trial, world: int, patience: float = 10.0, verdicts: Sequence[str] = (), **changes: Any
+    runs: FaultRuns, trial: Trial, world: int, timeout: float = 10.0, verdicts: Sequence[str] = (), **changes: Any
 ) -> Trial:
     """Resume the run to its end and check it; before that, `samestep why` must give one of these verdicts."""
-    trial.add_problem("orphans", run_checks.orphans(runs.folder, trial.label, patience))
+    trial.add_problem("orphans", run_checks.orphans(runs.folder, trial.label, timeout))
     trial.add_problem("misjudged", wrong_verdict(RunDir(runs.path(trial.label)), verdicts))
     trial.add_problem(
         "lost", runs.resume(trial.label, world, **changes) or run_checks.unfinished(runs.path(trial.label))

@@ -93,9 +93,7 @@ class Cluster:
         command = self.login.wrap(args)
         try:
             done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=60, check=False)
-        except (
-            subprocess.TimeoutExpired
-        ):  # the controller does not answer; the caller, which waits for something, fails with its own message
+        except subprocess.TimeoutExpired:  # the controller does not answer; the caller fails with its own message
             return ""
         return done.stdout
 

@@ -74,7 +74,7 @@ def test_a_killed_rank_ends_all(mpi: MpiRuns, kind: str) -> None:
     mpi.runs.await_step(label)
     os.kill(mpi.runs.rank_process(label, 2, 1), signal.SIGKILL)
     assert mpi.started[label].wait(10) != 0
-    assert not run_checks.orphans(mpi.runs.folder, label, patience=1)
+    assert not run_checks.orphans(mpi.runs.folder, label, timeout=1)
 
 
 @pytest.fixture(scope="module")

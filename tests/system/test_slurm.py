@@ -132,7 +132,7 @@ def test_a_killed_rank_ends_the_job(runs: ClusterRuns) -> None:
     os.kill(runs.rank_process("killed", 2, 1), signal.SIGKILL)
     wait_for(lambda: runs.cluster.state(job) in ENDED, 10, "for the end of a job with a killed rank")
     assert runs.cluster.state(job) == "FAILED"
-    assert not run_checks.orphans(runs.folder, "killed", patience=1)
+    assert not run_checks.orphans(runs.folder, "killed", timeout=1)
 
 
 def test_stages_are_jobs_with_their_own_gpus(runs: ClusterRuns, jobs: dict[str, str]) -> None:
