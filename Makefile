@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
 .PHONY: demo test faults hangs lint clean
 
-# torch comes first and alone, in the tested version; what follows is held to it and pulls no other build.
+# torch is installed first, in the tested version; the constraints keep the other packages from pulling in another build.
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) -r constraints.txt
@@ -28,12 +28,12 @@ lint: .venv/installed-test
 test: lint
 	$(BIN)/python -m pytest
 
-# 100 random kills and 50 corruptions after the selection that `make test` has too; SEED=N tries a seed again.
+# The fault tests of `make test`, then 100 random kills and 50 corruptions; SEED=N repeats a seed.
 faults: .venv/installed-test
 	$(BIN)/python -m pytest tests/faults
 	PYTHONPATH=tests $(BIN)/python -m faults.campaign $(if $(SEED),--seed $(SEED))
 
-# Stuck ranks under every launcher, with a table; needs scripts/install-system-deps. LAUNCHERS="samestep torchrun" tries some.
+# Hanging ranks under every launcher, with a table; needs scripts/install-system-deps. LAUNCHERS="samestep torchrun" runs some.
 hangs: .venv/installed-test
 	PYTHONPATH=tests $(BIN)/python -m faults.hangs $(if $(LAUNCHERS),--launchers $(LAUNCHERS))
 

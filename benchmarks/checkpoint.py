@@ -1,10 +1,10 @@
-"""What a checkpoint costs: how long it stops the loop, how much slower the loop is while it is written, how fast it is
-written and loaded; beside `torch.save` by rank 0, blocking DCP, and a plain copy to the same disk, in one run.
+"""What a checkpoint costs: how long it blocks the loop, how much slower the loop is while it is written, and how fast
+it is written and loaded; compared with `torch.save` by rank 0, blocking DCP, and a plain copy to the same disk.
 
     python benchmarks/checkpoint.py [--sizes 100MB 2GB] [--ranks 2] [--device cpu] [--folder .] [--repeats 3]
 
-The state is replicated, as with DDP: every rank holds all of it. Every figure is the median over the repeats of the
-slowest rank's time. Files are brought to the disk (fsync) by all, and dropped from the page cache before they are read.
+The state is replicated, as with DDP: every rank has all of it. Every time is the median over the repeats of the slowest
+rank's time. All methods flush their files to the disk (fsync), and files are dropped from the page cache before a load.
 """
 
 import argparse
@@ -30,11 +30,11 @@ from samestep.world.world import World
 UNITS = {"kB": 10**3, "MB": 10**6, "GB": 10**9}
 TENSORS = 64
 LOOP = 1.3
-"""How much longer the loop runs than the slowest way to save takes, so that all of a save lies within it."""
+"""How much longer the loop runs than the slowest method to save, so that a save ends before the loop does."""
 
 
-class Part:
-    """State that is just tensors."""
+class TensorState:
+    """A stateful object that has only tensors."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self.tensors = tensors
@@ -46,8 +46,8 @@ class Part:
         assert state.keys() == self.tensors.keys()
 
 
-class Bench:
-    """The measurements, on one rank of several."""
+class CheckpointBenchmark:
+    """The measurements on one rank."""
 
     def __init__(self, world: World, folder: Path, size: int) -> None:
         self.world, self.folder = world, folder
@@ -57,7 +57,7 @@ class Bench:
         self.samples: dict[str, list[float]] = {}
 
     def timed(self, name: str, work: Callable[[], object]) -> float:
-        """How long the slowest rank took; all begin together."""
+        """How long the slowest rank took; all start together."""
         self.sync()
         self.world.barrier()
         began, used = time.perf_counter(), time.process_time()
@@ -68,8 +68,8 @@ class Bench:
             self.samples.setdefault(f"CPU: {name}", []).append(sum(self.world.gather(time.process_time() - used)))
         return taken
 
-    def fresh(self, name: str) -> Path:
-        """An empty place on the disk for all ranks."""
+    def empty_folder(self, name: str) -> Path:
+        """An empty folder on the disk, shared by all ranks."""
         path = self.folder / name
         if self.world.is_main:
             shutil.rmtree(path, ignore_errors=True)
@@ -77,8 +77,8 @@ class Bench:
         self.world.barrier()
         return path
 
-    def forget(self, path: Path) -> None:
-        """Drop files from the page cache."""
+    def drop_page_cache(self, path: Path) -> None:
+        """Drop the files of a folder from the page cache."""
         for file in path.rglob("*") if self.world.is_main else ():
             if file.is_file():
                 with open(file, "rb") as opened:
@@ -86,8 +86,8 @@ class Bench:
                     os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         self.world.barrier()
 
-    def copies(self) -> None:
-        """In memory: into memory that is there already, as a save but the first does."""
+    def memory_copy(self) -> None:
+        """Copy the state into memory that is allocated already, as every save after the first does."""
         copies = {name: torch.empty_like(t, device="cpu", pin_memory=t.is_cuda) for name, t in self.state.items()}
 
         def copy() -> None:
@@ -99,8 +99,8 @@ class Bench:
         self.timed("copy of the state in memory", copy)
 
     def plain_write(self) -> None:
-        """This rank's share of the bytes to the disk, and nothing else."""
-        path = self.fresh("plain")
+        """Write this rank's share of the bytes to the disk, and nothing else."""
+        path = self.empty_folder("plain")
         sizes = {name: tensor.nbytes for name, tensor in self.state.items()}
         mine = [self.state[name].cpu() for name in split_by_size(sizes, self.world.size)[self.world.rank]]
 
@@ -114,10 +114,10 @@ class Bench:
         self.timed("plain write", write)
 
     def torch_save(self) -> None:
-        """Rank 0 saves all, the others wait."""
-        path = self.fresh("torch")
+        """Rank 0 saves everything, the others wait."""
+        path = self.empty_folder("torch")
         self.timed("torch.save", self._torch_save)
-        self.forget(path)
+        self.drop_page_cache(path)
         self.timed("load: torch.load", lambda: torch.load(path / "state.pt", map_location=self.world.device))
 
     def _torch_save(self) -> None:
@@ -130,9 +130,9 @@ class Bench:
 
     def dcp_save(self) -> None:
         """All ranks save their shares and wait."""
-        path = self.fresh("dcp")
+        path = self.empty_folder("dcp")
         self.timed("DCP", self._dcp_save)
-        self.forget(path)
+        self.drop_page_cache(path)
         self.timed("load: DCP", lambda: dcp.load(dict(self.state), **self._dcp_options()))
 
     def _dcp_save(self) -> None:
@@ -142,13 +142,13 @@ class Bench:
         group = self.world.control
         return {"checkpoint_id": self.folder / "dcp", "process_group": group, "no_dist": group is None}
 
-    def ours(self, saver: Saver, store: Store, step: int) -> None:
-        """In the background, with nothing else to do."""
-        part = self.part()
+    def samestep_save(self, saver: Saver, store: Store, step: int) -> None:
+        """Save in the background, while nothing else runs."""
+        parts = self.parts()
 
         def save() -> None:
             began = time.perf_counter()
-            saver.save(step, part, {})
+            saver.save(step, parts, {})
             blocked.append(time.perf_counter() - began)
             saver.wait()
 
@@ -157,11 +157,11 @@ class Bench:
         name = "blocked by the first save" if step == 1 else "blocked by samestep"
         self.samples.setdefault(name, []).append(max(self.world.gather(blocked[0])))
         if step > 1:
-            self.forget(store.folder)
-            self.timed("load: samestep, verified", lambda: store.load(store.newest(), part))  # type: ignore[arg-type]
+            self.drop_page_cache(store.folder)
+            self.timed("load: samestep, verified", lambda: store.load(store.newest(), parts))  # type: ignore[arg-type]
 
     def loops(self, seconds: float, saver: Saver) -> None:
-        """A loop of steps that each end with a message to all, alone and with a save at its beginning."""
+        """A loop whose steps each end with a barrier: alone, and with a save at its start."""
         weight = torch.randn(1024 if self.world.device.type == "cpu" else 8192, 1024, device=self.world.device)
 
         def loop(steps: int) -> None:
@@ -172,13 +172,13 @@ class Bench:
 
         steps = max(10, int(seconds / (self.timed("", lambda: loop(10)) / 10)))
         alone = statistics.median(self.timed("", lambda: loop(steps)) for _ in range(3))
-        ways: dict[str, Callable[[], object]] = {
-            "samestep": lambda: saver.save(1000 + len(self.samples.get("loop: samestep", ())), self.part(), {}),
+        methods: dict[str, Callable[[], object]] = {
+            "samestep": lambda: saver.save(1000 + len(self.samples.get("loop: samestep", ())), self.parts(), {}),
             "DCP": self._dcp_save,
             "torch.save": self._torch_save,
         }
-        for name, save in ways.items():
-            self.fresh("dcp")
+        for name, save in methods.items():
+            self.empty_folder("dcp")
 
             def with_save(save: Callable[[], object] = save) -> None:
                 save()
@@ -188,25 +188,25 @@ class Bench:
             saver.wait()
         self.samples.setdefault("loop alone", []).append(alone)
 
-    def part(self) -> dict[str, Any]:
-        return {"model": Part(self.state)}
+    def parts(self) -> dict[str, Any]:
+        return {"model": TensorState(self.state)}
 
 
 def measure(folder: str, size: int, repeats: int, device: str) -> None:
-    """On every rank."""
+    """Run all measurements; called on every rank."""
     torch.set_num_threads(1)
     world = World.join(device=device, backend="auto" if device == "cpu" else "gloo")
-    bench = Bench(world, Path(folder), size)
+    bench = CheckpointBenchmark(world, Path(folder), size)
     store = Store(Path(folder) / "store", world)
     with Saver(store) as saver:
-        saver.reserve(bench.part())
-        bench.ours(saver, store, 1)
+        saver.reserve(bench.parts())
+        bench.samestep_save(saver, store, 1)
         for number in range(repeats):
-            bench.copies()
+            bench.memory_copy()
             bench.plain_write()
             bench.torch_save()
             bench.dcp_save()
-            bench.ours(saver, store, 2 + number)
+            bench.samestep_save(saver, store, 2 + number)
         slowest = max(statistics.median(bench.samples[name]) for name in ("torch.save", "DCP", "samestep"))
         for _ in range(repeats):
             bench.loops(LOOP * slowest, saver)
@@ -217,7 +217,7 @@ def measure(folder: str, size: int, repeats: int, device: str) -> None:
 
 
 def table(found: dict[str, float], size: int) -> list[tuple[str, float, str]]:
-    """Rows of name, seconds and what they mean."""
+    """Rows of name, seconds and an explanation."""
     copy, plain = found["copy of the state in memory"], found["plain write"]
     rows = [("copy of the state in memory", copy, "")]
     for name, key in (("samestep, first save", "blocked by the first save"), ("samestep", "blocked by samestep")):
@@ -245,18 +245,18 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--folder", default=None)
     parser.add_argument("--repeats", type=int, default=3)
-    asked = parser.parse_args()
-    for text in asked.sizes:
+    options = parser.parse_args()
+    for text in options.sizes:
         size = int(float(text[:-2]) * UNITS[text[-2:]])
-        with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             logs = Path(folder, "logs")
-            workers = start(measure, asked.ranks, folder, size, asked.repeats, asked.device, logs=logs)
+            workers = start(measure, options.ranks, folder, size, options.repeats, options.device, logs=logs)
             codes = workers.wait(3000)
-            assert codes == [0] * asked.ranks, workers.output(0)
+            assert codes == [0] * options.ranks, workers.output(0)
             found = json.loads(Path(folder, "result.json").read_text())
-        print(f"\n{text} of state on {asked.ranks} ranks, {asked.device}")
-        for name, seconds, meaning in table(found, size):
-            print(f"  {name:42} {seconds:9.4f} s  {meaning}")
+        print(f"\n{text} of state on {options.ranks} ranks, {options.device}")
+        for name, seconds, explanation in table(found, size):
+            print(f"  {name:42} {seconds:9.4f} s  {explanation}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The loops that overhead.py compares: by hand, samestep, Accelerate, HF Trainer and Fabric, all training the same.
+"""The loops that overhead.py compares: hand-written, samestep, Accelerate, HF Trainer and Fabric.
 
-Each is a function that makes so many further steps, so that they can take turns.
+All train the same model. Each is a function that does a number of further steps, so that they can take turns.
 """
 
 import math
@@ -38,18 +38,18 @@ RANKS, ROWS, SAMPLES, VOCABULARY = 2, 8, 4096, 256
 LOG_EVERY, CLIP, RATE, DECAY, BETAS = 10, 1.0, 1e-3, 0.1, (0.9, 0.95)
 
 Advance = Callable[[int], None]
-"""Makes so many steps."""
+"""Does this number of steps."""
 Batch = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Job:
-    """What all contenders train, and for how long."""
+    """What all loops train, and for how long."""
 
     width: int
     layers: int
     length: int
-    """Tokens a row; what a step takes is set by it."""
+    """Tokens per row; it determines the time of a step."""
     steps: int
     folder: Path
 
@@ -61,12 +61,12 @@ class Job:
         return Tokens(torch.randint(VOCABULARY, (SAMPLES, self.length + 1), generator=torch.Generator().manual_seed(0)))
 
     def rate(self, step: int) -> float:
-        """The cosine, as a part of the peak."""
+        """The learning rate of the cosine schedule, as a fraction of the peak."""
         return 0.5 * (1 + math.cos(math.pi * min(1.0, step / self.steps)))
 
 
 class Model(nn.Module):
-    """A plain transformer over bytes; with labels it returns the mean loss too, as HF Trainer wants it."""
+    """A plain transformer over bytes; with labels it also returns the mean loss, as HF Trainer expects."""
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Model(nn.Module):
 
 
 class Tokens(Dataset):
-    """Rows of a tensor as samples, which every loader here collates in the same way."""
+    """Rows of a tensor as samples; all loaders here collate them in the same way."""
 
     def __init__(self, tokens: Tensor) -> None:
         self.tokens = tokens
@@ -104,17 +104,17 @@ def mean_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def adamw(model: nn.Module) -> torch.optim.AdamW:
-    """As a careful person writes it: fused, and no decay on norms, biases and embeddings."""
-    spared = {id(p) for name, p in model.named_parameters() if p.ndim < 2 or name.startswith("embed")}
+    """A fused AdamW with no weight decay on norms, biases and embeddings."""
+    no_decay = {id(p) for name, p in model.named_parameters() if p.ndim < 2 or name.startswith("embed")}
     groups = [
-        {"params": [p for p in model.parameters() if id(p) not in spared], "weight_decay": DECAY},
-        {"params": [p for p in model.parameters() if id(p) in spared], "weight_decay": 0.0},
+        {"params": [p for p in model.parameters() if id(p) not in no_decay], "weight_decay": DECAY},
+        {"params": [p for p in model.parameters() if id(p) in no_decay], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=RATE, betas=BETAS, fused=True)
 
 
 def looping(epoch: Callable[[int], Iterable[Batch]], update: Callable[[Batch], Tensor]) -> Advance:
-    """The loop around an update as one writes it: through the epochs, reading the loss now and then."""
+    """The usual loop around an update: over the epochs, reading the loss every `LOG_EVERY` steps."""
 
     def steps() -> Iterator[None]:
         step, losses = 0, []
@@ -126,18 +126,18 @@ def looping(epoch: Callable[[int], Iterable[Batch]], update: Callable[[Batch], T
                     losses.append(loss.item())
                 yield
 
-    made = steps()
-    return lambda wanted: deque(islice(made, wanted), maxlen=0).clear()
+    remaining = steps()
+    return lambda wanted: deque(islice(remaining, wanted), maxlen=0).clear()
 
 
 def fresh(job: Job) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A replicated model and its optimizer, as one makes them by hand."""
+    """A DDP model and its optimizer, as in a hand-written script."""
     model = DistributedDataParallel(job.model(), gradient_as_bucket_view=True)
     return model, adamw(model.module)
 
 
 def by_hand(job: Job, model: nn.Module, optimizer: torch.optim.Optimizer) -> Advance:
-    """What one writes without a library."""
+    """The loop one writes without a library."""
     schedule = LambdaLR(optimizer, job.rate)
     rows = job.rows()
     sampler: DistributedSampler = DistributedSampler(rows, shuffle=True, drop_last=True)
@@ -160,30 +160,33 @@ def by_hand(job: Job, model: nn.Module, optimizer: torch.optim.Optimizer) -> Adv
 
 
 class Pause(Stop):
-    """Stops at a step that is known beforehand, beside whatever else the ranks agree on. Its clock stands still while
-    others have their turn: how often ranks speak depends on how long a step takes."""
+    """Stops at a given step, in addition to whatever else the ranks agree on.
+
+    Its clock stops while the other loops take their turns, since how often ranks exchange messages depends on the time
+    of a step.
+    """
 
     def __init__(self, world: World, progress: Progress) -> None:
-        self.progress, self.at, self.away = progress, 0, 0.0
+        self.progress, self.stop_step, self.away = progress, 0, 0.0
         super().__init__(world, clock=lambda: time.monotonic() - self.away)
-        self._left_at = time.monotonic()
+        self._paused_at = time.monotonic()
 
-    def go_on(self, wanted: int) -> None:
-        """So many steps more, from now on."""
-        pause = time.monotonic() - self._left_at
-        self.at += wanted
+    def resume(self, wanted: int) -> None:
+        """Do `wanted` more steps, starting now."""
+        pause = time.monotonic() - self._paused_at
+        self.stop_step += wanted
         self.away += pause
         self.progress.paused_seconds += pause
 
     def agreed(self) -> bool:
-        if self.progress.step == self.at:
-            self._left_at = time.monotonic()
+        if self.progress.step == self.stop_step:
+            self._paused_at = time.monotonic()
             return True
         return super().agreed()
 
 
 class Samestep:
-    """The loop itself, with all that a run has but validation and saves; after each block it is stopped."""
+    """samestep's own loop, with everything a run has except validation and saves; it stops after each block."""
 
     def __init__(self, job: Job, world: World) -> None:
         adam: dict[str, Any] = {"learning_rate": RATE, "weight_decay": DECAY, "beta1": BETAS[0], "beta2": BETAS[1]}
@@ -214,13 +217,13 @@ class Samestep:
         return {"nats": each.view(labels.shape).sum(1)}
 
     def advance(self, wanted: int) -> None:
-        self.stop.go_on(wanted)
+        self.stop.resume(wanted)
         run(self.task, self.progress, self.every, self.stop)
-        self.parts[1].grad_scale = None  # type: ignore[attr-defined]  # the hand-written loop clips otherwise
+        self.parts[1].grad_scale = None  # type: ignore[attr-defined]  # the hand-written loop clips in another way
 
 
 def with_accelerate(job: Job) -> Advance:
-    """As its documentation has it. It steps a schedule once for every process, so the course is that much longer."""
+    """As in its documentation. It steps a schedule once for each process, so the schedule is longer by that factor."""
     from accelerate import Accelerator  # type: ignore[import-untyped]
 
     accelerator = Accelerator(cpu=True)
@@ -245,7 +248,7 @@ def with_accelerate(job: Job) -> Advance:
 
 
 def with_fabric(job: Job) -> Advance:
-    """As its documentation has it."""
+    """As in its documentation."""
     from lightning_fabric import Fabric
 
     fabric = Fabric(accelerator="cpu", devices=RANKS, strategy="ddp")
@@ -268,21 +271,21 @@ def with_fabric(job: Job) -> Advance:
 
 
 def with_trainer(job: Job) -> Advance:
-    """HF Trainer owns its loop, so it runs in a thread that waits for its turn at the end of a block's last step."""
+    """HF Trainer owns its loop, so it runs in a thread that waits for its turn after the last step of each block."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    mine, its = threading.Semaphore(0), threading.Semaphore(0)
+    block_done, block_start = threading.Semaphore(0), threading.Semaphore(0)
     left, errors = [0], []
 
-    class Turns(TrainerCallback):
+    class TakeTurns(TrainerCallback):
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
             left[0] -= 1
             if left[0] == 0:
-                mine.release()
-                its.acquire()
+                block_done.release()
+                block_start.acquire()
 
     def train() -> None:
-        its.acquire()  # building it talks to the other rank: that too waits for its turn
+        block_start.acquire()  # building the Trainer communicates with the other rank, so it waits for its turn too
         adam: dict[str, Any] = {"learning_rate": RATE, "weight_decay": DECAY, "max_grad_norm": CLIP}
         adam |= {"adam_beta1": BETAS[0], "adam_beta2": BETAS[1], "lr_scheduler_type": "cosine"}
         quiet: dict[str, Any] = {"logging_steps": LOG_EVERY, "save_strategy": "no", "disable_tqdm": True}
@@ -290,17 +293,17 @@ def with_trainer(job: Job) -> Advance:
             settings = TrainingArguments(
                 str(job.folder), use_cpu=True, max_steps=job.steps, per_device_train_batch_size=ROWS, **adam, **quiet
             )
-            Trainer(job.model(), settings, train_dataset=job.rows(), callbacks=[Turns()]).train()
+            Trainer(job.model(), settings, train_dataset=job.rows(), callbacks=[TakeTurns()]).train()
         except BaseException as error:
             errors.append(error)
-            mine.release()
+            block_done.release()
 
     threading.Thread(target=train, daemon=True).start()
 
     def advance(wanted: int) -> None:
         left[0] = wanted
-        its.release()
-        mine.acquire()
+        block_start.release()
+        block_done.acquire()
         if errors:
             raise errors[0]
 
@@ -312,4 +315,4 @@ OTHERS = {
     "HF Trainer": (["transformers", "accelerate"], with_trainer),
     "Fabric": (["lightning_fabric"], with_fabric),
 }
-"""Each with the packages it needs."""
+"""By name: the packages that a loop requires, and the function that makes it."""

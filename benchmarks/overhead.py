@@ -1,17 +1,17 @@
-"""What the training loop costs: samestep beside a hand-written DDP loop, Accelerate, HF Trainer and Fabric.
+"""What the training loop costs: samestep compared with a hand-written DDP loop, Accelerate, HF Trainer and Fabric.
 
-    python benchmarks/overhead.py                                 steps of about 20 ms and 200 ms, some 15 minutes
+    python benchmarks/overhead.py                                 steps of about 20 ms and 200 ms, about 15 minutes
     python benchmarks/overhead.py --steps-ms 20 --rounds 80
     python benchmarks/overhead.py --breakdown                     also where samestep's own step spends its time
 
 All train the same small transformer on the same rows with the same AdamW, clipping and cosine schedule, in the same
-two CPU processes (one thread each) and the same process group. In every round each makes a short block of steps, in an
-order that is drawn anew, so that a slow moment of the machine hits all alike. Two copies of one network can differ by
-2% in speed, by where they lie in memory; so the hand-written loop and samestep drive the very same one.
+two CPU processes (one thread each) and the same process group. In every round each loop does a short block of steps, in
+a random order, so that a slow moment of the machine affects all of them alike. Two copies of one network can differ by
+2% in speed, depending on their place in memory; so the hand-written loop and samestep train the same copy.
 
 A ratio is the median step time of the hand-written loop over that of a contender (1.0: as fast as by hand); its
 interval is a paired bootstrap over rounds.
-The others come with `pip install 'samestep[bench]'`; those that are missing are left out.
+`pip install 'samestep[bench]'` installs the other libraries; those that are missing are left out.
 """
 
 import argparse
@@ -37,9 +37,9 @@ from samestep.world.world import World
 
 WARM_UP, BREAKDOWN = 5, 100
 LONG = 60
-"""Milliseconds from which a step counts as long: a larger network, and fewer rounds."""
+"""Steps of at least so many milliseconds use a larger network and fewer rounds."""
 LIMIT = 0.97
-"""What the lower end of samestep's interval has to reach."""
+"""The lower end of samestep's interval must be at least this."""
 
 
 def installed(packages: list[str]) -> bool:
@@ -47,7 +47,7 @@ def installed(packages: list[str]) -> bool:
 
 
 def block(world: World, advance: Advance, wanted: int) -> tuple[float, float]:
-    """Milliseconds a step of steps begun together: by the clock on the slower rank, and of CPU on each on average."""
+    """Milliseconds per step, when all ranks start together: wall-clock time of the slower rank, and mean CPU time."""
     world.barrier()
     began, used = time.perf_counter(), time.process_time()
     advance(wanted)
@@ -56,8 +56,8 @@ def block(world: World, advance: Advance, wanted: int) -> tuple[float, float]:
     return max(clock), sum(cpu) / len(cpu)
 
 
-def hold_to_cores(world: World) -> None:
-    """Each rank to its part of the cores, as mpiexec does it: else both may share one for a while, whoever is timed."""
+def pin_to_cores(world: World) -> None:
+    """Pin each rank to its own cores, as mpiexec does; otherwise both may share a core for a while."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) >= world.size:
         for thread in os.listdir("/proc/self/task"):
@@ -65,20 +65,20 @@ def hold_to_cores(world: World) -> None:
 
 
 def calibrated(world: World, job: Job, target: float) -> Job:
-    """The job with rows so long that the hand-written loop takes about `target` milliseconds a step."""
+    """The job with the row length at which the hand-written loop takes about `target` milliseconds per step."""
     for _ in range(3):
         advance = by_hand(job, *fresh(job))
         block(world, advance, WARM_UP)
-        took = min(block(world, advance, 3)[0] for _ in range(6))  # the least disturbed
+        took = min(block(world, advance, 3)[0] for _ in range(6))  # the block with the least interference
         job = replace(job, length=max(4, round(job.length * target / took)))
     return job
 
 
 def breakdown(world: World, ours: Samestep) -> dict[str, float]:
-    """Milliseconds a step that each part of samestep's loop takes on this rank."""
+    """Milliseconds per step in each part of samestep's loop, on this rank."""
     spent: dict[str, float] = {}
 
-    def clocked(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def timed_call(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
             began = time.perf_counter()
             result = call(*args, **kwargs)
@@ -88,29 +88,29 @@ def breakdown(world: World, ours: Samestep) -> dict[str, float]:
         return timed
 
     learner, feed = ours.task.learner, ours.task.feed
-    fetch = clocked("feed: order, rows, weights", feed.__getitem__)
+    fetch = timed_call("feed: order, rows, weights", feed.__getitem__)
 
     def step(tick: Tick) -> Any:
         return learner.update(fetch(tick.step), ours.loss)
 
     changed: list[tuple[Any, str, str]] = [
         (learner, "_backward", "update: forward, backward, all-reduce"),
-        (learner, "_apply", "update: clip, check, AdamW, figures"),
+        (learner, "_apply", "update: clip, check, AdamW, metrics"),
         (ours.stop, "agreed", "agreement: stop and save"),
         *((event, "after_step", "log: figures, sinks, screen") for event in ours.every),
     ]
     for owner, method, name in changed:
-        setattr(owner, method, clocked(name, getattr(owner, method)))
+        setattr(owner, method, timed_call(name, getattr(owner, method)))
     ours.task.step = step  # type: ignore[method-assign]
-    whole, _ = block(world, ours.advance, BREAKDOWN)
-    return {**spent, "the rest": whole - sum(spent.values()), "a step": whole}
+    total, _ = block(world, ours.advance, BREAKDOWN)
+    return {**spent, "the rest": total - sum(spent.values()), "a step": total}
 
 
 def rank(target: float, rounds: int, with_breakdown: bool, folder: Path) -> None:
-    """One of the two processes: measures one step size, and rank 0 leaves the times."""
+    """One of the two processes: measures one step size; rank 0 writes the times to a file."""
     world = World.join("cpu")
-    hold_to_cores(world)
-    wanted = max(4, min(LOG_EVERY, round(800 / target)))  # short steps: each block writes one row of figures
+    pin_to_cores(world)
+    wanted = max(4, min(LOG_EVERY, round(800 / target)))  # short steps: each block logs metrics once
     steps = WARM_UP + rounds * wanted + (BREAKDOWN if with_breakdown else 0)
     width, layers = (64, 2) if target < LONG else (128, 6)
     job = calibrated(world, Job(width, layers, 64, steps, folder), target)
@@ -122,9 +122,9 @@ def rank(target: float, rounds: int, with_breakdown: bool, folder: Path) -> None
     gc.collect()
     gc.freeze()
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
-    order, chance = list(contenders), random.Random(0)  # the same order on both ranks
+    order, rng = list(contenders), random.Random(0)  # the same order on both ranks
     for _ in range(rounds):
-        chance.shuffle(order)
+        rng.shuffle(order)
         for name in order:
             times[name].append(block(world, contenders[name], wanted))
     parts = breakdown(world, ours) if with_breakdown else {}
@@ -137,14 +137,14 @@ def rank(target: float, rounds: int, with_breakdown: bool, folder: Path) -> None
 
 
 def interval(hand: np.ndarray, other: np.ndarray) -> tuple[float, float]:
-    """The 95% interval of the ratio of medians; rounds are drawn as pairs."""
+    """The 95% interval of the ratio of medians, by a bootstrap over rounds; both times of a round stay a pair."""
     drawn = np.random.default_rng(0).integers(len(hand), size=(10_000, len(hand)))
     low, high = np.quantile(np.median(hand[drawn], axis=1) / np.median(other[drawn], axis=1), [0.025, 0.975])
     return float(low), float(high)
 
 
 def measure(target: float, rounds: int, with_breakdown: bool) -> bool:
-    """Run one step size, print its table, and say whether samestep's lower bound is high enough."""
+    """Run one step size and print its table; returns whether samestep's lower bound is high enough."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         env = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -168,7 +168,9 @@ def measure(target: float, rounds: int, with_breakdown: bool) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--steps-ms", type=float, nargs="+", default=[20, 200], help="step times to measure")
-    parser.add_argument("--rounds", type=int, help="rounds of one block a contender (default: 400, of long steps 100)")
+    parser.add_argument(
+        "--rounds", type=int, help="rounds of one block per contender (default: 400; 100 for long steps)"
+    )
     parser.add_argument("--breakdown", action="store_true", help="also time the parts of samestep's loop")
     options = parser.parse_args()
     print(
@@ -176,7 +178,7 @@ def main() -> None:
     )
     for name, (packages, _) in OTHERS.items():
         if not installed(packages):
-            print(f"{name} is left out: pip install 'samestep[bench]' brings it")
+            print(f"{name} is left out: pip install 'samestep[bench]' installs it")
     fast = [
         measure(target, options.rounds or (400 if target < LONG else 100), options.breakdown)
         for target in options.steps_ms

@@ -1,5 +1,5 @@
-"""How long a user waits: for help, for the first step on 2 CPU ranks, for a far step of a huge epoch; and the memory
-a rank takes for memory-mapped data of any length.
+"""How long a user waits: for `--help`, for the first step on 2 CPU ranks, and for a late step of a huge epoch; and how
+much memory a rank uses for memory-mapped data of any length.
 
     python benchmarks/startup.py
 """
@@ -28,7 +28,7 @@ def seconds(*command: str, repeats: int = 9) -> float:
 
 
 def first_step() -> float:
-    """From the command to the first row of figures, `make demo`'s run on 2 ranks."""
+    """From the command to the first row of metrics, for the run of `make demo` on 2 ranks."""
     with tempfile.TemporaryDirectory() as folder:
         command = [BIN / "torchrun", "--nproc_per_node=2", "-m", "samestep", "train", "mdlm", "--log.every=1"]
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -44,8 +44,8 @@ def first_step() -> float:
     return took
 
 
-def far_step(path: str) -> None:
-    """In a process of its own: open a file, ask for one far step, and print time and peak memory."""
+def late_steps(path: str) -> None:
+    """In a separate process: open a file, fetch some late steps, and print the time and the peak memory."""
     from samestep.data.feed import Feed
     from samestep.data.order import Shuffled
     from samestep.recipes.mdlm import corpus
@@ -68,15 +68,15 @@ def main() -> None:
     print(f"samestep --help: {shown:.3f} s, python -c pass: {bare:.3f} s, difference {shown - bare:.3f} s")
     print(f"command to first step on 2 CPU ranks: {first_step():.1f} s")
     with tempfile.TemporaryDirectory() as folder:
-        for size in (10**7, 10**9, 64 * 10**9):  # sparse: the size is real, the disk space is not
+        for size in (10**7, 10**9, 64 * 10**9):  # sparse files: they use no disk space
             path = Path(folder, f"{size}.txt")
             path.touch()
             os.truncate(path, size)
-            subprocess.run([sys.executable, __file__, "far", str(path)], check=True)
+            subprocess.run([sys.executable, __file__, "late", str(path)], check=True)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["far"]:
-        far_step(sys.argv[2])
+    if sys.argv[1:2] == ["late"]:
+        late_steps(sys.argv[2])
     else:
         main()

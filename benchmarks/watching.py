@@ -1,11 +1,11 @@
-"""What it costs to be watched: the watchdog and the comparison of parameters, at steps of about 20 ms.
+"""What monitoring costs: the watchdog and the comparison of parameters between ranks, at steps of about 20 ms.
 
     python benchmarks/watching.py [--rounds 40]
 
-Two CPU ranks (one thread each) train the model of overhead.py by samestep's own loop. Blocks of a hundred steps with
-everything on (the defaults: a look a second, parameters compared every hundred steps) take turns with blocks without,
-in an order that is drawn anew. Printed are the ratio of step times with its 95% interval (paired bootstrap over
-rounds), by the clock and by CPU time, and what the watchdog's own threads used of the CPU, which no load can blur.
+Two CPU ranks (one thread each) train the model of overhead.py with samestep's own loop. Blocks of a hundred steps with
+everything on (the defaults: the watchdog checks every second, parameters are compared every hundred steps) take turns
+with blocks without, in a random order. It prints the ratio of step times with its 95% interval (paired bootstrap over
+rounds), by wall-clock and by CPU time, and the CPU time of the watchdog's threads, which other load cannot distort.
 """
 
 import argparse
@@ -31,25 +31,25 @@ TARGET, BLOCK = 20.0, 100
 
 
 def rank(rounds: int, folder: Path) -> None:
-    """One of the two processes; rank 0 leaves the times."""
+    """One of the two processes; rank 0 writes the times to a file."""
     world = World.join("cpu")
     job = calibrated(world, Job(64, 2, 64, WARM_UP + 4 * rounds * BLOCK, folder), TARGET)
     ours = Samestep(job, world)
     block(world, ours.advance, WARM_UP)
     bare, same = list(ours.every), SameParameters([ours.task.learner], world, BLOCK)
     times: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
-    used, watched, order, chance = 0.0, 0.0, [True, False], random.Random(0)
+    used, watched, order, rng = 0.0, 0.0, [True, False], random.Random(0)
     for _ in range(rounds):
-        chance.shuffle(order)
+        rng.shuffle(order)
         for on in order:
             ours.every = [same, *bare] if on else bare
             if not on:
                 times[on].append(block(world, ours.advance, BLOCK))
                 continue
             with Watchdog(world, RunDir(job.folder / "watched"), WatchdogConfig()):
-                began, before = time.monotonic(), _watchdogs_cpu()
+                began, before = time.monotonic(), _watchdog_cpu_seconds()
                 times[on].append(block(world, ours.advance, BLOCK))
-                used, watched = used + _watchdogs_cpu() - before, watched + time.monotonic() - began
+                used, watched = used + _watchdog_cpu_seconds() - before, watched + time.monotonic() - began
     shares = world.gather(used / watched)
     if world.is_main:
         found = {"with": times[True], "without": times[False], "share": max(shares), "length": job.length}
@@ -57,14 +57,14 @@ def rank(rounds: int, folder: Path) -> None:
     world.barrier()
 
 
-def _watchdogs_cpu() -> float:
-    """Seconds of CPU that the watchdog's threads have used."""
+def _watchdog_cpu_seconds() -> float:
+    """Seconds of CPU time that the watchdog's threads have used."""
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("watchdog")]
     return sum(time.clock_gettime(time.pthread_getcpuclockid(thread.ident)) for thread in threads if thread.ident)
 
 
 def main() -> int:
-    """The table."""
+    """Run the two ranks and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=40)
     rounds = parser.parse_args().rounds

@@ -1,12 +1,12 @@
-"""One yard for the whole suite, so that the uninterrupted runs are made once."""
+"""One `FaultRuns` for the whole suite, so that the uninterrupted runs are made only once."""
 
 from pathlib import Path
 
 import pytest
 
-from faults.yard import Yard
+from faults.fault_runs import FaultRuns
 
 
 @pytest.fixture(scope="session")
-def yard(tmp_path_factory: pytest.TempPathFactory) -> Yard:
-    return Yard(Path(tmp_path_factory.mktemp("faults")))
+def runs(tmp_path_factory: pytest.TempPathFactory) -> FaultRuns:
+    return FaultRuns(Path(tmp_path_factory.mktemp("faults")))

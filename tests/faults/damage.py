@@ -1,4 +1,4 @@
-"""Ways in which a disk, a copy or a hand damages a checkpoint."""
+"""Ways in which a file of a checkpoint gets damaged: by a disk, a broken copy or a person."""
 
 import random
 from pathlib import Path
@@ -6,22 +6,22 @@ from pathlib import Path
 KINDS = ("truncated", "bit flipped", "deleted", "swapped", "zero length")
 
 
-def spoil(folder: Path, name: str, kind: str, chance: random.Random) -> list[str]:
-    """Damage one file of a checkpoint; returns the names of the files that are not what they were."""
+def corrupt(folder: Path, name: str, kind: str, rng: random.Random) -> list[str]:
+    """Damage one file of a checkpoint; returns the names of the files that changed."""
     path = folder / name
     content = path.read_bytes()
     if kind == "deleted":
         path.unlink()
     elif kind == "swapped":
         others = [p for p in sorted(folder.iterdir()) if p.read_bytes() != content]
-        other = chance.choice(others)
+        other = rng.choice(others)
         path.write_bytes(other.read_bytes())
         other.write_bytes(content)
         return [name, other.name]
     elif kind == "bit flipped":
         changed = bytearray(content)
-        changed[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+        changed[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
         path.write_bytes(changed)
     else:
-        path.write_bytes(content[: chance.randrange(len(content))] if kind == "truncated" else b"")
+        path.write_bytes(content[: rng.randrange(len(content))] if kind == "truncated" else b"")
     return [name]

@@ -1,11 +1,11 @@
-"""Stuck ranks under every launcher, with a table: named rightly? how soon? is everything over then?
+"""Hanging ranks under every launcher, with a table: is the right rank named, how soon, and does everything exit?
 
 PYTHONPATH=tests python -m faults.hangs [--launchers samestep torchrun mpich openmpi srun plain]
                                         [--faults data forward held save before skip spin stopped] [--ranks 0 1]
                                         [--device cuda:0]
 
-Each has a limit of ten seconds configured. `plain` is a hand-written loop under torchrun, looked at for a minute.
-Several runs share the machine, since all they do is wait. Ends non-zero when a culprit is not named, or anything stays.
+The watchdog's limit is ten seconds. `plain` is a hand-written loop under torchrun, observed for a minute. Several runs
+share the machine, since all they do is wait. Exits non-zero when a culprit is not named, or a process stays behind.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from faults import plain_hang, stuck
+from faults import hang_faults, plain_hang
 from samestep.core.records import read_json, write_json
 from samestep.core.rundir import RunDir
 from samestep.why.collect import collect_evidence
@@ -31,50 +31,51 @@ from system.cluster import Cluster
 
 LIMIT = 10.0
 FAULTS = ("data", "forward", "held", "save", "before", "skip", "spin", "stopped")
-AT_ONCE = 4
-PATIENCE = 120.0
-PLAIN = 60.0
+PARALLEL_RUNS = 4
+TIMEOUT = 120.0
+PLAIN_TIMEOUT = 60.0
+"""Seconds after the fault until the plain loop is killed: without a watchdog it would hang for much longer."""
 _MARK = "SAMESTEP_HANG"
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """How two ranks of a command are started."""
+    """How to start a command on two ranks."""
 
-    words: Sequence[str]
+    args: Sequence[str]
     env: Mapping[str, str]
-    after: Sequence[str] = ()
-    """Words that come last."""
+    last_args: Sequence[str] = ()
+    """Args after all others."""
 
 
 @dataclass
 class Outcome:
-    """What came of one fault."""
+    """The result of one fault."""
 
     launcher: str
     fault: str
     rank: int
     named: bool = False
-    verdict: float | None = None
-    """Seconds from the fault to the sentence."""
-    over: float | None = None
-    """Seconds from the fault to the launcher's end; None: it had to be killed."""
-    code: int | None = None
+    verdict_after: float | None = None
+    """Seconds from the fault to the watchdog's verdict."""
+    ended_after: float | None = None
+    """Seconds from the fault to the launcher's exit; None: it had to be killed."""
+    exit_code: int | None = None
     orphans: int = 0
     why: str = ""
-    """What `samestep why` says of the run."""
+    """The verdict of `samestep why`."""
     sentence: str = ""
 
     @property
     def good(self) -> bool:
-        """As promised; of the plain loop nothing is."""
-        ended = self.code not in (None, 0) and not self.orphans
+        """Whether all went as promised; nothing is promised for the plain loop."""
+        ended = self.exit_code not in (None, 0) and not self.orphans
         return self.launcher == "plain" or (self.named and ended and self.why == "hung")
 
     def row(self) -> str:
-        """For a table in Markdown."""
-        seconds = ["-" if s is None else f"{s:.0f} s" for s in (self.verdict, self.over)]
-        code = "killed by us" if self.code is None else self.code
+        """A row of the Markdown table."""
+        seconds = ["-" if s is None else f"{s:.0f} s" for s in (self.verdict_after, self.ended_after)]
+        code = "killed by us" if self.exit_code is None else self.exit_code
         named = "yes" if self.named else "no"
         cells = [self.launcher, self.fault, self.rank, named, *seconds, code, self.orphans, self.why or "-"]
         return f"| {' | '.join(map(str, cells))} |"
@@ -82,11 +83,11 @@ class Outcome:
 
 @contextmanager
 def launchers(names: Sequence[str], folder: Path) -> Iterator[dict[str, Launcher]]:
-    """Those that were asked for; a SLURM cluster is up meanwhile if srun is among them."""
+    """The launchers by name; if `names` has srun, a SLURM cluster runs until the context is left."""
     paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
-    train = [sys.executable, "-m", "samestep", "train", stuck.NAME]
-    found = {
+    train = [sys.executable, "-m", "samestep", "train", hang_faults.NAME]
+    known = {
         "samestep": Launcher(train, env, ["--nproc=2"]),
         "mpich": Launcher(["mpiexec.mpich", "-n", "2", *train], env),
         "openmpi": Launcher(["mpiexec.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", "2", *train], env),
@@ -97,57 +98,57 @@ def launchers(names: Sequence[str], folder: Path) -> Iterator[dict[str, Launcher
             place.mkdir()
             cluster = stack.enter_context(Cluster(place).running())
             own = {**cluster.env, **env, "SLURM_CONF": cluster.env["SLURM_CONF"], "MASTER_ADDR": "127.0.0.1"}
-            words = ["srun", "--nodes=2", "--ntasks-per-node=1", "--overlap", "--kill-on-bad-exit=1", *train]
-            found["srun"] = Launcher(words, own)
-        yield found
+            args = ["srun", "--nodes=2", "--ntasks-per-node=1", "--overlap", "--kill-on-bad-exit=1", *train]
+            known["srun"] = Launcher(args, own)
+        yield known
 
 
-def torchrun(*words: str) -> list[str]:
-    """torchrun's words, with a port of their own."""
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        port = door.getsockname()[1]
-    return [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={port}", *words]
+def torchrun(*args: str) -> list[str]:
+    """The command line of torchrun for two ranks, with a free port."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    return [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={port}", *args]
 
 
-def attempt(name: str, fault: str, rank: int, device: str, folder: Path, known: Mapping[str, Launcher]) -> Outcome:
-    """One fault under one launcher."""
+def run_fault(name: str, fault: str, rank: int, device: str, folder: Path, known: Mapping[str, Launcher]) -> Outcome:
+    """Run one fault under one launcher."""
     place = folder / f"{name}-{fault}-{rank}"
     place.mkdir()
     moment, mark = place / "moment", f"{place.name}-{os.getpid()}"
-    settings = stuck.settings(place, LIMIT, fault=fault, at_rank=rank, name="run", moment=str(moment))
+    settings = hang_faults.settings(place, LIMIT, fault=fault, at_rank=rank, name="run", moment=str(moment))
     settings["watch"] = {"limit": LIMIT, "start": 60.0}
     settings["distributed"]["device"] = device
     write_json(place / "config.yaml", settings)
     launcher = known.get(name) or known["samestep"]
     if name == "plain":
-        words = torchrun(plain_hang.__file__, fault, str(moment))
+        args = torchrun(plain_hang.__file__, fault, str(moment))
     elif name == "torchrun":
-        words = [*torchrun("-m", *launcher.words[2:]), f"--config={place / 'config.yaml'}"]
+        args = [*torchrun("-m", *launcher.args[2:]), f"--config={place / 'config.yaml'}"]
     else:
-        words = [*launcher.words, f"--config={place / 'config.yaml'}", *launcher.after]
+        args = [*launcher.args, f"--config={place / 'config.yaml'}", *launcher.last_args]
     with open(place / "printed.txt", "wb") as printed:
         env = {**launcher.env, _MARK: mark}
-        process = subprocess.Popen(words, stdout=printed, stderr=printed, env=env, start_new_session=True)
+        process = subprocess.Popen(args, stdout=printed, stderr=printed, env=env, start_new_session=True)
     outcome = Outcome(name, fault, rank)
-    outcome.code = _wait(process, moment, PLAIN if name == "plain" else PATIENCE)
+    outcome.exit_code = _wait(process, moment, PLAIN_TIMEOUT if name == "plain" else TIMEOUT)
     began = float(moment.read_text()) if moment.exists() else time.time()
-    outcome.over = None if outcome.code is None else time.time() - began
-    outcome.orphans = 0 if outcome.code is None else _orphans(mark)
+    outcome.ended_after = None if outcome.exit_code is None else time.time() - began
+    outcome.orphans = 0 if outcome.exit_code is None else _orphans(mark)
     _kill(mark)
     stall = read_json(RunDir(place / "run").stall_report) or {}
     outcome.sentence, outcome.named = stall.get("sentence", ""), stall.get("rank") == rank
-    outcome.verdict = stall["time"] - began if stall else None
+    outcome.verdict_after = stall["time"] - began if stall else None
     outcome.why = diagnose(collect_evidence(RunDir(place / "run"))).verdict if stall else ""
     return outcome
 
 
-def _wait(process: subprocess.Popen[bytes], moment: Path, patience: float) -> int | None:
-    """The exit code; None for one that hangs so many seconds after the fault."""
-    end = time.monotonic() + PATIENCE
+def _wait(process: subprocess.Popen[bytes], moment: Path, timeout: float) -> int | None:
+    """The exit code; None if the process still hangs `timeout` seconds after the fault and had to be killed."""
+    end = time.monotonic() + TIMEOUT
     while process.poll() is None and not moment.exists() and time.monotonic() < end:
         time.sleep(0.05)
     try:
-        return process.wait(patience)
+        return process.wait(timeout)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -166,7 +167,7 @@ def _marked(mark: str) -> list[int]:
 
 
 def _orphans(mark: str) -> int:
-    """How many processes of an attempt live on; a second is allowed for what is being ended."""
+    """How many processes of a run are still alive, after a second for those that are exiting."""
     end = time.monotonic() + 1.0
     while (left := _marked(mark)) and time.monotonic() < end:
         time.sleep(0.05)
@@ -179,22 +180,24 @@ def _kill(mark: str) -> None:
 
 
 def main() -> int:
-    """The table."""
+    """Run all faults and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     everything = ["samestep", "torchrun", "mpich", "openmpi", "srun", "plain"]
     parser.add_argument("--launchers", nargs="+", default=everything, choices=everything)
     parser.add_argument("--faults", nargs="+", default=list(FAULTS), choices=FAULTS)
-    parser.add_argument("--ranks", nargs="+", type=int, default=[1], help="which rank is stuck")
+    parser.add_argument("--ranks", nargs="+", type=int, default=[1], help="the ranks that hang, one after the other")
     parser.add_argument("--device", default="cpu", help="cuda:0: the ranks share one card")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="samestep-hangs-"))
-    with launchers(asked.launchers, folder) as known, ThreadPoolExecutor(AT_ONCE) as pool:
-        tries = [(name, fault, rank) for name in asked.launchers for rank in asked.ranks for fault in asked.faults]
-        done = [pool.submit(attempt, *each, asked.device, folder, known) for each in tries]
+    with launchers(options.launchers, folder) as known, ThreadPoolExecutor(PARALLEL_RUNS) as pool:
+        cases = [
+            (name, fault, rank) for name in options.launchers for rank in options.ranks for fault in options.faults
+        ]
+        futures = [pool.submit(run_fault, *case, options.device, folder, known) for case in cases]
         print("| launcher | fault | rank | named | verdict after | over after | exit code | orphans | why |")
         print("|---|---|---|---|---|---|---|---|---|", flush=True)
         outcomes = []
-        for future in done:
+        for future in futures:
             outcomes.append(future.result())
             print(outcomes[-1].row(), flush=True)
     print()

@@ -1,4 +1,4 @@
-"""What people write by hand, with the same faults: a loop around DistributedDataParallel, started by plain torchrun.
+"""The same faults in a hand-written loop: DistributedDataParallel, started by plain torchrun.
 
 torchrun --nproc_per_node=2 tests/faults/plain_hang.py FAULT MOMENT
 """
@@ -12,30 +12,30 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from faults.stuck import AT, LONG, stick
+from faults.hang_faults import HANG_SECONDS, HANG_STEP, hang
 
 
 def main(fault: str, moment: Path) -> None:
-    """Train for ever, unless something is stuck."""
+    """Train forever, unless a rank hangs."""
     dist.init_process_group("gloo")
-    own = dist.new_group(backend="gloo")
+    group = dist.new_group(backend="gloo")
     model = DistributedDataParallel(nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1)))
     optimizer = torch.optim.AdamW(model.parameters())
     for step in range(100_000):
         x = torch.rand(4, 1)
-        stuck = step == AT and dist.get_rank() == 1
-        if stuck:
+        hangs = step == HANG_STEP and dist.get_rank() == 1
+        if hangs:
             moment.write_text(str(time.time()))
-            stick(fault)
+            hang(fault)
             if fault in ("data", "save"):
-                time.sleep(LONG)
-        if not (stuck and fault == "skip"):
-            dist.all_reduce(x.mean(), group=own)
+                time.sleep(HANG_SECONDS)
+        if not (hangs and fault == "skip"):
+            dist.all_reduce(x.mean(), group=group)
         (model(x) - x.sin()).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        if step and step % (AT + 1) == 0:
-            dist.barrier()  # rank 0 saves
+        if step and step % (HANG_STEP + 1) == 0:
+            dist.barrier()  # in place of a save by rank 0
 
 
 if __name__ == "__main__":

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from faults.inside import Blow, fill, train_in_odd_time, train_under
+from faults.yard import LIMIT, NAP, Yard, small_disk
 
 from faults import same, toy
-from faults.inside import Blow, fill, train_in_odd_time, train_under
 from faults.trials import Trial, conclude
-from faults.yard import LIMIT, NAP, Yard, small_disk
 from samestep.checkpoint.manifest import find_checkpoints
 from samestep.core.errors import EXIT_PREEMPTED
 from samestep.core.records import read_json

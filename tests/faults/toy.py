@@ -1,6 +1,6 @@
-"""The recipe that the fault suite torments: a few steps of a few milliseconds, on which any trouble can be laid.
+"""The recipe of the fault suite: a few steps of a few milliseconds, with faults that can be switched on.
 
-Nothing of the trouble shapes the run, so a resume without it must end in the same bits as a run that never had it.
+The faults do not affect the results, so a resume without them must end in the same bits as a run that never had any.
 """
 
 import os
@@ -26,36 +26,36 @@ LAST_GOOD_ROW = 24
 
 @dataclass(frozen=True)
 class Toy(Config):
-    """A small net on a wave."""
+    """A small network on a sine wave."""
 
-    nap: float = free(0.0)
-    """Seconds that every loss takes longer: room for a random moment."""
+    step_delay: float = free(0.0)
+    """Seconds that every loss takes longer, so that a random moment falls into a step."""
     trouble: str = free("")
     """What goes wrong: raise, nan, nan_once, sigterm_building or sigterm_validating."""
     at_rank: int = free(0)
-    """Where it does."""
+    """The rank on which it goes wrong."""
 
 
 class Points:
-    """Rows on a wave; with trouble, those that come late cannot be loaded."""
+    """Rows of a sine wave; with `raises`, those after the first `LAST_GOOD_ROW` cannot be loaded."""
 
     def __init__(self, count: int, raises: bool = False) -> None:
         x = torch.linspace(-3, 3, count, dtype=torch.float64)[:, None]
         self._rows = [{"x": a, "y": b} for a, b in zip(x, x.sin())]
-        self._raises, self._given = raises, 0
+        self._raises, self._loaded = raises, 0
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> Batch:
-        self._given += 1
-        if self._raises and self._given > LAST_GOOD_ROW:
+        self._loaded += 1
+        if self._raises and self._loaded > LAST_GOOD_ROW:
             raise OSError(f"row {index} cannot be read")
         return self._rows[index]
 
 
 class ToyFit(Fit):
-    """Validation may be interrupted."""
+    """A `Fit` that may send itself SIGTERM during validation."""
 
     interrupted = False
 
@@ -75,7 +75,7 @@ def build(bench: Bench) -> ToyFit:
         return {"error": (model(batch["x"]) - batch["y"]).square().sum(1)}
 
     def loss(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        time.sleep(config.nap)
+        time.sleep(config.step_delay)
         rows = error(model, batch)["error"]
         epoch, index = batch["ids"].unbind(1)
         if trouble == "nan":
@@ -92,7 +92,7 @@ def build(bench: Bench) -> ToyFit:
 
 
 def settings(out: Path, **changes: Any) -> dict[str, Any]:
-    """The configuration of all runs of the suite; saves and rows of figures do not fall together."""
+    """The configuration of all runs of the suite; saves and logged metrics fall on different steps."""
     return {
         "out": str(out),
         "max_steps": STEPS,

@@ -1,6 +1,6 @@
-"""A real SLURM cluster: a controller, two nodes of eight cores and four GPUs that are none, munge.
+"""A real SLURM cluster: munge, a controller, and two nodes, each with eight cores and four fake GPUs.
 
-All of it on this machine, or on hosts, of which the last one has the controller.
+All of it runs on this machine, or on hosts, the last of which has the controller.
 """
 
 import os
@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import randrange
 
+from system.cleanup import MARKED
 from system.hosts import Machine, Process, wait_for
-from system.keeper import MARKED
-from system.needs import do_without, require
+from system.requirements import require, skip_or_fail
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "scontrol", "qsub", "generate_pbs_nodefile")
-READY = 120.0
-"""Seconds in which a cluster must be up."""
+START_TIMEOUT = 120.0
+"""Seconds within which the cluster must be up."""
 GPUS = 4
 _NODE = f"CPUs=8 Boards=1 SocketsPerBoard=1 CoresPerSocket=8 ThreadsPerCore=1 RealMemory=8000 Gres=gpu:{GPUS}"
 _IDLE = ["node1=idle", "node2=idle"]
@@ -28,44 +28,44 @@ _IDLE = ["node1=idle", "node2=idle"]
 
 @dataclass
 class Cluster:
-    """Its daemons, and the environment in which the commands of SLURM speak to it."""
+    """The daemons of SLURM, and its commands."""
 
     folder: Path
     machines: Sequence[Machine] = field(default_factory=lambda: [Machine()] * 3)
-    """Two nodes, and where the controller runs and users log in."""
+    """The two nodes, and the login machine, which also runs the controller."""
     lost_after: int = 300
-    """Seconds without a sign of life after which a node counts as lost."""
+    """Seconds without an answer after which SLURM counts a node as lost."""
     kill_wait: int = 30
-    """Seconds that a job has to end after it was asked to; so many on most clusters."""
+    """Seconds from SIGTERM to SIGKILL of a job; 30 is SLURM's default."""
     daemons: list[Process] = field(default_factory=list)
 
     @property
     def env(self) -> dict[str, str]:
-        """For everything that talks to this cluster."""
+        """The environment of every command that talks to this cluster."""
         return {**os.environ, **MARKED, "SLURM_CONF": str(self.folder / "slurm.conf")}
 
     @property
     def login(self) -> Machine:
-        """Where users type."""
+        """The machine on which users run commands."""
         return self.machines[-1]
 
     def state(self, job: str) -> str:
-        """How a job stands, as SLURM says it."""
+        """SLURM's state of a job."""
         return self.field(job, "JobState")
 
     def field(self, job: str, name: str) -> str:
-        """One field of what SLURM knows of a job; empty when it does not answer."""
-        words = self("scontrol", "show", "job", "--oneliner", job).split()
-        return next((word.partition("=")[2] for word in words if word.startswith(f"{name}=")), "")
+        """A field of `scontrol show job`; empty if SLURM does not answer."""
+        fields = self("scontrol", "show", "job", "--oneliner", job).split()
+        return next((text.partition("=")[2] for text in fields if text.startswith(f"{name}=")), "")
 
     @contextmanager
     def running(self) -> Iterator["Cluster"]:
-        """Up while entered; where there can be none, tests are skipped."""
+        """Runs the cluster until the context is left; where that is not possible, tests are skipped."""
         require("SLURM", PROGRAMS, root=True)
         try:
             self._prepare()
-        except PermissionError as error:  # root, but in a container that may not make devices
-            do_without("SLURM", str(error))
+        except PermissionError as error:  # root, but in a container that cannot make devices
+            skip_or_fail("SLURM", str(error))
         try:
             self._start()
             yield self
@@ -78,32 +78,36 @@ class Cluster:
         munge = self.folder / "munge"
         files = [f"--{name}={munge / name[:-5]}" for name in ("key-file", "pid-file", "log-file", "seed-file")]
         self._daemon(Machine(), "munged", "-F", "--force", f"--socket={munge / 'sock'}", *files)
-        wait_for((munge / "sock").exists, READY, "for munge")
+        wait_for((munge / "sock").exists, START_TIMEOUT, "for munge")
         self._daemon(self.login, "slurmctld", "-D", "-i")
         for node, machine in zip(("node1", "node2"), self.machines):
             self._daemon(machine, "slurmd", "-D", "-N", node)
-        wait_for(lambda: self("sinfo", "-h", "-N", "-p", "main", "-o", "%N=%T").split() == _IDLE, READY, self._told)
+        wait_for(
+            lambda: self("sinfo", "-h", "-N", "-p", "main", "-o", "%N=%T").split() == _IDLE,
+            START_TIMEOUT,
+            self._daemon_logs,
+        )
 
-    def __call__(self, *words: str) -> str:
-        """What a command of SLURM prints."""
-        command = self.login.inside(words)
+    def __call__(self, *args: str) -> str:
+        """Run a command of SLURM and return what it prints."""
+        command = self.login.wrap(args)
         try:
             done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=60, check=False)
-        except subprocess.TimeoutExpired:  # a controller that does not answer: whoever waits for something else says so
+        except subprocess.TimeoutExpired:  # the controller does not answer; the caller fails with its own message
             return ""
         return done.stdout
 
-    def told(self, job: str) -> str:
-        """What the daemons said of a job."""
+    def daemon_log(self, job: str) -> str:
+        """The lines about a job in the logs of the daemons."""
         lines = [line for path in sorted(self.folder.glob("slurm*.log")) for line in path.read_text().splitlines()]
         return "\n".join(line for line in lines if re.search(rf"JobId={job}\b|job {job}\b|StepId={job}\.", line))
 
-    def _told(self) -> str:
+    def _daemon_logs(self) -> str:
         return "for SLURM:\n" + "\n".join(path.read_text()[-1000:] for path in sorted(self.folder.glob("slurm*.log")))
 
-    def _daemon(self, machine: Machine, *words: str) -> None:
-        output = self.folder / f"{words[0]}{words[-1] if words[0] == 'slurmd' else ''}.log"
-        self.daemons.append(machine.start(*words, env=self.env, output=output, folder=self.folder))
+    def _daemon(self, machine: Machine, *args: str) -> None:
+        output = self.folder / f"{args[0]}{args[-1] if args[0] == 'slurmd' else ''}.log"
+        self.daemons.append(machine.start(*args, env=self.env, output=output, folder=self.folder))
 
     def _prepare(self) -> None:
         folder = self.folder
@@ -112,13 +116,13 @@ class Cluster:
             (folder / name).mkdir(mode=0o755)
         (folder / "munge" / "key").write_bytes(os.urandom(1024))
         (folder / "munge" / "key").chmod(0o600)
-        for number in range(GPUS):  # a GPU must be a character device to be given out
+        for number in range(GPUS):  # SLURM allocates a GPU only if it is a character device
             os.mknod(folder / "dev" / f"nvidia{number}", 0o020600, os.makedev(195, number))
         (folder / "gres.conf").write_text(
             f"NodeName=node[1-2] Name=gpu File={folder}/dev/nvidia[0-{GPUS - 1}] Flags=nvidia_gpu_env\n"
         )
         (folder / "slurm.conf").write_text(_configuration(self))
-        # What makes qsub's jobs look like those of PBS: its variables, and the list of nodes.
+        # Makes the jobs of qsub look like those of PBS: its environment variables, and the node file.
         (folder / "plugstack.conf").write_text("required spank_pbs.so\n")
         prolog = folder / "prolog"
         prolog.write_text('#!/bin/sh\n[ -z "$PBS_JOBID" ] || echo "export PBS_NODEFILE=$(generate_pbs_nodefile)"\n')
@@ -126,9 +130,11 @@ class Cluster:
 
 
 def _configuration(cluster: Cluster) -> str:
-    """Times within which something must answer are long, since this machine may be busy; a job that was requeued waits
-    for `cred_expire`, so that one is short. Ranks find each other by the number of their job, so another cluster on
-    this machine should give out other ones.
+    """The text of slurm.conf.
+
+    Timeouts are long, since this machine may be busy; but a requeued job waits for `cred_expire`, so that one is short.
+    Ranks find each other by their job id, so job ids start at a random number: another cluster on this machine should
+    use different ones.
     """
     folder, login = cluster.folder, cluster.login
     nodes = "\n".join(

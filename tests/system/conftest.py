@@ -1,18 +1,18 @@
-"""One keeper and one SLURM cluster for all tests that need them."""
+"""The cleanup of everything the tests start, and one SLURM cluster for all tests that need it."""
 
 from collections.abc import Iterator
 
 import pytest
 
+from system.cleanup import MARK, ProcessCleanup
 from system.cluster import Cluster
-from system.keeper import MARK, Keeper
 
 
 @pytest.fixture(scope="session", autouse=True)
-def keeper() -> Iterator[None]:
-    keeper = Keeper()
+def process_cleanup() -> Iterator[None]:
+    cleanup = ProcessCleanup()
     yield
-    keeper.end()
+    cleanup.end()
 
 
 @pytest.fixture(scope="session")

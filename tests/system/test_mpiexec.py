@@ -1,4 +1,4 @@
-"""Both kinds of mpiexec, and qsub over a real SLURM, which is a wrapper: a real PBS says more and does less."""
+"""Both kinds of mpiexec, and a qsub that is a wrapper over a real SLURM: a real PBS prints more and does less."""
 
 import os
 import signal
@@ -9,100 +9,100 @@ from pathlib import Path
 
 import pytest
 
-from faults import same
-from faults.same import Reference
+from faults import run_checks
+from faults.run_checks import Reference
 from samestep.core.records import read_json
 from samestep.core.rundir import RunDir
-from system import held
+from system import pausable
 from system.cluster import Cluster
-from system.desk import LIMIT, TESTS, Desk
+from system.cluster_runs import JOB_TIMEOUT, TESTS, ClusterRuns
 from system.hosts import Machine, Process, wait_for
-from system.needs import require
+from system.requirements import require
 
 pytestmark = pytest.mark.timeout(900)
-KINDS = {
+LAUNCHERS = {
     "mpich": ["mpiexec.mpich", "-n", "2"],
     "openmpi": ["mpiexec.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", "2"],
 }
 
 
 @dataclass
-class Bench:
-    """Runs that are started by hand, all of them on this machine at the same time."""
+class MpiRuns:
+    """Runs started by mpiexec, all on this machine at the same time."""
 
-    desk: Desk
+    runs: ClusterRuns
     started: dict[str, Process] = field(default_factory=dict)
 
     def start(self, label: str, launcher: Sequence[str], **changes: float) -> None:
-        command = [*launcher, sys.executable, "-m", "samestep", "train", held.NAME]
+        command = [*launcher, sys.executable, "-m", "samestep", "train", pausable.NAME]
         env = {"PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
-        words = [*command, *self.desk.settings(label, **changes)]
-        self.started[label] = Machine().start(*words, env=env, output=self.desk.folder / f"{label}.txt")
+        args = [*command, *self.runs.settings(label, **changes)]
+        self.started[label] = Machine().start(*args, env=env, output=self.runs.folder / f"{label}.txt")
 
-    def told(self, label: str) -> str:
-        return (self.desk.folder / f"{label}.txt").read_text()
+    def output(self, label: str) -> str:
+        return (self.runs.folder / f"{label}.txt").read_text()
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    require("mpiexec", [words[0] for words in KINDS.values()])
+def mpi(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MpiRuns]:
+    require("mpiexec", [command[0] for command in LAUNCHERS.values()])
     folder = tmp_path_factory.mktemp("mpi")
-    bench = Bench(Desk(Cluster(folder), folder))
-    for kind, launcher in KINDS.items():
-        bench.start(kind, launcher)
-    for kind, launcher in KINDS.items():
-        bench.start(f"{kind}-killed", launcher, nap=0.2, max_steps=10_000)
-    yield bench
-    for process in bench.started.values():
+    mpi = MpiRuns(ClusterRuns(Cluster(folder), folder))
+    for kind, launcher in LAUNCHERS.items():
+        mpi.start(kind, launcher)
+    for kind, launcher in LAUNCHERS.items():
+        mpi.start(f"{kind}-killed", launcher, step_delay=0.2, max_steps=10_000)
+    yield mpi
+    for process in mpi.started.values():
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_run_of_two_ranks(bench: Bench, kind: str) -> None:
-    """Not two runs of one, and no two launches at the same door."""
-    assert bench.started[kind].wait(LIMIT) == 0, bench.told(kind)
-    assert not same.lost(bench.desk.path(kind))
-    assert [event["world"] for event in bench.desk.events(kind, "launch")] == [2]
-    assert not same.change(Reference(bench.desk.path("mpich"), 2, 0.0, 0.0), bench.desk.path(kind))
+@pytest.mark.parametrize("kind", LAUNCHERS)
+def test_one_run_of_two_ranks(mpi: MpiRuns, kind: str) -> None:
+    """Not two runs of one rank each, and no two launches on the same port."""
+    assert mpi.started[kind].wait(JOB_TIMEOUT) == 0, mpi.output(kind)
+    assert not run_checks.unfinished(mpi.runs.path(kind))
+    assert [event["world"] for event in mpi.runs.events(kind, "launch")] == [2]
+    assert not run_checks.first_difference(Reference(mpi.runs.path("mpich"), 2, 0.0, 0.0), mpi.runs.path(kind))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_killed_rank_ends_all(bench: Bench, kind: str) -> None:
+@pytest.mark.parametrize("kind", LAUNCHERS)
+def test_a_killed_rank_ends_all(mpi: MpiRuns, kind: str) -> None:
     label = f"{kind}-killed"
-    bench.desk.await_step(label)
-    os.kill(bench.desk.rank_process(label, 2, 1), signal.SIGKILL)
-    assert bench.started[label].wait(10) != 0
-    assert not same.orphans(bench.desk.folder, label, patience=1)
+    mpi.runs.await_step(label)
+    os.kill(mpi.runs.rank_process(label, 2, 1), signal.SIGKILL)
+    assert mpi.started[label].wait(10) != 0
+    assert not run_checks.orphans(mpi.runs.folder, label, timeout=1)
 
 
 @pytest.fixture(scope="module")
-def desk(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
-    require("mpiexec", [KINDS["mpich"][0]])
-    with Desk(cluster, tmp_path_factory.mktemp("qsub")).open() as desk:
-        yield desk
+def runs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterRuns]:
+    require("mpiexec", [LAUNCHERS["mpich"][0]])
+    with ClusterRuns(cluster, tmp_path_factory.mktemp("qsub")).open() as runs:
+        yield runs
 
 
-def test_a_job_of_qsub_stops_before_its_limit_and_submits_itself(desk: Desk, bench: Bench) -> None:
-    """There is no signal before the limit: the run looks at the clock, and stops half-way to it."""
+def test_a_job_of_qsub_stops_before_its_limit_and_submits_itself(runs: ClusterRuns, mpi: MpiRuns) -> None:
+    """PBS sends no signal before the limit: the run checks the clock, and stops `--grace` seconds before it."""
     options = ("--on=pbs", "--nodes=2", "--tasks-per-node=1", "--mpiexec=mpiexec.mpich")
     limits = ("--time=70s", "--grace=40", "--filesystems=home:flare")
-    desk.submit("resubmitted", *options, *limits, nap=2.0)
-    desk.await_step("resubmitted", 1)
-    desk.settings("resubmitted", nap=0.0)  # from the next job on
-    wait_for(lambda: desk.status("resubmitted") == "done", LIMIT, lambda: desk.printed("resubmitted"))
-    outputs = sorted(RunDir(desk.path("resubmitted")).job.glob("*.out"), key=lambda path: int(path.stem))
-    assert len(outputs) > 1, desk.printed("resubmitted")
+    runs.submit("resubmitted", *options, *limits, step_delay=2.0)
+    runs.await_step("resubmitted", 1)
+    runs.settings("resubmitted", step_delay=0.0)  # takes effect in the next job
+    wait_for(lambda: runs.status("resubmitted") == "done", JOB_TIMEOUT, lambda: runs.printed("resubmitted"))
+    outputs = sorted(RunDir(runs.path("resubmitted")).job.glob("*.out"), key=lambda path: int(path.stem))
+    assert len(outputs) > 1, runs.printed("resubmitted")
     assert f"job {outputs[1].stem} goes on from there" in outputs[0].read_text()
-    assert len(desk.events("resubmitted", "resume")) >= 1
-    assert not same.change(Reference(bench.desk.path("mpich"), 2, 0.0, 0.0), desk.path("resubmitted"))
+    assert len(runs.events("resubmitted", "resume")) >= 1
+    assert not run_checks.first_difference(Reference(mpi.runs.path("mpich"), 2, 0.0, 0.0), runs.path("resubmitted"))
 
 
-def test_stages_under_qsub_follow_each_other(desk: Desk) -> None:
+def test_stages_under_qsub_follow_each_other(runs: ClusterRuns) -> None:
     options = ("--on=pbs", "--mpiexec=mpiexec.mpich", "--num-gpus=1", "--num-gpus-train=2", "--time=5m")
-    desk.type("submit", "system.two_stages", *options, "name=stages", "distributed=cpu", "--quiet")
-    wait_for(lambda: desk.status("stages") == "done", LIMIT, lambda: desk.printed("stages"))
-    assert [event["world"] for event in desk.events("stages", "launch")] == [1, 2]
-    assert read_json(RunDir(desk.path("stages")).frozen)["train"]["plan"]["global_batch"] == 8
-    assert Path(RunDir(desk.path("stages")).job / "2_train.sh").exists()
+    runs.samestep("submit", "system.two_stages", *options, "name=stages", "distributed=cpu", "--quiet")
+    wait_for(lambda: runs.status("stages") == "done", JOB_TIMEOUT, lambda: runs.printed("stages"))
+    assert [event["world"] for event in runs.events("stages", "launch")] == [1, 2]
+    assert read_json(RunDir(runs.path("stages")).frozen)["train"]["plan"]["global_batch"] == 8
+    assert Path(RunDir(runs.path("stages")).job / "2_train.sh").exists()

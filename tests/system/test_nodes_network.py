@@ -1,4 +1,4 @@
-"""Real training over several hosts, which are network namespaces: torchrun's flags and our own launcher.
+"""Real training on several hosts, which are network namespaces, under torchrun and under our own launcher.
 
 The hosts share this machine's disk, except where a test gives each its own.
 """
@@ -19,23 +19,23 @@ import pytest
 from faults import toy
 from samestep.core.records import JsonLines, read_json
 from samestep.core.rundir import RunDir
+from system.cleanup import environment
 from system.hosts import Host, Process, hosts, wait_for
-from system.keeper import environment
 
 pytestmark = pytest.mark.timeout(900)
 STEPS = 60
 LONG = 300
-"""Steps of a run that nobody waits for."""
-SLOW = {"nap": 0.25}
-"""Half a minute for 60 steps: so long it is in the middle, however busy this machine is."""
-LIMIT = 240
-"""Seconds after which a run of a few steps hangs."""
+"""Steps of a run that no test waits for."""
+SLOW = {"step_delay": 0.25}
+"""Half a minute for 60 steps: long enough to interrupt it in the middle, however busy this machine is."""
+RUN_TIMEOUT = 240
+"""Seconds after which a run of a few steps counts as hung."""
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node=1")
 
 
 @dataclass
-class Lab:
-    """Hosts, a folder for the runs, and what an uninterrupted run of one process gives."""
+class NetworkRuns:
+    """Runs on hosts, a folder for them, and the metrics of an uninterrupted run of one process."""
 
     hosts: Sequence[Host]
     folder: Path
@@ -44,54 +44,56 @@ class Lab:
     expected: list[dict[str, Any]] = field(default_factory=list)
 
     def start(self, host: Host, label: str, *command: str) -> Process:
-        """Begin a Python command on a host."""
+        """Start a Python command on a host."""
         tests = Path(__file__).parents[1]
         env = {"PYTHONPATH": str(tests), "OMP_NUM_THREADS": "1"}
         return host.start(sys.executable, *command, env=env, output=self.output(host, label), folder=self.folder)
 
     def train(self, label: str, settings: dict[str, Any] | None = None) -> tuple[str, ...]:
-        """The words that train the toy."""
+        """The args that train the toy."""
         log = {"every": 1, "quiet": False, "tensorboard": False}
         changes = {"max_steps": STEPS, "schedule": "constant", "log": log, **(settings or {})}
         file = self.folder / f"{label}.yaml"
         file.write_text(json.dumps(toy.settings(self.out, name=label, **changes)))
         return ("train", toy.NAME, f"--config={file}")
 
-    def node(self, host: Host, words: Sequence[str], *options: str, nodes: str = "2", label: str = "") -> Process:
-        """Our own launcher on a host."""
-        where = ("--nproc=1", f"--nodes={nodes}", f"--rdzv=node1:{self.port}")
-        label = label or Path(words[-1]).stem
-        return self.start(host, label, "-m", "samestep", *words, *where, *options)
+    def node(self, host: Host, args: Sequence[str], *options: str, nodes: str = "2", label: str = "") -> Process:
+        """Start our own launcher on a host."""
+        cluster = ("--nproc=1", f"--nodes={nodes}", f"--rdzv=node1:{self.port}")
+        label = label or Path(args[-1]).stem
+        return self.start(host, label, "-m", "samestep", *args, *cluster, *options)
 
     def output(self, host: Host, label: str) -> Path:
         return self.folder / "output" / f"{label}_{host.name}.txt"
 
-    def said(self, host: Host, label: str) -> str:
+    def printed(self, host: Host, label: str) -> str:
         return self.output(host, label).read_text(errors="replace")
 
-    def stepped(self, label: str, step: int, folder: Path | None = None) -> None:
-        """Wait until the run has done so many steps."""
+    def await_step(self, label: str, step: int, folder: Path | None = None) -> None:
+        """Wait until the run has done `step` steps."""
         metrics = RunDir((folder or self.out) / label).metrics
-        wait_for(lambda: any(row["step"] >= step for row in JsonLines(metrics)), LIMIT, f"for step {step} of {label}")
+        wait_for(
+            lambda: any(row["step"] >= step for row in JsonLines(metrics)), RUN_TIMEOUT, f"for step {step} of {label}"
+        )
 
-    def launched(self, label: str, worlds: Sequence[int]) -> None:
-        """Wait until the run was launched at these world sizes, one after the other, and steps at the last one."""
+    def await_launches(self, label: str, worlds: Sequence[int]) -> None:
+        """Wait until the run was launched at these world sizes, one after the other, and has done steps at the last."""
         events = RunDir(self.out / label).events
         found = lambda: [row["world"] for row in JsonLines(events) if row["kind"] == "launch"]  # noqa: E731
-        wait_for(lambda: found() == list(worlds), LIMIT, lambda: f"for worlds {worlds}; {found()}")
+        wait_for(lambda: found() == list(worlds), RUN_TIMEOUT, lambda: f"for worlds {worlds}; {found()}")
         path = RunDir(self.out / label).evidence(worlds[-1], 0)
         before = _updates(path)
-        wait_for(lambda: _updates(path) > before + 5, LIMIT, f"for steps at {worlds}")
+        wait_for(lambda: _updates(path) > before + 5, RUN_TIMEOUT, f"for steps at {worlds}")
 
-    def rank(self, host: Host) -> int:
-        """A rank that runs on a host."""
+    def rank_process(self, host: Host) -> int:
+        """The process id of a rank that runs on a host."""
         for process in host.processes():
             if b"\0RANK=" in environment(process):
                 return process
         raise AssertionError(f"no rank on {host.name}")
 
-    def same(self, label: str, folder: Path | None = None) -> int:
-        """How many steps a run did, all of them with the samples and the loss of the undisturbed run."""
+    def steps_as_expected(self, label: str, folder: Path | None = None) -> int:
+        """How many steps a run did; fails if the loss of one of them differs from the uninterrupted run."""
         run = RunDir((folder or self.out) / label)
         rows = [row for row in JsonLines(run.metrics) if "loss" in row]
         assert [row["step"] for row in rows] == list(range(1, len(rows) + 1)), "each step once"
@@ -101,7 +103,7 @@ class Lab:
         return len(rows)
 
     def samples(self, label: str) -> dict[int, set[int]]:
-        """The world sizes at which each step was done, with exactly the samples of the undisturbed run."""
+        """The world sizes at which each step was done; fails if its samples are not those of the uninterrupted run."""
         wanted = _samples(self.out / "reference", 1)
         done: dict[int, set[int]] = {}
         for size in range(1, 4):
@@ -116,7 +118,7 @@ def _updates(path: Path) -> int:
 
 
 def _samples(run: Path, size: int) -> dict[int, list[list[int]]]:
-    """The samples of each step, by rank, of those steps that every rank did."""
+    """The samples of each step, in order of rank, for the steps that every rank did."""
     ranks = []
     for rank in range(size):
         rows = JsonLines(RunDir(run).evidence(size, rank))
@@ -124,146 +126,147 @@ def _samples(run: Path, size: int) -> dict[int, list[list[int]]]:
     return {step: [i for rank in ranks for i in rank[step]] for step in set.intersection(*map(set, ranks))}
 
 
-def ends(*processes: Process, within: float) -> list[int]:
-    """The exit codes; a test fails that waits longer."""
+def exit_codes(*processes: Process, within: float) -> list[int]:
+    """The exit codes; fails if a process does not exit within so many seconds."""
     end = time.monotonic() + within
     return [process.wait(max(0.1, end - time.monotonic())) for process in processes]
 
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetworkRuns]:
     folder = tmp_path_factory.mktemp("network")
     with hosts(3, folder, "nodes") as made:
-        lab = Lab(made, folder, folder / "runs")
+        runs = NetworkRuns(made, folder, folder / "runs")
         settings = {"max_steps": LONG, "checkpoint": {"every_steps": LONG, "every_epochs": 0}}
-        alone = lab.start(made[0], "reference", "-m", "samestep", *lab.train("reference", settings))
-        assert ends(alone, within=LIMIT) == [0], lab.said(made[0], "reference")
-        lab.expected = list(JsonLines(RunDir(folder / "runs" / "reference").metrics))
-        yield lab
+        alone = runs.start(made[0], "reference", "-m", "samestep", *runs.train("reference", settings))
+        assert exit_codes(alone, within=RUN_TIMEOUT) == [0], runs.printed(made[0], "reference")
+        runs.expected = list(JsonLines(RunDir(folder / "runs" / "reference").metrics))
+        yield runs
 
 
 @pytest.fixture
-def lab(network: Lab) -> Iterator[Lab]:
-    """Ends with nothing running on any host, and no port used twice."""
+def runs(network: NetworkRuns) -> Iterator[NetworkRuns]:
+    """Uses a new port; at the end, restores the links and kills all processes on the hosts."""
     network.port += 1
     yield network
     for host in network.hosts:
-        host.mend()
+        host.restore_link()
         host.kill()
 
 
-def idle(lab: Lab) -> bool:
-    return not any(host.processes() for host in lab.hosts)
+def idle(runs: NetworkRuns) -> bool:
+    return not any(host.processes() for host in runs.hosts)
 
 
-def test_torchrun_by_both_kinds_of_flags_with_a_killed_rank_in_between(lab: Lab) -> None:
-    words, pair = lab.train("torchrun", SLOW), lab.hosts[:2]
-    static = ("--nnodes=2", "--master_addr=node1", f"--master_port={lab.port}")
+def test_torchrun_by_both_kinds_of_flags_with_a_killed_rank_in_between(runs: NetworkRuns) -> None:
+    args, pair = runs.train("torchrun", SLOW), runs.hosts[:2]
+    static = ("--nnodes=2", "--master_addr=node1", f"--master_port={runs.port}")
     nodes = [
-        lab.start(host, "torchrun", *TORCHRUN, *static, f"--node_rank={rank}", "-m", "samestep", *words)
+        runs.start(host, "torchrun", *TORCHRUN, *static, f"--node_rank={rank}", "-m", "samestep", *args)
         for rank, host in enumerate(pair)
     ]
-    lab.stepped("torchrun", 5)
-    os.kill(lab.rank(pair[1]), signal.SIGKILL)
-    assert 0 not in ends(*nodes, within=10)
-    wait_for(lambda: idle(lab), 5, "for all to end")
-    words = lab.train("torchrun")
-    dynamic = ("--nnodes=2", "--rdzv_backend=c10d", f"--rdzv_endpoint=node1:{lab.port + 100}")
-    nodes = [lab.start(host, "torchrun", *TORCHRUN, *dynamic, "-m", "samestep", *words) for host in pair]
-    assert ends(*nodes, within=LIMIT) == [0, 0], lab.said(pair[0], "torchrun")
-    assert lab.same("torchrun") == STEPS
-    assert lab.samples("torchrun").keys() == set(range(STEPS))
+    runs.await_step("torchrun", 5)
+    os.kill(runs.rank_process(pair[1]), signal.SIGKILL)
+    assert 0 not in exit_codes(*nodes, within=10)
+    wait_for(lambda: idle(runs), 5, "for all to end")
+    args = runs.train("torchrun")
+    dynamic = ("--nnodes=2", "--rdzv_backend=c10d", f"--rdzv_endpoint=node1:{runs.port + 100}")
+    nodes = [runs.start(host, "torchrun", *TORCHRUN, *dynamic, "-m", "samestep", *args) for host in pair]
+    assert exit_codes(*nodes, within=RUN_TIMEOUT) == [0, 0], runs.printed(pair[0], "torchrun")
+    assert runs.steps_as_expected("torchrun") == STEPS
+    assert runs.samples("torchrun").keys() == set(range(STEPS))
 
 
-def test_our_launcher_names_a_killed_rank_waits_for_a_lost_host_and_stops_on_all(lab: Lab) -> None:
-    words, pair = lab.train("ours", SLOW), lab.hosts[:2]
-    nodes = [lab.node(host, words) for host in pair]
-    lab.stepped("ours", 5)
-    os.kill(lab.rank(pair[1]), signal.SIGKILL)
-    assert ends(*nodes, within=10) == [1, 1]
-    wait_for(lambda: idle(lab), 5, "for all to end")
+def test_our_launcher_names_a_killed_rank_waits_for_a_lost_host_and_stops_on_all(runs: NetworkRuns) -> None:
+    args, pair = runs.train("ours", SLOW), runs.hosts[:2]
+    nodes = [runs.node(host, args) for host in pair]
+    runs.await_step("ours", 5)
+    os.kill(runs.rank_process(pair[1]), signal.SIGKILL)
+    assert exit_codes(*nodes, within=10) == [1, 1]
+    wait_for(lambda: idle(runs), 5, "for all to end")
     for host in pair:
-        assert "samestep: rank 1 on node2 was killed by SIGKILL" in lab.said(host, "ours")
-    nodes = [lab.node(host, words, "--max-restarts=1", f"--node-rank={rank}") for rank, host in enumerate(pair)]
-    lab.stepped("ours", 10)
+        assert "samestep: rank 1 on node2 was killed by SIGKILL" in runs.printed(host, "ours")
+    nodes = [runs.node(host, args, "--max-restarts=1", f"--node-rank={rank}") for rank, host in enumerate(pair)]
+    runs.await_step("ours", 10)
     pair[1].kill()
     waiting = "waiting for another node to take its place (restart 1 of 1)"
-    wait_for(lambda: waiting in lab.said(pair[0], "ours"), LIMIT, "for the loss to be noticed")
-    nodes[1] = lab.node(pair[1], words, "--node-rank=1")
-    lab.launched("ours", [2, 2, 2])
+    wait_for(lambda: waiting in runs.printed(pair[0], "ours"), RUN_TIMEOUT, "for the loss to be noticed")
+    nodes[1] = runs.node(pair[1], args, "--node-rank=1")
+    runs.await_launches("ours", [2, 2, 2])
     nodes[1].send_signal(signal.SIGTERM)
-    assert ends(*nodes, within=LIMIT) == [75, 75], lab.said(pair[0], "ours")
-    wait_for(lambda: idle(lab), 5, "for all to end")
-    assert read_json(RunDir(lab.out / "ours").status)["status"] == "preempted"
-    assert lab.same("ours") >= 10
-    assert "Traceback" not in lab.said(pair[0], "ours") + lab.said(pair[1], "ours")
+    assert exit_codes(*nodes, within=RUN_TIMEOUT) == [75, 75], runs.printed(pair[0], "ours")
+    wait_for(lambda: idle(runs), 5, "for all to end")
+    assert read_json(RunDir(runs.out / "ours").status)["status"] == "preempted"
+    assert runs.steps_as_expected("ours") >= 10
+    assert "Traceback" not in runs.printed(pair[0], "ours") + runs.printed(pair[1], "ours")
 
 
-def test_three_hosts_become_two_and_three_again_and_the_order_of_samples_is_exact(lab: Lab) -> None:
-    words, lost = lab.train("elastic", {"max_steps": LONG, "nap": 0.5}), lab.hosts[2]
-    nodes = {host.name: lab.node(host, words, nodes="1:3") for host in lab.hosts}
-    lab.launched("elastic", [3])
-    lost.cut()
-    lab.launched("elastic", [3, 2])
-    assert ends(nodes["node3"], within=LIMIT) == [1], "a host that is cut off ends by itself"
+def test_three_hosts_become_two_and_three_again_and_the_order_of_samples_is_exact(runs: NetworkRuns) -> None:
+    args, lost = runs.train("elastic", {"max_steps": LONG, "step_delay": 0.5}), runs.hosts[2]
+    nodes = {host.name: runs.node(host, args, nodes="1:3") for host in runs.hosts}
+    runs.await_launches("elastic", [3])
+    lost.cut_link()
+    runs.await_launches("elastic", [3, 2])
+    assert exit_codes(nodes["node3"], within=RUN_TIMEOUT) == [1], "a host that is cut off exits by itself"
     wait_for(lambda: not lost.processes(), 5, "for all to end")
-    assert "the first node, node1:" in lab.said(lost, "elastic")
-    lost.mend()
-    nodes["node3"] = lab.node(lost, words, nodes="1:3")
-    lab.launched("elastic", [3, 2, 3])
+    assert "the first node, node1:" in runs.printed(lost, "elastic")
+    lost.restore_link()
+    nodes["node3"] = runs.node(lost, args, nodes="1:3")
+    runs.await_launches("elastic", [3, 2, 3])
     nodes["node3"].send_signal(signal.SIGINT)
-    assert ends(*nodes.values(), within=LIMIT) == [75, 75, 75]
-    wait_for(lambda: idle(lab), 5, "for all to end")
-    assert "node3 joined; going on from the last checkpoint" in lab.said(lab.hosts[0], "elastic")
-    done = lab.samples("elastic")
-    assert done.keys() == set(range(lab.same("elastic")))
+    assert exit_codes(*nodes.values(), within=RUN_TIMEOUT) == [75, 75, 75]
+    wait_for(lambda: idle(runs), 5, "for all to end")
+    assert "node3 joined; going on from the last checkpoint" in runs.printed(runs.hosts[0], "elastic")
+    done = runs.samples("elastic")
+    assert done.keys() == set(range(runs.steps_as_expected("elastic")))
     assert {size for sizes in done.values() for size in sizes} == {2, 3}
 
 
 @pytest.fixture
-def apart(lab: Lab) -> Lab:
-    """Two hosts whose folder of runs is on a disk of their own, and whose own names lead nowhere, as on Debian."""
-    place = lab.folder / "apart"
+def separate_disks(runs: NetworkRuns) -> NetworkRuns:
+    """Two hosts, each with the runs on its own disk; its own name resolves to a loopback address, as on Debian."""
+    place = runs.folder / "apart"
     place.mkdir(exist_ok=True)
     own = []
-    for host in lab.hosts[:2]:
-        disk = lab.folder / f"disk_{host.name}"
+    for host in runs.hosts[:2]:
+        disk = runs.folder / f"disk_{host.name}"
         disk.mkdir(exist_ok=True)
-        names = lab.folder / f"hosts_{host.name}"
+        names = runs.folder / f"hosts_{host.name}"
         lines = [line for line in host.names.read_text().splitlines() if host.name not in line]
         names.write_text("\n".join([*lines, f"127.0.1.1 {host.name}"]) + "\n")
-        own.append(replace(host, own={str(place): disk}, names=names))
-    return replace(lab, hosts=own, out=place / "runs")
+        own.append(replace(host, own_folders={str(place): disk}, names=names))
+    return replace(runs, hosts=own, out=place / "runs")
 
 
-def test_without_a_shared_disk_rank_0_saves_and_loads_for_all(apart: Lab) -> None:
-    one, two = apart.hosts
-    disks = [apart.folder / f"disk_{host.name}" / "runs" for host in apart.hosts]
-    words = apart.train("apart", SLOW)
-    nodes = [apart.node(host, words) for host in (one, two)]
-    apart.stepped("apart", 5, folder=disks[0])
+def test_without_a_shared_disk_rank_0_saves_and_loads_for_all(separate_disks: NetworkRuns) -> None:
+    one, two = separate_disks.hosts
+    disks = [separate_disks.folder / f"disk_{host.name}" / "runs" for host in separate_disks.hosts]
+    args = separate_disks.train("apart", SLOW)
+    nodes = [separate_disks.node(host, args) for host in (one, two)]
+    separate_disks.await_step("apart", 5, folder=disks[0])
     nodes[0].send_signal(signal.SIGTERM)
-    assert ends(*nodes, within=LIMIT) == [75, 75], apart.said(one, "apart")
+    assert exit_codes(*nodes, within=RUN_TIMEOUT) == [75, 75], separate_disks.printed(one, "apart")
     assert sorted(path.name for path in (disks[1] / "apart").iterdir()) == ["evidence", "logs", "watch"]
 
     shutil.copytree(disks[0] / "apart", disks[1] / "moved")
-    words, apart.port = apart.train("moved"), apart.port + 1
-    nodes = [apart.node(host, words) for host in (one, two)]
-    assert ends(*nodes, within=LIMIT) == [2, 2]
+    args, separate_disks.port = separate_disks.train("moved"), separate_disks.port + 1
+    nodes = [separate_disks.node(host, args) for host in (one, two)]
+    assert exit_codes(*nodes, within=RUN_TIMEOUT) == [2, 2]
     for host in (one, two):
-        assert "rank 0 runs on node1, but node2 has a newer checkpoint (step " in apart.said(host, "moved")
-    assert not list((disks[0] / "moved").rglob("step_*")), "it did not begin anew"
+        assert "rank 0 runs on node1, but node2 has a newer checkpoint (step " in separate_disks.printed(host, "moved")
+    assert not list((disks[0] / "moved").rglob("step_*")), "it did not start from scratch"
 
-    words, apart.port = ("train", "--resume", str(apart.out / "apart"), "--nap=0"), apart.port + 1
-    nodes = [apart.node(host, words, label="resumed") for host in (one, two)]
-    assert ends(*nodes, within=LIMIT) == [0, 0], apart.said(one, "resumed")
-    assert apart.same("apart", disks[0]) == STEPS
+    separate_disks.port += 1
+    args = ("train", "--resume", str(separate_disks.out / "apart"), "--step_delay=0")
+    nodes = [separate_disks.node(host, args, label="resumed") for host in (one, two)]
+    assert exit_codes(*nodes, within=RUN_TIMEOUT) == [0, 0], separate_disks.printed(one, "resumed")
+    assert separate_disks.steps_as_expected("apart", disks[0]) == STEPS
 
 
-def test_without_a_shared_disk_a_sharded_run_is_refused(apart: Lab) -> None:
-    words = apart.train("sharded", {"distributed": {"strategy": "fsdp", "device": "cpu"}})
-    nodes = [apart.node(host, words) for host in apart.hosts]
-    assert ends(*nodes, within=LIMIT) == [2, 2]
-    for host in apart.hosts:
-        said = apart.said(host, "sharded")
-        assert "is not seen by all ranks, but every rank of a sharded run writes to it; set out=... to" in said
+def test_without_a_shared_disk_a_sharded_run_is_refused(separate_disks: NetworkRuns) -> None:
+    args = separate_disks.train("sharded", {"distributed": {"strategy": "fsdp", "device": "cpu"}})
+    nodes = [separate_disks.node(host, args) for host in separate_disks.hosts]
+    assert exit_codes(*nodes, within=RUN_TIMEOUT) == [2, 2]
+    for host in separate_disks.hosts:
+        output = separate_disks.printed(host, "sharded")
+        assert "is not seen by all ranks, but every rank of a sharded run writes to it; set out=... to" in output

@@ -1,59 +1,61 @@
-"""A SLURM whose nodes are hosts of their own, with names that resolve and links that can be cut."""
+"""A SLURM cluster whose nodes are separate hosts, with names that resolve and links that can be cut."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from faults import same, toy
-from faults.same import Reference
+from faults import run_checks, toy
+from faults.run_checks import Reference
+from system.cleanup import MARK
 from system.cluster import Cluster
-from system.desk import ENDED, LIMIT, PAIR, Desk
+from system.cluster_runs import ENDED, JOB_TIMEOUT, PAIR, ClusterRuns
 from system.hosts import Host, hosts, wait_for
-from system.keeper import MARK
 
 pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
-    folders = [tmp_path_factory.mktemp(name) for name in ("far-hosts", f"far-slurm-{MARK}-", "far-desk")]
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterRuns]:
+    folders = [tmp_path_factory.mktemp(name) for name in ("far-hosts", f"far-slurm-{MARK}-", "far-runs")]
     with (
         hosts(3, folders[0], "slurm") as made,
         Cluster(folders[1], made, lost_after=10, kill_wait=5).running() as cluster,
-        Desk(cluster, folders[2]).open() as desk,
+        ClusterRuns(cluster, folders[2]).open() as runs,
     ):
-        yield desk
+        yield runs
 
 
 @pytest.fixture(scope="module")
-def whole(desk: Desk) -> str:
-    """The job of a run that nothing happens to."""
-    return desk.submit("whole", *PAIR)
+def uninterrupted(runs: ClusterRuns) -> str:
+    """The job of a run that nothing interrupts."""
+    return runs.submit("uninterrupted", *PAIR)
 
 
-def test_ranks_on_two_hosts_find_each_other_by_the_list_of_nodes(desk: Desk, whole: str) -> None:
-    desk.await_state(whole, *ENDED)
-    assert desk.cluster.state(whole) == "COMPLETED", desk.printed("whole")
-    assert desk.cluster.field(whole, "NodeList") == "node[1-2]"
-    assert not same.lost(desk.path("whole"))
-    assert [event["world"] for event in desk.events("whole", "launch")] == [2]
+def test_ranks_on_two_hosts_find_each_other_by_the_list_of_nodes(runs: ClusterRuns, uninterrupted: str) -> None:
+    runs.await_state(uninterrupted, *ENDED)
+    assert runs.cluster.state(uninterrupted) == "COMPLETED", runs.printed("uninterrupted")
+    assert runs.cluster.field(uninterrupted, "NodeList") == "node[1-2]"
+    assert not run_checks.unfinished(runs.path("uninterrupted"))
+    assert [event["world"] for event in runs.events("uninterrupted", "launch")] == [2]
 
 
-def test_a_lost_node_has_the_job_queued_again(desk: Desk, whole: str) -> None:
-    """SLURM misses the node and does it; the run goes on from its last checkpoint when there are two nodes again."""
-    lost = desk.cluster.machines[1]
+def test_a_lost_node_has_the_job_queued_again(runs: ClusterRuns, uninterrupted: str) -> None:
+    """SLURM queues the job again; the run resumes from its last checkpoint when there are two nodes again."""
+    lost = runs.cluster.machines[1]
     assert isinstance(lost, Host)
-    job = desk.submit("cut", *PAIR, gate=desk.gate("cut"))
-    desk.await_step("cut")
-    desk.await_checkpoint("cut")
-    lost.cut()
-    desk.release("cut")
-    wait_for(lambda: "down" in desk.cluster("sinfo", "-h", "-n", "node2", "-o", "%T"), LIMIT, "for the loss of a node")
-    desk.await_other(job, "Restarts", "0")
-    lost.mend()
-    desk.await_state(job, *ENDED)
-    assert desk.cluster.state(job) == "COMPLETED", desk.printed("cut")
-    assert [0 < event["step"] < toy.STEPS for event in desk.events("cut", "resume")] == [True]
-    assert not same.lost(desk.path("cut"))
-    desk.await_state(whole, *ENDED)
-    assert not same.change(Reference(desk.path("whole"), 2, 0.0, 0.0), desk.path("cut"))
+    job = runs.submit("cut", *PAIR, pause_file=runs.pause_file("cut"))
+    runs.await_step("cut")
+    runs.await_checkpoint("cut")
+    lost.cut_link()
+    runs.unpause("cut")
+    wait_for(
+        lambda: "down" in runs.cluster("sinfo", "-h", "-n", "node2", "-o", "%T"), JOB_TIMEOUT, "for the loss of a node"
+    )
+    runs.await_change(job, "Restarts", "0")
+    lost.restore_link()
+    runs.await_state(job, *ENDED)
+    assert runs.cluster.state(job) == "COMPLETED", runs.printed("cut")
+    assert [0 < event["step"] < toy.STEPS for event in runs.events("cut", "resume")] == [True]
+    assert not run_checks.unfinished(runs.path("cut"))
+    runs.await_state(uninterrupted, *ENDED)
+    assert not run_checks.first_difference(Reference(runs.path("uninterrupted"), 2, 0.0, 0.0), runs.path("cut"))

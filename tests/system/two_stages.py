@@ -1,4 +1,4 @@
-"""A recipe whose first stage dumps what its second one trains on."""
+"""A recipe whose first stage writes the data that its second stage trains on."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class TwoStages(Config):
 
 
 class Dump:
-    """Writes every row once."""
+    """Writes all rows in one step."""
 
     def __init__(self, bench: Bench) -> None:
         self.length, self.state = 1, dict[str, object]()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from faults.inside import fill
+from faults.fault_injection import fill_disk
 from samestep.core.exit_report import ExitReport
 from samestep.core.records import read_json
 from samestep.core.rundir import RunDir
@@ -64,12 +64,12 @@ def test_a_run_that_is_done_stays_so_whatever_another_launch_of_it_comes_to(tmp_
 
 def test_a_full_disk_still_takes_an_exit_report(disk: Path) -> None:
     rundir = opened(disk)
-    fill(disk / "ballast")
+    fill_disk(disk / "ballast")
     with pytest.raises(OSError, match="No space left"):
         (disk / "more").write_text("x")
     write_exit_report(rundir, ExitReport("OSError: No space left on device", 1, traceback="line\n" * 900), is_main=True)
     assert read_json(rundir.exit_report(0))["traceback"].count("line") == 900
     assert read_json(rundir.status)["status"] == "failed"
-    fill(disk / "ballast")
+    fill_disk(disk / "ballast")
     write_exit_report(rundir, ExitReport("again", 1, 1, traceback="line\n" * 9000), is_main=False)
     assert not rundir.exit_report(1).exists(), "there is no space left, and that is no error"

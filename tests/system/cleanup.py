@@ -1,9 +1,9 @@
-"""Nothing that the tests start outlives them, also when they are killed in the middle.
+"""Kills everything that the tests started, also when the tests themselves are killed.
 
-Every process that they start carries a mark in its environment, which its children inherit, or in the name of its
-working folder, since some overwrite their environment; the namespaces carry it in their names. A keeper, a process in
-a session of its own, waits for the end of a pipe from the tests, which comes however they end; then it kills whatever
-carries the mark.
+Every process that the tests start has a mark in its environment, which its children inherit, or in the name of its
+working folder, since some processes overwrite their environment. Network namespaces have the mark in their names. A
+cleanup process, in its own session, reads from a pipe that the tests hold open. However the tests end, the pipe
+closes; then the cleanup process kills everything that has the mark.
 """
 
 import os
@@ -16,28 +16,28 @@ from uuid import uuid4
 
 VARIABLE = "SAMESTEP_TEST_MARK"
 MARK = f"ss{uuid4().hex[:8]}"
-"""Of this run of the tests."""
+"""The mark of this run of the tests."""
 MARKED = {VARIABLE: MARK}
-"""For the environment of whatever is started."""
+"""Goes into the environment of every process that the tests start."""
 
 
-class Keeper:
-    """While it lives, so may what carries the mark."""
+class ProcessCleanup:
+    """Starts the cleanup process."""
 
     def __init__(self, mark: str = MARK) -> None:
         command = [sys.executable, "-S", __file__, mark]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
     def end(self) -> None:
-        """Kill what carries the mark, and wait until it is gone."""
+        """Kill everything that has the mark, and wait until it is gone."""
         assert self.process.stdin is not None
         self.process.stdin.close()
-        assert self.process.wait(60) == 0, "processes of the tests cannot be killed"
+        assert self.process.wait(60) == 0, "some processes of the tests cannot be killed"
 
 
-def sweep(mark: str, patience: float = 30.0) -> bool:
-    """End the processes with this mark, then the namespaces; false: some do not end."""
-    end = time.monotonic() + patience
+def kill_marked(mark: str, timeout: float = 30.0) -> bool:
+    """Kill the processes with this mark, then delete its namespaces; false: some processes are still alive."""
+    end = time.monotonic() + timeout
     while found := marked(mark):
         for process in found:
             try:
@@ -53,7 +53,7 @@ def sweep(mark: str, patience: float = 30.0) -> bool:
 
 
 def marked(mark: str) -> list[int]:
-    """The processes that carry a mark."""
+    """The ids of the processes that have a mark."""
     entry = f"{VARIABLE}={mark}".encode()
     return [
         process
@@ -67,10 +67,10 @@ def _processes() -> list[int]:
 
 
 def environment(process: int) -> bytes:
-    """What a process began with."""
+    """The environment that a process started with."""
     try:
         return Path(f"/proc/{process}/environ").read_bytes()
-    except OSError:  # it has ended meanwhile, or is somebody else's
+    except OSError:  # it has exited in the meantime, or belongs to another user
         return b""
 
 
@@ -83,4 +83,4 @@ def _working_folder(process: int) -> str:
 
 if __name__ == "__main__":
     sys.stdin.read()
-    sys.exit(0 if sweep(sys.argv[1]) else 1)
+    sys.exit(0 if kill_marked(sys.argv[1]) else 1)

@@ -1,4 +1,4 @@
-"""Whether a run that went through trouble is bit for bit the one that did not, and left nothing lying about."""
+"""Checks of a run after faults: it finished, equals the uninterrupted run bit for bit, and left nothing behind."""
 
 import json
 import os
@@ -20,34 +20,34 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Reference:
-    """What the uninterrupted run of one world size left."""
+    """The uninterrupted run of one world size."""
 
     path: Path
     world: int
     seconds: float
-    """From the start to the end."""
+    """Seconds from the start to the end."""
     ready: float
-    """From the start to the first step."""
+    """Seconds from the start to the first step."""
 
 
-def lost(path: Path) -> str:
-    """Why a run is not at its end; empty: it is."""
+def unfinished(path: Path) -> str:
+    """Why a run does not count as finished; empty if it does."""
     status = read_json(RunDir(path).status) or {}
     if status.get("status") != "done":
         return f"the status is {status}"
     if read_json(RunDir(path).artifacts("fit") / "done.json") != {"step": STEPS}:
-        return "it did not come to its last step"
+        return "it did not reach its last step"
     damages = {found.path.name: verify(found.path) for found in find_checkpoints(RunDir(path).checkpoints("fit"))}
     damages = {name: damage for name, damage in damages.items() if damage}
     return f"damaged checkpoints are left: {damages}" if damages else ""
 
 
-def change(reference: Reference, path: Path) -> str:
-    """The first thing in which a run differs from the uninterrupted one of its world size; empty when there is none."""
+def first_difference(reference: Reference, path: Path) -> str:
+    """The first difference between a run and the uninterrupted one of its world size; empty if there is none."""
     for rank in range(reference.world):
-        wanted = RecordedLaunch.of([lines_of(reference.path, reference.world, rank)])
+        wanted = RecordedLaunch.of([evidence_lines(reference.path, reference.world, rank)])
         done: set[int] = set()
-        for lines in _launches(lines_of(path, reference.world, rank)):
+        for lines in _launches(evidence_lines(path, reference.world, rank)):
             found = RecordedLaunch.of([lines])
             problem = first_change(wanted, found)
             if problem:
@@ -55,19 +55,19 @@ def change(reference: Reference, path: Path) -> str:
             done |= {line["step"] for line in lines if line["kind"] == "step"}
         if done != set(range(STEPS)):
             return f"rank {rank} never finished the steps {sorted(set(range(STEPS)) - done)}"
-    if figures(path) != figures(reference.path):
-        return f"metrics.jsonl differs: {figures(path)} and not {figures(reference.path)}"
-    if tensors(path) != tensors(reference.path):
-        return "the last checkpoint holds other tensors"
+    if metric_rows(path) != metric_rows(reference.path):
+        return f"metrics.jsonl differs: {metric_rows(path)} instead of {metric_rows(reference.path)}"
+    if tensor_checksums(path) != tensor_checksums(reference.path):
+        return "the tensors of the last checkpoint differ"
     return ""
 
 
-def figures(path: Path) -> list[Line]:
-    """The rows of metrics.jsonl, without speeds."""
+def metric_rows(path: Path) -> list[Line]:
+    """The rows of metrics.jsonl without throughput."""
     return [{k: v for k, v in row.items() if not k.endswith("/s")} for row in JsonLines(RunDir(path).metrics)]
 
 
-def tensors(path: Path) -> dict[str, str]:
+def tensor_checksums(path: Path) -> dict[str, str]:
     """The checksums of the tensor files of the last checkpoint."""
     last = find_checkpoints(RunDir(path).checkpoints("fit"))[-1]
     assert last.manifest is not None
@@ -81,33 +81,35 @@ def leftovers(path: Path) -> str:
     return ", ".join(sorted(found))
 
 
-def orphans(folder: Path, label: str, patience: float) -> str:
-    """Processes that still hold a file of the run, or name it in their command line, after so many seconds."""
-    end = time.monotonic() + patience
+def orphans(folder: Path, label: str, timeout: float) -> str:
+    """Processes that after `timeout` seconds still have a file of the run open, or its name in their command line."""
+    end = time.monotonic() + timeout
     while True:
-        found = _holders(folder, label)
+        found = _users(folder, label)
         if not found or time.monotonic() > end:
             return "; ".join(found)
         time.sleep(0.05)
 
 
-def _holders(folder: Path, label: str) -> list[str]:
+def _users(folder: Path, label: str) -> list[str]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         if int(process.name) == os.getpid():
             continue
         try:
-            words = (process / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
-            held = [os.readlink(handle) for handle in (process / "fd").iterdir()]
-        except OSError:  # it has ended meanwhile
+            args = (process / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
+            opened = [os.readlink(handle) for handle in (process / "fd").iterdir()]
+        except OSError:  # it has exited in the meantime
             continue
-        if f"name={label} " in words + " " or any(h.startswith(f"{folder}/") and label in h.split("/") for h in held):
-            found.append(f"process {process.name}: {words[:80]}")
+        if f"name={label} " in args + " " or any(
+            file.startswith(f"{folder}/") and label in file.split("/") for file in opened
+        ):
+            found.append(f"process {process.name}: {args[:80]}")
     return found
 
 
-def lines_of(path: Path, world: int, rank: int) -> list[Line]:
-    """The evidence of one rank; a line that a kill has cut short may have another one behind it."""
+def evidence_lines(path: Path, world: int, rank: int) -> list[Line]:
+    """The evidence of one rank. After a line that a kill cut short, the next record may start on the same line."""
     lines = []
     file = RunDir(path).evidence(world, rank)
     for text in file.read_text().splitlines() if file.exists() else ():
