@@ -17,7 +17,7 @@ from samestep.checkpoint.manifest import find_checkpoints
 from samestep.core.errors import EXIT_PREEMPTED
 from samestep.core.records import read_json
 from samestep.core.rundir import RunDir
-from samestep.world.agreement import PATIENCE
+from samestep.world.agreement import MAX_DELAY
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -131,7 +131,7 @@ def test_a_signal_during_a_save(runs: FaultRuns, phase: str) -> None:
 
 def test_a_signal_during_validation(runs: FaultRuns) -> None:
     # Steps this long: ranks exchange their requests after each of them; shorter steps share a message.
-    codes, output = runs.run("validating", 2, step_delay=PATIENCE, trouble="sigterm_validating", at_rank=1)
+    codes, output = runs.run("validating", 2, step_delay=MAX_DELAY, trouble="sigterm_validating", at_rank=1)
     assert codes == [EXIT_PREEMPTED] * 2, output
     assert 5 <= toy.STEPS - runs.remaining("validating") <= 7, "it stops soon, with a save"
     must_resume(runs, "validating")

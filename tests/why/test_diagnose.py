@@ -92,7 +92,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "hung, reported by our launcher": (
         "hung",
-        {"stall": STALL, "ended": ended(Failure(0, 78, word=report("hung", "hung", 0, code=78)))},
+        {"stall": STALL, "ended": ended(Failure(0, 78, report=report("hung", "hung", 0, code=78)))},
     ),
     "hung, and the stuck rank still holds the lock": ("hung", {"stall": STALL, "lock": Lock(True, "node1", 7)}),
     "hung, and the stall was not written": ("hung", {"exit_reports": [report("rank 1 hangs", "hung", code=78)]}),
@@ -259,7 +259,7 @@ def test_a_slow_rank_of_a_live_run_is_mentioned() -> None:
 
 def test_the_launchers_event_has_all_that_is_needed() -> None:
     failed = report("ValueError: 3", traceback="Traceback\nValueError: 3")
-    event = Decision(None, Failure(1, 1, word=failed), "restarting").event()
+    event = Decision(None, Failure(1, 1, report=failed), "restarting").event()
     assert (event["kind"], event["rank"], event["code"], event["restart"]) == ("ended", 1, 1, True)
     assert event["word"] == asdict(failed)
     found = diagnose(replace(BASE, ended={"time": 600.0, **event, "restart": False}))

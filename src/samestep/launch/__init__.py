@@ -4,8 +4,8 @@ launcher.py starts the ranks of a run, attempt by attempt; node_runner.py and at
 several, and restart_policy.py decides about restarts. schedulers/ submits jobs. local.py starts workers without
 restarts, for `samestep verify` and tests.
 
-`samestep.launch` is this package, and it can be called: `samestep.launch("mdlm", nproc=2)`. Both names are the same
-attribute of `samestep`, because importing a package binds it there, whatever was bound before; so the package itself
+`samestep.launch` is this package, and it can be called: `samestep.launch("my_recipe.py", nproc=2)`. Both names are the
+same attribute of `samestep`, because importing a package binds it there, whatever was bound before; so the package itself
 is made callable, in the way that Python documents for modules: by giving it a class of its own.
 """
 

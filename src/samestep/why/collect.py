@@ -35,7 +35,7 @@ _FLOCK = "hhqqi4x"  # type, whence, start, length, process: `struct flock` of 64
 def collect_evidence(rundir: RunDir) -> Evidence:
     """All that can be found out about a run, on any host that sees its directory."""
     record = RunRecord.read(rundir)
-    status, lock = _json(rundir.status) or {}, read_lock(rundir.path / "lock")
+    status, lock = read_json_if_readable(rundir.status) or {}, read_lock(rundir.path / "lock")
     launch, ended, save_failed = _events(rundir)
     heartbeats, exit_reports = _heartbeats(rundir), _exit_reports(rundir)
     checkpoint = _checkpoint(rundir)
@@ -51,10 +51,10 @@ def collect_evidence(rundir: RunDir) -> Evidence:
         save_failed,
         exit_reports or _reports_from_logs(rundir),
         not exit_reports,
-        _json(rundir.stall_report),
+        read_json_if_readable(rundir.stall_report),
         heartbeats,
         lock,
-        last_job((_json(rundir.job / "job.json") or {}).get("jobs", ())),
+        last_job((read_json_if_readable(rundir.job / "job.json") or {}).get("jobs", ())),
         _kernel_message(own, lock),
         checkpoint,
         _step(rundir, status.get("stage"), heartbeats, checkpoint),
@@ -94,14 +94,6 @@ def _holder(text: str) -> Json:
         return {}
 
 
-def _json(path: Path) -> Json:
-    """The value in a file; None when it cannot be read."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-
-
 def _lines(path: Path) -> Iterator[str]:
     """The last lines of a file; the first of them may be cut."""
     try:
@@ -113,13 +105,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _rows(path: Path) -> Iterator[dict[str, Json]]:
-    for line in _lines(path):
-        try:
-            row = json.loads(line)
-        except ValueError:  # the first line is cut, or the last is being written
-            continue
-        if isinstance(row, dict):
-            yield row
+    return parse_json_lines(_lines(path))  # the first line is cut, or the last is being written
 
 
 def _events(rundir: RunDir) -> tuple[Json, Json, str]:
@@ -138,7 +124,7 @@ def _events(rundir: RunDir) -> tuple[Json, Json, str]:
 
 
 def _exit_reports(rundir: RunDir) -> list[ExitReport]:
-    found = [parse_exit_report(_json(path)) for path in sorted(rundir.watch.glob("rank_*_word.json"))]
+    found = [parse_exit_report(read_json_if_readable(path)) for path in sorted(rundir.watch.glob("rank_*_word.json"))]
     return [report for report in found if report is not None]
 
 

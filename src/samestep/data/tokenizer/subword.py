@@ -176,5 +176,5 @@ def _library() -> Any:
     try:
         import tokenizers
     except ImportError:
-        raise UserError("Install the tokenizers library with: pip install 'samestep[mdlm]'.") from None
+        raise UserError("Install the tokenizers library with: pip install 'samestep[tokenizers]'.") from None
     return tokenizers

@@ -19,7 +19,6 @@ from samestep.checkpoint.across_ranks import broadcast_tensors
 from samestep.checkpoint.manifest import find_checkpoints
 from samestep.checkpoint.retention import Retention
 from samestep.checkpoint.store import Store
-from samestep.checkpoint.weight_files import open_weight_file
 from samestep.checkpoint.weight_sources import CheckpointWeights, part_names
 from samestep.core.errors import UserError
 from samestep.core.records import Json
@@ -28,7 +27,7 @@ from samestep.parallel.build import FillFunction
 from samestep.train.config import named_source
 from samestep.train.learner.learner import Learner
 from samestep.train.loop import Progress
-from samestep.train.pretrained.sources import fill, open_weights
+from samestep.train.pretrained.sources import fill, open_weights, read_extra
 from samestep.world.world import World
 
 logger = logging.getLogger(__name__)
@@ -198,7 +197,7 @@ def fill_placeholder(module: nn.Module) -> None:
 
 def continue_from_file(path: Path, learners: list[Learner], progress: Progress) -> None:
     """Load the optimizer state and the step of `path`; its weights are in the learner already."""
-    extra = open_weight_file(path).extra
+    extra = read_extra(path)
     missing = [] if _load_step(extra, progress) else ["the step (starting at 0)"]
     optimizer = next((extra[name] for name in _OPTIMIZER_KEYS if isinstance(extra.get(name), Mapping)), None)
     if optimizer is None or len(learners) != 1:

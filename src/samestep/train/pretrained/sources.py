@@ -1,8 +1,9 @@
 """Where weights come from: a run, one of its checkpoints, a plain weight file, or a folder of safetensors."""
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -39,6 +40,11 @@ def open_weights(source: Path, learner: str = "model", *, verify: bool = True) -
     for note in notes:
         logger.warning("%s", note)
     return weights
+
+
+def read_extra(path: Path) -> Mapping[str, Any]:
+    """What a plain weight file holds beside weights."""
+    return open_weight_file(path).extra
 
 
 def fill(module: nn.Module, source: WeightSource, what: str) -> None:
