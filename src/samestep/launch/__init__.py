@@ -5,8 +5,8 @@ several, and restart_policy.py decides about restarts. schedulers/ submits jobs.
 restarts, for `samestep verify` and tests.
 
 `samestep.launch` is this package, and it can be called: `samestep.launch("my_recipe.py", nproc=2)`. Both names are the
-same attribute of `samestep`, because importing a package binds it there, whatever was bound before; so the package itself
-is made callable, in the way that Python documents for modules: by giving it a class of its own.
+same attribute of `samestep`, because importing a package binds it there, whatever was bound before; so the package
+itself is made callable, in the way that Python documents for modules: by giving it a class of its own.
 """
 
 import sys
