@@ -32,7 +32,7 @@ import torch
 from contenders import LOG_EVERY, OTHERS, RANKS, ROWS, Advance, Job, Samestep, by_hand, fresh
 
 from samestep.launch.local import start
-from samestep.train.task import Tick
+from samestep.train.loop import Tick
 from samestep.world.world import World
 
 WARM_UP, BREAKDOWN = 5, 100

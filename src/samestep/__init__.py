@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from samestep.train.learner.dropout import keyed_dropout
     from samestep.train.learner.learner import Learner
     from samestep.train.logging.metrics import Metric
+    from samestep.train.loop import Task, Tick
     from samestep.train.recipe import Recipe, Stage
-    from samestep.train.task import Task, Tick
 
 _HOMES = {
     "Bench": "samestep.train.bench",
@@ -31,8 +31,8 @@ _HOMES = {
     "Recipe": "samestep.train.recipe",
     "RunFailed": "samestep.core.errors",
     "Stage": "samestep.train.recipe",
-    "Task": "samestep.train.task",
-    "Tick": "samestep.train.task",
+    "Task": "samestep.train.loop",
+    "Tick": "samestep.train.loop",
     "UserError": "samestep.core.errors",
     "evaluate": "samestep.train.fit",
     "keyed_dropout": "samestep.train.learner.dropout",

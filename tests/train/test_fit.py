@@ -10,7 +10,7 @@ from samestep.data.feed import Feed
 from samestep.data.loading import Batch
 from samestep.data.order import VALIDATION_EPOCH, Sequential, Shuffled
 from samestep.train.fit import Fit, evaluate
-from samestep.train.task import Tick
+from samestep.train.loop import Tick
 from samestep.world.world import World
 from toys import WORLDS, ByHand, Case, Net, Points, Proofs, close, feed_of, learner_of, made, rate, weights_of
 

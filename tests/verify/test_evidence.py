@@ -13,7 +13,7 @@ from samestep.core.records import JsonLines
 from samestep.data.feed import MicroBatches
 from samestep.parallel.wrap import warm_up
 from samestep.train.hooks.evidence import EvidenceRecorder, RecordReturned, RecordStep, module_hash
-from samestep.train.task import Tick
+from samestep.train.loop import Tick
 
 
 def micros(*batches: torch.Tensor) -> MicroBatches:

@@ -12,7 +12,7 @@ from samestep.train.learner.ema import AVERAGE, Average
 from samestep.train.learner.gradient_weighting import Loss, Mix
 from samestep.train.learner.learner import Learner
 from samestep.train.logging.metrics import Metric, MetricAccumulator, Metrics, MetricValues
-from samestep.train.task import Tick
+from samestep.train.loop import Tick
 
 
 def as_is(metrics: dict[str, float]) -> MetricValues:

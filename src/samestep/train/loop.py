@@ -1,17 +1,37 @@
 """The training loop: steps a task, runs the hooks after each step, and stops when the ranks agree to."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 from samestep.core.records import Json
 from samestep.train.logging.metrics import Metrics
 from samestep.train.stop import Stop
-from samestep.train.task import Task, Tick
 from samestep.world.watchdog.activity import ActivityTracker
+
+
+@dataclass(frozen=True)
+class Tick:
+    """The step that the loop is at."""
+
+    step: int
+    epoch: int
+    last_of_epoch: bool
+
+
+class Task(Protocol):
+    """A training algorithm, as the loop sees it."""
+
+    length: int
+    """Steps."""
+    state: Mapping[str, Any]
+    """What a checkpoint must hold: name to Stateful."""
+
+    def step(self, tick: Tick) -> Metrics:
+        """One step; after a kill inside, all of it is done again."""
 
 
 class Outcome(Enum):

@@ -9,7 +9,7 @@ from samestep.core.config import Alias
 from samestep.train.bench import Bench
 from samestep.train.config import Config
 from samestep.train.logging.metrics import MetricValues
-from samestep.train.task import Tick
+from samestep.train.loop import Tick
 
 
 def no_validation(task: Any, tick: Tick) -> MetricValues:

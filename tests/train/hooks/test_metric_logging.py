@@ -14,9 +14,8 @@ from samestep.train.hooks.stragglers import RankSpeeds
 from samestep.train.hooks.validation import Validate
 from samestep.train.logging.console import Screen
 from samestep.train.logging.metrics import Metric, MetricAccumulator
-from samestep.train.loop import Progress
+from samestep.train.loop import Progress, Tick
 from samestep.train.recipe import Stage
-from samestep.train.task import Tick
 from samestep.world.world import World
 from toys import run_on_ranks
 

@@ -15,9 +15,9 @@ from samestep.train.bench import Bench
 from samestep.train.config import Config
 from samestep.train.fit import Fit
 from samestep.train.logging.metrics import Metrics
+from samestep.train.loop import Tick
 from samestep.train.recipe import Recipe, Stage
 from samestep.train.session.entry import train_with
-from samestep.train.task import Tick
 from toys import PRELOAD, Points
 
 FAILS = 7

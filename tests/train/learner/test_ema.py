@@ -12,7 +12,7 @@ from samestep.data.loading import Batch
 from samestep.parallel.wrap import full_tensor
 from samestep.train.fit import Fit
 from samestep.train.learner.ema import Average
-from samestep.train.task import Tick
+from samestep.train.loop import Tick
 from samestep.world.world import World
 from toys import (
     WORLDS,

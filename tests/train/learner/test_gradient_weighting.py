@@ -12,7 +12,7 @@ from samestep.data.loading import Batch
 from samestep.data.order import Shuffled
 from samestep.train.fit import Fit, evaluate
 from samestep.train.logging.metrics import MetricAccumulator
-from samestep.train.task import Tick
+from samestep.train.loop import Tick
 from samestep.world.world import World
 from toys import WORLDS, ByHand, Case, Net, Points, Proofs, close, feed_of, learner_of, made, rate, weights_of
 

@@ -12,10 +12,10 @@ from samestep.data.loading import Batch
 from samestep.train.bench import Bench
 from samestep.train.config import Config
 from samestep.train.logging.metrics import Metrics
+from samestep.train.loop import Tick
 from samestep.train.plan import Plan
 from samestep.train.recipe import Recipe, Stage
 from samestep.train.session.entry import train_with
-from samestep.train.task import Tick
 from toys import Points, run_on_ranks
 
 

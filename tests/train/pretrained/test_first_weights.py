@@ -21,10 +21,10 @@ from samestep.train.config import Config
 from samestep.train.fit import Fit
 from samestep.train.logging.console import Screen
 from samestep.train.logging.metrics import Metrics
+from samestep.train.loop import Tick
 from samestep.train.pretrained.sources import open_weights
 from samestep.train.recipe import Recipe, Stage
 from samestep.train.session.entry import train_with
-from samestep.train.task import Tick
 from samestep.world.world import World
 from toys import Points, run_on_ranks
 

@@ -20,8 +20,8 @@ from samestep.train.fit import Fit
 from samestep.train.learner.learner import Learner
 from samestep.train.learner.optimizer import OptimSettings
 from samestep.train.logging.metrics import MetricAccumulator, Metrics, is_loss
+from samestep.train.loop import Tick
 from samestep.train.pretrained.sources import read_extra
-from samestep.train.task import Tick
 
 
 @dataclass

@@ -23,9 +23,9 @@ from samestep.train.config import named_source
 from samestep.train.fit import Fit
 from samestep.train.learner.ema import Average
 from samestep.train.learner.optimizer import OptimSettings
+from samestep.train.loop import Tick
 from samestep.train.pretrained.trained import TOKENIZER, Trained
 from samestep.train.recipe import Stage
-from samestep.train.task import Tick
 
 PRETRAIN, SFT = "pretrain", "sft"
 

@@ -19,7 +19,7 @@ from samestep.core.errors import Diverged
 from samestep.data import noise
 from samestep.train.learner.learner import Learner
 from samestep.train.logging.metrics import Metrics
-from samestep.train.task import Tick
+from samestep.train.loop import Tick
 from samestep.world.world import World
 
 CHUNK = 1 << 20

@@ -28,7 +28,7 @@ from samestep.data.feed import MicroBatches
 from samestep.data.loading import Batch
 from samestep.parallel.wrap import full_tensor
 from samestep.train.logging.metrics import Metrics, MetricValues
-from samestep.train.task import Tick
+from samestep.train.loop import Tick
 
 _PROBE = noise.purpose("gradient probe")
 

@@ -8,8 +8,7 @@ from samestep.train.hooks.stragglers import RankSpeeds
 from samestep.train.logging.console import Screen, format_metrics
 from samestep.train.logging.metrics import MetricAccumulator, Metrics, MetricValues, PendingMetrics, is_loss
 from samestep.train.logging.sinks import Sink
-from samestep.train.loop import Progress
-from samestep.train.task import Tick
+from samestep.train.loop import Progress, Tick
 
 SHORT_STEP = 0.2
 """Seconds per step on the slowest rank. Where steps are shorter, a row of metrics is read a step later and not waited

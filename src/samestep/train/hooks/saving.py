@@ -14,10 +14,9 @@ from samestep.train.hooks.metric_logging import LogMetrics
 from samestep.train.hooks.validation import Validate
 from samestep.train.learner.learner import Learner
 from samestep.train.logging.metrics import Metrics
-from samestep.train.loop import Progress
+from samestep.train.loop import Progress, Tick
 from samestep.train.recipe import Stage
 from samestep.train.stop import Stop
-from samestep.train.task import Tick
 
 
 @dataclass

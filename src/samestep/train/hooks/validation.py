@@ -8,9 +8,8 @@ from samestep.train.hooks.metric_logging import LogMetrics
 from samestep.train.learner.learner import Learner
 from samestep.train.logging.console import Screen, format_metrics
 from samestep.train.logging.metrics import MetricAccumulator, Metrics, MetricValues, is_loss
-from samestep.train.loop import Progress
+from samestep.train.loop import Progress, Tick
 from samestep.train.recipe import Stage
-from samestep.train.task import Tick
 
 
 @dataclass

@@ -10,11 +10,10 @@ from samestep.train.bench import Bench
 from samestep.train.hooks.evidence import EvidenceRecorder
 from samestep.train.logging.console import Screen
 from samestep.train.logging.metrics import MetricAccumulator
-from samestep.train.loop import Progress
+from samestep.train.loop import Progress, Task
 from samestep.train.recipe import Recipe, Stage
 from samestep.train.run_status import RunEvents
 from samestep.train.stop import Stop
-from samestep.train.task import Task
 from samestep.world.world import World
 
 

@@ -16,13 +16,12 @@ from samestep.train.hooks.evidence import EvidenceRecorder
 from samestep.train.logging.banner import banner_lines
 from samestep.train.logging.metrics import MetricAccumulator
 from samestep.train.logging.sinks import Sink, open_sinks
-from samestep.train.loop import Outcome, Progress, run
+from samestep.train.loop import Outcome, Progress, Task, run
 from samestep.train.pretrained.first_weights import continue_from_file
 from samestep.train.recipe import Stage
 from samestep.train.session.context import ReadyStage, SessionContext
 from samestep.train.session.hooks import assemble_hooks
 from samestep.train.session.resume_checks import checkpoint_to_resume
-from samestep.train.task import Task
 from samestep.world.seeding import RandomState, seed_everywhere
 
 
