@@ -223,9 +223,9 @@ def test_a_stage_that_begins_after_a_resume_at_other_ranks_keeps_the_global_batc
         (
             ["--nodes", "2", "--rdzv", "a:1"],
             SRUN,
-            "srun has started 2 of these processes, and each is a rank of the run",
+            "srun has started 2 of these processes, and each is already a rank of the run",
         ),
-        (["--nproc", "2"], SRUN, "of the run already; leave out --nproc, or start a single one"),
+        (["--nproc", "2"], SRUN, "already a rank of the run; leave out --nproc, or start a single one"),
     ],
 )
 def test_senseless_launches_are_refused_at_once(

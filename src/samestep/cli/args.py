@@ -121,14 +121,14 @@ def override_config(recipe: "Recipe", data: Mapping[str, Any], args: Sequence[st
 
 def parse_train(args: Sequence[str]) -> "tuple[str, Recipe, Any]":
     """The recipe's name, the recipe, and the config of a new or resumed run."""
-    from samestep.train.recipe_registry import find_recipe
-
     options, rest = split_options(args, ["resume"])
     if "resume" not in options:
         return _new_run(args)
     source = options["resume"]
     if Path(source).is_file():  # a plain weight file does not name a recipe: a new run starts from it
         return _new_run([*rest, f"--continue_from={source}"])
+    from samestep.train.recipe_registry import find_recipe
+
     rundir = find_run(source)
     record = RunRecord.read(rundir)
     assert record is not None

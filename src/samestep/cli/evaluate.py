@@ -110,11 +110,17 @@ def _show(results: Mapping[str, Any], title: str) -> None:
 def metric_rows(results: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str, str]]:
     """Task, number of questions, metric, value and standard error: one row per metric."""
     for task, found in results["results"].items():
-        asked = str(results.get("n-samples", {}).get(task, {}).get("effective", ""))
+        questions = str(results.get("n-samples", {}).get(task, {}).get("effective", ""))
         for name, value in found.items():
             metric, _, filter_name = name.partition(",")
             if not filter_name or not isinstance(value, float | int) or metric.endswith("_stderr"):
                 continue
             error = found.get(f"{metric}_stderr,{filter_name}")
             shown = f"{error:.4f}" if isinstance(error, float) else ""
-            yield task, asked, metric if filter_name == "none" else f"{metric} ({filter_name})", f"{value:.4f}", shown
+            yield (
+                task,
+                questions,
+                metric if filter_name == "none" else f"{metric} ({filter_name})",
+                f"{value:.4f}",
+                shown,
+            )

@@ -49,9 +49,9 @@ def run(args: Sequence[str]) -> int:
     try:
         for preset, config in configs.items():
             further = [] if preset == PRESET else [preset]
-            place = folder.joinpath(*further)
-            settings = proof_settings(dump(config), recipe.presets.get(preset, {}), place, timeout)
-            runner = ProofRunner(recipe_path(recipe_args.name), settings, place, _modules(recipe))
+            run_folder = folder.joinpath(*further)
+            settings = proof_settings(dump(config), recipe.presets.get(preset, {}), run_folder, timeout)
+            runner = ProofRunner(recipe_path(recipe_args.name), settings, run_folder, _modules(recipe))
             checks += _run_proof(runner, recipe, " ".join([recipe_args.name, *further]), seed)
         keep = keep or bool(_count(checks, ProofStatus.FAILED) + _count(checks, ProofStatus.UNVERIFIABLE))
     finally:

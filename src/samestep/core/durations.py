@@ -29,8 +29,8 @@ def parse_duration(text: str, *, time_limit: bool = False) -> float:
 
 def format_clock(seconds: float) -> str:
     """Seconds as HH:MM:SS, which every scheduler reads in the same way."""
-    whole = int(seconds)
-    return f"{whole // 3600:02d}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+    total = int(seconds)
+    return f"{total // 3600:02d}:{total // 60 % 60:02d}:{total % 60:02d}"
 
 
 def ago(seconds: float) -> str:

@@ -11,7 +11,7 @@ EXIT_USER = 2
 EXIT_MEMORY = 77  # a device or the machine ran out of memory; a smaller micro-batch may fit
 EXIT_STALLED = 78  # the watchdog ended a run that no longer made progress
 EXIT_INTERRUPTED = 130  # a second Ctrl-C: ended immediately, without a save
-EXIT_PREEMPTED = 75  # EX_TEMPFAIL: the run stopped in good order and can be resumed
+EXIT_PREEMPTED = 75  # EX_TEMPFAIL: the run saved and stopped, and can be resumed
 
 
 class UserError(Exception):

@@ -76,10 +76,10 @@ def _section(value: Any, cls: type[T], place: FieldPath, base: T | None) -> T:
         raise place.refuse(value, cls)
     data = {str(key): item for key, item in value.items()}
     fields, kinds = init_fields(cls), types_of(cls)
-    strange = [key for key in data if key not in {field.name for field in fields}]
-    if strange:
+    unknown = [key for key in data if key not in {field.name for field in fields}]
+    if unknown:
         names = [*paths_of(place.root), *(place.child(field.name).path for field in fields)]
-        raise unknown_setting(place.child(strange[0]).path, dict.fromkeys(names))
+        raise unknown_setting(place.child(unknown[0]).path, dict.fromkeys(names))
     arguments = {
         field.name: _field(data.get(field.name, MISSING), field, kinds[field.name], place.child(field.name), base)
         for field in fields
