@@ -198,7 +198,9 @@ def takes_little_memory() -> None:
     part = sum(sizes) / world.size
     taken = peak_of(lambda: sharded(WIDE))
     assert 0.95 * part < taken < part + 3 * max(sizes) < 0.5 * sum(sizes), (taken, sizes)
-    assert peak_of(lambda: wrap(Transformer(WIDE), world, "fsdp", None)) > sum(sizes), "a network that is built in full shows"
+    assert peak_of(lambda: wrap(Transformer(WIDE), world, "fsdp", None)) > sum(sizes), (
+        "a network that is built in full shows"
+    )
     world.leave()
 
 
