@@ -120,8 +120,7 @@ def test_a_run_of_an_older_version_resumes_and_is_compared_from_then_on(shell: S
     codes, output = shell("train", "--resume", "a", env={"FAILS_AT": "7"})
     assert codes == [1] and "fingerprint" not in output
     assert (
-        log().count("INFO samestep.train.session.resume_checks: the training data of stage 'fit' had no fingerprint")
-        == 1
+        log().count("INFO samestep.train.session.data_check: the training data of stage 'fit' had no fingerprint") == 1
     )
     write_rows(40, "rows.json")
     refused(shell, "the training data of stage 'fit' has changed")

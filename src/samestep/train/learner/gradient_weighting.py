@@ -38,7 +38,7 @@ def trained_terms(learner: str, terms: Mapping[str, Tensor], mix: Mix | None) ->
         raise UserError(f"the mix of learner {learner!r} names no term; give a coefficient to one of {listed}")
     if mix is None:
         raise UserError(
-            f"the loss of learner {learner!r} returned several terms ({listed}); name those that are trained, for "
+            f"the loss of learner {learner!r} returned several terms ({listed}); say which of them are trained, for "
             f"example mix={{{next(iter(terms))!r}: 1.0}}, and the others are only logged"
         )
     unknown = [term for term in mix if term not in terms]
