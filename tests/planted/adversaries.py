@@ -33,10 +33,10 @@ class Duel:
         self.state = {"model": self.judge, "generator": self.generator}
 
     def step(self, tick: Tick) -> Metrics:
-        figures = self.generator.update(self.feed[tick.step], self.fooled)
+        metrics = self.generator.update(self.feed[tick.step], self.fooled)
         for number in range(2):
             more = self.judge.update(self.more[2 * tick.step + number], judged, mix={"error": 1.0})
-        return {**figures, **more}
+        return {**metrics, **more}
 
     def fooled(self, module: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         moved = batch["x"] + module(batch["x"])

@@ -1,4 +1,4 @@
-"""Bug: a metric is returned beside the loss, and nobody says which of the two is trained."""
+"""Bug: a metric is returned beside the loss, without naming the term that is trained."""
 
 from collections.abc import Mapping
 

@@ -66,8 +66,8 @@ class Duel:
                 moves = self.draws.pick(player(batch["x"])[live], step=tick.step, ids=batch["ids"][live], position=0)
                 batch["move"] = torch.zeros(len(live), dtype=torch.int64).masked_scatter(live, moves)
         pull = {"fit": 1.0 / self.count.value}
-        figures = {**self.judge.update(micros, judged), **self.player.update(micros, played)}
-        return {**figures, **self.judge.update(micros, judged, mix=pull)}
+        metrics = {**self.judge.update(micros, judged), **self.player.update(micros, played)}
+        return {**metrics, **self.judge.update(micros, judged, mix=pull)}
 
 
 def judged(module: nn.Module, batch: Batch) -> Mapping[str, Tensor]:

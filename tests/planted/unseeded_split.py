@@ -1,4 +1,4 @@
-"""Bug: rows are split into training and validation by a generator that nobody seeded."""
+"""Bug: rows are split into training and validation by a generator without a seed."""
 
 import numpy as np
 
