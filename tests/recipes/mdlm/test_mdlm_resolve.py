@@ -26,8 +26,8 @@ from samestep.recipes.mdlm.stages import stages
 SHAPE = TransformerConfig(d_model=16, n_layers=1, n_heads=2, mlp_hidden_size=32, max_sequence_length=64)
 
 
-def composed(*args: str) -> MdlmConfig:
-    return compose(MdlmConfig, presets=recipe.presets, aliases=recipe.aliases, args=args)
+def composed(*words: str) -> MdlmConfig:
+    return compose(MdlmConfig, presets=recipe.presets, aliases=recipe.aliases, words=words)
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_what_would_fail_late_is_refused_early(args: list[str], sentence: str) -
 
 
 def test_questions_are_rows_of_prompt_and_answer() -> None:
-    text = corpus.load(DataConfig(**PRESETS["verify-sft"]["data"]))
+    text = corpus.load_questions(DataConfig(**PRESETS["verify-sft"]["data"]))
     assert text.sft
     assert len(text.train) % PRESETS["verify-sft"]["global_batch_size"], "an epoch ends in a smaller batch"
     lengths = set()
