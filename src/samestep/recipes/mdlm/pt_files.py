@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samestep.checkpoint.weight_files import open_plain
 from samestep.core.records import Json, sync_folder
 from samestep.parallel.wrap import full_tensor
 from samestep.train.fit import Fit
 from samestep.train.learner.learner import Learner
 from samestep.train.learner.optimizer import OptimSettings
 from samestep.train.logging.metrics import MetricAccumulator, Metrics, is_loss
+from samestep.train.pretrained.sources import extra_state
 from samestep.train.task import Tick
 
 
@@ -41,7 +41,7 @@ class History:
     @classmethod
     def of(cls, file: Path) -> "History":
         """The history in a file that a run continues from."""
-        extra = open_plain(file).extra
+        extra = extra_state(file)
         train, val = (list(extra.get(name) or []) for name in ("train_losses", "val_losses"))
         epoch = extra.get("epoch", 0)
         return cls(train, val, complete=epoch, written=epoch)

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -77,3 +78,8 @@ def is_run(path: Path) -> bool:
         return RunRecord.read(RunDir(path)) is not None
     except (ValueError, OSError):
         return False
+
+
+def extra_state(file: Path) -> dict[str, Any]:
+    """What a weight file of another program holds in addition to weights: its epoch, its losses."""
+    return open_plain(file).extra
