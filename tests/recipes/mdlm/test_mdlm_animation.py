@@ -57,7 +57,7 @@ def test_without_a_terminal_a_pass_is_a_line() -> None:
 
 
 def test_a_terminal_shows_every_pass_and_is_left_clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(animation, "PACE", 0.0)
+    monkeypatch.setattr(animation, "SECONDS_PER_PASS", 0.0)
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, color_system="truecolor", width=60)
     with animation.show_passes(BYTE, console) as observe:

@@ -97,9 +97,9 @@ def test_unsupported_settings_are_refused_by_name(tmp_path: Path, field: str, va
     [
         ({"mask_token_id": 126464}, "mask_token_id to 126464, outside of the embedding with its 126464 rows"),
         ({"mask_token_id": -1}, "mask_token_id to -1, outside"),
-        ({"mask_token_id": "absent"}, "does not say mask_token_id"),
+        ({"mask_token_id": "absent"}, "lacks mask_token_id"),
         ({"eos_token_id": 200000}, "eos_token_id to 200000, outside"),
-        ({"rope_theta": "absent", "n_layers": None}, "does not say n_layers, rope_theta"),
+        ({"rope_theta": "absent", "n_layers": None}, "lacks n_layers, rope_theta"),
         ({"n_heads": 31}, "config.json cannot be used: Choose n_heads"),
         ({"d_model": "wide"}, "config.json cannot be used: d_model"),
         ({"model_type": "llama"}, "is of a 'llama'"),

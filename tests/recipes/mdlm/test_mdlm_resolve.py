@@ -19,14 +19,14 @@ from samestep.recipes.mdlm import MdlmConfig, corpus, recipe
 from samestep.recipes.mdlm.config import PRESETS
 from samestep.recipes.mdlm.corpus import DataConfig, load
 from samestep.recipes.mdlm.pretrained import as_config, special_ids
-from samestep.recipes.mdlm.resolve import check_corpus, initial_model, resolve
+from samestep.recipes.mdlm.resolve import check_corpus, initial_model, resolve_config
 from samestep.recipes.mdlm.stages import stages
 
 SHAPE = TransformerConfig(d_model=16, n_layers=1, n_heads=2, mlp_hidden_size=32, max_sequence_length=64)
 
 
-def composed(*args: str) -> MdlmConfig:
-    return compose(MdlmConfig, presets=recipe.presets, aliases=recipe.aliases, args=args)
+def composed(*words: str) -> MdlmConfig:
+    return compose(MdlmConfig, presets=recipe.presets, aliases=recipe.aliases, words=words)
 
 
 @pytest.fixture
@@ -48,30 +48,30 @@ def published(folder: Path, ids: dict[str, int], **shape: Any) -> Path:
 
 def test_a_fresh_network_fits_its_data(characters: Path) -> None:
     size = load(DataConfig(path=str(characters))).tokenizer.vocabulary.size
-    config = resolve(composed("--preset=tiny", f"--data_dir={characters}", "--data.sequence_length=null"))
+    config = resolve_config(composed("--preset=tiny", f"--data_dir={characters}", "--data.sequence_length=null"))
     assert (config.model.vocab_size, config.model.embeddings) == (size, size)
     assert config.model.max_sequence_length == 300, "rows of 300 do not fit into the preset's 256"
     check_corpus(config, load(config.data), initial_model(config))
-    plain = resolve(composed("--preset=tiny"))
+    plain = resolve_config(composed("--preset=tiny"))
     assert (plain.model.vocab_size, plain.model.embeddings, plain.model.max_sequence_length) == (259, 259, 256)
 
 
 def test_an_embedding_that_is_rounded_up_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert resolve(composed("--preset=small")).model.embeddings == 320
+    assert resolve_config(composed("--preset=small")).model.embeddings == 320
     larger = SimpleNamespace(vocabulary=replace(BYTES, size=4099, mask=4096, eos=4097))
     monkeypatch.setattr("samestep.recipes.mdlm.resolve.data_tokenizer", lambda data: larger)
-    settled = resolve(composed("--preset=small")).model
+    settled = resolve_config(composed("--preset=small")).model
     assert (settled.vocab_size, settled.embedding_size) == (4099, 4160)
 
 
 def test_resolving_again_changes_nothing(characters: Path) -> None:
-    once = resolve(composed("--preset=small", f"--data_dir={characters}"))
-    assert dump(resolve(once)) == dump(once)
+    once = resolve_config(composed("--preset=small", f"--data_dir={characters}"))
+    assert dump(resolve_config(once)) == dump(once)
 
 
 def test_a_published_folder_decides_the_network(tmp_path: Path) -> None:
     folder = published(tmp_path / "model", dict(special_ids(BYTES)), vocab_size=259, embedding_size=300)
-    config = resolve(composed("--preset=tiny", f"--model_name={folder}"))
+    config = resolve_config(composed("--preset=tiny", f"--model_name={folder}"))
     assert (config.model.d_model, config.model.n_layers, config.model.embeddings) == (16, 1, 300)
     check_corpus(config, load(config.data), initial_model(config))
 
@@ -79,21 +79,21 @@ def test_a_published_folder_decides_the_network(tmp_path: Path) -> None:
 def test_data_in_other_tokens_than_the_model_knows_is_refused(tmp_path: Path, characters: Path) -> None:
     ids = {**special_ids(BYTES), "mask_token_id": 5}
     folder = published(tmp_path / "model", ids, vocab_size=400)
-    config = resolve(composed("--preset=tiny", f"--model_name={folder}"))
+    config = resolve_config(composed("--preset=tiny", f"--model_name={folder}"))
     with pytest.raises(UserError, match=r"pydoc_data.topics has other tokens than .*/model; prepare the text"):
         check_corpus(config, load(config.data), initial_model(config))
 
 
 def test_a_model_too_short_for_the_rows_is_refused(tmp_path: Path) -> None:
     folder = published(tmp_path / "model", dict(special_ids(BYTES)), vocab_size=259)
-    config = resolve(composed("--preset=tiny", f"--model_name={folder}", "--data.sequence_length=65"))
+    config = resolve_config(composed("--preset=tiny", f"--model_name={folder}", "--data.sequence_length=65"))
     with pytest.raises(UserError, match=r"model.max_sequence_length to 65 or more"):
         check_corpus(config, load(config.data), initial_model(config))
 
 
 def test_a_missing_model_is_refused_with_the_command_to_download_it() -> None:
     with pytest.raises(UserError, match="hf download GSAI-ML/LLaDA-8B-Base --local-dir LLaDA-8B-Base"):
-        resolve(composed("--preset=llada-8b", "--model_name=GSAI-ML/LLaDA-8B-Base"))
+        resolve_config(composed("--preset=llada-8b", "--model_name=GSAI-ML/LLaDA-8B-Base"))
 
 
 def test_the_published_shape() -> None:
@@ -129,7 +129,7 @@ def test_what_would_fail_late_is_refused_early(args: list[str], sentence: str) -
 
 
 def test_questions_are_rows_of_prompt_and_answer() -> None:
-    text = corpus.load(DataConfig(**PRESETS["verify-sft"]["data"]))
+    text = corpus.load_questions(DataConfig(**PRESETS["verify-sft"]["data"]))
     assert text.sft
     assert len(text.train) % PRESETS["verify-sft"]["global_batch_size"], "an epoch ends in a smaller batch"
     lengths = set()

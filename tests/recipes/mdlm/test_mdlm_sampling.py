@@ -311,10 +311,11 @@ def test_noise_is_made_only_for_masked_positions_and_in_parts_that_change_nothin
     options = SamplingConfig(length=8, steps=4, block_length=4, temperature=1.0, stop=False)
     whole = sample(NETWORK, prompts_of(2, 3), options, seed=5)
     sizes = []
+    draft = sampling.draft
 
     def spy(logits: Tensor, *rest: object) -> tuple[Tensor, Tensor]:
         sizes.append(logits.shape[0])
-        return sampling.draft(logits, *rest)  # type: ignore[arg-type]
+        return draft(logits, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(sampling, "draft", spy)
     monkeypatch.setattr(sampling, "AT_ONCE", 3 * 272)

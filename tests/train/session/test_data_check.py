@@ -163,7 +163,10 @@ def test_a_text_file_that_changed_at_equal_length_is_refused(shell: Shell, ranks
     assert file_records("training")[0]["mtime_ns"] == text.stat().st_mtime_ns, "the new time is on record"
     text.write_text(text.read_text().replace("gold", "cold", 1))
     move_time(text, 10)
-    refused(shell, "the training data of stage 'pretrain' has changed since this run was started (text.txt holds some")
+    refused(
+        shell,
+        "the training data of stage 'pretrain' has changed since this run was started (the content of text.txt has",
+    )
     text.write_text("All that is gold does not glitter.\n" * 60)
     resumes(shell)
 

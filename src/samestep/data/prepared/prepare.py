@@ -71,7 +71,7 @@ class PrepareConfig:
             raise UserError(f"Set shard_bytes to 4 or more; it is {self.shard_bytes}.")
 
 
-Dataset = Texts | Chats
+TextDataset = Texts | Chats
 ReportProgress = Callable[[str, int, int], None]
 """Called with the current activity, the bytes done and the bytes in all."""
 ReadTokenizer = Callable[[Path, str | None, str | None], Tokenizer]
@@ -116,7 +116,7 @@ def prepare(
     return metadata
 
 
-def _dataset(sources: Sequence[TextSource], config: PrepareConfig) -> Dataset:
+def _dataset(sources: Sequence[TextSource], config: PrepareConfig) -> TextDataset:
     fields = ChatFields(config.prompt_field, config.answer_field)
     chats = [config.kind == "chat" or (config.kind == "auto" and _is_chat(source, fields)) for source in sources]
     if not any(chats):
@@ -134,13 +134,13 @@ def _is_chat(source: TextSource, fields: ChatFields) -> bool:
     return source.is_jsonl and any(fields.has_chat(record) for _, record in islice(read_records([source]), 1))
 
 
-def _row_length(config: PrepareConfig, dataset: Dataset) -> int:
+def _row_length(config: PrepareConfig, dataset: TextDataset) -> int:
     return config.sequence_length or dataset.default_length
 
 
 def _tokenizer(
     config: PrepareConfig,
-    dataset: Dataset,
+    dataset: TextDataset,
     split: Callable[[], Split],
     characters: set[str],
     read_folder: ReadTokenizer,

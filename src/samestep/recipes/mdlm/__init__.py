@@ -13,7 +13,7 @@ from samestep.recipes.mdlm.config import PRESETS, MdlmConfig
 from samestep.recipes.mdlm.generating import generate
 from samestep.recipes.mdlm.harness import evaluate
 from samestep.recipes.mdlm.pretrained import export, read_pretrained
-from samestep.recipes.mdlm.resolve import resolve
+from samestep.recipes.mdlm.resolve import resolve_config
 from samestep.recipes.mdlm.stages import describe, stages
 from samestep.recipes.mdlm.tokenizer import read_tokenizer
 from samestep.train.recipe import Recipe
@@ -31,7 +31,7 @@ recipe = Recipe(
         "fp16": Alias("distributed.mixed_precision", {"true": "fp16", "false": "none"}),
     },
     describe=describe,
-    resolve=resolve,
+    resolve=resolve_config,
     read_pretrained=read_pretrained,
     read_tokenizer=read_tokenizer,
     sample=generate,

@@ -20,7 +20,7 @@ COMPARED_TOKENS = 200
 WEIGHT_FILES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 
 
-def resolve(config: MdlmConfig) -> MdlmConfig:
+def resolve_config(config: MdlmConfig) -> MdlmConfig:
     """The configuration with the network of the pretrained model, or with a fresh network that fits the data."""
     initial = initial_model(config)
     if initial is None:

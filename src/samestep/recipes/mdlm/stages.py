@@ -11,12 +11,13 @@ from samestep.core.records import write_json
 from samestep.data.prepared import METADATA
 from samestep.data.tokenizer.vocabulary import read_record
 from samestep.models.transformer import Transformer
-from samestep.recipes.mdlm import corpus, resolve
+from samestep.recipes.mdlm import corpus
 from samestep.recipes.mdlm.config import MdlmConfig
 from samestep.recipes.mdlm.corpus import QUESTIONS, Corpus, DataConfig, load_questions
 from samestep.recipes.mdlm.objective import Objective, nll_metrics
 from samestep.recipes.mdlm.pretrained import copy_tokenizer_files
 from samestep.recipes.mdlm.pt_files import EpochFiles, FitWithEpochFiles
+from samestep.recipes.mdlm.resolve import check_corpus, initial_model
 from samestep.recipes.mdlm.sampling import sample, until_end
 from samestep.train.bench import Bench
 from samestep.train.config import named_source
@@ -63,10 +64,9 @@ def build(bench: Bench) -> Fit:
     """One network, fitted to the data."""
     config: MdlmConfig = bench.config
     text = load(config.data)
-    initial = (
-        None if bench.resumed else resolve.initial_model(config)
-    )  # a resumed run has its own copy of the tokenizer
-    resolve.check_corpus(config, text, initial)
+    # A resumed run has its own copy of the tokenizer.
+    initial = None if bench.resumed else initial_model(config)
+    check_corpus(config, text, initial)
     objective = Objective(config.objective, text.tokenizer.vocabulary, config.seed, text.sft)
     feed = bench.feed(text.train, count=objective.count)
     if bench.world.is_main:  # after the feed has checked the data, which also computed its hash
