@@ -19,7 +19,7 @@ def rank_info(rank: int, job: str, size: int = 2) -> RankInfo:
     return RankInfo("test", rank, size, rank, size, address=LOCALHOST, job=job)
 
 
-def meet(job: str) -> str:
+def read_from_rank_0(job: str) -> str:
     """What rank 1 of a job reads that rank 0 wrote; rank 1 is there first."""
     read: list[str] = []
 
@@ -35,13 +35,13 @@ def meet(job: str) -> str:
 
 
 def test_ranks_meet_by_their_job_alone() -> None:
-    assert meet(f"job {os.getpid()}") == f"of job {os.getpid()}"
+    assert read_from_rank_0(f"job {os.getpid()}") == f"of job {os.getpid()}"
 
 
 def test_two_jobs_with_the_same_ports_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
     first = candidate_ports(f"one {os.getpid()}")
     monkeypatch.setattr(rendezvous, "candidate_ports", lambda job: first)
-    assert [meet("one"), meet("two"), meet("three")] == ["of one", "of two", "of three"]
+    assert [read_from_rank_0(job) for job in ("one", "two", "three")] == ["of one", "of two", "of three"]
 
 
 def test_another_process_on_the_port_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +61,7 @@ def test_another_process_on_the_port_is_skipped(monkeypatch: pytest.MonkeyPatch)
                 caller.close()
 
         threading.Thread(target=answer_http, daemon=True).start()
-        assert meet("busy") == "of busy"
+        assert read_from_rank_0("busy") == "of busy"
 
 
 def test_a_given_address_and_port_are_taken_as_they_are() -> None:

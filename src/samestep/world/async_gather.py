@@ -2,9 +2,9 @@
 
 On busy cores a message costs more than the Python around a step, so several results share one message.
 
-    result = world.async_gather.submit(numbers)  # goes with the next message, whoever sends it
+    result = world.async_gather.submit(numbers)  # goes with the next message that is sent
     world.async_gather.flush()                   # sends all that was submitted, as one message
-    result.sums()                                # sums over the ranks; flushes first if nobody did, then waits
+    result.sums()                                # sums over the ranks; sends them first if needed, then waits
 
 Every rank submits the same results and flushes at the same places, as with any collective. Only the main thread does.
 """

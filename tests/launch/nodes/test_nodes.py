@@ -25,12 +25,10 @@ pytestmark = pytest.mark.timeout(90)
 _CONTEXT = multiprocessing.get_context("forkserver")
 
 
-def launcher(
-    folder: str, output: str, args: list[str], nproc: int, nodes: NodeOptions, options: dict[str, float]
-) -> None:
+def launcher(folder: str, log: str, args: list[str], nproc: int, nodes: NodeOptions, options: dict[str, float]) -> None:
     """What one node runs."""
     os.chdir(folder)
-    handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.environ["TMPDIR"] = folder

@@ -20,9 +20,9 @@ def program(steps: int, ops: list[tuple[str, str]]) -> Rows:
     return rows
 
 
-def without(ops: list[tuple[str, str]], steps: int, place: int) -> Rows:
+def without(ops: list[tuple[str, str]], steps: int, position: int) -> Rows:
     """The same, with one left out in the last step, and stuck in the next one."""
-    done = ops * (steps - 1) + ops[:place] + ops[place + 1 : place + 2]
+    done = ops * (steps - 1) + ops[:position] + ops[position + 1 : position + 2]
     return program(1, done)
 
 
@@ -34,7 +34,7 @@ STEP = [("own", "all_reduce of [1]"), ("default", "all_reduce of [25]"), ("contr
 
 
 def test_a_collective_of_another_group_left_out() -> None:
-    healthy, other = program(1, STEP * 5 + STEP[:1]), without(STEP, 6, place=0)
+    healthy, other = program(1, STEP * 5 + STEP[:1]), without(STEP, 6, position=0)
     found = find_skipped([report(0, healthy), report(1, other)])
     assert found is not None
     assert (found[0]["rank"], found[1], found[2]["rank"]) == (1, "all_reduce of [1] in group own", 0)
@@ -49,15 +49,15 @@ def test_one_of_the_same_group_left_out() -> None:
 
 @given(late=st.integers(0, 14), kept=st.integers(5, 40))
 def test_a_rank_that_is_only_late_left_nothing_out(late: int, kept: int) -> None:
-    whole = program(8, STEP)
-    assert find_skipped([report(0, whole[-kept:]), report(1, whole[: len(whole) - late][-kept:])]) is None
+    healthy = program(8, STEP)
+    assert find_skipped([report(0, healthy[-kept:]), report(1, healthy[: len(healthy) - late][-kept:])]) is None
 
 
-@given(place=st.integers(0, 2), ranks=st.integers(2, 5), which=st.integers(0, 4), kept=st.integers(9, 60))
-def test_whichever_it_is_and_however_far_the_lists_reach_back(place: int, ranks: int, which: int, kept: int) -> None:
+@given(position=st.integers(0, 2), ranks=st.integers(2, 5), which=st.integers(0, 4), kept=st.integers(9, 60))
+def test_whichever_it_is_and_however_far_the_lists_reach_back(position: int, ranks: int, which: int, kept: int) -> None:
     which %= ranks
-    healthy = program(1, STEP * 7 + STEP[: place + 1])
-    other = program(1, STEP * 7 + STEP[:place] + (STEP + STEP)[place + 1 : place + 2])
+    healthy = program(1, STEP * 7 + STEP[: position + 1])
+    other = program(1, STEP * 7 + STEP[:position] + (STEP + STEP)[position + 1 : position + 2])
     found = find_skipped([report(rank, (other if rank == which else healthy)[-kept:]) for rank in range(ranks)])
     assert found is not None and found[0]["rank"] == which
 

@@ -63,7 +63,7 @@ def _directives(part: JobPart, job: Job, context: ScriptContext) -> list[str]:
         "filesystems": site.filesystems,
     }
     options = {"N": _name(context.run.name), "A": site.account, "q": site.queue}
-    lines = [f"-{letter} {value}" for letter, value in options.items() if value is not None]
+    lines = [f"-{option} {value}" for option, value in options.items() if value is not None]
     lines += [f"-l {name}={value}" for name, value in resources.items() if value is not None]
     return [*lines, "-j oe", f"-o {log(context)}", f"-r {'y' if job.requeue else 'n'}", *site.directives]
 

@@ -115,7 +115,7 @@ class HeartbeatExchange:
 
 
 def write_heartbeat(path: Path, report: Report) -> None:
-    """Replace a small file. It is not synced to the disk, since nobody needs it after a crash of the machine."""
+    """Replace a small file. It is not synced to the disk, since it is not needed after a crash of the machine."""
     fresh = path.with_name(f".{path.name}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh.write_text(json.dumps(report), encoding="utf-8")

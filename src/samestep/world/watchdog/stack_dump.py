@@ -166,10 +166,10 @@ def host_memory() -> tuple[int, int]:
 
 def process_state(pid: int) -> str:
     """The state of a process of this host that sends no heartbeat: stopped, gone, or empty (running, or unknown)."""
-    letter, _ = _proc_stat(pid)
-    if not letter:
+    code, _ = _proc_stat(pid)
+    if not code:
         return "gone" if Path("/proc/self").exists() else ""
-    return {"T": "stopped", "t": "stopped", "Z": "gone", "X": "gone"}.get(letter, "")
+    return {"T": "stopped", "t": "stopped", "Z": "gone", "X": "gone"}.get(code, "")
 
 
 def start_time(pid: int) -> str:
