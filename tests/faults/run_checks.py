@@ -45,10 +45,10 @@ def unfinished(path: Path) -> str:
 def first_difference(reference: Reference, path: Path) -> str:
     """The first difference between a run and the uninterrupted one of its world size; empty if there is none."""
     for rank in range(reference.world):
-        wanted = RecordedLaunch.of([evidence_lines(reference.path, reference.world, rank)])
+        wanted = RecordedLaunch.from_lines([evidence_lines(reference.path, reference.world, rank)])
         done: set[int] = set()
         for lines in _launches(evidence_lines(path, reference.world, rank)):
-            found = RecordedLaunch.of([lines])
+            found = RecordedLaunch.from_lines([lines])
             problem = first_change(wanted, found)
             if problem:
                 return f"rank {rank}: {problem}"

@@ -83,7 +83,7 @@ class Outer:
     ],
 )
 def test_settings_survive_the_command_line(config: Outer) -> None:
-    assert compose(Outer, words=list(_as_args(plain(dump(config))))) == config
+    assert compose(Outer, args=list(_as_args(plain(dump(config))))) == config
 
 
 def test_an_interrupt_that_another_thread_gets_is_passed_on() -> None:

@@ -82,7 +82,7 @@ def test_a_recipe_without_the_preset_is_asked_to_declare_one(
 )
 def test_every_preset_for_proofs_is_proved_unless_one_is_named(args: list[str], presets: list[str]) -> None:
     asked = RecipeArgs.parse(["mdlm", *args], "verify")
-    assert list(verify.chosen(asked, asked.recipe())) == presets
+    assert list(verify.verify_configs(asked, asked.recipe())) == presets
 
 
 @pytest.mark.parametrize("args", [["--kill-seed", "x"], ["--timeout", "0"], ["--keep", "."]])

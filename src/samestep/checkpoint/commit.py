@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor
 
 from samestep.checkpoint.across_ranks import split_by_size
 from samestep.checkpoint.files import FileRecord, remove_folder, write_file
-from samestep.checkpoint.manifest import RANKS, STATE, Manifest, versions, write_manifest
+from samestep.checkpoint.manifest import RANKS, STAGING, STATE, Manifest, versions, write_manifest
 from samestep.checkpoint.metadata import read_metadata
 from samestep.checkpoint.state import RankStateful, Stateful, check_json, split_state
 from samestep.checkpoint.tensors import Written, write_tensors
@@ -40,7 +40,7 @@ from samestep.core.errors import RunFailed, UserError
 from samestep.core.records import Json, sync_folder
 from samestep.world.world import World
 
-STAGING, REPLACED = ".staging_", ".replaced_"
+REPLACED = ".replaced_"
 DELETING = ".doomed_"  # the name on disk, as earlier versions wrote it
 _log = logging.getLogger("samestep.checkpoint")
 

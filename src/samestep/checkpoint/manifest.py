@@ -28,6 +28,8 @@ MANIFEST = "manifest.json"
 CHECKSUM = "manifest.sha256"
 STATE = "state.json"
 RANKS = "ranks.json"
+STAGING = ".staging_"
+"""What the name of a checkpoint that is not committed yet begins with."""
 _STEP = re.compile(r"(?:\.replaced_)?step_(\d+)")
 
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from samestep.checkpoint.commit import STAGING
-from samestep.checkpoint.manifest import Checkpoint, checkpoint_folders, quick_check, step_of, verify
+from samestep.checkpoint.manifest import STAGING, Checkpoint, checkpoint_folders, quick_check, step_of, verify
 from samestep.checkpoint.retention import MODES, Retention
 from samestep.cli.args import parse_run
 from samestep.core.durations import ago

@@ -26,7 +26,7 @@ SHAPE = TransformerConfig(d_model=16, n_layers=1, n_heads=2, mlp_hidden_size=32,
 
 
 def composed(*words: str) -> MdlmConfig:
-    return compose(MdlmConfig, presets=recipe.presets, aliases=recipe.aliases, words=words)
+    return compose(MdlmConfig, presets=recipe.presets, aliases=recipe.aliases, args=words)
 
 
 @pytest.fixture

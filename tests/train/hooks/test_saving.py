@@ -12,9 +12,9 @@ import torch
 
 from cli.conftest import EXAMPLE, SMALL, Shell
 from samestep.checkpoint import commit as commit_module
-from samestep.checkpoint.commit import STAGING, make_empty_folder
+from samestep.checkpoint.commit import make_empty_folder
 from samestep.checkpoint.loading import read_tensors
-from samestep.checkpoint.manifest import find_checkpoints, read_manifest, verify
+from samestep.checkpoint.manifest import STAGING, find_checkpoints, read_manifest, verify
 from samestep.cli.main import main
 from samestep.core.records import JsonLines, read_json
 from samestep.launch.local import start

@@ -63,8 +63,8 @@ def test_one_without_a_new_heartbeat_is_silent(tmp_path: Path) -> None:
 def test_one_that_wrote_its_stacks_after_its_last_heartbeat_holds_the_interpreter(tmp_path: Path) -> None:
     detector, heartbeats = make_detector(tmp_path)
     silent = heartbeat(1, 5, thread=0xABC)
-    write_heartbeat(RunDir(tmp_path).beat(1), silent)
-    stacks = RunDir(tmp_path).stacks(1)
+    write_heartbeat(RunDir(tmp_path).heartbeat(1), silent)
+    stacks = RunDir(tmp_path).stack_dump(1)
     stacks.write_text('Timeout!\nThread 0x0abc (most recent call first):\n  File "/mine/busy.py", line 3 in hold\n')
     later = RunDir(tmp_path).heartbeat(1).stat().st_mtime + 9
     os.utime(stacks, (later, later))
@@ -80,10 +80,10 @@ def test_without_the_store_files_show_who_is_silent(tmp_path: Path) -> None:
     detector, heartbeats = make_detector(tmp_path, rank=1)
     heartbeats.store_silence = HEARTBEAT_TIMEOUT + 1
     for rank in (0, 1):
-        write_heartbeat(RunDir(tmp_path).beat(rank), heartbeat(rank, 5, host="elsewhere"))
+        write_heartbeat(RunDir(tmp_path).heartbeat(rank), heartbeat(rank, 5, host="elsewhere"))
     assert detector.check(heartbeat(1, 9), 0.0) is None, "the file of rank 0 still looks fresh"
-    old = RunDir(tmp_path).beat(1).stat().st_mtime - FILE_MAX_AGE - 1
-    os.utime(RunDir(tmp_path).beat(0), (old, old))
+    old = RunDir(tmp_path).heartbeat(1).stat().st_mtime - FILE_MAX_AGE - 1
+    os.utime(RunDir(tmp_path).heartbeat(0), (old, old))
     stall = detector.check(heartbeat(1, 9), 1.0)
     assert stall is not None and "rank 0 on elsewhere sends no heartbeat" in stall.sentence
 
