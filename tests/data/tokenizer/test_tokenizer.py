@@ -123,5 +123,5 @@ def test_folders_without_a_readable_tokenizer_are_refused(tmp_path: Path) -> Non
 def test_without_the_library_its_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain_folder(tmp_path, {"[MASK]": True})
     monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
-    with pytest.raises(UserError, match=r"pip install 'samestep\[mdlm\]'"):
+    with pytest.raises(UserError, match=r"pip install 'samestep\[tokenizers\]'"):
         load_tokenizer(tmp_path)
