@@ -86,7 +86,7 @@ def build(bench: Bench) -> ToyFit:
 
     net = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
     feed = bench.feed(Points(30, raises=trouble == "raise"))
-    fit = ToyFit(bench.learner(net), feed, loss, validation=bench.rows_once(Points(10)), measure=error)
+    fit = ToyFit(bench.learner(net), feed, loss, validation=bench.evaluation_feed(Points(10)), measure=error)
     fit.interrupted = trouble == "sigterm_validating"
     return fit
 

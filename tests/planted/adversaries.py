@@ -19,7 +19,7 @@ def judged(module: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
 
 def train_judge(bench: Bench) -> Fit:
     judge = bench.learner(net())
-    return Fit(judge, bench.feed(points(40)), judged, mix={"error": 1.0}, validation=bench.rows_once(points(11)))
+    return Fit(judge, bench.feed(points(40)), judged, mix={"error": 1.0}, validation=bench.evaluation_feed(points(11)))
 
 
 class Duel:

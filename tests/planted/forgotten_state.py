@@ -16,7 +16,7 @@ class Steered(Fit):
 
 
 def build(bench: Bench) -> Steered:
-    return Steered(bench.learner(net()), bench.feed(points(40)), loss, validation=bench.rows_once(points(11)))
+    return Steered(bench.learner(net()), bench.feed(points(40)), loss, validation=bench.evaluation_feed(points(11)))
 
 
 recipe = recipe_of(build)

@@ -25,7 +25,7 @@ def loss(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
 def build(bench: Bench) -> Fit:
     config = LlamaConfig(**SIZES, num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=False)
     learner = bench.learner(LlamaForCausalLM(config))
-    return Fit(learner, bench.feed(texts(40)), loss, validation=bench.rows_once(texts(11)))
+    return Fit(learner, bench.feed(texts(40)), loss, validation=bench.evaluation_feed(texts(11)))
 
 
 # Made here, so that workers find this module, and with it transformers, imported.

@@ -16,7 +16,7 @@ class Averaged(Fit):
 
 
 def build(bench: Bench) -> Averaged:
-    return Averaged(bench.learner(net()), bench.feed(points(40)), loss, validation=bench.rows_once(points(11)))
+    return Averaged(bench.learner(net()), bench.feed(points(40)), loss, validation=bench.evaluation_feed(points(11)))
 
 
 recipe = recipe_of(build)

@@ -51,7 +51,7 @@ def fit(
 ) -> Fit:
     """The sound task, with another loss or count."""
     feed = bench.feed(points(40), count=count)
-    return Fit(bench.learner(module or net()), feed, loss, validation=bench.rows_once(points(11)))
+    return Fit(bench.learner(module or net()), feed, loss, validation=bench.evaluation_feed(points(11)))
 
 
 def recipe_of(

@@ -17,7 +17,7 @@ class Dump:
     """Squares every point, a step at a time; the parts lie on disk, so nothing else must be remembered."""
 
     def __init__(self, bench: Bench) -> None:
-        self.feed = bench.rows_once(points(30), batch=bench.config.global_batch_size)
+        self.feed = bench.evaluation_feed(points(30), batch=bench.config.global_batch_size)
         self.bench, self.length, self.state = bench, self.feed.length, {}
 
     def step(self, tick: Tick) -> Metrics:
@@ -106,7 +106,7 @@ def dumped(bench: Bench) -> list[dict[str, Tensor]]:
 
 def contrast(bench: Bench) -> Contrast:
     rows = dumped(bench)
-    return Contrast(bench.learner(net()), bench.feed(rows), measured, validation=bench.rows_once(rows))
+    return Contrast(bench.learner(net()), bench.feed(rows), measured, validation=bench.evaluation_feed(rows))
 
 
 recipe = Recipe(

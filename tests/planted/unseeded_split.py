@@ -10,7 +10,7 @@ def build(bench: Bench) -> Fit:
     rows = points(51)
     order = np.random.default_rng().permutation(len(rows))
     train, held = [rows[i] for i in order[:40]], [rows[i] for i in order[40:]]
-    return Fit(bench.learner(net()), bench.feed(train), loss, validation=bench.rows_once(held))
+    return Fit(bench.learner(net()), bench.feed(train), loss, validation=bench.evaluation_feed(held))
 
 
 recipe = recipe_of(build)

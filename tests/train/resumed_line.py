@@ -47,7 +47,7 @@ class Failing(Fit):
 
 def build(bench: Bench) -> Fit:
     feed = bench.feed(Rows("rows.json", bench.config.augment))
-    validation = bench.rows_once(Rows("held.json", "none"))
+    validation = bench.evaluation_feed(Rows("held.json", "none"))
     return Failing(bench.learner(nn.Linear(1, 1)), feed, line_loss.loss, validation=validation)
 
 

@@ -42,4 +42,4 @@ def test_data_that_is_read_after_the_stage_was_built_is_not_compared(tmp_path: P
         made = bench(tmp_path)
         made.feed(Points(12))
         made.is_built = True
-        assert len(made.rows_once(Points(size)).order.ids(0)) > 0
+        assert len(made.evaluation_feed(Points(size)).order.ids(0)) > 0

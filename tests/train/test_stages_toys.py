@@ -47,7 +47,7 @@ class Dump:
     """A task without a learner: every row once, into one array whose layout knows nothing of ranks."""
 
     def __init__(self, bench: Bench) -> None:
-        self.feed = bench.rows_once(Points(SIZE), batch=bench.config.dump_batch)
+        self.feed = bench.evaluation_feed(Points(SIZE), batch=bench.config.dump_batch)
         self.length, self.state = self.feed.length, dict[str, Any]()
         self.net = made(lambda: nn.Linear(4, 3))
         path = bench.artifact("features.npy")

@@ -1,7 +1,7 @@
 """The bench: what a stage builds its task with. It has the world, the configuration and the run directory.
 
 def build(bench):
-    return Fit(bench.learner(Net()), bench.feed(train_rows), loss, validation=bench.rows_once(val_rows))
+    return Fit(bench.learner(Net()), bench.feed(train_rows), loss, validation=bench.evaluation_feed(val_rows))
 """
 
 import logging
@@ -112,7 +112,7 @@ class Bench:
         order = order or Shuffled(len(rows), plan.global_batch, self.config.seed)
         return self._feed(rows, order, plan.steps, count)
 
-    def rows_once(self, rows: Rows, *, count: RowWeights | None = None, batch: int | None = None) -> Feed:
+    def evaluation_feed(self, rows: Rows, *, count: RowWeights | None = None, batch: int | None = None) -> Feed:
         """Every row exactly once, in order, with fixed noise: for validation and for dumps."""
         if len(rows) < 1:
             raise UserError("the validation data is empty: there is no row to validate on")
@@ -220,7 +220,8 @@ class Bench:
         check_data(rows, name, self.rundir, self.world, reading)
 
     def _once_batch(self) -> int:
-        """Frozen too: a dump that is resumed at another world size must count its steps as before."""
+        """Frozen too: a dump that is resumed at another world size must count its steps as before. The key on disk is that
+        of earlier versions."""
         return self._freeze("rows_once", lambda: self.config.batch_size * self.world.dp_size)
 
     def _freeze(self, what: str, make: Callable[[], Json]) -> Json:

@@ -106,7 +106,9 @@ def compare(ours: Trace, theirs: Trace, names: RunNames, floor: Floor = STRICT) 
             found.difference = Difference(
                 "samples",
                 f"{describe_step(key, {**ours, **theirs})} happens only at {only}; "
-                + candidates("steps counted from batch_size or from the ranks (give bench.rows_once a fixed batch)"),
+                + candidates(
+                    "steps counted from batch_size or from the ranks (give bench.evaluation_feed a fixed batch)"
+                ),
             )
             break
     return found

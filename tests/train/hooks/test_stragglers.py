@@ -198,7 +198,7 @@ def build(bench: Bench) -> Fit:
             time.sleep(NAP)
         return error(module, batch)
 
-    return Fit(bench.learner(made(Net)), bench.feed(rows), loss, validation=bench.rows_once(Points(7)))
+    return Fit(bench.learner(made(Net)), bench.feed(rows), loss, validation=bench.evaluation_feed(Points(7)))
 
 
 recipe = Recipe(Sleepy, lambda config: [Stage("fit", build, validate=Fit.validate)])

@@ -57,7 +57,7 @@ class Cache(Fit):
     """A stage that only uses a network, which is none of its state, and ends before its weights would come back."""
 
     def __init__(self, bench: Bench) -> None:
-        super().__init__(bench.learner(lambda: nn.Linear(4, 2)), bench.rows_once(Points(24), batch=8), loss)
+        super().__init__(bench.learner(lambda: nn.Linear(4, 2)), bench.evaluation_feed(Points(24), batch=8), loss)
         self.bench, self.state = bench, {}
 
     def step(self, tick: Tick) -> Metrics:
@@ -71,7 +71,7 @@ class Dump:
     """A stage without a learner."""
 
     def __init__(self, bench: Bench) -> None:
-        self.feed = bench.rows_once(Points(6), batch=3)
+        self.feed = bench.evaluation_feed(Points(6), batch=3)
         self.length, self.state = self.feed.length, dict[str, Any]()
 
     def step(self, tick: Tick) -> Metrics:
@@ -89,7 +89,7 @@ def build(bench: Bench) -> Fit:
     first = {name: full_tensor(tensor).tolist() for name, tensor in learner.weights().items()}
     if bench.world.is_main:
         write_json(bench.artifact(f"first_{bench.resumed}.json"), first)
-    return Fit(learner, feed, loss, validation=bench.rows_once(Points(7)))
+    return Fit(learner, feed, loss, validation=bench.evaluation_feed(Points(7)))
 
 
 def stages(config: Staged) -> list[Stage]:

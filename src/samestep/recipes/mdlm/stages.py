@@ -79,7 +79,7 @@ def build(bench: Bench) -> Fit:
         learner,
         feed,
         objective.loss,
-        validation=bench.rows_once(text.validation, count=objective.measure_count),
+        validation=bench.evaluation_feed(text.validation, count=objective.measure_count),
         measure=objective.measure,
         derive=lambda found: nll_metrics(found["nll"], text.validation_bytes_per_token),
         average=Average(learner, config.ema_decay) if config.ema_decay else None,
