@@ -220,8 +220,8 @@ class Bench:
         check_data(rows, name, self.rundir, self.world, reading)
 
     def _once_batch(self) -> int:
-        """Frozen too: a dump that is resumed at another world size must count its steps as before. The key on disk is that
-        of earlier versions."""
+        """Frozen too: a dump that is resumed at another world size must count its steps as before. The key on disk is
+        that of earlier versions."""
         return self._freeze("rows_once", lambda: self.config.batch_size * self.world.dp_size)
 
     def _freeze(self, what: str, make: Callable[[], Json]) -> Json:
