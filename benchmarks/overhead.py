@@ -97,7 +97,7 @@ def breakdown(world: World, ours: Samestep) -> dict[str, float]:
         (learner, "_backward", "update: forward, backward, all-reduce"),
         (learner, "_apply", "update: clip, check, AdamW, metrics"),
         (ours.stop, "agreed", "agreement: stop and save"),
-        *((event, "after_step", "log: figures, sinks, screen") for event in ours.every),
+        *((event, "after_step", "log: metrics, sinks, screen") for event in ours.every),
     ]
     for owner, method, name in changed:
         setattr(owner, method, timed_call(name, getattr(owner, method)))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from samestep.train.loop import Task, Tick
     from samestep.train.recipe import Recipe, Stage
 
-_HOMES = {
+_EXPORTS = {
     "Bench": "samestep.train.bench",
     "Config": "samestep.train.config",
     "Feed": "samestep.data.feed",
@@ -37,6 +37,9 @@ _HOMES = {
     "evaluate": "samestep.train.fit",
     "keyed_dropout": "samestep.train.learner.dropout",
 }
+
+_EARLIER_NAMES = {"Figure": "Metric", "Micros": "MicroBatches"}
+"""Recipes that were written for an earlier version still find these."""
 
 __all__ = [
     "Bench",
@@ -60,10 +63,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    name = _EARLIER_NAMES.get(name, name)
     if name == "noise":
         return import_module("samestep.data.noise")
     if name == "launch":  # a package that can be called
         return import_module("samestep.launch")
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in _EXPORTS:
+        return getattr(import_module(_EXPORTS[name]), name)
     raise AttributeError(f"module 'samestep' has no attribute {name!r}")

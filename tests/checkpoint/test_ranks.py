@@ -148,7 +148,7 @@ def test_replicated_state_is_written_once_and_split_over_ranks(tmp_path: Path) -
 def save_in_a_thread(folder: Path) -> None:
     world = World.join(device="cpu")
     store = Store(folder, replace(world, control=dist.new_group(backend="gloo")))
-    snapshot = store.stage(1, {"part": Part({"w": values("w", (400, 400))})}, {})
+    snapshot = store.take_snapshot(1, {"part": Part({"w": values("w", (400, 400))})}, {})
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(lambda: store.commit(snapshot, store.write(snapshot)))
         for number in range(20):  # meanwhile the run communicates over its own group

@@ -32,7 +32,7 @@ def test_a_run_goes_out_and_comes_back(shell: Shell, capsys: pytest.CaptureFixtu
         (["a"], "two arguments are expected, not 1; the command is: samestep export RUN"),
         (["a", "b", "--half"], "there is no option --half"),
         (["a", "b", "--dtype", "fp8"], "--dtype must be bf16 or fp32, not 'fp8'"),
-        (["a", "b", "--max_shard_size", "much"], "'much' is no size"),
+        (["a", "b", "--max_shard_size", "much"], "'much' is not a size"),
         (["a", "b", "--max_shard_size", "0"], "must be above zero"),
         (["a", "b"], "'a' is not a run directory"),
     ],

@@ -12,15 +12,8 @@ import pytest
 import torch
 
 from samestep.core.errors import UserError
-from samestep.data.fingerprint import (
-    ROWS,
-    DataFile,
-    Origin,
-    ReadOptions,
-    chosen_rows,
-    compare_fingerprint,
-    take_fingerprint,
-)
+from samestep.data.data_file import DataFile
+from samestep.data.fingerprint import ROWS, Origin, ReadOptions, chosen_rows, compare_fingerprint, take_fingerprint
 from samestep.data.row_digest import digest_of
 from samestep.data.text import fingerprint, open_text, origins, split
 from toys import Points

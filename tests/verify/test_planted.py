@@ -63,4 +63,4 @@ def test_where_nothing_can_be_proved_that_is_reported(
     floor = next(line for line in output.splitlines() if " rounding floor: " in line)
     assert re.match(rf"UNVERIFIABLE rounding floor: losses .*; candidates: {first}", floor), output
     assert "\nUNVERIFIABLE gradients at 1, 2, 3 ranks: " in output
-    assert "checks are unverifiable, which is no proof" in output
+    assert "checks are unverifiable, so this is not a proof" in output

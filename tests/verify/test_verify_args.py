@@ -55,8 +55,8 @@ def test_without_a_terminal_a_check_is_one_line(capsys: pytest.CaptureFixture[st
     [
         (CHECKS[:1] + CHECKS[3:], "all 1 checks hold", 0),
         (CHECKS[:2] + CHECKS[3:], "1 of 2 checks failed", 1),
-        (CHECKS[:1] + CHECKS[2:], "1 of 2 checks are unverifiable, which is no proof", 1),
-        (CHECKS, "1 of 3 checks failed, 1 of 3 checks are unverifiable, which is no proof", 1),
+        (CHECKS[:1] + CHECKS[2:], "1 of 2 checks are unverifiable, so this is not a proof", 1),
+        (CHECKS, "1 of 3 checks failed, 1 of 3 checks are unverifiable, so this is not a proof", 1),
     ],
 )
 def test_the_summary_counts_what_does_not_hold(

@@ -95,7 +95,7 @@ class Saver:
     def reserve(self, state: Mapping[str, Stateful]) -> None:
         """Allocate the memory for copies of this state now, so that no save in the loop has to wait for it."""
         if self._background:
-            self._buffers.reserve(self._store.stage(0, state, {}).tensors)
+            self._buffers.reserve(self._store.take_snapshot(0, state, {}).tensors)
 
     def save(
         self,
@@ -174,7 +174,7 @@ class Saver:
     ) -> None:
         """`if_it_fails`: what the warning about a failure says happens next; empty for no warning."""
         assert self._pending is None, "one save at a time"
-        snapshot = self._store.stage(step, state, about)
+        snapshot = self._store.take_snapshot(step, state, about)
         pending = self._pending = PendingSave(step)
         self.last_step = step
         if not self._background:

@@ -76,7 +76,7 @@ class CheckpointWriter:
         self._on_phase = on_phase
         self._has_written = False
 
-    def stage(self, step: int, state: Mapping[str, Stateful], about: Mapping[str, Json]) -> Snapshot:
+    def take_snapshot(self, step: int, state: Mapping[str, Stateful], about: Mapping[str, Json]) -> Snapshot:
         """Take a snapshot of the state. Tensors are not copied: they must not change until they are written."""
         plain, tensors = split_state({name: part.state_dict() for name, part in state.items()})
         tensors = dict(sorted(tensors.items()))  # the same state makes the same files, in whatever order it comes

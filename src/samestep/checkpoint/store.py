@@ -76,7 +76,7 @@ class Store(CheckpointWriter):
     def save(self, step: int, state: Mapping[str, Stateful], about: Mapping[str, Json]) -> Path:
         """Save the state at `step`; a checkpoint of that step is replaced. `about["figure"]` is the metric that decides
         which checkpoint is best."""
-        snapshot = self.stage(step, state, about)
+        snapshot = self.take_snapshot(step, state, about)
         return self.commit(snapshot, self.write(snapshot))
 
     def commit(self, snapshot: Snapshot, files: Mapping[str, FileRecord]) -> Path:

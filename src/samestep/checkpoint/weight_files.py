@@ -3,7 +3,6 @@
 Nothing here runs code from a file: `.pt` is read by torch's weights-only loader, and what that refuses we refuse.
 """
 
-import os
 import pickle
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +14,7 @@ import torch
 from samestep.checkpoint.safetensor_files import SafetensorsFiles, first_few
 from samestep.checkpoint.weight_sources import InMemoryWeights, RenamedWeights, WeightSource
 from samestep.core.errors import UserError
-from samestep.core.records import sync_folder
+from samestep.core.records import atomic_file
 
 NAMES = ("model_state_dict", "state_dict", "model")
 """Keys under which a file may hold its weights beside other content; we write the first."""
@@ -43,17 +42,8 @@ def save_weights(path: Path, weights: Mapping[str, torch.Tensor], extra: Mapping
         assert NAMES[0] not in extra
         _check_plain(extra)
         content = {**extra, NAMES[0]: content}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    with atomic_file(path) as file:
+        torch.save(content, file)
 
 
 def open_weight_file(path: Path) -> WeightFile:

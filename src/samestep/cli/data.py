@@ -11,7 +11,7 @@ from typing import Any
 from samestep.core.config import MISSING, build, fields_of, parse_settings, split_options
 from samestep.core.errors import EXIT_DONE, EXIT_INTERRUPTED, UserError
 from samestep.core.output import print_safely
-from samestep.data.prepared.prepare import PrepareConfig
+from samestep.data.prepared.config import PrepareConfig
 
 SHAKESPEARE = "shakespeare"
 USAGE = """samestep data prepare SOURCE... [--out FOLDER] [settings]

@@ -14,7 +14,7 @@ from samestep.cli.args import override_config, run_on_model
 from samestep.core.config import dump, split_options
 from samestep.core.errors import EXIT_DONE, UserError
 from samestep.core.records import write_atomically
-from samestep.train.pretrained.trained import open_trained
+from samestep.train.pretrained.trained_model import open_trained
 from samestep.world.world import World
 
 HELP = """samestep evaluate MODEL --tasks NAME,... [options] [settings, such as --batch_size 32]

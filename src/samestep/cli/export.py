@@ -6,7 +6,7 @@ from pathlib import Path
 from samestep.core.config import split_options
 from samestep.core.errors import EXIT_DONE, UserError
 from samestep.train.pretrained.export import ExportOptions, bytes_of
-from samestep.train.pretrained.trained import open_trained
+from samestep.train.pretrained.trained_model import open_trained
 
 HELP = """samestep export RUN|CHECKPOINT FOLDER [--dtype bf16|fp32] [--max_shard_size 5GB] [--overwrite]
 

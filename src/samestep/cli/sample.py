@@ -10,7 +10,7 @@ from samestep.cli.args import COMMON_ALIASES, run_on_model
 from samestep.core.config import dump, override, paths_of, split_options
 from samestep.core.errors import EXIT_DONE, UserError
 from samestep.core.records import Json
-from samestep.train.pretrained.trained import Trained, open_trained
+from samestep.train.pretrained.trained_model import Trained, open_trained
 from samestep.world.world import World
 
 HELP = """samestep sample MODEL [--prompt TEXT | --prompts FILE] [--samples N] [options] [settings]

@@ -87,7 +87,7 @@ def summary(checks: Sequence[CheckResult]) -> int:
     failed, unverifiable = _count(checks, ProofStatus.FAILED), _count(checks, ProofStatus.UNVERIFIABLE)
     done = len(checks) - _count(checks, ProofStatus.NOT_RUN) - _count(checks, ProofStatus.UNKNOWN)
     problems = [f"{failed} of {done} checks failed"] if failed else []
-    problems += [f"{unverifiable} of {done} checks are unverifiable, which is no proof"] if unverifiable else []
+    problems += [f"{unverifiable} of {done} checks are unverifiable, so this is not a proof"] if unverifiable else []
     print(", ".join(problems) or f"all {done} checks hold")
     return EXIT_FAILURE if problems else EXIT_DONE
 

@@ -18,10 +18,12 @@ def parse_duration(text: str, *, time_limit: bool = False) -> float:
     """
     amount, clock = _AMOUNT.fullmatch(text.strip()), _CLOCK.fullmatch(text.strip())
     if amount and (amount[2] or not time_limit):
-        return float(amount[1]) * _SECONDS[amount[2]]
-    if clock and (clock[2] or not time_limit):
-        days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
-        return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+        seconds = float(amount[1]) * _SECONDS[amount[2]]
+        if seconds >= 1 or not time_limit:
+            return seconds
+    elif clock and (clock[2] or not time_limit):
+        days, hours, minutes, rest = (int(part or 0) for part in clock.groups())
+        return ((days * 24 + hours) * 60 + minutes) * 60 + rest
     if time_limit:
         raise UserError(f"--time {text!r} is not a time limit; write 30m, 2h, 1d, HH:MM:SS or D-HH:MM:SS")
     raise UserError(f"{text!r} is not a duration; write 90s, 30m, 2h or HH:MM:SS")

@@ -4,22 +4,39 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 Json = Any  # None, bool, int, float, str, and lists and string-keyed dicts of them
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace the content of `path`. After a kill at any moment, the old or the new file is there, never a part."""
+@contextmanager
+def atomic_file(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
+    """A file to write that becomes `path` at the end. After a kill at any moment, the old or the new one is there.
+
+    `sync`: have it on the disk, too, when this ends; not needed for what a crash of the machine makes useless.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")  # a fixed name, so that the next write replaces what a kill left
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    sync_folder(path.parent)
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)  # it may be what fills the disk
+        raise
+    if sync:
+        sync_folder(path.parent)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace the content of `path`."""
+    with atomic_file(path) as file:
+        file.write(text.encode())
 
 
 def sync_folder(folder: Path) -> None:

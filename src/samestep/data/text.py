@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from samestep.core.errors import UserError
-from samestep.data.fingerprint import DataFile
+from samestep.data.data_file import DataFile
 
 JSONL = (".jsonl", ".ndjson")
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".7z", ".parquet", ".arrow", ".npy", ".npz")

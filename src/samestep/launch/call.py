@@ -144,9 +144,7 @@ def _run(command: Sequence[str], folder: Path) -> int:
     """Run the launching process to its end and print what it prints; returns its exit code."""
     env = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(
-            path for path in sys.path if path
-        ),  # what can be imported here can be imported there
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),  # so that workers can import the same
         launch_env.FOLDER: str(folder),
         launch_env.PARENT: str(os.getpid()),
     }

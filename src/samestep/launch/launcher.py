@@ -16,7 +16,7 @@ from pathlib import Path
 from samestep.core import launch_env
 from samestep.core.errors import EXIT_PREEMPTED, UserError
 from samestep.core.parent import terminate_with_parent
-from samestep.launch.attempt import AttemptDeadline, NodeAssignment
+from samestep.launch.assignment import AttemptDeadline, NodeAssignment
 from samestep.launch.node_runner import NodeRunner
 from samestep.launch.nodes.options import NodeOptions
 from samestep.launch.restart_policy import AttemptEnd, Decision, RestartPolicy

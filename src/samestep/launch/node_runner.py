@@ -12,7 +12,7 @@ from samestep.core.errors import EXIT_DONE
 from samestep.core.output import print_safely
 from samestep.core.records import JsonLines
 from samestep.core.rundir import RunDir
-from samestep.launch.attempt import AttemptDeadline, NodeAssignment
+from samestep.launch.assignment import AttemptDeadline, NodeAssignment
 from samestep.launch.failure import Failure, exit_report_of, headline
 from samestep.launch.restart_policy import Decision
 from samestep.launch.stop_requests import StopRequests

@@ -120,6 +120,8 @@ class Bench:
         order = Sequential(len(rows), batch or self._once_batch(), epoch=VALIDATION_EPOCH)
         return self._feed(rows, order, order.steps_per_epoch, count, track=partial(self.screen.track, "validate"))
 
+    rows_once = evaluation_feed  # the name that recipes of earlier versions use
+
     def learner(
         self,
         module: nn.Module | Callable[[], nn.Module],
@@ -191,9 +193,8 @@ class Bench:
         return module
 
     def _feed(self, rows: Rows, order: Order, length: int, count: RowWeights | None, track: Any = None) -> Feed:
-        if (
-            self.config.evidence_rounding
-        ):  # a stage without a learner may write its rows in the order in which they come
+        if self.config.evidence_rounding:
+            # Not without a learner: such a stage may write its rows in the order in which they come.
             order = Reordered(order, self.world.dp_size, self.config.batch_size, active=lambda: bool(self.learners))
         feed = Feed(
             rows,

@@ -41,9 +41,8 @@ class CodeChanges:
     def __str__(self) -> str:
         kinds = {"changed": self.changed, "new": self.appeared, "gone": self.vanished}
         listed = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items() if names)
-        return (
-            f"the recipe's code is not that of the run's last launch ({listed}); the run goes on with the code of now"
-        )
+        changed = f"the recipe's code is not that of the run's last launch ({listed})"
+        return f"{changed}; the run continues with the current code"
 
     def to_json(self) -> dict[str, list[str]]:
         """For the events of the run."""

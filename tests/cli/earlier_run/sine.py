@@ -39,7 +39,7 @@ def build(bench: Bench) -> Fit:
         return {"error": (model(batch["x"] + shift[:, None]) - batch["y"]).square().sum(1)}  # one value a row
 
     net = nn.Sequential(nn.Linear(1, config.hidden), nn.Tanh(), nn.Linear(config.hidden, 1))
-    return Fit(bench.learner(net), bench.feed(points(1000)), loss, validation=bench.evaluation_feed(points(101)))
+    return Fit(bench.learner(net), bench.feed(points(1000)), loss, validation=bench.rows_once(points(101)))
 
 
 recipe = Recipe(

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from samestep.data.prepared import Prepared, open_prepared
-from samestep.data.prepared.prepare import PrepareConfig, prepare
+from samestep.data.prepared.config import PrepareConfig
+from samestep.data.prepared.prepare import prepare
 from samestep.data.prepared.sources import find_sources
 
 

@@ -15,7 +15,7 @@ from prepared_parts import documents, made
 
 from samestep.core.errors import UserError
 from samestep.data.prepared import open_prepared, sources, texts, writing
-from samestep.data.prepared.prepare import PrepareConfig
+from samestep.data.prepared.config import PrepareConfig
 from samestep.data.prepared.split import ByDocument
 from samestep.data.prepared.texts import Texts
 from samestep.data.prepared.writing import TextCounts

@@ -39,7 +39,7 @@ def test_the_last_stage_is_the_end(run: RunDir) -> None:
 
 def test_a_stage_that_is_none_is_refused(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*ARGS, "until=tune"]) == 2
-    assert "until=tune is no stage of system.two_stages; choose one of dump, train" in capsys.readouterr().err
+    assert "until=tune is not a stage of system.two_stages; choose one of dump, train" in capsys.readouterr().err
 
 
 def test_the_time_limit_counts_from_the_start_of_the_job(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from samestep.core.errors import UserError
-from samestep.data.prepared.prepare import PrepareConfig, prepare
+from samestep.data.prepared.config import PrepareConfig
+from samestep.data.prepared.prepare import prepare
 from samestep.data.prepared.sources import find_sources
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer
 from samestep.recipes.mdlm.corpus import DataConfig, data_tokenizer, distinct, load, passages, pydoc_text, row_length

@@ -27,7 +27,7 @@ from samestep.recipes.mdlm.sampling import SamplingConfig
 from samestep.train.learner.ema import AVERAGE
 from samestep.train.pretrained import export as exporting
 from samestep.train.pretrained.export import ExportOptions, bytes_of
-from samestep.train.pretrained.trained import Trained, open_trained
+from samestep.train.pretrained.trained_model import Trained, open_trained
 from samestep.train.run_record import RunRecord
 from samestep.world.world import World
 from toys import made
@@ -262,5 +262,5 @@ def test_a_causal_network_has_no_published_form(make_run: Make) -> None:
 def test_sizes() -> None:
     assert [bytes_of(text) for text in ("5GB", "1.5 mb", "20k", "300", "7b")] == [5 * 10**9, 1_500_000, 20_000, 300, 7]
     for text in ("", "GB", "5XB", "-1GB", "5 G B"):
-        with pytest.raises(UserError, match="is no size; write one such as 5GB"):
+        with pytest.raises(UserError, match="is not a size; write for example 5GB"):
             bytes_of(text)

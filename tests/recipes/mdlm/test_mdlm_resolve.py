@@ -11,7 +11,8 @@ import torch
 from samestep.core.config import compose, dump
 from samestep.core.errors import UserError
 from samestep.core.records import write_json
-from samestep.data.prepared.prepare import PrepareConfig, prepare
+from samestep.data.prepared.config import PrepareConfig
+from samestep.data.prepared.prepare import prepare
 from samestep.data.prepared.sources import find_sources
 from samestep.data.tokenizer.vocabulary import BYTES
 from samestep.models.transformer import Transformer, TransformerConfig

@@ -23,7 +23,7 @@ from samestep.train.bench import Bench
 from samestep.train.config import Config, Distributed
 from samestep.train.learner.learner import Learner
 from samestep.train.logging.console import Screen
-from samestep.train.pretrained.sources import fill, find_weights
+from samestep.train.pretrained.open_weights import fill, find_weights
 from samestep.world.world import World
 from toys import made, run_on_ranks
 
@@ -167,7 +167,7 @@ import json, sys
 import torch
 from pathlib import Path
 from samestep.models.transformer import Transformer, TransformerConfig
-from samestep.train.pretrained.sources import fill, open_weights
+from samestep.train.pretrained.open_weights import fill, open_weights
 from samestep.parallel.build import build_uninitialized, materialize
 
 def peak():

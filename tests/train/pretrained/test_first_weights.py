@@ -22,7 +22,7 @@ from samestep.train.fit import Fit
 from samestep.train.logging.console import Screen
 from samestep.train.logging.metrics import Metrics
 from samestep.train.loop import Tick
-from samestep.train.pretrained.sources import open_weights
+from samestep.train.pretrained.open_weights import open_weights
 from samestep.train.recipe import Recipe, Stage
 from samestep.train.session.entry import train_with
 from samestep.world.world import World

@@ -43,7 +43,7 @@ def test_changed_code_is_reported_once_and_recorded(shell: Shell, ranks: int) ->
     assert MESSAGE not in output and not events("code_changed")
     (shell.folder / "line_loss.py").write_text(LOSS.replace("square()", "abs()"))
     codes, output = shell("train", "--resume", "a", ranks=ranks, env={"FAILS_AT": "5"})
-    assert output.count(f"WARNING: {MESSAGE} (changed: line_loss.py); the run goes on with the code of now") == 1
+    assert output.count(f"WARNING: {MESSAGE} (changed: line_loss.py); the run continues with the current code") == 1
     (event,) = events("code_changed")
     assert (event["changed"], event["appeared"], event["vanished"]) == (["line_loss.py"], [], [])
     codes, output = shell("train", "--resume", "a", ranks=ranks)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from samestep.core.errors import UserError
-from samestep.data.fingerprint import DataFile
+from samestep.data.data_file import DataFile
 from samestep.data.text import TokenFile, TokenFiles
 from samestep.data.tokenizer import load_tokenizer
 from samestep.data.tokenizer.vocabulary import Tokenizer, read_record

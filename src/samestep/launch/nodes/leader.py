@@ -15,7 +15,7 @@ from typing import Any
 
 from samestep.core.errors import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER
 from samestep.core.exit_report import ExitReport
-from samestep.launch.attempt import PEER_SECONDS, NodeAssignment
+from samestep.launch.assignment import PEER_SECONDS, NodeAssignment
 from samestep.launch.failure import Failure
 from samestep.launch.nodes.link import TIMEOUT, Content, Link
 from samestep.launch.nodes.options import NodeOptions

@@ -9,7 +9,7 @@ import time
 from dataclasses import asdict
 
 from samestep.core.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, UserError
-from samestep.launch.attempt import AttemptDeadline, NodeAssignment
+from samestep.launch.assignment import AttemptDeadline, NodeAssignment
 from samestep.launch.failure import Failure, cause
 from samestep.launch.node_runner import NodeRunner, notify
 from samestep.launch.nodes.leader import Hello, Leader

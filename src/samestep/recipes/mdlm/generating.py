@@ -23,7 +23,7 @@ from samestep.recipes.mdlm.infilling import Template, answer_template, fill_temp
 from samestep.recipes.mdlm.pretrained import model_tokenizer
 from samestep.recipes.mdlm.sampling import Observer, SamplingConfig, SamplingPass, batches_by_shape
 from samestep.train.learner.learner import COMPUTE_DTYPES
-from samestep.train.pretrained.trained import Trained
+from samestep.train.pretrained.trained_model import Trained
 from samestep.world.world import World
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

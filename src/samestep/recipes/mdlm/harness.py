@@ -23,7 +23,7 @@ from samestep.recipes.mdlm.generating import load_network, mixed_precision
 from samestep.recipes.mdlm.likelihood import PromptAnswer, is_greedy, log_likelihood
 from samestep.recipes.mdlm.pretrained import model_tokenizer
 from samestep.recipes.mdlm.sampling import SamplingConfig, batches_by_shape, sample, until_end
-from samestep.train.pretrained.trained import Trained
+from samestep.train.pretrained.trained_model import Trained
 from samestep.world.world import World
 
 HarnessRequest = Any

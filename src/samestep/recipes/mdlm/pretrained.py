@@ -20,7 +20,7 @@ from samestep.recipes.mdlm.config import MdlmConfig
 from samestep.recipes.mdlm.sampling import SamplingConfig
 from samestep.recipes.mdlm.tokenizer import KIND, load_tokenizer
 from samestep.train.pretrained.export import ExportOptions, write_model
-from samestep.train.pretrained.trained import Trained
+from samestep.train.pretrained.trained_model import Trained
 
 CONFIG = "config.json"
 REQUIRED = (

@@ -5,7 +5,6 @@ torch's own format, `train_losses` and `val_losses` by epoch, and what the recip
 reads it, and `samestep train RECIPE --resume FILE` continues from it. A run itself resumes from its own checkpoints.
 """
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samestep.core.records import Json, sync_folder
+from samestep.core.records import Json, atomic_file
 from samestep.parallel.wrap import full_tensor
 from samestep.train.fit import Fit
 from samestep.train.learner.learner import Learner
 from samestep.train.learner.optimizer import OptimSettings
 from samestep.train.logging.metrics import MetricAccumulator, Metrics, is_loss
 from samestep.train.loop import Tick
-from samestep.train.pretrained.sources import read_extra
+from samestep.train.pretrained.open_weights import read_extra
 
 
 @dataclass
@@ -157,8 +156,5 @@ def _scheduler(updates: int, files: EpochFiles) -> dict[str, Json]:
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
     """Write the file completely or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    staging = path.with_name(f".{path.name}.tmp")
-    torch.save(content, staging)
-    os.replace(staging, path)
-    sync_folder(path.parent)
+    with atomic_file(path) as file:
+        torch.save(content, file)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samestep.data.fingerprint import DataFile
+from samestep.data.data_file import DataFile
 from samestep.data.text import Tokens, origins
 from samestep.recipes.mdlm.older_data import RowFile
 

@@ -25,7 +25,7 @@ from samestep.train.fit import Fit
 from samestep.train.learner.ema import Average
 from samestep.train.learner.optimizer import OptimSettings
 from samestep.train.loop import Tick
-from samestep.train.pretrained.trained import TOKENIZER, Trained
+from samestep.train.pretrained.trained_model import TOKENIZER, Trained
 from samestep.train.recipe import Stage
 
 PRETRAIN, SFT = "pretrain", "sft"

@@ -100,9 +100,12 @@ class WandbSink:
         self._state_file = rundir.path / "wandb.json"
         state = read_json(self._state_file) or {}
         self._id = state.get("id") or secrets.token_hex(4)
+        if state and "rows" not in state:  # an earlier version did not record what its files hold: send nothing twice
+            rows = len(list(JsonLines(rundir.metrics)))
+            state |= {"rows": rows, "finished": [path.name for path in _offline_folders(rundir, self._id)]}
         self._finished: list[str] = state.get("finished", [])
         write_json(self._state_file, {**state, "id": self._id})
-        _rename_killed(rundir.path / "wandb", self._id, self._finished)
+        _rename_killed(rundir, self._id, self._finished)
         self._run = wandb.init(
             project=config.log.wandb_project,
             name=rundir.path.name,
@@ -153,9 +156,13 @@ class WandbSink:
         self._run.log({f"{stage}/{name}": value for name, value in row.items() if name != "stage"}, step=number)
 
 
-def _rename_killed(folder: Path, run_id: str, finished: Sequence[str]) -> None:
+def _offline_folders(rundir: RunDir, run_id: str) -> list[Path]:
+    return sorted((rundir.path / "wandb").glob(f"offline-run-*-{run_id}"))
+
+
+def _rename_killed(rundir: RunDir, run_id: str, finished: Sequence[str]) -> None:
     """Rename the offline folders of launches that were killed, so that `wandb sync` passes them over."""
-    for path in folder.glob(f"offline-run-*-{run_id}"):
+    for path in _offline_folders(rundir, run_id):
         if path.name not in finished:
             path.rename(path.with_name(f"killed-{path.name}"))
 

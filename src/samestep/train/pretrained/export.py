@@ -17,8 +17,8 @@ from samestep.checkpoint.weight_sources import RenamedWeights
 from samestep.core.errors import UserError
 from samestep.core.records import replace_folder, sync_folder
 from samestep.parallel.build import build_uninitialized
-from samestep.train.pretrained.sources import OUTER, names_in
-from samestep.train.pretrained.trained import Trained
+from samestep.train.pretrained.open_weights import OUTER, names_in
+from samestep.train.pretrained.trained_model import Trained
 
 TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -47,7 +47,7 @@ def bytes_of(text: str) -> int:
     """A size such as `5GB`, `500MB` or a plain number of bytes."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?b?)", text.strip().lower())
     if found is None:
-        raise UserError(f"{text!r} is no size; write one such as 5GB, 500MB or 2000000")
+        raise UserError(f"{text!r} is not a size; write for example 5GB, 500MB or 2000000")
     return int(float(found.group(1)) * _UNITS[found.group(2).removesuffix("b")])
 
 

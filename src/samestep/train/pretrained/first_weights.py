@@ -27,7 +27,7 @@ from samestep.parallel.build import FillFunction
 from samestep.train.config import named_source
 from samestep.train.learner.learner import Learner
 from samestep.train.loop import Progress
-from samestep.train.pretrained.sources import fill, open_weights, read_extra
+from samestep.train.pretrained.open_weights import fill, open_weights, read_extra
 from samestep.world.world import World
 
 logger = logging.getLogger(__name__)

@@ -50,6 +50,7 @@ class Session:
         with ExitStack() as stack:
             with self._world.together("opening the run directory"):
                 rundir = self._open(stack, launches)
+            self.rundir = rundir
             screen = stack.enter_context(Screen(self._world.is_main and not self.config.log.quiet))
             shared = self._is_shared(rundir)
             if self.config.watch.enabled:
@@ -87,7 +88,10 @@ class Session:
                 return Outcome.PREEMPTED
             if stage.name == self.config.until and stage is not stages[-1]:
                 context.events.status("waiting", after=stage.name)
-                screen.print(f"done until here; go on with: samestep train --resume {path} until=null")
+                screen.print(
+                    f"stopped after stage {stage.name!r}, as until says; "
+                    f"continue with: samestep train --resume {path} until=null"
+                )
                 return Outcome.DONE
         context.events.status("done")
         screen.print(f"done: {path}")
@@ -98,7 +102,9 @@ class Session:
         stages = self._recipe.stages(self.config)
         names = [stage.name for stage in stages]
         if self.config.until not in (None, *names):
-            raise UserError(f"until={self.config.until} is no stage of {self._name}; choose one of {', '.join(names)}")
+            raise UserError(
+                f"until={self.config.until} is not a stage of {self._name}; choose one of {', '.join(names)}"
+            )
         for number, stage in enumerate(stages):
             check_start(stage.name, stage.start, names[:number])
         return stages
@@ -111,7 +117,7 @@ class Session:
             stack.callback(opened.lock.release)
             shared, self._code_changes = [str(opened.rundir.path.absolute()), opened.batch], opened.code_changes
         path, batch = self._world.share_through_store("run directory", shared)
-        self.rundir = rundir = RunDir(Path(path))
+        rundir = RunDir(Path(path))
         if self._world.rank_info.local_rank == 0:
             launch_env.write_run_path(rundir.path, os.environ)
         # The same global batch from now on at any world size and batch_size; start_over is for this launch alone.

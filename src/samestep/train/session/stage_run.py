@@ -20,7 +20,7 @@ from samestep.train.loop import Outcome, Progress, Task, run
 from samestep.train.pretrained.first_weights import continue_from_file
 from samestep.train.recipe import Stage
 from samestep.train.session.context import ReadyStage, SessionContext
-from samestep.train.session.hooks import assemble_hooks
+from samestep.train.session.hook_order import assemble_hooks
 from samestep.train.session.resume_checks import checkpoint_to_resume
 from samestep.world.seeding import RandomState, seed_everywhere
 

@@ -1,21 +1,15 @@
-"""How a rank ends when the run hangs: it writes what it knows, one rank prints it, all end at about the same time.
-
-torchrun's agent may hang for many minutes on a broken connection, so a run that hangs ends its agent too.
-"""
+"""How a rank ends when the run hangs: it writes what it knows, one rank prints it, all end at about the same time."""
 
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 
 from samestep.core.errors import EXIT_STALLED, Stalled
 from samestep.core.exit_report import ExitReport
-from samestep.core.launch_env import LAUNCHER
 from samestep.core.output import print_safely
 from samestep.core.records import Json, write_json
 from samestep.core.rundir import RunDir
@@ -23,13 +17,12 @@ from samestep.world.watchdog import stack_dump
 from samestep.world.watchdog.blame import Report
 from samestep.world.watchdog.heartbeat import HeartbeatExchange
 from samestep.world.watchdog.stack_dump import StackDumpFile
+from samestep.world.watchdog.torchrun_agent import end_agent_later
 
 PEER_WAIT = 3.0
 """Seconds that ranks wait for each other: the first to end breaks connections, and the others would report that."""
 FORCED_EXIT = 15.0
 """Seconds after which a process is ended that hangs while it ends, on a disk perhaps."""
-AGENT_TIMEOUT = 40.0
-"""Seconds that an agent has to end by itself: after 30 it kills workers that do not stop."""
 
 
 def end_stalled_run(
@@ -86,40 +79,3 @@ def _kill_silent_neighbours(reports: list[Report]) -> None:
         if same_host and report.get("born") and stack_dump.start_time(report["pid"]) == report["born"]:
             with suppress(OSError):
                 os.kill(report["pid"], signal.SIGKILL)
-
-
-def end_agent_later(env: Mapping[str, str]) -> None:
-    """From a worker of stock torchrun that is about to end: start a process that ends the agent if it does not end.
-
-    Not while the agent has restarts left: then it may rightly wait for other nodes.
-    """
-    if LAUNCHER in env or "TORCHELASTIC_RUN_ID" not in env or env.get("LOCAL_RANK") != "0":
-        return
-    if int(env.get("TORCHELASTIC_RESTART_COUNT", "0")) < int(env.get("TORCHELASTIC_MAX_RESTARTS", "0")):
-        return
-    with suppress(OSError):
-        subprocess.Popen(
-            [sys.executable, "-m", __name__, str(os.getppid()), str(AGENT_TIMEOUT)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-
-
-def end_process(pid: int, timeout: float, between: float = 5.0) -> None:
-    """Wait for a process to end; after `timeout` seconds send SIGTERM, and `between` seconds later SIGKILL."""
-    for number, seconds in ((signal.SIGTERM, timeout), (signal.SIGKILL, between)):
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            try:
-                os.kill(pid, 0)
-            except OSError:
-                return
-            time.sleep(0.2)
-        with suppress(OSError):
-            os.kill(pid, number)
-
-
-if __name__ == "__main__":
-    end_process(int(sys.argv[1]), float(sys.argv[2]))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.core.errors import EXIT_STALLED
-from samestep.core.records import Json, read_json
+from samestep.core.records import Json, atomic_file, read_json
 from samestep.core.rundir import RunDir
 from samestep.world.watchdog.blame import Report
 
@@ -116,10 +116,8 @@ class HeartbeatExchange:
 
 def write_heartbeat(path: Path, report: Report) -> None:
     """Replace a small file. It is not synced to the disk, since it is not needed after a crash of the machine."""
-    fresh = path.with_name(f".{path.name}.tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh.write_text(json.dumps(report), encoding="utf-8")
-    fresh.replace(path)
+    with atomic_file(path, sync=False) as file:
+        file.write(json.dumps(report).encode())
 
 
 def read_heartbeats(rundir: RunDir, size: int) -> list[Report]:

@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-from samestep.world.watchdog import ending
+from samestep.world.watchdog import torchrun_agent
 
 pytestmark = pytest.mark.timeout(60)
 
 
 def start_ending(pid: int, timeout: float) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", ending.__name__, str(pid), str(timeout)])
+    return subprocess.Popen([sys.executable, "-m", torchrun_agent.__name__, str(pid), str(timeout)])
 
 
 def test_an_agent_that_stays_is_ended() -> None:
@@ -27,7 +27,7 @@ def test_one_that_ignores_the_request_is_forced() -> None:
     stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(100)"
     agent = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE)
     assert agent.stdout and agent.stdout.readline()
-    ending.end_process(agent.pid, timeout=0.1, between=0.5)
+    torchrun_agent.end_process(agent.pid, timeout=0.1, between=0.5)
     assert agent.wait() == -signal.SIGKILL
 
 
@@ -53,7 +53,7 @@ def test_it_is_started_only_by_one_rank_of_stock_torchrun_without_restarts(
 ) -> None:
     started: list[object] = []
     monkeypatch.setattr(subprocess, "Popen", lambda *args, **kwargs: started.append(args))
-    ending.end_agent_later(env)
+    torchrun_agent.end_agent_later(env)
     assert not started
-    ending.end_agent_later({"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "0", "TORCHELASTIC_MAX_RESTARTS": "0"})
+    torchrun_agent.end_agent_later({"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "0", "TORCHELASTIC_MAX_RESTARTS": "0"})
     assert len(started) == 1

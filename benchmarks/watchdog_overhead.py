@@ -1,6 +1,6 @@
 """What monitoring costs: the watchdog and the comparison of parameters between ranks, at steps of about 20 ms.
 
-    python benchmarks/watching.py [--rounds 40]
+    python benchmarks/watchdog_overhead.py [--rounds 40]
 
 Two CPU ranks (one thread each) train the model of overhead.py with samestep's own loop. Blocks of a hundred steps with
 everything on (the defaults: the watchdog checks every second, parameters are compared every hundred steps) take turns

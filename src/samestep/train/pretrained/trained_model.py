@@ -15,7 +15,7 @@ from samestep.core.errors import UserError
 from samestep.core.rundir import RunDir
 from samestep.parallel.build import build_uninitialized, materialize
 from samestep.train.learner.ema import AVERAGE
-from samestep.train.pretrained.sources import fill, is_checkpoint, is_run, newest_intact_checkpoint, open_weights
+from samestep.train.pretrained.open_weights import fill, is_checkpoint, is_run, newest_intact_checkpoint, open_weights
 from samestep.train.recipe import Recipe
 from samestep.train.recipe_registry import find_recipe, known_recipes
 from samestep.train.run_record import find_run

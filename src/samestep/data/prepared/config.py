@@ -1,0 +1,53 @@
+"""The settings of `samestep data prepare`. Imports no torch."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from samestep.core.errors import UserError
+
+
+@dataclass(frozen=True)
+class PrepareConfig:
+    """How text becomes tokens."""
+
+    out: str
+    """The folder to write."""
+    tokenizer: str = "byte"
+    """byte, char, bpe (learned from the text), or a local folder with a tokenizer.json."""
+    vocab_size: int | None = None
+    """Tokens that bpe learns, the special ones included; null is 4096."""
+    sequence_length: int | None = None
+    """Tokens in a row; null is 256, and 1024 for chats."""
+    validation_fraction: float = 0.1
+    """Share of the documents (of a single text: its end) that is kept for validation."""
+    kind: Literal["auto", "text", "chat"] = "auto"
+    """text, chat, or auto: JSONL with messages, or with a prompt and an answer, is chat."""
+    field: str = "text"
+    """The field of a JSONL line that holds its text."""
+    prompt_field: str = "prompt"
+    """The field that holds the question, in chats without messages."""
+    answer_field: str = "answer"
+    """The field that holds the answer, in chats without messages."""
+    too_long: Literal["cut", "leave_out"] = "cut"
+    """What to do with a chat's answer that does not fit into a row; one whose prompt does not fit is left out."""
+    mask_token: str | None = None
+    """The mask token, if the tokenizer folder does not name it: a token, its number, or new to add one."""
+    eos_token: str | None = None
+    """The end-of-document token, if the tokenizer folder does not name it: a token, its number, or new to add one."""
+    seed: int = 0
+    """Chooses the documents that are kept for validation."""
+    shard_bytes: int = 1 << 30
+    """Largest size of a token file."""
+    overwrite: bool = False
+    """Replace the folder if it exists."""
+
+    def __post_init__(self) -> None:
+        """Refuse invalid settings before anything is read."""
+        if self.sequence_length is not None and self.sequence_length < 2:
+            raise UserError(f"Set sequence_length to 2 or more; it is {self.sequence_length}.")
+        if not 0 < self.validation_fraction < 1:
+            raise UserError(f"Set validation_fraction between 0 and 1; it is {self.validation_fraction}.")
+        if self.vocab_size is not None and self.tokenizer != "bpe":
+            raise UserError(f"Give vocab_size only with --tokenizer bpe; the tokenizer is {self.tokenizer}.")
+        if self.shard_bytes < 4:
+            raise UserError(f"Set shard_bytes to 4 or more; it is {self.shard_bytes}.")

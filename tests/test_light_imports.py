@@ -1,0 +1,20 @@
+"""What must start at once, or in little memory, imports no torch."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import samestep.world.watchdog.torchrun_agent",
+        "import samestep.launch.call, samestep.launch.launcher, samestep.launch.nodes.member",
+        "from samestep.cli.main import main; main(['--help'])",
+        "from samestep.cli.main import main; main(['data', '--help'])",
+        "from samestep.cli.main import main; main(['train', '--help'])",
+    ],
+)
+def test_without_torch(code: str) -> None:
+    subprocess.run([sys.executable, "-c", f"import sys; {code}; sys.exit('torch' in sys.modules)"], check=True)
