@@ -25,7 +25,7 @@ FLOORS = {
     "why": 5,
     "cli": 6,
 }
-FORBIDDEN = {("recipes", "checkpoint")} | {(room, "launch") for room in ("recipes", "train", "data", "models")}
+FORBIDDEN = {("recipes", "checkpoint")} | {(package, "launch") for package in ("recipes", "train", "data", "models")}
 
 
 def imports(source: str) -> Iterator[str]:
@@ -38,17 +38,17 @@ def imports(source: str) -> Iterator[str]:
 
 
 def broken(own: list[str], imported: str) -> str | None:
-    """Why a file in room `own` may not import `imported`, or None."""
-    room, other = own[0], imported.split(".")[1]
+    """Why a file in package `own` may not import `imported`, or None."""
+    package, other = own[0], imported.split(".")[1]
     if other not in FLOORS:
         return f"imports {imported}, which lies on no floor"
-    if room == other:
-        if room == "recipes" and imported.split(".")[2] != own[1]:
+    if package == other:
+        if package == "recipes" and imported.split(".")[2] != own[1]:
             return f"imports another recipe, {imported}"
         return None
-    if FLOORS[other] >= FLOORS[room]:
-        return f"on floor {FLOORS[room]} imports {imported} on floor {FLOORS[other]}"
-    return f"imports {imported}" if (room, other) in FORBIDDEN else None
+    if FLOORS[other] >= FLOORS[package]:
+        return f"on floor {FLOORS[package]} imports {imported} on floor {FLOORS[other]}"
+    return f"imports {imported}" if (package, other) in FORBIDDEN else None
 
 
 def files() -> list[Path]:

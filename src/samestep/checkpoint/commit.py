@@ -1,6 +1,6 @@
 """The commit protocol: how the state of a run becomes a checkpoint, so that a kill at any moment loses none.
 
-1. `stage`: every rank takes a snapshot of its state, and picks the tensors that it writes.
+1. `take_snapshot`: every rank takes its state, and picks the tensors that it writes.
 2. `write`: rank 0 makes an empty hidden folder, `.staging_step_N`.                       phase "staged"
 3. Every rank writes its tensors into it with fsync, hashing them on the way.             phase "written"
 4. Rank 0 writes `state.json` and `ranks.json`. Every rank reports its files with their

@@ -6,5 +6,5 @@
 - heartbeat.py: sends that to the other ranks, as heartbeats through the store, and reads theirs
 - blame.py: which rank the others wait for, or which one skipped a collective; pure functions
 - watchdog.py: the thread that checks once a second and finds out whether the run hangs
-- ending.py: how all ranks end once the run hangs
+- ending.py: how all ranks end once the run hangs; torchrun_agent.py ends an agent of torchrun that hangs too
 """
