@@ -7,6 +7,7 @@ import multiprocessing
 import signal
 import textwrap
 from multiprocessing import forkserver
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,14 @@ multiprocessing.get_context("forkserver").set_forkserver_preload(
     ]
 )
 forkserver.ensure_running()
+
+
+@pytest.fixture(scope="module")
+def proofs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A module's CASES on real ranks, for its `test_on_ranks`."""
+    from toys import Proofs
+
+    return Proofs(tmp_path_factory.mktemp("ranks"), request.module.CASES)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

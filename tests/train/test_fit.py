@@ -86,11 +86,6 @@ def without_validation_there_is_none(world: World, strategy: str) -> None:
 CASES: list[Case] = [validation_counts_every_row_once, it_fits_and_validates, without_validation_there_is_none]
 
 
-@pytest.fixture(scope="module")
-def proofs(tmp_path_factory: pytest.TempPathFactory) -> Proofs:
-    return Proofs(tmp_path_factory.mktemp("ranks"), CASES)
-
-
 @pytest.mark.parametrize(("nproc", "strategy"), WORLDS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:

@@ -84,11 +84,6 @@ def validation_measures_it_and_leaves_no_trace(world: World, strategy: str) -> N
 CASES: list[Case] = [it_is_the_average_of_all_weights_so_far, validation_measures_it_and_leaves_no_trace]
 
 
-@pytest.fixture(scope="module")
-def proofs(tmp_path_factory: pytest.TempPathFactory) -> Proofs:
-    return Proofs(tmp_path_factory.mktemp("ema"), CASES)
-
-
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("nproc", "strategy"), WORLDS)
 @pytest.mark.parametrize("case", CASES)

@@ -190,11 +190,6 @@ CASES: list[Case] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def proofs(tmp_path_factory: pytest.TempPathFactory) -> Proofs:
-    return Proofs(tmp_path_factory.mktemp("ranks"), CASES)
-
-
 @pytest.mark.parametrize(("nproc", "strategy"), WORLDS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:

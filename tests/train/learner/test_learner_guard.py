@@ -123,11 +123,6 @@ def the_count_survives_a_save(world: World, strategy: str) -> None:
 CASES: list[Case] = [all_ranks_skip, float32_skips_too, too_many_end_the_run, the_count_survives_a_save]
 
 
-@pytest.fixture(scope="module")
-def proofs(tmp_path_factory: pytest.TempPathFactory) -> Proofs:
-    return Proofs(tmp_path_factory.mktemp("ranks"), CASES)
-
-
 @pytest.mark.parametrize(("nproc", "strategy"), WORLDS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:

@@ -291,11 +291,6 @@ def keyed_networks_are_silent(world: World, strategy: str) -> None:
 CASES: list[Case] = [lines_of_learners, keyed_networks_are_silent]
 
 
-@pytest.fixture(scope="module")
-def proofs(tmp_path_factory: pytest.TempPathFactory) -> Proofs:
-    return Proofs(tmp_path_factory.mktemp("ranks"), CASES)
-
-
 @pytest.mark.parametrize(("nproc", "strategy"), WORLDS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:
