@@ -37,9 +37,10 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
             import os, signal, sys, time
             from pathlib import Path
             from samestep.core.exit_report import ExitReport
+            from samestep.core.records import write_atomically
             rank = int(os.environ["RANK"])
             attempt = len(list(Path().glob(f"began_{rank}_*")))
-            Path(f"began_{rank}_{attempt}").write_text(str(os.getpid()))
+            write_atomically(Path(f"began_{rank}_{attempt}"), str(os.getpid()))
         """
         path = tmp_path / "worker.py"
         path.write_text(textwrap.dedent(head) + textwrap.dedent(body))

@@ -64,10 +64,11 @@ class Machines:
             from pathlib import Path
             from samestep.core.exit_report import ExitReport
             from samestep.core.parent import terminate_with_parent
+            from samestep.core.records import write_atomically
             terminate_with_parent(int(os.environ["SAMESTEP_PARENT"]), 1.0)
             rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
             attempt = len(list(Path().glob(f"began_{rank}_*")))
-            Path(f"began_{rank}_{attempt}_of_{size}").write_text(str(os.getpid()))
+            write_atomically(Path(f"began_{rank}_{attempt}_of_{size}"), str(os.getpid()))
         """
         path = self.folder / "worker.py"
         path.write_text(textwrap.dedent(head) + textwrap.dedent(body))
@@ -110,7 +111,7 @@ class Machines:
         return len(list(self.folder.glob(f"began_{rank}_*_of_{size}")))
 
     def workers(self) -> list[int]:
-        return [int(path.read_text() or 0) for path in self.folder.glob("began_*")]
+        return [int(path.read_text()) for path in self.folder.glob("began_*")]
 
 
 @pytest.fixture
