@@ -28,7 +28,7 @@ def gradients_are_the_mean_over_ranks(world: World, strategy: str) -> None:
     factors = [1.0, 2.0, 3.0]
     for number, factor in enumerate(factors):
         with parallel.syncing(last=number == 2):
-            loss_of(parallel.module, factor + world.rank).backward()
+            parallel.call(loss_of, factor + world.rank).backward()
     gradients = [p.grad for p in parallel.inner.parameters() if p.grad is not None]
 
     alone = made(Net)
@@ -68,7 +68,7 @@ def calls_are_recorded(world: World, strategy: str) -> None:
         parallel.inner.get_submodule("first")(X)
         assert not parallel.called, "a submodule is not the whole module"
     parallel = wrap(made(Net), world, strategy, None)
-    loss_of(parallel.module, 1.0)
+    parallel.call(loss_of, 1.0)
     assert parallel.called
     parallel.called = False
     assert not parallel.called
@@ -109,7 +109,7 @@ def tied_parameters_stay_tied(world: World, strategy: str) -> None:
     module = parallel.inner
     assert module.get_parameter("tied.weight") is module.get_parameter("table.weight")
     with parallel.syncing(last=True):
-        loss_of(parallel.module, 1.0).backward()
+        parallel.call(loss_of, 1.0).backward()
     for value, parameter in enumerate(module.parameters()):
         assert bool((local(parameter) == value).all()), "as it was filled"
 

@@ -25,7 +25,7 @@ PLANTED = {
         "kill -9, resume at 2 ranks",
         r"resumed at step (\d): from step \1 on .*; candidates: a forgotten state",
     ),
-    "module_call": ("runs on one rank", r"went around it \(for example through \.module\)"),
+    "module_call": ("runs on one rank", "went around it, through a part or another method"),
     "unsynchronised": ("parameters equal on all ranks", r"after step 0 at 2 ranks .*not synchronised"),
     "padded_validation": ("validation at 1, 2, 3 ranks", "candidates: padded validation"),
     "unseeded_split": ("same run with batch_size 3 and 7", "holds other data .*candidates: an unseeded split"),

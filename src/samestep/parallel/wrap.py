@@ -19,7 +19,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from samestep.core.errors import UserError
+from samestep.parallel.blocks import find_blocks
 from samestep.parallel.build import FillFunction, materialize
+from samestep.parallel.compiling import Function, LossCompiler
 from samestep.parallel.waiting import WaitTimer
 from samestep.world.world import World
 
@@ -34,8 +36,8 @@ class Parallel(Protocol):
 
     inner: nn.Module
     """The user's own module, for its state and for inference."""
-    module: nn.Module
-    """What the loss function must call; calling the wrapped module directly skips gradient synchronisation."""
+    compiler: LossCompiler | None
+    """Compiles what `call` calls, if it is there."""
     replicated: bool
     """Whether every rank holds the full module."""
     needs_warm_up: bool
@@ -43,7 +45,10 @@ class Parallel(Protocol):
     needs_all_gradients: bool
     """Whether every trainable parameter must get a gradient in every step, or the next one fails."""
     called: bool
-    """Whether `module` was called, with gradients enabled, since this was last set to False."""
+    """Whether `inner` was called, with gradients enabled, since this was last set to False."""
+
+    def call(self, function: Function, *args: Any) -> Any:
+        """`function(inner, *args)`, so that a backward pass of what it returns synchronises gradients."""
 
     @property
     def seconds_waited(self) -> float | None:
@@ -63,7 +68,11 @@ class Parallel(Protocol):
 
 
 def wrap(
-    module: nn.Module, world: World, strategy: str, compute: torch.dtype | None, fill: FillFunction | None = None
+    module: nn.Module,
+    world: World,
+    strategy: str,
+    compute: torch.dtype | None,
+    fill: FillFunction | None = None,
 ) -> Parallel:
     """`module` on this rank's device, replicated (`ddp`) or sharded (`fsdp`) over the data-parallel ranks.
 
@@ -79,10 +88,18 @@ def wrap(
 
 
 class _ParallelBase:
-    """Records whether the wrapper was called; defaults for the rest."""
+    """Records whether the network was called; defaults for the rest."""
 
     inner: nn.Module
-    called = False
+    compiler: LossCompiler | None = None
+    called: bool
+
+    def call(self, function: Function, *args: Any) -> Any:
+        """Nothing to wrap."""
+        return self._compiled(function)(self.inner, *args)
+
+    def _compiled(self, function: Function) -> Function:
+        return self.compiler(function) if self.compiler else function
 
     @property
     def seconds_waited(self) -> float | None:
@@ -94,10 +111,12 @@ class _ParallelBase:
         return nullcontext()
 
     def _record_calls(self, module: nn.Module) -> None:
+        self.called = False
         module.register_forward_pre_hook(self._record_call)
 
     def _record_call(self, *_: object) -> None:
-        self.called = self.called or torch.is_grad_enabled()
+        if torch.is_grad_enabled():
+            self.called = True
 
     def reshard(self) -> None:
         """Nothing was gathered."""
@@ -122,7 +141,7 @@ class SingleProcess(_ParallelBase):
     needs_warm_up = needs_all_gradients = False
 
     def __init__(self, module: nn.Module) -> None:
-        self.inner = self.module = module
+        self.inner = module
         self._record_calls(module)
 
     @property
@@ -135,6 +154,19 @@ class SingleProcess(_ParallelBase):
         return nullcontext()
 
 
+class _CallFunction(nn.Module):
+    """A module whose forward pass is a function of the network. DDP around it sees every use of the network that the
+    function makes, however it makes it; around the network itself, it would miss those that go past its `forward`."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, function: Function, *args: Any) -> Any:
+        """Call it."""
+        return function(self.network, *args)
+
+
 class Replicated(_ParallelBase):
     """DDP. Buffers stay as each rank computes them: they are equal, or the recipe reduces them itself."""
 
@@ -145,16 +177,19 @@ class Replicated(_ParallelBase):
         self.needs_warm_up = world.dp_size > 2  # the sum of two numbers does not depend on their order
         settings: dict[str, Any] = {_SYNC_BUFFERS: False}
         self._ddp = DistributedDataParallel(
-            module,
+            _CallFunction(module),
             device_ids=[world.device] if world.device.type != "cpu" else None,
             process_group=world.dp_group,
             gradient_as_bucket_view=True,
             **settings,
         )
-        self.module: nn.Module = self._ddp
-        self._record_calls(self._ddp)
+        self._record_calls(module)
         self._wait_timer = WaitTimer(world.device)
         self._wait_timer.start_at_last_gradient(module.parameters())
+
+    def call(self, function: Function, *args: Any) -> Any:
+        """Inside DDP's forward pass, unless there will be no backward pass."""
+        return self._ddp(self._compiled(function), *args) if torch.is_grad_enabled() else super().call(function, *args)
 
     @property
     def seconds_waited(self) -> float:
@@ -183,11 +218,10 @@ class Sharded(_ParallelBase):
     def __init__(self, module: nn.Module, world: World, compute: torch.dtype | None, fill: FillFunction | None) -> None:
         mesh = _mesh(world)
         policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32 if compute else None)
-        units: Sequence[nn.Module] = getattr(module, "shard_units", ())
-        for unit in units:
+        for unit in find_blocks(module):
             fully_shard(unit, mesh=mesh, mp_policy=policy)
         fully_shard(module, mesh=mesh, mp_policy=policy)
-        self.inner = self.module = materialize(module, world.device, fill)
+        self.inner = materialize(module, world.device, fill)
         self._fsdp = cast(FSDPModule, module)
         self._is_set_up = self._was_held_constant = False
         self._record_calls(module)

@@ -23,7 +23,9 @@ from samestep.data.fingerprint import ReadOptions
 from samestep.data.loading import Rows, RowWeights
 from samestep.data.order import VALIDATION_EPOCH, Order, Sequential, Shuffled
 from samestep.data.reordered import Reordered
+from samestep.parallel.blocks import checkpoint_activations
 from samestep.parallel.build import build_uninitialized
+from samestep.parallel.compiling import LossCompiler
 from samestep.parallel.wrap import wrap
 from samestep.train.config import Config
 from samestep.train.hooks.evidence import EvidenceRecorder
@@ -143,11 +145,12 @@ class Bench:
             make = module
             module, initial = (build_uninitialized(make), initial) if initial else build_fresh(make, config.seed, name)
         module = self._prepared(module)
-        if config.compile:
-            module.compile()
+        checkpoint_activations(module, config.activation_checkpointing)
         compute = COMPUTE_DTYPES.get(config.distributed.mixed_precision)
+        parallel = wrap(module, self.world, config.distributed.strategy, compute, initial)
+        parallel.compiler = LossCompiler() if config.compile else None
         learner = Learner(
-            wrap(module, self.world, config.distributed.strategy, compute, initial),
+            parallel,
             self.world,
             rate or self._planned_rate,
             OptimSettings.of(config),

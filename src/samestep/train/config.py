@@ -137,7 +137,9 @@ class Config:
     validate_every: int = 0
     """Steps between validations; 0: at every epoch's end. The last step is always validated."""
     compile: bool = free(False)
-    """Compile the model with torch.compile."""
+    """Compile the losses, and the models inside of them, with torch.compile."""
+    activation_checkpointing: str = free("none")
+    """Compute blocks of the model again in the backward pass, for less memory: none, full, selective, or every n-th."""
     deterministic: bool = free(False)
     """Bit-exact arithmetic on GPUs too, at some cost."""
     num_workers: int = free(0)

@@ -67,10 +67,10 @@ def evaluate(learner: Learner, feed: Feed, measure: Loss, step: int = 0) -> dict
     """Means over every row of `feed`, each counted once, equal on all ranks and at any world size."""
     accumulator = MetricAccumulator(learner.world)
     seen = []
-    with learner.inference() as module:
+    with learner.inference():
         for micro_batches in feed:
             for batch in micro_batches.batches:
-                measured = measure(module, batch)
+                measured = learner.measure(measure, batch)
                 micro_batches.terms.update(measured)
                 for term, rows in measured.items():
                     total = torch.where(batch["live"], rows.double(), 0.0).sum()

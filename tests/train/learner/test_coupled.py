@@ -141,7 +141,7 @@ def around_the_wrapper(world: World, strategy: str) -> None:
     def around(given: nn.Module, batch: Batch) -> dict[str, Tensor]:
         return {"query": module.query(batch["x"])}
 
-    with pytest.raises(RunFailed, match="learner 'model' did not call the module it was given"):
+    with pytest.raises(RunFailed, match="learner 'model' did not call the network it was given"):
         learner.update_coupled(micro_batches, around, lambda seen: {"norm": seen["query"].square().sum(1)})
 
 

@@ -214,7 +214,7 @@ def around_the_wrapper(world: World, strategy: str) -> None:
                 return one_term(given, batch)
             return {"error": module.first(batch["x"]).sum(1)}  # noqa: B023 (a part of the module, not the module)
 
-        with pytest.raises(RunFailed, match="learner 'model' did not call the module it was given"):
+        with pytest.raises(RunFailed, match="learner 'model' did not call the network it was given"):
             learner.update(micro_batches, loss)
 
 

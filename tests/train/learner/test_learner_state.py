@@ -8,8 +8,6 @@ from torch import Tensor, nn
 
 from samestep.checkpoint.store import Store
 from samestep.data.loading import Batch
-from samestep.train.learner.learner import Learner
-from samestep.train.logging.metrics import MetricAccumulator
 from samestep.world.world import World
 from toys import (
     WORLDS,
@@ -18,7 +16,6 @@ from toys import (
     Points,
     Proofs,
     close,
-    default_dtype,
     feed_of,
     learner_of,
     made,
@@ -179,35 +176,3 @@ CASES: list[Case] = [
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:
     proofs.check(case, nproc, strategy)
-
-
-def compiled(world: World, strategy: str) -> None:
-    """Compiled in place before wrapping, as a bench does: same names, same losses."""
-    losses: dict[bool, list[float]] = {}
-    names: dict[bool, list[str]] = {}
-    with default_dtype(torch.float32):
-        for compile_it in (False, True):
-            module = made(Net)
-            if compile_it:
-                module.compile(backend="aot_eager")
-            learner: Learner = learner_of(module, world, strategy)
-            feed, accumulator = feed_of(Points(24), world, 8, 4, steps=3), MetricAccumulator(world)
-            losses[compile_it] = []
-            for step in range(3):
-                accumulator.add(learner.update(feed[step], error))
-                losses[compile_it].append(accumulator.read()["loss"])
-            with learner.inference() as inner:
-                inner(torch.ones(1, 4), torch.ones(1, dtype=torch.int64))
-            names[compile_it] = sorted(learner.weights())
-    assert names[True] == names[False]
-    assert losses[True] == pytest.approx(losses[False], rel=1e-5)
-
-
-@pytest.fixture(scope="module")
-def compiling(tmp_path_factory: pytest.TempPathFactory) -> Proofs:
-    return Proofs(tmp_path_factory.mktemp("compile"), [compiled])
-
-
-@pytest.mark.parametrize(("nproc", "strategy"), [(1, "lone"), (2, "ddp"), (2, "fsdp")])
-def test_compiling_changes_neither_names_nor_losses(compiling: Proofs, nproc: int, strategy: str) -> None:
-    compiling.check(compiled, nproc, strategy)

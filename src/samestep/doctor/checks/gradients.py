@@ -24,12 +24,17 @@ def measure(context: CheckContext) -> Measured:
     rows, targets = batch(world.size * ROWS)
     mine = slice(world.rank * ROWS, (world.rank + 1) * ROWS)
     alone, shared = network().to(world.device), wrap(network(), world, "ddp", None)
-    for model, part in ((alone, slice(None)), (shared.module, mine)):
-        found = model(rows[part].to(world.device))
-        nn.functional.mse_loss(found, targets[part].to(world.device)).backward()
+    rows, targets = rows.to(world.device), targets.to(world.device)
+    mean_error(alone, rows, targets).backward()
+    shared.call(mean_error, rows[mine], targets[mine]).backward()
     expected, got = flat_gradient(alone), flat_gradient(shared.inner)
     distance = float((expected - got).norm() / expected.norm())
     return {"distance": distance, "hash": hashlib.sha256(got.numpy().tobytes()).hexdigest()[:12]}
+
+
+def mean_error(model: nn.Module, rows: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The loss."""
+    return nn.functional.mse_loss(model(rows), targets)
 
 
 def batch(rows: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -34,8 +34,8 @@ class Coupled:
     parallel: Parallel
     world: World
     autocast: Callable[[], AbstractContextManager[Any]]
-    call: Callable[[Embed, nn.Module, Batch], Mapping[str, Tensor]]
-    """Calls `embed` on a micro-batch; the dropout of a network may have to know its samples."""
+    call: Callable[[Embed, Batch], Mapping[str, Tensor]]
+    """Calls `embed` with the network and a micro-batch."""
     check_called: Callable[[], None]
     """Refuses an `embed` that bypassed the wrapper, which would skip gradient synchronisation."""
 
@@ -50,7 +50,7 @@ class Coupled:
         """Adds the gradients into the module; returns the loss's sums per term and its rows, equal on every rank."""
         before = _random_state(self.world.device)
         with torch.no_grad(), self.autocast():
-            parts = [self.call(embed, self.parallel.inner, batch) for batch in micro_batches.batches]
+            parts = [self.call(embed, batch) for batch in micro_batches.batches]
         with self.parallel.measure_wait():
             leaves = _gather(parts, micro_batches, self.world)
         with self.autocast():
@@ -63,7 +63,7 @@ class Coupled:
             with self.parallel.syncing(last):
                 self.parallel.called = False
                 with self.autocast():
-                    outputs = self.call(embed, self.parallel.module, batch)
+                    outputs = self.call(embed, batch)
                     surrogate = _surrogate(outputs, leaves, span)
                 self.check_called()
                 (surrogate * scale).backward()

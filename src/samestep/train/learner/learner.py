@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from samestep.core.errors import RunFailed
 from samestep.data.feed import MicroBatches
 from samestep.data.loading import Batch
+from samestep.parallel.compiling import LossCompiler, describe, pad_rows
 from samestep.parallel.wrap import Parallel, local, total_norm, warm_up
 from samestep.train.hooks.evidence import EvidenceRecorder
 from samestep.train.learner.coupled import Couple, Coupled, Embed
@@ -76,6 +77,7 @@ class Learner:
         self.rank_dependence: list[str] = []
         """What makes this learner's updates depend on the number of ranks, found in its first micro-batch."""
         self._is_checked = False
+        self._most_rows = 0
         self._mask_key = share_key(parallel.inner, name, seed)
         self._is_warmed_up = not parallel.needs_warm_up
         self._rounding_scale = rounding_scale
@@ -84,7 +86,7 @@ class Learner:
     def update(self, micro_batches: MicroBatches, loss: Loss, mix: Mix | None = None) -> Metrics:
         """One optimizer step on the global batch; `mix` gives the coefficient of each term that is trained."""
         with self._keyed_masks():
-            self._begin_update(lambda: self._backward(micro_batches.first(), loss, mix))
+            self._begin_update(micro_batches, loss, lambda: self._backward(micro_batches.first(), loss, mix))
             sums, rows = self._backward(micro_batches, loss, mix)
         trained = trained_terms(self.name, sums, mix)
         if not any(micro_batches.weight(term) for term in trained):  # of the global batch, so all ranks decide alike
@@ -106,7 +108,7 @@ class Learner:
             return coupled.backward(micro_batches, embed, couple, weighed, self._gradient_scale())
 
         with self._keyed_masks():
-            self._begin_update(backward)
+            self._begin_update(micro_batches, embed, backward)
             sums, rows = backward()
         trained = trained_terms(self.name, sums, mix)
         if not any(micro_batches.weight(term) for term in trained):
@@ -142,11 +144,19 @@ class Learner:
         with self._parallel.held_constant(), self._autocast():
             yield self._parallel.inner
 
-    def _begin_update(self, backward: Callable[[], object]) -> None:
+    def measure(self, function: Loss, batch: Batch) -> Mapping[str, Tensor]:
+        """Values per row of a function of the network and a batch; for validation, inside of `inference`."""
+        return self._call_padded(function, batch)
+
+    def _begin_update(self, micro_batches: MicroBatches, function: Loss, backward: Callable[[], object]) -> None:
         if self.recorder:
             self.recorder.begin(self.name, self._parallel.inner)
         self._drop_gradients()  # another learner's loss may have left some
         self.has_updated = True
+        compiler = self._parallel.compiler
+        self._most_rows = max(self._most_rows, *(len(batch["live"]) for batch in micro_batches.batches))
+        if compiler and compiler.is_new(function):
+            self._try_compiling(compiler, function, micro_batches.batches[0])
         if not self._is_warmed_up:
             warm_up(self._parallel.inner, backward)
             self._is_warmed_up = True
@@ -161,7 +171,7 @@ class Learner:
             with self._parallel.syncing(last=number == len(micro_batches.batches) - 1):
                 self._parallel.called = False
                 with self._autocast():
-                    rows = self._call(loss, self._parallel.module, batch)
+                    rows = self._call(loss, batch)
                     trained = trained_terms(self.name, rows, mix)
                     total, sums = weigh(
                         self.name, rows, len(batch["live"]), micro_batches, trained, micro_batches.is_filler(number)
@@ -173,19 +183,49 @@ class Learner:
         micro_batches.terms.update(all_sums[0])
         return {term: reduce(add, [s[term] for s in all_sums]) for term in all_sums[0]}, all_rows
 
-    def _call(self, loss: Loss, module: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+    def _call(self, loss: Loss, batch: Batch) -> Mapping[str, Tensor]:
         """The loss of one micro-batch, whose samples key the dropout masks. The first of a launch is checked for what
         depends on the number of ranks."""
-        if self._mask_key:
-            self._mask_key.set_batch(batch)
         if self._is_checked:
-            return loss(module, batch)
+            return self._call_padded(loss, batch)
         self._is_checked = True
-        with finding_rank_dependence(self._parallel.inner, self.world.device, loss) as self.rank_dependence:
-            rows = loss(module, batch)
+        is_compiled = self._parallel.compiler is not None
+        with finding_rank_dependence(
+            self._parallel.inner, self.world.device, loss, is_compiled
+        ) as self.rank_dependence:
+            rows = self._call_padded(loss, batch)
         for sentence in self.rank_dependence if self.world.is_main else ():
             logger.warning("learner %r: %s", self.name, sentence)
         return rows
+
+    def _call_padded(self, function: Loss, batch: Batch) -> Mapping[str, Tensor]:
+        """Call a function of the network; where it is compiled, with as many rows as before."""
+        count = len(batch["live"])
+        if self._parallel.compiler:
+            batch = pad_rows(batch, self._most_rows)
+        if self._mask_key:
+            self._mask_key.set_batch(batch)
+        rows = self._parallel.call(function, batch)
+        return {term: values[:count] for term, values in rows.items()} if count < len(batch["live"]) else rows
+
+    def _try_compiling(self, compiler: LossCompiler, function: Loss, batch: Batch) -> None:
+        """One pass whose results are dropped; where a rank cannot compile it, all ranks go on without compiling."""
+
+        def attempt() -> None:
+            with self._parallel.syncing(last=not self._parallel.replicated), self._autocast():
+                rows = self._call(function, batch)
+                reduce(add, [values.float().sum() for values in rows.values() if values.requires_grad]).backward()
+
+        failure = None
+        try:
+            warm_up(self._parallel.inner, attempt)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            failure = describe(error)
+        failures = [text for text in self.world.gather(failure or compiler.failure) if text]
+        if failures:
+            compiler.enabled = False
+            if self.world.is_main:
+                logger.warning("learner %r is not compiled, because torch.compile failed: %s", self.name, failures[0])
 
     def _step_now(self) -> int:
         return self.updates if self._loop_step is None else self._loop_step()
@@ -202,8 +242,8 @@ class Learner:
     def _check_called(self) -> None:
         if not self._parallel.called:
             raise RunFailed(
-                f"the loss of learner {self.name!r} did not call the module it was given but went around it "
-                "(for example through .module), which would skip gradient synchronisation"
+                f"the loss of learner {self.name!r} did not call the network it was given but went around it, through "
+                "a part or another method; call the network itself, or its sharded parameters would not be gathered"
             )
 
     def _apply(

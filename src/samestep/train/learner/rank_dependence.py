@@ -40,12 +40,14 @@ _WITH_FAST_PATH = (nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerE
 
 @contextmanager
 def finding_rank_dependence(
-    network: nn.Module, device: torch.device, loss: Callable[..., object]
+    network: nn.Module, device: torch.device, loss: Callable[..., object], is_compiled: bool = False
 ) -> Iterator[list[str]]:
-    """Around one call of `loss`, which calls the network; afterwards the list holds a sentence for each finding."""
+    """Around one call of `loss`, which calls the network; afterwards the list holds a sentence for each finding.
+
+    `is_compiled`: the call is compiled, as it also is where torch.compile has made the network or the loss."""
     sentences: list[str] = []
     findings, before = _Findings(network), _generators(device)
-    compiled = _is_compiled(network, loss)
+    compiled = is_compiled or _is_compiled(network, loss)
     with nullcontext() if compiled else _tracing(findings, device):
         yield sentences
     if compiled:

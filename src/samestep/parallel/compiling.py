@@ -1,0 +1,66 @@
+"""Compiling what a learner computes: a loss and the network that it calls become one region for torch.compile.
+
+So the head and the loss are fused, where a compiled network alone would write all its outputs to memory first. A part
+that cannot be compiled runs as it is and is recorded: all ranks then agree to go on without compiling.
+"""
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+Function = Callable[..., Any]
+Compiler = Callable[[fx.GraphModule, list[Tensor]], Callable[..., Any]]
+
+
+class LossCompiler:
+    """Compiles functions on their first call; `failure` says why a part of one could not be compiled."""
+
+    def __init__(self, backend: str | Compiler = "inductor") -> None:
+        self.enabled = True
+        self.failure: str | None = None
+        self._compile: Compiler = torch._dynamo.lookup_backend(backend)
+        self._compiled: dict[Hashable, tuple[Function, Function]] = {}
+
+    def is_new(self, function: Function) -> bool:
+        """Whether a function was not compiled yet; one that is made anew in every step is the same one."""
+        return self.enabled and _key(function) not in self._compiled
+
+    def __call__(self, function: Function) -> Function:
+        """The compiled function; the function itself once compiling was given up."""
+        if not self.enabled:
+            return function
+        known = self._compiled.get(_key(function))
+        if known is None or known[0] != function:  # the same code with other closures: torch compiles it only once
+            known = self._compiled[_key(function)] = (function, torch.compile(function, backend=self._compile_graph))
+        return known[1]
+
+    def _compile_graph(self, graph: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        try:
+            return self._compile(graph, inputs)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            self.failure = self.failure or describe(error)
+            return graph.forward
+
+
+def describe(error: BaseException) -> str:
+    """The first line of an error of torch.compile."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
+
+
+def _key(function: Function) -> Hashable:
+    """A function's code, and the object whose method it is."""
+    code = getattr(function, "__code__", None)
+    return (code, id(getattr(function, "__self__", None))) if code is not None else id(function)
+
+
+def pad_rows(batch: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
+    """A smaller batch with its first row repeated, so that nothing has to be compiled for another number of rows."""
+    missing = rows - len(batch["live"])
+    if missing <= 0:
+        return batch
+    return {name: torch.cat((values, values[:1].expand(missing, *values.shape[1:]))) for name, values in batch.items()}

@@ -1,0 +1,100 @@
+"""A loss is compiled with its network: the same numbers, compiled once, on all ranks or on none."""
+
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+from samestep.data.loading import Batch
+from samestep.parallel.compiling import LossCompiler, pad_rows
+from samestep.parallel.wrap import wrap
+from samestep.train.learner.learner import Learner
+from samestep.world.world import World
+from toys import SETTINGS, WORLDS, Case, Net, Points, Proofs, close, default_dtype, feed_of, made, rate, weights_of
+
+
+class Counting:
+    """A compiler that runs what it is given as it is."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.fails, self.compiled = fails, 0
+
+    def __call__(self, graph: fx.GraphModule, inputs: list[Tensor]) -> Callable:
+        self.compiled += 1
+        if self.fails:
+            raise RuntimeError("no compiler here\nand much more")
+        return graph.forward
+
+
+def error(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    return {"error": (module(batch["x"], batch["tokens"]) - batch["y"]).square().sum(1)}
+
+
+def trained(
+    world: World, strategy: str, backend: Callable | str | None, steps: int = 7
+) -> tuple[Learner, dict[str, Tensor]]:
+    """The weights after some steps, whose global batches of 11 rows make micro-batches of 4 rows and fewer."""
+    torch._dynamo.reset()
+    parallel = wrap(made(Net), world, strategy, None)
+    parallel.compiler = LossCompiler(backend) if backend else None
+    learner = Learner(parallel, world, rate, SETTINGS)
+    feed = feed_of(Points(25), world, 11, 4, steps=steps)
+    for step in range(steps):
+        weight = 1.0 + step % 2
+
+        def loss(module: nn.Module, batch: Batch) -> dict[str, Tensor]:  # a new function in every step
+            return {"error": weight * error(module, batch)["error"]}  # noqa: B023 (called at once)
+
+        learner.update(feed[step], loss)
+    return learner, weights_of(learner)
+
+
+def the_numbers_are_those_without_compiling(world: World, strategy: str) -> None:
+    backend = Counting()
+    _, weights = trained(world, strategy, backend)
+    close(weights, trained(world, strategy, None)[1], tolerance=1e-12)
+    if strategy == "lone":
+        assert backend.compiled == 2, "once for each weight of the loss, whatever the number of rows"
+
+
+def all_ranks_go_on_without_if_one_cannot_compile(world: World, strategy: str) -> None:
+    backend = Counting(fails=world.rank == world.size - 1)
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("samestep.train.learner.learner")
+    logger.addHandler(handler)
+    learner, weights = trained(world, strategy, backend)
+    logger.removeHandler(handler)
+    close(weights, trained(world, strategy, None)[1], tolerance=0)
+    assert not learner._parallel.compiler.enabled
+    wanted = "learner 'model' is not compiled, because torch.compile failed: RuntimeError: no compiler here"
+    assert messages == [wanted] * world.is_main
+
+
+CASES: list[Case] = [
+    the_numbers_are_those_without_compiling,
+    all_ranks_go_on_without_if_one_cannot_compile,
+]
+
+
+@pytest.mark.parametrize(("nproc", "strategy"), WORLDS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:
+    proofs.check(case, nproc, strategy)
+
+
+def test_with_torchs_own_compiler() -> None:
+    with default_dtype(torch.float64):
+        world = World.single()
+        close(trained(world, "lone", "inductor", 1)[1], trained(world, "lone", None, 1)[1], tolerance=1e-12)
+
+
+def test_rows_are_repeated() -> None:
+    batch = {"x": torch.tensor([[1, 2], [3, 4]]), "live": torch.tensor([True, True])}
+    padded = pad_rows(batch, 4)
+    assert padded["x"].tolist() == [[1, 2], [3, 4], [1, 2], [1, 2]]
+    assert len(padded["live"]) == 4
+    assert pad_rows(batch, 2) is batch
