@@ -1,10 +1,12 @@
 """Which run directory a launch opens."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from samestep.core.errors import UserError
+from samestep.core.records import read_json, write_json
 from samestep.train.config import Config
 from samestep.train.run_record import open_run
 
@@ -41,3 +43,31 @@ def test_a_run_that_was_killed_while_it_was_first_recorded_is_opened(tmp_path: P
     rundir, lock, *_ = open_run("toy", Config(out=str(tmp_path), name="a"))
     lock.release()
     assert rundir.config.exists() and not (rundir.path / ".config.json.tmp").exists()
+
+
+def precision_of(config: Config, here: str) -> str:
+    found = open_run("toy", config, precision=here)
+    found.lock.release()
+    return found.precision
+
+
+def test_the_first_launch_decides_what_auto_means(tmp_path: Path) -> None:
+    config = Config(out=str(tmp_path), name="a")
+    assert precision_of(config, "none") == "none"
+    assert precision_of(config, "bf16") == "bf16", "no step was planned yet"
+    (tmp_path / "a" / "frozen.json").write_text("{}")
+    assert precision_of(config, "none") == "bf16", "the same arithmetic on another device"
+
+
+def test_a_run_of_an_earlier_version_keeps_its_arithmetic(tmp_path: Path) -> None:
+    config = Config(out=str(tmp_path), name="a")
+    precision_of(config, "none")
+    record = read_json(tmp_path / "a" / "config.json")
+    del record["precision"]
+    record["config"]["distributed"]["mixed_precision"] = "none"
+    write_json(tmp_path / "a" / "config.json", record)
+    (tmp_path / "a" / "frozen.json").write_text("{}")
+    assert precision_of(config, "bf16") == "none"
+    given = replace(config, distributed=replace(config.distributed, mixed_precision="bf16"))
+    with pytest.raises(UserError, match=r"holds a different run \(distributed.mixed_precision differ\)"):
+        open_run("toy", given)

@@ -58,6 +58,8 @@ class RunRecord:
     launch: str
     global_batch: int
     """Rows per step: of all stages, also of those that begin after a resume with other ranks or another batch_size."""
+    precision: str = ""
+    """The type of the arithmetic that mixed_precision=auto became; runs of older versions have none."""
     code: dict[str, str] = field(default_factory=dict)
     """The hash of each of the recipe's source files at the last launch; runs of older versions have none."""
 
@@ -68,14 +70,17 @@ class RunRecord:
         if not known or "recipe" not in known:  # folders of published weights have a config.json too
             return None
         launch, batch, code = known.get("launch", ""), known.get("global_batch", 0), known.get("code", {})
-        return cls(known["recipe"], known["config"], launch, batch, code)
+        return cls(known["recipe"], known["config"], launch, batch, known.get("precision", ""), code)
 
     def differing(self, recipe: str, config: Config) -> list[str]:
         """What makes this another run than that of `recipe` with `config`; empty when it is the same."""
         if not self._is_of(recipe):
             return ["recipe"]
         found = changed(self.config, dump(config), type(config))
-        return [name for name in found if name != "init_from" or not self._is_name_of_source(config)]
+        same = {"init_from"} if self._is_name_of_source(config) else set()
+        if config.distributed.mixed_precision == "auto":  # what the run has is what was decided for it
+            same.add("distributed.mixed_precision")
+        return [name for name in found if name not in same]
 
     def _is_of(self, recipe: str) -> bool:
         """Whether it is a run of this recipe; a recipe file that no longer exists at its path may have been moved."""
@@ -103,6 +108,8 @@ class OpenedRun(NamedTuple):
     lock: RunLock
     batch: int
     """The run's global batch."""
+    precision: str
+    """The type of the run's arithmetic."""
     code_changes: CodeChanges | None = None
     """What has changed in the recipe's code since the last launch; None where nothing has, or it is not known."""
 
@@ -113,10 +120,12 @@ def open_run(
     dp_size: int = 1,
     launches: Sequence[str] = (),
     code: Mapping[str, str] | None = None,
+    precision: str = "none",
 ) -> OpenedRun:
     """Rank 0's part of opening: choose the directory, take its lock, and make sure that it holds this run and no other.
 
-    `launches` are the ids of this launch on every node, `code` has the hashes of the recipe's source files.
+    `launches` are the ids of this launch on every node, `code` has the hashes of the recipe's source files, and
+    `precision` is what mixed_precision=auto means on these devices.
     """
     launches = launches or [launch_id(os.environ)]
     rundir = RunDir(Path(config.out) / (config.name or free_name(recipe, config, launches)))
@@ -136,13 +145,23 @@ def open_run(
         _require_same(rundir, known, recipe, config)
     is_planned = rundir.frozen.exists()  # until then, another batch_size may mean another global batch
     batch = (known.global_batch if known and is_planned else 0) or global_batch(config, dp_size)
+    precision = _precision(config, known if is_planned else None, precision)
     code, changes = _code_to_record(known, dict(code or {}), launches)
     recorded = dump(replace(config, start_over=False))  # start_over is for one launch alone
-    RunRecord(recipe, recorded, " ".join(launches), batch, code).write(rundir)
+    RunRecord(recipe, recorded, " ".join(launches), batch, precision, code).write(rundir)
     reset_watch_folder(rundir)
     if not is_done(read_json(rundir.status) or {}):  # the status of an earlier launch is outdated
         set_status(rundir, "running")
-    return OpenedRun(rundir, lock, batch, changes)
+    return OpenedRun(rundir, lock, batch, precision, changes)
+
+
+def _precision(config: Config, known: RunRecord | None, here: str) -> str:
+    """The type of the run's arithmetic: as given, as it was decided at the first launch, or as it is decided here."""
+    given = config.distributed.mixed_precision
+    if known is not None and given == "auto":
+        given = known.config.get("distributed", {}).get("mixed_precision", "none")  # of older versions: never auto
+        return known.precision or given
+    return here if given == "auto" else given
 
 
 def _code_to_record(

@@ -113,15 +113,18 @@ class Session:
         """Rank 0 opens the directory and shares its path through the store, since opening may fail."""
         shared = None
         if self._world.is_main:
-            opened = open_run(self._name, self.config, self._world.dp_size, launches, recipe_code(self._name))
+            code, precision = recipe_code(self._name), auto_precision(self.config, self._world)
+            opened = open_run(self._name, self.config, self._world.dp_size, launches, code, precision)
             stack.callback(opened.lock.release)
-            shared, self._code_changes = [str(opened.rundir.path.absolute()), opened.batch], opened.code_changes
-        path, batch = self._world.share_through_store("run directory", shared)
+            shared = [str(opened.rundir.path.absolute()), opened.batch, opened.precision]
+            self._code_changes = opened.code_changes
+        path, batch, precision = self._world.share_through_store("run directory", shared)
         rundir = RunDir(Path(path))
         if self._world.rank_info.local_rank == 0:
             launch_env.write_run_path(rundir.path, os.environ)
-        # The same global batch from now on at any world size and batch_size; start_over is for this launch alone.
-        self.config = replace(self.config, global_batch_size=batch, start_over=False)
+        # The same batch and arithmetic from now on, wherever it is resumed; start_over is for this launch alone.
+        distributed = replace(self.config.distributed, mixed_precision=precision)
+        self.config = replace(self.config, global_batch_size=batch, distributed=distributed, start_over=False)
         show = "error" if self.config.log.quiet else self.config.log.level
         start_logging(rundir.log(self._world.rank), show=show if self._world.is_main else None)
         return rundir
@@ -153,6 +156,12 @@ class Session:
 
     def _is_done(self, rundir: RunDir, stage: Stage) -> bool:
         return self._world.is_main and (rundir.artifacts(stage.name) / "done.json").exists()
+
+
+def auto_precision(config: Any, world: World) -> str:
+    """What mixed_precision=auto means here: bf16 on GPUs whose hardware has it."""
+    has_bf16 = world.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    return "bf16" if has_bf16 and config.distributed.dtype == "float32" else "none"
 
 
 def set_up_torch(config: Any, world: World) -> None:
