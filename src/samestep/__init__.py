@@ -10,21 +10,24 @@ if TYPE_CHECKING:
     from samestep.core.errors import RunFailed, UserError
     from samestep.data import noise
     from samestep.data.feed import Feed, MicroBatches
+    from samestep.data.loading import Batch
     from samestep.launch.call import launch
     from samestep.train.bench import Bench
     from samestep.train.config import Config
     from samestep.train.fit import Fit, evaluate
     from samestep.train.learner.dropout import keyed_dropout
     from samestep.train.learner.learner import Learner
-    from samestep.train.logging.metrics import Metric
+    from samestep.train.logging.metrics import Metric, Metrics
     from samestep.train.loop import Task, Tick
     from samestep.train.recipe import Recipe, Stage
 
 _EXPORTS = {
+    "Batch": "samestep.data.loading",
     "Bench": "samestep.train.bench",
     "Config": "samestep.train.config",
     "Feed": "samestep.data.feed",
     "Metric": "samestep.train.logging.metrics",
+    "Metrics": "samestep.train.logging.metrics",
     "Fit": "samestep.train.fit",
     "Learner": "samestep.train.learner.learner",
     "MicroBatches": "samestep.data.feed",
@@ -42,12 +45,14 @@ _EARLIER_NAMES = {"Figure": "Metric", "Micros": "MicroBatches"}
 """Recipes that were written for an earlier version still find these."""
 
 __all__ = [
+    "Batch",
     "Bench",
     "Config",
     "Feed",
     "Fit",
     "Learner",
     "Metric",
+    "Metrics",
     "MicroBatches",
     "Recipe",
     "RunFailed",

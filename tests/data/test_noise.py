@@ -45,6 +45,9 @@ def test_derived_draws_never_change() -> None:
         "0x1.83b054728e4ccp-3",
     ]
     assert noise.integers(1000, 7, torch.arange(5)).tolist() == [596, 926, 319, 206, 991]
+    assert noise.normal(7, t, dtype=torch.float64).tolist() == pytest.approx(
+        [1.4701075647650288, 0.2286382981020976, -0.8804744644117903]
+    )
     assert noise.gumbel(7, t).tolist() == pytest.approx([2.6118991409425614, 0.6407203812137221, -0.5094743470270717])
 
 

@@ -85,6 +85,12 @@ def integers(n: int | Tensor, *key: Key, device: torch.device | str | None = Non
     return _tensor(scale(words(*key), n), device)
 
 
+def normal(*key: Key, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Tensor:
+    """Standard normal noise, within 8.2 of zero; computed in float64, whose last bit may differ on a GPU."""
+    uniforms = uniform(*key, dtype=torch.float64, device=device)
+    return torch.special.ndtri(uniforms).to(dtype or torch.get_default_dtype())
+
+
 def gumbel(*key: Key, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None) -> Tensor:
     """Standard Gumbel noise, always finite; computed in float64, whose logarithms may differ by an ulp on a GPU."""
     return -(-uniform(*key, dtype=torch.float64, device=device).log()).log().to(dtype)
