@@ -14,18 +14,22 @@ if TYPE_CHECKING:
     from samestep.train.bench import Bench
     from samestep.train.config import Config
     from samestep.train.fit import Fit, evaluate
+    from samestep.train.hooks.every import Every
     from samestep.train.learner.dropout import keyed_dropout
     from samestep.train.learner.learner import Learner
     from samestep.train.logging.metrics import Metric
-    from samestep.train.loop import Task, Tick
+    from samestep.train.loop import Hook, Task, Tick
     from samestep.train.recipe import Recipe, Stage
+    from samestep.train.whole_set import WholeSet, gather_rows
 
 _EXPORTS = {
     "Bench": "samestep.train.bench",
     "Config": "samestep.train.config",
+    "Every": "samestep.train.hooks.every",
     "Feed": "samestep.data.feed",
     "Metric": "samestep.train.logging.metrics",
     "Fit": "samestep.train.fit",
+    "Hook": "samestep.train.loop",
     "Learner": "samestep.train.learner.learner",
     "MicroBatches": "samestep.data.feed",
     "Recipe": "samestep.train.recipe",
@@ -34,7 +38,9 @@ _EXPORTS = {
     "Task": "samestep.train.loop",
     "Tick": "samestep.train.loop",
     "UserError": "samestep.core.errors",
+    "WholeSet": "samestep.train.whole_set",
     "evaluate": "samestep.train.fit",
+    "gather_rows": "samestep.train.whole_set",
     "keyed_dropout": "samestep.train.learner.dropout",
 }
 
@@ -44,8 +50,10 @@ _EARLIER_NAMES = {"Figure": "Metric", "Micros": "MicroBatches"}
 __all__ = [
     "Bench",
     "Config",
+    "Every",
     "Feed",
     "Fit",
+    "Hook",
     "Learner",
     "Metric",
     "MicroBatches",
@@ -55,7 +63,9 @@ __all__ = [
     "Task",
     "Tick",
     "UserError",
+    "WholeSet",
     "evaluate",
+    "gather_rows",
     "keyed_dropout",
     "launch",
     "noise",

@@ -17,6 +17,7 @@ from samestep.core.launch_env import LAUNCH_ID
 from samestep.core.records import read_json, write_json
 from samestep.core.rundir import RunDir, RunLock
 from samestep.train.config import Config, named_source
+from samestep.train.extension import LENGTH_SETTINGS, Extension, find_extension
 from samestep.train.plan import global_batch
 from samestep.train.run_status import is_done, reset_watch_folder, set_status
 
@@ -75,6 +76,7 @@ class RunRecord:
         if not self._is_of(recipe):
             return ["recipe"]
         found = changed(self.config, dump(config), type(config))
+        found = [name for name in found if name not in LENGTH_SETTINGS or not config.extend]
         return [name for name in found if name != "init_from" or not self._is_name_of_source(config)]
 
     def _is_of(self, recipe: str) -> bool:
@@ -105,6 +107,8 @@ class OpenedRun(NamedTuple):
     """The run's global batch."""
     code_changes: CodeChanges | None = None
     """What has changed in the recipe's code since the last launch; None where nothing has, or it is not known."""
+    extension: Extension | None = None
+    """How this launch changes the length of the run; None where it does not."""
 
 
 def open_run(
@@ -113,10 +117,12 @@ def open_run(
     dp_size: int = 1,
     launches: Sequence[str] = (),
     code: Mapping[str, str] | None = None,
+    last_stage: str = "",
 ) -> OpenedRun:
     """Rank 0's part of opening: choose the directory, take its lock, and make sure that it holds this run and no other.
 
-    `launches` are the ids of this launch on every node, `code` has the hashes of the recipe's source files.
+    `launches` are the ids of this launch on every node, `code` has the hashes of the recipe's source files, and
+    `last_stage` is the recipe's last stage.
     """
     launches = launches or [launch_id(os.environ)]
     rundir = RunDir(Path(config.out) / (config.name or free_name(recipe, config, launches)))
@@ -134,15 +140,16 @@ def open_run(
         raise UserError(f"the run directory {rundir.path} cannot be written ({error.strerror}); set out=...") from None
     if known is not None:
         _require_same(rundir, known, recipe, config)
+    extension = find_extension(rundir, config, last_stage) if known and config.extend else None
     is_planned = rundir.frozen.exists()  # until then, another batch_size may mean another global batch
     batch = (known.global_batch if known and is_planned else 0) or global_batch(config, dp_size)
     code, changes = _code_to_record(known, dict(code or {}), launches)
-    recorded = dump(replace(config, start_over=False))  # start_over is for one launch alone
+    recorded = dump(replace(config, start_over=False, extend=False))  # these are for one launch alone
     RunRecord(recipe, recorded, " ".join(launches), batch, code).write(rundir)
     reset_watch_folder(rundir)
     if not is_done(read_json(rundir.status) or {}):  # the status of an earlier launch is outdated
         set_status(rundir, "running")
-    return OpenedRun(rundir, lock, batch, changes)
+    return OpenedRun(rundir, lock, batch, changes, extension)
 
 
 def _code_to_record(

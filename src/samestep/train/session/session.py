@@ -16,6 +16,7 @@ from samestep.core.durations import parse_duration
 from samestep.core.errors import UserError
 from samestep.core.output import start_logging
 from samestep.core.rundir import RunDir
+from samestep.train.extension import Extension, is_reopened, stopped_early
 from samestep.train.logging.console import Screen
 from samestep.train.loop import Outcome
 from samestep.train.pretrained.first_weights import check_start
@@ -42,6 +43,7 @@ class Session:
         self._name, self._recipe, self._world = name, recipe, world
         self._start_over = config.start_over
         self._code_changes: CodeChanges | None = None
+        self._extension: Extension | None = None
         self._context: SessionContext | None = None
 
     def train(self) -> Outcome:
@@ -58,6 +60,9 @@ class Session:
             events = RunEvents(rundir, self._world.is_main)
             events.event("launch", world=self._world.size, device=str(self._world.device))
             self._report_code_changes(events)
+            if self._extension is not None:
+                screen.print(str(self._extension))
+                events.event("extended", **self._extension.to_json())
             set_up_torch(self.config, self._world)
             limit = (
                 parse_duration(self.config.max_time) - launch_env.elapsed(os.environ) if self.config.max_time else None
@@ -81,7 +86,7 @@ class Session:
     def _stages(self, context: SessionContext) -> Outcome:
         stages, screen, path = self._checked_stages(), context.screen, context.rundir.path
         for stage in stages:
-            if self._world.share(self._is_done(context.rundir, stage)):
+            if self._world.share(self._is_done(context, stage, stage is stages[-1])):
                 screen.print(f"stage {stage.name!r} is done already")
             elif StageRun(context, stage, stages).run() is Outcome.PREEMPTED:
                 screen.print(f"stopped by {context.stop.reason}; resume with: samestep train --resume {path}")
@@ -93,7 +98,7 @@ class Session:
                     f"continue with: samestep train --resume {path} until=null"
                 )
                 return Outcome.DONE
-        context.events.status("done")
+        context.events.status("done", **stopped_early(context.rundir, [stage.name for stage in stages]))
         screen.print(f"done: {path}")
         return Outcome.DONE
 
@@ -113,15 +118,17 @@ class Session:
         """Rank 0 opens the directory and shares its path through the store, since opening may fail."""
         shared = None
         if self._world.is_main:
-            opened = open_run(self._name, self.config, self._world.dp_size, launches, recipe_code(self._name))
+            last = self._recipe.stages(self.config)[-1].name
+            opened = open_run(self._name, self.config, self._world.dp_size, launches, recipe_code(self._name), last)
             stack.callback(opened.lock.release)
             shared, self._code_changes = [str(opened.rundir.path.absolute()), opened.batch], opened.code_changes
+            self._extension = opened.extension
         path, batch = self._world.share_through_store("run directory", shared)
         rundir = RunDir(Path(path))
         if self._world.rank_info.local_rank == 0:
             launch_env.write_run_path(rundir.path, os.environ)
-        # The same global batch from now on at any world size and batch_size; start_over is for this launch alone.
-        self.config = replace(self.config, global_batch_size=batch, start_over=False)
+        # The same global batch from now on at any world size and batch_size; the other two are for this launch alone.
+        self.config = replace(self.config, global_batch_size=batch, start_over=False, extend=False)
         show = "error" if self.config.log.quiet else self.config.log.level
         start_logging(rundir.log(self._world.rank), show=show if self._world.is_main else None)
         return rundir
@@ -151,8 +158,16 @@ class Session:
         known = any(bench.known_plan for bench in benches)  # the file may be on rank 0's disk alone
         return known or (self.rundir is not None and self.rundir.frozen.exists())
 
-    def _is_done(self, rundir: RunDir, stage: Stage) -> bool:
-        return self._world.is_main and (rundir.artifacts(stage.name) / "done.json").exists()
+    def _is_done(self, context: SessionContext, stage: Stage, is_last: bool) -> bool:
+        """Whether there is nothing left to do. The last stage is reopened if it has become longer; rank 0 knows."""
+        done = context.rundir.done(stage.name)
+        if not self._world.is_main or not done.exists():
+            return False
+        if is_last and is_reopened(context.rundir, stage.name, self.config):
+            context.events.status("running", stage=stage.name)
+            done.unlink()
+            return False
+        return True
 
 
 def set_up_torch(config: Any, world: World) -> None:

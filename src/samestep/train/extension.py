@@ -1,0 +1,136 @@
+"""Extending a run: another `max_steps` or `epochs` when it is resumed, also when it has finished.
+
+The steps that are done stay as they are, so the run may change its length where the schedule gives each of them the
+same learning rate as before: then it is the run that would have been started with that length. That holds for constant
+and plateau schedules, for wsd before its decay, and for any during warm-up. Elsewhere `extend=true` is needed.
+
+config.json has the length that counts. A stage's plan follows it when the stage is built (`Bench.plan`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from samestep.checkpoint.manifest import checkpoint_folders
+from samestep.core.errors import UserError
+from samestep.core.records import Json, read_json
+from samestep.core.rundir import RunDir
+from samestep.train.config import Config
+from samestep.train.plan import Plan
+
+LENGTH_SETTINGS = ("max_steps", "epochs")
+"""The fixed settings that may change when a run is resumed."""
+
+
+@dataclass(frozen=True)
+class Extension:
+    """A stage that gets another length."""
+
+    stage: str
+    step: int
+    """Steps it has done."""
+    before: int
+    """Its steps so far."""
+    after: int
+    """Its steps from now on."""
+    old_rate: float
+    """The planned learning rate of the next step before."""
+    new_rate: float
+    """And from now on."""
+    is_same_run: bool
+    """Whether all steps that are done had the learning rate that they have in a run of the new length."""
+
+    def __str__(self) -> str:
+        longer = f"stage {self.stage!r} has {self.after:,} steps from now on instead of {self.before:,}"
+        if self.is_same_run:
+            return f"{longer}; its learning rates up to step {self.step:,} are those of a run of this length"
+        return (
+            f"{longer}; the learning rate from step {self.step:,} on follows the new schedule: "
+            f"{self.new_rate:g} instead of {self.old_rate:g} at step {self.step:,}"
+        )
+
+    def to_json(self) -> dict[str, Json]:
+        """For the events of the run."""
+        return {"stage": self.stage, "step": self.step, "before": self.before, "after": self.after}
+
+
+def find_extension(rundir: RunDir, config: Config, last_stage: str) -> Extension | None:
+    """How a run's length changes with the settings of `config`; None where no stage that has begun is affected.
+
+    The stage is the one that has not finished, or the last one. Refuses a length that is shorter than what is done.
+    """
+    plans = {stage: fixed["plan"] for stage, fixed in (read_json(rundir.frozen) or {}).items() if "plan" in fixed}
+    if not plans:
+        return None
+    stage = list(plans)[-1]  # stages begin in order
+    done = read_done(rundir, stage)
+    if done is not None and stage != last_stage:
+        return None
+    plan = Plan(**plans[stage])
+    longer = plan.with_length_of(config)
+    if longer == plan:
+        return None
+    step = done["step"] if done else max(checkpoint_folders(rundir.checkpoints(stage)), default=0)
+    _check_length(rundir, stage, longer.steps, step, done or {}, config)
+    old, new = plan.schedule(config), longer.schedule(config)
+    # Schedules of two lengths agree up to a step, and differ ever after.
+    is_same_run = step == 0 or old(step - 1) == new(step - 1)
+    return Extension(stage, step, plan.steps, longer.steps, old(step), new(step), is_same_run)
+
+
+def _check_length(rundir: RunDir, stage: str, steps: int, step: int, done: Mapping[str, Json], config: Config) -> None:
+    if steps < max(step, 1):
+        raise UserError(
+            f"{steps:,} steps are fewer than the {step:,} that stage {stage!r} of {rundir.path} has done; "
+            "give a larger max_steps or epochs"
+        )
+    if done and _stays_stopped(done, config):
+        raise UserError(
+            f"stage {stage!r} of {rundir.path} stopped early after step {step:,} ({done['stopped_early']}), so more "
+            f"steps alone do not continue it; add early_stopping=0, or more than {done['waited']}"
+        )
+
+
+def require_extendable(rundir: RunDir, config: Config, last_stage: str) -> None:
+    """Refuse another length that changes the learning rate of steps that are done, unless `extend` allows it."""
+    found = find_extension(rundir, config, last_stage)
+    if found is None or found.is_same_run or config.extend:
+        return
+    raise UserError(
+        f"the {config.schedule} schedule of {rundir.path} is made for {found.before:,} steps; with --extend it has "
+        f"{found.after:,} steps from now on, and the learning rate is {found.new_rate:g} instead of {found.old_rate:g} "
+        f"at step {found.step:,}, so it is not the run that would have been started with {found.after:,} steps; add "
+        f"--extend, or start a new run with init_from={rundir.path}"
+    )
+
+
+def read_done(rundir: RunDir, stage: str) -> dict[str, Json] | None:
+    """What a stage wrote when it was done: `step`, and where it stopped early `stopped_early` and `waited`."""
+    done: dict[str, Json] | None = read_json(rundir.done(stage))
+    return done
+
+
+def stopped_early(rundir: RunDir, stages: Sequence[str]) -> dict[str, Json]:
+    """For the status of a run that is done: which of its stages stopped early, and why; empty if none did."""
+    done = {stage: read_done(rundir, stage) or {} for stage in stages}
+    texts = [
+        f"stage {stage!r} stopped early after step {found['step']:,}: {found['stopped_early']}"
+        for stage, found in done.items()
+        if "stopped_early" in found
+    ]
+    return {"stopped_early": "; ".join(texts)} if texts else {}
+
+
+def is_reopened(rundir: RunDir, stage: str, config: Any) -> bool:
+    """Whether a stage that is done has more to do with these settings: it has more steps, or does not stop early."""
+    plan = (read_json(rundir.frozen) or {}).get(stage, {}).get("plan")
+    done = read_done(rundir, stage)
+    if plan is None or done is None:
+        return False
+    if "waited" in done:
+        return not _stays_stopped(done, config)
+    return Plan(**plan).with_length_of(config).steps > plan["steps"]
+
+
+def _stays_stopped(done: Mapping[str, Json], config: Config) -> bool:
+    return 0 < config.early_stopping <= done.get("waited", 0)
