@@ -2,9 +2,11 @@
 
 The steps that are done stay as they are, so the run may change its length where the schedule gives each of them the
 same learning rate as before: then it is the run that would have been started with that length. That holds for constant
-and plateau schedules, for wsd before its decay, and for any during warm-up. Elsewhere `extend=true` is needed.
+and plateau schedules, for wsd before its decay, and for any during warm-up. Elsewhere `extend=true` is needed. The
+length of the warm-up never changes.
 
-config.json has the length that counts. A stage's plan follows it when the stage is built (`Bench.plan`).
+config.json has the length that counts, and a stage that was done is so no more; its plan in frozen.json follows when
+the stage is built (`Bench.plan`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,13 +39,13 @@ class Extension:
     """The planned learning rate of the next step before."""
     new_rate: float
     """And from now on."""
-    is_same_run: bool
-    """Whether all steps that are done had the learning rate that they have in a run of the new length."""
+    keeps_rates: bool
+    """Whether the new schedule has the learning rate that each of the steps done had."""
 
     def __str__(self) -> str:
         longer = f"stage {self.stage!r} has {self.after:,} steps from now on instead of {self.before:,}"
-        if self.is_same_run:
-            return f"{longer}; its learning rates up to step {self.step:,} are those of a run of this length"
+        if self.keeps_rates:
+            return f"{longer}; the new schedule has the same learning rates up to step {self.step:,}"
         return (
             f"{longer}; the learning rate from step {self.step:,} on follows the new schedule: "
             f"{self.new_rate:g} instead of {self.old_rate:g} at step {self.step:,}"
@@ -65,7 +67,12 @@ def find_extension(rundir: RunDir, config: Config, last_stage: str) -> Extension
     stage = list(plans)[-1]  # stages begin in order
     done = read_done(rundir, stage)
     if done is not None and stage != last_stage:
-        return None
+        if read_done(rundir, last_stage) is not None:
+            raise UserError(
+                f"stage {stage!r} of {rundir.path}, the last whose length max_steps and epochs set, is done, and "
+                f"{last_stage!r} came after it; start a new run with init_from={rundir.path}"
+            )
+        return None  # the length is that of stages to come
     plan = Plan(**plans[stage])
     longer = plan.with_length_of(config)
     if longer == plan:
@@ -74,8 +81,8 @@ def find_extension(rundir: RunDir, config: Config, last_stage: str) -> Extension
     _check_length(rundir, stage, longer.steps, step, done or {}, config)
     old, new = plan.schedule(config), longer.schedule(config)
     # Schedules of two lengths agree up to a step, and differ ever after.
-    is_same_run = step == 0 or old(step - 1) == new(step - 1)
-    return Extension(stage, step, plan.steps, longer.steps, old(step), new(step), is_same_run)
+    keeps_rates = step == 0 or old(step - 1) == new(step - 1)
+    return Extension(stage, step, plan.steps, longer.steps, old(step), new(step), keeps_rates)
 
 
 def _check_length(rundir: RunDir, stage: str, steps: int, step: int, done: Mapping[str, Json], config: Config) -> None:
@@ -84,7 +91,7 @@ def _check_length(rundir: RunDir, stage: str, steps: int, step: int, done: Mappi
             f"{steps:,} steps are fewer than the {step:,} that stage {stage!r} of {rundir.path} has done; "
             "give a larger max_steps or epochs"
         )
-    if done and _stays_stopped(done, config):
+    if "waited" in done and stays_stopped(done, config):
         raise UserError(
             f"stage {stage!r} of {rundir.path} stopped early after step {step:,} ({done['stopped_early']}), so more "
             f"steps alone do not continue it; add early_stopping=0, or more than {done['waited']}"
@@ -94,7 +101,7 @@ def _check_length(rundir: RunDir, stage: str, steps: int, step: int, done: Mappi
 def require_extendable(rundir: RunDir, config: Config, last_stage: str) -> None:
     """Refuse another length that changes the learning rate of steps that are done, unless `extend` allows it."""
     found = find_extension(rundir, config, last_stage)
-    if found is None or found.is_same_run or config.extend:
+    if found is None or found.keeps_rates or config.extend:
         return
     raise UserError(
         f"the {config.schedule} schedule of {rundir.path} is made for {found.before:,} steps; with --extend it has "
@@ -121,16 +128,6 @@ def stopped_early(rundir: RunDir, stages: Sequence[str]) -> dict[str, Json]:
     return {"stopped_early": "; ".join(texts)} if texts else {}
 
 
-def is_reopened(rundir: RunDir, stage: str, config: Any) -> bool:
-    """Whether a stage that is done has more to do with these settings: it has more steps, or does not stop early."""
-    plan = (read_json(rundir.frozen) or {}).get(stage, {}).get("plan")
-    done = read_done(rundir, stage)
-    if plan is None or done is None:
-        return False
-    if "waited" in done:
-        return not _stays_stopped(done, config)
-    return Plan(**plan).with_length_of(config).steps > plan["steps"]
-
-
-def _stays_stopped(done: Mapping[str, Json], config: Config) -> bool:
-    return 0 < config.early_stopping <= done.get("waited", 0)
+def stays_stopped(done: Mapping[str, Json], config: Any) -> bool:
+    """Whether a stage that is done, and stopped early if it did, has nothing left to do with these settings."""
+    return "waited" not in done or 0 < config.early_stopping <= done["waited"]

@@ -141,13 +141,15 @@ def open_run(
     if known is not None:
         _require_same(rundir, known, recipe, config)
     extension = find_extension(rundir, config, last_stage) if known and config.extend else None
+    if extension is not None:
+        rundir.done(extension.stage).unlink(missing_ok=True)
     is_planned = rundir.frozen.exists()  # until then, another batch_size may mean another global batch
     batch = (known.global_batch if known and is_planned else 0) or global_batch(config, dp_size)
     code, changes = _code_to_record(known, dict(code or {}), launches)
     recorded = dump(replace(config, start_over=False, extend=False))  # these are for one launch alone
     RunRecord(recipe, recorded, " ".join(launches), batch, code).write(rundir)
     reset_watch_folder(rundir)
-    if not is_done(read_json(rundir.status) or {}):  # the status of an earlier launch is outdated
+    if extension is not None or not is_done(read_json(rundir.status) or {}):  # that of an earlier launch is outdated
         set_status(rundir, "running")
     return OpenedRun(rundir, lock, batch, changes, extension)
 

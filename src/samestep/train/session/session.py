@@ -16,7 +16,7 @@ from samestep.core.durations import parse_duration
 from samestep.core.errors import UserError
 from samestep.core.output import start_logging
 from samestep.core.rundir import RunDir
-from samestep.train.extension import Extension, is_reopened, stopped_early
+from samestep.train.extension import Extension, read_done, stays_stopped, stopped_early
 from samestep.train.logging.console import Screen
 from samestep.train.loop import Outcome
 from samestep.train.pretrained.first_weights import check_start
@@ -159,15 +159,14 @@ class Session:
         return known or (self.rundir is not None and self.rundir.frozen.exists())
 
     def _is_done(self, context: SessionContext, stage: Stage, is_last: bool) -> bool:
-        """Whether there is nothing left to do. The last stage is reopened if it has become longer; rank 0 knows."""
-        done = context.rundir.done(stage.name)
-        if not self._world.is_main or not done.exists():
-            return False
-        if is_last and is_reopened(context.rundir, stage.name, self.config):
-            context.events.status("running", stage=stage.name)
-            done.unlink()
-            return False
-        return True
+        """Whether there is nothing left to do, as rank 0 knows. The last stage goes on if it stopped early, and the
+        settings have changed since."""
+        done = read_done(context.rundir, stage.name) if self._world.is_main else None
+        if done is None or not is_last or stays_stopped(done, self.config):
+            return done is not None
+        context.events.status("running", stage=stage.name)
+        context.rundir.done(stage.name).unlink()
+        return False
 
 
 def set_up_torch(config: Any, world: World) -> None:
