@@ -171,13 +171,13 @@ class Bench:
         """Show a text in TensorBoard and W&B, with the step. Every rank may call it in a step, a hook or `finish`;
         rank 0 writes."""
         for sink in self._open_sinks():
-            sink.write_text(self.progress.step, name, text)
+            sink.write_text(self.progress.current, name, text)
 
     def log_image(self, name: str, image: Tensor) -> None:
         """Show an image in TensorBoard and W&B, likewise: [C, H, W], [H, W, C] or [H, W], uint8 or floats from 0 to
         1."""
         for sink in self._open_sinks():
-            sink.write_image(self.progress.step, name, image_array(name, image))
+            sink.write_image(self.progress.current, name, image_array(name, image))
 
     @property
     def validation(self) -> MetricValues:

@@ -113,11 +113,14 @@ def check_improvement_settings(config: Any, stage: str, best: tuple[str, str] | 
         )
     if config.best_at_end and config.checkpoint.keep_best < 1:
         raise UserError("best_at_end=true needs the best checkpoint; set checkpoint.keep_best=1 or more")
-    asked = {"early_stopping": config.early_stopping > 0, "best_at_end=true": config.best_at_end}
-    asked["schedule=plateau"] = config.schedule == "plateau"
-    wanted = [name for name, is_asked in asked.items() if is_asked]
-    if wanted and trains and best is None:
+    settings = {
+        "early_stopping": config.early_stopping > 0,
+        "schedule=plateau": config.schedule == "plateau",
+        "best_at_end=true": config.best_at_end,
+    }
+    asked = [name for name, is_asked in settings.items() if is_asked]
+    if asked and trains and best is None:
         raise UserError(
-            f"{wanted[0]} needs a validation metric to follow, but stage {stage!r} names none; give the stage "
+            f"{asked[0]} needs a validation metric to follow, but stage {stage!r} names none; give the stage "
             'best=("val/loss", "min"), or leave the setting out'
         )

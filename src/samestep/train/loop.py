@@ -62,6 +62,8 @@ class Progress:
     """Where the watchdog reads how far this rank is."""
     validation: MetricValues = field(default_factory=dict)
     """The validation metrics of this step; empty where it did not validate."""
+    current: int = 0
+    """The number of the step that is under way or was done last, counted from 1."""
 
     @contextmanager
     def outside_steps(self, activity: str) -> Iterator[None]:
@@ -72,6 +74,11 @@ class Progress:
                 yield
         finally:
             self.paused_seconds += time.monotonic() - began
+
+    def begin_step(self) -> Tick:
+        """The step to do now; the validation of the one before is forgotten, since a resumed run does not know it."""
+        self.current, self.validation = self.step + 1, {}
+        return self.tick()
 
     def advance(self) -> None:
         """One more step is done."""
@@ -95,6 +102,7 @@ class Progress:
     def load_state_dict(self, state: dict[str, Json]) -> None:
         """Continue from a saved state."""
         self.step, self.best, self.seconds = state["step"], state["best"], state["seconds"]
+        self.current = self.step
         if "improvement" in state:  # not in checkpoints of earlier versions
             self.improvement.load_state_dict(state["improvement"])
 
@@ -112,7 +120,7 @@ def run(task: Task, progress: Progress, hooks: Sequence[Hook], stop: Stop) -> Ou
     while not progress.has_ended(task.length):
         if stop.agreed():
             return Outcome.PREEMPTED
-        tick = progress.tick()
+        tick = progress.begin_step()
         metrics = task.step(tick)
         progress.advance()
         for hook in hooks:

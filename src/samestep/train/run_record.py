@@ -122,7 +122,7 @@ def open_run(
     """Rank 0's part of opening: choose the directory, take its lock, and make sure that it holds this run and no other.
 
     `launches` are the ids of this launch on every node, `code` has the hashes of the recipe's source files, and
-    `last_stage` is the recipe's last stage.
+    `last_stage` is the recipe's last stage, for a run that is extended.
     """
     launches = launches or [launch_id(os.environ)]
     rundir = RunDir(Path(config.out) / (config.name or free_name(recipe, config, launches)))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep import Bench, Config, Every, Fit, Recipe, Stage, Tick
+from samestep.train.logging.metrics import Metrics
 
 Batch = dict[str, Tensor]
 
@@ -20,9 +21,18 @@ def loss(module: nn.Module, batch: Batch) -> Batch:
     return {"error": (module(batch["x"]) - batch["y"]).square().sum(1)}
 
 
-def build(bench: Bench) -> Fit:
-    net = nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1))
-    return Fit(bench.learner(net), bench.feed(points(40)), loss, validation=bench.evaluation_feed(points(11)))
+class Noted(Fit):
+    """Logs a text in every step."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        net = nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1))
+        validation = bench.evaluation_feed(points(11))
+        super().__init__(bench.learner(net), bench.feed(points(40)), loss, validation=validation)
+
+    def step(self, tick: Tick) -> Metrics:
+        self.bench.log_text("step", "one more")
+        return super().step(tick)
 
 
 def hooks(task: Fit, bench: Bench) -> list[Every]:
@@ -45,7 +55,7 @@ def finish(task: Fit, bench: Bench) -> None:
 recipe = Recipe(
     config=Config,
     stages=lambda config: [
-        Stage("fit", build, validate=Fit.validate, best=("val/error", "max"), finish=finish, hooks=hooks)
+        Stage("fit", Noted, validate=Fit.validate, best=("val/error", "max"), finish=finish, hooks=hooks)
     ],
     presets={
         "verify": {"max_steps": 8, "global_batch_size": 10, "batch_size": 3, "validate_every": 2, "learning_rate": 0.05}

@@ -68,6 +68,7 @@ def test_a_sharded_stage_stops_early_with_its_best_state_and_may_go_on_later(she
     assert final_checkpoint(rundir).name == "step_00000008"
     assert read_json(rundir.status) == {"status": "done"}
     assert logged("note") == logged("square") == [2, 4, 6, 8], "each once"
+    assert logged("step") == [1, 2, 3, 4, 5, 6, 7, 8]
     assert logged("end") == [6, 6, 8], "finish ran twice at step 6"
 
 

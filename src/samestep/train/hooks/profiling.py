@@ -1,5 +1,6 @@
 """Traces of some steps by torch.profiler, as files in the run directory. Nothing is here when `profile` is empty."""
 
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from samestep.train.logging.console import Screen
 from samestep.train.logging.metrics import Metrics
 from samestep.train.loop import Progress, Tick
 from samestep.world.world import World
+
+logger = logging.getLogger(__name__)
 
 
 class Profile:
@@ -52,17 +55,25 @@ class Profile:
         if profiler is None:
             return
         profiler.stop()
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        profiler.export_chrome_trace(str(self._path))
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            profiler.export_chrome_trace(str(self._path))
+        except (OSError, RuntimeError) as error:  # no reason to end a run
+            logger.warning("the profile %s could not be written: %s", self._path, error)
+            return
         self._screen.print(f"profile: {self._path} (open it in https://ui.perfetto.dev or chrome://tracing)")
 
 
-def make_profile(config: Config, world: World, folder: Path, progress: Progress, screen: Screen) -> Profile | None:
+def make_profile(
+    config: Config, world: World, folder: Path, progress: Progress, length: int, screen: Screen
+) -> Profile | None:
     """The hook that a configuration asks for on this rank, with the folder of the stage's traces; None: nothing."""
     if not config.profile:
         return None
     first, last = profiled_steps(config.profile)
-    if not world.is_main and not config.profile_all_ranks:
+    if first > length:
+        screen.print(f"profile={config.profile}: there is nothing to profile, because the stage has {length:,} steps")
+    if first > length or not (world.is_main or config.profile_all_ranks):
         return None
     path = folder / f"steps_{first}-{last}_rank_{world.rank}.json"
     return Profile(first, last, path, progress, world.device.type, screen)

@@ -36,14 +36,14 @@ class Validate:
 
     def after_step(self, tick: Tick, metrics: Metrics, last: bool) -> None:
         """Validate when it is time."""
-        self.progress.validation, self.improved = {}, False
+        self.improved = False
         due = tick.last_of_epoch if self.every == 0 else (tick.step + 1) % self.every == 0
         if not (due or last):
             return
         with self.progress.outside_steps("validate"):
             self.progress.validation = self.stage.validate(self.task, tick)
         if not self.values:
-            self._require_no_improvement()
+            self._refuse_no_metrics()
             return
         self.log.record(tick.step + 1, tick.epoch, self.values)
         self.improved = self._keep_best()
@@ -62,7 +62,7 @@ class Validate:
             self.log.end_row(tick)
             self.screen.print(f"stopped early after step {tick.step + 1}: {improvement.describe()}")
 
-    def _require_no_improvement(self) -> None:
+    def _refuse_no_metrics(self) -> None:
         """Without a value nothing could ever improve, nor stop."""
         patience = self.progress.improvement.patience
         if self.stage.best is not None and (patience.early_stopping or patience.plateau):

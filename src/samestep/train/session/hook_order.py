@@ -57,7 +57,8 @@ def assemble_hooks(
         weights,
         config.best_at_end,
     )
-    profile = make_profile(config, context.world, context.rundir.profile(stage.name), progress, context.screen)
+    traces = context.rundir.profile(stage.name)
+    profile = make_profile(config, context.world, traces, progress, ready.task.length, context.screen)
     in_order: list[Hook] = [
         *([RecordReturned(ready.recorder)] if ready.recorder else []),  # before any hook that waits for other ranks
         CheckCounts(bench.feeds, bench.learners),

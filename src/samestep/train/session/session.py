@@ -118,7 +118,7 @@ class Session:
         """Rank 0 opens the directory and shares its path through the store, since opening may fail."""
         shared = None
         if self._world.is_main:
-            last = self._recipe.stages(self.config)[-1].name
+            last = self._recipe.stages(self.config)[-1].name if self.config.extend else ""
             opened = open_run(self._name, self.config, self._world.dp_size, launches, recipe_code(self._name), last)
             stack.callback(opened.lock.release)
             shared, self._code_changes = [str(opened.rundir.path.absolute()), opened.batch], opened.code_changes
