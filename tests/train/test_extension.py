@@ -15,6 +15,9 @@ from samestep.core.rundir import RunDir
 from samestep.train.config import Config
 from samestep.train.extension import Extension, find_extension, require_extendable
 from samestep.train.plan import Plan
+from samestep.why.collect import collect_evidence
+from samestep.why.diagnose import diagnose
+from samestep.why.report import evidence_lines
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -118,6 +121,9 @@ def test_an_extended_run_is_bit_for_bit_the_longer_run(shell: Shell) -> None:
     assert read_json(run_dir.done("fit")) == {"step": 10}
     events = [row for row in JsonLines(run_dir.events) if row["kind"] == "extended"]
     assert [(row["step"], row["before"], row["after"]) for row in events] == [(7, 7, 10)]
+    evidence = collect_evidence(run_dir)
+    lines = list(evidence_lines(evidence, diagnose(evidence)))
+    assert ("events.jsonl", "stage fit was extended from 7 to 10 steps, after step 7") in lines
     assert [row["step"] for row in JsonLines(run_dir.metrics) if "loss" in row] == list(range(1, 11))
 
     assert "done already" in shell("train", "--resume", "runs/a")[1], "a later resume keeps the new length"
