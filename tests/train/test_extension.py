@@ -43,7 +43,7 @@ def extended(
 ) -> Extension | None:
     """A run of 100 steps that gets another length after some of them."""
     rundir = rundir_of(folder, Config(max_steps=100, **settings), step=step, done=done)
-    return find_extension(rundir, Config(max_steps=after, **settings), "fit")
+    return find_extension(rundir, {"fit": Config(max_steps=after, **settings)})
 
 
 @pytest.mark.parametrize(
@@ -84,19 +84,19 @@ def test_a_stage_that_stopped_early_needs_more_patience(tmp_path: Path) -> None:
 def test_only_the_last_stage_or_an_unfinished_one_gets_longer(tmp_path: Path) -> None:
     settings = {"schedule": "constant"}
     rundir = rundir_of(tmp_path, Config(max_steps=100, **settings), step=100, done={})
-    longer = Config(max_steps=200, **settings)
-    assert find_extension(rundir, longer, "rank") is None, "the stages to come have the new length"
+    longer = dict.fromkeys(["fit", "rank"], Config(max_steps=200, **settings))
+    assert find_extension(rundir, longer) is None, "the stages to come have the new length"
     write_json(rundir.done("rank"), {"step": 7})
     with pytest.raises(UserError, match=r"stage 'fit' .* is done, and 'rank' came after it"):
-        find_extension(rundir, longer, "rank")
+        find_extension(rundir, longer)
 
 
 def test_the_refusal_says_what_extend_does(tmp_path: Path) -> None:
     rundir = rundir_of(tmp_path, Config(max_steps=100, learning_rate=0.5), step=50)
     longer = {"max_steps": 200, "learning_rate": 0.5}
     with pytest.raises(UserError, match=r"with --extend it has 200 steps .* 0\.426777 instead of 0\.25 at step 50"):
-        require_extendable(rundir, Config(**longer), "fit")
-    require_extendable(rundir, Config(**longer, extend=True), "fit")
+        require_extendable(rundir, {"fit": Config(**longer)})
+    require_extendable(rundir, {"fit": Config(**longer, extend=True)})
 
 
 def test_an_extended_run_is_bit_for_bit_the_longer_run(shell: Shell) -> None:

@@ -151,7 +151,7 @@ def _resumed_config(recipe: "Recipe", record: RunRecord, rundir: RunDir, args: S
     config = override_config(recipe, data, args)
     fixed = changed(record.config, dump(config), recipe.config)
     if fixed and set(fixed) <= set(LENGTH_SETTINGS):
-        require_extendable(rundir, config, last_stage=recipe.stages(config)[-1].name)
+        require_extendable(rundir, recipe.stage_configs(config))
         return replace(config, extend=True)
     if fixed:
         raise UserError(

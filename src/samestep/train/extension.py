@@ -56,15 +56,18 @@ class Extension:
         return {"stage": self.stage, "step": self.step, "before": self.before, "after": self.after}
 
 
-def find_extension(rundir: RunDir, config: Config, last_stage: str) -> Extension | None:
-    """How a run's length changes with the settings of `config`; None where no stage that has begun is affected.
+def find_extension(rundir: RunDir, configs: Mapping[str, Config]) -> Extension | None:
+    """How a run's length changes with these settings of its stages, in order; None where no stage that has begun is
+    affected.
 
     The stage is the one that has not finished, or the last one. Refuses a length that is shorter than what is done.
     """
-    plans = {stage: fixed["plan"] for stage, fixed in (read_json(rundir.frozen) or {}).items() if "plan" in fixed}
+    frozen = read_json(rundir.frozen) or {}
+    plans = {stage: fixed["plan"] for stage, fixed in frozen.items() if stage in configs and "plan" in fixed}
     if not plans:
         return None
-    stage = list(plans)[-1]  # stages begin in order
+    stage, last_stage = list(plans)[-1], list(configs)[-1]  # stages begin in order
+    config = configs[stage]
     done = read_done(rundir, stage)
     if done is not None and stage != last_stage:
         if read_done(rundir, last_stage) is not None:
@@ -98,13 +101,14 @@ def _check_length(rundir: RunDir, stage: str, steps: int, step: int, done: Mappi
         )
 
 
-def require_extendable(rundir: RunDir, config: Config, last_stage: str) -> None:
+def require_extendable(rundir: RunDir, configs: Mapping[str, Config]) -> None:
     """Refuse another length that changes the learning rate of steps that are done, unless `extend` allows it."""
-    found = find_extension(rundir, config, last_stage)
-    if found is None or found.keeps_rates or config.extend:
+    found = find_extension(rundir, configs)
+    if found is None or found.keeps_rates or configs[found.stage].extend:
         return
+    schedule = configs[found.stage].schedule
     raise UserError(
-        f"the {config.schedule} schedule of {rundir.path} is made for {found.before:,} steps; with --extend it has "
+        f"the {schedule} schedule of {rundir.path} is made for {found.before:,} steps; with --extend it has "
         f"{found.after:,} steps from now on, and the learning rate is {found.new_rate:g} instead of {found.old_rate:g} "
         f"at step {found.step:,}, so it is not the run that would have been started with {found.after:,} steps; add "
         f"--extend, or start a new run with init_from={rundir.path}"

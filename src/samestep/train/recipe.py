@@ -74,3 +74,7 @@ class Recipe:
     """Evaluates a trained model: (trained, tasks, and options) to results, on rank 0."""
     export: Callable[..., None] | None = None
     """Writes a trained model in its published form: (trained, folder, options)."""
+
+    def stage_configs(self, config: Any) -> dict[str, Any]:
+        """The configuration of each stage, in order."""
+        return {stage.name: config for stage in self.stages(config)}

@@ -117,12 +117,12 @@ def open_run(
     dp_size: int = 1,
     launches: Sequence[str] = (),
     code: Mapping[str, str] | None = None,
-    last_stage: str = "",
+    stage_configs: Mapping[str, Config] | None = None,
 ) -> OpenedRun:
     """Rank 0's part of opening: choose the directory, take its lock, and make sure that it holds this run and no other.
 
     `launches` are the ids of this launch on every node, `code` has the hashes of the recipe's source files, and
-    `last_stage` is the recipe's last stage, for a run that is extended.
+    `stage_configs` has the settings of its stages, for a run that is extended.
     """
     launches = launches or [launch_id(os.environ)]
     rundir = RunDir(Path(config.out) / (config.name or free_name(recipe, config, launches)))
@@ -140,7 +140,7 @@ def open_run(
         raise UserError(f"the run directory {rundir.path} cannot be written ({error.strerror}); set out=...") from None
     if known is not None:
         _require_same(rundir, known, recipe, config)
-    extension = find_extension(rundir, config, last_stage) if known and config.extend else None
+    extension = find_extension(rundir, stage_configs) if known and config.extend and stage_configs else None
     if extension is not None:
         rundir.done(extension.stage).unlink(missing_ok=True)
     is_planned = rundir.frozen.exists()  # until then, another batch_size may mean another global batch

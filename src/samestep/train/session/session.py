@@ -118,8 +118,8 @@ class Session:
         """Rank 0 opens the directory and shares its path through the store, since opening may fail."""
         shared = None
         if self._world.is_main:
-            last = self._recipe.stages(self.config)[-1].name if self.config.extend else ""
-            opened = open_run(self._name, self.config, self._world.dp_size, launches, recipe_code(self._name), last)
+            stages = self._recipe.stage_configs(self.config) if self.config.extend else {}
+            opened = open_run(self._name, self.config, self._world.dp_size, launches, recipe_code(self._name), stages)
             stack.callback(opened.lock.release)
             shared, self._code_changes = [str(opened.rundir.path.absolute()), opened.batch], opened.code_changes
             self._extension = opened.extension
@@ -162,7 +162,8 @@ class Session:
         """Whether there is nothing left to do, as rank 0 knows. The last stage goes on if it stopped early, and the
         settings have changed since."""
         done = read_done(context.rundir, stage.name) if self._world.is_main else None
-        if done is None or not is_last or stays_stopped(done, self.config):
+        config = self._recipe.stage_configs(self.config)[stage.name]
+        if done is None or not is_last or stays_stopped(done, config):
             return done is not None
         context.events.status("running", stage=stage.name)
         context.rundir.done(stage.name).unlink()
