@@ -15,20 +15,24 @@ if TYPE_CHECKING:
     from samestep.train.bench import Bench
     from samestep.train.config import Config
     from samestep.train.fit import Fit, evaluate
+    from samestep.train.hooks.every import Every
     from samestep.train.learner.dropout import keyed_dropout
     from samestep.train.learner.learner import Learner
     from samestep.train.logging.metrics import Metric, Metrics
-    from samestep.train.loop import Task, Tick
+    from samestep.train.loop import Hook, Task, Tick
     from samestep.train.recipe import Recipe, Stage
+    from samestep.train.whole_set import WholeSet, gather_rows
 
 _EXPORTS = {
     "Batch": "samestep.data.loading",
     "Bench": "samestep.train.bench",
     "Config": "samestep.train.config",
+    "Every": "samestep.train.hooks.every",
     "Feed": "samestep.data.feed",
     "Metric": "samestep.train.logging.metrics",
     "Metrics": "samestep.train.logging.metrics",
     "Fit": "samestep.train.fit",
+    "Hook": "samestep.train.loop",
     "Learner": "samestep.train.learner.learner",
     "MicroBatches": "samestep.data.feed",
     "Recipe": "samestep.train.recipe",
@@ -37,7 +41,9 @@ _EXPORTS = {
     "Task": "samestep.train.loop",
     "Tick": "samestep.train.loop",
     "UserError": "samestep.core.errors",
+    "WholeSet": "samestep.train.whole_set",
     "evaluate": "samestep.train.fit",
+    "gather_rows": "samestep.train.whole_set",
     "keyed_dropout": "samestep.train.learner.dropout",
 }
 
@@ -48,8 +54,10 @@ __all__ = [
     "Batch",
     "Bench",
     "Config",
+    "Every",
     "Feed",
     "Fit",
+    "Hook",
     "Learner",
     "Metric",
     "Metrics",
@@ -60,7 +68,9 @@ __all__ = [
     "Task",
     "Tick",
     "UserError",
+    "WholeSet",
     "evaluate",
+    "gather_rows",
     "keyed_dropout",
     "launch",
     "noise",

@@ -26,6 +26,7 @@ from samestep.core.config.files import PACKAGE_CONF, find_config_file, load_conf
 from samestep.core.errors import EXIT_DONE, UserError, print_error
 from samestep.core.rundir import RunDir
 from samestep.launch.schedulers.job import SITE_ALIASES, SITE_VARIABLE, Job, Site
+from samestep.train.extension import LENGTH_SETTINGS, require_extendable
 from samestep.train.run_record import RunRecord, find_run, with_run_path
 
 if TYPE_CHECKING:
@@ -145,10 +146,13 @@ def _new_run(args: Sequence[str]) -> "tuple[str, Recipe, Any]":
 
 
 def _resumed_config(recipe: "Recipe", record: RunRecord, rundir: RunDir, args: Sequence[str]) -> Any:
-    """The run's own config; only settings that do not affect the results may be overridden."""
+    """The run's own config; only settings that do not affect the results may be overridden, and its length."""
     data = {**record.config, "name": rundir.path.name, "out": str(rundir.path.parent)}
     config = override_config(recipe, data, args)
     fixed = changed(record.config, dump(config), recipe.config)
+    if fixed and set(fixed) <= set(LENGTH_SETTINGS):
+        require_extendable(rundir, recipe.stage_configs(config))
+        return replace(config, extend=True)
     if fixed:
         raise UserError(
             f"{', '.join(fixed)} cannot change when {rundir.path} is resumed, because it would be a different run; "

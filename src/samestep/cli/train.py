@@ -22,6 +22,7 @@ from samestep.world.rank_discovery import RankInfo, discover
 HELP = """samestep train RECIPE [--nproc N] [--preset NAME] [--config FILE] [key=value | --key value ...]
 samestep train RECIPE --nproc N --nodes M --rdzv HOST:PORT [--node-rank K] ...       (the same on each of M machines)
 samestep train --resume RUN [--nproc N] [settings that may change, such as max_time=2h]
+samestep train --resume RUN max_steps=2000 [--extend]           (more steps or epochs, also for a run that has finished)
 
 RECIPE is a recipe's name, the import path of your own (my_package.my_recipe), or a file (my_recipe.py).
 `samestep config RECIPE` lists every setting.

@@ -13,7 +13,8 @@ runs/NAME/
   tensorboard/
   checkpoints/STAGE/step_00000100/
   weights/              plain weight files, if requested
-  artifacts/STAGE/      what a stage passes to the next
+  artifacts/STAGE/      what a stage passes to the next; done.json says that it is done
+  profile/STAGE/        traces of profiled steps, if requested
   evidence/             what `samestep verify` compares, if requested
 """
 
@@ -116,6 +117,14 @@ class RunDir:
     def artifacts(self, stage: str) -> Path:
         """What one stage passes to the next ones."""
         return self.path / "artifacts" / stage
+
+    def done(self, stage: str) -> Path:
+        """Written when a stage is done."""
+        return self.artifacts(stage) / "done.json"
+
+    def profile(self, stage: str) -> Path:
+        """Traces of profiled steps of one stage."""
+        return self.path / "profile" / stage
 
     def evidence(self, world_size: int, rank: int) -> Path:
         """What one rank recorded for `samestep verify`."""

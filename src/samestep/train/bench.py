@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from samestep.core.errors import UserError
 from samestep.core.records import Json, read_json, write_json
@@ -34,6 +34,9 @@ from samestep.train.learner.initialization import build_fresh
 from samestep.train.learner.learner import COMPUTE_DTYPES, ROUNDING_SCALE, Learner
 from samestep.train.learner.optimizer import OptimSettings
 from samestep.train.logging.console import Screen
+from samestep.train.logging.images import image_array
+from samestep.train.logging.metrics import MetricValues
+from samestep.train.logging.sinks import Sink
 from samestep.train.loop import Progress
 from samestep.train.plan import Plan
 from samestep.train.pretrained.first_weights import FirstWeights
@@ -71,6 +74,8 @@ class Bench:
     feeds: list[Feed] = field(default_factory=list)
     given_rates: dict[str, Rate] = field(default_factory=dict)
     """By learner, the learning rates that the recipe gave."""
+    sinks: Sequence[Sink] | None = None
+    """Where rank 0 writes metrics, texts and images; empty on other ranks, None before the first step."""
     _plan: Plan | None = None
     is_built: bool = False
     """Whether the stage's task is built; feeds that it makes later are not checked."""
@@ -95,7 +100,7 @@ class Bench:
         frozen now."""
         if self._plan is None:
             made = self._freeze("plan", lambda: Plan.make(self.config, self.world.dp_size, samples).to_json())
-            self._plan = Plan(**made)
+            self._plan = self._extended(Plan(**made))
             if self._plan.samples != samples:
                 raise UserError(
                     f"this run was started on {self._plan.samples} training samples but the data now has {samples}; "
@@ -165,6 +170,23 @@ class Bench:
         self.learners.append(learner)
         return learner
 
+    def log_text(self, name: str, text: str) -> None:
+        """Show a text in TensorBoard and W&B, with the step. Every rank may call it in a step, a hook or `finish`;
+        rank 0 writes."""
+        for sink in self._open_sinks():
+            sink.write_text(self.progress.current, name, text)
+
+    def log_image(self, name: str, image: Tensor) -> None:
+        """Show an image in TensorBoard and W&B, likewise: [C, H, W], [H, W, C] or [H, W], uint8 or floats from 0 to
+        1."""
+        for sink in self._open_sinks():
+            sink.write_image(self.progress.current, name, image_array(name, image))
+
+    @property
+    def validation(self) -> MetricValues:
+        """The validation metrics of this step, equal on all ranks; empty where it did not validate. For hooks."""
+        return self.progress.validation
+
     def draws(self, purpose: str) -> Draws:
         """Keyed sampling of tokens inside the stage, for a named purpose."""
         return Draws(purpose, self.config.seed, self.recorder)
@@ -183,9 +205,23 @@ class Bench:
         """The path of an artifact of this stage, or of an earlier one."""
         return self.rundir.artifacts(stage or self.stage) / name
 
+    def _open_sinks(self) -> Sequence[Sink]:
+        if self.sinks is None:
+            raise RuntimeError("texts and images can be logged once training has begun: in a step, a hook or `finish`")
+        return self.sinks
+
     def _planned_rate(self, step: int) -> float:
         assert self._plan is not None, "make the training feed before the first update: it fixes the plan"
-        return self._plan.schedule(self.config)(step)
+        return self._plan.schedule(self.config)(step) * self.progress.improvement.rate_factor
+
+    def _extended(self, plan: Plan) -> Plan:
+        """The plan, as long as the configuration asks for now (see extension.py)."""
+        longer = plan.with_length_of(self.config)
+        if longer != plan and self.world.is_main:
+            known = read_json(self.rundir.frozen)
+            known[self.stage]["plan"] = longer.to_json()
+            write_json(self.rundir.frozen, known)
+        return longer
 
     def _prepared(self, module: nn.Module) -> nn.Module:
         """The module in its type, with parameters frozen that are not trained."""

@@ -101,6 +101,8 @@ class Config:
     """End after this stage; the same command without it goes on with the next."""
     start_over: bool = free(False)
     """For this launch only: let a stage that has trained and has no intact checkpoint left begin again at step 0."""
+    extend: bool = free(False)
+    """For this launch only: let max_steps or epochs change although the learning rate then follows another schedule."""
 
     learning_rate: float = 1e-3
     """Peak learning rate at the base batch."""
@@ -108,8 +110,8 @@ class Config:
     """How the learning rate grows with the global batch."""
     base_batch_size: int = 256
     """The global batch that learning_rate is stated for."""
-    schedule: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
-    """Shape of the learning rate after warm-up; wsd is warm-up, stable, decay."""
+    schedule: Literal["constant", "linear", "cosine", "wsd", "plateau"] = "cosine"
+    """Shape of the learning rate after warm-up; wsd is warm-up, stable, decay; plateau falls when validation stalls."""
     warmup_steps: int | None = None
     """Steps of linear warm-up; overrides warmup_ratio."""
     warmup_ratio: float = 0.0
@@ -117,7 +119,11 @@ class Config:
     decay_ratio: float = 0.2
     """Length of wsd's decay as a fraction of the run."""
     final_lr_ratio: float = 0.0
-    """Learning rate at the end as a fraction of the peak."""
+    """Learning rate at the end as a fraction of the peak; plateau never falls below it."""
+    plateau_factor: float = 0.1
+    """With schedule=plateau: what the learning rate is multiplied by when it falls."""
+    plateau_patience: int = 3
+    """With schedule=plateau: it falls after so many validations without improvement of the stage's `best` metric."""
     beta1: float = 0.9
     """AdamW's decay of the mean."""
     beta2: float = 0.95
@@ -137,6 +143,16 @@ class Config:
     """Continue from a plain weight file: its weights, and its optimizer state and step where it holds them."""
     validate_every: int = 0
     """Steps between validations; 0: at every epoch's end. The last step is always validated."""
+    early_stopping: int = free(0)
+    """End a stage after so many validations without improvement of its `best` metric; 0: never."""
+    min_improvement: float = 0.0
+    """How much the metric must change for the better to count as improved, for early_stopping and plateau."""
+    best_at_end: bool = free(False)
+    """At a stage's end take back the state of its best checkpoint; also saves whenever validation improves."""
+    profile: str = free("")
+    """Steps to profile, such as 20-25: a trace for Perfetto or chrome://tracing in the run's folder `profile`."""
+    profile_all_ranks: bool = free(False)
+    """Profile every rank; by default only rank 0."""
     compile: bool = free(False)
     """Compile the losses, and the models inside of them, with torch.compile."""
     activation_checkpointing: str = free("none")

@@ -13,6 +13,7 @@ from samestep.train.learner.gradient_weighting import Loss, Mix
 from samestep.train.learner.learner import Learner
 from samestep.train.logging.metrics import Metric, MetricAccumulator, Metrics, MetricValues
 from samestep.train.loop import Tick
+from samestep.train.whole_set import WholeSet
 
 
 def as_is(metrics: dict[str, float]) -> MetricValues:
@@ -34,13 +35,16 @@ class Fit:
         derive: Callable[[dict[str, float]], MetricValues] = as_is,
         average: Average | None = None,
         mix: Mix | Callable[[Tick], Mix] | None = None,
+        whole_set: WholeSet | None = None,
     ) -> None:
         """`mix` gives the coefficient of each term that is trained, as numbers or by step; all others are logged, and a
-        loss of one term needs none. `average` is kept up to date and is what validation measures."""
+        loss of one term needs none. `average` is kept up to date and is what validation measures. `whole_set`
+        gives metrics of the validation set that are no means over its rows; `derive` gets them too."""
         self.length = feed.length
         self.state: Mapping[str, Any] = {learner.name: learner} | ({AVERAGE: average} if average else {})
         self.learner, self.feed, self.validation, self.average = learner, feed, validation, average
         self._loss, self._measure, self._derive, self._mix = loss, measure or loss, derive, mix
+        self._whole_set = whole_set
 
     def step(self, tick: Tick) -> Metrics:
         """One update on the step's global batch."""
@@ -60,6 +64,8 @@ class Fit:
             return {}
         with self.weights_in_use():
             metrics = evaluate(self.learner, self.validation, self._measure, tick.step)
+            if self._whole_set:
+                metrics |= self._whole_set.evaluate(self.learner, self.validation)
         return {f"val/{name}": value for name, value in self._derive(metrics).items()}
 
 

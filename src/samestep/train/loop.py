@@ -8,7 +8,8 @@ from enum import Enum
 from typing import Any, Protocol
 
 from samestep.core.records import Json
-from samestep.train.logging.metrics import Metrics
+from samestep.train.improvement import Improvement
+from samestep.train.logging.metrics import Metrics, MetricValues
 from samestep.train.stop import Stop
 from samestep.world.watchdog.activity import ActivityTracker
 
@@ -52,11 +53,17 @@ class Progress:
     """The best value so far of the stage's metric."""
     seconds: float = 0.0
     """Training time so far, over all launches."""
+    improvement: Improvement = field(default_factory=Improvement)
+    """Whether validations still improve."""
 
     paused_seconds: float = 0.0
     """Seconds spent outside the steps since the last row of metrics (validation, saves)."""
     activity: ActivityTracker = field(default_factory=ActivityTracker)
     """Where the watchdog reads how far this rank is."""
+    validation: MetricValues = field(default_factory=dict)
+    """The validation metrics of this step; empty where it did not validate."""
+    current: int = 0
+    """The number of the step that is under way or was done last, counted from 1."""
 
     @contextmanager
     def outside_steps(self, activity: str) -> Iterator[None]:
@@ -68,6 +75,11 @@ class Progress:
         finally:
             self.paused_seconds += time.monotonic() - began
 
+    def begin_step(self) -> Tick:
+        """The step to do now; the validation of the one before is forgotten, since a resumed run does not know it."""
+        self.current, self.validation = self.step + 1, {}
+        return self.tick()
+
     def advance(self) -> None:
         """One more step is done."""
         self.step += 1
@@ -78,30 +90,39 @@ class Progress:
         epoch, position = divmod(self.step, self.steps_per_epoch)
         return Tick(self.step, epoch, last_of_epoch=position == self.steps_per_epoch - 1)
 
+    def has_ended(self, length: int) -> bool:
+        """Whether a task of so many steps ends here: it is through, or stops early."""
+        return self.step >= length or self.improvement.stops
+
     def state_dict(self) -> dict[str, Json]:
         """All but what the plan has."""
-        return {"step": self.step, "best": self.best, "seconds": self.seconds}
+        improvement = self.improvement.state_dict()
+        return {"step": self.step, "best": self.best, "seconds": self.seconds, "improvement": improvement}
 
     def load_state_dict(self, state: dict[str, Json]) -> None:
         """Continue from a saved state."""
         self.step, self.best, self.seconds = state["step"], state["best"], state["seconds"]
+        self.current = self.step
+        if "improvement" in state:  # not in checkpoints of earlier versions
+            self.improvement.load_state_dict(state["improvement"])
 
 
 class Hook(Protocol):
     """Something to do after a step: log, validate, save."""
 
     def after_step(self, tick: Tick, metrics: Metrics, last: bool) -> None:
-        """Called on every rank after every step; `last` when the task ends with it."""
+        """Called on every rank after every step; `last` when the task ends with it. A hook with a `name`, `state_dict`
+        and `load_state_dict` is saved with the stage."""
 
 
 def run(task: Task, progress: Progress, hooks: Sequence[Hook], stop: Stop) -> Outcome:
     """Step the task to its end, or to the agreed stop."""
-    while progress.step < task.length:
+    while not progress.has_ended(task.length):
         if stop.agreed():
             return Outcome.PREEMPTED
-        tick = progress.tick()
+        tick = progress.begin_step()
         metrics = task.step(tick)
         progress.advance()
         for hook in hooks:
-            hook.after_step(tick, metrics, last=progress.step == task.length)
+            hook.after_step(tick, metrics, last=progress.has_ended(task.length))  # a validation may end the stage
     return Outcome.DONE

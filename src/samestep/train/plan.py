@@ -2,7 +2,7 @@
 
 import logging
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from samestep.core.errors import UserError
 from samestep.core.records import Json
@@ -35,7 +35,7 @@ class Schedule:
 
     def _decay_factor(self, done: float) -> float:
         """From 1 at the start of the decay to 0 at its end."""
-        if self.kind == "constant":
+        if self.kind in ("constant", "plateau"):  # a plateau's factor is state, see improvement.py
             return 1.0
         if self.kind == "cosine":
             return 0.5 * (1 + math.cos(math.pi * done))
@@ -59,10 +59,14 @@ class Plan:
         _check(config, samples)
         batch = global_batch(config, dp_size)
         per_epoch = math.ceil(samples / batch)
-        steps = config.max_steps if config.max_steps is not None else config.epochs * per_epoch
+        steps = _steps(config, per_epoch)
         ratio = batch / config.base_batch_size
         scale = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[config.lr_scaling]
         return cls(samples, batch, per_epoch, steps, config.learning_rate * scale, _warmup(config, steps))
+
+    def with_length_of(self, config: Config) -> "Plan":
+        """The plan with the steps that the configuration asks for now: a run may be extended. All else stays."""
+        return replace(self, steps=_steps(config, self.steps_per_epoch))
 
     def schedule(self, config: Config) -> Schedule:
         """The learning rate of every step."""
@@ -80,6 +84,10 @@ def global_batch(config: Config, dp_size: int) -> int:
     """Rows per step over all data-parallel ranks."""
     given = config.global_batch_size
     return config.batch_size * config.accumulation * dp_size if given is None else given
+
+
+def _steps(config: Config, steps_per_epoch: int) -> int:
+    return config.max_steps if config.max_steps is not None else config.epochs * steps_per_epoch
 
 
 def _check(config: Config, samples: int) -> None:

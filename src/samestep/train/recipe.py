@@ -9,7 +9,7 @@ from samestep.core.config import Alias
 from samestep.train.bench import Bench
 from samestep.train.config import Config
 from samestep.train.logging.metrics import MetricValues
-from samestep.train.loop import Tick
+from samestep.train.loop import Hook, Tick
 
 
 def no_validation(task: Any, tick: Tick) -> MetricValues:
@@ -19,6 +19,11 @@ def no_validation(task: Any, tick: Tick) -> MetricValues:
 
 def no_finish(task: Any, bench: Bench) -> None:
     """Nothing to hand over."""
+
+
+def no_hooks(task: Any, bench: Bench) -> Sequence[Hook]:
+    """No hooks of its own."""
+    return ()
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,8 @@ class Stage:
     start: str | None = None
     """The earlier stage whose weights this stage's learners begin with: `align` or `align:best`; None: from the seed,
     or with `init_from` if no earlier stage used it."""
+    hooks: Callable[[Any, Bench], Sequence[Hook]] = no_hooks
+    """Further hooks for a task: they run on every rank after each step, after validation and before the save."""
 
 
 @dataclass(frozen=True)
@@ -67,3 +74,7 @@ class Recipe:
     """Evaluates a trained model: (trained, tasks, and options) to results, on rank 0."""
     export: Callable[..., None] | None = None
     """Writes a trained model in its published form: (trained, folder, options)."""
+
+    def stage_configs(self, config: Any) -> dict[str, Any]:
+        """The configuration of each stage, in order."""
+        return {stage.name: config for stage in self.stages(config)}

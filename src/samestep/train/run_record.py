@@ -17,6 +17,7 @@ from samestep.core.launch_env import LAUNCH_ID
 from samestep.core.records import read_json, write_json
 from samestep.core.rundir import RunDir, RunLock
 from samestep.train.config import Config, named_source
+from samestep.train.extension import LENGTH_SETTINGS, Extension, find_extension
 from samestep.train.plan import global_batch
 from samestep.train.run_status import is_done, reset_watch_folder, set_status
 
@@ -80,6 +81,8 @@ class RunRecord:
         same = {"init_from"} if self._is_name_of_source(config) else set()
         if config.distributed.mixed_precision == "auto":  # what the run has is what was decided for it
             same.add("distributed.mixed_precision")
+        if config.extend:
+            same.update(LENGTH_SETTINGS)
         return [name for name in found if name not in same]
 
     def _is_of(self, recipe: str) -> bool:
@@ -112,6 +115,8 @@ class OpenedRun(NamedTuple):
     """The type of the run's arithmetic."""
     code_changes: CodeChanges | None = None
     """What has changed in the recipe's code since the last launch; None where nothing has, or it is not known."""
+    extension: Extension | None = None
+    """How this launch changes the length of the run; None where it does not."""
 
 
 def open_run(
@@ -121,11 +126,13 @@ def open_run(
     launches: Sequence[str] = (),
     code: Mapping[str, str] | None = None,
     precision: str = "none",
+    stage_configs: Mapping[str, Config] | None = None,
 ) -> OpenedRun:
     """Rank 0's part of opening: choose the directory, take its lock, and make sure that it holds this run and no other.
 
-    `launches` are the ids of this launch on every node, `code` has the hashes of the recipe's source files, and
-    `precision` is what mixed_precision=auto means on these devices.
+    `launches` are the ids of this launch on every node, `code` has the hashes of the recipe's source files,
+    `precision` is what mixed_precision=auto means on these devices, and `stage_configs` has the settings of its stages,
+    for a run that is extended.
     """
     launches = launches or [launch_id(os.environ)]
     rundir = RunDir(Path(config.out) / (config.name or free_name(recipe, config, launches)))
@@ -143,16 +150,19 @@ def open_run(
         raise UserError(f"the run directory {rundir.path} cannot be written ({error.strerror}); set out=...") from None
     if known is not None:
         _require_same(rundir, known, recipe, config)
+    extension = find_extension(rundir, stage_configs) if known and config.extend and stage_configs else None
+    if extension is not None:
+        rundir.done(extension.stage).unlink(missing_ok=True)
     is_planned = rundir.frozen.exists()  # until then, another batch_size may mean another global batch
     batch = (known.global_batch if known and is_planned else 0) or global_batch(config, dp_size)
     precision = _precision(config, known if is_planned else None, precision)
     code, changes = _code_to_record(known, dict(code or {}), launches)
-    recorded = dump(replace(config, start_over=False))  # start_over is for one launch alone
+    recorded = dump(replace(config, start_over=False, extend=False))  # these are for one launch alone
     RunRecord(recipe, recorded, " ".join(launches), batch, precision, code).write(rundir)
     reset_watch_folder(rundir)
-    if not is_done(read_json(rundir.status) or {}):  # the status of an earlier launch is outdated
+    if extension is not None or not is_done(read_json(rundir.status) or {}):  # that of an earlier launch is outdated
         set_status(rundir, "running")
-    return OpenedRun(rundir, lock, batch, precision, changes)
+    return OpenedRun(rundir, lock, batch, precision, changes, extension)
 
 
 def _precision(config: Config, known: RunRecord | None, here: str) -> str:

@@ -36,7 +36,7 @@ def collect_evidence(rundir: RunDir) -> Evidence:
     """All that can be found out about a run, on any host that sees its directory."""
     record = RunRecord.read(rundir)
     status, lock = read_json_if_readable(rundir.status) or {}, read_lock(rundir.path / "lock")
-    launch, ended, save_failed = _events(rundir)
+    launch, ended, save_failed, extended = _events(rundir)
     heartbeats, exit_reports = _heartbeats(rundir), _exit_reports(rundir)
     checkpoint = _checkpoint(rundir)
     here = socket.gethostname()
@@ -49,6 +49,7 @@ def collect_evidence(rundir: RunDir) -> Evidence:
         launch,
         ended,
         save_failed,
+        extended,
         exit_reports or _reports_from_logs(rundir),
         not exit_reports,
         read_json_if_readable(rundir.stall_report),
@@ -108,9 +109,10 @@ def _rows(path: Path) -> Iterator[dict[str, Json]]:
     return parse_json_lines(_lines(path))  # the first line is cut, or the last is being written
 
 
-def _events(rundir: RunDir) -> tuple[Json, Json, str]:
-    """The last launch, how it ended according to the launcher, and why its saves fail, if they do."""
-    launch = ended = None
+def _events(rundir: RunDir) -> tuple[Json, Json, str, Json]:
+    """The last launch, how it ended according to the launcher, why its saves fail, if they do, and the last change of
+    the run's length."""
+    launch = ended = extended = None
     failed = ""
     for row in _rows(rundir.events):
         kind = row.get("kind")
@@ -118,9 +120,11 @@ def _events(rundir: RunDir) -> tuple[Json, Json, str]:
             launch, ended, failed = row, None, ""
         elif kind == "ended":
             ended = row
+        elif kind == "extended":
+            extended = row
         elif kind in ("save", "save_failed"):
             failed = str(row.get("why", "")) if kind == "save_failed" else ""
-    return launch, ended, failed
+    return launch, ended, failed, extended
 
 
 def _exit_reports(rundir: RunDir) -> list[ExitReport]:

@@ -24,7 +24,9 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     status, ended = evidence.status.get("status"), evidence.ended or {}
     if is_done(evidence.status):
         following = [f"samestep checkpoints {evidence.run}"]
-        return Diagnosis("finished", "the run is done: all its stages are finished", following, source="status.json")
+        early = evidence.status.get("stopped_early")
+        text = f"the run is done: {early or 'all its stages are finished'}"
+        return Diagnosis("finished", text, following, source="status.json")
     if status == "waiting":
         return _waiting(evidence)
     if status == "preempted":

@@ -88,6 +88,8 @@ class Evidence:
     """What our launcher recorded about the end of the last attempt, if that is later."""
     save_failed: str = ""
     """Why the last save failed, if none succeeded after it."""
+    extended: Record | None = None
+    """The event of the last launch that changed the length of the run."""
     exit_reports: Sequence[ExitReport] = ()
     from_logs: bool = False
     """Whether the exit reports were read from the logs, since ranks left no files of their own."""

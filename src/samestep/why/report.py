@@ -55,6 +55,9 @@ def _events(evidence: Evidence) -> Iterator[FileText]:
     if launch is not None:
         ranks = f"{evidence.world} rank{'s' if evidence.world > 1 else ''}"
         yield "events.jsonl", f"launched with {ranks} {_when(evidence, launch.get('time'))}"
+    if (longer := evidence.extended) is not None:
+        steps = f"from {longer.get('before')} to {longer.get('after')} steps, after step {longer.get('step')}"
+        yield "events.jsonl", f"stage {longer.get('stage')} was extended {steps}"
     if ended is not None:
         rank = "" if ended.get("rank") is None else f"rank {ended['rank']} on {ended.get('host')}: "
         code = "" if ended.get("code") is None else f" (exit code {ended['code']})"

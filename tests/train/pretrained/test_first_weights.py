@@ -185,6 +185,18 @@ def test_a_later_stage_begins_with_what_an_earlier_one_learned(tmp_path: Path, s
     assert re.search(r"first weights +drawn from seed 0", output)
 
 
+def test_with_best_at_end_a_stage_passes_on_its_best_and_only_the_last_one_gets_longer(
+    tmp_path: Path, source: Path
+) -> None:
+    settings = {"layout": "one two>one:last three>one", "best_at_end": True, "init_from": str(source)}
+    launch(tmp_path, **settings)
+    assert same(first(tmp_path, "two"), learned(tmp_path, "one", 6)), "its last, as it asks for"
+    assert same(first(tmp_path, "three"), learned(tmp_path, "one", 2)), "its best"
+    launch(tmp_path, **settings, epochs=3, extend=True)
+    steps = {stage: read_json(RunDir(tmp_path / "run").done(stage))["step"] for stage in ("one", "two", "three")}
+    assert steps == {"one": 6, "two": 6, "three": 9}
+
+
 def test_weight_files_of_several_stages_do_not_replace_each_other(tmp_path: Path) -> None:
     checkpoint = {**BASE["checkpoint"], "weights": True}
     launch(tmp_path, layout="one two>one", checkpoint=checkpoint)

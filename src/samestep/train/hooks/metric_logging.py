@@ -59,6 +59,12 @@ class LogMetrics:
         if last or self._writes_at_once:
             self.write()
 
+    def end_row(self, tick: Tick) -> None:
+        """Write what was added since the last row, because the stage ends with this step."""
+        if self._before <= tick.step:
+            self._rows.append(self._start_row(tick))
+        self.write()
+
     def write(self) -> None:
         """Write every row that was started; waits for the other ranks."""
         while self._rows:

@@ -36,6 +36,8 @@ class Save:
     log: LogMetrics
     weights: Path
     """The folder of plain weight files."""
+    saves_best: bool = False
+    """Whether to save each time validation improves."""
     _suffixes: list[str] = field(default_factory=list)
     """Of the weight files to write with this save."""
 
@@ -49,7 +51,8 @@ class Save:
         if self.settings.weights:
             self._suffixes += [f"step_{done}"] if by_steps or last else []
             self._suffixes += [f"epoch_{epochs}"] if by_epoch else []
-        if by_steps or by_epoch or last or self.stop.save_due:
+        by_metric = self.saves_best and self.validate.improved
+        if by_steps or by_epoch or by_metric or last or self.stop.save_due:
             with self.progress.outside_steps("save"):
                 self._prepare()
                 self.saver.save(self.progress.step, self.state, self._about(), self._after_commit())

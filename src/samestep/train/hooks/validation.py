@@ -1,8 +1,10 @@
 """Validation, the line that sums up an epoch, and a check of counted weights after the first updates."""
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass
 from typing import Any
 
+from samestep.core.errors import UserError
 from samestep.data.feed import Feed
 from samestep.train.hooks.metric_logging import LogMetrics
 from samestep.train.learner.learner import Learner
@@ -14,7 +16,10 @@ from samestep.train.recipe import Stage
 
 @dataclass
 class Validate:
-    """Validates at epoch ends or every so many steps, and always at the end; keeps the best value so far."""
+    """Validates at epoch ends or every so many steps, and always at the end; keeps the best value so far.
+
+    Ends the stage when validations have not improved for long enough.
+    """
 
     stage: Stage
     task: Any
@@ -22,24 +27,49 @@ class Validate:
     screen: Screen
     progress: Progress
     every: int
-    values: MetricValues = field(default_factory=dict)
-    """The validation metrics of this step; empty where it did not validate."""
     improved: bool = False
+
+    @property
+    def values(self) -> MetricValues:
+        """The validation metrics of this step; empty where it did not validate."""
+        return self.progress.validation
 
     def after_step(self, tick: Tick, metrics: Metrics, last: bool) -> None:
         """Validate when it is time."""
-        self.values, self.improved = {}, False
+        self.improved = False
         due = tick.last_of_epoch if self.every == 0 else (tick.step + 1) % self.every == 0
         if not (due or last):
             return
         with self.progress.outside_steps("validate"):
-            self.values = self.stage.validate(self.task, tick)
+            self.progress.validation = self.stage.validate(self.task, tick)
         if not self.values:
+            self._refuse_no_metrics()
             return
         self.log.record(tick.step + 1, tick.epoch, self.values)
         self.improved = self._keep_best()
         if not tick.last_of_epoch:  # else the line of the epoch has it
             self.screen.print(f"step {tick.step + 1}  {self.summary()}")
+        if due and self.stage.best is not None:
+            self._count(tick, self.values[self.stage.best[0]])
+
+    def _count(self, tick: Tick, value: float) -> None:
+        improvement = self.progress.improvement
+        if improvement.add(value):
+            self.screen.print(
+                f"{improvement.describe()}: the learning rate falls to {improvement.rate_factor:g} of the planned one"
+            )
+        if improvement.stops:
+            self.log.end_row(tick)
+            self.screen.print(f"stopped early after step {tick.step + 1}: {improvement.describe()}")
+
+    def _refuse_no_metrics(self) -> None:
+        """Without a value nothing could ever improve, nor stop."""
+        patience = self.progress.improvement.patience
+        if self.stage.best is not None and (patience.early_stopping or patience.plateau):
+            raise UserError(
+                f"stage {self.stage.name!r} gave no validation metrics, which early_stopping and schedule=plateau "
+                "follow; give it validation data, or leave these settings out"
+            )
 
     def summary(self) -> str:
         """The validation metrics of this step as text."""
@@ -54,7 +84,7 @@ class Validate:
             f"stage {self.stage.name!r}: best is {name!r}, but validation gave {sorted(self.values)}"
         )
         value, best = self.values[name], self.progress.best
-        improved = best is None or (value < best if mode == "min" else value > best)
+        improved = not math.isnan(value) and (best is None or (value < best if mode == "min" else value > best))
         if improved:
             self.progress.best = value
         return improved

@@ -5,8 +5,11 @@ After a resume, rows after the checkpoint are cut off first, so each step is wri
 
 import secrets
 from collections.abc import Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any, Protocol
+
+import numpy as np
 
 from samestep.core.errors import UserError
 from samestep.core.records import JsonLines, read_json, write_json
@@ -22,6 +25,12 @@ class Sink(Protocol):
 
     def write(self, step: int, epoch: int, metrics: MetricValues) -> None:
         """Write the metrics after `step` steps."""
+
+    def write_text(self, step: int, name: str, text: str) -> None:
+        """Write a text after `step` steps."""
+
+    def write_image(self, step: int, name: str, image: np.ndarray) -> None:
+        """Write an image, uint8 [H, W, C], after `step` steps."""
 
     def flush(self) -> None:
         """Bring what was written so far to the disk: a run resumed from the next checkpoint will not write it again."""
@@ -44,6 +53,12 @@ class JsonSink:
     def write(self, step: int, epoch: int, metrics: MetricValues) -> None:
         """One row."""
         self._lines.append({"stage": self._stage, "step": step, "epoch": epoch, **metrics})
+
+    def write_text(self, step: int, name: str, text: str) -> None:
+        """Rows of metrics hold numbers alone."""
+
+    def write_image(self, step: int, name: str, image: np.ndarray) -> None:
+        """Rows of metrics hold numbers alone."""
 
     def flush(self) -> None:
         """Every row is flushed as it is written."""
@@ -71,6 +86,14 @@ class TensorBoardSink:
         values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         self._writer.file_writer.add_summary(Summary(value=values), step)
 
+    def write_text(self, step: int, name: str, text: str) -> None:
+        """Under Text, as it is and not as Markdown."""
+        self._writer.add_text(name, "\n".join(f"    {line}" for line in text.splitlines()), step)
+
+    def write_image(self, step: int, name: str, image: np.ndarray) -> None:
+        """Under Images."""
+        self._writer.add_image(name, image, step, dataformats="HWC")
+
     def flush(self) -> None:
         """Write out what is queued."""
         self._writer.flush()
@@ -90,6 +113,9 @@ class WandbSink:
     resume writes it again. A row's number in metrics.jsonl is its step at W&B, so every start sends what W&B lacks.
     With a server W&B knows how many rows it has. Offline, a killed launch leaves a file that may lack its last rows:
     its folder is renamed, and its rows are sent again.
+
+    Texts and images wait as well, and go with the next row of metrics. They are not in metrics.jsonl: those that wait
+    when a launch is killed, or are in the renamed folder, are in TensorBoard alone.
     """
 
     def __init__(self, rundir: RunDir, stage: str, config: Config, data: Mapping[str, Any]) -> None:
@@ -119,6 +145,8 @@ class WandbSink:
         self._stages: set[str] = set()
         self._number = 0
         self._waiting: list[tuple[int, Row]] = []
+        self._media: list[tuple[int, Row]] = []
+        self._covered = -1  # the step of the last checkpoint
         for row in JsonLines(rundir.metrics):
             self._send(self._take_number(), row)
 
@@ -126,19 +154,45 @@ class WandbSink:
         """Keep the row until a checkpoint covers it."""
         self._waiting.append((self._take_number(), {"stage": self._stage, "step": step, "epoch": epoch, **metrics}))
 
+    def write_text(self, step: int, name: str, text: str) -> None:
+        """Keep the text until a row of metrics goes."""
+        from wandb import Html
+
+        self._media.append((step, {name: Html(f"<pre>{escape(text)}</pre>")}))
+
+    def write_image(self, step: int, name: str, image: np.ndarray) -> None:
+        """Keep the image until a row of metrics goes."""
+        from wandb import Image
+
+        self._media.append((step, {name: Image(image)}))
+
     def flush(self) -> None:
         """What waits is in metrics.jsonl too."""
 
     def committed(self, step: int) -> None:
         """Send what the checkpoint covers."""
+        self._covered = step
         while self._waiting and self._waiting[0][1]["step"] <= step:
-            self._send(*self._waiting.pop(0))
+            number, row = self._waiting.pop(0)
+            self._send(number, {**row, **self._media_up_to(row["step"])})
+        self._send_more(self._media_up_to(step))
 
     def close(self) -> None:
         """End the run; rows that no checkpoint covers are never sent."""
+        self._send_more(self._media_up_to(self._covered))
         folder = Path(self._run.dir).parent.name
         self._run.finish()
         write_json(self._state_file, {"id": self._id, "rows": self._sent, "finished": [*self._finished, folder]})
+
+    def _media_up_to(self, step: int) -> dict[str, Any]:
+        """What waits of the steps up to `step`, of each name the newest; it waits no more."""
+        ready, self._media = [m for m in self._media if m[0] <= step], [m for m in self._media if m[0] > step]
+        return {name: value for _, media in ready for name, value in media.items()}
+
+    def _send_more(self, media: Row) -> None:
+        """Add texts and images to the row that was sent last, which W&B keeps open until the next."""
+        if media and self._sent:
+            self._run.log({f"{self._stage}/{name}": value for name, value in media.items()}, step=self._sent - 1)
 
     def _take_number(self) -> int:
         self._number += 1

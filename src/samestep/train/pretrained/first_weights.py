@@ -27,7 +27,7 @@ from samestep.parallel.build import FillFunction
 from samestep.train.config import named_source
 from samestep.train.learner.learner import Learner
 from samestep.train.loop import Progress
-from samestep.train.pretrained.open_weights import fill, open_weights, read_extra
+from samestep.train.pretrained.open_weights import fill, metric_mode, open_weights, read_extra
 from samestep.world.world import World
 
 logger = logging.getLogger(__name__)
@@ -171,9 +171,11 @@ class FirstWeights:
     def _checkpoint(self, stage: str, which: str) -> Path:
         """The last or the best checkpoint of an earlier stage, verified, the same on all ranks."""
         folder = self._rundir.checkpoints(stage)
-        mode = self._world.share(_mode(folder) if self._world.is_main else None)
+        mode = self._world.share(metric_mode(find_checkpoints(folder)) if self._world.is_main else None)
         store = Store(folder, self._world, keep=Retention(mode=mode), shared=self._shared)
-        found = store.best() if which == "best" else store.newest()
+        found = store.best() if which == "best" or (not which and self._config.best_at_end) else None
+        if found is None and which != "best":
+            found = store.newest()
         if found is None:
             lacks = "no checkpoint with a validation metric" if which == "best" else "no checkpoint"
             raise UserError(
@@ -181,11 +183,6 @@ class FirstWeights:
                 f"{folder} back, or name a stage that comes before it"
             )
         return found.path
-
-
-def _mode(folder: Path) -> str:
-    modes = (found.about.get("figure_mode") for found in find_checkpoints(folder))
-    return next((mode for mode in modes if mode), "min")
 
 
 @torch.no_grad()

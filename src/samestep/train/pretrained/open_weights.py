@@ -1,14 +1,15 @@
 """Where weights come from: a run, one of its checkpoints, a plain weight file, or a folder of safetensors."""
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from samestep.checkpoint.manifest import MANIFEST, find_checkpoints
+from samestep.checkpoint.manifest import MANIFEST, Checkpoint, find_checkpoints
 from samestep.checkpoint.manifest import verify as damage_of
+from samestep.checkpoint.retention import Retention
 from samestep.checkpoint.weight_files import check_shapes, open_weight_file
 from samestep.checkpoint.weight_sources import CheckpointWeights, WeightSource, read_all
 from samestep.core.errors import UserError
@@ -33,7 +34,7 @@ def open_weights(source: Path, learner: str = "model", *, verify: bool = True) -
     if not source.exists():
         raise UserError(f"{source} does not exist; give a run directory, a checkpoint folder, or a weight file")
     if is_run(source):
-        return CheckpointWeights(newest_intact_checkpoint(RunDir(source)), f"{learner}/model", verify=False)
+        return CheckpointWeights(final_checkpoint(RunDir(source)), f"{learner}/model", verify=False)
     if is_checkpoint(source):
         return CheckpointWeights(source, f"{learner}/model", verify=verify)
     weights, _, notes = open_weight_file(source)
@@ -62,14 +63,26 @@ def names_in(source: WeightSource, own: Collection[str]) -> dict[str, str]:
     return {name: OUTER + name if has_outer else name for name in own}
 
 
-def newest_intact_checkpoint(rundir: RunDir) -> Path:
-    """The newest intact checkpoint of a run, of its last stage that has one."""
+def final_checkpoint(rundir: RunDir) -> Path:
+    """What a run has learned: the newest intact checkpoint of its last stage that has one. With `best_at_end`, the best
+    one if the stage is done."""
+    record = RunRecord.read(rundir)
+    best_at_end = record is not None and record.config.get("best_at_end", False)
     stages = sorted(rundir.checkpoints("x").parent.glob("*"), key=lambda folder: folder.stat().st_mtime, reverse=True)
     for stage in stages:
-        for checkpoint in sorted(find_checkpoints(stage), key=lambda found: found.step, reverse=True):
+        newest_first = sorted(find_checkpoints(stage), key=lambda found: found.step, reverse=True)
+        retention = Retention(mode=metric_mode(newest_first))
+        best_first = retention.ranked(newest_first) if best_at_end and rundir.done(stage.name).exists() else []
+        for checkpoint in [*best_first, *newest_first]:
             if damage_of(checkpoint.path) is None:
                 return checkpoint.path
     raise UserError(f"the run {rundir.path} has no intact checkpoint yet; train it first")
+
+
+def metric_mode(checkpoints: Iterable[Checkpoint]) -> str:
+    """Whether the smallest metric of these checkpoints is the best, or the largest: `min` or `max`."""
+    modes = (found.about.get("figure_mode") for found in checkpoints)
+    return next((mode for mode in modes if mode), "min")
 
 
 def is_checkpoint(path: Path) -> bool:

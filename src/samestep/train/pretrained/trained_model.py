@@ -15,7 +15,7 @@ from samestep.core.errors import UserError
 from samestep.core.rundir import RunDir
 from samestep.parallel.build import build_uninitialized, materialize
 from samestep.train.learner.ema import AVERAGE
-from samestep.train.pretrained.open_weights import fill, is_checkpoint, is_run, newest_intact_checkpoint, open_weights
+from samestep.train.pretrained.open_weights import fill, final_checkpoint, is_checkpoint, is_run, open_weights
 from samestep.train.recipe import Recipe
 from samestep.train.recipe_registry import find_recipe, known_recipes
 from samestep.train.run_record import find_run
@@ -71,7 +71,7 @@ def open_trained(text: str) -> Trained:
         return _open_checkpoint(path)
     if path.is_dir() and not is_run(path) and (path / "config.json").exists():
         return _open_published(path)
-    return replace(_open_checkpoint(newest_intact_checkpoint(find_run(text))), verified=True)
+    return replace(_open_checkpoint(final_checkpoint(find_run(text))), verified=True)
 
 
 def _open_checkpoint(path: Path) -> Trained:

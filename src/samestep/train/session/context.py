@@ -1,6 +1,6 @@
 """What the stages of one session share, and a stage that is ready for its loop."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ from samestep.train.bench import Bench
 from samestep.train.hooks.evidence import EvidenceRecorder
 from samestep.train.logging.console import Screen
 from samestep.train.logging.metrics import MetricAccumulator
-from samestep.train.loop import Progress, Task
+from samestep.train.loop import Hook, Progress, Task
 from samestep.train.recipe import Recipe, Stage
 from samestep.train.run_status import RunEvents
 from samestep.train.stop import Stop
@@ -51,6 +51,10 @@ class ReadyStage:
     epoch_metrics: MetricAccumulator
     """Metrics of this epoch."""
     recorder: EvidenceRecorder | None
+    hooks: Sequence[Hook]
+    """The stage's own."""
+    recipe_state: Mapping[str, Any]
+    """What the recipe has in a checkpoint: the state of the task and of the stage's own hooks."""
     state: Mapping[str, Any]
     """Everything that a checkpoint holds: name to Stateful."""
     resumed: str

@@ -8,6 +8,7 @@ from samestep.core.config import dump
 from samestep.train.hooks.divergence import SameParameters
 from samestep.train.hooks.evidence import RecordReturned, RecordStep
 from samestep.train.hooks.metric_logging import LogMetrics
+from samestep.train.hooks.profiling import Profile, make_profile
 from samestep.train.hooks.saving import Save
 from samestep.train.hooks.stragglers import RankSpeeds
 from samestep.train.hooks.validation import CheckCounts, EpochSummary, Validate
@@ -24,6 +25,7 @@ class Hooks:
     log: LogMetrics
     same_parameters: SameParameters
     save: Save
+    profile: Profile | None
 
 
 def assemble_hooks(
@@ -53,15 +55,20 @@ def assemble_hooks(
         bench.learners,
         log,
         weights,
+        config.best_at_end,
     )
+    traces = context.rundir.profile(stage.name)
+    profile = make_profile(config, context.world, traces, progress, ready.task.length, context.screen)
     in_order: list[Hook] = [
         *([RecordReturned(ready.recorder)] if ready.recorder else []),  # before any hook that waits for other ranks
         CheckCounts(bench.feeds, bench.learners),
-        same_parameters,
         log,
-        validate,
+        validate,  # hooks after it are told when it ends the stage
         EpochSummary(ready.epoch_metrics, context.screen, validate),
-        *([RecordStep(ready.recorder, ready.task.state, lambda: validate.values)] if ready.recorder else []),
+        *ready.hooks,
+        same_parameters,
+        *([profile] if profile else []),
+        *([RecordStep(ready.recorder, ready.recipe_state, lambda: validate.values)] if ready.recorder else []),
         save,  # last: the checkpoint has all that the other hooks change in the state
     ]
-    return Hooks(in_order, log, same_parameters, save)
+    return Hooks(in_order, log, same_parameters, save, profile)

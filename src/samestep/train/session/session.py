@@ -16,6 +16,7 @@ from samestep.core.durations import parse_duration
 from samestep.core.errors import UserError
 from samestep.core.output import start_logging
 from samestep.core.rundir import RunDir
+from samestep.train.extension import Extension, read_done, stays_stopped, stopped_early
 from samestep.train.logging.console import Screen
 from samestep.train.loop import Outcome
 from samestep.train.pretrained.first_weights import check_start
@@ -42,6 +43,7 @@ class Session:
         self._name, self._recipe, self._world = name, recipe, world
         self._start_over = config.start_over
         self._code_changes: CodeChanges | None = None
+        self._extension: Extension | None = None
         self._context: SessionContext | None = None
 
     def train(self) -> Outcome:
@@ -58,6 +60,9 @@ class Session:
             events = RunEvents(rundir, self._world.is_main)
             events.event("launch", world=self._world.size, device=str(self._world.device))
             self._report_code_changes(events)
+            if self._extension is not None:
+                screen.print(str(self._extension))
+                events.event("extended", **self._extension.to_json())
             set_up_torch(self.config, self._world)
             limit = (
                 parse_duration(self.config.max_time) - launch_env.elapsed(os.environ) if self.config.max_time else None
@@ -81,7 +86,7 @@ class Session:
     def _stages(self, context: SessionContext) -> Outcome:
         stages, screen, path = self._checked_stages(), context.screen, context.rundir.path
         for stage in stages:
-            if self._world.share(self._is_done(context.rundir, stage)):
+            if self._world.share(self._is_done(context, stage, stage is stages[-1])):
                 screen.print(f"stage {stage.name!r} is done already")
             elif StageRun(context, stage, stages).run() is Outcome.PREEMPTED:
                 screen.print(f"stopped by {context.stop.reason}; resume with: samestep train --resume {path}")
@@ -93,7 +98,7 @@ class Session:
                     f"continue with: samestep train --resume {path} until=null"
                 )
                 return Outcome.DONE
-        context.events.status("done")
+        context.events.status("done", **stopped_early(context.rundir, [stage.name for stage in stages]))
         screen.print(f"done: {path}")
         return Outcome.DONE
 
@@ -114,17 +119,18 @@ class Session:
         shared = None
         if self._world.is_main:
             code, precision = recipe_code(self._name), auto_precision(self.config, self._world)
-            opened = open_run(self._name, self.config, self._world.dp_size, launches, code, precision)
+            stages = self._recipe.stage_configs(self.config) if self.config.extend else {}
+            opened = open_run(self._name, self.config, self._world.dp_size, launches, code, precision, stages)
             stack.callback(opened.lock.release)
             shared = [str(opened.rundir.path.absolute()), opened.batch, opened.precision]
-            self._code_changes = opened.code_changes
+            self._code_changes, self._extension = opened.code_changes, opened.extension
         path, batch, precision = self._world.share_through_store("run directory", shared)
         rundir = RunDir(Path(path))
         if self._world.rank_info.local_rank == 0:
             launch_env.write_run_path(rundir.path, os.environ)
-        # The same batch and arithmetic from now on, wherever it is resumed; start_over is for this launch alone.
-        distributed = replace(self.config.distributed, mixed_precision=precision)
-        self.config = replace(self.config, global_batch_size=batch, distributed=distributed, start_over=False)
+        # The same batch and arithmetic from now on, wherever it is resumed; the last two are for this launch alone.
+        fixed = {"distributed": replace(self.config.distributed, mixed_precision=precision), "global_batch_size": batch}
+        self.config = replace(self.config, **fixed, start_over=False, extend=False)
         show = "error" if self.config.log.quiet else self.config.log.level
         start_logging(rundir.log(self._world.rank), show=show if self._world.is_main else None)
         return rundir
@@ -154,8 +160,16 @@ class Session:
         known = any(bench.known_plan for bench in benches)  # the file may be on rank 0's disk alone
         return known or (self.rundir is not None and self.rundir.frozen.exists())
 
-    def _is_done(self, rundir: RunDir, stage: Stage) -> bool:
-        return self._world.is_main and (rundir.artifacts(stage.name) / "done.json").exists()
+    def _is_done(self, context: SessionContext, stage: Stage, is_last: bool) -> bool:
+        """Whether there is nothing left to do, as rank 0 knows. The last stage goes on if it stopped early, and the
+        settings have changed since."""
+        done = read_done(context.rundir, stage.name) if self._world.is_main else None
+        config = self._recipe.stage_configs(self.config)[stage.name]
+        if done is None or not is_last or stays_stopped(done, config):
+            return done is not None
+        context.events.status("running", stage=stage.name)
+        context.rundir.done(stage.name).unlink()
+        return False
 
 
 def auto_precision(config: Any, world: World) -> str:

@@ -1,7 +1,7 @@
 """One stage of a session: set it up, restore it, train it, and hand over to the next."""
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +10,20 @@ from samestep.checkpoint.manifest import Checkpoint, find_checkpoints
 from samestep.checkpoint.retention import Retention
 from samestep.checkpoint.store import Store
 from samestep.core.config import dump
-from samestep.core.records import write_json
+from samestep.core.records import Json, write_json
 from samestep.train.bench import Bench
 from samestep.train.hooks.evidence import EvidenceRecorder
+from samestep.train.improvement import Patience, check_improvement_settings
 from samestep.train.logging.banner import banner_lines
 from samestep.train.logging.metrics import MetricAccumulator
 from samestep.train.logging.sinks import Sink, open_sinks
 from samestep.train.loop import Outcome, Progress, Task, run
 from samestep.train.pretrained.first_weights import continue_from_file
 from samestep.train.recipe import Stage
+from samestep.train.session.best_at_end import take_back_best
 from samestep.train.session.context import ReadyStage, SessionContext
 from samestep.train.session.hook_order import assemble_hooks
+from samestep.train.session.own_hooks import state_of_recipe
 from samestep.train.session.resume_checks import checkpoint_to_resume
 from samestep.world.seeding import RandomState, seed_everywhere
 
@@ -44,16 +47,16 @@ class StageRun:
         if ready.recorder:
             ready.recorder.started(self._progress.step, self._world.size)
         self._status(ready, "running")
-        sinks = self._sinks()
+        sinks = ready.bench.sinks = self._sinks()
         try:
             with self._saver(ready.store, sinks) as saver:
                 saver.reserve(ready.state)
                 outcome = self._loop(ready, sinks, saver)
+            if outcome is Outcome.DONE:
+                self._hand_over(ready)
         finally:
             for sink in sinks:
                 sink.close()
-        if outcome is Outcome.DONE:
-            self._hand_over(ready)
         stopped = {"reason": self._context.stop.reason} if outcome is Outcome.PREEMPTED else {}
         self._status(ready, outcome.value, **stopped)
         return outcome
@@ -74,12 +77,28 @@ class StageRun:
         self._progress.steps_per_epoch = bench.steps_per_epoch or task.length
         bench.is_built = True
         bench.first_weights.check_source_used(self._stage.name, is_last=self._is_last)
+        trains = bench.known_plan is not None and bool(bench.learners)
+        check_improvement_settings(bench.config, self._stage.name, self._stage.best, trains)
+        self._progress.improvement.patience = Patience.of(bench.config, self._stage.best)
+        hooks = self._stage.hooks(task, bench)
         random.seed_this_rank()
+        recipe_state = state_of_recipe(self._stage.name, task, hooks)
         runtime_state = {"progress": self._progress, "window": row_metrics, "epoch": epoch_metrics, "random": random}
-        state = {**task.state, **runtime_state}
+        state = {**recipe_state, **runtime_state}
         resumed = self._restore(store, found, state, bench)
         return ReadyStage(
-            self._stage, bench, task, self._progress, store, row_metrics, epoch_metrics, recorder, state, resumed
+            self._stage,
+            bench,
+            task,
+            self._progress,
+            store,
+            row_metrics,
+            epoch_metrics,
+            recorder,
+            hooks,
+            recipe_state,
+            state,
+            resumed,
         )
 
     def _store(self) -> Store:
@@ -138,7 +157,7 @@ class StageRun:
         found = find_checkpoints(store.folder) if self._world.is_main else []
         names = [c.metric_name for c in sorted(found, key=lambda c: c.step) if c.metric_name]
         if self._world.share(bool(names) and names[-1] != self._stage.best[0]):
-            self._progress.best = None
+            self._progress.best = self._progress.improvement.best = None
 
     def _sinks(self) -> list[Sink]:
         if not self._world.is_main:
@@ -166,7 +185,9 @@ class StageRun:
 
     def _loop(self, ready: ReadyStage, sinks: list[Sink], saver: Saver) -> Outcome:
         hooks = assemble_hooks(self._context, ready, sinks, saver, self._is_only)
-        with self._world.activity.stepping(self._stage.name, self._progress.step, compiles=self._config.compile):
+        profiling = hooks.profile.running() if hooks.profile else nullcontext()
+        stepping = self._world.activity.stepping(self._stage.name, self._progress.step, compiles=self._config.compile)
+        with stepping, profiling:
             try:
                 outcome = run(ready.task, self._progress, hooks.in_order, self._context.stop)
                 hooks.same_parameters.finish()
@@ -181,10 +202,19 @@ class StageRun:
     def _hand_over(self, ready: ReadyStage) -> None:
         """Write what a later stage, or the user, needs of this one."""
         with self._world.activity.doing("finish"):
+            if ready.bench.config.best_at_end and self._stage.best:
+                take_back_best(ready, self._context.screen)
             self._stage.finish(ready.task, ready.bench)
             self._world.barrier()
         if self._world.is_main:
-            write_json(self._rundir.artifacts(self._stage.name) / "done.json", {"step": self._progress.step})
+            write_json(self._rundir.done(self._stage.name), self._done(ready))
+
+    def _done(self, ready: ReadyStage) -> dict[str, Json]:
+        """What done.json holds."""
+        improvement, step = self._progress.improvement, self._progress.step
+        if step >= ready.task.length:
+            return {"step": step}
+        return {"step": step, "stopped_early": improvement.describe(), "waited": improvement.waited}
 
     def _status(self, ready: ReadyStage, status: str, **more: str) -> None:
         steps = {"step": self._progress.step, "steps": ready.task.length}

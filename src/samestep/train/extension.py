@@ -1,0 +1,137 @@
+"""Extending a run: another `max_steps` or `epochs` when it is resumed, also when it has finished.
+
+The steps that are done stay as they are, so the run may change its length where the schedule gives each of them the
+same learning rate as before: then it is the run that would have been started with that length. That holds for constant
+and plateau schedules, for wsd before its decay, and for any during warm-up. Elsewhere `extend=true` is needed. The
+length of the warm-up never changes.
+
+config.json has the length that counts, and a stage that was done is so no more; its plan in frozen.json follows when
+the stage is built (`Bench.plan`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from samestep.checkpoint.manifest import checkpoint_folders
+from samestep.core.errors import UserError
+from samestep.core.records import Json, read_json
+from samestep.core.rundir import RunDir
+from samestep.train.config import Config
+from samestep.train.plan import Plan
+
+LENGTH_SETTINGS = ("max_steps", "epochs")
+"""The fixed settings that may change when a run is resumed."""
+
+
+@dataclass(frozen=True)
+class Extension:
+    """A stage that gets another length."""
+
+    stage: str
+    step: int
+    """Steps it has done."""
+    before: int
+    """Its steps so far."""
+    after: int
+    """Its steps from now on."""
+    old_rate: float
+    """The planned learning rate of the next step before."""
+    new_rate: float
+    """And from now on."""
+    keeps_rates: bool
+    """Whether the new schedule has the learning rate that each of the steps done had."""
+
+    def __str__(self) -> str:
+        longer = f"stage {self.stage!r} has {self.after:,} steps from now on instead of {self.before:,}"
+        if self.keeps_rates:
+            return f"{longer}; the new schedule has the same learning rates up to step {self.step:,}"
+        return (
+            f"{longer}; the learning rate from step {self.step:,} on follows the new schedule: "
+            f"{self.new_rate:g} instead of {self.old_rate:g} at step {self.step:,}"
+        )
+
+    def to_json(self) -> dict[str, Json]:
+        """For the events of the run."""
+        return {"stage": self.stage, "step": self.step, "before": self.before, "after": self.after}
+
+
+def find_extension(rundir: RunDir, configs: Mapping[str, Config]) -> Extension | None:
+    """How a run's length changes with these settings of its stages, in order; None where no stage that has begun is
+    affected.
+
+    The stage is the one that has not finished, or the last one. Refuses a length that is shorter than what is done.
+    """
+    frozen = read_json(rundir.frozen) or {}
+    plans = {stage: fixed["plan"] for stage, fixed in frozen.items() if stage in configs and "plan" in fixed}
+    if not plans:
+        return None
+    stage, last_stage = list(plans)[-1], list(configs)[-1]  # stages begin in order
+    config = configs[stage]
+    done = read_done(rundir, stage)
+    if done is not None and stage != last_stage:
+        if read_done(rundir, last_stage) is not None:
+            raise UserError(
+                f"stage {stage!r} of {rundir.path}, the last whose length max_steps and epochs set, is done, and "
+                f"{last_stage!r} came after it; start a new run with init_from={rundir.path}"
+            )
+        return None  # the length is that of stages to come
+    plan = Plan(**plans[stage])
+    longer = plan.with_length_of(config)
+    if longer == plan:
+        return None
+    step = done["step"] if done else max(checkpoint_folders(rundir.checkpoints(stage)), default=0)
+    _check_length(rundir, stage, longer.steps, step, done or {}, config)
+    old, new = plan.schedule(config), longer.schedule(config)
+    # Schedules of two lengths agree up to a step, and differ ever after.
+    keeps_rates = step == 0 or old(step - 1) == new(step - 1)
+    return Extension(stage, step, plan.steps, longer.steps, old(step), new(step), keeps_rates)
+
+
+def _check_length(rundir: RunDir, stage: str, steps: int, step: int, done: Mapping[str, Json], config: Config) -> None:
+    if steps < max(step, 1):
+        raise UserError(
+            f"{steps:,} steps are fewer than the {step:,} that stage {stage!r} of {rundir.path} has done; "
+            "give a larger max_steps or epochs"
+        )
+    if "waited" in done and stays_stopped(done, config):
+        raise UserError(
+            f"stage {stage!r} of {rundir.path} stopped early after step {step:,} ({done['stopped_early']}), so more "
+            f"steps alone do not continue it; add early_stopping=0, or more than {done['waited']}"
+        )
+
+
+def require_extendable(rundir: RunDir, configs: Mapping[str, Config]) -> None:
+    """Refuse another length that changes the learning rate of steps that are done, unless `extend` allows it."""
+    found = find_extension(rundir, configs)
+    if found is None or found.keeps_rates or configs[found.stage].extend:
+        return
+    schedule = configs[found.stage].schedule
+    raise UserError(
+        f"the {schedule} schedule of {rundir.path} is made for {found.before:,} steps; with --extend it has "
+        f"{found.after:,} steps from now on, and the learning rate is {found.new_rate:g} instead of {found.old_rate:g} "
+        f"at step {found.step:,}, so it is not the run that would have been started with {found.after:,} steps; add "
+        f"--extend, or start a new run with init_from={rundir.path}"
+    )
+
+
+def read_done(rundir: RunDir, stage: str) -> dict[str, Json] | None:
+    """What a stage wrote when it was done: `step`, and where it stopped early `stopped_early` and `waited`."""
+    done: dict[str, Json] | None = read_json(rundir.done(stage))
+    return done
+
+
+def stopped_early(rundir: RunDir, stages: Sequence[str]) -> dict[str, Json]:
+    """For the status of a run that is done: which of its stages stopped early, and why; empty if none did."""
+    done = {stage: read_done(rundir, stage) or {} for stage in stages}
+    texts = [
+        f"stage {stage!r} stopped early after step {found['step']:,}: {found['stopped_early']}"
+        for stage, found in done.items()
+        if "stopped_early" in found
+    ]
+    return {"stopped_early": "; ".join(texts)} if texts else {}
+
+
+def stays_stopped(done: Mapping[str, Json], config: Any) -> bool:
+    """Whether a stage that is done, and stopped early if it did, has nothing left to do with these settings."""
+    return "waited" not in done or 0 < config.early_stopping <= done["waited"]
