@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from samestep.launch.call import launch
     from samestep.train.bench import Bench
     from samestep.train.config import Config
+    from samestep.train.dump import Dump
     from samestep.train.fit import Fit, evaluate
     from samestep.train.learner.dropout import keyed_dropout
     from samestep.train.learner.learner import Learner
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _EXPORTS = {
     "Bench": "samestep.train.bench",
     "Config": "samestep.train.config",
+    "Dump": "samestep.train.dump",
     "Feed": "samestep.data.feed",
     "Metric": "samestep.train.logging.metrics",
     "Fit": "samestep.train.fit",
@@ -44,6 +46,7 @@ _EARLIER_NAMES = {"Figure": "Metric", "Micros": "MicroBatches"}
 __all__ = [
     "Bench",
     "Config",
+    "Dump",
     "Feed",
     "Fit",
     "Learner",

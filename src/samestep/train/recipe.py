@@ -39,6 +39,10 @@ class Stage:
     start: str | None = None
     """The earlier stage whose weights this stage's learners begin with: `align` or `align:best`; None: from the seed,
     or with `init_from` if no earlier stage used it."""
+    config: Callable[[Any], Any] | None = None
+    """The stage's own settings, made from the run's: `lambda c: replace(c, learning_rate=c.align_lr)`."""
+    ignores: Sequence[str] = ()
+    """Settings that this stage does not use (glob patterns); `stages_from` takes it over whatever they are."""
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,8 @@ def assemble_hooks(
     context: SessionContext, ready: ReadyStage, sinks: list[Sink], saver: Saver, is_only_stage: bool
 ) -> Hooks:
     """The hooks of a stage."""
-    config, stage, bench, progress = context.config, ready.stage, ready.bench, ready.progress
+    stage, bench, progress = ready.stage, ready.bench, ready.progress
+    config = bench.config  # the stage's own
     speeds = RankSpeeds(bench, progress, context.events.event)
     log = LogMetrics(
         ready.row_metrics, sinks, context.screen, progress, config.log.every, stage.unit, ready.task.length, speeds

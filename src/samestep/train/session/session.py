@@ -24,6 +24,7 @@ from samestep.train.run_record import CodeChanges, launch_id, open_run
 from samestep.train.run_status import RunEvents
 from samestep.train.session.context import SessionContext
 from samestep.train.session.recipe_code import recipe_code
+from samestep.train.session.stage_config import check_precision, stage_config
 from samestep.train.session.stage_run import StageRun
 from samestep.train.stop import Stop
 from samestep.world.watchdog.watchdog import Watchdog
@@ -107,6 +108,8 @@ class Session:
             )
         for number, stage in enumerate(stages):
             check_start(stage.name, stage.start, names[:number])
+            # Refused now, and not when an earlier stage has trained.
+            check_precision(stage_config(stage, self.config), self._world)
         return stages
 
     def _open(self, stack: ExitStack, launches: Sequence[str]) -> RunDir:
@@ -158,8 +161,7 @@ class Session:
 def set_up_torch(config: Any, world: World) -> None:
     """Set torch's arithmetic for the whole process."""
     torch.set_default_dtype(getattr(torch, config.distributed.dtype))
-    if config.distributed.mixed_precision == "fp16" and world.device.type == "cpu":
-        raise UserError("mixed_precision=fp16 needs a GPU; on a CPU use bf16 or none")
+    check_precision(config, world)
     if world.device.type == "cuda":
         torch.set_float32_matmul_precision("high")
     if config.deterministic:

@@ -22,6 +22,7 @@ from samestep.train.recipe import Stage
 from samestep.train.session.context import ReadyStage, SessionContext
 from samestep.train.session.hook_order import assemble_hooks
 from samestep.train.session.resume_checks import checkpoint_to_resume
+from samestep.train.session.stage_config import refuse_other_settings, stage_config
 from samestep.world.seeding import RandomState, seed_everywhere
 
 
@@ -31,7 +32,7 @@ class StageRun:
     def __init__(self, context: SessionContext, stage: Stage, stages: Sequence[Stage]) -> None:
         self._context, self._stage = context, stage
         self._is_last, self._is_only = stage is stages[-1], len(stages) == 1
-        self._world, self._config, self._rundir = context.world, context.config, context.rundir
+        self._world, self._config, self._rundir = context.world, stage_config(stage, context.config), context.rundir
         self._progress = Progress(activity=self._world.activity)
 
     def run(self) -> Outcome:
@@ -76,7 +77,8 @@ class StageRun:
         bench.first_weights.check_source_used(self._stage.name, is_last=self._is_last)
         random.seed_this_rank()
         runtime_state = {"progress": self._progress, "window": row_metrics, "epoch": epoch_metrics, "random": random}
-        state = {**task.state, **runtime_state}
+        artifacts = {f"artifact {name}": artifact for name, artifact in bench.array_artifacts.items()}
+        state = {**task.state, **artifacts, **runtime_state}
         resumed = self._restore(store, found, state, bench)
         return ReadyStage(
             self._stage, bench, task, self._progress, store, row_metrics, epoch_metrics, recorder, state, resumed
@@ -98,6 +100,7 @@ class StageRun:
         found, starts_over = checkpoint_to_resume(store, self._stage.name, self._rundir, self._context.start_over)
         if starts_over:
             self._context.events.event("start_over", stage=self._stage.name)
+        refuse_other_settings(self._stage, self._config, found, self._rundir)
         return found
 
     def _bench(self, recorder: EvidenceRecorder | None, *, resumed: bool) -> Bench:
@@ -181,6 +184,8 @@ class StageRun:
     def _hand_over(self, ready: ReadyStage) -> None:
         """Write what a later stage, or the user, needs of this one."""
         with self._world.activity.doing("finish"):
+            for artifact in ready.bench.array_artifacts.values():
+                artifact.finish()
             self._stage.finish(ready.task, ready.bench)
             self._world.barrier()
         if self._world.is_main:
