@@ -23,7 +23,7 @@ class Dump:
         self._feed, self._compute, self._artifact = feed, compute, artifact
 
     def step(self, tick: Tick) -> Metrics:
-        """Compute and write this rank's rows of the step. Filler rows too are computed: a sharded network needs that."""
+        """Compute and write this rank's rows of the step. Filler rows are computed too, for sharded networks."""
         micro_batches = self._feed[tick.step]
         for batch, (start, stop) in zip(micro_batches.batches, micro_batches.spans):
             with torch.no_grad():

@@ -43,7 +43,7 @@ def check_array_artifact(name: str, known: Collection[str], is_built: bool) -> N
     """Refuse an array artifact that cannot be made here; `known` are the names of those that the stage has."""
     check_name(name)
     if is_built or name in known:
-        raise UserError(f"make the array artifact {name!r} once, where the stage is built: its checkpoints must know it")
+        raise UserError(f"make the array artifact {name!r} once, where the stage is built: checkpoints must know it")
 
 
 class ArrayArtifact:
