@@ -39,7 +39,7 @@ def assemble_hooks(
     hash_every = 0 if ready.recorder else config.watch.hash_every  # evidence has a hash of every step
     same_parameters = SameParameters(bench.learners, context.world, hash_every)
     validate = Validate(stage, ready.task, log, context.screen, progress, config.validate_every)
-    about: dict[str, Any] = {"recipe": context.name, "stage": stage.name, "config": dump(config)}
+    about: dict[str, Any] = {"recipe": context.name, "stage": stage.name, "config": dump(config), "code": ready.code}
     # With several stages each has a folder of its own, or one would replace the files of another.
     weights = context.rundir.weights / ("" if is_only_stage else stage.name)
     save = Save(

@@ -16,6 +16,7 @@ from samestep.core.durations import parse_duration
 from samestep.core.errors import UserError
 from samestep.core.output import start_logging
 from samestep.core.rundir import RunDir
+from samestep.train.artifacts.files import DONE
 from samestep.train.logging.console import Screen
 from samestep.train.loop import Outcome
 from samestep.train.pretrained.first_weights import check_start
@@ -26,6 +27,7 @@ from samestep.train.session.context import SessionContext
 from samestep.train.session.recipe_code import recipe_code
 from samestep.train.session.stage_config import check_precision, stage_config
 from samestep.train.session.stage_run import StageRun
+from samestep.train.session.takeover import is_taken_over, remove_half_taken, take_over
 from samestep.train.stop import Stop
 from samestep.world.watchdog.watchdog import Watchdog
 from samestep.world.world import World
@@ -42,8 +44,10 @@ class Session:
         """None until it is open."""
         self._name, self._recipe, self._world = name, recipe, world
         self._start_over = config.start_over
+        self._code: dict[str, str] = {}
         self._code_changes: CodeChanges | None = None
         self._context: SessionContext | None = None
+        self._running: Stage | None = None
 
     def train(self) -> Outcome:
         """Run every stage that is not done yet, in order."""
@@ -75,6 +79,7 @@ class Session:
                 stop,
                 shared,
                 self._start_over,
+                self._code,
             )
             with stop.handling_signals():
                 return self._stages(self._context)
@@ -82,9 +87,13 @@ class Session:
     def _stages(self, context: SessionContext) -> Outcome:
         stages, screen, path = self._checked_stages(), context.screen, context.rundir.path
         for stage in stages:
+            self._running = stage
             if self._world.share(self._is_done(context.rundir, stage)):
                 screen.print(f"stage {stage.name!r} is done already")
-            elif StageRun(context, stage, stages).run() is Outcome.PREEMPTED:
+            elif (
+                not self._take_over(context, stage, stages)
+                and StageRun(context, stage, stages).run() is Outcome.PREEMPTED
+            ):
                 screen.print(f"stopped by {context.stop.reason}; resume with: samestep train --resume {path}")
                 return Outcome.PREEMPTED
             if stage.name == self.config.until and stage is not stages[-1]:
@@ -97,6 +106,25 @@ class Session:
         context.events.status("done")
         screen.print(f"done: {path}")
         return Outcome.DONE
+
+    def _take_over(self, context: SessionContext, stage: Stage, stages: Sequence[Stage]) -> bool:
+        """Whether the stage was taken over from another run; all stages before it must have been, too."""
+        if not self.config.stages_from:
+            return False
+
+        def work() -> tuple[bool, str]:
+            earlier = stages[: stages.index(stage)]
+            if not self._world.is_main or not all(is_taken_over(context.rundir, each.name) for each in earlier):
+                return False, ""
+            moved = self._world.activity.made_progress
+            return take_over(stage, stage_config(stage, self.config), context.rundir, self._code, moved)
+
+        with self._world.activity.doing("data"):
+            taken, sentence = self._world.run_on_all_ranks(f"taking over stage {stage.name!r}", work)[0]
+        if sentence:
+            context.screen.print(sentence)
+            context.events.event("take_over", stage=stage.name, taken=taken, text=sentence)
+        return bool(taken)
 
     def _checked_stages(self) -> Sequence[Stage]:
         """The recipe's stages, once `until` and every `start` are known to name one of them."""
@@ -116,8 +144,10 @@ class Session:
         """Rank 0 opens the directory and shares its path through the store, since opening may fail."""
         shared = None
         if self._world.is_main:
-            opened = open_run(self._name, self.config, self._world.dp_size, launches, recipe_code(self._name))
+            self._code = recipe_code(self._name)
+            opened = open_run(self._name, self.config, self._world.dp_size, launches, self._code)
             stack.callback(opened.lock.release)
+            remove_half_taken(opened.rundir)
             shared, self._code_changes = [str(opened.rundir.path.absolute()), opened.batch], opened.code_changes
         path, batch = self._world.share_through_store("run directory", shared)
         rundir = RunDir(Path(path))
@@ -147,6 +177,14 @@ class Session:
             logger.warning("%s", self._code_changes)
             events.event("code_changed", **self._code_changes.to_json())
 
+    def own_batch_size(self) -> str:
+        """The name of the stage that runs now, if its micro-batches do not follow the run's batch_size; else empty."""
+        stage, half = self._running, replace(self.config, batch_size=max(1, self.config.batch_size // 2))
+        if stage is None or stage.config is None:
+            return ""
+        follows = stage_config(stage, half).batch_size < stage_config(stage, self.config).batch_size
+        return "" if follows else stage.name
+
     @property
     def is_planned(self) -> bool:
         """Whether the numbers of the run are frozen, so that another batch_size leaves it the same run."""
@@ -155,7 +193,7 @@ class Session:
         return known or (self.rundir is not None and self.rundir.frozen.exists())
 
     def _is_done(self, rundir: RunDir, stage: Stage) -> bool:
-        return self._world.is_main and (rundir.artifacts(stage.name) / "done.json").exists()
+        return self._world.is_main and (rundir.artifacts(stage.name) / DONE).exists()
 
 
 def set_up_torch(config: Any, world: World) -> None:

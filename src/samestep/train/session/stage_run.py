@@ -11,6 +11,7 @@ from samestep.checkpoint.retention import Retention
 from samestep.checkpoint.store import Store
 from samestep.core.config import dump
 from samestep.core.records import write_json
+from samestep.train.artifacts.files import DONE
 from samestep.train.bench import Bench
 from samestep.train.hooks.evidence import EvidenceRecorder
 from samestep.train.logging.banner import banner_lines
@@ -21,8 +22,10 @@ from samestep.train.pretrained.first_weights import continue_from_file
 from samestep.train.recipe import Stage
 from samestep.train.session.context import ReadyStage, SessionContext
 from samestep.train.session.hook_order import assemble_hooks
+from samestep.train.session.recipe_code import code_hash
 from samestep.train.session.resume_checks import checkpoint_to_resume
 from samestep.train.session.stage_config import refuse_other_settings, stage_config
+from samestep.train.session.takeover import done_record
 from samestep.world.seeding import RandomState, seed_everywhere
 
 
@@ -80,8 +83,10 @@ class StageRun:
         artifacts = {f"artifact {name}": artifact for name, artifact in bench.array_artifacts.items()}
         state = {**task.state, **artifacts, **runtime_state}
         resumed = self._restore(store, found, state, bench)
+        code = code_hash(self._context.code)
+        code = code if found is None or found.about.get("code") == code else ""
         return ReadyStage(
-            self._stage, bench, task, self._progress, store, row_metrics, epoch_metrics, recorder, state, resumed
+            self._stage, bench, task, self._progress, store, row_metrics, epoch_metrics, recorder, state, resumed, code
         )
 
     def _store(self) -> Store:
@@ -189,7 +194,9 @@ class StageRun:
             self._stage.finish(ready.task, ready.bench)
             self._world.barrier()
         if self._world.is_main:
-            write_json(self._rundir.artifacts(self._stage.name) / "done.json", {"step": self._progress.step})
+            code = self._context.code if ready.code else None
+            record = done_record(self._progress.step, self._config, code)
+            write_json(self._rundir.artifacts(self._stage.name) / DONE, record)
 
     def _status(self, ready: ReadyStage, status: str, **more: str) -> None:
         steps = {"step": self._progress.step, "steps": ready.task.length}
