@@ -13,7 +13,8 @@ runs/NAME/
   tensorboard/
   checkpoints/STAGE/step_00000100/
   weights/              plain weight files, if requested
-  artifacts/STAGE/      what a stage passes to the next
+  artifacts/STAGE/      what a stage passes to the next, and done.json when it is done
+  .taking_over/STAGE/   a stage of another run, while it is being taken over
   evidence/             what `samestep verify` compares, if requested
 """
 
@@ -116,6 +117,11 @@ class RunDir:
     def artifacts(self, stage: str) -> Path:
         """What one stage passes to the next ones."""
         return self.path / "artifacts" / stage
+
+    @property
+    def taking_over(self) -> Path:
+        """Stages that are being taken over from another run, by name; a finished takeover removes it."""
+        return self.path / ".taking_over"
 
     def evidence(self, world_size: int, rank: int) -> Path:
         """What one rank recorded for `samestep verify`."""

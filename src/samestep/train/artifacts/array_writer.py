@@ -149,14 +149,16 @@ class ArrayArtifact:
                 f"{_described(found)}, and has {self.layout.rows} rows and the fields {_described(self.layout)} now; "
                 "undo the change, or start a new run"
             )
-        used = sum(path.stat().st_blocks * 512 for path in self._partial.iterdir())
-        self._require_space(self.layout.bytes - used)
+        self._require_space(0)
 
-    def _require_space(self, needed: int) -> None:
+    def _require_space(self, new: int) -> None:
+        """Refuse a disk without room for `new` bytes, and for what the stage's artifacts have still to write."""
+        begun = [path.stat() for path in self._final.parent.glob(".*.partial/*.npy")]
+        needed = new + sum(max(0, file.st_size - file.st_blocks * 512) for file in begun)
         free = shutil.disk_usage(self._final.parent).free
         if needed > free:
             raise UserError(
-                f"the array artifact {self._final.name!r} needs {needed / _GIB:,.2f} GiB, but the disk of "
+                f"the stage's array artifacts, with {self._final.name!r}, need {needed / _GIB:,.2f} GiB, but the disk of "
                 f"{self._final.parent} has {free / _GIB:,.2f} GiB free; free some space, or set out=... to another disk"
             )
 

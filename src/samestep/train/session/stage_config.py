@@ -32,7 +32,7 @@ def stage_config(stage: Stage, config: Any) -> Any:
     mine, runs = (dict(flatten(type(config), dump(each))) for each in (own, config))
     for name in sorted(name for name in {*mine, *runs} if mine.get(name) != runs.get(name)):
         if any(fnmatchcase(name, pattern) for pattern in _OF_THE_RUN):
-            raise UserError(f"stage {stage.name!r} cannot have a {name} of its own: it is the same for the whole run")
+            raise UserError(f"stage {stage.name!r} cannot have its own {name}: it is the same for the whole run")
     if own.global_batch_size is None or own.accumulation != config.accumulation:
         raise UserError(
             f"stage {stage.name!r} must state its own batch as a number in global_batch_size, and leave accumulation "

@@ -33,7 +33,6 @@ from samestep.train.session.data_check import KEY, FeedName
 
 SOURCE = "taken_over_from"
 """The key in done.json of a stage that was taken over: the directory of the other run."""
-_STAGING = ".taking_over"
 _CHUNK = 1 << 22
 _NO_EFFECT = ("preset", "log.*")
 """Settings that are fixed for a run, but do not change what a stage computes."""
@@ -75,8 +74,7 @@ def take_over(
 
 def remove_half_taken(rundir: RunDir) -> None:
     """Remove what a kill left of a stage that was being taken over."""
-    staging = rundir.path / _STAGING
-    for folder in staging.iterdir() if staging.is_dir() else ():
+    for folder in rundir.taking_over.iterdir() if rundir.taking_over.is_dir() else ():
         stage = folder.name
         if not (rundir.artifacts(stage) / DONE).exists():
             remove_folder(rundir.checkpoints(stage))
@@ -84,7 +82,7 @@ def remove_half_taken(rundir: RunDir) -> None:
             frozen = read_json(rundir.frozen) or {}
             if frozen.pop(stage, None) is not None:
                 write_json(rundir.frozen, frozen)
-    remove_folder(staging)
+    remove_folder(rundir.taking_over)
 
 
 def is_taken_over(rundir: RunDir, stage: str) -> bool:
@@ -151,7 +149,7 @@ def _fixed(stage: str, source: RunDir, rundir: RunDir) -> Json:
 
 def _link(stage: str, source: RunDir, rundir: RunDir, moved: Callable[[], None]) -> None:
     """Step 1: everything in a hidden folder."""
-    staged = _staged(rundir, stage)
+    staged = rundir.taking_over / stage
     remove_folder(staged)
     staged.mkdir(parents=True)
     for name, folder in (("checkpoints", source.checkpoints(stage)), ("artifacts", source.artifacts(stage))):
@@ -163,12 +161,12 @@ def _link(stage: str, source: RunDir, rundir: RunDir, moved: Callable[[], None])
 
 def _publish(stage: str, source: RunDir, rundir: RunDir) -> None:
     """Steps 2 to 4."""
-    staged = _staged(rundir, stage)
+    staged = rundir.taking_over / stage
     if (staged / "checkpoints").is_dir():
         _rename(staged / "checkpoints", rundir.checkpoints(stage))
     write_json(rundir.frozen, {**(read_json(rundir.frozen) or {}), stage: _fixed(stage, source, rundir)})
     _rename(staged / "artifacts", rundir.artifacts(stage))
-    remove_folder(staged.parent)
+    remove_folder(rundir.taking_over)
 
 
 def _rename(staged: Path, folder: Path) -> None:
@@ -176,10 +174,6 @@ def _rename(staged: Path, folder: Path) -> None:
     remove_folder(folder)  # left by an attempt that was killed before its first checkpoint
     os.rename(staged, folder)
     sync_folder(folder.parent)
-
-
-def _staged(rundir: RunDir, stage: str) -> Path:
-    return rundir.path / _STAGING / stage
 
 
 def _link_or_copy(moved: Callable[[], None], source: str, target: str) -> None:
