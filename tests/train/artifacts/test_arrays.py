@@ -145,9 +145,7 @@ def test_of_a_large_file_blocks_are_hashed(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_too_small_is_refused_with_the_sizes(tmp_path: Path) -> None:
-    sentence = (
-        r"with 'out', need 14,901,161.19 GiB, but the disk of .* has [\d,.]+ GiB free; free some space, or set out="
-    )
+    sentence = r"with 'out', need 14,901,161.19 GiB, but the disk of .* has [\d,.]+ GiB free; free some, or set out="
     with pytest.raises(UserError, match=sentence):
         artifact(tmp_path, 10**15, a=((3,), "float32"))
     assert not list(tmp_path.iterdir())

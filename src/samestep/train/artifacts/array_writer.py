@@ -158,8 +158,8 @@ class ArrayArtifact:
         free = shutil.disk_usage(self._final.parent).free
         if needed > free:
             raise UserError(
-                f"the stage's array artifacts, with {self._final.name!r}, need {needed / _GIB:,.2f} GiB, but the disk of "
-                f"{self._final.parent} has {free / _GIB:,.2f} GiB free; free some space, or set out=... to another disk"
+                f"the stage's array artifacts, with {self._final.name!r}, need {needed / _GIB:,.2f} GiB, but the disk "
+                f"of {self._final.parent} has {free / _GIB:,.2f} GiB free; free some, or set out=... to another disk"
             )
 
     def _forget_after(self, step: int) -> None:
