@@ -128,6 +128,9 @@ def test_damage_is_found(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(UserError, match=r"a.npy cannot be read \(No such file"):
         open_array_rows(tmp_path / "out", WORLD, shared=True)
+    (tmp_path / "out" / "arrays.json").write_text("{")
+    with pytest.raises(UserError, match=r"arrays.json cannot be read"):
+        open_array_rows(tmp_path / "out", WORLD, shared=True)
 
 
 def test_of_a_large_file_blocks_are_hashed(tmp_path: Path) -> None:

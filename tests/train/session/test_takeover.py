@@ -14,6 +14,8 @@ from samestep.cli.main import main
 from samestep.core.errors import UserError
 from samestep.core.records import JsonLines, read_json
 from samestep.core.rundir import RunDir
+from samestep.train.config import Config
+from samestep.train.recipe import Stage
 from samestep.train.session import takeover
 from train.session.dumped_line import ROWS, SETTINGS, SOURCE
 
@@ -173,12 +175,5 @@ def test_a_run_cannot_take_over_from_itself(folder: Path) -> None:
     rundir = RunDir(Path("runs/itself"))
     shutil.copytree("runs/first", rundir.path)
     shutil.rmtree(rundir.checkpoints("dump"))
-
-    class Config:
-        stages_from, out = "itself", "runs"
-
-    class Stage:
-        name = "dump"
-
     with pytest.raises(UserError, match="is this run itself"):
-        takeover.take_over(Stage(), Config(), rundir, {})  # type: ignore[arg-type]
+        takeover.take_over(Stage("dump", lambda bench: None), Config(stages_from="itself"), rundir, {})

@@ -1,7 +1,7 @@
 """The format of an array artifact: a folder with one .npy file for each field, and what is in them.
 
 artifacts/STAGE/NAME/
-  arrays.json      the number of rows; of each field its shape, type, size and digest
+  arrays.json      the number of rows; of each field its shape, type and digest
   embedding.npy    [rows, *shape]; bfloat16 is stored as int16 of the same bits
   .steps.npy       the step that wrote each row, plus one
 
@@ -135,10 +135,14 @@ def digest_of(path: Path, moved: Callable[[], None] = lambda: None) -> str:
 
 def damage_of(folder: Path, moved: Callable[[], None] = lambda: None) -> str:
     """What is wrong with a finished artifact; empty when nothing is."""
-    for name, record in read_json(folder / LAYOUT)["fields"].items():
+    try:
+        fields = read_json(folder / LAYOUT)["fields"]
+    except (ValueError, TypeError, KeyError):
+        return f"{LAYOUT} cannot be read"
+    for name, record in fields.items():
         path = array_path(folder, name)
         try:
-            if digest_of(path, moved) != record["digest"]:
+            if digest_of(path, moved) != record.get("digest"):
                 return f"{path.name} is not what was written"
         except OSError as error:
             return f"{path.name} cannot be read ({error.strerror})"

@@ -48,7 +48,7 @@ def open_array_rows(folder: Path, world: World, shared: bool) -> ArrayRows:
     """The rows of a finished artifact, on all ranks; refuses one that is missing or damaged. Collective."""
 
     def check() -> None:
-        if world.is_main and ArrayLayout.read(folder) is None:
+        if world.is_main and not (folder / LAYOUT).exists():
             known = sorted(path.parent.name for path in folder.parent.glob(f"[!.]*/{LAYOUT}"))
             listed = f"there are {', '.join(known)}" if known else "there is none"
             raise UserError(

@@ -132,6 +132,7 @@ class ArrayArtifact:
         self._partial.mkdir()
         create_arrays(self._partial, self.layout)
         write_json(self._partial / LAYOUT, self.layout.to_json())
+        sync_folder(self._final.parent)
 
     def _reopen(self) -> None:
         """Continue with the files of an earlier launch, which may have got as far as finishing them."""
