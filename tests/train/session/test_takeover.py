@@ -12,7 +12,7 @@ import torch
 from samestep.checkpoint.loading import read_tensors
 from samestep.cli.main import main
 from samestep.core.errors import UserError
-from samestep.core.records import JsonLines, read_json
+from samestep.core.records import JsonLines, read_json, write_json
 from samestep.core.rundir import RunDir
 from samestep.train.config import Config
 from samestep.train.recipe import Stage
@@ -169,6 +169,14 @@ def test_a_kill_at_any_moment_leaves_no_half_stage(
         assert bool(list(rundir.path.glob("checkpoints/fit/step_*"))) == is_done
         assert ("fit" in (read_json(rundir.frozen) or {})) == is_done
     assert 10 < len(ended) < 99 and ended.count(True) == 1, "after the last rename only the hidden folder is left"
+
+
+def test_data_that_is_not_in_files_is_mentioned(tmp_path: Path) -> None:
+    records = {"training": [{"rows": 3, "digest": {}}, {"rows": 3, "files": [{"name": "an array in memory"}]}]}
+    write_json(tmp_path / "frozen.json", {"fit": {"data": records}})
+    found = takeover._compare_data("fit", RunDir(tmp_path), RunDir(tmp_path / "new"), lambda: None)
+    assert not found.difference
+    assert found.not_compared == " (its training data is not in files, and was not compared)"
 
 
 def test_a_run_cannot_take_over_from_itself(folder: Path) -> None:
