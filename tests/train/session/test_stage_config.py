@@ -86,12 +86,13 @@ def test_fp16_needs_a_gpu_in_a_stage_too() -> None:
     ("change", "stage_name"),
     [
         (None, ""),
+        (lambda c: c, ""),
         (lambda c: replace(c, batch_size=2 * c.batch_size), ""),
         (lambda c: replace(c, batch_size=3), "align"),
     ],
 )
 def test_out_of_memory_knows_a_batch_size_that_does_not_follow_the_run(change: Any, stage_name: str) -> None:
-    session = Session("x", Recipe(Config, lambda config: []), RUN, World.single())
+    session = Session("x", Recipe(Config, lambda config: []), replace(RUN, batch_size=1), World.single())
     assert session.own_batch_size() == "", "before any stage runs"
     session._running = stage(change)
     assert session.own_batch_size() == stage_name

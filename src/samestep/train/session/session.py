@@ -179,10 +179,10 @@ class Session:
 
     def own_batch_size(self) -> str:
         """The name of the stage that runs now, if its micro-batches do not follow the run's batch_size; else empty."""
-        stage, half = self._running, replace(self.config, batch_size=max(1, self.config.batch_size // 2))
+        stage, doubled = self._running, replace(self.config, batch_size=2 * self.config.batch_size)
         if stage is None or stage.config is None:
             return ""
-        follows = stage_config(stage, half).batch_size < stage_config(stage, self.config).batch_size
+        follows = stage_config(stage, doubled).batch_size > stage_config(stage, self.config).batch_size
         return "" if follows else stage.name
 
     @property
