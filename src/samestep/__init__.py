@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from samestep.launch.call import launch
     from samestep.train.bench import Bench
     from samestep.train.config import Config
+    from samestep.train.dump import Dump
     from samestep.train.fit import Fit, evaluate
     from samestep.train.hooks.every import Every
     from samestep.train.learner.dropout import keyed_dropout
@@ -27,6 +28,7 @@ _EXPORTS = {
     "Batch": "samestep.data.loading",
     "Bench": "samestep.train.bench",
     "Config": "samestep.train.config",
+    "Dump": "samestep.train.dump",
     "Every": "samestep.train.hooks.every",
     "Feed": "samestep.data.feed",
     "Metric": "samestep.train.logging.metrics",
@@ -54,6 +56,7 @@ __all__ = [
     "Batch",
     "Bench",
     "Config",
+    "Dump",
     "Every",
     "Feed",
     "Fit",

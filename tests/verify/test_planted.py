@@ -34,6 +34,10 @@ PLANTED = {
         "runs at 2 ranks",
         r"rank \d left step \d after 0 updates of 1 while rank \d did not get to its end: an early return",
     ),
+    "neighbour_dump": (
+        "artifacts at 1, 2, 3 ranks",
+        r"row \d+ of the array dump/outputs/score.npy differs; .* ranks",
+    ),
     "idle_parameter": ("every parameter gets a gradient", "model.idle.weight, model.idle.bias never got one"),
 }
 

@@ -9,11 +9,8 @@ from samestep.cli.verify import run
 from samestep.train.recipe_registry import known_recipes
 
 PLANTED = [
-    "planted.sound",
-    "planted.declared_unused",
-    "planted.keyed_dropout",
-    "planted.adversaries",
-    "planted.improving",
+    *("planted.sound", "planted.declared_unused", "planted.keyed_dropout", "planted.adversaries"),
+    *("planted.improving", "planted.teacher_dump"),
 ]
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "sine.py")
 

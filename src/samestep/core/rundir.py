@@ -13,8 +13,9 @@ runs/NAME/
   tensorboard/
   checkpoints/STAGE/step_00000100/
   weights/              plain weight files, if requested
-  artifacts/STAGE/      what a stage passes to the next; done.json says that it is done
+  artifacts/STAGE/      what a stage passes to the next, and done.json when it is done
   profile/STAGE/        traces of profiled steps, if requested
+  .taking_over/STAGE/   a stage of another run, while it is being taken over
   evidence/             what `samestep verify` compares, if requested
 """
 
@@ -27,6 +28,9 @@ from pathlib import Path
 from typing import TextIO
 
 from samestep.core.errors import UserError
+
+DONE = "done.json"
+"""Among the artifacts of a stage that is done."""
 
 
 @dataclass(frozen=True)
@@ -120,11 +124,16 @@ class RunDir:
 
     def done(self, stage: str) -> Path:
         """Written when a stage is done."""
-        return self.artifacts(stage) / "done.json"
+        return self.artifacts(stage) / DONE
 
     def profile(self, stage: str) -> Path:
         """Traces of profiled steps of one stage."""
         return self.path / "profile" / stage
+
+    @property
+    def taking_over(self) -> Path:
+        """Stages that are being taken over from another run, by name; a finished takeover removes it."""
+        return self.path / ".taking_over"
 
     def evidence(self, world_size: int, rank: int) -> Path:
         """What one rank recorded for `samestep verify`."""

@@ -7,6 +7,7 @@ change in rows that are not among the few.
 """
 
 import hashlib
+import os
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -79,6 +80,19 @@ def compare_fingerprint(known: Mapping[str, Json], rows: Rows, options: ReadOpti
     return _compare_files(known, origins, options) if origins else _compare_rows(known, rows, options)
 
 
+def recorded_file_difference(record: Mapping[str, Json], path: Path, moved: Callable[[], None]) -> str:
+    """How the file at `path` differs from a record of a file; empty when it does not. Of a file of which only a part
+    was data, any change counts. `moved` is called regularly while it is read."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return f"{path} is gone"
+    if (found.st_size, found.st_mtime_ns) == (record["size"], record["mtime_ns"]):
+        return ""
+    is_same = found.st_size == record["size"] and DataFile(path).sha256(moved) == record["sha256"]
+    return "" if is_same else f"the content of {path.name} has changed"
+
+
 def _compare_files(
     known: Mapping[str, Json], origins: Sequence[DataFile | np.ndarray], options: ReadOptions
 ) -> FingerprintComparison:
@@ -139,7 +153,12 @@ def _stat(path: Path) -> dict[str, Json]:
         found = path.stat()
     except FileNotFoundError:
         raise UserError(f"put the file {path} back: the data comes from it, and it is gone") from None
-    return {"name": path.name, "size": found.st_size, "mtime_ns": found.st_mtime_ns}
+    return {
+        "name": path.name,
+        "path": os.path.abspath(path),
+        "size": found.st_size,
+        "mtime_ns": found.st_mtime_ns,
+    }
 
 
 def _digests(rows: Rows, options: ReadOptions, seeds: Sequence[int]) -> list[RowDigest]:

@@ -5,7 +5,8 @@ def build(bench):
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import partial
@@ -27,6 +28,10 @@ from samestep.parallel.blocks import checkpoint_activations
 from samestep.parallel.build import build_uninitialized
 from samestep.parallel.compiling import LossCompiler
 from samestep.parallel.wrap import wrap
+from samestep.train.artifacts.array_format import ArrayLayout
+from samestep.train.artifacts.array_rows import ArrayRows, open_array_rows
+from samestep.train.artifacts.array_writer import ArrayArtifact, check_array_artifact
+from samestep.train.artifacts.files import atomic_artifact, check_name
 from samestep.train.config import Config
 from samestep.train.hooks.evidence import EvidenceRecorder
 from samestep.train.learner.draws import Draws
@@ -38,7 +43,7 @@ from samestep.train.logging.images import image_array
 from samestep.train.logging.metrics import MetricValues
 from samestep.train.logging.sinks import Sink
 from samestep.train.loop import Progress
-from samestep.train.plan import Plan
+from samestep.train.plan import Plan, global_batch
 from samestep.train.pretrained.first_weights import FirstWeights
 from samestep.train.session.data_check import FeedName, check_data
 from samestep.world.world import World
@@ -79,6 +84,8 @@ class Bench:
     _plan: Plan | None = None
     is_built: bool = False
     """Whether the stage's task is built; feeds that it makes later are not checked."""
+    array_artifacts: dict[str, ArrayArtifact] = field(default_factory=dict)
+    """Those that this stage writes, by name; the runtime saves and finishes them."""
     _checked: list[str] = field(default_factory=list)
     """The purposes of the feeds whose data was compared with that of the first launch."""
 
@@ -205,6 +212,27 @@ class Bench:
         """The path of an artifact of this stage, or of an earlier one."""
         return self.rundir.artifacts(stage or self.stage) / name
 
+    def write_artifact(self, name: str) -> AbstractContextManager[Path]:
+        """A path to write a file or a folder to: `with bench.write_artifact("vocab.json") as path:`. It appears as this
+        artifact when the block ends, complete, or not at all. Only what rank 0 writes is kept."""
+        check_name(name)
+        return atomic_artifact(self.artifact(name), self.world.is_main)
+
+    def array_artifact(self, name: str, rows: int, fields: Mapping[str, tuple[Sequence[int], str]]) -> ArrayArtifact:
+        """Arrays of `rows` rows that all ranks fill (see `Dump`): by field, the shape of a row and the type. Made while
+        the stage is built; appears when the stage is done. Collective."""
+        check_array_artifact(name, self.array_artifacts, self.is_built)
+        layout = ArrayLayout.make(name, rows, fields, proof=self.config.distributed.dtype == "float64")
+        step = partial(getattr, self.progress, "step")
+        self.array_artifacts[name] = ArrayArtifact(
+            self.artifact(name), layout, self.world, step=step, resumed=self.resumed, shared=self.shared
+        )
+        return self.array_artifacts[name]
+
+    def read_array_artifact(self, name: str, stage: str | None = None) -> ArrayRows:
+        """The rows of an array artifact of this stage, or of an earlier one, memory-mapped. Collective."""
+        return open_array_rows(self.artifact(name, stage), self.world, self.shared)
+
     def _open_sinks(self) -> Sequence[Sink]:
         if self.sinks is None:
             raise RuntimeError("texts and images can be logged once training has begun: in a step, a hook or `finish`")
@@ -260,9 +288,9 @@ class Bench:
         check_data(rows, name, self.rundir, self.world, reading)
 
     def _once_batch(self) -> int:
-        """Frozen too: a dump that is resumed at another world size must count its steps as before. The key on disk is
-        that of earlier versions."""
-        return self._freeze("rows_once", lambda: self.config.batch_size * self.world.dp_size)
+        """The global batch, so that a dump has the same steps on any number of ranks. Frozen too, because it may follow
+        from the first launch's number of ranks. The key on disk is that of earlier versions."""
+        return self._freeze("rows_once", lambda: global_batch(self.config, self.world.dp_size))
 
     def _freeze(self, what: str, make: Callable[[], Json]) -> Json:
         """What the first launch fixed for this stage, or what it fixes now."""

@@ -141,6 +141,9 @@ class Config:
     """Begin with the weights of a run, checkpoint or weight file; everything else starts fresh."""
     continue_from: str | None = None
     """Continue from a plain weight file: its weights, and its optimizer state and step where it holds them."""
+    stages_from: str | None = free(None)
+    """Take over the finished stages of this run, from the first on, as long as their settings, data and code are the
+    same; the others are trained."""
     validate_every: int = 0
     """Steps between validations; 0: at every epoch's end. The last step is always validated."""
     early_stopping: int = free(0)

@@ -46,6 +46,10 @@ class Stage:
     or with `init_from` if no earlier stage used it."""
     hooks: Callable[[Any, Bench], Sequence[Hook]] = no_hooks
     """Further hooks for a task: they run on every rank after each step, after validation and before the save."""
+    config: Callable[[Any], Any] | None = None
+    """The stage's own settings, made from the run's: `lambda c: replace(c, learning_rate=c.align_lr)`."""
+    ignores: Sequence[str] = ()
+    """Settings that this stage does not use (glob patterns); `stages_from` takes it over whatever they are."""
 
 
 @dataclass(frozen=True)
@@ -77,4 +81,4 @@ class Recipe:
 
     def stage_configs(self, config: Any) -> dict[str, Any]:
         """The configuration of each stage, in order."""
-        return {stage.name: config for stage in self.stages(config)}
+        return {stage.name: stage.config(config) if stage.config else config for stage in self.stages(config)}

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from samestep.core.errors import EXIT_USER, UserError
 from samestep.core.output import plural
-from samestep.core.rundir import RunDir
+from samestep.core.rundir import DONE, RunDir
 from samestep.train.recipe import Recipe
+from samestep.verify.artifacts import artifacts_checks, compare_artifacts
 from samestep.verify.bitwise import differing_metric, first_change, largest_difference, read_metrics
 from samestep.verify.compare import Comparison, compare
 from samestep.verify.report import apply_floor, comparison_checks, every_parameter_reached, largest_seen
@@ -133,6 +134,9 @@ class Proof:
         yield from checks
         if all(check.result is not ProofStatus.FAILED for check in checks):
             yield self._metrics_check(difference)
+            if not any(found.tie for found in comparisons):
+                paths = {world: self._runs[world].path for world in WORLDS}
+                yield from artifacts_checks(self._runs[1].path, paths, self._floor)
 
     def _metrics_check(self, difference: str) -> CheckResult:
         name = "logged metrics at 1, 2, 3 ranks"
@@ -194,6 +198,7 @@ class Proof:
             return f"{history}: {change}; {candidates(_FORGOTTEN, _UNSEEDED)}", ""
         missing = [key for key in expected.trace() if key not in splice(killed, resumed)]
         difference = differing_metric(read_metrics(self._runs[world].path), read_metrics(result.path))
+        difference = difference or compare_artifacts(self._runs[world].path, result.path).difference
         if missing or difference:
             return f"{history}: {f'steps {missing} are missing' if missing else difference}", ""
         hashes = sum(len(step.updates) for steps in resumed.ranks for step in steps.values())
@@ -211,6 +216,9 @@ class Proof:
         )
         found = compare(self._evidence[1].trace(), splice(killed, resumed), names, self._floor)
         wrong = found.difference.sentence if found.difference else self._metrics_difference(result, names, found)
+        tolerance = self._floor.tolerance("losses")
+        if not wrong and not found.tie:
+            wrong = compare_artifacts(self._runs[1].path, result.path, tolerance).difference
         samples = sum(len(line["ids"]) for steps in resumed.ranks for step in steps.values() for line in step.updates)
         return self._complete_check(
             name, wrong, f"{plural(samples, 'remaining sample')} once each; {_summary(found)}", found, result
@@ -236,7 +244,7 @@ class Proof:
 def _newest(path: Path, killed: RecordedLaunch) -> tuple[str, int] | None:
     """The stage that the killed launch was in and the step of its newest checkpoint, where a resume must start."""
     stage = list(killed.starts)[-1]
-    if (RunDir(path).artifacts(stage) / "done.json").exists():
+    if (RunDir(path).artifacts(stage) / DONE).exists():
         return None
     steps = [int(folder.name.removeprefix("step_")) for folder in RunDir(path).checkpoints(stage).glob("step_*")]
     return (stage, max(steps)) if steps else None

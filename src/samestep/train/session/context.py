@@ -33,6 +33,8 @@ class SessionContext:
     """Whether all ranks see the run directory."""
     start_over: bool
     """Whether a stage that lost all its checkpoints may begin again."""
+    code: Mapping[str, str] = field(default_factory=dict)
+    """On rank 0, the hashes of the recipe's source files."""
     benches: list[Bench] = field(default_factory=list)
     """The benches of the stages that ran so far."""
 
@@ -59,3 +61,5 @@ class ReadyStage:
     """Everything that a checkpoint holds: name to Stateful."""
     resumed: str
     """Where its state came from; empty for a fresh one."""
+    code: str
+    """A hash of the code that trained it so far; empty where that changed. On rank 0."""

@@ -155,8 +155,12 @@ def _failed(error: BaseException, world: World, session: Session | None) -> int:
 def _out_of_memory(error: BaseException, world: World, session: Session | None) -> int:
     """Ends the attempt on all ranks; a launcher starts another one with half the micro-batch, if there is one."""
     logger.error("%s", error, exc_info=error)
+    remedy: dict[str, Any] = {}
     if session is None or session.rundir is None or not session.is_planned:
-        problem, advice, remedy = f"out of memory before the first step ({type(error).__name__}: {error})", "", {}
+        problem, advice = f"out of memory before the first step ({type(error).__name__}: {error})", ""
+    elif stage := session.own_batch_size():
+        problem = f"out of memory ({type(error).__name__}: {error})"
+        advice = f"stage {stage!r} has a batch_size of its own: make it smaller in the stage's config, and resume"
     else:
         size, global_batch = session.config.batch_size, session.config.global_batch_size
         problem, advice = memory_sentence(error, size), memory_advice(size, session.rundir.path)

@@ -32,7 +32,8 @@ def assemble_hooks(
     context: SessionContext, ready: ReadyStage, sinks: list[Sink], saver: Saver, is_only_stage: bool
 ) -> Hooks:
     """The hooks of a stage."""
-    config, stage, bench, progress = context.config, ready.stage, ready.bench, ready.progress
+    stage, bench, progress = ready.stage, ready.bench, ready.progress
+    config = bench.config  # the stage's own
     speeds = RankSpeeds(bench, progress, context.events.event)
     log = LogMetrics(
         ready.row_metrics, sinks, context.screen, progress, config.log.every, stage.unit, ready.task.length, speeds
@@ -40,7 +41,7 @@ def assemble_hooks(
     hash_every = 0 if ready.recorder else config.watch.hash_every  # evidence has a hash of every step
     same_parameters = SameParameters(bench.learners, context.world, hash_every)
     validate = Validate(stage, ready.task, log, context.screen, progress, config.validate_every)
-    about: dict[str, Any] = {"recipe": context.name, "stage": stage.name, "config": dump(config)}
+    about: dict[str, Any] = {"recipe": context.name, "stage": stage.name, "config": dump(config), "code": ready.code}
     # With several stages each has a folder of its own, or one would replace the files of another.
     weights = context.rundir.weights / ("" if is_only_stage else stage.name)
     save = Save(

@@ -5,10 +5,11 @@ imported out of its folder or package by the time the run is opened.
 """
 
 import hashlib
+import json
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -28,6 +29,11 @@ def recipe_code(name: str) -> dict[str, str]:
     base = folder.parent if (folder / "__init__.py").exists() else folder
     files = sorted({Path(os.path.abspath(own)), *_files(module, folder)})
     return {str(file.relative_to(base)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def code_hash(code: Mapping[str, str]) -> str:
+    """One hash of what `recipe_code` returns."""
+    return hashlib.sha256(json.dumps(code, sort_keys=True).encode()).hexdigest()
 
 
 def _folder(module: ModuleType, file: Path) -> Path:

@@ -25,7 +25,9 @@ from samestep.train.run_record import CodeChanges, launch_id, open_run
 from samestep.train.run_status import RunEvents
 from samestep.train.session.context import SessionContext
 from samestep.train.session.recipe_code import recipe_code
+from samestep.train.session.stage_config import check_precision, stage_config
 from samestep.train.session.stage_run import StageRun
+from samestep.train.session.takeover import is_taken_over, remove_half_taken, take_over
 from samestep.train.stop import Stop
 from samestep.world.watchdog.watchdog import Watchdog
 from samestep.world.world import World
@@ -42,9 +44,11 @@ class Session:
         """None until it is open."""
         self._name, self._recipe, self._world = name, recipe, world
         self._start_over = config.start_over
+        self._code: dict[str, str] = {}
         self._code_changes: CodeChanges | None = None
         self._extension: Extension | None = None
         self._context: SessionContext | None = None
+        self._running: Stage | None = None
 
     def train(self) -> Outcome:
         """Run every stage that is not done yet, in order."""
@@ -79,6 +83,7 @@ class Session:
                 stop,
                 shared,
                 self._start_over,
+                self._code,
             )
             with stop.handling_signals():
                 return self._stages(self._context)
@@ -86,9 +91,13 @@ class Session:
     def _stages(self, context: SessionContext) -> Outcome:
         stages, screen, path = self._checked_stages(), context.screen, context.rundir.path
         for stage in stages:
+            self._running = stage
             if self._world.share(self._is_done(context, stage, stage is stages[-1])):
                 screen.print(f"stage {stage.name!r} is done already")
-            elif StageRun(context, stage, stages).run() is Outcome.PREEMPTED:
+            elif (
+                not self._take_over(context, stage, stages)
+                and StageRun(context, stage, stages).run() is Outcome.PREEMPTED
+            ):
                 screen.print(f"stopped by {context.stop.reason}; resume with: samestep train --resume {path}")
                 return Outcome.PREEMPTED
             if stage.name == self.config.until and stage is not stages[-1]:
@@ -102,6 +111,25 @@ class Session:
         screen.print(f"done: {path}")
         return Outcome.DONE
 
+    def _take_over(self, context: SessionContext, stage: Stage, stages: Sequence[Stage]) -> bool:
+        """Whether the stage was taken over from another run; all stages before it must have been, too."""
+        if not self.config.stages_from:
+            return False
+
+        def work() -> tuple[bool, str]:
+            earlier = stages[: stages.index(stage)]
+            if not self._world.is_main or not all(is_taken_over(context.rundir, each.name) for each in earlier):
+                return False, ""
+            moved = self._world.activity.made_progress
+            return take_over(stage, stage_config(stage, self.config), context.rundir, self._code, moved)
+
+        with self._world.activity.doing("data"):
+            taken, sentence = self._world.run_on_all_ranks(f"taking over stage {stage.name!r}", work)[0]
+        if sentence:
+            context.screen.print(sentence)
+            context.events.event("take_over", stage=stage.name, taken=taken, text=sentence)
+        return bool(taken)
+
     def _checked_stages(self) -> Sequence[Stage]:
         """The recipe's stages, once `until` and every `start` are known to name one of them."""
         stages = self._recipe.stages(self.config)
@@ -112,16 +140,19 @@ class Session:
             )
         for number, stage in enumerate(stages):
             check_start(stage.name, stage.start, names[:number])
+            # Refused now, and not when an earlier stage has trained.
+            check_precision(stage_config(stage, self.config), self._world)
         return stages
 
     def _open(self, stack: ExitStack, launches: Sequence[str]) -> RunDir:
         """Rank 0 opens the directory and shares its path through the store, since opening may fail."""
         shared = None
         if self._world.is_main:
-            code, precision = recipe_code(self._name), auto_precision(self.config, self._world)
+            self._code, precision = recipe_code(self._name), auto_precision(self.config, self._world)
             stages = self._recipe.stage_configs(self.config) if self.config.extend else {}
-            opened = open_run(self._name, self.config, self._world.dp_size, launches, code, precision, stages)
+            opened = open_run(self._name, self.config, self._world.dp_size, launches, self._code, precision, stages)
             stack.callback(opened.lock.release)
+            remove_half_taken(opened.rundir)
             shared = [str(opened.rundir.path.absolute()), opened.batch, opened.precision]
             self._code_changes, self._extension = opened.code_changes, opened.extension
         path, batch, precision = self._world.share_through_store("run directory", shared)
@@ -153,6 +184,14 @@ class Session:
             logger.warning("%s", self._code_changes)
             events.event("code_changed", **self._code_changes.to_json())
 
+    def own_batch_size(self) -> str:
+        """The name of the stage that runs now, if its micro-batches do not follow the run's batch_size; else empty."""
+        stage, doubled = self._running, replace(self.config, batch_size=2 * self.config.batch_size)
+        if stage is None or stage.config is None:
+            return ""
+        follows = stage_config(stage, doubled).batch_size > stage_config(stage, self.config).batch_size
+        return "" if follows else stage.name
+
     @property
     def is_planned(self) -> bool:
         """Whether the numbers of the run are frozen, so that another batch_size leaves it the same run."""
@@ -181,8 +220,7 @@ def auto_precision(config: Any, world: World) -> str:
 def set_up_torch(config: Any, world: World) -> None:
     """Set torch's arithmetic for the whole process."""
     torch.set_default_dtype(getattr(torch, config.distributed.dtype))
-    if config.distributed.mixed_precision == "fp16" and world.device.type == "cpu":
-        raise UserError("mixed_precision=fp16 needs a GPU; on a CPU use bf16 or none")
+    check_precision(config, world)
     if world.device.type == "cuda":
         torch.set_float32_matmul_precision("high")
     if config.deterministic:

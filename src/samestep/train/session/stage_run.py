@@ -24,7 +24,10 @@ from samestep.train.session.best_at_end import take_back_best
 from samestep.train.session.context import ReadyStage, SessionContext
 from samestep.train.session.hook_order import assemble_hooks
 from samestep.train.session.own_hooks import state_of_recipe
+from samestep.train.session.recipe_code import code_hash
 from samestep.train.session.resume_checks import checkpoint_to_resume
+from samestep.train.session.stage_config import refuse_other_settings, stage_config
+from samestep.train.session.takeover import done_record
 from samestep.world.seeding import RandomState, seed_everywhere
 
 
@@ -34,7 +37,7 @@ class StageRun:
     def __init__(self, context: SessionContext, stage: Stage, stages: Sequence[Stage]) -> None:
         self._context, self._stage = context, stage
         self._is_last, self._is_only = stage is stages[-1], len(stages) == 1
-        self._world, self._config, self._rundir = context.world, context.config, context.rundir
+        self._world, self._config, self._rundir = context.world, stage_config(stage, context.config), context.rundir
         self._progress = Progress(activity=self._world.activity)
 
     def run(self) -> Outcome:
@@ -84,8 +87,11 @@ class StageRun:
         random.seed_this_rank()
         recipe_state = state_of_recipe(self._stage.name, task, hooks)
         runtime_state = {"progress": self._progress, "window": row_metrics, "epoch": epoch_metrics, "random": random}
-        state = {**recipe_state, **runtime_state}
+        artifacts = {f"artifact {name}": artifact for name, artifact in bench.array_artifacts.items()}
+        state = {**recipe_state, **artifacts, **runtime_state}
         resumed = self._restore(store, found, state, bench)
+        code = code_hash(self._context.code)
+        code = code if found is None or found.about.get("code") == code else ""
         return ReadyStage(
             self._stage,
             bench,
@@ -99,6 +105,7 @@ class StageRun:
             recipe_state,
             state,
             resumed,
+            code,
         )
 
     def _store(self) -> Store:
@@ -117,6 +124,7 @@ class StageRun:
         found, starts_over = checkpoint_to_resume(store, self._stage.name, self._rundir, self._context.start_over)
         if starts_over:
             self._context.events.event("start_over", stage=self._stage.name)
+        refuse_other_settings(self._stage, self._config, found, self._rundir)
         return found
 
     def _bench(self, recorder: EvidenceRecorder | None, *, resumed: bool) -> Bench:
@@ -202,19 +210,23 @@ class StageRun:
     def _hand_over(self, ready: ReadyStage) -> None:
         """Write what a later stage, or the user, needs of this one."""
         with self._world.activity.doing("finish"):
+            for artifact in ready.bench.array_artifacts.values():
+                artifact.finish()
             if ready.bench.config.best_at_end and self._stage.best:
                 take_back_best(ready, self._context.screen)
             self._stage.finish(ready.task, ready.bench)
             self._world.barrier()
         if self._world.is_main:
-            write_json(self._rundir.done(self._stage.name), self._done(ready))
+            code = self._context.code if ready.code else None
+            record = done_record(self._progress.step, self._config, code)
+            write_json(self._rundir.done(self._stage.name), {**record, **self._early_end(ready)})
 
-    def _done(self, ready: ReadyStage) -> dict[str, Json]:
-        """What done.json holds."""
-        improvement, step = self._progress.improvement, self._progress.step
-        if step >= ready.task.length:
-            return {"step": step}
-        return {"step": step, "stopped_early": improvement.describe(), "waited": improvement.waited}
+    def _early_end(self, ready: ReadyStage) -> dict[str, Json]:
+        """What done.json also holds of a stage that stopped early."""
+        improvement = self._progress.improvement
+        if self._progress.step >= ready.task.length:
+            return {}
+        return {"stopped_early": improvement.describe(), "waited": improvement.waited}
 
     def _status(self, ready: ReadyStage, status: str, **more: str) -> None:
         steps = {"step": self._progress.step, "steps": ready.task.length}

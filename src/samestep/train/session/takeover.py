@@ -1,0 +1,189 @@
+"""Taking over finished stages of another run: `stages_from=RUN`.
+
+A stage is taken over if the other run finished it with the same settings, data and code, and every stage before it was
+taken over. All functions run on rank 0 alone. The files are hard-linked (copied where the disk cannot), first into a
+hidden folder:
+
+1. `.taking_over/STAGE/` gets the checkpoints and the artifacts, with a done.json that names the other run.
+2. Its checkpoints are renamed into place, and frozen.json gets what the other run fixed for the stage.
+3. Its artifacts are renamed into place: from here on the stage is done.
+4. The hidden folder is removed. As long as it is there, a stage that is not done is only half taken over.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from samestep.checkpoint.files import remove_folder
+from samestep.checkpoint.manifest import checkpoint_folders
+from samestep.core.config import changed, dump
+from samestep.core.errors import UserError
+from samestep.core.records import Json, read_json, sync_folder, write_json
+from samestep.core.rundir import DONE, RunDir
+from samestep.data.fingerprint import recorded_file_difference
+from samestep.train.recipe import Stage
+from samestep.train.run_record import CodeChanges, find_run
+from samestep.train.session.data_check import KEY, FeedName
+
+SOURCE = "taken_over_from"
+"""The key in done.json of a stage that was taken over: the directory of the other run."""
+_CHUNK = 1 << 22
+_NO_EFFECT = ("preset", "log.*")
+"""Settings that are fixed for a run, but do not change what a stage computes."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Whether a stage of another run is the same as one of this run."""
+
+    difference: str = ""
+    """Why it is not; empty when it is."""
+    not_compared: str = ""
+    """Data that could not be compared."""
+
+
+def done_record(step: int, config: Any, code: Mapping[str, str] | None) -> dict[str, Json]:
+    """What done.json holds of a finished stage; `code` is None if it changed while the stage was trained."""
+    return {"step": step, "config": dump(config), "code": dict(code) if code else None}
+
+
+def take_over(
+    stage: Stage, config: Any, rundir: RunDir, code: Mapping[str, str], moved: Callable[[], None] = lambda: None
+) -> tuple[bool, str]:
+    """Take the stage over from the run `config.stages_from` if it is the same there: whether it was, and a sentence
+    about it. `config` has the settings of the stage, `code` the hashes of the recipe's files; `moved` is called
+    regularly."""
+    if checkpoint_folders(rundir.checkpoints(stage.name)):
+        return False, ""  # it was begun here
+    source = find_run(config.stages_from, config.out)
+    if source.path.absolute() == rundir.path.absolute():
+        raise UserError(f"stages_from={config.stages_from} is this run itself; name another run")
+    found = _compare(stage, config, source, code) or _compare_data(stage.name, source, rundir, moved)
+    if found.difference:
+        return False, f"stage {stage.name!r} is not taken over from {source.path}: {found.difference}"
+    _link(stage.name, source, rundir, moved)
+    _publish(stage.name, source, rundir)
+    return True, f"stage {stage.name!r} is taken over from {source.path}{found.not_compared}"
+
+
+def remove_half_taken(rundir: RunDir) -> None:
+    """Remove what a kill left of a stage that was being taken over."""
+    for folder in rundir.taking_over.iterdir() if rundir.taking_over.is_dir() else ():
+        stage = folder.name
+        if not rundir.done(stage).exists():
+            remove_folder(rundir.checkpoints(stage))
+            remove_folder(rundir.artifacts(stage))
+            frozen = read_json(rundir.frozen) or {}
+            if frozen.pop(stage, None) is not None:
+                write_json(rundir.frozen, frozen)
+    remove_folder(rundir.taking_over)
+
+
+def is_taken_over(rundir: RunDir, stage: str) -> bool:
+    """Whether a stage that is done was taken over."""
+    return SOURCE in (read_json(rundir.done(stage)) or {})
+
+
+def _compare(stage: Stage, config: Any, source: RunDir, code: Mapping[str, str]) -> Comparison | None:
+    """How settings or code differ; None when they do not."""
+    done = read_json(source.done(stage.name))
+    if done is None:
+        return Comparison("that run has not finished it")
+    if not done.get("config"):
+        return Comparison("an earlier version trained it, and did not record its settings")
+    ignored = (*_NO_EFFECT, *stage.ignores)
+    differing = [
+        name
+        for name in changed(done["config"], dump(config), type(config))
+        if not any(fnmatchcase(name, pattern) for pattern in ignored)
+    ]
+    if differing:
+        return Comparison(f"its settings differ ({', '.join(differing)})")
+    if not done["code"] or not code:
+        return Comparison("its code changed while it was trained, or is not known")
+    changes = CodeChanges.between(done["code"], code)
+    names = sorted((*changes.changed, *changes.appeared, *changes.vanished))
+    return Comparison(f"the recipe's code differs ({', '.join(names)})") if names else None
+
+
+def _compare_data(stage: str, source: RunDir, rundir: RunDir, moved: Callable[[], None]) -> Comparison:
+    """Compare files that data came from with what they are now. Rows from elsewhere are known only to the stage itself,
+    which is not built for this; they follow from its settings and code."""
+    not_compared: list[str] = []
+    recorded = (read_json(source.frozen) or {}).get(stage, {}).get(KEY, {})
+    for purpose, feeds in recorded.items():
+        for number, record in enumerate(feeds):
+            name = FeedName(stage, purpose, number)
+            for file in record.get("files", [{}]):
+                if "path" not in file:
+                    not_compared.append(purpose)
+                    continue
+                difference = recorded_file_difference(file, _relocated(file["path"], source, rundir), moved)
+                if difference:
+                    return Comparison(f"{name} has changed ({difference})")
+    kinds = " and ".join(sorted(set(not_compared)))
+    return Comparison(not_compared=f" (its {kinds} data is not in files, and was not compared)" if kinds else "")
+
+
+def _relocated(path: str, source: RunDir, rundir: RunDir) -> Path:
+    """A file of the other run, such as an artifact of an earlier stage, at its place in this run."""
+    found, inside = Path(path), source.path.absolute()
+    return rundir.path.absolute() / found.relative_to(inside) if found.is_relative_to(inside) else found
+
+
+def _fixed(stage: str, source: RunDir, rundir: RunDir) -> Json:
+    """What the other run fixed for the stage, about files that are in this run now."""
+    fixed = (read_json(source.frozen) or {}).get(stage, {})
+    for record in (record for feeds in fixed.get(KEY, {}).values() for record in feeds):
+        for file in record.get("files", ()):
+            if "path" in file:
+                file["path"] = str(_relocated(file["path"], source, rundir))
+    return fixed
+
+
+def _link(stage: str, source: RunDir, rundir: RunDir, moved: Callable[[], None]) -> None:
+    """Step 1: everything in a hidden folder."""
+    staged = rundir.taking_over / stage
+    remove_folder(staged)
+    staged.mkdir(parents=True)
+    for name, folder in (("checkpoints", source.checkpoints(stage)), ("artifacts", source.artifacts(stage))):
+        if folder.is_dir():
+            shutil.copytree(folder, staged / name, symlinks=True, copy_function=partial(_link_or_copy, moved))
+    done = staged / "artifacts" / DONE
+    write_json(done, {**read_json(done), SOURCE: str(source.path.absolute())})
+
+
+def _publish(stage: str, source: RunDir, rundir: RunDir) -> None:
+    """Steps 2 to 4."""
+    staged = rundir.taking_over / stage
+    if (staged / "checkpoints").is_dir():
+        _rename(staged / "checkpoints", rundir.checkpoints(stage))
+    write_json(rundir.frozen, {**(read_json(rundir.frozen) or {}), stage: _fixed(stage, source, rundir)})
+    _rename(staged / "artifacts", rundir.artifacts(stage))
+    remove_folder(rundir.taking_over)
+
+
+def _rename(staged: Path, folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    remove_folder(folder)  # left by an attempt that was killed before its first checkpoint
+    os.rename(staged, folder)
+    sync_folder(folder.parent)
+
+
+def _link_or_copy(moved: Callable[[], None], source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another disk, or one without hard links
+        with open(source, "rb") as old, open(target, "wb") as new:
+            while chunk := old.read(_CHUNK):
+                new.write(chunk)
+                moved()
+            new.flush()
+            os.fsync(new.fileno())
+        shutil.copystat(source, target)  # the data of later stages is compared by its time, too
+    moved()
