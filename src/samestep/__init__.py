@@ -16,20 +16,29 @@ if TYPE_CHECKING:
     from samestep.train.fit import Fit, evaluate
     from samestep.train.learner.dropout import keyed_dropout
     from samestep.train.learner.learner import Learner
+    from samestep.train.learner.optimizers.choices import SGD, AdamW, AdamW8bit, Muon
+    from samestep.train.learner.optimizers.groups import Group
     from samestep.train.logging.metrics import Metric
     from samestep.train.loop import Task, Tick
+    from samestep.train.plan import Schedule
     from samestep.train.recipe import Recipe, Stage
 
 _EXPORTS = {
+    "AdamW": "samestep.train.learner.optimizers.choices",
+    "AdamW8bit": "samestep.train.learner.optimizers.choices",
     "Bench": "samestep.train.bench",
     "Config": "samestep.train.config",
     "Feed": "samestep.data.feed",
     "Metric": "samestep.train.logging.metrics",
     "Fit": "samestep.train.fit",
+    "Group": "samestep.train.learner.optimizers.groups",
     "Learner": "samestep.train.learner.learner",
     "MicroBatches": "samestep.data.feed",
+    "Muon": "samestep.train.learner.optimizers.choices",
     "Recipe": "samestep.train.recipe",
     "RunFailed": "samestep.core.errors",
+    "SGD": "samestep.train.learner.optimizers.choices",
+    "Schedule": "samestep.train.plan",
     "Stage": "samestep.train.recipe",
     "Task": "samestep.train.loop",
     "Tick": "samestep.train.loop",
@@ -42,15 +51,21 @@ _EARLIER_NAMES = {"Figure": "Metric", "Micros": "MicroBatches"}
 """Recipes that were written for an earlier version still find these."""
 
 __all__ = [
+    "SGD",
+    "AdamW",
+    "AdamW8bit",
     "Bench",
     "Config",
     "Feed",
     "Fit",
+    "Group",
     "Learner",
     "Metric",
     "MicroBatches",
+    "Muon",
     "Recipe",
     "RunFailed",
+    "Schedule",
     "Stage",
     "Task",
     "Tick",

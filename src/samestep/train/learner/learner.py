@@ -28,7 +28,7 @@ from samestep.train.learner.coupled import Couple, Coupled, Embed
 from samestep.train.learner.dropout import share_key
 from samestep.train.learner.gradient_weighting import Loss, Mix, trained_terms, update_metrics, weigh
 from samestep.train.learner.nonfinite import FiniteGuard
-from samestep.train.learner.optimizer import FusedAdamW, LossScale, OptimSettings
+from samestep.train.learner.optimizer import LearnerOptimizer, LossScale, OptimSettings
 from samestep.train.learner.rank_dependence import finding_rank_dependence
 from samestep.train.logging.metrics import Metrics
 from samestep.world.world import World
@@ -68,7 +68,7 @@ class Learner:
         self._parallel, self.world, self._rate = parallel, world, rate
         # Listed once: walking over the modules would take as long as the norm of the gradients.
         self._trained = [(name, p) for name, p in parallel.inner.named_parameters() if p.requires_grad]
-        self._optimizer = FusedAdamW(parallel.inner, settings)
+        self._optimizer = LearnerOptimizer(parallel.inner, settings)
         self._autocast_type = COMPUTE_DTYPES.get(mixed_precision)
         self._scale = LossScale(world.device) if mixed_precision == "fp16" else None
         self._guard = FiniteGuard(world.device, name, max_bad_steps)
@@ -209,13 +209,15 @@ class Learner:
     def _apply(
         self, micro_batches: MicroBatches, sums: Mapping[str, Tensor], trained: Mix, same: bool = False
     ) -> Metrics:
-        """Clip, check, step, and return what is logged, all without waiting for the device."""
+        """Clip, check, step, and return what is logged; with AdamW all without waiting for the device."""
         if self._rounding_scale != 1.0:
             torch._foreach_div_([local(gradient) for gradient in self._gradients()], self._rounding_scale)
         if self.recorder:
             self.recorder.gradients(self.name, self._parallel.inner)
+        self._check_gradients()
+        self._optimizer.drop_untrained(self._step_now())
         gradients = self._gradients()
-        norm = total_norm(gradients)
+        norm = total_norm(gradients) if gradients else torch.zeros((), device=self.world.device)
         if self._scale:
             norm = norm * (self.world.dp_size / self._scale.scale)
         bad = (~(norm < torch.inf)).float()  # also where it is NaN
@@ -234,15 +236,18 @@ class Learner:
         return update_metrics(self.name, micro_batches, sums, trained, same, norm=norm, bad=bad, rate=rate)
 
     def _gradients(self) -> list[Tensor]:
-        gradients = [p.grad for _, p in self._trained if p.grad is not None]
-        if self._parallel.needs_all_gradients and len(gradients) < len(self._trained):
-            lacking = [name for name, p in self._trained if p.grad is None]
+        return [p.grad for _, p in self._trained if p.grad is not None]
+
+    def _check_gradients(self) -> None:
+        if not self._parallel.needs_all_gradients:
+            return
+        lacking = [name for name, p in self._trained if p.grad is None]
+        if lacking:
             raise RunFailed(
                 f"{len(lacking)} parameters of learner {self.name!r} got no gradient in this step, the first of them "
                 f"{lacking[0]!r}; use them in every loss (a term of a mix may have the coefficient 0), or name them in "
                 "the recipe's `unused`"
             )
-        return gradients
 
     def _skip(self) -> Metrics:
         """A step without weight moves nothing, not even by momentum or weight decay."""
@@ -298,6 +303,10 @@ class Learner:
             "guard": self._guard.state_dict(),
             "updates": self.updates,
         }
+
+    def prepare_load(self, saved: dict[str, Any]) -> None:
+        """Make what `state_dict` must have before it can be loaded; `saved` is the saved state without its tensors."""
+        self._optimizer.prepare_load(saved.get("optimizer", {}))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue as the learner that was saved."""
