@@ -214,9 +214,9 @@ class Learner:
             torch._foreach_div_([local(gradient) for gradient in self._gradients()], self._rounding_scale)
         if self.recorder:
             self.recorder.gradients(self.name, self._parallel.inner)
-        self._check_gradients()
-        self._optimizer.drop_untrained(self._step_now())
         gradients = self._gradients()
+        if self._optimizer.drop_untrained(self._step_now()):
+            gradients = [p.grad for _, p in self._trained if p.grad is not None]
         norm = total_norm(gradients) if gradients else torch.zeros((), device=self.world.device)
         if self._scale:
             norm = norm * (self.world.dp_size / self._scale.scale)
@@ -236,18 +236,15 @@ class Learner:
         return update_metrics(self.name, micro_batches, sums, trained, same, norm=norm, bad=bad, rate=rate)
 
     def _gradients(self) -> list[Tensor]:
-        return [p.grad for _, p in self._trained if p.grad is not None]
-
-    def _check_gradients(self) -> None:
-        if not self._parallel.needs_all_gradients:
-            return
-        lacking = [name for name, p in self._trained if p.grad is None]
-        if lacking:
+        gradients = [p.grad for _, p in self._trained if p.grad is not None]
+        if self._parallel.needs_all_gradients and len(gradients) < len(self._trained):
+            lacking = [name for name, p in self._trained if p.grad is None]
             raise RunFailed(
                 f"{len(lacking)} parameters of learner {self.name!r} got no gradient in this step, the first of them "
                 f"{lacking[0]!r}; use them in every loss (a term of a mix may have the coefficient 0), or name them in "
                 "the recipe's `unused`"
             )
+        return gradients
 
     def _skip(self) -> Metrics:
         """A step without weight moves nothing, not even by momentum or weight decay."""

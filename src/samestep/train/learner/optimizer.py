@@ -11,11 +11,11 @@ from samestep.core.errors import UserError
 from samestep.parallel.wrap import distribute_like, local, total_norm
 from samestep.train.config import Config
 from samestep.train.learner.optimizers.choices import (
-    AdamSettings,
     AdamW,
     CustomOptimizer,
     Factory,
     OptimizerChoice,
+    RunSettings,
     as_choice,
     named_choice,
 )
@@ -38,6 +38,8 @@ class OptimSettings:
     optimizer: OptimizerChoice = field(default_factory=AdamW)
     groups: Mapping[str, Group] = field(default_factory=dict)
     """By patterns of parameter names."""
+    is_sharded: bool = False
+    """Whether the ranks share the parameters among them."""
 
     def __post_init__(self) -> None:
         for name in ("weight_decay", "clip", "clip_value"):
@@ -48,9 +50,15 @@ class OptimSettings:
     @classmethod
     def of(cls, config: Config) -> "OptimSettings":
         """As the configuration says."""
-        choice = named_choice(config.optimizer, config.momentum)
-        betas, clip_value = (config.beta1, config.beta2), config.clip_value
-        return cls(betas, config.adam_eps, config.weight_decay, config.clip, clip_value, choice)
+        return cls(
+            (config.beta1, config.beta2),
+            config.adam_eps,
+            config.weight_decay,
+            config.clip,
+            config.clip_value,
+            named_choice(config.optimizer, config.momentum),
+            is_sharded=config.distributed.strategy == "fsdp",
+        )
 
     def given(
         self,
@@ -80,8 +88,8 @@ class LearnerOptimizer:
     def __init__(self, module: nn.Module, settings: OptimSettings) -> None:
         self._settings = settings
         self._parameters = trained_parameters(module, settings.groups, settings.weight_decay)
-        choice, adam = settings.optimizer, AdamSettings(settings.betas, settings.eps)
-        self._optimizers = choice.make(module, self._parameters, adam)
+        choice, run = settings.optimizer, RunSettings(settings.betas, settings.eps, settings.is_sharded)
+        self._optimizers = choice.make(module, self._parameters, run)
         self.inner = self._optimizers[0]
         """The only one, if it is AdamW."""
         self._state = OptimizerState(self._optimizers, self._parameters, choice.is_lazy)
@@ -94,12 +102,13 @@ class LearnerOptimizer:
             trained for trained in self._parameters if trained.group.train_from or trained.group.train_until is not None
         ]
 
-    def drop_untrained(self, step: int) -> None:
-        """Drop the gradients of parameters that do not move in this step: they count for nothing, and no optimizer
-        touches what has no gradient."""
-        for trained in self._windowed:
-            if not trained.group.is_trained_at(step):
-                trained.parameter.grad = None
+    def drop_untrained(self, step: int) -> bool:
+        """Drop the gradients of parameters that do not move in this step, so that they count for nothing and no
+        optimizer touches them; returns whether there are such."""
+        idle = [trained for trained in self._windowed if not trained.group.is_trained_at(step)]
+        for trained in idle:
+            trained.parameter.grad = None
+        return bool(idle)
 
     def step(
         self, gradients: Sequence[Tensor], norm: Tensor, *, rate: float, bad: Tensor, loss_scale: Tensor | None = None

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from samestep.core.errors import UserError
 from samestep.train.learner.optimizers.groups import Trained, check_matches, matches, parameter_names, torch_groups
@@ -22,11 +21,15 @@ Factory = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 
 
 @dataclass(frozen=True)
-class AdamSettings:
-    """AdamW's settings of the run's configuration."""
+class RunSettings:
+    """What the run's configuration says about every optimizer."""
 
     betas: tuple[float, float]
+    """AdamW's."""
     eps: float
+    """AdamW's."""
+    is_sharded: bool
+    """Whether the ranks share the parameters among them; also where there is only one rank yet."""
 
 
 class OptimizerChoice(Protocol):
@@ -37,7 +40,7 @@ class OptimizerChoice(Protocol):
     is_lazy: ClassVar[bool]
     """Whether the state of a parameter is made in its first step, in a way that is not known before."""
 
-    def make(self, module: nn.Module, parameters: Sequence[Trained], adam: AdamSettings) -> list[torch.optim.Optimizer]:
+    def make(self, module: nn.Module, parameters: Sequence[Trained], run: RunSettings) -> list[torch.optim.Optimizer]:
         """One or more torch optimizers that have each of the parameters once, with rates that are set before a step."""
 
 
@@ -54,10 +57,10 @@ class AdamW:
     def __post_init__(self) -> None:
         _check_adam(self)
 
-    def make(self, module: nn.Module, parameters: Sequence[Trained], adam: AdamSettings) -> list[torch.optim.Optimizer]:
+    def make(self, module: nn.Module, parameters: Sequence[Trained], run: RunSettings) -> list[torch.optim.Optimizer]:
         """One for all parameters."""
-        adam = _given(self, adam)
-        optimizer = torch.optim.AdamW(torch_groups(parameters), lr=0.0, betas=adam.betas, eps=adam.eps, fused=True)
+        betas, eps = _given(self, run)
+        optimizer = torch.optim.AdamW(torch_groups(parameters), lr=0.0, betas=betas, eps=eps, fused=True)
         for trained in parameters:
             optimizer.state[trained.parameter] = {
                 "step": torch.zeros((), dtype=torch.float32, device=trained.parameter.device),
@@ -81,7 +84,7 @@ class SGD:
         if self.nesterov and not self.momentum:
             raise UserError("nesterov needs a momentum above 0: give SGD a momentum, or leave nesterov out")
 
-    def make(self, module: nn.Module, parameters: Sequence[Trained], adam: AdamSettings) -> list[torch.optim.Optimizer]:
+    def make(self, module: nn.Module, parameters: Sequence[Trained], run: RunSettings) -> list[torch.optim.Optimizer]:
         """One for all parameters; its momentum begins at zero, which makes the same first step as torch's own."""
         groups = torch_groups(parameters)
         optimizer = torch.optim.SGD(groups, lr=0.0, momentum=self.momentum, nesterov=self.nesterov)
@@ -118,7 +121,7 @@ class Muon:
         if self.scaling not in ("adamw", "original"):
             raise UserError(f"Muon's scaling is 'adamw' or 'original', not {self.scaling!r}")
 
-    def make(self, module: nn.Module, parameters: Sequence[Trained], adam: AdamSettings) -> list[torch.optim.Optimizer]:
+    def make(self, module: nn.Module, parameters: Sequence[Trained], run: RunSettings) -> list[torch.optim.Optimizer]:
         """Muon for the hidden matrices, AdamW for the rest where there is one."""
         names, hidden = parameter_names(module), hidden_matrices(module)
         for pattern in self.adamw:
@@ -135,7 +138,7 @@ class Muon:
             iterations=self.iterations,
             scaling=self.scaling,
         )
-        return [muon, *(AdamW(self.beta1, self.beta2, self.eps).make(module, rest, adam) if rest else [])]
+        return [muon, *(AdamW(self.beta1, self.beta2, self.eps).make(module, rest, run) if rest else [])]
 
 
 @dataclass(frozen=True)
@@ -151,19 +154,19 @@ class AdamW8bit:
     def __post_init__(self) -> None:
         _check_adam(self)
 
-    def make(self, module: nn.Module, parameters: Sequence[Trained], adam: AdamSettings) -> list[torch.optim.Optimizer]:
+    def make(self, module: nn.Module, parameters: Sequence[Trained], run: RunSettings) -> list[torch.optim.Optimizer]:
         """One for all parameters, whose state is made now, as its first step would make it."""
         try:
             from torchao.optim import AdamW8bit as TorchaoAdamW8bit
         except ImportError:
             raise UserError('AdamW8bit needs torchao: pip install "samestep[torchao]"') from None
-        if any(isinstance(trained.parameter, DTensor) for trained in parameters):
+        if run.is_sharded:
             raise UserError(
                 "AdamW8bit has one scale for 256 neighbouring elements, and with distributed.strategy=fsdp those would "
                 "depend on the number of ranks; use ddp, or another optimizer"
             )
-        adam = _given(self, adam)
-        optimizer = TorchaoAdamW8bit(torch_groups(parameters), lr=0.0, betas=adam.betas, eps=adam.eps)
+        betas, eps = _given(self, run)
+        optimizer = TorchaoAdamW8bit(torch_groups(parameters), lr=0.0, betas=betas, eps=eps)
         for trained in parameters:
             optimizer.state[trained.parameter] = {
                 "step": torch.tensor(0.0),
@@ -181,7 +184,7 @@ class CustomOptimizer:
     skips_on_device: ClassVar[bool] = False
     is_lazy: ClassVar[bool] = True
 
-    def make(self, module: nn.Module, parameters: Sequence[Trained], adam: AdamSettings) -> list[torch.optim.Optimizer]:
+    def make(self, module: nn.Module, parameters: Sequence[Trained], run: RunSettings) -> list[torch.optim.Optimizer]:
         """The function's optimizer, once it is known to fit."""
         try:
             made = self.factory(torch_groups(parameters))
@@ -228,11 +231,11 @@ def named_choice(name: str, momentum: float | None) -> OptimizerChoice:
     return AdamW() if name == "adamw" else AdamW8bit()
 
 
-def _given(choice: AdamW | AdamW8bit, adam: AdamSettings) -> AdamSettings:
-    """What is not given comes from the configuration."""
-    beta1 = adam.betas[0] if choice.beta1 is None else choice.beta1
-    beta2 = adam.betas[1] if choice.beta2 is None else choice.beta2
-    return AdamSettings((beta1, beta2), adam.eps if choice.eps is None else choice.eps)
+def _given(choice: AdamW | AdamW8bit, run: RunSettings) -> tuple[tuple[float, float], float]:
+    """The betas and epsilon; what is not given comes from the configuration."""
+    beta1 = run.betas[0] if choice.beta1 is None else choice.beta1
+    beta2 = run.betas[1] if choice.beta2 is None else choice.beta2
+    return (beta1, beta2), run.eps if choice.eps is None else choice.eps
 
 
 def _check_adam(choice: AdamW | Muon | AdamW8bit) -> None:
