@@ -76,7 +76,7 @@ class SGD:
 
     momentum: float = 0.9
     nesterov: bool = False
-    skips_on_device: ClassVar[bool] = False  # the fused one would, but for a first step that it counts all the same
+    skips_on_device: ClassVar[bool] = False
     is_lazy: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -46,9 +46,9 @@ class OptimizerState:
         tensors = {
             f"state.{name}.{key}": part
             for name, held in self._held().items()
-            for key, value in held.items()
+            for whole, value in held.items()
             if isinstance(value, Tensor)
-            for key, part in _parts(key, value).items()
+            for key, part in _parts(whole, value).items()
         }
         return {**tensors, MADE: self._made()} if self._is_lazy else tensors
 
@@ -62,6 +62,7 @@ class OptimizerState:
             state = {key: _fitting(known.get(key), about, parameter) for key, about in tensors.items()}
             optimizer.state[parameter] = state | made["numbers"].get(name, {})
         for group, first, changes in zip(self._groups(), self._first_groups, made["groups"]):
+            group |= copy.deepcopy(first)
             group |= {key: tuple(v) if isinstance(first.get(key), tuple) else v for key, v in changes.items()}
 
     @torch.no_grad()
