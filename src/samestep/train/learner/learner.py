@@ -223,7 +223,8 @@ class Learner:
         bad = (~(norm < torch.inf)).float()  # also where it is NaN
         rate = self._rate(self._step_now())
         loss_scale = self._scale.scale / self.world.dp_size if self._scale else None
-        self._optimizer.step(gradients, norm, rate=rate, bad=bad, loss_scale=loss_scale)
+        with self.world.activity.doing("compile") if self._optimizer.compiles else nullcontext():
+            self._optimizer.step(gradients, norm, rate=rate, bad=bad, loss_scale=loss_scale)
         self._drop_gradients()
         counted = bad
         if self._scale:

@@ -12,6 +12,7 @@ from samestep.parallel.wrap import distribute_like, local, total_norm
 from samestep.train.config import Config
 from samestep.train.learner.optimizers.choices import (
     AdamW,
+    AdamW8bit,
     CustomOptimizer,
     Factory,
     OptimizerChoice,
@@ -92,6 +93,8 @@ class LearnerOptimizer:
         self._optimizers = choice.make(module, self._parameters, run)
         self.inner = self._optimizers[0]
         """The only one, if it is AdamW."""
+        self.compiles = isinstance(choice, AdamW8bit)
+        """Whether a step may compile first, which takes long."""
         self._state = OptimizerState(self._optimizers, self._parameters, choice.is_lazy)
         self._must_check_state = choice.is_lazy
         factors = {id(trained.parameter): trained.group.rate for trained in self._parameters}

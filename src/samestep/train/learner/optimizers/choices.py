@@ -61,7 +61,7 @@ class AdamW:
         """One for all parameters."""
         betas, eps = _given(self, run)
         optimizer = torch.optim.AdamW(torch_groups(parameters), lr=0.0, betas=betas, eps=eps, fused=True)
-        for trained in parameters:
+        for trained in parameters:  # made now, so that a checkpoint can be loaded into it
             optimizer.state[trained.parameter] = {
                 "step": torch.zeros((), dtype=torch.float32, device=trained.parameter.device),
                 "exp_avg": torch.zeros_like(trained.parameter),
