@@ -19,26 +19,35 @@ if TYPE_CHECKING:
     from samestep.train.hooks.every import Every
     from samestep.train.learner.dropout import keyed_dropout
     from samestep.train.learner.learner import Learner
+    from samestep.train.learner.optimizers.choices import SGD, AdamW, AdamW8bit, Muon
+    from samestep.train.learner.optimizers.groups import Group
     from samestep.train.logging.metrics import Metric, Metrics
     from samestep.train.loop import Hook, Task, Tick
+    from samestep.train.plan import Schedule
     from samestep.train.recipe import Recipe, Stage
     from samestep.train.whole_set import WholeSet, gather_rows
 
 _EXPORTS = {
+    "AdamW": "samestep.train.learner.optimizers.choices",
+    "AdamW8bit": "samestep.train.learner.optimizers.choices",
     "Batch": "samestep.data.loading",
     "Bench": "samestep.train.bench",
     "Config": "samestep.train.config",
     "Dump": "samestep.train.dump",
     "Every": "samestep.train.hooks.every",
     "Feed": "samestep.data.feed",
-    "Metric": "samestep.train.logging.metrics",
-    "Metrics": "samestep.train.logging.metrics",
     "Fit": "samestep.train.fit",
+    "Group": "samestep.train.learner.optimizers.groups",
     "Hook": "samestep.train.loop",
     "Learner": "samestep.train.learner.learner",
+    "Metric": "samestep.train.logging.metrics",
+    "Metrics": "samestep.train.logging.metrics",
     "MicroBatches": "samestep.data.feed",
+    "Muon": "samestep.train.learner.optimizers.choices",
     "Recipe": "samestep.train.recipe",
     "RunFailed": "samestep.core.errors",
+    "SGD": "samestep.train.learner.optimizers.choices",
+    "Schedule": "samestep.train.plan",
     "Stage": "samestep.train.recipe",
     "Task": "samestep.train.loop",
     "Tick": "samestep.train.loop",
@@ -53,6 +62,9 @@ _EARLIER_NAMES = {"Figure": "Metric", "Micros": "MicroBatches"}
 """Recipes that were written for an earlier version still find these."""
 
 __all__ = [
+    "SGD",
+    "AdamW",
+    "AdamW8bit",
     "Batch",
     "Bench",
     "Config",
@@ -60,13 +72,16 @@ __all__ = [
     "Every",
     "Feed",
     "Fit",
+    "Group",
     "Hook",
     "Learner",
     "Metric",
     "Metrics",
     "MicroBatches",
+    "Muon",
     "Recipe",
     "RunFailed",
+    "Schedule",
     "Stage",
     "Task",
     "Tick",

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from samestep.checkpoint.across_ranks import broadcast_tensors
 from samestep.checkpoint.manifest import RANKS, STATE, Checkpoint, DamageError, Manifest, full_check, read_manifest
 from samestep.checkpoint.metadata import read_metadata
-from samestep.checkpoint.state import RankStateful, Stateful, merge_state, split_state, unescape_key
+from samestep.checkpoint.state import PreparesLoad, RankStateful, Stateful, merge_state, split_state, unescape_key
 from samestep.checkpoint.tensors import check_tensors, fill_tensors
 from samestep.core.errors import UserError
 from samestep.core.records import Json
@@ -31,32 +31,39 @@ class _Content:
 def load_state(checkpoint: Checkpoint, state: Mapping[str, Stateful], world: World, shared: bool) -> None:
     """Fill the tensors of `state` in place and load the state of every part. Collective."""
     path, doing = checkpoint.path, f"loading the checkpoint {checkpoint.path}"
-    live = {name: part.state_dict() for name, part in state.items()}
-    _, tensors = split_state(live)
     content: _Content | None = None
+    tensors: dict[str, torch.Tensor] = {}
     failure: Exception | None = None
 
-    def read_and_check() -> None:
+    def read() -> None:
         nonlocal content
         if shared or world.is_main:
             manifest = checkpoint.manifest if checkpoint.verified or not world.is_main else verified_manifest(path)
             content = _read_content(path, manifest)
             _check_parts(path, content, state)
+
+    def check() -> None:
+        if content is not None:
             check_tensors(path, content.metadata, tensors)
 
     def raise_failure() -> None:
         if failure is not None:
             raise failure
 
-    world.run_on_all_ranks(doing, read_and_check)
+    world.run_on_all_ranks(doing, read)
+    texts = [content.state, content.ranks] if content else ["", ""]
+    saved, ranks = (json.loads(text if shared else world.share(text)) for text in texts)
+    for name, part in state.items():
+        if isinstance(part, PreparesLoad):
+            part.prepare_load(saved[name])
+    live = {name: part.state_dict() for name, part in state.items()}
+    tensors |= split_state(live)[1]
+    world.run_on_all_ranks(doing, check)
     if content is not None:
         failure = fill_tensors(path, content.metadata, tensors, world.control if shared else None)
     world.run_on_all_ranks(doing, raise_failure)
-    texts = [content.state, content.ranks] if content else ["", ""]
     if not shared:
         broadcast_tensors(world, tensors)
-        texts = [world.share(text) for text in texts]
-    saved, ranks = (json.loads(text) for text in texts)
     _load_parts(state, merge_state(live, saved, tensors), ranks)
 
 

@@ -37,6 +37,14 @@ class RankStateful(Protocol):
         """Load the parts of all ranks that saved, by rank: as many as there were then, not as there are now."""
 
 
+@runtime_checkable
+class PreparesLoad(Protocol):
+    """A `Stateful` whose tensors may not exist before a state is loaded, such as those of an optimizer's first step."""
+
+    def prepare_load(self, saved: dict[str, Json], /) -> None:
+        """Make them; `saved` is the saved state without its tensors. Called before `state_dict` gives those to fill."""
+
+
 def join_keys(keys: Sequence[str]) -> str:
     """The name of the tensor that these keys lead to, or the prefix of several."""
     return "/".join(key.replace("~", "~0").replace("/", "~1") for key in keys)

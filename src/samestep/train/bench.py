@@ -7,7 +7,7 @@ def build(bench):
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -38,12 +38,14 @@ from samestep.train.learner.draws import Draws
 from samestep.train.learner.initialization import build_fresh
 from samestep.train.learner.learner import COMPUTE_DTYPES, ROUNDING_SCALE, Learner
 from samestep.train.learner.optimizer import OptimSettings
+from samestep.train.learner.optimizers.choices import Factory, OptimizerChoice
+from samestep.train.learner.optimizers.groups import Group
 from samestep.train.logging.console import Screen
 from samestep.train.logging.images import image_array
 from samestep.train.logging.metrics import MetricValues
 from samestep.train.logging.sinks import Sink
 from samestep.train.loop import Progress
-from samestep.train.plan import Plan, global_batch
+from samestep.train.plan import Plan, Schedule, global_batch
 from samestep.train.pretrained.first_weights import FirstWeights
 from samestep.train.session.data_check import FeedName, check_data
 from samestep.world.world import World
@@ -141,22 +143,30 @@ class Bench:
         module: nn.Module | Callable[[], nn.Module],
         *,
         name: str = "model",
-        rate: Rate | None = None,
+        rate: Rate | Schedule | None = None,
+        optimizer: OptimizerChoice | Factory | None = None,
+        groups: Mapping[str, Group] | None = None,
+        weight_decay: float | None = None,
+        clip: float | None = None,
+        clip_value: float | None = None,
+        dtype: Literal["float32", "float64", "bfloat16"] | None = None,
     ) -> Learner:
         """A learner of `module`, or of the one that `module` builds when it is called.
 
         The latter is for large networks. One that begins with the weights of a file, or offers `init_parameter` (see
         initialization.py), is then built without memory, and each device fills only its own shard. The function may be
-        called twice. `rate` gives the learning rate of each step (default: as planned).
+        called twice. `rate` gives the learning rate of each step, `groups` what differs by patterns of parameter names,
+        `dtype` the type of the parameters; everything that is not given is as the configuration says.
         """
         config: Config = self.config
         if rate is not None:
-            self.given_rates[name] = rate
+            rate = self.given_rates[name] = self._over_stage(rate) if isinstance(rate, Schedule) else rate
+        settings = OptimSettings.of(config).given(optimizer, groups, weight_decay, clip, clip_value)
         initial = self.first_weights.of(name)
         if not isinstance(module, nn.Module):
             make = module
             module, initial = (build_uninitialized(make), initial) if initial else build_fresh(make, config.seed, name)
-        module = self._prepared(module)
+        module = self._prepared(module, dtype)
         checkpoint_activations(module, config.activation_checkpointing)
         compute = COMPUTE_DTYPES.get(config.distributed.mixed_precision)
         parallel = wrap(module, self.world, config.distributed.strategy, compute, initial)
@@ -165,7 +175,7 @@ class Bench:
             parallel,
             self.world,
             rate or self._planned_rate,
-            OptimSettings.of(config),
+            settings,
             name=name,
             mixed_precision=config.distributed.mixed_precision,
             max_bad_steps=config.max_bad_steps,
@@ -239,8 +249,7 @@ class Bench:
         return self.sinks
 
     def _planned_rate(self, step: int) -> float:
-        assert self._plan is not None, "make the training feed before the first update: it fixes the plan"
-        return self._plan.schedule(self.config)(step) * self.progress.improvement.rate_factor
+        return self._planned().schedule(self.config)(step) * self.progress.improvement.rate_factor
 
     def _extended(self, plan: Plan) -> Plan:
         """The plan, as long as the configuration asks for now (see extension.py)."""
@@ -251,9 +260,18 @@ class Bench:
             write_json(self.rundir.frozen, known)
         return longer
 
-    def _prepared(self, module: nn.Module) -> nn.Module:
-        """The module in its type, with parameters frozen that are not trained."""
-        module = module.to(getattr(torch, self.config.distributed.dtype))
+    def _over_stage(self, schedule: Schedule) -> Rate:
+        """A schedule without a number of steps takes all those of the stage, once they are known."""
+        return lambda step: (schedule if schedule.steps else replace(schedule, steps=self._planned().steps))(step)
+
+    def _planned(self) -> Plan:
+        assert self._plan is not None, "make the training feed before the first update: it fixes the plan"
+        return self._plan
+
+    def _prepared(self, module: nn.Module, dtype: str | None) -> nn.Module:
+        """The module in its type (in a proof that of the proof), with parameters frozen that are not trained."""
+        planned = self.config.distributed.dtype
+        module = module.to(parameter_type(planned if dtype is None or planned == "float64" else dtype))
         for name, parameter in module.named_parameters():
             if any(fnmatch(name, pattern) for pattern in self.unused):
                 parameter.requires_grad_(False)  # before wrapping: DDP waits for the gradient of every other one
@@ -305,3 +323,11 @@ class Bench:
     def _frozen(self) -> dict[str, Json]:
         """What the first launch fixed, by stage."""
         return self.world.share(read_json(self.rundir.frozen) if self.world.is_main else None) or {}
+
+
+def parameter_type(name: str) -> torch.dtype:
+    """The type that parameters have, by its name."""
+    known = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+    if name not in known:
+        raise UserError(f"a learner's dtype is {', '.join(known)}, not {name!r}")
+    return known[name]

@@ -124,6 +124,11 @@ class Config:
     """With schedule=plateau: what the learning rate is multiplied by when it falls."""
     plateau_patience: int = 3
     """With schedule=plateau: it falls after so many validations without improvement of the stage's `best` metric."""
+    optimizer: Literal["adamw", "sgd", "muon", "adamw8bit"] = "adamw"
+    """What learners are trained with, unless the recipe chooses; muon: hidden matrices by Muon, the rest by AdamW;
+    adamw8bit: AdamW with 8-bit moments (extra `torchao`)."""
+    momentum: float | None = None
+    """Momentum of sgd (default 0.9) and muon (default 0.95)."""
     beta1: float = 0.9
     """AdamW's decay of the mean."""
     beta2: float = 0.95
@@ -131,9 +136,11 @@ class Config:
     adam_eps: float = 1e-8
     """AdamW's epsilon."""
     weight_decay: float = 0.1
-    """AdamW's weight decay; norms, biases and embeddings have no decay."""
+    """Weight decay; norms, biases and embeddings have no decay."""
     clip: float = 1.0
     """Largest gradient norm; 0: no clipping."""
+    clip_value: float = 0.0
+    """Largest absolute value of an element of a gradient, applied before `clip`; 0: no clipping."""
     max_bad_steps: int = free(5)
     """Stop after so many steps in a row whose gradient is not finite; such steps are skipped by all ranks."""
 

@@ -9,6 +9,8 @@ from samestep.core.records import Json
 from samestep.train.config import Config
 
 logger = logging.getLogger(__name__)
+KINDS = ("constant", "linear", "cosine", "wsd")
+"""The shapes of a schedule."""
 
 
 @dataclass(frozen=True)
@@ -16,12 +18,20 @@ class Schedule:
     """The learning rate as a function of the step: warm-up, then a decay from the peak to `floor` times the peak."""
 
     peak: float
-    steps: int
+    steps: int = 0
+    """0: all steps of the stage, where a learner is given this as its rate."""
     warmup: int = 0
+    """Steps of linear warm-up."""
     kind: str = "constant"
+    """constant, linear, cosine or wsd (warm-up, stable, decay)."""
     floor: float = 0.0
+    """The rate at the end as a fraction of the peak."""
     decay: int = 0
     """Steps of the final decay (wsd only)."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise UserError(f"the kind of a schedule is {', '.join(KINDS)}, not {self.kind!r}")
 
     def __call__(self, step: int) -> float:
         """The rate of update number `step`, counted from 0."""

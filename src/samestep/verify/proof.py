@@ -7,7 +7,7 @@ from pathlib import Path
 
 from samestep.core.errors import EXIT_USER, UserError
 from samestep.core.output import plural
-from samestep.core.rundir import DONE, RunDir
+from samestep.core.rundir import RunDir
 from samestep.train.recipe import Recipe
 from samestep.verify.artifacts import artifacts_checks, compare_artifacts
 from samestep.verify.bitwise import differing_metric, first_change, largest_difference, read_metrics
@@ -244,7 +244,7 @@ class Proof:
 def _newest(path: Path, killed: RecordedLaunch) -> tuple[str, int] | None:
     """The stage that the killed launch was in and the step of its newest checkpoint, where a resume must start."""
     stage = list(killed.starts)[-1]
-    if (RunDir(path).artifacts(stage) / DONE).exists():
+    if RunDir(path).done(stage).exists():
         return None
     steps = [int(folder.name.removeprefix("step_")) for folder in RunDir(path).checkpoints(stage).glob("step_*")]
     return (stage, max(steps)) if steps else None

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from samestep.train.config import Config
-from samestep.train.learner.optimizer import OptimSettings, adamw
+from samestep.train.learner.optimizer import LearnerOptimizer, OptimSettings
 from toys import DECAYED, SETTINGS, Net, default_dtype, made
 
 
@@ -25,6 +25,11 @@ class Everything(nn.Module):
         self.head.weight = self.table.weight
         self.position = nn.Parameter(torch.zeros(3))
         self.frozen = nn.Linear(4, 4).requires_grad_(False)
+
+
+def adamw(module: nn.Module, settings: OptimSettings) -> torch.optim.Optimizer:
+    """torch's optimizer of a module."""
+    return LearnerOptimizer(module, settings).inner
 
 
 def groups_of(module: nn.Module, settings: OptimSettings = SETTINGS) -> dict[str, float]:

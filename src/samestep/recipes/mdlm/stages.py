@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from samestep.core.errors import UserError
 from samestep.core.records import write_json
 from samestep.data.prepared import METADATA
 from samestep.data.tokenizer.vocabulary import read_record
@@ -100,6 +101,8 @@ def validate(task: Fit, tick: Tick) -> Mapping[str, float]:
 
 def _epoch_files(bench: Bench, text: Corpus) -> EpochFiles:
     config: MdlmConfig = bench.config
+    if config.optimizer != "adamw":
+        raise UserError("pt_checkpoints=true writes AdamW's moments: use optimizer=adamw, or leave pt_checkpoints out")
     plan = bench.plan(len(text.train))
     return EpochFiles(
         bench.rundir.path,

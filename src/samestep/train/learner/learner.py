@@ -29,7 +29,7 @@ from samestep.train.learner.coupled import Couple, Coupled, Embed
 from samestep.train.learner.dropout import share_key
 from samestep.train.learner.gradient_weighting import Loss, Mix, trained_terms, update_metrics, weigh
 from samestep.train.learner.nonfinite import FiniteGuard
-from samestep.train.learner.optimizer import FusedAdamW, LossScale, OptimSettings
+from samestep.train.learner.optimizer import LearnerOptimizer, LossScale, OptimSettings
 from samestep.train.learner.rank_dependence import finding_rank_dependence
 from samestep.train.logging.metrics import Metrics
 from samestep.world.world import World
@@ -69,7 +69,7 @@ class Learner:
         self._parallel, self.world, self._rate = parallel, world, rate
         # Listed once: walking over the modules would take as long as the norm of the gradients.
         self._trained = [(name, p) for name, p in parallel.inner.named_parameters() if p.requires_grad]
-        self._optimizer = FusedAdamW(parallel.inner, settings)
+        self._optimizer = LearnerOptimizer(parallel.inner, settings)
         self._autocast_type = COMPUTE_DTYPES.get(mixed_precision)
         self._scale = LossScale(world.device) if mixed_precision == "fp16" else None
         self._guard = FiniteGuard(world.device, name, max_bad_steps)
@@ -249,19 +249,22 @@ class Learner:
     def _apply(
         self, micro_batches: MicroBatches, sums: Mapping[str, Tensor], trained: Mix, same: bool = False
     ) -> Metrics:
-        """Clip, check, step, and return what is logged, all without waiting for the device."""
+        """Clip, check, step, and return what is logged; with AdamW all without waiting for the device."""
         if self._rounding_scale != 1.0:
             torch._foreach_div_([local(gradient) for gradient in self._gradients()], self._rounding_scale)
         if self.recorder:
             self.recorder.gradients(self.name, self._parallel.inner)
         gradients = self._gradients()
-        norm = total_norm(gradients)
+        if self._optimizer.drop_untrained(self._step_now()):
+            gradients = [p.grad for _, p in self._trained if p.grad is not None]
+        norm = total_norm(gradients) if gradients else torch.zeros((), device=self.world.device)
         if self._scale:
             norm = norm * (self.world.dp_size / self._scale.scale)
         bad = (~(norm < torch.inf)).float()  # also where it is NaN
         rate = self._rate(self._step_now())
         loss_scale = self._scale.scale / self.world.dp_size if self._scale else None
-        self._optimizer.step(gradients, norm, rate=rate, bad=bad, loss_scale=loss_scale)
+        with self.world.activity.doing("compile") if self._optimizer.compiles else nullcontext():
+            self._optimizer.step(gradients, norm, rate=rate, bad=bad, loss_scale=loss_scale)
         self._drop_gradients()
         counted = bad
         if self._scale:
@@ -338,6 +341,10 @@ class Learner:
             "guard": self._guard.state_dict(),
             "updates": self.updates,
         }
+
+    def prepare_load(self, saved: dict[str, Any]) -> None:
+        """Make what `state_dict` must have before it can be loaded; `saved` is the saved state without its tensors."""
+        self._optimizer.prepare_load(saved.get("optimizer", {}))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue as the learner that was saved."""

@@ -1,0 +1,1 @@
+"""The optimizers of a learner: which there are, how parameters are grouped, and how their state is saved."""
