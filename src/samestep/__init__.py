@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from samestep.core.errors import RunFailed, UserError
     from samestep.data import noise
+    from samestep.data.collate import pad_rows
     from samestep.data.feed import Feed, MicroBatches
+    from samestep.data.mixed import Mixed
+    from samestep.data.order_choice import Bucketed, Weighted
     from samestep.launch.call import launch
     from samestep.train.bench import Bench
     from samestep.train.config import Config
@@ -22,20 +25,24 @@ if TYPE_CHECKING:
 
 _EXPORTS = {
     "Bench": "samestep.train.bench",
+    "Bucketed": "samestep.data.order_choice",
     "Config": "samestep.train.config",
     "Feed": "samestep.data.feed",
     "Metric": "samestep.train.logging.metrics",
     "Fit": "samestep.train.fit",
     "Learner": "samestep.train.learner.learner",
     "MicroBatches": "samestep.data.feed",
+    "Mixed": "samestep.data.mixed",
     "Recipe": "samestep.train.recipe",
     "RunFailed": "samestep.core.errors",
     "Stage": "samestep.train.recipe",
     "Task": "samestep.train.loop",
     "Tick": "samestep.train.loop",
     "UserError": "samestep.core.errors",
+    "Weighted": "samestep.data.order_choice",
     "evaluate": "samestep.train.fit",
     "keyed_dropout": "samestep.train.learner.dropout",
+    "pad_rows": "samestep.data.collate",
 }
 
 _EARLIER_NAMES = {"Figure": "Metric", "Micros": "MicroBatches"}
@@ -43,22 +50,26 @@ _EARLIER_NAMES = {"Figure": "Metric", "Micros": "MicroBatches"}
 
 __all__ = [
     "Bench",
+    "Bucketed",
     "Config",
     "Feed",
     "Fit",
     "Learner",
     "Metric",
     "MicroBatches",
+    "Mixed",
     "Recipe",
     "RunFailed",
     "Stage",
     "Task",
     "Tick",
     "UserError",
+    "Weighted",
     "evaluate",
     "keyed_dropout",
     "launch",
     "noise",
+    "pad_rows",
 ]
 
 

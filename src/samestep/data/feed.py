@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from samestep.core.errors import UserError
+from samestep.data.collate import Collate
 from samestep.data.loading import Batch, Rows, RowWeights, Share, Steps, loader
 from samestep.data.order import Order
 from samestep.world.async_gather import PendingResult
@@ -75,6 +76,7 @@ class Feed:
         micro_rows: int,
         length: int,
         count: RowWeights | None = None,
+        collate: Collate | None = None,
         workers: int = 0,
         prefetch: int = 2,
         unit: str = "rows",
@@ -88,7 +90,11 @@ class Feed:
         """Total time spent in `feed[step]`; a pass over all steps is not counted."""
         self._world = world
         self._load = loader(
-            Steps(rows, order, world, micro_rows, count), length, workers, prefetch, pin=world.device.type == "cuda"
+            Steps(rows, order, world, micro_rows, count, collate),
+            length,
+            workers,
+            prefetch,
+            pin=world.device.type == "cuda",
         )
         self._stream = torch.cuda.Stream() if world.device.type == "cuda" else None
         self._track = track or (lambda steps, length: steps)

@@ -5,7 +5,7 @@ def build(bench):
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import partial
@@ -18,10 +18,13 @@ from torch import nn
 from samestep.core.errors import UserError
 from samestep.core.records import Json, read_json, write_json
 from samestep.core.rundir import RunDir
+from samestep.data.collate import Collate
+from samestep.data.datasets import open_rows
 from samestep.data.feed import Feed
 from samestep.data.fingerprint import ReadOptions
 from samestep.data.loading import Rows, RowWeights
-from samestep.data.order import VALIDATION_EPOCH, Order, Sequential, Shuffled
+from samestep.data.order import VALIDATION_EPOCH, Order, Sequential
+from samestep.data.order_choice import OrderChoice, choose_order
 from samestep.data.reordered import Reordered
 from samestep.parallel.build import build_uninitialized
 from samestep.parallel.wrap import wrap
@@ -101,24 +104,43 @@ class Bench:
                 )
         return self._plan
 
-    def feed(self, rows: Rows, *, order: Order | None = None, count: RowWeights | None = None) -> Feed:
+    def feed(
+        self,
+        rows: Rows,
+        *,
+        order: Order | OrderChoice | None = None,
+        count: RowWeights | None = None,
+        collate: Collate | None = None,
+        pad: Mapping[str, float] | None = None,
+    ) -> Feed:
         """Training data in an order that any world size shares; shuffled again in each epoch unless an order is given.
 
         The first one fixes how long the stage is. Others have the same global batch and run through their own epochs.
-        `count` gives each row's weight in terms of the loss, or in the stage's unit.
+        `count` gives each row's weight in terms of the loss, or in the stage's unit. `collate` makes a batch of a list
+        of samples; `pad` names what is padded to the longest of a micro-batch, and with what value.
         """
+        rows, collate = open_rows(rows, collate, pad)
         plan = self.plan(len(rows))
         self._check_data(rows, "training")
-        order = order or Shuffled(len(rows), plan.global_batch, self.config.seed)
-        return self._feed(rows, order, plan.steps, count)
+        order = choose_order(rows, order, plan.global_batch, self.config.seed)
+        return self._feed(rows, order, plan.steps, count, collate)
 
-    def evaluation_feed(self, rows: Rows, *, count: RowWeights | None = None, batch: int | None = None) -> Feed:
+    def evaluation_feed(
+        self,
+        rows: Rows,
+        *,
+        count: RowWeights | None = None,
+        batch: int | None = None,
+        collate: Collate | None = None,
+        pad: Mapping[str, float] | None = None,
+    ) -> Feed:
         """Every row exactly once, in order, with fixed noise: for validation and for dumps."""
+        rows, collate = open_rows(rows, collate, pad)
         if len(rows) < 1:
             raise UserError("the validation data is empty: there is no row to validate on")
         self._check_data(rows, "validation")
         order = Sequential(len(rows), batch or self._once_batch(), epoch=VALIDATION_EPOCH)
-        return self._feed(rows, order, order.steps_per_epoch, count, track=partial(self.screen.track, "validate"))
+        return self._feed(rows, order, order.steps_per_epoch, count, collate, partial(self.screen.track, "validate"))
 
     rows_once = evaluation_feed  # the name that recipes of earlier versions use
 
@@ -192,7 +214,15 @@ class Bench:
                 parameter.requires_grad_(False)  # before wrapping: DDP waits for the gradient of every other one
         return module
 
-    def _feed(self, rows: Rows, order: Order, length: int, count: RowWeights | None, track: Any = None) -> Feed:
+    def _feed(
+        self,
+        rows: Rows,
+        order: Order,
+        length: int,
+        count: RowWeights | None,
+        collate: Collate | None,
+        track: Any = None,
+    ) -> Feed:
         if self.config.evidence_rounding:
             # Not without a learner: such a stage may write its rows in the order in which they come.
             order = Reordered(order, self.world.dp_size, self.config.batch_size, active=lambda: bool(self.learners))
@@ -203,6 +233,7 @@ class Bench:
             micro_rows=self.config.batch_size,
             length=length,
             count=count,
+            collate=collate,
             workers=self.config.num_workers,
             prefetch=self.config.prefetch,
             unit=self.unit,
