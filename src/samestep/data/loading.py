@@ -2,7 +2,7 @@
 
 import gc
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -65,6 +65,19 @@ class Share:
         return self
 
 
+def row_weights(
+    count: RowWeights | None, batches: Sequence[Batch], spans: Sequence[tuple[int, int]]
+) -> dict[str, float]:
+    """The weight of the batches in each counted term; an empty span is a filler row of weight zero."""
+    weights: dict[str, float] = {}
+    for batch, (start, stop) in zip(batches, spans):
+        for term, weight in (count(batch) if count else {}).items():
+            assert weight.shape == batch["live"].shape, f"{term!r} needs a count per row, not {tuple(weight.shape)}"
+            counted = float(weight.sum(dtype=torch.float64)) if stop > start else 0.0
+            weights[term] = weights.get(term, 0.0) + counted
+    return dict(sorted(weights.items()))
+
+
 class Steps(Dataset):
     """A dataset whose items are steps, so that torch's own loader workers can prefetch them."""
 
@@ -85,17 +98,7 @@ class Steps(Dataset):
         ids = self.order.ids(step)
         spans = micro_batches(len(ids), self.rank, self.size, self.micro_rows)
         batches = [self._batch(ids[start:stop], ids) for start, stop in spans]
-        return Share(batches, self._weights(batches, spans), ids, spans)
-
-    def _weights(self, batches: list[Batch], spans: list[tuple[int, int]]) -> dict[str, float]:
-        """The weight of the batches in each counted term; an empty span is a filler row of weight zero."""
-        weights: dict[str, float] = {}
-        for batch, (start, stop) in zip(batches, spans):
-            for term, weight in (self.count(batch) if self.count else {}).items():
-                assert weight.shape == batch["live"].shape, f"{term!r} needs a count per row, not {tuple(weight.shape)}"
-                counted = float(weight.sum(dtype=torch.float64)) if stop > start else 0.0
-                weights[term] = weights.get(term, 0.0) + counted
-        return dict(sorted(weights.items()))
+        return Share(batches, row_weights(self.count, batches, spans), ids, spans)
 
     def _batch(self, mine: np.ndarray, all_ids: np.ndarray) -> Batch:
         ids = mine if len(mine) else all_ids[:1]  # a real row of weight zero still touches every parameter

@@ -269,6 +269,11 @@ def micro_batches(n_global: int, rank: int, size: int, rows: int) -> list[tuple[
     return list(pairwise(bounds))
 
 
+def share_bounds(n_global: int, size: int) -> list[int]:
+    """Where each rank's share of a global batch begins, and where the last one ends."""
+    return [_share(n_global, rank, size)[0] for rank in range(size)] + [n_global]
+
+
 def _share(n: int, rank: int, size: int) -> tuple[int, int]:
     assert 0 <= rank < size, f"rank {rank} of {size}"
     return n * rank // size, n * (rank + 1) // size

@@ -20,12 +20,13 @@ from samestep.core.records import Json, read_json, write_json
 from samestep.core.rundir import RunDir
 from samestep.data.collate import Collate
 from samestep.data.datasets import open_rows
-from samestep.data.feed import Feed
+from samestep.data.feed import CountedTerms, Feed, MicroBatches
 from samestep.data.fingerprint import ReadOptions
 from samestep.data.loading import Rows, RowWeights
 from samestep.data.order import VALIDATION_EPOCH, Order, Sequential
 from samestep.data.order_choice import OrderChoice, choose_order
 from samestep.data.reordered import Reordered
+from samestep.data.rollout import Make, moments, produce, split_rows
 from samestep.parallel.build import build_uninitialized
 from samestep.parallel.wrap import wrap
 from samestep.train.config import Config
@@ -70,6 +71,8 @@ class Bench:
     """How far the stage has come; learning rates follow its step."""
     learners: list[Learner] = field(default_factory=list)
     feeds: list[Feed] = field(default_factory=list)
+    counted: CountedTerms = field(default_factory=CountedTerms)
+    """What was counted in the rows that the stage makes itself."""
     given_rates: dict[str, Rate] = field(default_factory=dict)
     """By learner, the learning rates that the recipe gave."""
     _plan: Plan | None = None
@@ -79,6 +82,7 @@ class Bench:
     """The purposes of the feeds whose data was compared with that of the first launch."""
 
     def __post_init__(self) -> None:
+        self.counted.unit = self.unit
         self.first_weights = FirstWeights(
             self.config,
             self.world,
@@ -143,6 +147,23 @@ class Bench:
         return self._feed(rows, order, order.steps_per_epoch, count, collate, partial(self.screen.track, "validate"))
 
     rows_once = evaluation_feed  # the name that recipes of earlier versions use
+
+    def produced(
+        self, prompts: MicroBatches, make: Make, *, copies: int = 1, count: RowWeights | None = None
+    ) -> MicroBatches:
+        """Rows that `make` makes of copies of the prompts, inside a step, to update learners on (see rollout.py).
+
+        Their weights are counted and summed over the ranks now, so all ranks call it alike.
+        """
+        return produce(self.world, prompts, make, copies, count, self.counted)
+
+    def split(self, rows: MicroBatches, parts: int, *, turn: int = 0) -> list[MicroBatches]:
+        """Rows in parts for several updates, split alike at any world size; another `turn` is another split."""
+        return split_rows(self.world, rows, parts, turn)
+
+    def moments(self, rows: MicroBatches, name: str) -> tuple[float, float]:
+        """Mean and variance of a value a row over the global batch, equal on all ranks and at any world size."""
+        return moments(self.world, rows, name)
 
     def learner(
         self,

@@ -56,7 +56,7 @@ def assemble_hooks(
     )
     in_order: list[Hook] = [
         *([RecordReturned(ready.recorder)] if ready.recorder else []),  # before any hook that waits for other ranks
-        CheckCounts(bench.feeds, bench.learners),
+        CheckCounts(bench.feeds, bench.counted, bench.learners),
         same_parameters,
         log,
         validate,
