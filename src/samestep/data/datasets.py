@@ -26,7 +26,7 @@ def open_rows(data: Any, collate: Collate | None, pad: Mapping[str, float] | Non
     """The data of a feed, and how its samples become batches; columns that need a collate are refused without one."""
     rows, collate = as_rows(data), collate_by(collate, pad)
     if pad is not None or collate is None:
-        other = getattr(rows, "columns_of_no_numbers", list)()
+        other: list[str] = getattr(rows, "columns_of_no_numbers", list)()
         if other:
             raise UserError(
                 f"the dataset has columns that are no numbers: {', '.join(other)}; tokenize them (dataset.map), take "

@@ -49,6 +49,8 @@ class MicroBatches:
     """Where the share of each data-parallel rank begins in the global batch, and where the last one ends."""
     count: RowWeights | None = None
     """What the weights were counted by."""
+    is_produced: bool = False
+    """Whether the rows were computed inside the step (see rollout.py), and not read."""
 
     def weight(self, term: str) -> float:
         """The global weight of a term: as counted, or the number of rows if it is not counted."""

@@ -57,7 +57,7 @@ def produce(
     ids = np.repeat(prompts.ids, copies, axis=0)
     ids[:, 0] = ids[:, 0] * copies + np.tile(np.arange(copies), len(prompts.ids))
     bounds = [bound * copies for bound in prompts.bounds]
-    produced = _weighed(world, MicroBatches(prompts.step, batches, {}, ids, spans, counted.terms, bounds, count))
+    produced = _weighed(world, MicroBatches(prompts.step, batches, {}, ids, spans, counted.terms, bounds, count, True))
     counted.names.update(produced.weights)
     return produced
 
@@ -113,9 +113,7 @@ class _Pool:
                 batches.append(_take(batch, rows[begin:end]))
                 spans.append((first + begin, first + end))
         ids, whole = self._whole.ids[chosen], self._whole
-        return _weighed(
-            self._world, MicroBatches(whole.step, batches, {}, ids, spans, whole.terms, bounds, whole.count)
-        )
+        return _weighed(self._world, replace(whole, batches=batches, ids=ids, spans=spans, bounds=bounds))
 
 
 def moments(world: World, rows: MicroBatches, name: str) -> tuple[float, float]:

@@ -40,6 +40,7 @@ from samestep.train.loop import Progress
 from samestep.train.plan import Plan
 from samestep.train.pretrained.first_weights import FirstWeights
 from samestep.train.session.data_check import FeedName, check_data
+from samestep.train.stop import Stop
 from samestep.world.world import World
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,8 @@ class Bench:
     """Whether all ranks see the run directory."""
     progress: Progress = field(default_factory=Progress)
     """How far the stage has come; learning rates follow its step."""
+    stop: Stop | None = None
+    """When the run stops; None where nothing can ask it to."""
     learners: list[Learner] = field(default_factory=list)
     feeds: list[Feed] = field(default_factory=list)
     counted: CountedTerms = field(default_factory=CountedTerms)
@@ -164,6 +167,15 @@ class Bench:
     def moments(self, rows: MicroBatches, name: str) -> tuple[float, float]:
         """Mean and variance of a value a row over the global batch, equal on all ranks and at any world size."""
         return moments(self.world, rows, name)
+
+    def check_stop(self) -> None:
+        """Leave the step if the run is asked to stop, by a signal or its time limit; for long rollouts.
+
+        Every rank calls it alike, inside a step. A step that is left is done again on resume. The state from before it
+        is saved, unless the step has changed it already, by an update or otherwise; then the last checkpoint counts.
+        """
+        if self.stop is not None:
+            self.stop.check_inside()
 
     def learner(
         self,

@@ -96,12 +96,14 @@ class Hook(Protocol):
 
 def run(task: Task, progress: Progress, hooks: Sequence[Hook], stop: Stop) -> Outcome:
     """Step the task to its end, or to the agreed stop."""
-    while progress.step < task.length:
-        if stop.agreed():
-            return Outcome.PREEMPTED
-        tick = progress.tick()
-        metrics = task.step(tick)
-        progress.advance()
-        for hook in hooks:
-            hook.after_step(tick, metrics, last=progress.step == task.length)
-    return Outcome.DONE
+    with stop.leaving_steps():
+        while progress.step < task.length:
+            if stop.agreed():
+                return Outcome.PREEMPTED
+            tick = progress.tick()
+            metrics = task.step(tick)
+            progress.advance()
+            for hook in hooks:
+                hook.after_step(tick, metrics, last=progress.step == task.length)
+        return Outcome.DONE
+    return Outcome.PREEMPTED  # it left a step

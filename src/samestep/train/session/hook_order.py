@@ -9,6 +9,7 @@ from samestep.train.hooks.divergence import SameParameters
 from samestep.train.hooks.evidence import RecordReturned, RecordStep
 from samestep.train.hooks.metric_logging import LogMetrics
 from samestep.train.hooks.saving import Save
+from samestep.train.hooks.step_start import StepStart
 from samestep.train.hooks.stragglers import RankSpeeds
 from samestep.train.hooks.validation import CheckCounts, EpochSummary, Validate
 from samestep.train.logging.sinks import Sink
@@ -24,6 +25,7 @@ class Hooks:
     log: LogMetrics
     same_parameters: SameParameters
     save: Save
+    step_start: StepStart
 
 
 def assemble_hooks(
@@ -54,6 +56,7 @@ def assemble_hooks(
         log,
         weights,
     )
+    step_start = StepStart(context.stop, ready.state, ready.state["random"], context.world)
     in_order: list[Hook] = [
         *([RecordReturned(ready.recorder)] if ready.recorder else []),  # before any hook that waits for other ranks
         CheckCounts(bench.feeds, bench.counted, bench.learners),
@@ -62,6 +65,7 @@ def assemble_hooks(
         validate,
         EpochSummary(ready.epoch_metrics, context.screen, validate),
         *([RecordStep(ready.recorder, ready.task.state, lambda: validate.values)] if ready.recorder else []),
-        save,  # last: the checkpoint has all that the other hooks change in the state
+        save,  # the checkpoint has all that the other hooks change in the state
+        step_start,
     ]
-    return Hooks(in_order, log, same_parameters, save)
+    return Hooks(in_order, log, same_parameters, save, step_start)
