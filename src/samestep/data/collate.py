@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import default_collate
@@ -12,6 +13,8 @@ from samestep.core.errors import UserError
 
 Collate = Callable[[list[Any]], Mapping[str, Tensor]]
 """From a list of samples to a batch: tensors by name, whose first dimension is the samples, in the same order."""
+_PLAIN = (Tensor, np.ndarray, np.number, int, float)
+"""What torch's own function can stack."""
 RESERVED = ("ids", "live")
 """What the feed adds to every batch: which samples it has, and whether they count."""
 
@@ -25,6 +28,12 @@ def collate_by(collate: Collate | None, pad: Mapping[str, float] | None) -> Coll
 
 def stack_rows(samples: Sequence[Any]) -> dict[str, Tensor]:
     """Samples of equal shapes as one batch; lists of numbers become tensors."""
+    first = samples[0]
+    if isinstance(first, Mapping) and all(isinstance(value, _PLAIN) for value in first.values()):
+        try:
+            return default_collate(samples)  # twice as fast
+        except (KeyError, RuntimeError, TypeError, ValueError):
+            pass  # the way below finds out what is wrong
     return {name: _stacked(name, values) for name, values in _columns(samples).items()}
 
 

@@ -72,7 +72,8 @@ def row_weights(
     weights: dict[str, float] = {}
     for batch, (start, stop) in zip(batches, spans):
         for term, weight in (count(batch) if count else {}).items():
-            assert weight.shape == batch["live"].shape, f"{term!r} needs a count per row, not {tuple(weight.shape)}"
+            if weight.shape != batch["live"].shape:
+                raise UserError(f"count must give {term!r} one number a row, not the shape {tuple(weight.shape)}")
             counted = float(weight.sum(dtype=torch.float64)) if stop > start else 0.0
             weights[term] = weights.get(term, 0.0) + counted
     return dict(sorted(weights.items()))
