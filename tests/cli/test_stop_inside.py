@@ -31,6 +31,7 @@ def test_sigterm_inside_a_rollout(shell: Shell, args: list[str], saved: list[int
     workers.signal(signal.SIGTERM)
     assert workers.wait(20) == [75, 75], workers.output(0)
     assert "stopped by SIGTERM" in workers.output(0)
+    assert ("nothing new is saved" in workers.output(0)) == (saved == [2])
     status = read_json(Path("runs/stopped/status.json"))
     assert (status["status"], status["step"], status["reason"]) == ("preempted", 3, "SIGTERM")
     assert [found.step for found in find_checkpoints(Path("runs/stopped/checkpoints/fit"))] == saved

@@ -31,7 +31,7 @@ def stack_rows(samples: Sequence[Any]) -> dict[str, Tensor]:
     first = samples[0]
     if isinstance(first, Mapping) and all(isinstance(value, _PLAIN) for value in first.values()):
         try:
-            return default_collate(samples)  # twice as fast
+            return default_collate(list(samples))  # twice as fast
         except (KeyError, RuntimeError, TypeError, ValueError):
             pass  # the way below finds out what is wrong
     return {name: _stacked(name, values) for name, values in _columns(samples).items()}

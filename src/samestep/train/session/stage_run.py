@@ -178,6 +178,8 @@ class StageRun:
         with self._world.activity.doing("save"):
             if self._context.stop.left_step and not hooks.step_start.restore():
                 hooks.save.finish_without()
+                where = f"inside step {self._progress.step}, which had changed its state or was the first one"
+                self._context.screen.print(f"stopped {where}: nothing new is saved, the last checkpoint counts")
             else:
                 hooks.save.finish()
         return outcome
