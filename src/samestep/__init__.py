@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from samestep.core.errors import RunFailed, UserError
     from samestep.data import noise
+    from samestep.data.collate import pad_rows
     from samestep.data.feed import Feed, MicroBatches
     from samestep.data.loading import Batch
+    from samestep.data.mixed import Mixed
+    from samestep.data.order_choice import Bucketed, Weighted
     from samestep.launch.call import launch
     from samestep.train.bench import Bench
     from samestep.train.config import Config
@@ -32,6 +35,7 @@ _EXPORTS = {
     "AdamW8bit": "samestep.train.learner.optimizers.choices",
     "Batch": "samestep.data.loading",
     "Bench": "samestep.train.bench",
+    "Bucketed": "samestep.data.order_choice",
     "Config": "samestep.train.config",
     "Dump": "samestep.train.dump",
     "Every": "samestep.train.hooks.every",
@@ -43,6 +47,7 @@ _EXPORTS = {
     "Metric": "samestep.train.logging.metrics",
     "Metrics": "samestep.train.logging.metrics",
     "MicroBatches": "samestep.data.feed",
+    "Mixed": "samestep.data.mixed",
     "Muon": "samestep.train.learner.optimizers.choices",
     "Recipe": "samestep.train.recipe",
     "RunFailed": "samestep.core.errors",
@@ -52,10 +57,12 @@ _EXPORTS = {
     "Task": "samestep.train.loop",
     "Tick": "samestep.train.loop",
     "UserError": "samestep.core.errors",
+    "Weighted": "samestep.data.order_choice",
     "WholeSet": "samestep.train.whole_set",
     "evaluate": "samestep.train.fit",
     "gather_rows": "samestep.train.whole_set",
     "keyed_dropout": "samestep.train.learner.dropout",
+    "pad_rows": "samestep.data.collate",
 }
 
 _EARLIER_NAMES = {"Figure": "Metric", "Micros": "MicroBatches"}
@@ -67,6 +74,7 @@ __all__ = [
     "AdamW8bit",
     "Batch",
     "Bench",
+    "Bucketed",
     "Config",
     "Dump",
     "Every",
@@ -78,6 +86,7 @@ __all__ = [
     "Metric",
     "Metrics",
     "MicroBatches",
+    "Mixed",
     "Muon",
     "Recipe",
     "RunFailed",
@@ -86,12 +95,14 @@ __all__ = [
     "Task",
     "Tick",
     "UserError",
+    "Weighted",
     "WholeSet",
     "evaluate",
     "gather_rows",
     "keyed_dropout",
     "launch",
     "noise",
+    "pad_rows",
 ]
 
 

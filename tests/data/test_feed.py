@@ -191,6 +191,12 @@ def test_what_only_filler_rows_weigh_does_not_count() -> None:
     assert sorted(share.weights["odd"] for share in shares) == [0, 1, 1]
 
 
+def test_a_count_is_one_number_a_row() -> None:
+    feed = feed_of(Points(4), World.single(), 4, 2, 1, lambda batch: {"tokens": batch["tokens"].sum()})
+    with pytest.raises(UserError, match=r"count must give 'tokens' one number a row, not the shape \(\)"):
+        feed[0]
+
+
 class Huge:
     """A million million rows, more than any memory."""
 

@@ -6,8 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from samestep.data.feed import CountedTerms
 from samestep.data.loading import Batch, Share, Steps
 from samestep.data.order import Sequential, Shuffled
+from samestep.data.rollout import produce
 from samestep.world.data_parallel import DataParallel
 from samestep.world.rank_discovery import RankInfo
 from samestep.world.world import World
@@ -78,6 +80,18 @@ def test_the_weights_that_ranks_send_count_every_share_once(size: int, batch: in
     sent = [feed_of(rows, world, batch, 2, 1, tokens, order)[0].weights for world in worlds(shares, copies)]
     assert sum(weights["tokens"] for weights in sent) == float(rows.tokens[order.ids(0)[:, 1]].sum())
     assert {weights["rows"] for weights in sent} == {len(order.ids(0))}, "known without a message"
+
+
+def test_rows_made_in_a_step_count_every_share_once() -> None:
+    rows, order = Points(17), Shuffled(17, 7, seed=5)
+    for shares, copies in ((1, 2), (2, 2), (3, 1), (5, 3)):
+        sent = []
+        for world in worlds(shares, copies):
+            prompts = feed_of(rows, world, 7, 2, 1, None, order)[0]
+            made = produce(world, prompts, lambda batch: {"tokens": batch["tokens"]}, 2, tokens, CountedTerms())
+            sent.append(made.weights)
+        assert sum(weights["tokens"] for weights in sent) == 2 * float(rows.tokens[order.ids(0)[:, 1]].sum())
+        assert {weights["rows"] for weights in sent} == {14}
 
 
 def test_by_default_every_rank_has_a_share_of_its_own() -> None:

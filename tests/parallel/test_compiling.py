@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from samestep.data.loading import Batch
-from samestep.parallel.compiling import LossCompiler, pad_rows
+from samestep.parallel.compiling import LossCompiler, repeat_rows
 from samestep.parallel.wrap import wrap
 from samestep.train.learner.learner import Learner
 from samestep.world.world import World
@@ -94,7 +94,7 @@ def test_with_torchs_own_compiler() -> None:
 
 def test_rows_are_repeated() -> None:
     batch = {"x": torch.tensor([[1, 2], [3, 4]]), "live": torch.tensor([True, True])}
-    padded = pad_rows(batch, 4)
+    padded = repeat_rows(batch, 4)
     assert padded["x"].tolist() == [[1, 2], [3, 4], [1, 2], [1, 2]]
     assert len(padded["live"]) == 4
-    assert pad_rows(batch, 2) is batch
+    assert repeat_rows(batch, 2) is batch

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from samestep.train.stop import Stop
+from samestep.train.stop import MAX_CALLS, Stop
 from samestep.world.agreement import MAX_DELAY, MAX_STEPS
 from samestep.world.world import World
 from toys import run_on_ranks
@@ -54,3 +54,30 @@ def stop_by_the_clock() -> None:
 @pytest.mark.parametrize("size", [1, 2])
 def test_one_ranks_time_is_up_for_all(tmp_path: Path, size: int) -> None:
     run_on_ranks(stop_by_the_clock, size, logs=tmp_path)
+
+
+def leave_a_step() -> None:
+    """One rank's time is up inside a step; ranks ask each other rarely if checks are quick."""
+    world = World.join(device="cpu", timeout=60)
+    now = [0.0]
+    stop = Stop(world, max_seconds=5.0 if world.rank == world.size - 1 else None, clock=lambda: now[0])
+    stop.check_inside()
+    assert not stop.is_checked_inside, "outside of the loop nothing happens"
+    for seconds, late in ((0.01, MAX_CALLS * 0.01), (2.0, 2.0)):
+        now[0] = 0.0
+        checks = 0
+        with stop.leaving_steps():
+            assert not stop.agreed()
+            while True:
+                now[0] += seconds
+                checks += 1
+                stop.check_inside()
+        assert stop.left_step and stop.is_checked_inside and stop.reason == "max_time"
+        assert 5 <= now[0] <= 5 + late + 1e-6, now
+        assert world.gather(checks) == [checks] * world.size, "all ranks at the same check"
+    world.leave()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_all_ranks_leave_a_step_together(tmp_path: Path, size: int) -> None:
+    run_on_ranks(leave_a_step, size, logs=tmp_path)

@@ -8,7 +8,7 @@ one message (see world/async_gather.py).
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 from samestep.core.errors import UserError
+from samestep.data.collate import Collate
 from samestep.data.loading import Batch, Rows, RowWeights, Share, Steps, loader
-from samestep.data.order import Order
+from samestep.data.order import Order, share_bounds
 from samestep.world.async_gather import PendingResult
 from samestep.world.world import World
 
@@ -44,6 +45,12 @@ class MicroBatches:
     """Which rows of the global batch each micro-batch holds; an empty one is a filler row of weight zero."""
     terms: set[str] = field(default_factory=set)
     """The terms that losses have returned so far for rows of this feed."""
+    bounds: Sequence[int] = ()
+    """Where the share of each data-parallel rank begins in the global batch, and where the last one ends."""
+    count: RowWeights | None = None
+    """What the weights were counted by."""
+    is_produced: bool = False
+    """Whether the rows were computed inside the step (see rollout.py), and not read."""
 
     def weight(self, term: str) -> float:
         """The global weight of a term: as counted, or the number of rows if it is not counted."""
@@ -63,6 +70,26 @@ class MicroBatches:
         return replace(self, spans=[(start, start) for start, _ in self.spans])
 
 
+@dataclass
+class CountedTerms:
+    """Which weights were counted, and which terms losses have returned for the same rows."""
+
+    unit: str = "rows"
+    """May be counted although it is not a term of a loss."""
+    names: set[str] = field(default_factory=set)
+    terms: set[str] = field(default_factory=set)
+
+    def check(self, only_if_missed: bool = False) -> None:
+        """Refuse a count without a term of that name, once all losses of these rows have returned their terms: the
+        term it is meant for would be weighed by rows instead. `only_if_missed`: only if a term has no count."""
+        stray = sorted(self.names - self.terms - {self.unit, "rows"})
+        if stray and self.terms and not (only_if_missed and self.terms <= self.names):
+            raise UserError(
+                f"count gives {stray[0]!r} a weight, but the loss has no such term (it has "
+                f"{', '.join(map(repr, sorted(self.terms)))}); name a term, or the stage's unit"
+            )
+
+
 class Feed:
     """`feed[step]` is this rank's share of that step, on its device."""
 
@@ -75,6 +102,7 @@ class Feed:
         micro_rows: int,
         length: int,
         count: RowWeights | None = None,
+        collate: Collate | None = None,
         workers: int = 0,
         prefetch: int = 2,
         unit: str = "rows",
@@ -83,12 +111,16 @@ class Feed:
         """`length` is the number of planned steps; `track` wraps a pass over all of them (a progress bar). `unit` may
         be counted although it is not a term of a loss."""
         self.order, self.length = order, length
-        self._unit, self._terms, self._counted = unit, set[str](), set[str]()
+        self._counted = CountedTerms(unit)
         self.seconds = 0.0
         """Total time spent in `feed[step]`; a pass over all steps is not counted."""
-        self._world = world
+        self._world, self._count = world, count
         self._load = loader(
-            Steps(rows, order, world, micro_rows, count), length, workers, prefetch, pin=world.device.type == "cuda"
+            Steps(rows, order, world, micro_rows, count, collate),
+            length,
+            workers,
+            prefetch,
+            pin=world.device.type == "cuda",
         )
         self._stream = torch.cuda.Stream() if world.device.type == "cuda" else None
         self._track = track or (lambda steps, length: steps)
@@ -108,14 +140,8 @@ class Feed:
             return self._get(step)
 
     def check_counted(self, only_if_missed: bool = False) -> None:
-        """Refuse a count without a term of that name, once all losses of this feed have returned their terms: the term
-        it is meant for would be weighed by rows instead. `only_if_missed`: only if a term has no count."""
-        stray = sorted(self._counted - self._terms - {self._unit, "rows"})
-        if stray and self._terms and not (only_if_missed and self._terms <= self._counted):
-            raise UserError(
-                f"count gives {stray[0]!r} a weight, but the loss has no such term (it has "
-                f"{', '.join(map(repr, sorted(self._terms)))}); name a term, or the stage's unit"
-            )
+        """Refuse a count without a term of that name (see `CountedTerms`)."""
+        self._counted.check(only_if_missed)
 
     def _get(self, step: int) -> MicroBatches:
         if not self._pending or self._pending[0].step != step:
@@ -131,7 +157,7 @@ class Feed:
         now.send(self._world.device, self._stream)
         if self._pending:
             self._pending[0].send(self._world.device, self._stream)
-        return now.wait(self._terms)
+        return now.wait(self._world.dp_size, self._counted.terms, self._count)
 
     def __iter__(self) -> Iterator[MicroBatches]:
         return iter(self._track((self._timed_as_data(step) for step in range(self.length)), self.length))
@@ -156,7 +182,7 @@ class Feed:
             self._load_next()
         counted = [pending for pending in self._pending if pending.step >= start and pending.share.weights]
         for pending in counted:
-            self._counted.update(pending.share.weights)
+            self._counted.names.update(pending.share.weights)
             weights = pending.share.weights.values()  # if several ranks have one share, one of them counts it
             pending.weights = self._world.async_gather.submit([w if self._world.dp_counted else 0.0 for w in weights])
         if counted:
@@ -183,7 +209,7 @@ class _PendingStep:
                 {k: v.to(device, non_blocking=True) for k, v in batch.items()} for batch in self.share.batches
             ]
 
-    def wait(self, terms: set[str]) -> MicroBatches:
+    def wait(self, shares: int, terms: set[str], count: RowWeights | None) -> MicroBatches:
         """The step, ready for use; `terms` collects the terms that losses return for its rows."""
         if self.stream is not None:
             current = torch.cuda.current_stream()
@@ -193,4 +219,5 @@ class _PendingStep:
                     tensor.record_stream(current)
         weights = dict(zip(self.share.weights, self.weights.sums() if self.weights else ()))
         weights["rows"] = float(len(self.share.ids))  # known without a message
-        return MicroBatches(self.step, self.batches, weights, self.share.ids, self.share.spans, terms)
+        ids, spans = self.share.ids, self.share.spans
+        return MicroBatches(self.step, self.batches, weights, ids, spans, terms, share_bounds(len(ids), shares), count)

@@ -2,7 +2,7 @@
 
 import gc
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -11,10 +11,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset
 
 from samestep.core.errors import UserError
 from samestep.core.parent import kill_with_parent
+from samestep.data.collate import Collate, check_batch, stack_rows
 from samestep.data.order import Order, micro_batches
 from samestep.world.world import World
 
@@ -24,7 +25,8 @@ RowWeights = Callable[[Batch], Mapping[str, Tensor]]
 
 
 class Rows(Protocol):
-    """Samples by index. If there is a method `rows(indices)`, it is used to get a whole batch at once.
+    """Samples by index. If there is a method `rows(indices)`, it is used to get a whole batch at once, unless the feed
+    has a collate; if there is torch's `__getitems__(indices)`, it is used to get a list of samples.
 
     Data that comes from files may have a method `origins()` that names all files (paths, or a `DataFile` if the hash
     is known) and arrays in memory: a resumed run then compares these (see data/fingerprint.py).
@@ -38,6 +40,13 @@ class Rows(Protocol):
 def gives_batches(rows: Rows) -> bool:
     """Whether rows have a method `rows(indices)`; some datasets have a list of that name."""
     return callable(getattr(rows, "rows", None))
+
+
+def read_samples(rows: Rows, indices: np.ndarray) -> list[Any]:
+    """The samples at these indices, all at once if the data can."""
+    if hasattr(rows, "__getitems__"):
+        return rows.__getitems__(indices.tolist())
+    return [rows[int(index)] for index in indices]
 
 
 @dataclass
@@ -56,11 +65,33 @@ class Share:
         return self
 
 
+def row_weights(
+    count: RowWeights | None, batches: Sequence[Batch], spans: Sequence[tuple[int, int]]
+) -> dict[str, float]:
+    """The weight of the batches in each counted term; an empty span is a filler row of weight zero."""
+    weights: dict[str, float] = {}
+    for batch, (start, stop) in zip(batches, spans):
+        for term, weight in (count(batch) if count else {}).items():
+            if weight.shape != batch["live"].shape:
+                raise UserError(f"count must give {term!r} one number a row, not the shape {tuple(weight.shape)}")
+            counted = float(weight.sum(dtype=torch.float64)) if stop > start else 0.0
+            weights[term] = weights.get(term, 0.0) + counted
+    return dict(sorted(weights.items()))
+
+
 class Steps(Dataset):
     """A dataset whose items are steps, so that torch's own loader workers can prefetch them."""
 
-    def __init__(self, rows: Rows, order: Order, world: World, micro_rows: int, count: RowWeights | None) -> None:
-        self.rows, self.order, self.micro_rows, self.count = rows, order, micro_rows, count
+    def __init__(
+        self,
+        rows: Rows,
+        order: Order,
+        world: World,
+        micro_rows: int,
+        count: RowWeights | None,
+        collate: Collate | None = None,
+    ) -> None:
+        self.rows, self.order, self.micro_rows, self.count, self.collate = rows, order, micro_rows, count, collate
         self.rank, self.size = world.dp_rank, world.dp_size  # plain numbers: a worker process gets no group
         self.dtype = torch.get_default_dtype()
 
@@ -68,32 +99,20 @@ class Steps(Dataset):
         ids = self.order.ids(step)
         spans = micro_batches(len(ids), self.rank, self.size, self.micro_rows)
         batches = [self._batch(ids[start:stop], ids) for start, stop in spans]
-        return Share(batches, self._weights(batches, spans), ids, spans)
-
-    def _weights(self, batches: list[Batch], spans: list[tuple[int, int]]) -> dict[str, float]:
-        """The weight of the batches in each counted term; an empty span is a filler row of weight zero."""
-        weights: dict[str, float] = {}
-        for batch, (start, stop) in zip(batches, spans):
-            for term, weight in (self.count(batch) if self.count else {}).items():
-                assert weight.shape == batch["live"].shape, f"{term!r} needs a count per row, not {tuple(weight.shape)}"
-                counted = float(weight.sum(dtype=torch.float64)) if stop > start else 0.0
-                weights[term] = weights.get(term, 0.0) + counted
-        return dict(sorted(weights.items()))
+        return Share(batches, row_weights(self.count, batches, spans), ids, spans)
 
     def _batch(self, mine: np.ndarray, all_ids: np.ndarray) -> Batch:
         ids = mine if len(mine) else all_ids[:1]  # a real row of weight zero still touches every parameter
-        batch = {key: self._cast(value) for key, value in self._fetch(ids[:, 1]).items()}
+        fetched = check_batch(self._fetch(ids[:, 1]), len(ids))
+        batch = {key: self._cast(value) for key, value in fetched.items()}
         batch["ids"] = torch.from_numpy(np.ascontiguousarray(ids))
         batch["live"] = torch.full((len(ids),), len(mine) > 0)
         return batch
 
     def _fetch(self, indices: np.ndarray) -> Mapping[str, Tensor]:
-        if gives_batches(self.rows):
+        if self.collate is None and gives_batches(self.rows):
             return self.rows.rows(indices)  # type: ignore[attr-defined]
-        samples = [self.rows[int(i)] for i in indices]
-        if not isinstance(samples[0], Mapping):
-            raise UserError(f"a sample must be a dict of tensors, but the data gave a {type(samples[0]).__name__}")
-        return default_collate(samples)
+        return (self.collate or stack_rows)(read_samples(self.rows, indices))
 
     def _cast(self, value: Tensor) -> Tensor:
         return value.to(self.dtype) if value.is_floating_point() else value

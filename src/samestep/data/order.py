@@ -22,7 +22,7 @@ VALIDATION_EPOCH = 2**31 - 1
 """The epoch of validation samples: noise keyed by it is fixed, and is never training's."""
 
 BLOCK = 1024
-"""Slots of a block of `Mixed`: proportions are whole numbers of these."""
+"""Slots of a block of `MixedOrder`: proportions are whole numbers of these."""
 
 _AT_ONCE = 4096
 """Samples of `Shuffled` computed together: these take three times as long as one small batch alone."""
@@ -32,6 +32,10 @@ _BATCHES = noise.purpose("order/batches")
 _SHORT = noise.purpose("order/short batch")
 _SLOTS = noise.purpose("order/slots")
 _SOURCE = noise.purpose("order/source")
+_SHIFT = noise.purpose("order/shift")
+
+_POINT = 1 << 20
+"""The resolution of `WeightedOrder`: a mean weight is this many units long."""
 
 
 class Order(Protocol):
@@ -75,16 +79,18 @@ class Sequential:
         return _pairs(epoch if self.epoch is None else self.epoch, positions)
 
 
-class _InChunks:
-    """An order that computes a chunk of an epoch's batches at once, for neighbouring steps to share.
+class Shuffled:
+    """Every sample once per epoch, each epoch in a keyed order of its own.
 
-    The last chunk is cached, which saves time and changes no result.
+    Many batches are computed at once, for neighbouring steps to share. The last ones are cached, which saves time and
+    changes no result.
     """
 
-    def __init__(self, size: int, batch: int, seed: int, chunk: int) -> None:
+    def __init__(self, size: int, batch: int, seed: int) -> None:
         _check(size, batch)
-        self.size, self.batch, self.seed, self.chunk = size, batch, seed, chunk
-        self._last: tuple[tuple[int, int], list[np.ndarray]] | None = None
+        self.size, self.batch, self.seed = size, batch, seed
+        self._chunk = max(1, _AT_ONCE // batch)
+        self._last: tuple[tuple[int, int], np.ndarray] | None = None
 
     @property
     def steps_per_epoch(self) -> int:
@@ -95,61 +101,109 @@ class _InChunks:
         """The (epoch, index) pairs of a step's global batch."""
         assert step >= 0, f"steps count from 0, not {step}"
         epoch, inside = divmod(step, self.steps_per_epoch)
-        number, place = divmod(inside, self.chunk)
+        number, place = divmod(inside, self._chunk)
         remembered = self._last
         if remembered is None or remembered[0] != (epoch, number):
-            start = number * self.chunk * self.batch
-            positions = np.arange(start, min(start + self.chunk * self.batch, self.size))
-            indices = permute(positions, epoch, self.size, self.seed, _SHUFFLE)
-            batches = self._batches(epoch, number, indices)
-            remembered = (epoch, number), [_pairs(epoch, batch) for batch in batches]
-            self._last = remembered
-        return remembered[1][place].copy()
+            start = number * self._chunk * self.batch
+            positions = np.arange(start, min(start + self._chunk * self.batch, self.size))
+            shuffled = permute(positions, epoch, self.size, self.seed, _SHUFFLE)
+            remembered = self._last = (epoch, number), self._samples(epoch, shuffled)
+        return remembered[1][place * self.batch : (place + 1) * self.batch].copy()
 
-    def _batches(self, epoch: int, number: int, indices: np.ndarray) -> list[np.ndarray]:
-        """The batches of a chunk in training order, from its shuffled indices."""
-        raise NotImplementedError
+    def _samples(self, epoch: int, shuffled: np.ndarray) -> np.ndarray:
+        """The (epoch, index) pairs at these positions of the epoch."""
+        return _pairs(epoch, shuffled)
 
 
-class Shuffled(_InChunks):
-    """Every sample once per epoch, each epoch in a keyed order of its own."""
+class WeightedOrder(Shuffled):
+    """Samples in proportion to their weights. An epoch has as many draws as there are samples.
 
-    def __init__(self, size: int, batch: int, seed: int) -> None:
-        super().__init__(size, batch, seed, chunk=max(1, _AT_ONCE // max(1, batch)))
+    The weights, laid end to end, are cut at as many equally spaced points as there are samples, shifted by a keyed
+    amount in each epoch; each point is a draw of the sample that it falls on, and draws are shuffled. So in every epoch
+    a sample is drawn as often as its weight says, rounded up or down at random, and with equal weights just once.
 
-    def _batches(self, epoch: int, number: int, indices: np.ndarray) -> list[np.ndarray]:
-        return [indices[start : start + self.batch] for start in range(0, len(indices), self.batch)]
-
-
-class Bucketed(_InChunks):
-    """Shuffled, but a batch's samples have about the same length, so that little is padded.
-
-    The shuffled epoch is cut into chunks of `chunk` batches; a chunk is sorted by length, cut into batches, and the
-    batches are shuffled. The epoch's smaller batch stays last. Only `lengths` is kept in memory.
+    The first column counts a sample's draws apart, so noise keyed by a pair differs between them: it is the epoch times
+    the most draws that any sample can have in one, plus the number of the draw.
     """
 
-    def __init__(self, lengths: Sequence[int] | np.ndarray, batch: int, seed: int, chunk: int = 64) -> None:
+    def __init__(self, weights: Sequence[float] | np.ndarray, batch: int, seed: int) -> None:
+        widths = _weights(weights)
+        super().__init__(len(widths), batch, seed)
+        ends = np.cumsum(widths)
+        # Whole numbers, so that no rounding decides: the distance of two points is `_POINT`.
+        self._ends = np.rint(ends * (len(widths) / ends[-1] * _POINT)).astype(np.int64)
+        self._ends[ends == ends[-1]] = len(widths) * _POINT
+        self._starts = np.concatenate([[0], self._ends[:-1]])
+        self._most = -(-int((self._ends - self._starts).max()) // _POINT)
+
+    def _samples(self, epoch: int, shuffled: np.ndarray) -> np.ndarray:
+        shift = noise.scale(noise.words(self.seed, _SHIFT, epoch), _POINT)
+        indices = np.searchsorted(self._ends, shuffled * _POINT + shift, side="right")
+        first = -((shift - self._starts[indices]) // _POINT)  # the first point at or after the sample's start
+        return _pairs(epoch * self._most + shuffled - first, indices)
+
+
+class BucketedOrder:
+    """Another order, but a batch's samples have about the same length, so that little is padded.
+
+    Each epoch of the other order is cut into chunks of `chunk` batches; a chunk is sorted by length, cut into batches,
+    and the batches are shuffled. The epoch's smaller batch stays last. Inside a batch the samples are sorted too, so
+    those of a micro-batch are closer still. Only `lengths` is kept in memory.
+    """
+
+    def __init__(self, order: Order, lengths: Sequence[int] | np.ndarray, seed: int, chunk: int = 64) -> None:
         if chunk < 1:
             raise UserError(f"a bucketed order needs chunks of at least 1 batch, not {chunk}")
         self.lengths = _lengths(lengths)
-        super().__init__(len(self.lengths), batch, seed, chunk)
+        if len(self.lengths) != order.size:
+            raise UserError(f"a bucketed order needs one length per sample, not {len(self.lengths)} for {order.size}")
+        self.order, self.seed, self.chunk = order, seed, chunk
+        self._last: tuple[tuple[int, int], list[np.ndarray]] | None = None
 
-    def _batches(self, epoch: int, number: int, indices: np.ndarray) -> list[np.ndarray]:
-        indices = indices[np.argsort(self.lengths[indices], kind="stable")]
-        full, over = divmod(len(indices), self.batch)
+    @property
+    def size(self) -> int:
+        """Samples in an epoch."""
+        return self.order.size
+
+    @property
+    def batch(self) -> int:
+        """Samples in a global batch."""
+        return self.order.batch
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in an epoch."""
+        return self.order.steps_per_epoch
+
+    def ids(self, step: int) -> np.ndarray:
+        """The (epoch, index) pairs of a step's global batch."""
+        epoch, inside = divmod(step, self.steps_per_epoch)
+        number, place = divmod(inside, self.chunk)
+        remembered = self._last
+        if remembered is None or remembered[0] != (epoch, number):
+            first = step - place
+            steps = range(first, min(first + self.chunk, (epoch + 1) * self.steps_per_epoch))
+            pairs = np.concatenate([self.order.ids(each) for each in steps])
+            remembered = self._last = (epoch, number), self._batches(epoch, number, pairs)
+        return remembered[1][place].copy()
+
+    def _batches(self, epoch: int, number: int, pairs: np.ndarray) -> list[np.ndarray]:
+        """The batches of a chunk in training order."""
+        pairs = pairs[np.argsort(self.lengths[pairs[:, 1]], kind="stable")]
+        full, over = divmod(len(pairs), self.batch)
         last = []
         if over:
             # The smaller batch is cut at a keyed position: at the end it would always hold the longest samples.
             cut = self.batch * noise.scale(noise.words(self.seed, _SHORT, epoch), full + 1)
-            last = [indices[cut : cut + over]]
-            indices = np.delete(indices, np.s_[cut : cut + over])
+            last = [pairs[cut : cut + over]]
+            pairs = np.delete(pairs, np.s_[cut : cut + over], axis=0)
         if not full:
             return last
         shuffled = permute(np.arange(full), number, full, self.seed, _BATCHES, epoch)
-        return [*indices.reshape(full, self.batch)[shuffled], *last]
+        return [*pairs.reshape(full, self.batch, 2)[shuffled], *last]
 
 
-class Mixed:
+class MixedOrder:
     """Several sources in fixed proportion, each running through epochs of its own, each epoch in a keyed order.
 
     Slots come in blocks of 1024 in which every source has a fixed number of slots, in a keyed order per block; so how
@@ -215,6 +269,11 @@ def micro_batches(n_global: int, rank: int, size: int, rows: int) -> list[tuple[
     return list(pairwise(bounds))
 
 
+def share_bounds(n_global: int, size: int) -> list[int]:
+    """Where each rank's share of a global batch begins, and where the last one ends."""
+    return [_share(n_global, rank, size)[0] for rank in range(size)] + [n_global]
+
+
 def _share(n: int, rank: int, size: int) -> tuple[int, int]:
     assert 0 <= rank < size, f"rank {rank} of {size}"
     return n * rank // size, n * (rank + 1) // size
@@ -246,6 +305,15 @@ def _lengths(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     if array.ndim != 1 or (array.size and (array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= 2**31)):
         raise UserError("lengths must be a flat list of whole numbers from 0 to 2147483647, one per sample")
     return array.astype(np.int32, copy=False)
+
+
+def _weights(weights: Sequence[float] | np.ndarray) -> np.ndarray:
+    array = np.asarray(weights, dtype=np.float64)
+    if array.ndim != 1 or not np.isfinite(array).all() or (array < 0).any() or (len(array) and not array.any()):
+        raise UserError("weights must be a flat list of numbers of at least 0, one per sample and not all of them 0")
+    if not len(array):
+        _check(0, 1)
+    return array
 
 
 def _slots(weights: Sequence[float]) -> list[int]:

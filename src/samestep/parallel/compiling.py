@@ -58,7 +58,7 @@ def _key(function: Function) -> Hashable:
     return (code, id(getattr(function, "__self__", None))) if code is not None else id(function)
 
 
-def pad_rows(batch: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
+def repeat_rows(batch: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
     """A smaller batch with its first row repeated, so that nothing has to be compiled for another number of rows."""
     missing = rows - len(batch["live"])
     if missing <= 0:

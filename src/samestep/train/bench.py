@@ -19,11 +19,15 @@ from torch import Tensor, nn
 from samestep.core.errors import UserError
 from samestep.core.records import Json, read_json, write_json
 from samestep.core.rundir import RunDir
-from samestep.data.feed import Feed
+from samestep.data.collate import Collate
+from samestep.data.datasets import open_rows
+from samestep.data.feed import CountedTerms, Feed, MicroBatches
 from samestep.data.fingerprint import ReadOptions
 from samestep.data.loading import Rows, RowWeights
-from samestep.data.order import VALIDATION_EPOCH, Order, Sequential, Shuffled
+from samestep.data.order import VALIDATION_EPOCH, Order, Sequential
+from samestep.data.order_choice import OrderChoice, choose_order
 from samestep.data.reordered import Reordered
+from samestep.data.rollout import Make, moments, produce, split_rows
 from samestep.parallel.blocks import checkpoint_activations
 from samestep.parallel.build import build_uninitialized
 from samestep.parallel.compiling import LossCompiler
@@ -48,6 +52,7 @@ from samestep.train.loop import Progress
 from samestep.train.plan import Plan, Schedule, global_batch
 from samestep.train.pretrained.first_weights import FirstWeights
 from samestep.train.session.data_check import FeedName, check_data
+from samestep.train.stop import Stop
 from samestep.world.world import World
 
 logger = logging.getLogger(__name__)
@@ -77,8 +82,12 @@ class Bench:
     """Whether all ranks see the run directory."""
     progress: Progress = field(default_factory=Progress)
     """How far the stage has come; learning rates follow its step."""
+    stop: Stop | None = None
+    """When the run stops; None where nothing can ask it to."""
     learners: list[Learner] = field(default_factory=list)
     feeds: list[Feed] = field(default_factory=list)
+    counted: CountedTerms = field(default_factory=CountedTerms)
+    """What was counted in the rows that the stage makes itself."""
     given_rates: dict[str, Rate] = field(default_factory=dict)
     """By learner, the learning rates that the recipe gave."""
     sinks: Sequence[Sink] | None = None
@@ -92,6 +101,7 @@ class Bench:
     """The purposes of the feeds whose data was compared with that of the first launch."""
 
     def __post_init__(self) -> None:
+        self.counted.unit = self.unit
         self.first_weights = FirstWeights(
             self.config,
             self.world,
@@ -117,26 +127,71 @@ class Bench:
                 )
         return self._plan
 
-    def feed(self, rows: Rows, *, order: Order | None = None, count: RowWeights | None = None) -> Feed:
+    def feed(
+        self,
+        rows: Rows,
+        *,
+        order: Order | OrderChoice | None = None,
+        count: RowWeights | None = None,
+        collate: Collate | None = None,
+        pad: Mapping[str, float] | None = None,
+    ) -> Feed:
         """Training data in an order that any world size shares; shuffled again in each epoch unless an order is given.
 
         The first one fixes how long the stage is. Others have the same global batch and run through their own epochs.
-        `count` gives each row's weight in terms of the loss, or in the stage's unit.
+        `count` gives each row's weight in terms of the loss, or in the stage's unit. `collate` makes a batch of a list
+        of samples; `pad` names what is padded to the longest of a micro-batch, and with what value.
         """
+        rows, collate = open_rows(rows, collate, pad)
         plan = self.plan(len(rows))
         self._check_data(rows, "training")
-        order = order or Shuffled(len(rows), plan.global_batch, self.config.seed)
-        return self._feed(rows, order, plan.steps, count)
+        order = choose_order(rows, order, plan.global_batch, self.config.seed)
+        return self._feed(rows, order, plan.steps, count, collate)
 
-    def evaluation_feed(self, rows: Rows, *, count: RowWeights | None = None, batch: int | None = None) -> Feed:
+    def evaluation_feed(
+        self,
+        rows: Rows,
+        *,
+        count: RowWeights | None = None,
+        batch: int | None = None,
+        collate: Collate | None = None,
+        pad: Mapping[str, float] | None = None,
+    ) -> Feed:
         """Every row exactly once, in order, with fixed noise: for validation and for dumps."""
+        rows, collate = open_rows(rows, collate, pad)
         if len(rows) < 1:
             raise UserError("the validation data is empty: there is no row to validate on")
         self._check_data(rows, "validation")
         order = Sequential(len(rows), batch or self._once_batch(), epoch=VALIDATION_EPOCH)
-        return self._feed(rows, order, order.steps_per_epoch, count, track=partial(self.screen.track, "validate"))
+        return self._feed(rows, order, order.steps_per_epoch, count, collate, partial(self.screen.track, "validate"))
 
     rows_once = evaluation_feed  # the name that recipes of earlier versions use
+
+    def produced(
+        self, prompts: MicroBatches, make: Make, *, copies: int = 1, count: RowWeights | None = None
+    ) -> MicroBatches:
+        """Rows that `make` makes of copies of the prompts, inside a step, to update learners on (see rollout.py).
+
+        Their weights are counted and summed over the ranks now, so all ranks call it alike.
+        """
+        return produce(self.world, prompts, make, copies, count, self.counted)
+
+    def split(self, rows: MicroBatches, parts: int, *, turn: int = 0) -> list[MicroBatches]:
+        """Rows in parts for several updates, split alike at any world size; another `turn` is another split."""
+        return split_rows(self.world, rows, parts, turn)
+
+    def moments(self, rows: MicroBatches, name: str) -> tuple[float, float]:
+        """Mean and variance of a value a row over the global batch, equal on all ranks and at any world size."""
+        return moments(self.world, rows, name)
+
+    def check_stop(self) -> None:
+        """Leave the step if the run is asked to stop, by a signal or its time limit; for long rollouts.
+
+        Every rank calls it alike, inside a step. A step that is left is done again on resume. The state from before it
+        is saved, unless the step has changed it already, by an update or otherwise; then the last checkpoint counts.
+        """
+        if self.stop is not None:
+            self.stop.check_inside()
 
     def learner(
         self,
@@ -277,7 +332,15 @@ class Bench:
                 parameter.requires_grad_(False)  # before wrapping: DDP waits for the gradient of every other one
         return module
 
-    def _feed(self, rows: Rows, order: Order, length: int, count: RowWeights | None, track: Any = None) -> Feed:
+    def _feed(
+        self,
+        rows: Rows,
+        order: Order,
+        length: int,
+        count: RowWeights | None,
+        collate: Collate | None,
+        track: Any = None,
+    ) -> Feed:
         if self.config.evidence_rounding:
             # Not without a learner: such a stage may write its rows in the order in which they come.
             order = Reordered(order, self.world.dp_size, self.config.batch_size, active=lambda: bool(self.learners))
@@ -288,6 +351,7 @@ class Bench:
             micro_rows=self.config.batch_size,
             length=length,
             count=count,
+            collate=collate,
             workers=self.config.num_workers,
             prefetch=self.config.prefetch,
             unit=self.unit,

@@ -9,7 +9,7 @@ import torch
 
 from samestep.data.feed import Feed
 from samestep.train.learner.ema import AVERAGE, Average
-from samestep.train.learner.gradient_weighting import Loss, Mix
+from samestep.train.learner.gradient_weighting import Loss, Mix, check_rows, check_terms
 from samestep.train.learner.learner import Learner
 from samestep.train.logging.metrics import Metric, MetricAccumulator, Metrics, MetricValues
 from samestep.train.loop import Tick
@@ -77,8 +77,10 @@ def evaluate(learner: Learner, feed: Feed, measure: Loss, step: int = 0) -> dict
         for micro_batches in feed:
             for batch in micro_batches.batches:
                 measured = learner.measure(measure, batch)
+                check_terms("the measure of the validation", measured)
                 micro_batches.terms.update(measured)
                 for term, rows in measured.items():
+                    check_rows(f"term {term!r} of the validation", rows, len(batch["live"]))
                     total = torch.where(batch["live"], rows.double(), 0.0).sum()
                     accumulator.add({term: Metric(total, 0.0)})
             accumulator.add({term: Metric(0.0, micro_batches.weight(term)) for term in accumulator.names()})

@@ -117,12 +117,14 @@ class Hook(Protocol):
 
 def run(task: Task, progress: Progress, hooks: Sequence[Hook], stop: Stop) -> Outcome:
     """Step the task to its end, or to the agreed stop."""
-    while not progress.has_ended(task.length):
-        if stop.agreed():
-            return Outcome.PREEMPTED
-        tick = progress.begin_step()
-        metrics = task.step(tick)
-        progress.advance()
-        for hook in hooks:
-            hook.after_step(tick, metrics, last=progress.has_ended(task.length))  # a validation may end the stage
-    return Outcome.DONE
+    with stop.leaving_steps():
+        while not progress.has_ended(task.length):
+            if stop.agreed():
+                return Outcome.PREEMPTED
+            tick = progress.begin_step()
+            metrics = task.step(tick)
+            progress.advance()
+            for hook in hooks:
+                hook.after_step(tick, metrics, last=progress.has_ended(task.length))  # a validation may end the stage
+        return Outcome.DONE
+    return Outcome.PREEMPTED  # it left a step

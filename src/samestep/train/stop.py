@@ -12,7 +12,15 @@ from samestep.world.world import World
 
 SAME_PRESS_SECONDS = 1.0
 """Seconds within which signals count as one: a terminal and a launcher both pass on the same Ctrl-C."""
+ASK_SECONDS = 0.5
+"""How often the ranks ask each other inside a step, in seconds, if a step checks more often than that."""
+MAX_CALLS = 16
+"""Checks to the next time that they ask, at most, because checks may suddenly come less often."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+class LeftStep(BaseException):
+    """All ranks have agreed to leave a step. No Exception, so that no handler of a recipe takes it for a failure."""
 
 
 class Stop:
@@ -31,6 +39,12 @@ class Stop:
         self._clock, self._max, self._save = clock, max_seconds, save_seconds
         self._started = self._saved = clock()
         self._agreement = Agreement(world, clock)
+        self.is_checked_inside = False
+        """Whether a step has checked for a stop inside it."""
+        self.left_step = False
+        """Whether the loop ended inside a step."""
+        self._world, self._can_leave = world, False
+        self._calls, self._interval, self._asked = 0, 1, self._started
 
     def agreed(self) -> bool:
         """Whether all ranks stop here; also sets `save_due`. Called once a step by every rank."""
@@ -40,6 +54,43 @@ class Stop:
         signalled, timed_out, self.save_due = self._agreement.exchange([bool(self._received), late, due])
         if self.save_due:
             self._saved = now
+        self._calls, self._interval, self._asked = 0, 1, now
+        return self._decide(signalled, timed_out)
+
+    def check_inside(self) -> None:
+        """Leave the step if any rank was asked to stop; outside of the loop nothing happens.
+
+        Called by every rank alike, as often as it likes: the ranks ask each other about every half second, and wait for
+        the answer.
+        """
+        if not self._can_leave:
+            return
+        self.is_checked_inside = True
+        self._calls += 1
+        if self._calls < self._interval:
+            return
+        now = self._clock()
+        late = self._max is not None and now - self._started >= self._max
+        mine = [float(bool(self._received)), float(late), now - self._asked]
+        signalled, timed_out, seconds = self._world.async_gather.submit(mine).sums()
+        a_call = seconds / self._world.size / self._calls
+        self._calls, self._interval = 0, max(1, min(MAX_CALLS, int(ASK_SECONDS / max(a_call, 1e-6))))
+        self._asked = now
+        if self._decide(signalled > 0, timed_out > 0):
+            raise LeftStep
+
+    @contextmanager
+    def leaving_steps(self) -> Iterator[None]:
+        """Around the loop: `check_inside` ends it, wherever it is."""
+        self._can_leave = True
+        try:
+            yield
+        except LeftStep:
+            self.left_step = True
+        finally:
+            self._can_leave = False
+
+    def _decide(self, signalled: bool, timed_out: bool) -> bool:
         if signalled:
             self.reason = self._received or "a signal to another rank"
         elif timed_out:

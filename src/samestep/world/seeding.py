@@ -52,7 +52,10 @@ class RandomState:
         if len(states) != self._world.size:
             self.seed_this_rank()
             return
-        mine = states[self._world.rank]
+        self.restore(states[self._world.rank])
+
+    def restore(self, mine: Json) -> None:
+        """Continue with what `rank_state` returned on this rank."""
         torch.set_rng_state(_bytes(mine["torch"]))
         keys = np.array(mine["numpy"]["state"]["key"], dtype=np.uint32)
         np.random.set_state({**mine["numpy"], "state": {**mine["numpy"]["state"], "key": keys}})

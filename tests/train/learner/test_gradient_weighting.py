@@ -1,6 +1,7 @@
 """Which terms of a loss are trained, what is logged of them, and what of another learner's loss reaches a network."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -91,6 +92,28 @@ def several_terms_need_a_mix(world: World, strategy: str) -> None:
             learner.update(feed[0], terms, wrong)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="returned no term"):
         learner.update(feed[0], lambda module, batch: {})
+
+
+def a_loss_has_one_value_a_row(world: World, strategy: str) -> None:
+    learner, feed = learner_of(made(Net), world, strategy, name="judge"), feed_of(Points(20), world, 8, 2, steps=STEPS)
+
+    def returning(change: Callable[[Tensor], Any]) -> Any:
+        return lambda module, batch: change(module(batch["x"], batch["tokens"]))
+
+    wrong: list[tuple[Callable[[Tensor], Any], str]] = [
+        (
+            lambda out: {"error": out.mean()},
+            "'error'.* is one number for the whole micro-batch, but must have one value",
+        ),
+        (lambda out: {"error": out}, r"'error'.* has the shape \(., 2\) for . rows, .* sum over the other dimensions"),
+        (lambda out: {"error": 1.0}, "'error'.* is a float, but must be a tensor with one value a row"),
+        (lambda out: out.sum(1), "returned a Tensor; return a dict with one value a row by name"),
+    ]
+    for change, sentence in wrong:
+        with pytest.raises(UserError, match=sentence):
+            learner.update(feed[0], returning(change))
+        with pytest.raises(UserError, match=sentence):
+            evaluate(learner, feed, returning(change))
 
 
 class Generator(nn.Module):
@@ -184,6 +207,7 @@ CASES: list[Case] = [
     only_what_the_mix_names_is_trained,
     the_logged_loss_is_the_mix_of_the_logged_terms,
     several_terms_need_a_mix,
+    a_loss_has_one_value_a_row,
     adversaries,
     a_count_of_no_term_is_refused,
     a_step_has_one_rate_however_many_updates_it_makes,

@@ -62,6 +62,11 @@ class Save:
         self._prepare()
         self.saver.finish(self.progress.step, self.state, self._about(), self._after_commit())
 
+    def finish_without(self) -> None:
+        """The end of a stage whose state now cannot be saved: the run resumes from the last checkpoint."""
+        self.log.flush()
+        self.saver.wait()
+
     def _prepare(self) -> None:
         """Before a save: raise if too many steps were bad, and write all metrics to the disk for good."""
         for learner in self.learners:

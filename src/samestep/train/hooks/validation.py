@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from samestep.core.errors import UserError
-from samestep.data.feed import Feed
+from samestep.data.feed import CountedTerms, Feed
 from samestep.train.hooks.metric_logging import LogMetrics
 from samestep.train.learner.learner import Learner
 from samestep.train.logging.console import Screen, format_metrics
@@ -112,6 +112,8 @@ class CheckCounts:
     """Refuses weights that belong to no term, after the first step by which every learner made an update."""
 
     feeds: list[Feed]
+    produced: CountedTerms
+    """Of the rows that the stage makes itself."""
     learners: list[Learner]
     _is_done: bool = False
 
@@ -121,3 +123,4 @@ class CheckCounts:
             self._is_done = True
             for feed in self.feeds:
                 feed.check_counted()
+            self.produced.check()

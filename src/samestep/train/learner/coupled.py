@@ -10,6 +10,7 @@ size.
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -97,12 +98,10 @@ def _gather(parts: list[Mapping[str, Tensor]], micro_batches: MicroBatches, worl
 
 
 def _concatenate(mine: Tensor, micro_batches: MicroBatches, world: World) -> Tensor:
-    """Shares are contiguous and differ by at most one row: pad to the largest, gather, cut."""
+    """Shares are contiguous: pad to the largest, gather, cut."""
     if world.control is None:
         return mine
-    total = len(micro_batches.ids)
-    shares = world.dp_size
-    sizes = [total * (rank + 1) // shares - total * rank // shares for rank in range(shares)]
+    sizes = [stop - start for start, stop in pairwise(micro_batches.bounds)]
     padded = mine.new_zeros((max(sizes), *mine.shape[1:]))
     padded[: len(mine)] = mine
     parts = [torch.empty_like(padded) for _ in sizes]

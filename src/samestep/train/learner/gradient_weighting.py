@@ -24,6 +24,7 @@ Mix = Mapping[str, float]
 
 def trained_terms(learner: str, terms: Mapping[str, Tensor], mix: Mix | None) -> Mix:
     """The coefficients of the terms that are trained."""
+    check_terms(f"the loss of learner {learner!r}", terms)
     if not terms:
         raise UserError(f"the loss of learner {learner!r} returned no term; return each row's value by name")
     if mix is None and len(terms) == 1:
@@ -49,6 +50,31 @@ def trained_terms(learner: str, terms: Mapping[str, Tensor], mix: Mix | None) ->
     return mix
 
 
+def check_terms(what: str, terms: object) -> None:
+    """Refuse a loss that returns no dict."""
+    if not isinstance(terms, Mapping):
+        raise UserError(
+            f"{what} returned a {type(terms).__name__}; return a dict with one value a row by name, such as "
+            '{"error": values}'
+        )
+
+
+def check_rows(what: str, values: object, count: int) -> None:
+    """Refuse a term without one value a row: a mean over rows would depend on how a batch is cut."""
+    if not isinstance(values, Tensor):
+        raise UserError(f"{what} is a {type(values).__name__}, but must be a tensor with one value a row")
+    if values.dim() == 0:
+        raise UserError(
+            f"{what} is one number for the whole micro-batch, but must have one value a row; take no mean or "
+            'sum over rows (torch\'s losses: reduction="none"), the runtime does that for the global batch'
+        )
+    if values.shape != (count,):
+        raise UserError(
+            f"{what} has the shape {tuple(values.shape)} for {count} rows, but must have one value a row, "
+            f"{(count,)}; sum over the other dimensions, as in values.flatten(1).sum(1)"
+        )
+
+
 def _are_numbers(mix: object) -> bool:
     return isinstance(mix, Mapping) and all(isinstance(coefficient, int | float) for coefficient in mix.values())
 
@@ -64,9 +90,7 @@ def weigh(
     """The scalar to differentiate, the sum over terms of coefficient * live rows / global weight; and the sums."""
     sums = {}
     for term, values in rows.items():
-        assert values.shape == (count,), (
-            f"term {term!r} of learner {learner!r} must have one value a row, {(count,)}, not {tuple(values.shape)}"
-        )
+        check_rows(f"term {term!r} of learner {learner!r}", values, count)
         if filler or not micro_batches.weight(term):  # selected, not multiplied by zero: a row may be NaN
             values = torch.where(torch.zeros_like(values, dtype=torch.bool), values, 0.0)
         exact = torch.promote_types(values.dtype, torch.float32)  # bf16 rows must not be summed in bf16

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from samestep.core.errors import RunFailed
 from samestep.data.feed import MicroBatches
 from samestep.data.loading import Batch
-from samestep.parallel.compiling import LossCompiler, describe, pad_rows
+from samestep.parallel.compiling import LossCompiler, describe, repeat_rows
 from samestep.parallel.wrap import Parallel, local, total_norm, warm_up
 from samestep.train.hooks.evidence import EvidenceRecorder
 from samestep.train.learner.coupled import Couple, Coupled, Embed
@@ -202,7 +202,7 @@ class Learner:
         """Call a function of the network; where it is compiled, with as many rows as before."""
         count = len(batch["live"])
         if self._parallel.compiler:
-            batch = pad_rows(batch, self._most_rows)
+            batch = repeat_rows(batch, self._most_rows)
         if self._mask_key:
             self._mask_key.set_batch(batch)
         rows = self._parallel.call(function, batch)

@@ -10,6 +10,7 @@ from samestep.train.hooks.evidence import RecordReturned, RecordStep
 from samestep.train.hooks.metric_logging import LogMetrics
 from samestep.train.hooks.profiling import Profile, make_profile
 from samestep.train.hooks.saving import Save
+from samestep.train.hooks.step_start import StepStart
 from samestep.train.hooks.stragglers import RankSpeeds
 from samestep.train.hooks.validation import CheckCounts, EpochSummary, Validate
 from samestep.train.logging.sinks import Sink
@@ -26,6 +27,7 @@ class Hooks:
     same_parameters: SameParameters
     save: Save
     profile: Profile | None
+    step_start: StepStart
 
 
 def assemble_hooks(
@@ -60,9 +62,10 @@ def assemble_hooks(
     )
     traces = context.rundir.profile(stage.name)
     profile = make_profile(config, context.world, traces, progress, ready.task.length, context.screen)
+    step_start = StepStart(context.stop, ready.state, ready.state["random"], context.world)
     in_order: list[Hook] = [
         *([RecordReturned(ready.recorder)] if ready.recorder else []),  # before any hook that waits for other ranks
-        CheckCounts(bench.feeds, bench.learners),
+        CheckCounts(bench.feeds, bench.counted, bench.learners),
         log,
         validate,  # hooks after it are told when it ends the stage
         EpochSummary(ready.epoch_metrics, context.screen, validate),
@@ -70,6 +73,7 @@ def assemble_hooks(
         same_parameters,
         *([profile] if profile else []),
         *([RecordStep(ready.recorder, ready.recipe_state, lambda: validate.values)] if ready.recorder else []),
-        save,  # last: the checkpoint has all that the other hooks change in the state
+        save,  # the checkpoint has all that the other hooks change in the state
+        step_start,
     ]
-    return Hooks(in_order, log, same_parameters, save, profile)
+    return Hooks(in_order, log, same_parameters, save, profile, step_start)

@@ -141,6 +141,7 @@ class StageRun:
             resumed=resumed,
             shared=self._context.is_disk_shared,
             progress=self._progress,
+            stop=self._context.stop,
         )
         self._context.benches.append(bench)
         return bench
@@ -204,7 +205,12 @@ class StageRun:
                     hooks.log.write_ready_rows()
                 raise
         with self._world.activity.doing("save"):
-            hooks.save.finish()
+            if self._context.stop.left_step and not hooks.step_start.restore():
+                hooks.save.finish_without()
+                where = f"inside step {self._progress.step}, which had changed its state or was the first one"
+                self._context.screen.print(f"stopped {where}: nothing new is saved, the last checkpoint counts")
+            else:
+                hooks.save.finish()
         return outcome
 
     def _hand_over(self, ready: ReadyStage) -> None:
