@@ -45,7 +45,7 @@ class Schedule:
 
     def _decay_factor(self, done: float) -> float:
         """From 1 at the start of the decay to 0 at its end."""
-        if self.kind in ("constant", "plateau"):  # a plateau's factor is state, see improvement.py
+        if self.kind == "constant":
             return 1.0
         if self.kind == "cosine":
             return 0.5 * (1 + math.cos(math.pi * done))
@@ -79,11 +79,10 @@ class Plan:
         return replace(self, steps=_steps(config, self.steps_per_epoch))
 
     def schedule(self, config: Config) -> Schedule:
-        """The learning rate of every step."""
+        """The learning rate of every step; that of a plateau is also multiplied by a factor (see improvement.py)."""
         decay = round(config.decay_ratio * self.steps)
-        return Schedule(
-            self.learning_rate, self.steps, self.warmup_steps, config.schedule, config.final_lr_ratio, decay
-        )
+        kind = "constant" if config.schedule == "plateau" else config.schedule
+        return Schedule(self.learning_rate, self.steps, self.warmup_steps, kind, config.final_lr_ratio, decay)
 
     def to_json(self) -> Json:
         """For the run directory."""
