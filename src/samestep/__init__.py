@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from samestep.train.learner.learner import Learner
     from samestep.train.logging.metrics import Metric
     from samestep.train.loop import Task, Tick
-    from samestep.train.recipe import Recipe, Stage
+    from samestep.train.pretrained.load import load
+    from samestep.train.pretrained.trained_model import Trained
+    from samestep.train.recipe import Recipe, Stage, Verb
 
 _EXPORTS = {
     "Bench": "samestep.train.bench",
@@ -33,9 +35,12 @@ _EXPORTS = {
     "Stage": "samestep.train.recipe",
     "Task": "samestep.train.loop",
     "Tick": "samestep.train.loop",
+    "Trained": "samestep.train.pretrained.trained_model",
     "UserError": "samestep.core.errors",
+    "Verb": "samestep.train.recipe",
     "evaluate": "samestep.train.fit",
     "keyed_dropout": "samestep.train.learner.dropout",
+    "load": "samestep.train.pretrained.load",
 }
 
 _EARLIER_NAMES = {"Figure": "Metric", "Micros": "MicroBatches"}
@@ -54,10 +59,13 @@ __all__ = [
     "Stage",
     "Task",
     "Tick",
+    "Trained",
     "UserError",
+    "Verb",
     "evaluate",
     "keyed_dropout",
     "launch",
+    "load",
     "noise",
 ]
 

@@ -87,6 +87,25 @@ class RenamedWeights:
         self.source.fill({self.names[name]: target for name, target in targets.items()})
 
 
+@dataclass(frozen=True)
+class LayeredWeights:
+    """Weights of which some are replaced by others."""
+
+    source: WeightSource
+    others: WeightSource
+    """Those that replace the weights of the same names."""
+
+    @property
+    def layout(self) -> Mapping[str, Tensor]:
+        """Shapes and types."""
+        return {**self.source.layout, **self.others.layout}
+
+    def fill(self, targets: Mapping[str, Tensor]) -> None:
+        """Copy them, those that replace last: one tensor may have two names, and only one of them is replaced."""
+        self.source.fill({name: target for name, target in targets.items() if name not in self.others.layout})
+        self.others.fill({name: target for name, target in targets.items() if name in self.others.layout})
+
+
 class CheckpointWeights:
     """The tensors under one prefix of a checkpoint: those under `learner/model` are a model's weights."""
 

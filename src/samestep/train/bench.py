@@ -128,21 +128,25 @@ class Bench:
         *,
         name: str = "model",
         rate: Rate | None = None,
+        init_from: str | None = None,
     ) -> Learner:
         """A learner of `module`, or of the one that `module` builds when it is called.
 
         The latter is for large networks. One that begins with the weights of a file, or offers `init_parameter` (see
         initialization.py), is then built without memory, and each device fills only its own shard. The function may be
-        called twice. `rate` gives the learning rate of each step (default: as planned).
+        called twice. `rate` gives the learning rate of each step (default: as planned). `init_from` is the run,
+        checkpoint or weight file that this learner begins with, whatever else is named.
         """
         config: Config = self.config
         if rate is not None:
             self.given_rates[name] = rate
-        initial = self.first_weights.of(name)
+        initial = self.first_weights.of(name, init_from)
         if not isinstance(module, nn.Module):
             make = module
             module, initial = (build_uninitialized(make), initial) if initial else build_fresh(make, config.seed, name)
         module = self._prepared(module)
+        self._on_module(name, module)
+        initial = self.first_weights.of_fitting(name, module) or initial
         if config.compile:
             module.compile()
         compute = COMPUTE_DTYPES.get(config.distributed.mixed_precision)
@@ -191,6 +195,10 @@ class Bench:
             if any(fnmatch(name, pattern) for pattern in self.unused):
                 parameter.requires_grad_(False)  # before wrapping: DDP waits for the gradient of every other one
         return module
+
+    def _on_module(self, name: str, module: nn.Module) -> None:
+        """Called with the module of each learner before it is put on its device: a bench that only loads a network
+        ends `build` here."""
 
     def _feed(self, rows: Rows, order: Order, length: int, count: RowWeights | None, track: Any = None) -> Feed:
         if self.config.evidence_rounding:

@@ -10,11 +10,11 @@ import pytest
 import torch
 from exact_toy import LENGTH, TOY, ExactConditionals
 
-from samestep.cli.evaluate import metric_rows
 from samestep.cli.main import main
 from samestep.models.transformer import TransformerConfig
 from samestep.recipes.mdlm.config import MdlmConfig
 from samestep.recipes.mdlm.harness import EvaluationOptions, HarnessModel
+from samestep.recipes.mdlm.harness_table import metric_rows
 from samestep.recipes.mdlm.sampling import SamplingConfig
 from samestep.world.world import World
 from toys import run_on_ranks
@@ -47,7 +47,7 @@ def harness_model(world: World | None = None, draws: int = 2000, **sampling: Any
     options = SamplingConfig(**{"length": 2, "steps": 4, **sampling})
     config = MdlmConfig(model=shape, sampling=options, samples_at_end=0, batch_size=500)
     return HarnessModel(
-        ExactConditionals(), Letters(), config, EvaluationOptions([], draws=draws), world or World.single()
+        ExactConditionals(), Letters(), config, EvaluationOptions("none", draws=draws), world or World.single()
     )
 
 

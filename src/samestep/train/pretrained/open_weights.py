@@ -7,17 +7,22 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from samestep.checkpoint.manifest import MANIFEST, find_checkpoints
-from samestep.checkpoint.manifest import verify as damage_of
+from samestep.checkpoint.loading import verified_manifest
+from samestep.checkpoint.manifest import MANIFEST
+from samestep.checkpoint.state import join_keys
 from samestep.checkpoint.weight_files import check_shapes, open_weight_file
-from samestep.checkpoint.weight_sources import CheckpointWeights, WeightSource, read_all
+from samestep.checkpoint.weight_sources import CheckpointWeights, LayeredWeights, WeightSource, read_all
 from samestep.core.errors import UserError
 from samestep.core.rundir import RunDir
+from samestep.train.pretrained.run_checkpoints import choose_checkpoint, choose_learner, learners_of
 from samestep.train.run_record import RunRecord
 
 logger = logging.getLogger(__name__)
 OUTER = "model."
 """Published weights are often those of a larger module that calls the network `model`."""
+
+UNSAVED = "unsaved_names"
+"""The attribute of a module that has weights which its checkpoints need not hold: their names in its state dict."""
 
 
 def find_weights(source: Path, learner: str = "model") -> dict[str, Tensor]:
@@ -33,13 +38,26 @@ def open_weights(source: Path, learner: str = "model", *, verify: bool = True) -
     if not source.exists():
         raise UserError(f"{source} does not exist; give a run directory, a checkpoint folder, or a weight file")
     if is_run(source):
-        return CheckpointWeights(newest_intact_checkpoint(RunDir(source)), f"{learner}/model", verify=False)
+        return checkpoint_weights(choose_checkpoint(RunDir(source), learner=learner), learner, verify=False)
     if is_checkpoint(source):
-        return CheckpointWeights(source, f"{learner}/model", verify=verify)
+        return checkpoint_weights(source, learner, verify=verify)
     weights, _, notes = open_weight_file(source)
     for note in notes:
         logger.warning("%s", note)
     return weights
+
+
+def checkpoint_weights(path: Path, learner: str, *, averaged: bool = False, verify: bool = True) -> WeightSource:
+    """The weights of a learner in a checkpoint; with `averaged`, its averaged ones where the run has them."""
+    if verify:
+        verified_manifest(path)
+    known = learners_of(path)
+    parts = known[choose_learner(known, learner, f"the checkpoint {path}")]
+    weights = CheckpointWeights(path, join_keys((parts.state, "model")), verify=False)
+    if not averaged or parts.average is None:
+        return weights
+    # Only parameters are averaged: buffers come with the weights themselves.
+    return LayeredWeights(weights, CheckpointWeights(path, join_keys((parts.average, "model")), verify=False))
 
 
 def read_extra(path: Path) -> Mapping[str, Any]:
@@ -49,27 +67,27 @@ def read_extra(path: Path) -> Mapping[str, Any]:
 
 def fill(module: nn.Module, source: WeightSource, what: str) -> None:
     """Copy weights into a module on its device, tensor by tensor; refuse, before the first, any that do not fit."""
-    own = module.state_dict()
+    source.fill(fitting_tensors(module, source, what))
+
+
+def fitting_tensors(module: nn.Module, source: WeightSource, what: str) -> dict[str, Tensor]:
+    """The module's tensors by their names in the source; refuses weights whose names or shapes do not fit."""
+    own = {name: tensor for name, tensor in module.state_dict().items() if name not in _left_out(module, source)}
     names = names_in(source, own)
     targets = {names[name]: target for name, target in own.items()}
     check_shapes(source.layout, {name: target.shape for name, target in targets.items()}, what)
-    source.fill(targets)
+    return targets
+
+
+def _left_out(module: nn.Module, source: WeightSource) -> set[str]:
+    """The tensors that a module says its checkpoints need not hold, and that this source does not hold."""
+    return {name for name in getattr(module, UNSAVED, ()) if name not in source.layout}
 
 
 def names_in(source: WeightSource, own: Collection[str]) -> dict[str, str]:
     """The name in the source of each weight of a network: the same, or with `model.` in front."""
     has_outer = any(OUTER + name in source.layout for name in own) and not any(name in source.layout for name in own)
     return {name: OUTER + name if has_outer else name for name in own}
-
-
-def newest_intact_checkpoint(rundir: RunDir) -> Path:
-    """The newest intact checkpoint of a run, of its last stage that has one."""
-    stages = sorted(rundir.checkpoints("x").parent.glob("*"), key=lambda folder: folder.stat().st_mtime, reverse=True)
-    for stage in stages:
-        for checkpoint in sorted(find_checkpoints(stage), key=lambda found: found.step, reverse=True):
-            if damage_of(checkpoint.path) is None:
-                return checkpoint.path
-    raise UserError(f"the run {rundir.path} has no intact checkpoint yet; train it first")
 
 
 def is_checkpoint(path: Path) -> bool:
