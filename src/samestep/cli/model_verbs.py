@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from samestep.cli.args import COMMON_ALIASES
 from samestep.core.config import MISSING, Aliases, dump, fields_of, is_flag, listed, override, paths_of, split_options
-from samestep.core.config.schema import locate, unknown_setting
+from samestep.core.config.schema import FALSE_WORDS, TRUE_WORDS, locate, unknown_setting
 from samestep.core.errors import EXIT_DONE, UserError, print_error
 
 if TYPE_CHECKING:
@@ -92,8 +92,13 @@ def _open(verb: ModelVerb, source: str, general: Mapping[str, str], args: Sequen
     options = _parse_options(own.options, mine)
     aliases = {**COMMON_ALIASES, **own.aliases, **recipe.aliases}
     _refuse_unknown(settings, own.options, recipe.config, aliases)
-    names = {name: general.get(name) for name in ("stage", "learner", "recipe")}
-    trained = open_trained(source, general.get("which", "last"), **names)
+    trained = open_trained(
+        source,
+        general.get("which", "last"),
+        learner=general.get("learner"),
+        stage=general.get("stage"),
+        recipe=general.get("recipe"),
+    )
     config = override(recipe.config, dump(trained.config), aliases=aliases, args=settings)
     return replace(trained, config=config), own, options
 
@@ -119,14 +124,16 @@ def _split_fields(args: Sequence[str], cls: type) -> tuple[list[str], list[str]]
     while rest:
         arg = rest.pop(0)
         name = arg.removeprefix("--").partition("=")[0].replace("-", "_")
-        positive = name.removeprefix("no_")
-        is_switch = positive in paths and is_flag(paths[positive])
-        is_mine = name in paths or is_switch
+        is_switch = any(one in paths and is_flag(paths[one]) for one in (name, name.removeprefix("no_")))
         taken = [arg]
-        if arg.startswith("--") and "=" not in arg and rest and not rest[0].startswith("--") and not is_switch:
+        if arg.startswith("--") and "=" not in arg and rest and _is_value(rest[0], is_switch):
             taken.append(rest.pop(0))
-        (mine if is_mine else others).extend(taken)
+        (mine if name in paths or is_switch else others).extend(taken)
     return mine, others
+
+
+def _is_value(arg: str, of_switch: bool) -> bool:
+    return arg.lower() in TRUE_WORDS | FALSE_WORDS if of_switch else not arg.startswith("--")
 
 
 def _parse_options(cls: type, args: Sequence[str]) -> Any:

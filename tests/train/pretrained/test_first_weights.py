@@ -195,12 +195,20 @@ def test_weight_files_of_several_stages_do_not_replace_each_other(tmp_path: Path
 
 
 def test_what_no_learner_takes_is_refused_before_anything_is_trained(tmp_path: Path, source: Path) -> None:
-    output = launch(tmp_path, expect=2, init_from=str(source), layout="dump train", learner="judge")
-    assert (
-        "is not used by stage 'train', which has no learner named 'model' to begin with it, and neither does" in output
-    )
-    output = launch(tmp_path, init_from=str(source), layout="one two", learner="judge", name="trained")
+    other = tmp_path / "other.pt"
+    torch.save({"weight": torch.zeros(3, 4), "bias": torch.zeros(3)}, other)
+    output = launch(tmp_path, expect=2, init_from=str(other), layout="dump train", learner="judge")
+    assert "is not used by stage 'train', which has no learner named 'model' to begin with it (the learner" in output
+    assert "'judge' cannot: the weights of" in output and "and neither does any other" in output
+    output = launch(tmp_path, init_from=str(other), layout="one two", learner="judge", name="trained")
     assert output.count("which has no learner named 'model'") == 2, "a run that has trained goes on"
+
+
+def test_a_plain_file_goes_to_the_only_learner_whatever_its_name(tmp_path: Path, source: Path) -> None:
+    output = launch(tmp_path, init_from=str(source), layout="one two", learner="judge")
+    assert same(first(tmp_path, "one"), given(source))
+    assert not same(first(tmp_path, "two"), given(source)), "once"
+    assert re.search(r"first weights +drawn from seed 0", output)
 
 
 def test_a_stage_that_does_not_train_leaves_it_to_the_next(tmp_path: Path, source: Path) -> None:

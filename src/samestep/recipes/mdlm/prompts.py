@@ -15,7 +15,7 @@ Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 class SampleOptions:
     """Which texts to generate, and how to show them."""
 
-    prompt: str | None = None
+    prompt: str = ""
     """Text to continue; [[8]] in it is a gap of 8 tokens to fill in, and then nothing is appended."""
     gap: str | None = None
     """A marker for gaps in place of [[8]], such as ___; each gets --length tokens."""
@@ -34,7 +34,7 @@ class SampleOptions:
 
     def __post_init__(self) -> None:
         """Refuse options that do not go together, before the model is opened."""
-        if self.prompt is not None and self.prompts is not None:
+        if self.prompt and self.prompts is not None:
             raise UserError("Give --prompt or --prompts, not both.")
         if self.samples < 1:
             raise UserError(f"--samples must be a whole number of at least 1, not {self.samples}.")
@@ -45,7 +45,7 @@ class SampleOptions:
 
     def texts(self) -> list[str]:
         """The prompts; without the options, one empty prompt."""
-        return [self.prompt or ""] if self.prompts is None else read_prompts(self.prompts)
+        return [self.prompt] if self.prompts is None else read_prompts(self.prompts)
 
 
 def read_prompts(file: Path) -> list[str]:

@@ -18,7 +18,7 @@ from samestep.parallel.build import build_uninitialized, materialize
 from samestep.train.pretrained.network_building import TrainedStage, build_network
 from samestep.train.pretrained.open_weights import checkpoint_weights, fill, is_checkpoint, is_run, open_weights
 from samestep.train.pretrained.published import read_record
-from samestep.train.pretrained.run_checkpoints import choose_checkpoint, choose_learner, learners_of
+from samestep.train.pretrained.run_checkpoints import MODEL, choose_checkpoint, choose_learner, learners_of
 from samestep.train.recipe import Recipe
 from samestep.train.recipe_registry import find_recipe, known_recipes
 from samestep.train.run_record import RunRecord, find_run
@@ -56,11 +56,16 @@ class Trained:
         own = self.files / TOKENIZER
         return own if own.is_dir() else self.files
 
+    def learners(self) -> list[str]:
+        """The learners whose weights it has."""
+        if is_checkpoint(self.source):
+            return list(learners_of(self.source))
+        record = read_record(self.source)
+        return [record.learner if record and record.learner else MODEL]
+
     def learner_name(self, learner: str | None = None) -> str:
         """The learner that is meant, which the model must have."""
-        record = None if is_checkpoint(self.source) else read_record(self.source)
-        known = [*learners_of(self.source)] if is_checkpoint(self.source) else [(record and record.learner) or "model"]
-        return choose_learner(known, learner or self.learner, str(self.source))
+        return choose_learner(self.learners(), learner or self.learner, str(self.source))
 
     def weights(self, learner: str | None = None) -> WeightSource:
         """The weights of a learner, left on the disk until they are copied."""
@@ -153,10 +158,10 @@ def recipe_of(text: str, recipe: str | None = None) -> tuple[str, Recipe]:
 
 def is_published(path: Path, recipe: str | None = None) -> bool:
     """Whether a path is that of a published model: a folder, or a safetensors file."""
-    if path.is_file():
-        return path.suffix == ".safetensors"
+    if not path.is_dir():
+        return path.is_file() and path.suffix == ".safetensors"
     has_config = (path / "config.json").exists() or read_record(path) is not None
-    return path.is_dir() and not is_run(path) and (has_config or recipe is not None)
+    return not is_run(path) and (has_config or recipe is not None)
 
 
 def _find_recipe(name: str, given: str | None) -> Recipe:
