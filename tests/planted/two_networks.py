@@ -1,7 +1,7 @@
 """No bug: an encoder whose average is kept, and a critic with tied weights and a buffer, under a key of its own.
 
-Data is read before the critic is made, from a file if there is one; the encoder is made first. A stage without a learner
-comes last. `samestep sample` and `samestep evaluate` work, with options of the recipe's own.
+Data is read before the critic is made, from a file if there is one; the encoder is made first. A stage without a
+learner comes last. `samestep sample` and `samestep evaluate` work, with options of the recipe's own.
 """
 
 from collections.abc import Mapping

@@ -9,6 +9,7 @@ from samestep.cli.verify import run
 from samestep.train.recipe_registry import known_recipes
 
 PLANTED = ["planted.sound", "planted.declared_unused", "planted.keyed_dropout", "planted.adversaries"]
+PLANTED += ["planted.two_networks"]
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "sine.py")
 
 

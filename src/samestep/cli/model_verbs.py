@@ -110,10 +110,8 @@ def _verb_of(verb: ModelVerb, name: str, recipe: "Recipe") -> "Verb":
     from samestep.train.recipe_registry import find_recipe, known_recipes
 
     others = [known for known in known_recipes() if getattr(find_recipe(known), verb.name)]
-    have = f"those that ship and have one: {listed(others)}" if others else "no recipe that ships has one"
-    raise UserError(
-        f"the recipe {name!r} has no `{verb.name}`, so there is nothing to do ({have}); give it a Verb(...)"
-    )
+    have = f" (as {listed(others)} has)" if others else ""
+    raise UserError(f"the recipe {name!r} has no `{verb.name}`; give it one, a Verb(...){have}")
 
 
 def _split_fields(args: Sequence[str], cls: type) -> tuple[list[str], list[str]]:

@@ -136,9 +136,9 @@ def first(out: Path, stage: str, resumed: bool = False) -> dict[str, Tensor]:
     return {name: torch.tensor(values) for name, values in known.items()}
 
 
-def learned(out: Path, stage: str, step: int) -> dict[str, Tensor]:
+def learned(out: Path, stage: str, step: int, learner: str = "model") -> dict[str, Tensor]:
     folder = RunDir(out / "run").checkpoints(stage) / f"step_{step:08d}"
-    return read_all(open_weights(folder))
+    return read_all(open_weights(folder, learner))
 
 
 def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
@@ -256,17 +256,18 @@ def test_a_start_that_has_no_learner_is_refused(tmp_path: Path) -> None:
     assert "stage 'dump' learned, but that has no weights of 'model'; it has state of no learner" in output
 
 
-def test_a_resume_does_not_open_what_the_run_began_with(tmp_path: Path, source: Path) -> None:
-    layout = "one two>one"
-    launch(tmp_path, init_from=str(source), layout=layout)
-    uninterrupted = learned(tmp_path, "two", 6)
+@pytest.mark.parametrize("learner", ["model", "judge"])
+def test_a_resume_does_not_open_what_the_run_began_with(tmp_path: Path, source: Path, learner: str) -> None:
+    layout = {"layout": "one two>one", "learner": learner}
+    launch(tmp_path, init_from=str(source), **layout)
+    uninterrupted = learned(tmp_path, "two", 6, learner)
     shutil.rmtree(tmp_path / "run")
-    launch(tmp_path, init_from=str(source), layout=layout, max_time="0s", expect=75)
+    launch(tmp_path, init_from=str(source), **layout, max_time="0s", expect=75)
     source.unlink()
-    launch(tmp_path, init_from=str(source), layout=layout)
+    launch(tmp_path, init_from=str(source), **layout)
     built = first(tmp_path, "one", resumed=True)
     assert all(tensor.isnan().all() for tensor in built.values()), "nobody can take them for weights"
-    assert same(learned(tmp_path, "two", 6), uninterrupted)
+    assert same(learned(tmp_path, "two", 6, learner), uninterrupted)
 
 
 def test_a_step_from_a_file_is_for_the_first_stage_alone(tmp_path: Path) -> None:
