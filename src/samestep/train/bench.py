@@ -23,7 +23,7 @@ from samestep.data.fingerprint import ReadOptions
 from samestep.data.loading import Rows, RowWeights
 from samestep.data.order import VALIDATION_EPOCH, Order, Sequential, Shuffled
 from samestep.data.reordered import Reordered
-from samestep.parallel.build import build_uninitialized
+from samestep.parallel.build import FillFunction, build_uninitialized
 from samestep.parallel.wrap import wrap
 from samestep.train.config import Config
 from samestep.train.hooks.evidence import EvidenceRecorder
@@ -145,8 +145,8 @@ class Bench:
             make = module
             module, initial = (build_uninitialized(make), initial) if initial else build_fresh(make, config.seed, name)
         module = self._prepared(module)
-        self._on_module(name, module)
         initial = self.first_weights.of_fitting(name, module) or initial
+        self._on_network(name, module, initial)
         if config.compile:
             module.compile()
         compute = COMPUTE_DTYPES.get(config.distributed.mixed_precision)
@@ -196,9 +196,9 @@ class Bench:
                 parameter.requires_grad_(False)  # before wrapping: DDP waits for the gradient of every other one
         return module
 
-    def _on_module(self, name: str, module: nn.Module) -> None:
-        """Called with the module of each learner before it is put on its device: a bench that only loads a network
-        ends `build` here."""
+    def _on_network(self, learner: str, module: nn.Module, initial: FillFunction | None) -> None:
+        """Called with each learner's module and what fills it, before it is put on its device: a bench that only loads
+        a network ends `build` here."""
 
     def _feed(self, rows: Rows, order: Order, length: int, count: RowWeights | None, track: Any = None) -> Feed:
         if self.config.evidence_rounding:

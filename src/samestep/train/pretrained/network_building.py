@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from samestep.core.errors import UserError
 from samestep.core.records import read_json, write_json
 from samestep.core.rundir import RunDir
 from samestep.data.loading import Rows
+from samestep.parallel.build import FillFunction
 from samestep.train.bench import Bench
 from samestep.train.learner.initialization import build_fresh
 from samestep.train.logging.console import Screen
@@ -48,56 +49,66 @@ class TrainedStage:
     """None for a checkpoint or a published model outside of its run."""
 
 
-def build_network(trained: TrainedStage, learner: str) -> nn.Module:
-    """The network of a learner, without its weights, maybe on the meta device; torch's random state stays as it is."""
+@dataclass(frozen=True)
+class BuiltNetwork:
+    """A network as `build` makes it."""
+
+    module: nn.Module
+    """Maybe on the meta device."""
+    initial: FillFunction | None = None
+    """What the run fills it with at its start, as for a resume: whatever checkpoints do not hold comes from here."""
+
+
+def build_network(trained: TrainedStage, learner: str) -> BuiltNetwork:
+    """The network of a learner before it has its trained weights; torch's random state stays as it is."""
     networks: Mapping[str, Any] = trained.recipe.networks(trained.config) if trained.recipe.networks else {}
     with _as_in_training(trained.config):
         if learner not in networks:
             return _build_in_stage(trained, learner)
-        module = build_fresh(networks[learner], trained.config.seed, learner)[0]
-        return module.to(getattr(torch, trained.config.distributed.dtype))
+        module, _ = build_fresh(networks[learner], trained.config.seed, learner)
+        return BuiltNetwork(module.to(getattr(torch, trained.config.distributed.dtype)))
 
 
-class _Built(BaseException):
-    """Leaves `build` with the wanted module; no `except Exception` of a recipe stops it."""
+class _Leave(BaseException):
+    """Leaves `build` with the wanted network; no `except Exception` of a recipe stops it."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, network: BuiltNetwork) -> None:
         super().__init__()
-        self.module = module
+        self.network = network
 
 
 class LoadingBench(Bench):
-    """A bench whose only purpose is the module of one learner."""
+    """A bench whose only purpose is the network of one learner."""
 
     wanted: str = ""
 
-    def _on_module(self, name: str, module: nn.Module) -> None:
-        if name == self.wanted:
-            raise _Built(module)
+    def _on_network(self, learner: str, module: nn.Module, initial: FillFunction | None) -> None:
+        if learner == self.wanted:
+            raise _Leave(BuiltNetwork(module, initial))
 
     def _check_data(self, rows: Rows, purpose: Literal["training", "validation"]) -> None:
         """Whatever data there is now, the weights are those of the checkpoint."""
 
 
-def _build_in_stage(trained: TrainedStage, learner: str) -> nn.Module:
+def _build_in_stage(trained: TrainedStage, learner: str) -> BuiltNetwork:
     stage = _find_stage(trained)
     with tempfile.TemporaryDirectory(prefix="samestep-load-") as folder:
         rundir = RunDir(Path(folder) / "run")
         if trained.run is not None:
             _copy_run(trained.run, rundir, stage.name)
-        # As resumed: what the run itself began with is not opened, since all weights come from the checkpoint.
-        config, unused = replace(trained.config, init_from=None, continue_from=None), trained.recipe.unused
-        bench = LoadingBench(World.single(), config, rundir, stage.name, Screen(False), unused, resumed=True)
-        bench.wanted, bench.config = learner, trained.config
+        settings = (trained.config, rundir, stage.name, Screen(False), trained.recipe.unused)
+        bench = LoadingBench(World.single(), *settings, start=stage.start, resumed=True)
+        bench.wanted = learner
         try:
             stage.build(bench)
-        except _Built as built:
-            return built.module
+        except _Leave as leave:
+            return leave.network
         except Exception as error:
+            reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             raise UserError(
                 f"the network of learner {learner!r} cannot be built again, because stage {stage.name!r} of "
-                f"{trained.name} failed before it made it ({type(error).__name__}: {error}); put back the files it "
-                "reads, or give the recipe `networks`, which builds the network from the settings alone"
+                f"{trained.name} failed before it made it ({reason}); put back the files it reads, or give the recipe "
+                "`networks`, which builds the network from the settings alone"
             ) from error
     made = ", ".join(repr(made.name) for made in bench.learners) or "none"
     raise UserError(f"stage {stage.name!r} of {trained.name} makes no learner {learner!r} any more; it makes {made}")
@@ -116,12 +127,13 @@ def _find_stage(trained: TrainedStage) -> Stage:
 
 
 def _copy_run(run: RunDir, target: RunDir, stage: str) -> None:
-    """A copy for `build` to read and to write: what belongs to the stage is copied, all other artifacts are linked."""
+    """A copy for `build` to read and to write: what belongs to the stage is copied, all else is linked."""
     fixed = read_json(run.frozen) or {}
     for known in fixed.values():
         for name in _NOT_COMPARED:
             known.pop(name, None)
     write_json(target.frozen, fixed)
+    target.checkpoints("x").parent.symlink_to(run.checkpoints("x").parent.absolute(), target_is_directory=True)
     for artifacts in sorted(run.artifacts("x").parent.glob("*")):
         copy = target.artifacts(artifacts.name)
         copy.parent.mkdir(exist_ok=True)

@@ -21,9 +21,6 @@ logger = logging.getLogger(__name__)
 OUTER = "model."
 """Published weights are often those of a larger module that calls the network `model`."""
 
-UNSAVED = "unsaved_names"
-"""The attribute of a module that has weights which its checkpoints need not hold: their names in its state dict."""
-
 
 def find_weights(source: Path, learner: str = "model") -> dict[str, Tensor]:
     """The full weights of a learner, from whatever `source` names."""
@@ -72,16 +69,11 @@ def fill(module: nn.Module, source: WeightSource, what: str) -> None:
 
 def fitting_tensors(module: nn.Module, source: WeightSource, what: str) -> dict[str, Tensor]:
     """The module's tensors by their names in the source; refuses weights whose names or shapes do not fit."""
-    own = {name: tensor for name, tensor in module.state_dict().items() if name not in _left_out(module, source)}
+    own = module.state_dict()
     names = names_in(source, own)
     targets = {names[name]: target for name, target in own.items()}
     check_shapes(source.layout, {name: target.shape for name, target in targets.items()}, what)
     return targets
-
-
-def _left_out(module: nn.Module, source: WeightSource) -> set[str]:
-    """The tensors that a module says its checkpoints need not hold, and that this source does not hold."""
-    return {name for name in getattr(module, UNSAVED, ()) if name not in source.layout}
 
 
 def names_in(source: WeightSource, own: Collection[str]) -> dict[str, str]:

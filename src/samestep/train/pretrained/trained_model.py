@@ -15,7 +15,7 @@ from samestep.core.config import build
 from samestep.core.errors import UserError
 from samestep.core.rundir import RunDir
 from samestep.parallel.build import build_uninitialized, materialize
-from samestep.train.pretrained.network_building import TrainedStage, build_network
+from samestep.train.pretrained.network_building import BuiltNetwork, TrainedStage, build_network
 from samestep.train.pretrained.open_weights import checkpoint_weights, fill, is_checkpoint, is_run, open_weights
 from samestep.train.pretrained.published import read_record
 from samestep.train.pretrained.run_checkpoints import MODEL, choose_checkpoint, choose_learner, learners_of
@@ -88,7 +88,7 @@ class Trained:
         self, make: Callable[[], nn.Module], device: torch.device | str = "cpu", dtype: torch.dtype | None = None
     ) -> nn.Module:
         """The network that `make` builds, with its weights, ready for use; it is never in memory twice."""
-        return self._filled(build_uninitialized(make), None, device, dtype)
+        return self._filled(BuiltNetwork(build_uninitialized(make)), None, device, dtype)
 
     def network(
         self,
@@ -102,11 +102,15 @@ class Trained:
         return self._filled(build_network(stage, name), name, device, _dtype(dtype))
 
     def _filled(
-        self, module: nn.Module, learner: str | None, device: torch.device | str, dtype: torch.dtype | None
+        self, built: BuiltNetwork, learner: str | None, device: torch.device | str, dtype: torch.dtype | None
     ) -> nn.Module:
-        if dtype is not None:
-            module = module.to(dtype)
-        return materialize(module, torch.device(device), lambda built: self.load(built, learner)).eval()
+        def fill_module(module: nn.Module) -> None:
+            if built.initial is not None:
+                built.initial(module)
+            self.load(module, learner)
+
+        module = built.module if dtype is None else built.module.to(dtype)
+        return materialize(module, torch.device(device), fill_module).eval()
 
 
 def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
