@@ -3,12 +3,15 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from samestep.cli.model_verbs import ModelVerb
 from samestep.cli.model_verbs import run as run_verb
 from samestep.core.config import dump
 from samestep.core.records import write_atomically
+
+if TYPE_CHECKING:
+    from samestep.train.pretrained.trained_model import Trained
 
 ABOUT = """Evaluates a trained model. MODEL is a run (by name or path), a checkpoint, or a published model.
 `torchrun --nproc_per_node=4 -m samestep evaluate ...` splits the work among all ranks, with the same result."""
@@ -16,19 +19,7 @@ ABOUT = """Evaluates a trained model. MODEL is a run (by name or path), a checkp
 
 def run(args: Sequence[str]) -> int:
     """Print the results of a trained model."""
-    return run_verb(ModelVerb("evaluate", ABOUT, "write all results to this .json file", _finish), args)
-
-
-def _finish(trained: Any, verb: Any, options: Any, results: Mapping[str, Any], out: Path | None) -> None:
-    """Print the results; write them to a file, with the model, its settings and the options."""
-    if verb.show is not None:
-        verb.show(trained, results)
-    else:
-        _show(results)
-    if out is not None:
-        about = {"model": str(trained.source), "settings": dump(trained.config), **dump(options)}
-        content = json.dumps({"samestep": about, **results}, indent=2, ensure_ascii=False, default=str)
-        write_atomically(out, content + "\n")
+    return run_verb(ModelVerb("evaluate", ABOUT, "write all results to this .json file", _show, _write), args)
 
 
 def _show(results: Mapping[str, Any]) -> None:
@@ -45,3 +36,10 @@ def _flat(results: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield from _flat(value, f"{prefix}{name}/")
         else:
             yield f"{prefix}{name}", value
+
+
+def _write(file: Path, trained: "Trained", options: Any, results: Mapping[str, Any]) -> None:
+    """The results, with the model, its settings and the options."""
+    about = {"model": str(trained.source), "settings": dump(trained.config), **dump(options)}
+    content = json.dumps({"samestep": about, **results}, indent=2, ensure_ascii=False, default=str)
+    write_atomically(file, content + "\n")

@@ -7,6 +7,7 @@ Whatever is needed of torch is imported inside functions, so that `--help` answe
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from samestep.core.errors import EXIT_DONE, UserError, print_error
 if TYPE_CHECKING:
     from samestep.train.pretrained.trained_model import Trained
     from samestep.train.recipe import Recipe, Verb
+    from samestep.world.world import World
 
 GENERAL = {
     "which": "of a run: last, best (by the metric of its stage), or the number of a step (last)",
@@ -40,8 +42,10 @@ class ModelVerb:
     """What it does."""
     out: str
     """What --out does."""
-    finish: "Callable[[Trained, Verb, Any, Any, Path | None], None]"
-    """Prints the result on rank 0 and writes it to a file: (trained, the recipe's verb, its options, result, file)."""
+    show: Callable[[Any], None]
+    """Prints the result, unless the recipe does."""
+    write: "Callable[[Path, Trained, Any, Any], None]"
+    """Writes the result to a file: (file, trained, options of the recipe, result)."""
 
     @property
     def options(self) -> dict[str, str]:
@@ -72,19 +76,23 @@ def _use(verb: ModelVerb, source: str, args: Sequence[str]) -> int:
     with world.together("opening the model"):
         general, rest = split_options(args, list(verb.options))
         out = _out(general.get("out"))
-        trained, own, options = _open(verb, source, general, rest)
+        trained, own, options = _open(verb, source, general, rest, world)
     world.connect(general.get("device", "auto"))
     with world.together(f"samestep {verb.name}"):
         result = own.run(trained, options, world)
     if world.is_main:
-        verb.finish(trained, own, options, result, out)
+        (partial(own.show, trained) if own.show else verb.show)(result)
+        if out is not None:
+            verb.write(out, trained, options, result)
     world.leave()
     return EXIT_DONE
 
 
-def _open(verb: ModelVerb, source: str, general: Mapping[str, str], args: Sequence[str]) -> "tuple[Trained, Verb, Any]":
+def _open(
+    verb: ModelVerb, source: str, general: Mapping[str, str], args: Sequence[str], world: "World"
+) -> "tuple[Trained, Verb, Any]":
     """The model with its settings, the recipe's verb, and its options, which are checked before weights are read."""
-    from samestep.train.pretrained.trained_model import open_trained, recipe_of
+    from samestep.train.pretrained.trained_model import recipe_of
 
     name, recipe = recipe_of(source, general.get("recipe"))
     own = _verb_of(verb, name, recipe)
@@ -92,26 +100,38 @@ def _open(verb: ModelVerb, source: str, general: Mapping[str, str], args: Sequen
     options = _parse_options(own.options, mine)
     aliases = {**COMMON_ALIASES, **own.aliases, **recipe.aliases}
     _refuse_unknown(settings, own.options, recipe.config, aliases)
-    trained = open_trained(
-        source,
-        general.get("which", "last"),
-        learner=general.get("learner"),
-        stage=general.get("stage"),
-        recipe=general.get("recipe"),
-    )
+    trained = _open_on_all_ranks(source, general, world)
     config = override(recipe.config, dump(trained.config), aliases=aliases, args=settings)
     return replace(trained, config=config), own, options
 
 
+def _open_on_all_ranks(source: str, general: Mapping[str, str], world: "World") -> "Trained":
+    """The model that rank 0 chooses: a run that is still training may save another checkpoint at any moment."""
+    from samestep.train.pretrained.trained_model import open_trained
+
+    learner, recipe = general.get("learner"), general.get("recipe")
+    if not world.is_main:
+        chosen = world.share_through_store("model", None)
+        return replace(open_trained(chosen, learner=learner, recipe=recipe), verified=True)
+    which = general.get("which", "last")
+    trained = open_trained(source, which, learner=learner, stage=general.get("stage"), recipe=recipe)
+    world.share_through_store("model", str(trained.source))
+    return trained
+
+
 def _verb_of(verb: ModelVerb, name: str, recipe: "Recipe") -> "Verb":
-    found: Verb | None = getattr(recipe, verb.name)
-    if found is not None:
-        return found
+    from samestep.train.recipe import Verb
     from samestep.train.recipe_registry import find_recipe, known_recipes
 
-    others = [known for known in known_recipes() if getattr(find_recipe(known), verb.name)]
-    have = f" (as {listed(others)} has)" if others else ""
-    raise UserError(f"the recipe {name!r} has no `{verb.name}`; give it one, a Verb(...){have}")
+    found = getattr(recipe, verb.name)
+    if not isinstance(found, Verb):
+        others = [known for known in known_recipes() if getattr(find_recipe(known), verb.name)]
+        have = f" (as {listed(others)} has)" if others else ""
+        raise UserError(f"the recipe {name!r} has no `{verb.name}`; give it one, a Verb(...){have}")
+    taken = sorted(paths_of(found.options).keys() & verb.options.keys())
+    if taken:
+        raise UserError(f"--{taken[0]} is an option of samestep itself; rename it in the options of recipe {name!r}")
+    return found
 
 
 def _split_fields(args: Sequence[str], cls: type) -> tuple[list[str], list[str]]:

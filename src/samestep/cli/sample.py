@@ -3,10 +3,13 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from samestep.cli.model_verbs import ModelVerb
 from samestep.cli.model_verbs import run as run_verb
+
+if TYPE_CHECKING:
+    from samestep.train.pretrained.trained_model import Trained
 
 ABOUT = """Generates from a trained model. MODEL is a run (by name or path), a checkpoint, or a published model.
 `torchrun --nproc_per_node=4 -m samestep sample ...` splits the work among all ranks, with the same result."""
@@ -14,22 +17,17 @@ ABOUT = """Generates from a trained model. MODEL is a run (by name or path), a c
 
 def run(args: Sequence[str]) -> int:
     """Print samples of a trained model."""
-    return run_verb(ModelVerb("sample", ABOUT, "also write the samples to this .jsonl file", _finish), args)
-
-
-def _finish(trained: Any, verb: Any, options: Any, records: Sequence[Mapping[str, Any]], out: Path | None) -> None:
-    """Print the texts, each after a separator line if there are several; write the records to a file."""
-    if verb.show is not None:
-        verb.show(trained, records)
-    else:
-        _show(records)
-    if out is not None:
-        lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-        out.write_text("".join(lines), encoding="utf-8")
+    return run_verb(ModelVerb("sample", ABOUT, "also write the samples to this .jsonl file", _show, _write), args)
 
 
 def _show(records: Sequence[Mapping[str, Any]]) -> None:
+    """The texts, each after a separator line if there are several."""
     for number, record in enumerate(records, 1):
         if len(records) > 1:
             print(f"--- {number} of {len(records)} ---")
         print(record["text"] if "text" in record else json.dumps(record, ensure_ascii=False))
+
+
+def _write(file: Path, trained: "Trained", options: Any, records: Sequence[Mapping[str, Any]]) -> None:
+    lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    file.write_text("".join(lines), encoding="utf-8")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep.checkpoint.files import remove_folder
-from samestep.checkpoint.manifest import read_manifest, step_of
+from samestep.checkpoint.manifest import read_manifest
 from samestep.checkpoint.safetensor_files import save_safetensors, write_safetensors
 from samestep.checkpoint.weight_files import check_shapes
 from samestep.checkpoint.weight_sources import RenamedWeights
@@ -91,7 +91,7 @@ def export_network(trained: Trained, target: Path, dtype: str | None = None, ove
     """
     learner = trained.learner_name()
     weights = _separate(trained.network(learner).state_dict(), TYPES[dtype] if dtype else None)
-    step = step_of(trained.source.name) if is_checkpoint(trained.source) else None
+    step = read_manifest(trained.source).step if is_checkpoint(trained.source) else None
     record = PublishedRecord(trained.name, trained.stage, step, learner, dump(trained.config))
     if target.suffix == ".safetensors":
         with _staging_file(target, overwrite) as staging:

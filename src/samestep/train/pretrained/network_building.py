@@ -45,6 +45,7 @@ class TrainedStage:
     """The recipe's name, for messages."""
     config: Any
     stage: str
+    """Empty for a published model that does not name it."""
     run: RunDir | None = None
     """None for a checkpoint or a published model outside of its run."""
 
@@ -115,6 +116,11 @@ def _build_in_stage(trained: TrainedStage, learner: str) -> BuiltNetwork:
 
 
 def _find_stage(trained: TrainedStage) -> Stage:
+    if not trained.stage:
+        raise UserError(
+            f"a published model does not say which stage of {trained.name} made it; give the recipe `networks`, which "
+            "builds the network from the settings alone"
+        )
     stages = trained.recipe.stages(trained.config)
     found = next((stage for stage in stages if stage.name == trained.stage), None)
     if found is None:
