@@ -162,7 +162,7 @@ class FirstWeights:
 
     def _of_path(self, learner: str, path: str) -> Callable[[], FillFunction]:
         """The weights that the recipe names for a learner: of the learner of that name, or of the only one there is."""
-        named = NamedWeights(run_path(path, self._config.out), self._world)
+        named = NamedWeights(Path(run_path(path, self._config.out)), self._world)
         if path == named_source(self._config):
             self._users.append(learner)
         self.descriptions[learner] = path if self._resumed else named.describe(named.learner_like(learner))

@@ -58,10 +58,12 @@ def choose_learner(known: Collection[str], wanted: str | None, where: str) -> st
         wanted = MODEL if MODEL in known else next(iter(known)) if len(known) == 1 else None
     if wanted in known:
         return str(wanted)
-    names = listed([repr(name) for name in known], "or") if known else "none"
-    if wanted is None and known:
+    if not known:
+        raise UserError(f"{where} has no learner, so there are no weights to use")
+    names = listed([repr(name) for name in known], "or")
+    if wanted is None:
         raise UserError(f"{where} has several learners; say which one is meant: {names}")
-    raise UserError(f"{where} has no learner {wanted or MODEL!r}; it has {names}")
+    raise UserError(f"{where} has no learner {wanted!r}; it has {names}")
 
 
 def choose_checkpoint(
@@ -80,9 +82,11 @@ def choose_checkpoint(
     step = _step(which)
     stages = _stage_folders(rundir, stage)
     known: set[str] = set()
+    intact = 0
     for folder in stages:
         found = [(checkpoint, learners_of(checkpoint.path)) for checkpoint in find_checkpoints(folder)]
         known |= {name for _, learners in found for name in learners}
+        intact += sum(checkpoint.damage is None for checkpoint, _ in found)
         fitting = [checkpoint for checkpoint, learners in found if (learner in learners if learner else learners)]
         for checkpoint in _in_order(fitting, which, step, folder):
             damage = damage_of(checkpoint.path)
@@ -91,8 +95,9 @@ def choose_checkpoint(
             if step is not None:
                 raise UserError(f"the checkpoint {checkpoint.path} is damaged: {damage}; use another one")
             logger.warning("the checkpoint %s is damaged and not used: %s", checkpoint.path, damage)
-    if learner is not None and known and learner not in known:
-        choose_learner(sorted(known), learner, f"the run {rundir.path}")
+    if intact and (not known or (learner is not None and learner not in known)):
+        where = f"the run {rundir.path}" if stage is None else f"stage {stage!r} of the run {rundir.path}"
+        choose_learner(sorted(known), learner, where)
     raise UserError(f"the run {rundir.path} has no intact checkpoint yet; train it first")
 
 
