@@ -3,7 +3,6 @@
 For a sharded tensor only this rank's shard is read.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
 from samestep.checkpoint.loading import verified_manifest
-from samestep.checkpoint.manifest import STATE, read_manifest
+from samestep.checkpoint.manifest import read_manifest
 from samestep.checkpoint.metadata import read_metadata
 from samestep.checkpoint.state import join_keys, unescape_key
 from samestep.checkpoint.tensors import fill_tensors
@@ -132,8 +131,3 @@ class CheckpointWeights:
         failure = fill_tensors(self._path, self._metadata, tensors, None)
         if failure is not None:
             raise failure
-
-
-def part_names(path: Path) -> set[str]:
-    """The names of the parts whose state a checkpoint holds."""
-    return set(json.loads((path / STATE).read_text(encoding="utf-8")))
