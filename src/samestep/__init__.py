@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from samestep.train.logging.metrics import Metric, Metrics
     from samestep.train.loop import Hook, Task, Tick
     from samestep.train.plan import Schedule
-    from samestep.train.recipe import Recipe, Stage
+    from samestep.train.pretrained.load import load
+    from samestep.train.pretrained.trained_model import Trained
+    from samestep.train.recipe import Recipe, Stage, Verb
     from samestep.train.whole_set import WholeSet, gather_rows
 
 _EXPORTS = {
@@ -56,12 +58,15 @@ _EXPORTS = {
     "Stage": "samestep.train.recipe",
     "Task": "samestep.train.loop",
     "Tick": "samestep.train.loop",
+    "Trained": "samestep.train.pretrained.trained_model",
     "UserError": "samestep.core.errors",
+    "Verb": "samestep.train.recipe",
     "Weighted": "samestep.data.order_choice",
     "WholeSet": "samestep.train.whole_set",
     "evaluate": "samestep.train.fit",
     "gather_rows": "samestep.train.whole_set",
     "keyed_dropout": "samestep.train.learner.dropout",
+    "load": "samestep.train.pretrained.load",
     "pad_rows": "samestep.data.collate",
 }
 
@@ -94,13 +99,16 @@ __all__ = [
     "Stage",
     "Task",
     "Tick",
+    "Trained",
     "UserError",
+    "Verb",
     "Weighted",
     "WholeSet",
     "evaluate",
     "gather_rows",
     "keyed_dropout",
     "launch",
+    "load",
     "noise",
     "pad_rows",
 ]

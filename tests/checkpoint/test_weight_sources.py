@@ -14,7 +14,13 @@ from torch import Tensor
 from samestep.checkpoint.safetensor_files import INDEX, SafetensorsFiles, write_safetensors
 from samestep.checkpoint.store import Store
 from samestep.checkpoint.weight_files import open_weight_file
-from samestep.checkpoint.weight_sources import CheckpointWeights, InMemoryWeights, RenamedWeights, part_names, read_all
+from samestep.checkpoint.weight_sources import (
+    CheckpointWeights,
+    InMemoryWeights,
+    LayeredWeights,
+    RenamedWeights,
+    read_all,
+)
 from samestep.core.errors import UserError
 from samestep.world.world import World
 
@@ -50,7 +56,6 @@ def test_every_kind_of_source_gives_the_same(tmp_path: Path) -> None:
         halves = {"w3": torch.empty(3, 4, dtype=torch.bfloat16)}
         source.fill(halves)
         assert torch.equal(halves["w3"], WEIGHTS["w3"].bfloat16()), "only what is asked for, in the type of the target"
-    assert part_names(step) == {"model", "other"}
 
 
 def test_a_checkpoint_without_such_weights_or_damaged_is_refused(tmp_path: Path) -> None:
@@ -61,6 +66,16 @@ def test_a_checkpoint_without_such_weights_or_damaged_is_refused(tmp_path: Path)
     data.write_bytes(data.read_bytes()[:-1] + b"?")
     with pytest.raises(UserError, match=r"is damaged: __0_0.distcp does not match its checksum; use another one"):
         CheckpointWeights(step, "model/model")
+
+
+def test_layered_also_where_one_tensor_has_two_names() -> None:
+    zeros = {"w0": torch.zeros_like(WEIGHTS["w0"])}
+    source = LayeredWeights(InMemoryWeights(WEIGHTS), InMemoryWeights(zeros))
+    assert same(read_all(source), {**WEIGHTS, **zeros})
+    tied = torch.ones_like(WEIGHTS["w0"])
+    both = LayeredWeights(InMemoryWeights({"w0": WEIGHTS["w0"], "tied": WEIGHTS["w0"]}), InMemoryWeights(zeros))
+    both.fill({"w0": tied, "tied": tied})
+    assert torch.equal(tied, zeros["w0"]), "what replaces it counts"
 
 
 def test_renamed() -> None:

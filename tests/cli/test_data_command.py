@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from samestep import recipes
 from samestep.cli.main import main
 from samestep.core.errors import EXIT_INTERRUPTED
 from samestep.data.prepared import open_prepared
+from samestep.data.tokenizer.char import CharTokenizer
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +36,23 @@ def test_shakespeare_from_a_file_of_ones_own(capsys: pytest.CaptureFixture[str])
     assert found.metadata["sources"][0]["name"] == "book.txt"
     assert found.tokenizer.decode(found.train[:24].tolist()) == "All the world's a stage."
     assert "char" in capsys.readouterr().out
+
+
+def test_the_recipe_reads_the_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    CharTokenizer.of("All the world's a stage.\n").save(tmp_path / "letters")
+    args = ["data", "prepare", "book.txt", "--tokenizer", "letters", "--overwrite"]
+    assert main([*args, "--recipe", "planted.sound"]) == 0
+    assert "next: samestep train planted.sound --data_dir book_processed" in capsys.readouterr().out
+    more = tmp_path / "shipped" / "other"
+    more.mkdir(parents=True)
+    reads = "from samestep import Config, Recipe\nrecipe = Recipe(Config, list, read_tokenizer=print)\n"
+    (more / "__init__.py").write_text(reads)
+    monkeypatch.setattr(recipes, "__path__", [*recipes.__path__, str(more.parent)])
+    assert main(args) == 2
+    assert "say which recipe the data is for, with --recipe: mdlm or other" in capsys.readouterr().err
+    assert main([*args, "--recipe", "mdlm"]) == 0
 
 
 def test_a_chat_says_what_was_cut(capsys: pytest.CaptureFixture[str]) -> None:

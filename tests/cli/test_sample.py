@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from samestep.cli.main import main
-from samestep.cli.sample import read_prompts
 from samestep.core.errors import UserError
 from samestep.launch import local
+from samestep.recipes.mdlm.prompts import read_prompts
 
 pytestmark = pytest.mark.timeout(60)
 SHORT = ["--length", "8", "--steps", "4", "--temperature", "1"]

@@ -10,7 +10,7 @@ from samestep.train.recipe_registry import known_recipes
 
 PLANTED = [
     *("planted.sound", "planted.declared_unused", "planted.keyed_dropout", "planted.adversaries"),
-    *("planted.improving", "planted.teacher_dump", "planted.optimizers", "planted.rollout"),
+    *("planted.improving", "planted.teacher_dump", "planted.optimizers", "planted.rollout", "planted.two_networks"),
 ]
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "sine.py")
 

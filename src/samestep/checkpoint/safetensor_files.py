@@ -67,7 +67,7 @@ def write_safetensors(
     for file, part in files.items():
         weights = {name: torch.empty(source.layout[name].shape, dtype=dtype) for name in part}
         source.fill(weights)
-        _save(folder / file, weights)
+        save_safetensors(folder / file, weights)
         del weights  # before the next ones are made
     if len(files) > 1:
         where = {name: file for file, part in files.items() for name in part}
@@ -93,17 +93,24 @@ def _file_name(number: int, total: int) -> str:
     return SINGLE if total == 1 else f"model-{number + 1:05d}-of-{total:05d}.safetensors"
 
 
-def _save(path: Path, weights: dict[str, Tensor]) -> None:
+def save_safetensors(path: Path, weights: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write weights, none of which share memory, to one file. Raises OSError if that is not possible."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     try:
-        save_file(weights, path, metadata={"format": "pt"})
+        save_file(dict(weights), path, metadata={"format": "pt", **(metadata or {})})
     except SafetensorError as error:  # raised for a full disk, too
         raise OSError(str(error)) from error
     path.chmod(path.parent.stat().st_mode & 0o666)  # the library makes it readable by its owner only
     with open(path, "rb") as file:
         os.fsync(file.fileno())
+
+
+def read_safetensors_metadata(file: Path) -> dict[str, str]:
+    """The metadata of a file."""
+    with _open(file) as content:
+        return dict(content.metadata() or {})
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 For a sharded tensor only this rank's shard is read.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
 from samestep.checkpoint.loading import verified_manifest
-from samestep.checkpoint.manifest import STATE, read_manifest
+from samestep.checkpoint.manifest import read_manifest
 from samestep.checkpoint.metadata import read_metadata
 from samestep.checkpoint.state import join_keys, unescape_key
 from samestep.checkpoint.tensors import fill_tensors
@@ -87,6 +86,25 @@ class RenamedWeights:
         self.source.fill({self.names[name]: target for name, target in targets.items()})
 
 
+@dataclass(frozen=True)
+class LayeredWeights:
+    """Weights of which some are replaced by others."""
+
+    source: WeightSource
+    others: WeightSource
+    """Those that replace the weights of the same names."""
+
+    @property
+    def layout(self) -> Mapping[str, Tensor]:
+        """Shapes and types."""
+        return {**self.source.layout, **self.others.layout}
+
+    def fill(self, targets: Mapping[str, Tensor]) -> None:
+        """Copy them, those that replace last: one tensor may have two names, and only one of them is replaced."""
+        self.source.fill({name: target for name, target in targets.items() if name not in self.others.layout})
+        self.others.fill({name: target for name, target in targets.items() if name in self.others.layout})
+
+
 class CheckpointWeights:
     """The tensors under one prefix of a checkpoint: those under `learner/model` are a model's weights."""
 
@@ -113,8 +131,3 @@ class CheckpointWeights:
         failure = fill_tensors(self._path, self._metadata, tensors, None)
         if failure is not None:
             raise failure
-
-
-def part_names(path: Path) -> set[str]:
-    """The names of the parts whose state a checkpoint holds."""
-    return set(json.loads((path / STATE).read_text(encoding="utf-8")))

@@ -1,11 +1,11 @@
-"""The args of all verbs, in this order: those that take a run, a model or a recipe; then `train` and `submit`.
+"""The args of verbs, in this order: those that take a run or a recipe; then `train` and `submit`.
 
 The recipes are imported inside functions, because they need torch: `checkpoints` and `why` answer without it.
 """
 
 import os
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,7 +23,7 @@ from samestep.core.config import (
     split_options,
 )
 from samestep.core.config.files import PACKAGE_CONF, find_config_file, load_config_file, search_path
-from samestep.core.errors import EXIT_DONE, UserError, print_error
+from samestep.core.errors import UserError
 from samestep.core.rundir import RunDir
 from samestep.launch.schedulers.job import SITE_ALIASES, SITE_VARIABLE, Job, Site
 from samestep.train.extension import LENGTH_SETTINGS, require_extendable
@@ -43,25 +43,6 @@ def parse_run(args: Sequence[str], verb: str, flag: str) -> tuple[str, bool]:
         what = f"there is no option {unknown[0]}" if unknown else f"one run is expected, not {len(names)}"
         raise UserError(f"{what}; the command is: samestep {verb} RUN [{flag}]")
     return names[0], flag in args
-
-
-# Verbs that take a model: sample, evaluate.
-
-
-def run_on_model(verb: str, args: Sequence[str], help_text: str, use: Callable[[str, Sequence[str]], int]) -> int:
-    """Call `use` with the model and the other args. Returns its exit code, or that of the rank that failed first."""
-    if not args or "-h" in args or "--help" in args:
-        print(help_text)
-        return EXIT_DONE
-    if args[0].startswith("-"):
-        raise UserError(f"samestep {verb} needs a run, a checkpoint or a model folder first, not {args[0]}.")
-    from samestep.world.world import PeerFailed
-
-    try:
-        return use(args[0], args[1:])
-    except PeerFailed as failure:
-        print_error(str(failure))
-        return failure.exit_code
 
 
 # Verbs that take a recipe: train, submit, verify, config.

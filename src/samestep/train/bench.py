@@ -29,7 +29,7 @@ from samestep.data.order_choice import OrderChoice, choose_order
 from samestep.data.reordered import Reordered
 from samestep.data.rollout import Make, moments, produce, split_rows
 from samestep.parallel.blocks import checkpoint_activations
-from samestep.parallel.build import build_uninitialized
+from samestep.parallel.build import FillFunction, build_uninitialized
 from samestep.parallel.compiling import LossCompiler
 from samestep.parallel.wrap import wrap
 from samestep.train.artifacts.array_format import ArrayLayout
@@ -205,23 +205,27 @@ class Bench:
         clip: float | None = None,
         clip_value: float | None = None,
         dtype: Literal["float32", "float64", "bfloat16"] | None = None,
+        init_from: str | None = None,
     ) -> Learner:
         """A learner of `module`, or of the one that `module` builds when it is called.
 
         The latter is for large networks. One that begins with the weights of a file, or offers `init_parameter` (see
         initialization.py), is then built without memory, and each device fills only its own shard. The function may be
         called twice. `rate` gives the learning rate of each step, `groups` what differs by patterns of parameter names,
-        `dtype` the type of the parameters; everything that is not given is as the configuration says.
+        `dtype` the type of the parameters; everything that is not given is as the configuration says. `init_from` is
+        the run, checkpoint or weight file that this learner begins with, whatever else is named.
         """
         config: Config = self.config
         if rate is not None:
             rate = self.given_rates[name] = self._over_stage(rate) if isinstance(rate, Schedule) else rate
         settings = OptimSettings.of(config).given(optimizer, groups, weight_decay, clip, clip_value)
-        initial = self.first_weights.of(name)
+        initial = self.first_weights.of(name, init_from)
         if not isinstance(module, nn.Module):
             make = module
             module, initial = (build_uninitialized(make), initial) if initial else build_fresh(make, config.seed, name)
         module = self._prepared(module, dtype)
+        initial = self.first_weights.of_fitting(name, module) or initial
+        self._on_network(name, module, initial)
         checkpoint_activations(module, config.activation_checkpointing)
         compute = COMPUTE_DTYPES.get(config.distributed.mixed_precision)
         parallel = wrap(module, self.world, config.distributed.strategy, compute, initial)
@@ -331,6 +335,10 @@ class Bench:
             if any(fnmatch(name, pattern) for pattern in self.unused):
                 parameter.requires_grad_(False)  # before wrapping: DDP waits for the gradient of every other one
         return module
+
+    def _on_network(self, learner: str, module: nn.Module, initial: FillFunction | None) -> None:
+        """Called with each learner's module and what fills it, before it is put on its device: a bench that only loads
+        a network ends `build` here."""
 
     def _feed(
         self,

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from samestep.core.config import Alias
 from samestep.train.bench import Bench
 from samestep.train.config import Config
@@ -53,6 +55,26 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class NoOptions:
+    """A verb without options of its own."""
+
+
+@dataclass(frozen=True)
+class Verb:
+    """What a recipe does for `samestep sample` or `samestep evaluate`."""
+
+    run: Callable[..., Any]
+    """(trained, options, world) to the result, on every rank: for `sample` one record (a dict that JSON can hold) for
+    each sample, whose `text` is printed; for `evaluate` names and values. `trained.network()` loads the network."""
+    options: type = NoOptions
+    """A dataclass whose fields are the verb's flags for this recipe; the text under a field is its help."""
+    aliases: Mapping[str, str | Alias] = field(default_factory=dict)
+    """Short names of settings that go with this verb, such as `temperature` for `sampling.temperature`."""
+    show: Callable[..., None] | None = None
+    """(trained, result): prints the result, on rank 0; None: as plain text."""
+
+
+@dataclass(frozen=True)
 class Recipe:
     """A complete training method. `config` inherits from samestep's Config; `stages` lists what to run, in order."""
 
@@ -72,12 +94,15 @@ class Recipe:
     """Recognises a published model: (folder) to its configuration, or None when it is of another kind."""
     read_tokenizer: Callable[..., Any] | None = None
     """Reads a tokenizer for `samestep data prepare`: (folder, mask token or None, end token or None) to a tokenizer."""
-    sample: Callable[..., Any] | None = None
-    """Generates from a trained model: (trained, prompts, samples, and options) to one record per text."""
-    evaluate: Callable[..., Mapping[str, Any]] | None = None
-    """Evaluates a trained model: (trained, tasks, and options) to results, on rank 0."""
+    networks: Callable[[Any], Mapping[str, Callable[[], nn.Module]]] | None = None
+    """(config) to a function for each learner that builds its network, as `build` does: for loading a trained network
+    where the data of its stage is not at hand. Not needed where `build` makes the learner before it reads data."""
+    sample: Verb | None = None
+    """Generates from a trained model."""
+    evaluate: Verb | None = None
+    """Evaluates a trained model."""
     export: Callable[..., None] | None = None
-    """Writes a trained model in its published form: (trained, folder, options)."""
+    """Writes a trained model in its published form: (trained, folder, options). None: as safetensors."""
 
     def stage_configs(self, config: Any) -> dict[str, Any]:
         """The configuration of each stage, in order."""

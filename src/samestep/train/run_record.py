@@ -187,12 +187,15 @@ def _code_to_record(
 
 def with_run_path(config: Config) -> Config:
     """A configuration whose `init_from` may be the name of a run, with the path of that run in its place."""
-    source = config.init_from
-    if not source or Path(source).exists():
-        return config
-    folders = (Path(out) / source for out in (config.out, "runs"))
-    found = next((path for path in folders if RunRecord.read(RunDir(path)) is not None), None)
-    return replace(config, init_from=str(found)) if found else config
+    return replace(config, init_from=run_path(config.init_from, config.out)) if config.init_from else config
+
+
+def run_path(text: str, out: str) -> str:
+    """The path of the run of this name, if there is one; else what the user gave, to the letter."""
+    if Path(text).exists():
+        return text
+    folders = (Path(folder) / text for folder in (out, "runs"))
+    return next((str(path) for path in folders if RunRecord.read(RunDir(path)) is not None), text)
 
 
 def find_run(text: str, out: str = "runs") -> RunDir:

@@ -10,12 +10,15 @@ import pytest
 import torch
 from exact_toy import LENGTH, TOY, ExactConditionals
 
-from samestep.cli.evaluate import metric_rows
 from samestep.cli.main import main
+from samestep.core.config import dump
+from samestep.core.rundir import RunDir
 from samestep.models.transformer import TransformerConfig
 from samestep.recipes.mdlm.config import MdlmConfig
 from samestep.recipes.mdlm.harness import EvaluationOptions, HarnessModel
+from samestep.recipes.mdlm.harness_table import metric_rows
 from samestep.recipes.mdlm.sampling import SamplingConfig
+from samestep.train.run_record import RunRecord
 from samestep.world.world import World
 from toys import run_on_ranks
 
@@ -47,7 +50,7 @@ def harness_model(world: World | None = None, draws: int = 2000, **sampling: Any
     options = SamplingConfig(**{"length": 2, "steps": 4, **sampling})
     config = MdlmConfig(model=shape, sampling=options, samples_at_end=0, batch_size=500)
     return HarnessModel(
-        ExactConditionals(), Letters(), config, EvaluationOptions([], draws=draws), world or World.single()
+        ExactConditionals(), Letters(), config, EvaluationOptions("none", draws=draws), world or World.single()
     )
 
 
@@ -179,7 +182,7 @@ def test_local_tasks_need_no_network(
         (["a", "--tasks=x", "--draws=many"], "--draws must be a whole number"),
         (["a", "--tasks=x", "--include_path=nowhere"], "Give --include_path a folder with task files"),
         (["a", "--tasks=x", "--out=nowhere/x.json"], "Make the folder of --out"),
-        (["a", "--tasks=x"], "'a' is not a run"),
+        (["b", "--tasks=x"], "'b' is not a run"),
     ],
 )
 def test_bad_args_are_refused(
@@ -190,5 +193,6 @@ def test_bad_args_are_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    RunRecord("mdlm", dump(MdlmConfig()), "", 8).write(RunDir(Path("runs/a")))  # refused before a checkpoint is opened
     assert main(["evaluate", *args]) == 2
     assert sentence in capsys.readouterr().err

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+import samestep
 from samestep.checkpoint.store import Store
 from samestep.core.config import dump
 from samestep.core.errors import UserError
@@ -22,6 +23,7 @@ from samestep.data.tokenizer.char import CharTokenizer
 from samestep.data.tokenizer.vocabulary import ByteTokenizer
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.recipes.mdlm import MdlmConfig
+from samestep.recipes.mdlm.corpus import DataConfig
 from samestep.recipes.mdlm.pretrained import export, model_tokenizer, read_pretrained, resolve_network
 from samestep.recipes.mdlm.sampling import SamplingConfig
 from samestep.train.learner.ema import AVERAGE
@@ -113,6 +115,20 @@ def test_names_and_types_are_the_published_ones(make_run: Make) -> None:
     assert found["model.transformer.ln_f.weight"].dtype == torch.bfloat16
     assert json.loads(Path("out/config.json").read_text())["torch_dtype"] == "bfloat16"
     assert logits(open_trained("out")).dtype == torch.float32
+
+
+def test_a_network_is_loaded_without_its_data_and_a_folder_names_its_recipe(make_run: Make) -> None:
+    make_run(data=DataConfig(path="gone.txt"))
+    assert torch.equal(samestep.load("a")(TOKENS), network()(TOKENS))
+    exported("a", "out")
+    assert json.loads(Path("out/samestep.json").read_text()) == {"recipe": "mdlm"}
+    assert torch.equal(samestep.load("out")(TOKENS), network()(TOKENS))
+    Path("out/samestep.json").write_text('{"recipe": "planted.sound"}')
+    with pytest.raises(UserError, match=r"the recipe planted.sound does not know the model in out; name another one"):
+        samestep.load("out")
+    assert torch.equal(samestep.load("out", recipe="mdlm")(TOKENS), network()(TOKENS))
+    Path("out/samestep.json").unlink()
+    assert open_trained("out").name == "mdlm", "by its config.json, as folders that others published"
 
 
 def test_averaged_weights_are_the_ones_to_use(make_run: Make) -> None:

@@ -136,9 +136,9 @@ def first(out: Path, stage: str, resumed: bool = False) -> dict[str, Tensor]:
     return {name: torch.tensor(values) for name, values in known.items()}
 
 
-def learned(out: Path, stage: str, step: int) -> dict[str, Tensor]:
+def learned(out: Path, stage: str, step: int, learner: str = "model") -> dict[str, Tensor]:
     folder = RunDir(out / "run").checkpoints(stage) / f"step_{step:08d}"
-    return read_all(open_weights(folder))
+    return read_all(open_weights(folder, learner))
 
 
 def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
@@ -207,12 +207,20 @@ def test_weight_files_of_several_stages_do_not_replace_each_other(tmp_path: Path
 
 
 def test_what_no_learner_takes_is_refused_before_anything_is_trained(tmp_path: Path, source: Path) -> None:
-    output = launch(tmp_path, expect=2, init_from=str(source), layout="dump train", learner="judge")
-    assert (
-        "is not used by stage 'train', which has no learner named 'model' to begin with it, and neither does" in output
-    )
-    output = launch(tmp_path, init_from=str(source), layout="one two", learner="judge", name="trained")
+    other = tmp_path / "other.pt"
+    torch.save({"weight": torch.zeros(3, 4), "bias": torch.zeros(3)}, other)
+    output = launch(tmp_path, expect=2, init_from=str(other), layout="dump train", learner="judge")
+    assert "is not used by stage 'train', which has no learner named 'model' to begin with it (the learner" in output
+    assert "'judge' cannot: the weights of" in output and "and neither does any other" in output
+    output = launch(tmp_path, init_from=str(other), layout="one two", learner="judge", name="trained")
     assert output.count("which has no learner named 'model'") == 2, "a run that has trained goes on"
+
+
+def test_a_plain_file_goes_to_the_only_learner_whatever_its_name(tmp_path: Path, source: Path) -> None:
+    output = launch(tmp_path, init_from=str(source), layout="one two", learner="judge")
+    assert same(first(tmp_path, "one"), given(source))
+    assert not same(first(tmp_path, "two"), given(source)), "once"
+    assert re.search(r"first weights +drawn from seed 0", output)
 
 
 def test_a_stage_that_does_not_train_leaves_it_to_the_next(tmp_path: Path, source: Path) -> None:
@@ -260,17 +268,18 @@ def test_a_start_that_has_no_learner_is_refused(tmp_path: Path) -> None:
     assert "stage 'dump' learned, but that has no weights of 'model'; it has state of no learner" in output
 
 
-def test_a_resume_does_not_open_what_the_run_began_with(tmp_path: Path, source: Path) -> None:
-    layout = "one two>one"
-    launch(tmp_path, init_from=str(source), layout=layout)
-    uninterrupted = learned(tmp_path, "two", 6)
+@pytest.mark.parametrize("learner", ["model", "judge"])
+def test_a_resume_does_not_open_what_the_run_began_with(tmp_path: Path, source: Path, learner: str) -> None:
+    layout = {"layout": "one two>one", "learner": learner}
+    launch(tmp_path, init_from=str(source), **layout)
+    uninterrupted = learned(tmp_path, "two", 6, learner)
     shutil.rmtree(tmp_path / "run")
-    launch(tmp_path, init_from=str(source), layout=layout, max_time="0s", expect=75)
+    launch(tmp_path, init_from=str(source), **layout, max_time="0s", expect=75)
     source.unlink()
-    launch(tmp_path, init_from=str(source), layout=layout)
+    launch(tmp_path, init_from=str(source), **layout)
     built = first(tmp_path, "one", resumed=True)
     assert all(tensor.isnan().all() for tensor in built.values()), "nobody can take them for weights"
-    assert same(learned(tmp_path, "two", 6), uninterrupted)
+    assert same(learned(tmp_path, "two", 6, learner), uninterrupted)
 
 
 def test_a_step_from_a_file_is_for_the_first_stage_alone(tmp_path: Path) -> None:

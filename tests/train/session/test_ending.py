@@ -13,7 +13,7 @@ from samestep.core.errors import UserError
 from samestep.core.records import JsonLines, read_json
 from samestep.core.rundir import RunDir
 from samestep.train.hooks.profiling import profiled_steps
-from samestep.train.pretrained.open_weights import final_checkpoint
+from samestep.train.pretrained.run_checkpoints import choose_checkpoint
 from samestep.why.collect import collect_evidence
 from samestep.why.diagnose import diagnose
 
@@ -44,7 +44,7 @@ def test_a_sharded_stage_stops_early_with_its_best_state_and_may_go_on_later(she
     assert "stage 'fit' ends with the state of step 2, the best by val/error" in output
     assert [found.step for found in find_checkpoints(rundir.checkpoints("fit"))] == [2, 6]
     assert finished_with(2) and not finished_with(6)
-    assert final_checkpoint(rundir).name == "step_00000002"
+    assert choose_checkpoint(rundir).name == "step_00000002"
     assert read_json(rundir.done("fit")) == {"step": 6, "stopped_early": sentence, "waited": 2}
     assert [row["step"] for row in JsonLines(rundir.metrics) if "loss" in row] == [6], "the open row is written"
     diagnosis = diagnose(collect_evidence(rundir))
@@ -65,7 +65,7 @@ def test_a_sharded_stage_stops_early_with_its_best_state_and_may_go_on_later(she
     assert "step_00000006, step 6" in output, "it goes on from its last step"
     assert read_json(rundir.done("fit")) == {"step": 8}
     assert finished_with(8)
-    assert final_checkpoint(rundir).name == "step_00000008"
+    assert choose_checkpoint(rundir).name == "step_00000008"
     assert read_json(rundir.status) == {"status": "done"}
     assert logged("note") == logged("square") == [2, 4, 6, 8], "each once"
     assert logged("step") == [1, 2, 3, 4, 5, 6, 7, 8]

@@ -7,26 +7,24 @@ not even the shape of a matrix product depends on the number of ranks.
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from torch import nn
 
-from samestep.core.errors import UserError, print_error
+from samestep.core.errors import print_error
 from samestep.core.records import Json
 from samestep.data.tokenizer.vocabulary import Tokenizer, Vocabulary
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.recipes.mdlm.animation import AnimatedText, RevealTrace, glyphs, html_page, show_passes
 from samestep.recipes.mdlm.infilling import Template, answer_template, fill_templates, parse_template
 from samestep.recipes.mdlm.pretrained import model_tokenizer
+from samestep.recipes.mdlm.prompts import SampleOptions
 from samestep.recipes.mdlm.sampling import Observer, SamplingConfig, SamplingPass, batches_by_shape
 from samestep.train.learner.learner import COMPUTE_DTYPES
 from samestep.train.pretrained.trained_model import Trained
 from samestep.world.world import World
-
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -53,24 +51,14 @@ class SampledText:
     """The network's probability of each token; empty without an animation."""
 
 
-def generate(
-    trained: Trained,
-    prompts: Sequence[str],
-    samples: int,
-    *,
-    world: World,
-    dtype: str | None = None,
-    gap: str | None = None,
-    chat: bool = False,
-    watch: bool = False,
-    html: Path | None = None,
-) -> list[dict[str, Json]]:
+def generate(trained: Trained, options: SampleOptions, world: World) -> list[dict[str, Json]]:
     """Sample each prompt `samples` times: one record per text, in order, on every rank.
 
     A record holds `prompt`, `sample`, the complete `text`, and as `written` the text of each gap.
     """
+    html = options.html
     tokenizer = model_tokenizer(trained)
-    requests = _requests(prompts, samples, trained.config.sampling.length, tokenizer, gap, chat)
+    requests = _requests(options, trained.config.sampling.length, tokenizer)
     batches = batches_by_shape([request.template.shape() for request in requests], trained.config.batch_size)
     if len(batches) < world.size:
         print_error(
@@ -78,9 +66,9 @@ def generate(
         )
     mine: list[SampledText] = []
     with world.together("writing"), ExitStack() as stack:
-        module = load_network(trained, world.device, dtype)
-        stack.enter_context(mixed_precision(trained.config, world.device, dtype))
-        show = stack.enter_context(show_passes(tokenizer, Console())) if watch and world.is_main else None
+        module = load_network(trained, world.device, options.dtype)
+        stack.enter_context(mixed_precision(trained.config, world.device, options.dtype))
+        show = stack.enter_context(show_passes(tokenizer, Console())) if options.watch and world.is_main else None
         for batch in batches[world.rank :: world.size]:
             mine += _sample(
                 module, requests, batch, trained.config, tokenizer.vocabulary, show, animate=html is not None
@@ -96,9 +84,7 @@ def generate(
 def load_network(trained: Trained, device: torch.device, dtype: str | None = None) -> nn.Module:
     """The trained network on its device, in the type its weights are stored in or in `dtype`."""
     network: TransformerConfig = trained.config.model
-    if dtype is not None and dtype not in DTYPES:
-        raise UserError(f"--dtype must be one of {', '.join(DTYPES)}, not {dtype!r}.")
-    weights_dtype = DTYPES[dtype] if dtype else next(iter(trained.weights().layout.values())).dtype
+    weights_dtype = getattr(torch, dtype) if dtype else next(iter(trained.weights().layout.values())).dtype
     return trained.build(lambda: Transformer(network), device, weights_dtype)
 
 
@@ -110,17 +96,16 @@ def mixed_precision(config: Any, device: torch.device, dtype: str | None = None)
     return torch.autocast(device.type, compute)
 
 
-def _requests(
-    prompts: Sequence[str], samples: int, length: int, tokenizer: Tokenizer, gap: str | None, chat: bool
-) -> list[SampleRequest]:
-    if chat and gap is not None:
-        raise UserError("Leave out --gap or --chat; an answer has no gaps.")
+def _requests(options: SampleOptions, length: int, tokenizer: Tokenizer) -> list[SampleRequest]:
     requests = []
-    for number, prompt in enumerate(prompts):
-        template = (
-            answer_template(prompt, length, tokenizer) if chat else parse_template(prompt, length, tokenizer, gap)
-        )
-        requests += [SampleRequest(prompt, sample, template, (number << 32) + sample) for sample in range(samples)]
+    for number, prompt in enumerate(options.texts()):
+        if options.chat:
+            template = answer_template(prompt, length, tokenizer)
+        else:
+            template = parse_template(prompt, length, tokenizer, options.gap)
+        requests += [
+            SampleRequest(prompt, sample, template, (number << 32) + sample) for sample in range(options.samples)
+        ]
     return requests
 
 

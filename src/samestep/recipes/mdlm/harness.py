@@ -22,6 +22,7 @@ from samestep.recipes.mdlm.config import MdlmConfig
 from samestep.recipes.mdlm.generating import load_network, mixed_precision
 from samestep.recipes.mdlm.likelihood import PromptAnswer, is_greedy, log_likelihood
 from samestep.recipes.mdlm.pretrained import model_tokenizer
+from samestep.recipes.mdlm.prompts import Dtype
 from samestep.recipes.mdlm.sampling import SamplingConfig, batches_by_shape, sample, until_end
 from samestep.train.pretrained.trained_model import Trained
 from samestep.world.world import World
@@ -32,34 +33,52 @@ HarnessRequest = Any
 
 @dataclass(frozen=True)
 class EvaluationOptions:
-    """Which tasks to evaluate, and how."""
+    """Which tasks to evaluate, and how. Text is generated with the settings of `sampling` (--sampling.steps 64); the
+    task sets its length and temperature."""
 
-    tasks: Sequence[str]
+    tasks: str = ""
+    """Names of tasks of lm-evaluation-harness (pip install 'samestep[eval]'), with commas between them."""
     include_path: Path | None = None
-    """A folder with the user's own task files."""
+    """A folder with task files (YAML) of your own; local data needs no network."""
     limit: int | None = None
-    """Questions of each task; None: all."""
+    """Number of questions of each task."""
     fewshot: int | None = None
-    """Worked examples before each question; None: as the task says."""
+    """Number of worked examples before each question, in place of the task's own number."""
     draws: int = 128
     """Monte-Carlo draws for each likelihood."""
     chat: bool = False
-    """Give each question as a user's message of a chat."""
+    """Ask as a user of a chat: for instruction-tuned models."""
+    dtype: Dtype | None = None
+    """Type of the network, in place of the type the model was trained in."""
+
+    def __post_init__(self) -> None:
+        """Refuse wrong options before the model is opened."""
+        if not self.names:
+            raise UserError("Name at least one task: --tasks NAME,...")
+        for name, least in (("limit", 1), ("fewshot", 0), ("draws", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UserError(f"--{name} must be a whole number of at least {least}, not {value}.")
+        if self.include_path is not None and not self.include_path.is_dir():
+            raise UserError(f"Give --include_path a folder with task files; {self.include_path} is not a folder.")
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the tasks."""
+        return [name for name in self.tasks.split(",") if name]
 
 
-def evaluate(
-    trained: Trained, tasks: Sequence[str], *, world: World, dtype: str | None = None, **more: Any
-) -> Mapping[str, Any]:
-    """The harness's results of a trained model, on rank 0; `more` holds further fields of `EvaluationOptions`."""
-    harness, options = import_harness(), EvaluationOptions(tasks, **more)
+def evaluate(trained: Trained, options: EvaluationOptions, world: World) -> Mapping[str, Any]:
+    """The harness's results of a trained model, on rank 0."""
+    harness = import_harness()
     tokenizer = model_tokenizer(trained)
     index = _find_tasks(options)
-    module = load_network(trained, world.device, dtype)
+    module = load_network(trained, world.device, options.dtype)
     model = as_harness_model(HarnessModel(module, tokenizer, trained.config, options, world))
-    with mixed_precision(trained.config, world.device, dtype):
+    with mixed_precision(trained.config, world.device, options.dtype):
         results = harness.simple_evaluate(
             model,
-            tasks=list(options.tasks),
+            tasks=options.names,
             task_manager=index,
             num_fewshot=options.fewshot,
             limit=options.limit,
@@ -82,9 +101,9 @@ def _find_tasks(options: EvaluationOptions) -> Any:
     manager = importlib.import_module("lm_eval.tasks").TaskManager
     own = None if options.include_path is None else str(options.include_path)
     found = manager(include_path=own, include_defaults=False)
-    if not set(options.tasks) <= set(found.all_tasks):
+    if not set(options.names) <= set(found.all_tasks):
         found = manager(include_path=own)
-    missing = [name for name in options.tasks if not found.match_tasks([name])]
+    missing = [name for name in options.names if not found.match_tasks([name])]
     if missing:
         where = own or "the harness; give --include_path FOLDER for task files of your own"
         raise UserError(f"there is no task {missing[0]!r} in {where}")

@@ -1,6 +1,6 @@
 """When the state is saved, and the weight files beside a checkpoint."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,11 @@ from samestep.checkpoint.weight_files import save_weights
 from samestep.train.config import Checkpoints
 from samestep.train.hooks.metric_logging import LogMetrics
 from samestep.train.hooks.validation import Validate
+from samestep.train.learner.ema import Average
 from samestep.train.learner.learner import Learner
 from samestep.train.logging.metrics import Metrics
 from samestep.train.loop import Progress, Tick
+from samestep.train.pretrained.run_checkpoints import LEARNERS
 from samestep.train.recipe import Stage
 from samestep.train.stop import Stop
 
@@ -74,7 +76,7 @@ class Save:
         self.log.flush()
 
     def _about(self) -> dict[str, Any]:
-        about = dict(self.about)
+        about = {**self.about, LEARNERS: learner_parts(self.state)}
         if self.stage.best is not None and self.stage.best[0] in self.validate.values:
             name, mode = self.stage.best
             # The keys are from the first version of the manifest.
@@ -84,13 +86,21 @@ class Save:
     def _after_commit(self) -> Callable[[Path], None]:
         """Weight files are written from the committed checkpoint, so there are none of a state that was not saved."""
         suffixes = list(self._suffixes)
-        return lambda checkpoint: write_weights(self.weights, self.state, checkpoint, suffixes)
+        keys = {part.name: key for key, part in self.state.items() if isinstance(part, Learner)}
+        return lambda checkpoint: write_weights(self.weights, keys, checkpoint, suffixes)
 
 
-def write_weights(folder: Path, state: Mapping[str, Any], checkpoint: Path, suffixes: list[str]) -> None:
-    """Write plain weight files with these suffixes from a checkpoint; called on rank 0 alone."""
-    for key, part in state.items() if suffixes else ():
-        if isinstance(part, Learner):
-            weights = read_tensors(checkpoint, join_keys((key, "model")), verify=False)  # it was written just now
-            for suffix in suffixes:
-                save_weights(folder / f"{part.name}_{suffix}.pt", weights)
+def learner_parts(state: Mapping[str, Any]) -> dict[str, dict[str, str | None]]:
+    """By learner, the names in a checkpoint of its state and of its averaged weights: for the manifest."""
+    averages = {part.learner: key for key, part in state.items() if isinstance(part, Average)}
+    learners = {part.name: key for key, part in state.items() if isinstance(part, Learner)}
+    return {name: {"state": key, "average": averages.get(name)} for name, key in learners.items()}
+
+
+def write_weights(folder: Path, keys: Mapping[str, str], checkpoint: Path, suffixes: Sequence[str]) -> None:
+    """Write plain weight files with these suffixes from an intact checkpoint, in which each learner's state is under
+    its key; called on rank 0 alone."""
+    for name, key in keys.items() if suffixes else ():
+        weights = read_tensors(checkpoint, join_keys((key, "model")), verify=False)
+        for suffix in suffixes:
+            save_weights(folder / f"{name}_{suffix}.pt", weights)

@@ -32,6 +32,11 @@ class Average:
             self._live = dict(module.named_parameters())
         self._averaged = {name: parameter.detach().clone() for name, parameter in self._live.items()}
 
+    @property
+    def learner(self) -> str:
+        """The name of the learner whose weights are averaged."""
+        return self._learner.name
+
     @torch.no_grad()
     def update(self) -> None:
         """Move towards the weights after the learner's newest update."""

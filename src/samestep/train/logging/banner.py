@@ -44,7 +44,7 @@ def _planned(config: Config, plan: Plan, dp_size: int) -> dict[str, str]:
 def _first_weights(bench: Bench) -> dict[str, str]:
     """Where weights come from, if any learner's come from elsewhere than the seed."""
     descriptions, source = bench.first_weights.descriptions, named_source(bench.config)
-    if not source and bench.start is None:
+    if not source and bench.start is None and not bench.first_weights.has_any():
         return {}
     only = len(descriptions) == 1
     return {"first weights" if only else f"first weights of {name}": text for name, text in descriptions.items()}

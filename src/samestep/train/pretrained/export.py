@@ -1,23 +1,32 @@
-"""Exporting a trained model: its weights as safetensors, and beside them the files that the recipe adds."""
+"""Exporting a trained model.
+
+`write_model` is for recipes with a published form of their own: weights as safetensors, and the files that the recipe
+adds. `export_network` writes the network of any learner of any recipe, `export_weight_files` plain `.pt` files.
+"""
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from samestep.checkpoint.files import remove_folder
-from samestep.checkpoint.safetensor_files import write_safetensors
+from samestep.checkpoint.manifest import read_manifest
+from samestep.checkpoint.safetensor_files import save_safetensors, write_safetensors
 from samestep.checkpoint.weight_files import check_shapes
 from samestep.checkpoint.weight_sources import RenamedWeights
+from samestep.core.config import dump
 from samestep.core.errors import UserError
 from samestep.core.records import replace_folder, sync_folder
 from samestep.parallel.build import build_uninitialized
-from samestep.train.pretrained.open_weights import OUTER, names_in
+from samestep.train.hooks.saving import write_weights
+from samestep.train.pretrained.open_weights import OUTER, is_checkpoint, names_in
+from samestep.train.pretrained.published import RECORD, PublishedRecord
+from samestep.train.pretrained.run_checkpoints import learners_of
 from samestep.train.pretrained.trained_model import Trained
 
 TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -69,7 +78,76 @@ def write_model(
     renamed = RenamedWeights(source, {OUTER + name: theirs for name, theirs in names.items()})
     with _staging_folder(folder, options.overwrite) as staging:
         beside(staging)
+        PublishedRecord(trained.name).write(staging)
         write_safetensors(staging, renamed, list(renamed.names), TYPES[options.dtype], options.max_shard_size)
+
+
+def export_network(trained: Trained, target: Path, dtype: str | None = None, overwrite: bool = False) -> Path:
+    """Write the network of a learner to one safetensors file, `target` or LEARNER.safetensors in the folder `target`,
+    under the names of its own state dict. Returns the file.
+
+    A tensor with two names is written under both, so that `load_state_dict` takes the file as it is. The metadata, and
+    samestep.json in a folder, say where it comes from; `samestep.load` reads it again.
+    """
+    learner = trained.learner_name()
+    weights = _separate(trained.network(learner).state_dict(), TYPES[dtype] if dtype else None)
+    step = read_manifest(trained.source).step if is_checkpoint(trained.source) else None
+    record = PublishedRecord(trained.name, trained.stage, step, learner, dump(trained.config))
+    if target.suffix == ".safetensors":
+        with _staging_file(target, overwrite) as staging:
+            save_safetensors(staging, weights, record.metadata())
+        return target
+    file = f"{learner}.safetensors"
+    with _staging_folder(target, overwrite) as folder:
+        record.write(folder)
+        save_safetensors(folder / file, weights, record.metadata())
+    return target / file
+
+
+def export_weight_files(trained: Trained, folder: Path, overwrite: bool = False) -> list[Path]:
+    """Write LEARNER_step_N.pt, as a run with `checkpoint.weights=true` does, of the learner that is meant or of all."""
+    if not is_checkpoint(trained.source):
+        raise UserError(f"{trained.source} is no checkpoint; plain weight files are made of a run or a checkpoint")
+    keys = {name: parts.state for name, parts in learners_of(trained.source).items()}
+    if trained.learner is not None:
+        keys = {trained.learner_name(): keys[trained.learner_name()]}
+    suffix = f"step_{read_manifest(trained.source).step}"
+    files = [folder / f"{name}_{suffix}.pt" for name in keys]
+    for file in files if not overwrite else ():
+        if file.exists():
+            raise UserError(f"{file} exists; choose another folder, or replace it with --overwrite")
+    trained.check_intact()
+    write_weights(folder, keys, trained.source, [suffix])
+    return files
+
+
+def _separate(weights: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """The weights in one type, if it is given, none sharing memory with another, as safetensors needs it."""
+    taken: set[int] = set()
+    found = {}
+    for name, weight in weights.items():
+        tensor = weight.detach().to(dtype if dtype and weight.is_floating_point() else weight.dtype).contiguous()
+        memory = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if memory in taken else tensor
+        taken.add(memory)
+    return found
+
+
+@contextmanager
+def _staging_file(file: Path, overwrite: bool) -> Iterator[Path]:
+    """A path to write to that becomes `file` at the end."""
+    if file.exists() and (not overwrite or not file.is_file()):
+        raise UserError(f"{file} exists; choose another name, or replace it with --overwrite")
+    staging = file.with_name(f".{file.stem}.{os.getpid()}.tmp")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        yield staging
+        os.replace(staging, file)
+        sync_folder(file.parent)
+    except OSError as error:
+        raise UserError(f"cannot write {file} ({error.strerror or error}); choose a folder with room") from error
+    finally:
+        staging.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -93,7 +171,7 @@ def _refuse_existing(folder: Path, overwrite: bool) -> None:
     """Only what looks like a model is ever replaced."""
     if folder.is_dir() and not any(folder.iterdir()):
         return
-    is_model = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+    is_model = any((folder / name).is_file() for name in ("config.json", RECORD)) and any(folder.glob("*.safetensors"))
     if folder.exists() and not is_model:
         raise UserError(f"{folder} exists and holds something else than a model; choose another folder")
     if folder.exists() and not overwrite:

@@ -1,7 +1,9 @@
 """Where a stage's learners get their first weights from: an earlier stage, what the user named, or the run's seed.
 
-`init_from` and `continue_from` are for the first learner called `model`, in whatever stage that is, and for no other: a
-later stage begins with the weights of an earlier one if it names it (`Stage(start="align")`), else from the seed.
+`init_from=RUN` gives its weights to every learner that the run has, too, each in the first stage that trains it. A
+plain weight file names no learner: it goes to `model`, or to the only learner that it fits. A later stage begins with
+the weights of an earlier one if it names it (`Stage(start="align")`), else from the seed. A learner that the recipe
+gives weights of its own (`bench.learner(init_from=...)`) takes those and no others.
 
 `continue_from` names a plain weight file of another program. `continue_from_file` loads its optimizer state and step,
 and warns about what it lacks.
@@ -19,7 +21,7 @@ from samestep.checkpoint.across_ranks import broadcast_tensors
 from samestep.checkpoint.manifest import find_checkpoints
 from samestep.checkpoint.retention import Retention
 from samestep.checkpoint.store import Store
-from samestep.checkpoint.weight_sources import CheckpointWeights, part_names
+from samestep.core.config import listed
 from samestep.core.errors import UserError
 from samestep.core.records import Json
 from samestep.core.rundir import RunDir
@@ -27,15 +29,15 @@ from samestep.parallel.build import FillFunction
 from samestep.train.config import named_source
 from samestep.train.learner.learner import Learner
 from samestep.train.loop import Progress
-from samestep.train.pretrained.open_weights import fill, metric_mode, open_weights, read_extra
+from samestep.train.pretrained.named_weights import NamedWeights
+from samestep.train.pretrained.open_weights import checkpoint_weights, fill, read_extra
+from samestep.train.pretrained.run_checkpoints import MODEL, learners_of, metric_mode
+from samestep.train.run_record import run_path
 from samestep.world.world import World
 
 logger = logging.getLogger(__name__)
-MODEL = "model"
-"""The learner that `init_from` and `continue_from` are for."""
-RUNTIME_STATE = ("progress", "window", "epoch", "random")
-"""Names of the runtime's own state in every checkpoint, beside the task's."""
-_USED_KEY = "first_weights"
+_USED_KEY, _LEARNERS_KEY = "first_weights", "first_weights_learners"
+"""What is fixed of a stage: what the user named, if the stage uses it, and the learners that begin with it."""
 _OPTIMIZER_KEYS = ("optimizer_state_dict", "optimizer")
 
 
@@ -74,19 +76,33 @@ class FirstWeights:
         self._config, self._world, self._rundir, self._stage = config, world, rundir, stage
         self._start, self._resumed, self._shared = start, resumed, shared
         self._frozen, self._freeze = frozen, freeze
+        source = named_source(config)
+        self._named = NamedWeights(Path(source), world) if source and start is None else None
+        self._users: list[str] = []
+        self._misfits: list[str] = []
         self._available: list[str] = []
         self._fills: dict[str, Callable[[], FillFunction]] = {}
         self.descriptions: dict[str, str] = {}
         """By learner, where its weights come from, as text."""
 
-    def of(self, learner: str) -> FillFunction | None:
-        """What fills a learner's module; None: it keeps what it was built with."""
-        found = self._of_named(learner) if self._start is None else self._of_stage(learner, self._start)
+    def of(self, learner: str, own: str | None = None) -> FillFunction | None:
+        """What fills a learner's module; None: it keeps what it was built with. `own` is what the recipe gives it."""
+        found = self._find(learner, own)
         if found is None:
             self.descriptions[learner] = f"drawn from seed {self._config.seed}"
             return None
-        self._fills[learner] = found
-        return fill_placeholder if self._resumed else found()
+        return self._begin_with(learner, found)
+
+    def of_fitting(self, learner: str, module: nn.Module) -> FillFunction | None:
+        """What fills the module of a learner that is not called `model`, if a plain weight file was named that fits."""
+        named = None if learner in self._fills or self._resumed else self._named_for(learner)
+        if named is None or not named.is_file or MODEL in self._users:
+            return None
+        misfit = named.misfit(module)
+        if misfit:
+            self._misfits.append(f"the learner {learner!r} cannot: {misfit}")
+            return None
+        return self._begin_with(learner, self._use(named, learner))
 
     def fill_without_checkpoint(self, learners: Sequence[Learner], state: Collection[object]) -> None:
         """In a resumed stage: fill learners that are not in the checkpoint, because the task does not name them in its
@@ -96,9 +112,13 @@ class FirstWeights:
                 with learner.inference() as module:
                     self._fills[learner.name]()(module)
 
+    def has_any(self) -> bool:
+        """Whether any learner begins with other weights than those of the seed."""
+        return bool(self._fills)
+
     def is_source_used(self) -> bool:
         """Whether this stage begins with what the user named."""
-        return self._start is None and MODEL in self._fills
+        return bool(self._users)
 
     def check_source_used(self, stage: str, is_last: bool) -> None:
         """Warn where this stage does not use what the user named, and refuse if no stage does. Refuse a `start` without
@@ -110,36 +130,76 @@ class FirstWeights:
                 f"{', '.join(self._available) or 'no learner'}"
             )
         source = named_source(self._config)
-        if not source or self.is_source_used() or self._is_used_by_another():
+        if not source:
             return
-        self._freeze(_USED_KEY, lambda: None)
+        self._freeze(_USED_KEY, lambda: source if self._users else None)
+        self._freeze(_LEARNERS_KEY, lambda: list(self._users))
+        if self._users or self._is_used_by_another():
+            return
         option = "continue_from" if self._config.continue_from else "init_from"
-        unused = (
-            f"{option}={source} is not used by stage {stage!r}, which has no learner named {MODEL!r} to begin with it"
-        )
+        unused = f"{option}={source} is not used by stage {stage!r}, which has {self._what_is_lacking()}"
         has_trained = self._resumed or any("plan" in fixed for name, fixed in self._frozen().items() if name != stage)
         if is_last and not has_trained:
             raise UserError(f"{unused}, and neither does any other; leave it out, or name the learner so")
         if self._world.is_main:
             logger.warning("%s", unused)
 
+    def _what_is_lacking(self) -> str:
+        names = [MODEL]
+        if self._named is not None and not self._resumed and not self._named.is_file:
+            names = self._named.learners or names
+        misfit = f" ({self._misfits[0]})" if self._misfits else ""
+        return f"no learner named {listed([repr(name) for name in names], 'or')} to begin with it{misfit}"
+
+    def _find(self, learner: str, own: str | None) -> Callable[[], FillFunction] | None:
+        if own is not None:
+            return self._of_path(learner, own)
+        return self._of_named(learner) if self._start is None else self._of_stage(learner, self._start)
+
+    def _begin_with(self, learner: str, found: Callable[[], FillFunction]) -> FillFunction:
+        self._fills[learner] = found
+        return fill_placeholder if self._resumed else found()
+
+    def _of_path(self, learner: str, path: str) -> Callable[[], FillFunction]:
+        """The weights that the recipe names for a learner: of the learner of that name, or of the only one there is."""
+        named = NamedWeights(Path(run_path(path, self._config.out)), self._world)
+        if path == named_source(self._config):
+            self._users.append(learner)
+        self.descriptions[learner] = path if self._resumed else named.describe(named.learner_like(learner))
+        return lambda: named.fill_for(named.learner_like(learner))
+
     def _of_named(self, learner: str) -> Callable[[], FillFunction] | None:
-        source = named_source(self._config)
-        if not source or learner != MODEL or self._is_used_by_another():
+        named = self._named_for(learner)
+        if named is None:
             return None
-        self._freeze(_USED_KEY, lambda: source)
-        self.descriptions[learner] = source
+        is_for_it = self._resumed or learner in ([MODEL] if named.is_file else named.learners)
+        return self._use(named, learner) if is_for_it else None
 
-        def open_source() -> FillFunction:
-            weights = open_weights(Path(source), learner)
-            return lambda module: fill(module, weights, f"weights of {source}")
+    def _named_for(self, learner: str) -> NamedWeights | None:
+        """What the user named, if this learner may begin with it. The first stage that trains a learner does, and a
+        plain weight file is used once. A resumed stage does not open it, but goes by the record."""
+        if self._named is None or self._is_used_by_another(learner):
+            return None
+        if self._resumed:
+            return self._named if learner in _users(self._frozen().get(self._stage, {})) else None
+        if self._is_used_by_another() and (self._named.is_gone or self._named.is_file):
+            return None
+        return self._named
 
-        return open_source
+    def _use(self, named: NamedWeights, learner: str) -> Callable[[], FillFunction]:
+        if self._users and not self._resumed and named.is_file:
+            raise UserError(
+                f"{named.path} has the weights of one network, and they may be for learner {self._users[0]!r} or for "
+                f"{learner!r}; call the right one {MODEL!r} and make it first, or use bench.learner(init_from=...)"
+            )
+        self._users.append(learner)
+        self.descriptions[learner] = str(named.path) if self._resumed else named.describe(learner)
+        return lambda: named.fill_for(learner)
 
-    def _is_used_by_another(self) -> bool:
-        """Whether an earlier stage that trains began with it; in runs of older versions it always did."""
-        others = (fixed for stage, fixed in self._frozen().items() if stage != self._stage)
-        return any("plan" in fixed and fixed.get(_USED_KEY, True) for fixed in others)
+    def _is_used_by_another(self, learner: str | None = None) -> bool:
+        """Whether an earlier stage that trains began with it: for this learner, or for any."""
+        others = (fixed for stage, fixed in self._frozen().items() if stage != self._stage and "plan" in fixed)
+        return any(learner in _users(fixed) if learner else _users(fixed) for fixed in others)
 
     def _of_stage(self, learner: str, start: str) -> Callable[[], FillFunction] | None:
         stage, _, which = start.partition(":")
@@ -147,18 +207,16 @@ class FirstWeights:
         if self._resumed:
             return lambda: self._stage_fill(self._checkpoint(stage, which), learner)
         path = self._checkpoint(stage, which)
-        known = self._world.share(sorted(part_names(path)) if self._world.is_main else None)
-        self._available = [part for part in known if part not in RUNTIME_STATE]
-        if learner not in known:
+        self._available = self._world.share(sorted(learners_of(path)) if self._world.is_main else None)
+        if learner not in self._available:
             return None
         self.descriptions[learner] += f", {path.name}"
         return lambda: self._stage_fill(path, learner)
 
     def _stage_fill(self, path: Path, learner: str) -> FillFunction:
         """Fills from the checkpoint of an earlier stage; where not all ranks see it, rank 0 broadcasts the weights."""
-        weights = (
-            CheckpointWeights(path, f"{learner}/model", verify=False) if self._shared or self._world.is_main else None
-        )
+        is_seen = self._shared or self._world.is_main
+        weights = checkpoint_weights(path, learner, verify=False) if is_seen else None
 
         def fill_module(module: nn.Module) -> None:
             if weights is not None:
@@ -183,6 +241,13 @@ class FirstWeights:
                 f"{folder} back, or name a stage that comes before it"
             )
         return found.path
+
+
+def _users(fixed: Mapping[str, Json]) -> list[str]:
+    """The learners that began with what the user named, in a stage of which this is fixed."""
+    if _LEARNERS_KEY in fixed:
+        return list(fixed[_LEARNERS_KEY])
+    return [MODEL] if fixed.get(_USED_KEY, True) else []  # runs of older versions: `model` alone
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Opening a trained model, for sampling, evaluation and export."""
+"""Opening a trained model, for `samestep.load`, sampling, evaluation and export."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -8,17 +8,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from samestep.checkpoint.loading import verified_manifest
 from samestep.checkpoint.manifest import DamageError, read_manifest
-from samestep.checkpoint.weight_sources import WeightSource, part_names
+from samestep.checkpoint.weight_sources import WeightSource
 from samestep.core.config import build
 from samestep.core.errors import UserError
 from samestep.core.rundir import RunDir
 from samestep.parallel.build import build_uninitialized, materialize
-from samestep.train.learner.ema import AVERAGE
-from samestep.train.pretrained.open_weights import fill, final_checkpoint, is_checkpoint, is_run, open_weights
+from samestep.train.pretrained.network_building import BuiltNetwork, TrainedStage, build_network
+from samestep.train.pretrained.open_weights import checkpoint_weights, fill, is_checkpoint, is_run, open_weights
+from samestep.train.pretrained.published import read_record
+from samestep.train.pretrained.run_checkpoints import MODEL, choose_checkpoint, choose_learner, learners_of
 from samestep.train.recipe import Recipe
 from samestep.train.recipe_registry import find_recipe, known_recipes
-from samestep.train.run_record import find_run
+from samestep.train.run_record import RunRecord, find_run
 
 TOKENIZER = "tokenizer"
 """The folder of the tokenizer among a stage's artifacts."""
@@ -33,11 +36,19 @@ class Trained:
     recipe: Recipe
     config: Any
     source: Path
-    """The checkpoint or published folder that holds its weights."""
+    """The checkpoint, published folder or safetensors file that holds its weights."""
     files: Path
     """The folder of the files that go with it, such as a tokenizer."""
     verified: bool = False
     """Whether every byte of the weights was checked when it was opened."""
+    stage: str = ""
+    """The stage that trained it."""
+    run: RunDir | None = None
+    """Its run, if that is there."""
+    learner: str | None = None
+    """The learner that is meant; None: `model`, or the only one."""
+    averaged: bool = True
+    """Whether the averaged weights are used, if its run averaged them."""
 
     @property
     def tokenizer(self) -> Path:
@@ -45,53 +56,156 @@ class Trained:
         own = self.files / TOKENIZER
         return own if own.is_dir() else self.files
 
-    def weights(self) -> WeightSource:
-        """Its weights, left on the disk until they are copied: the averaged ones, if its run averaged them."""
-        averaged = is_checkpoint(self.source) and AVERAGE in part_names(self.source)
-        return open_weights(self.source, AVERAGE if averaged else "model", verify=not self.verified)
+    def learners(self) -> list[str]:
+        """The learners whose weights it has."""
+        if is_checkpoint(self.source):
+            return list(learners_of(self.source))
+        record = read_record(self.source)
+        return [record.learner if record and record.learner else MODEL]
 
-    def load(self, module: nn.Module) -> None:
-        """FillFunction a module of the right shape with the weights, on its device and in its type."""
-        fill(module, self.weights(), f"weights of {self.source}")
+    def learner_name(self, learner: str | None = None) -> str:
+        """The learner that is meant, which the model must have."""
+        return choose_learner(self.learners(), learner or self.learner, str(self.source))
+
+    def weights(self, learner: str | None = None) -> WeightSource:
+        """The weights of a learner, left on the disk until they are copied."""
+        name = self.learner_name(learner)
+        if not is_checkpoint(self.source):
+            return open_weights(self.source)
+        self.check_intact()
+        return checkpoint_weights(self.source, name, averaged=self.averaged, verify=False)
+
+    def check_intact(self) -> None:
+        """Refuse a damaged checkpoint, unless all of it was checked already."""
+        if is_checkpoint(self.source) and not self.verified:
+            verified_manifest(self.source)
+
+    def load(self, module: nn.Module, learner: str | None = None) -> None:
+        """Fill a module of the right shape with the weights, on its device and in its type."""
+        fill(module, self.weights(learner), f"weights of {self.source}")
 
     def build(
         self, make: Callable[[], nn.Module], device: torch.device | str = "cpu", dtype: torch.dtype | None = None
     ) -> nn.Module:
         """The network that `make` builds, with its weights, ready for use; it is never in memory twice."""
-        module = build_uninitialized(make)
-        if dtype is not None:
-            module = module.to(dtype)
-        return materialize(module, torch.device(device), self.load).eval()
+        return self._filled(BuiltNetwork(build_uninitialized(make)), None, device, dtype)
+
+    def network(
+        self,
+        learner: str | None = None,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | str | None = None,
+    ) -> nn.Module:
+        """The network of a learner as its recipe builds it, with its weights, in evaluation mode."""
+        name = self.learner_name(learner)
+        stage = TrainedStage(self.recipe, self.name, self.config, self.stage, self.run)
+        return self._filled(build_network(stage, name), name, device, _dtype(dtype))
+
+    def _filled(
+        self, built: BuiltNetwork, learner: str | None, device: torch.device | str, dtype: torch.dtype | None
+    ) -> nn.Module:
+        def fill_module(module: nn.Module) -> None:
+            if built.initial is not None:
+                built.initial(module)
+            self.load(module, learner)
+
+        module = built.module if dtype is None else built.module.to(dtype)
+        return materialize(module, torch.device(device), fill_module).eval()
 
 
-def open_trained(text: str) -> Trained:
-    """The trained model that a user named: a run by path or by name, a checkpoint, or a published model's folder."""
+def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if dtype is not None and not isinstance(found, torch.dtype):
+        raise UserError(f"dtype must be a type such as 'bfloat16' or torch.bfloat16, not {dtype!r}")
+    return found
+
+
+def open_trained(
+    text: str,
+    which: str | int = "last",
+    *,
+    learner: str | None = None,
+    stage: str | None = None,
+    recipe: str | None = None,
+    averaged: bool = True,
+) -> Trained:
+    """The trained model that a user named: a run by path or by name, a checkpoint, or a published model.
+
+    Of a run, `which` is `last`, `best` or a step; `stage` says of which stage, if not of the last one. `recipe` stands
+    in for the recipe that the model names.
+    """
     path = Path(text)
     if is_checkpoint(path):
-        return _open_checkpoint(path)
-    if path.is_dir() and not is_run(path) and (path / "config.json").exists():
-        return _open_published(path)
-    return replace(_open_checkpoint(final_checkpoint(find_run(text))), verified=True)
+        trained = _open_checkpoint(path, recipe)
+    elif is_published(path, recipe):
+        trained = _open_published(path, recipe)
+    else:
+        rundir = find_run(text)
+        chosen = choose_checkpoint(rundir, which, learner=learner, stage=stage)
+        trained = replace(_open_checkpoint(chosen, recipe), verified=True)
+    return replace(trained, learner=learner, averaged=averaged)
 
 
-def _open_checkpoint(path: Path) -> Trained:
+def recipe_of(text: str, recipe: str | None = None) -> tuple[str, Recipe]:
+    """The recipe of the trained model that a user named, without opening its weights."""
+    path = Path(text)
+    if is_checkpoint(path):
+        trained = _open_checkpoint(path, recipe)
+        return trained.name, trained.recipe
+    if is_published(path, recipe):
+        trained = _open_published(path, recipe)
+        return trained.name, trained.recipe
+    record = RunRecord.read(find_run(text))
+    assert record is not None
+    return recipe or record.recipe, _find_recipe(record.recipe, recipe)
+
+
+def is_published(path: Path, recipe: str | None = None) -> bool:
+    """Whether a path is that of a published model: a folder, or a safetensors file."""
+    if not path.is_dir():
+        return path.is_file() and path.suffix == ".safetensors"
+    has_config = (path / "config.json").exists() or read_record(path) is not None
+    return not is_run(path) and (has_config or recipe is not None)
+
+
+def _find_recipe(name: str, given: str | None) -> Recipe:
+    try:
+        return find_recipe(given or name)
+    except UserError as error:
+        if given:
+            raise
+        raise UserError(f"{error}; if the recipe is elsewhere now, say where (--recipe, or recipe=...)") from None
+
+
+def _open_checkpoint(path: Path, given: str | None) -> Trained:
     """A checkpoint names its recipe and settings; the other files are in its run, or beside it if it was moved."""
     try:
         about = read_manifest(path).about
     except DamageError as damage:
         raise UserError(f"the checkpoint {path} is damaged: {damage}; use another one") from None
-    recipe = find_recipe(about["recipe"])
+    recipe = _find_recipe(about["recipe"], given)
     rundir = RunDir(path.absolute().parents[2])
-    files = rundir.artifacts(about["stage"]) if is_run(rundir.path) else path
-    return Trained(about["recipe"], recipe, build(recipe.config, about["config"]), path, files)
+    run = rundir if is_run(rundir.path) else None
+    files = run.artifacts(about["stage"]) if run else path
+    config = build(recipe.config, about["config"])
+    return Trained(given or about["recipe"], recipe, config, path, files, stage=about["stage"], run=run)
 
 
-def _open_published(folder: Path) -> Trained:
-    for name in known_recipes():
-        recipe = find_recipe(name)
-        config = recipe.read_pretrained(folder) if recipe.read_pretrained else None
+def _open_published(path: Path, given: str | None) -> Trained:
+    """The recipe is the one that the user gives, or that the model names; else one that knows such folders."""
+    record = read_record(path)
+    name = given or (record and record.recipe)
+    for candidate in [name] if name else known_recipes():
+        recipe = _find_recipe(candidate, given)
+        config = recipe.read_pretrained(path) if recipe.read_pretrained and path.is_dir() else None
+        if config is None and record and record.config is not None:
+            config = build(recipe.config, record.config)
         if config is not None:
-            return Trained(name, recipe, config, folder, folder)
+            files = path if path.is_dir() else path.parent
+            return Trained(candidate, recipe, config, path, files, stage=record.stage if record else "")
+    if name:
+        raise UserError(f"the recipe {name} does not know the model in {path}; name another one with --recipe")
     raise UserError(
-        f"no recipe knows the model in {folder}; give a run, a checkpoint, or a published model of a recipe"
+        f"no recipe knows the model in {path}; give a run, a checkpoint, or a published model of a recipe, or name its "
+        "recipe with --recipe"
     )

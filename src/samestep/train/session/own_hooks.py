@@ -5,7 +5,9 @@ from typing import Any
 
 from samestep.core.errors import UserError
 from samestep.train.loop import Hook, Task
-from samestep.train.pretrained.first_weights import RUNTIME_STATE
+
+RUNTIME_STATE = ("progress", "window", "epoch", "random")
+"""Names of the runtime's own state in every checkpoint, beside the recipe's."""
 
 
 def state_of_recipe(stage: str, task: Task, hooks: Sequence[Hook]) -> dict[str, Any]:

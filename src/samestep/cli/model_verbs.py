@@ -1,0 +1,230 @@
+"""The verbs that a recipe's own functions do with a trained model: `sample` and `evaluate`.
+
+The recipe gives a function and a dataclass (`Verb` in train/recipe.py): the fields of the dataclass are flags here.
+Whatever is needed of torch is imported inside functions, so that `--help` answers at once.
+"""
+
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from samestep.cli.args import COMMON_ALIASES
+from samestep.core.config import MISSING, Aliases, dump, fields_of, is_flag, listed, override, paths_of, split_options
+from samestep.core.config.schema import FALSE_WORDS, TRUE_WORDS, locate, unknown_setting
+from samestep.core.errors import EXIT_DONE, UserError, print_error
+
+if TYPE_CHECKING:
+    from samestep.train.pretrained.trained_model import Trained
+    from samestep.train.recipe import Recipe, Verb
+    from samestep.world.world import World
+
+GENERAL = {
+    "which": "of a run: last, best (by the metric of its stage), or the number of a step (last)",
+    "stage": "of a run: the stage whose checkpoint is meant (the last one)",
+    "learner": "of several learners: the one that is meant (model, or the only one)",
+    "recipe": "the recipe, where the model does not name it or it has moved: a name, an import path or a file",
+    "device": "auto, cpu, cuda, cuda:N or xpu (auto)",
+}
+"""Options that these verbs have with every recipe."""
+HELP_FLAGS = ("-h", "--help")
+
+
+@dataclass(frozen=True)
+class ModelVerb:
+    """One of these verbs, whatever the recipe."""
+
+    name: str
+    """Its name, which is that of the recipe's field."""
+    about: str
+    """What it does."""
+    out: str
+    """What --out does."""
+    show: Callable[[Any], None]
+    """Prints the result, unless the recipe does."""
+    write: "Callable[[Path, Trained, Any, Any], None]"
+    """Writes the result to a file: (file, trained, options of the recipe, result)."""
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The options that it has with every recipe."""
+        return {**GENERAL, "out": self.out}
+
+
+def run(verb: ModelVerb, args: Sequence[str]) -> int:
+    """Do it; exit code 2 when one rank or all of them cannot."""
+    if not args or any(arg in HELP_FLAGS for arg in args):
+        print(_help(verb, args))
+        return EXIT_DONE
+    if args[0].startswith("-"):
+        raise UserError(f"samestep {verb.name} needs a run, a checkpoint or a model folder first, not {args[0]}.")
+    from samestep.world.world import PeerFailed
+
+    try:
+        return _use(verb, args[0], args[1:])
+    except PeerFailed as failure:
+        print_error(str(failure))
+        return failure.exit_code
+
+
+def _use(verb: ModelVerb, source: str, args: Sequence[str]) -> int:
+    from samestep.world.world import World
+
+    world = World.rendezvous()
+    with world.together("opening the model"):
+        general, rest = split_options(args, list(verb.options))
+        out = _out(general.get("out"))
+        trained, own, options = _open(verb, source, general, rest, world)
+    world.connect(general.get("device", "auto"))
+    with world.together(f"samestep {verb.name}"):
+        result = own.run(trained, options, world)
+    if world.is_main:
+        (partial(own.show, trained) if own.show else verb.show)(result)
+        if out is not None:
+            verb.write(out, trained, options, result)
+    world.leave()
+    return EXIT_DONE
+
+
+def _open(
+    verb: ModelVerb, source: str, general: Mapping[str, str], args: Sequence[str], world: "World"
+) -> "tuple[Trained, Verb, Any]":
+    """The model with its settings, the recipe's verb, and its options, which are checked before weights are read."""
+    from samestep.train.pretrained.trained_model import recipe_of
+
+    name, recipe = recipe_of(source, general.get("recipe"))
+    own = _verb_of(verb, name, recipe)
+    mine, settings = _split_fields(args, own.options)
+    options = _parse_options(own.options, mine)
+    aliases = {**COMMON_ALIASES, **own.aliases, **recipe.aliases}
+    _refuse_unknown(settings, own.options, recipe.config, aliases)
+    trained = _open_on_all_ranks(source, general, world)
+    config = override(recipe.config, dump(trained.config), aliases=aliases, args=settings)
+    return replace(trained, config=config), own, options
+
+
+def _open_on_all_ranks(source: str, general: Mapping[str, str], world: "World") -> "Trained":
+    """The model that rank 0 chooses: a run that is still training may save another checkpoint at any moment."""
+    from samestep.train.pretrained.trained_model import open_trained
+
+    learner, recipe = general.get("learner"), general.get("recipe")
+    if not world.is_main:
+        chosen = world.share_through_store("model", None)
+        return replace(open_trained(chosen, learner=learner, recipe=recipe), verified=True)
+    which = general.get("which", "last")
+    trained = open_trained(source, which, learner=learner, stage=general.get("stage"), recipe=recipe)
+    world.share_through_store("model", str(trained.source))
+    return trained
+
+
+def _verb_of(verb: ModelVerb, name: str, recipe: "Recipe") -> "Verb":
+    from samestep.train.recipe import Verb
+    from samestep.train.recipe_registry import find_recipe, known_recipes
+
+    found = getattr(recipe, verb.name)
+    if not isinstance(found, Verb):
+        others = [known for known in known_recipes() if getattr(find_recipe(known), verb.name)]
+        have = f" (as {listed(others)} has)" if others else ""
+        raise UserError(f"the recipe {name!r} has no `{verb.name}`; give it one, a Verb(...){have}")
+    taken = sorted(paths_of(found.options).keys() & verb.options.keys())
+    if taken:
+        raise UserError(f"--{taken[0]} is an option of samestep itself; rename it in the options of recipe {name!r}")
+    return found
+
+
+def _split_fields(args: Sequence[str], cls: type) -> tuple[list[str], list[str]]:
+    """The args that set fields of `cls`, and the others; each with its value."""
+    paths, rest = paths_of(cls), list(args)
+    mine: list[str] = []
+    others: list[str] = []
+    while rest:
+        arg = rest.pop(0)
+        name = arg.removeprefix("--").partition("=")[0].replace("-", "_")
+        is_switch = any(one in paths and is_flag(paths[one]) for one in (name, name.removeprefix("no_")))
+        taken = [arg]
+        if arg.startswith("--") and "=" not in arg and rest and _is_value(rest[0], is_switch):
+            taken.append(rest.pop(0))
+        (mine if name in paths or is_switch else others).extend(taken)
+    return mine, others
+
+
+def _is_value(arg: str, of_switch: bool) -> bool:
+    return arg.lower() in TRUE_WORDS | FALSE_WORDS if of_switch else not arg.startswith("--")
+
+
+def _parse_options(cls: type, args: Sequence[str]) -> Any:
+    try:
+        return override(cls, {}, args=args)
+    except UserError as error:
+        # Its sentence begins with the name of the field, which the user knows as a flag.
+        is_named = str(error).partition(" ")[0] in paths_of(cls)
+        raise UserError(f"--{error}" if is_named else str(error)) from None
+
+
+def _refuse_unknown(args: Sequence[str], options: type, config: type, aliases: Aliases) -> None:
+    """Refuse a flag that is none, with the nearest among options and settings."""
+    paths = paths_of(config)
+    for arg in args:
+        name = arg[2:].partition("=")[0].replace("-", "_")
+        is_known = any(one in aliases or locate(paths, one) for one in (name, name.removeprefix("no_")))
+        if arg.startswith("--") and not is_known:
+            raise unknown_setting(name, [*paths_of(options), *aliases, *paths])
+
+
+def _out(text: str | None) -> Path | None:
+    if text is not None and not Path(text).absolute().parent.is_dir():
+        raise UserError(f"Make the folder of --out {text} first; it does not exist.")
+    return None if text is None else Path(text)
+
+
+# --help
+
+
+def _help(verb: ModelVerb, args: Sequence[str]) -> str:
+    """In general, or with the options of the recipe that the first arg names: a recipe, or a model of one."""
+    usage = f"samestep {verb.name} MODEL [options] [settings, such as --batch_size 32]"
+    if not args or args[0].startswith("-"):
+        own = [
+            f"`samestep {verb.name} MODEL --help` and `samestep {verb.name} RECIPE --help` list the recipe's options."
+        ]
+    else:
+        general, _ = split_options([arg for arg in args if arg not in HELP_FLAGS], list(verb.options))
+        own = _recipe_help(verb, *_recipe_for_help(args[0], general.get("recipe")))
+    shared = [_line(f"--{name}", meaning) for name, meaning in verb.options.items()]
+    return "\n".join([usage, "", verb.about, "", *shared, "", *own])
+
+
+def _recipe_for_help(text: str, given: str | None) -> "tuple[str, Recipe]":
+    from samestep.train.pretrained.trained_model import recipe_of
+    from samestep.train.recipe_registry import find_recipe, known_recipes
+
+    if given is None and (text in known_recipes() or text.endswith(".py")):
+        return text, find_recipe(text)
+    try:
+        return recipe_of(text, given)
+    except UserError as error:
+        try:
+            return text, find_recipe(text)
+        except UserError:
+            raise error from None
+
+
+def _recipe_help(verb: ModelVerb, name: str, recipe: "Recipe") -> list[str]:
+    own = _verb_of(verb, name, recipe)
+    lines = [f"options of {name}: {' '.join((own.options.__doc__ or '').split())}"]
+    for field in fields_of(own.options):
+        shown = "" if field.default in (None, False, "", MISSING) else f" ({field.default})"
+        lines.append(_line(f"--{field.path}", field.doc.rstrip(".") + shown))
+    meanings = {field.path: field.doc for field in fields_of(recipe.config)}
+    if own.aliases:
+        lines += ["", "settings with a short name here:"]
+    for short, path in own.aliases.items():
+        full = path if isinstance(path, str) else path.path
+        lines.append(_line(f"--{short}", f"{meanings.get(full, '').rstrip('.')} ({full})"))
+    return lines
+
+
+def _line(option: str, meaning: str) -> str:
+    return textwrap.fill(meaning, 118, initial_indent=f"{option:15} ", subsequent_indent=" " * 16)

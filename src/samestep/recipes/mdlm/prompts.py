@@ -1,0 +1,70 @@
+"""The options of `samestep sample` for this recipe, and the prompts they name."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from samestep.core.errors import UserError
+
+Dtype = Literal["float32", "bfloat16", "float16", "float64"]
+"""Types that a network can be used in."""
+
+
+@dataclass(frozen=True)
+class SampleOptions:
+    """Which texts to generate, and how to show them."""
+
+    prompt: str = ""
+    """Text to continue; [[8]] in it is a gap of 8 tokens to fill in, and then nothing is appended."""
+    gap: str | None = None
+    """A marker for gaps in place of [[8]], such as ___; each gets --length tokens."""
+    prompts: Path | None = None
+    """A file with one prompt per line, or a .jsonl file whose lines hold "prompt" (or "text")."""
+    samples: int = 1
+    """Texts for each prompt."""
+    chat: bool = False
+    """The prompt is a question to an instruction-tuned model, and only its answer is printed."""
+    watch: bool = False
+    """Show the diffusion step by step."""
+    html: Path | None = None
+    """Write the diffusion as an animation to this .html file."""
+    dtype: Dtype | None = None
+    """Type of the network, in place of the type the weights are stored in."""
+
+    def __post_init__(self) -> None:
+        """Refuse options that do not go together, before the model is opened."""
+        if self.prompt and self.prompts is not None:
+            raise UserError("Give --prompt or --prompts, not both.")
+        if self.samples < 1:
+            raise UserError(f"--samples must be a whole number of at least 1, not {self.samples}.")
+        if self.chat and self.gap is not None:
+            raise UserError("Leave out --gap or --chat; an answer has no gaps.")
+        if self.html is not None and not self.html.absolute().parent.is_dir():
+            raise UserError(f"Make the folder of --html {self.html} first; it does not exist.")
+
+    def texts(self) -> list[str]:
+        """The prompts; without the options, one empty prompt."""
+        return [self.prompt] if self.prompts is None else read_prompts(self.prompts)
+
+
+def read_prompts(file: Path) -> list[str]:
+    """One prompt per line: the line itself, or in a .jsonl file its value of "prompt" or "text"."""
+    try:
+        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError):
+        raise UserError(f"Give --prompts a readable text file; {file} cannot be read.") from None
+    if not lines:
+        raise UserError(f"Put at least one prompt into {file}; it is empty.")
+    return [_prompt(file, number, line) for number, line in enumerate(lines, 1)] if file.suffix == ".jsonl" else lines
+
+
+def _prompt(file: Path, number: int, line: str) -> str:
+    try:
+        row = json.loads(line)
+        prompt = row["prompt"] if "prompt" in row else row["text"]
+    except (ValueError, KeyError, TypeError):
+        prompt = None
+    if not isinstance(prompt, str):
+        raise UserError(f'Make prompt {number} of {file} a JSON object such as {{"prompt": "The "}}.')
+    return prompt

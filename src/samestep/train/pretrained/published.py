@@ -1,0 +1,58 @@
+"""What an exported model says of itself: the recipe it belongs to, and what is needed to build its network again."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from samestep.checkpoint.safetensor_files import read_safetensors_metadata
+from samestep.core.errors import UserError
+from samestep.core.records import read_json_if_readable, write_json
+
+RECORD = "samestep.json"
+"""The file of the record in an exported folder."""
+_KEY = "samestep"
+
+
+@dataclass(frozen=True)
+class PublishedRecord:
+    """In a folder as samestep.json, in a single safetensors file among its metadata."""
+
+    recipe: str
+    """Name, import path or file of the recipe."""
+    stage: str = ""
+    step: int | None = None
+    learner: str = ""
+    config: dict[str, Any] | None = None
+    """The settings; None where the recipe reads them from files of its own."""
+
+    def to_json(self) -> dict[str, Any]:
+        """What is known."""
+        return {name: value for name, value in asdict(self).items() if value not in (None, "")}
+
+    def metadata(self) -> dict[str, str]:
+        """For a safetensors file, whose metadata is text."""
+        return {_KEY: json.dumps(self.to_json())}
+
+    def write(self, folder: Path) -> None:
+        """Into an exported folder."""
+        write_json(folder / RECORD, self.to_json())
+
+
+def read_record(path: Path) -> PublishedRecord | None:
+    """The record of a folder or of a safetensors file, or None if there is none."""
+    found = read_json_if_readable(path / RECORD) if path.is_dir() else _read_metadata(path)
+    if not isinstance(found, dict):
+        return None
+    try:
+        return PublishedRecord(**found)
+    except TypeError:
+        raise UserError(f"this version of samestep cannot read the record of {path}; export it again") from None
+
+
+def _read_metadata(path: Path) -> Any:
+    text = read_safetensors_metadata(path).get(_KEY)
+    try:
+        return None if text is None else json.loads(text)
+    except ValueError:
+        return None
