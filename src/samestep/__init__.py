@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from samestep.train.config import Config
     from samestep.train.fit import Fit, evaluate
     from samestep.train.learner.dropout import keyed_dropout
+    from samestep.train.learner.frozen import Frozen
     from samestep.train.learner.learner import Learner
+    from samestep.train.learner.lora import Lora
+    from samestep.train.learner.merged import merged_weights
     from samestep.train.logging.metrics import Metric
     from samestep.train.loop import Task, Tick
     from samestep.train.recipe import Recipe, Stage
@@ -26,7 +29,9 @@ _EXPORTS = {
     "Feed": "samestep.data.feed",
     "Metric": "samestep.train.logging.metrics",
     "Fit": "samestep.train.fit",
+    "Frozen": "samestep.train.learner.frozen",
     "Learner": "samestep.train.learner.learner",
+    "Lora": "samestep.train.learner.lora",
     "MicroBatches": "samestep.data.feed",
     "Recipe": "samestep.train.recipe",
     "RunFailed": "samestep.core.errors",
@@ -36,6 +41,7 @@ _EXPORTS = {
     "UserError": "samestep.core.errors",
     "evaluate": "samestep.train.fit",
     "keyed_dropout": "samestep.train.learner.dropout",
+    "merged_weights": "samestep.train.learner.merged",
 }
 
 _EARLIER_NAMES = {"Figure": "Metric", "Micros": "MicroBatches"}
@@ -46,7 +52,9 @@ __all__ = [
     "Config",
     "Feed",
     "Fit",
+    "Frozen",
     "Learner",
+    "Lora",
     "Metric",
     "MicroBatches",
     "Recipe",
@@ -58,6 +66,7 @@ __all__ = [
     "evaluate",
     "keyed_dropout",
     "launch",
+    "merged_weights",
     "noise",
 ]
 

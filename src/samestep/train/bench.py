@@ -23,18 +23,22 @@ from samestep.data.fingerprint import ReadOptions
 from samestep.data.loading import Rows, RowWeights
 from samestep.data.order import VALIDATION_EPOCH, Order, Sequential, Shuffled
 from samestep.data.reordered import Reordered
-from samestep.parallel.build import build_uninitialized
+from samestep.parallel.build import FillFunction, build_uninitialized
 from samestep.parallel.wrap import wrap
 from samestep.train.config import Config
 from samestep.train.hooks.evidence import EvidenceRecorder
 from samestep.train.learner.draws import Draws
+from samestep.train.learner.frozen import Frozen
 from samestep.train.learner.initialization import build_fresh
 from samestep.train.learner.learner import COMPUTE_DTYPES, ROUNDING_SCALE, Learner
+from samestep.train.learner.lora import Lora, has_adapters, to_type
 from samestep.train.learner.optimizer import OptimSettings
 from samestep.train.logging.console import Screen
 from samestep.train.loop import Progress
 from samestep.train.plan import Plan
+from samestep.train.pretrained.adapter_weights import build_adapted, refuse_built_adapters
 from samestep.train.pretrained.first_weights import FirstWeights
+from samestep.train.pretrained.frozen_networks import FrozenNetworks
 from samestep.train.session.data_check import FeedName, check_data
 from samestep.world.world import World
 
@@ -87,6 +91,14 @@ class Bench:
             frozen=self._frozen,
             freeze=self._freeze,
         )
+        self.frozen_networks = FrozenNetworks(
+            self.config,
+            self.world,
+            self.rundir.artifacts(self.stage),
+            resumed=self.resumed,
+            shared=self.shared,
+            freeze=self._freeze,
+        )
 
     def plan(self, samples: int) -> Plan:
         """The stage's numbers, for the number of samples of its first training feed: as frozen by the first launch, or
@@ -128,20 +140,20 @@ class Bench:
         *,
         name: str = "model",
         rate: Rate | None = None,
+        lora: Lora | None = None,
     ) -> Learner:
         """A learner of `module`, or of the one that `module` builds when it is called.
 
         The latter is for large networks. One that begins with the weights of a file, or offers `init_parameter` (see
         initialization.py), is then built without memory, and each device fills only its own shard. The function may be
-        called twice. `rate` gives the learning rate of each step (default: as planned).
+        called twice. `rate` gives the learning rate of each step (default: as planned). `lora` freezes the network and
+        trains adapters in it (see lora.py).
         """
         config: Config = self.config
         if rate is not None:
             self.given_rates[name] = rate
-        initial = self.first_weights.of(name)
-        if not isinstance(module, nn.Module):
-            make = module
-            module, initial = (build_uninitialized(make), initial) if initial else build_fresh(make, config.seed, name)
+        given = module
+        module, initial, begins_at_base = self._built(given, name, lora)
         module = self._prepared(module)
         if config.compile:
             module.compile()
@@ -160,7 +172,22 @@ class Bench:
             rounding_scale=ROUNDING_SCALE if config.evidence_rounding else 1.0,
         )
         self.learners.append(learner)
+        self.frozen_networks.add_learner(learner, given, begins_at_base)
         return learner
+
+    def frozen(
+        self,
+        network: nn.Module | Callable[[], nn.Module] | Learner,
+        *,
+        name: str = "reference",
+        source: str | Path | None = None,
+        shard: bool = False,
+        dtype: str | None = None,
+    ) -> Frozen:
+        """A network that is not trained: a module, the one that a function builds, or a copy of a learner's first
+        weights. `source` is a run, checkpoint or weight file to fill it from; `shard` shards it over the ranks; `dtype`
+        is the type of its weights (default: as it is). It is in no checkpoint, and a resume refuses another one."""
+        return self.frozen_networks.build(network, name=name, source=source, sharded=shard, dtype=dtype)
 
     def draws(self, purpose: str) -> Draws:
         """Keyed sampling of tokens inside the stage, for a named purpose."""
@@ -184,9 +211,28 @@ class Bench:
         assert self._plan is not None, "make the training feed before the first update: it fixes the plan"
         return self._plan.schedule(self.config)(step)
 
+    def _built(
+        self, given: nn.Module | Callable[[], nn.Module], name: str, lora: Lora | None
+    ) -> tuple[nn.Module, FillFunction | None, bool]:
+        """A learner's network, what fills it, and whether it begins as its base alone, without effect of adapters."""
+        if lora is not None or has_adapters(given):
+            initial, part = self.first_weights.of_adapted(name, lora)
+            module, initial = build_adapted(
+                given, lora, learner=name, seed=self.config.seed, initial=initial, initial_is_base=part == "base"
+            )
+            return module, initial, lora is not None and part != "adapters"
+        initial = self.first_weights.of(name)
+        if isinstance(given, nn.Module):
+            return given, initial, False
+        module, initial = (
+            (build_uninitialized(given), initial) if initial else build_fresh(given, self.config.seed, name)
+        )
+        refuse_built_adapters(module)
+        return module, initial, False
+
     def _prepared(self, module: nn.Module) -> nn.Module:
         """The module in its type, with parameters frozen that are not trained."""
-        module = module.to(getattr(torch, self.config.distributed.dtype))
+        module = to_type(module, getattr(torch, self.config.distributed.dtype))
         for name, parameter in module.named_parameters():
             if any(fnmatch(name, pattern) for pattern in self.unused):
                 parameter.requires_grad_(False)  # before wrapping: DDP waits for the gradient of every other one

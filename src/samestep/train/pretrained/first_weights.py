@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from samestep.checkpoint.across_ranks import broadcast_tensors
 from samestep.checkpoint.manifest import find_checkpoints
 from samestep.checkpoint.retention import Retention
 from samestep.checkpoint.store import Store
@@ -26,8 +25,10 @@ from samestep.core.rundir import RunDir
 from samestep.parallel.build import FillFunction
 from samestep.train.config import named_source
 from samestep.train.learner.learner import Learner
+from samestep.train.learner.lora import Lora, frozen_names, has_adapters
 from samestep.train.loop import Progress
-from samestep.train.pretrained.open_weights import fill, open_weights, read_extra
+from samestep.train.pretrained.adapter_weights import check_peft_folder
+from samestep.train.pretrained.open_weights import SourceFill, open_weights, read_extra
 from samestep.world.world import World
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ MODEL = "model"
 RUNTIME_STATE = ("progress", "window", "epoch", "random")
 """Names of the runtime's own state in every checkpoint, beside the task's."""
 _USED_KEY = "first_weights"
+_PART_KEY = "first_weights_of"
 _OPTIMIZER_KEYS = ("optimizer_state_dict", "optimizer")
 
 
@@ -75,7 +77,7 @@ class FirstWeights:
         self._start, self._resumed, self._shared = start, resumed, shared
         self._frozen, self._freeze = frozen, freeze
         self._available: list[str] = []
-        self._fills: dict[str, Callable[[], FillFunction]] = {}
+        self._fills: dict[str, Callable[[], SourceFill]] = {}
         self.descriptions: dict[str, str] = {}
         """By learner, where its weights come from, as text."""
 
@@ -87,6 +89,33 @@ class FirstWeights:
             return None
         self._fills[learner] = found
         return fill_placeholder if self._resumed else found()
+
+    def of_adapted(self, learner: str, lora: Lora | None) -> tuple[FillFunction | None, str]:
+        """What fills a learner's network that has adapters, and which part of it: its `base`, its `adapters`, or none.
+
+        A base is in no checkpoint, so a resumed stage reads it again.
+        """
+        fill, key = self.of(learner), f"{_PART_KEY}/{learner}"
+        if self._resumed:
+            part = self._frozen().get(self._stage, {}).get(key, "")
+            if part == "base":
+                return self._reopen(learner), part
+            return (fill if part else None), part
+        if fill is None:
+            return None, ""
+        assert isinstance(fill, SourceFill)
+        part = "adapters" if fill.holds_adapters else "base"
+        check_peft_folder(fill.path, lora)
+        return fill, self._freeze(key, lambda: part)
+
+    def _reopen(self, learner: str) -> SourceFill:
+        try:
+            return self._fills[learner]()
+        except UserError as error:
+            raise UserError(
+                f"the base of learner {learner!r} is in no checkpoint and is read again at every start, but that "
+                f"fails: {error}"
+            ) from None
 
     def fill_without_checkpoint(self, learners: Sequence[Learner], state: Collection[object]) -> None:
         """In a resumed stage: fill learners that are not in the checkpoint, because the task does not name them in its
@@ -123,16 +152,15 @@ class FirstWeights:
         if self._world.is_main:
             logger.warning("%s", unused)
 
-    def _of_named(self, learner: str) -> Callable[[], FillFunction] | None:
+    def _of_named(self, learner: str) -> Callable[[], SourceFill] | None:
         source = named_source(self._config)
         if not source or learner != MODEL or self._is_used_by_another():
             return None
         self._freeze(_USED_KEY, lambda: source)
         self.descriptions[learner] = source
 
-        def open_source() -> FillFunction:
-            weights = open_weights(Path(source), learner)
-            return lambda module: fill(module, weights, f"weights of {source}")
+        def open_source() -> SourceFill:
+            return SourceFill(open_weights(Path(source), learner), Path(source), self._world)
 
         return open_source
 
@@ -141,7 +169,7 @@ class FirstWeights:
         others = (fixed for stage, fixed in self._frozen().items() if stage != self._stage)
         return any("plan" in fixed and fixed.get(_USED_KEY, True) for fixed in others)
 
-    def _of_stage(self, learner: str, start: str) -> Callable[[], FillFunction] | None:
+    def _of_stage(self, learner: str, start: str) -> Callable[[], SourceFill] | None:
         stage, _, which = start.partition(":")
         self.descriptions[learner] = f"stage {stage!r}"
         if self._resumed:
@@ -154,19 +182,12 @@ class FirstWeights:
         self.descriptions[learner] += f", {path.name}"
         return lambda: self._stage_fill(path, learner)
 
-    def _stage_fill(self, path: Path, learner: str) -> FillFunction:
+    def _stage_fill(self, path: Path, learner: str) -> SourceFill:
         """Fills from the checkpoint of an earlier stage; where not all ranks see it, rank 0 broadcasts the weights."""
         weights = (
             CheckpointWeights(path, f"{learner}/model", verify=False) if self._shared or self._world.is_main else None
         )
-
-        def fill_module(module: nn.Module) -> None:
-            if weights is not None:
-                fill(module, weights, f"weights of {path}")
-            if not self._shared:
-                broadcast_tensors(self._world, module.state_dict())
-
-        return fill_module
+        return SourceFill(weights, path, self._world, self._shared)
 
     def _checkpoint(self, stage: str, which: str) -> Path:
         """The last or the best checkpoint of an earlier stage, verified, the same on all ranks."""
@@ -191,7 +212,8 @@ def _mode(folder: Path) -> str:
 @torch.no_grad()
 def fill_placeholder(module: nn.Module) -> None:
     """Fills what a checkpoint will restore with NaN, so that a tensor that it misses is noticed; the rest stays."""
-    for tensor in module.state_dict().values():
+    frozen = frozen_names(module) if has_adapters(module) else ()
+    for tensor in (tensor for name, tensor in module.state_dict().items() if name not in frozen):
         tensor.fill_(float("nan") if tensor.is_floating_point() or tensor.is_complex() else 0)
 
 
