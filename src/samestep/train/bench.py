@@ -172,7 +172,7 @@ class Bench:
             rounding_scale=ROUNDING_SCALE if config.evidence_rounding else 1.0,
         )
         self.learners.append(learner)
-        self.frozen_networks.add_learner(learner, given, begins_at_base)
+        self.frozen_networks.add_learner(learner, given, begins_at_base, self.first_weights.hashes.get(name, {}))
         return learner
 
     def frozen(

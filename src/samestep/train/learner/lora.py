@@ -77,9 +77,7 @@ def add_adapters(network: nn.Module, lora: Lora) -> nn.Module:
         with torch.random.fork_rng(devices=[]):  # they are drawn again by name
             inject_adapter_in_model(settings, network, ADAPTER, low_cpu_mem_usage=on_meta)
     except ValueError as error:  # a layer of another kind
-        raise UserError(
-            f"peft cannot add adapters to these layers ({error}); name others in Lora(targets=[...])"
-        ) from error
+        raise UserError(f"peft cannot add adapters here ({error}); name other layers in Lora(targets=[...])") from error
     for part in _adapter_layers(network):
         keyed_dropout(part.lora_dropout)
     return network

@@ -46,9 +46,7 @@ def fill_adapted(network: nn.Module, source: WeightSource, what: str, outer: str
     if holds_adapters(source):
         wanted = {plain: tensor for plain, (name, tensor) in own.items() if name not in frozen}
         if theirs.keys() & {plain_name(name) for name in frozen}:
-            raise UserError(
-                f"the {what} are of a base and of adapters together; save them to a file each, and give one"
-            )
+            raise UserError(f"the {what} are those of a base and of adapters; save each to a file, and give one")
     else:
         wanted = {plain: tensor for plain, (_, tensor) in own.items() if not is_adapter_name(plain)}
         if wanted.keys().isdisjoint(theirs) and any(outer + name in theirs for name in wanted):

@@ -80,6 +80,8 @@ class FirstWeights:
         self._fills: dict[str, Callable[[], SourceFill]] = {}
         self.descriptions: dict[str, str] = {}
         """By learner, where its weights come from, as text."""
+        self.hashes: dict[str, Mapping[str, str]] = {}
+        """By learner with adapters, the hashes of what the run that trained these used without saving it."""
 
     def of(self, learner: str) -> FillFunction | None:
         """What fills a learner's module; None: it keeps what it was built with."""
@@ -106,6 +108,7 @@ class FirstWeights:
         assert isinstance(fill, SourceFill)
         part = "adapters" if fill.holds_adapters else "base"
         check_peft_folder(fill.path, lora)
+        self.hashes[learner] = fill.hashes
         return fill, self._freeze(key, lambda: part)
 
     def _reopen(self, learner: str) -> SourceFill:

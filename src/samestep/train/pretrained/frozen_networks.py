@@ -51,12 +51,19 @@ class FrozenNetworks:
         self.hashes: dict[str, str] = {}
         """The hashes of all content that is in no checkpoint, for its manifest."""
 
-    def add_learner(self, learner: Learner, given: Given, begins_at_base: bool) -> None:
-        """A learner was made of `given`. If it has adapters, its base is recorded or compared."""
+    def add_learner(self, learner: Learner, given: Given, begins_at_base: bool, trained_on: Mapping[str, str]) -> None:
+        """A learner was made of `given`. If it has adapters, its base is recorded or compared. `trained_on` are the
+        hashes of the run that it has its adapters from."""
         self._given[learner.name], self._begins_at_base[learner.name] = given, begins_at_base
         if learner.has_adapters:
+            key = f"base/{learner.name}"
             with learner.inference() as module:
-                self._check(f"the base of learner {learner.name!r}", f"base/{learner.name}", base_parameters(module))
+                self._check(f"the base of learner {learner.name!r}", key, base_parameters(module))
+            if trained_on.get(key, self.hashes[key]) != self.hashes[key]:
+                logger.warning(
+                    "learner %r begins with adapters that were trained on another base, or on this one in another type",
+                    learner.name,
+                )
 
     def build(
         self,

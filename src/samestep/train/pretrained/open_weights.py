@@ -90,6 +90,14 @@ class SourceFill:
         found = self.source is not None and holds_adapters(self.source)
         return found if self.shared else bool(self.world.share(found))
 
+    @property
+    def hashes(self) -> Mapping[str, str]:
+        """Of a checkpoint: the hashes of what its run used without saving it, by what it was."""
+        found: Mapping[str, str] = (
+            self.source.about.get("frozen", {}) if isinstance(self.source, CheckpointWeights) else {}
+        )
+        return found
+
 
 def names_in(source: WeightSource, own: Collection[str]) -> dict[str, str]:
     """The name in the source of each weight of a network: the same, or with `model.` in front."""
