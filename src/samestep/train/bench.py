@@ -95,6 +95,7 @@ class Bench:
             self.config,
             self.world,
             self.rundir.artifacts(self.stage),
+            first_weights=self.first_weights,
             resumed=self.resumed,
             shared=self.shared,
             freeze=self._freeze,

@@ -45,6 +45,27 @@ def train(world: World, learner: Learner, reference: Frozen) -> None:
         learner.update(feed[step], loss)
 
 
+def a_copy_of_what_came_from_a_file_is_read_again(world: World, strategy: str) -> None:
+    folder = new_folder(world)
+    source = folder / "first.pt"
+    if world.is_main:
+        torch.save(made(Net, 4).state_dict(), source)
+    world.barrier()
+    for resumed in (False, True):
+        bench = bench_of(world, strategy, folder=folder, resumed=resumed, init_from=str(source))
+        reference = bench.frozen(bench.learner(network, rate=rate))
+        assert torch.equal(output(reference), output(made(Net, 4)))
+    assert not (folder / "run/artifacts").exists(), "nothing is stored for it"
+    for number, sentence in enumerate(("is not the one that this run was started with", "first.pt does not exist")):
+        world.barrier()
+        if world.is_main:
+            source.unlink() if number else torch.save(made(Net, 5).state_dict(), source)
+        world.barrier()
+        bench = bench_of(world, strategy, folder=folder, resumed=True, init_from=str(source))
+        with pytest.raises(UserError, match=rf"the frozen copy 'reference' of learner 'model' .*{sentence}"):
+            bench.frozen(bench.learner(network, rate=rate))
+
+
 def it_is_placed_and_named_by_one_hash(world: World, strategy: str) -> None:
     bench = bench_of(world, strategy)
     frozen = {
@@ -191,6 +212,7 @@ def rank_0_reads_for_all_where_no_disk_is_shared(world: World, strategy: str) ->
 CASES: list[Case] = [
     it_is_placed_and_named_by_one_hash,
     a_copy_has_the_first_weights_for_ever,
+    a_copy_of_what_came_from_a_file_is_read_again,
     a_policy_with_adapters_is_its_own_reference,
     a_policy_that_begins_with_adapters_keeps_a_copy_of_them,
     what_changed_or_is_gone_is_refused_by_all_ranks,

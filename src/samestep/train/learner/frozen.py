@@ -5,8 +5,8 @@
     with reference.inference() as network: ...     # or reference(inputs)
 
 They are in no checkpoint. The hash of their content is recorded by the first launch and compared by every later one.
-The first weights of a learner are not known any more once it was trained, so its copy is stored among the stage's
-artifacts.
+The first weights of a learner are not known any more once it was trained. If they came from a file, a checkpoint or an
+earlier stage, they are read from there again; else their copy is stored among the stage's artifacts.
 """
 
 import copy

@@ -28,7 +28,7 @@ from samestep.train.learner.learner import Learner
 from samestep.train.learner.lora import Lora, frozen_names, has_adapters
 from samestep.train.loop import Progress
 from samestep.train.pretrained.adapter_weights import check_peft_folder
-from samestep.train.pretrained.open_weights import SourceFill, open_weights, read_extra
+from samestep.train.pretrained.open_weights import SourceFill, is_run, open_weights, read_extra
 from samestep.world.world import World
 
 logger = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class FirstWeights:
         if self._resumed:
             part = self._frozen().get(self._stage, {}).get(key, "")
             if part == "base":
-                return self._reopen(learner), part
+                return self.read_again(learner, f"the base of learner {learner!r}"), part
             return (fill if part else None), part
         if fill is None:
             return None, ""
@@ -111,13 +111,20 @@ class FirstWeights:
         self.hashes[learner] = fill.hashes
         return fill, self._freeze(key, lambda: part)
 
-    def _reopen(self, learner: str) -> SourceFill:
+    def can_read_again(self, learner: str) -> bool:
+        """Whether a learner's first weights can be read again at a later launch: not those of the seed, nor those of a
+        run, which may go on and remove the checkpoint."""
+        source = named_source(self._config)
+        is_lasting = self._start is not None or not is_run(Path(str(source)))
+        return learner in self._fills and bool(self._world.share(is_lasting))
+
+    def read_again(self, learner: str, what: str) -> SourceFill:
+        """What fills a network with a learner's first weights, for `what` is in no checkpoint."""
         try:
             return self._fills[learner]()
         except UserError as error:
             raise UserError(
-                f"the base of learner {learner!r} is in no checkpoint and is read again at every start, but that "
-                f"fails: {error}"
+                f"{what} is in no checkpoint and is read again at every start, but that fails: {error}"
             ) from None
 
     def fill_without_checkpoint(self, learners: Sequence[Learner], state: Collection[object]) -> None:

@@ -19,6 +19,7 @@ from samestep.train.learner.frozen import FirstAdapters, Frozen, fill_from, plac
 from samestep.train.learner.initialization import build_fresh
 from samestep.train.learner.learner import Learner
 from samestep.train.learner.lora import base_parameters
+from samestep.train.pretrained.first_weights import FirstWeights
 from samestep.train.pretrained.open_weights import SourceFill, open_weights
 from samestep.world.world import World
 
@@ -37,12 +38,14 @@ class FrozenNetworks:
         world: World,
         folder: Path,
         *,
+        first_weights: FirstWeights,
         resumed: bool,
         shared: bool,
         freeze: Callable[[str, Callable[[], Json]], Json],
     ) -> None:
         """`folder` is for copies of learners' first weights. `resumed`: the stage has a checkpoint. `shared`: all ranks
         see the run's folder. `freeze` gives what the first launch fixed, or fixes it now."""
+        self._first_weights = first_weights
         self._config, self._world, self._folder = config, world, folder
         self._resumed, self._shared, self._freeze = resumed, shared, freeze
         self._given: dict[str, Given] = {}
@@ -141,14 +144,20 @@ class FrozenNetworks:
                 write_copy(path, first.tensors, self._world)
             self._check(what, key, first.tensors)
             return Frozen(name, first.in_use)
-        fill: FillFunction = fill_from(learner)
-        if self._resumed:
-            fill = SourceFill(self._open(path), path, self._world, self._shared)
-        frozen, module = place(self._like(learner, name), fill)
-        if not self._resumed:
+        is_copied = self._freeze(f"copied/{name}", lambda: not self._first_weights.can_read_again(learner.name))
+        frozen, module = place(self._like(learner, name), self._first_fill(learner, what, path if is_copied else None))
+        if is_copied and not self._resumed:
             write_copy(path, module.state_dict(), self._world)
         self._check(what, key, module.state_dict())
         return frozen
+
+    def _first_fill(self, learner: Learner, what: str, path: Path | None) -> FillFunction:
+        """What fills a network with a learner's first weights; `path` is their copy, if there is to be one."""
+        if not self._resumed:
+            return fill_from(learner)
+        if path is None:
+            return self._first_weights.read_again(learner.name, what)
+        return SourceFill(self._open(path), path, self._world, self._shared)
 
     def _open(self, path: Path) -> Any:
         return read_copy(path) if self._shared or self._world.is_main else None
