@@ -24,6 +24,7 @@ from samestep.train.learner.lora import (
     has_adapters,
     is_adapter_name,
     plain_name,
+    trained_names,
 )
 
 PEFT_CONFIG = "adapter_config.json"
@@ -42,10 +43,16 @@ def fill_adapted(network: nn.Module, source: WeightSource, what: str, outer: str
     """
     theirs = {plain_name(name): name for name in source.layout}
     own = {plain_name(name): (name, tensor) for name, tensor in network.state_dict().items()}
-    frozen = frozen_names(network)
     if holds_adapters(source):
-        wanted = {plain: tensor for plain, (name, tensor) in own.items() if name not in frozen}
-        if theirs.keys() & {plain_name(name) for name in frozen}:
+        trained = trained_names(network)
+        base = {plain_name(name) for name in frozen_names(network) if not is_adapter_name(name)}
+        # Buffers are in a run's checkpoint, but not in what peft saves.
+        wanted = {
+            plain: tensor
+            for plain, (name, tensor) in own.items()
+            if name in trained or (plain in theirs and plain not in base)
+        }
+        if base & theirs.keys():
             raise UserError(f"the {what} are those of a base and of adapters; save each to a file, and give one")
     else:
         wanted = {plain: tensor for plain, (_, tensor) in own.items() if not is_adapter_name(plain)}

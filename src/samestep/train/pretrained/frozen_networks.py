@@ -78,7 +78,7 @@ class FrozenNetworks:
         dtype: str | None,
     ) -> Frozen:
         """A frozen network; see `Bench.frozen`."""
-        self._refuse_invalid(name, sharded, dtype)
+        self._refuse_invalid(network, name, sharded, dtype)
         place = partial(self._place, name, sharded=sharded, dtype=dtype)
         if isinstance(network, Learner):
             if source is not None:
@@ -99,7 +99,13 @@ class FrozenNetworks:
         self._check(f"the frozen network {name!r}", f"frozen/{name}", module.state_dict())
         return frozen
 
-    def _refuse_invalid(self, name: str, sharded: bool, dtype: str | None) -> None:
+    def _refuse_invalid(self, network: Given | Learner, name: str, sharded: bool, dtype: str | None) -> None:
+        trained = [learner for learner, given in self._given.items() if given is network]
+        if trained and isinstance(network, nn.Module):
+            raise UserError(
+                f"frozen network {name!r} is the very network that learner {trained[0]!r} trains; give bench.frozen "
+                "that learner for a copy of its first weights"
+            )
         if name in self._names:
             raise UserError(f"two frozen networks are called {name!r}; give one of them another name=...")
         self._names.append(name)
@@ -186,11 +192,11 @@ class FrozenNetworks:
 
     def _check(self, what: str, key: str, tensors: Mapping[str, Tensor]) -> None:
         """Record a hash, or compare it with the recorded one. Collective; all ranks refuse or none does."""
-        found = content_hash(tensors)
-        known = self._world.share(self._freeze(key, lambda: found))
-        self.hashes[key] = known
-        if found != known:
+        found = self._world.gather(content_hash(tensors))  # a rank may have read another file
+        known = self.hashes[key] = self._freeze(key, lambda: found[0])
+        other = next((rank for rank, value in enumerate(found) if value != known), None)
+        if other is not None:
             raise UserError(
-                f"{what} is not the one that this run was started with (its weights have the hash {found[:12]} instead "
-                f"of {known[:12]}); restore it, or start a new run"
+                f"{what} is not the one that this run was started with (on rank {other} its weights have the hash "
+                f"{found[other][:12]} instead of {known[:12]}); restore it, or start a new run"
             )
