@@ -17,6 +17,5 @@ def test_adapters_and_references_of_a_sharded_language_model(
     code = run(["planted.lora_dpo", *settings])
     output = capsys.readouterr().out
     assert code == 0, output
-    assert "of 'align'; " in output, "a kill after the adapters had trained"
     for done in ("gradients at 1, 2, 3 ranks", "kill -9, resume at 2", "killed at 3, resumed at 1 rank"):
         assert f"ok      {done}" in output
