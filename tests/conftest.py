@@ -23,6 +23,7 @@ multiprocessing.get_context("forkserver").set_forkserver_preload(
         "samestep.recipes.mdlm",
         "torch.utils.tensorboard",
         "torch._dynamo",
+        "peft",  # with transformers: some tests need them, and each of their workers would take seconds
     ]
 )
 forkserver.ensure_running()

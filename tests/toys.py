@@ -5,6 +5,7 @@ torch's own AdamW and clipping. Whatever the runtime does with the same rows mus
 """
 
 import os
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -218,6 +219,7 @@ def _result_file(folder: Path, case: Case, nproc: int, strategy: str, rank: int)
 
 def _worker(folder: Path, cases: Sequence[Case]) -> None:
     torch.set_default_dtype(torch.float64)
+    tempfile.tempdir = str(folder)
     world = World.join(device="cpu", timeout=60)
     for strategy in [strategy for nproc, strategy in WORLDS if nproc == world.size]:
         for case in cases:

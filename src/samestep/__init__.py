@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from samestep.train.fit import Fit, evaluate
     from samestep.train.hooks.every import Every
     from samestep.train.learner.dropout import keyed_dropout
+    from samestep.train.learner.frozen import Frozen
     from samestep.train.learner.learner import Learner
+    from samestep.train.learner.lora import Lora
+    from samestep.train.learner.merged import merged_weights
     from samestep.train.learner.optimizers.choices import SGD, AdamW, AdamW8bit, Muon
     from samestep.train.learner.optimizers.groups import Group
     from samestep.train.logging.metrics import Metric, Metrics
@@ -43,9 +46,11 @@ _EXPORTS = {
     "Every": "samestep.train.hooks.every",
     "Feed": "samestep.data.feed",
     "Fit": "samestep.train.fit",
+    "Frozen": "samestep.train.learner.frozen",
     "Group": "samestep.train.learner.optimizers.groups",
     "Hook": "samestep.train.loop",
     "Learner": "samestep.train.learner.learner",
+    "Lora": "samestep.train.learner.lora",
     "Metric": "samestep.train.logging.metrics",
     "Metrics": "samestep.train.logging.metrics",
     "MicroBatches": "samestep.data.feed",
@@ -67,6 +72,7 @@ _EXPORTS = {
     "gather_rows": "samestep.train.whole_set",
     "keyed_dropout": "samestep.train.learner.dropout",
     "load": "samestep.train.pretrained.load",
+    "merged_weights": "samestep.train.learner.merged",
     "pad_rows": "samestep.data.collate",
 }
 
@@ -85,9 +91,11 @@ __all__ = [
     "Every",
     "Feed",
     "Fit",
+    "Frozen",
     "Group",
     "Hook",
     "Learner",
+    "Lora",
     "Metric",
     "Metrics",
     "MicroBatches",
@@ -109,6 +117,7 @@ __all__ = [
     "keyed_dropout",
     "launch",
     "load",
+    "merged_weights",
     "noise",
     "pad_rows",
 ]

@@ -16,6 +16,7 @@ from torch import Tensor
 from samestep.checkpoint.files import write_file
 from samestep.checkpoint.weight_sources import Slices, WeightSource, copy_into
 from samestep.core.errors import UserError
+from samestep.core.records import sync_folder
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -74,6 +75,19 @@ def write_safetensors(
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
         write_file(folder / INDEX, (json.dumps(index, indent=2) + "\n").encode())
     return [folder / file for file in files]
+
+
+def write_safetensors_file(path: Path, weights: Mapping[str, Tensor]) -> None:
+    """Write weights to one file, each in its own type, atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        save_safetensors(temporary, {name: weight.contiguous() for name, weight in weights.items()})
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)  # it may be what fills the disk
+        raise
+    sync_folder(path.parent)
 
 
 def _split_by_limit(sizes: Mapping[str, int], limit: int) -> list[list[str]]:

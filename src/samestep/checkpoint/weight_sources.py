@@ -112,6 +112,8 @@ class CheckpointWeights:
         """`verify`: read every byte first and refuse a damaged checkpoint."""
         self._path, self._start = path, f"{prefix}/"
         manifest = verified_manifest(path) if verify else read_manifest(path)
+        self.about = manifest.about
+        """What the manifest says of the run that saved it."""
         self._metadata = read_metadata(path, manifest.files)
         self.layout = {}
         for name, entry in self._metadata.state_dict_metadata.items():

@@ -216,11 +216,7 @@ class Sharded(_ParallelBase):
     needs_warm_up = needs_all_gradients = False  # waits are not measured: each unit communicates while others compute
 
     def __init__(self, module: nn.Module, world: World, compute: torch.dtype | None, fill: FillFunction | None) -> None:
-        mesh = _mesh(world)
-        policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32 if compute else None)
-        for unit in find_blocks(module):
-            fully_shard(unit, mesh=mesh, mp_policy=policy)
-        fully_shard(module, mesh=mesh, mp_policy=policy)
+        shard(module, world, compute)
         self.inner = materialize(module, world.device, fill)
         self._fsdp = cast(FSDPModule, module)
         self._is_set_up = self._was_held_constant = False
@@ -253,6 +249,15 @@ class Sharded(_ParallelBase):
         self._was_held_constant = True
         with super().held_constant():
             yield
+
+
+def shard(module: nn.Module, world: World, compute: torch.dtype | None) -> None:
+    """Shard a module over the data-parallel ranks, unit by unit; its trainable parameters must be of one type."""
+    mesh = _mesh(world)
+    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32 if compute else None)
+    for unit in find_blocks(module):
+        fully_shard(unit, mesh=mesh, mp_policy=policy)
+    fully_shard(module, mesh=mesh, mp_policy=policy)
 
 
 def _mesh(world: World) -> DeviceMesh:

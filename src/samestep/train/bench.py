@@ -8,16 +8,13 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from samestep.core.errors import UserError
-from samestep.core.records import Json, read_json, write_json
 from samestep.core.rundir import RunDir
 from samestep.data.collate import Collate
 from samestep.data.datasets import open_rows
@@ -29,7 +26,7 @@ from samestep.data.order_choice import OrderChoice, choose_order
 from samestep.data.reordered import Reordered
 from samestep.data.rollout import Make, moments, produce, split_rows
 from samestep.parallel.blocks import checkpoint_activations
-from samestep.parallel.build import FillFunction, build_uninitialized
+from samestep.parallel.build import FillFunction
 from samestep.parallel.compiling import LossCompiler
 from samestep.parallel.wrap import wrap
 from samestep.train.artifacts.array_format import ArrayLayout
@@ -37,10 +34,12 @@ from samestep.train.artifacts.array_rows import ArrayRows, open_array_rows
 from samestep.train.artifacts.array_writer import ArrayArtifact, check_array_artifact
 from samestep.train.artifacts.files import atomic_artifact, check_name
 from samestep.train.config import Config
+from samestep.train.first_launch import FirstLaunch
 from samestep.train.hooks.evidence import EvidenceRecorder
 from samestep.train.learner.draws import Draws
-from samestep.train.learner.initialization import build_fresh
+from samestep.train.learner.frozen import Frozen
 from samestep.train.learner.learner import COMPUTE_DTYPES, ROUNDING_SCALE, Learner
+from samestep.train.learner.lora import Lora
 from samestep.train.learner.optimizer import OptimSettings
 from samestep.train.learner.optimizers.choices import Factory, OptimizerChoice
 from samestep.train.learner.optimizers.groups import Group
@@ -51,6 +50,8 @@ from samestep.train.logging.sinks import Sink
 from samestep.train.loop import Progress
 from samestep.train.plan import Plan, Schedule, global_batch
 from samestep.train.pretrained.first_weights import FirstWeights
+from samestep.train.pretrained.frozen_networks import FrozenNetworks
+from samestep.train.pretrained.learner_network import build_learner_network, in_its_type
 from samestep.train.session.data_check import FeedName, check_data
 from samestep.train.stop import Stop
 from samestep.world.world import World
@@ -102,6 +103,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.counted.unit = self.unit
+        self.first_launch = FirstLaunch(self.world, self.rundir, self.stage)
         self.first_weights = FirstWeights(
             self.config,
             self.world,
@@ -110,15 +112,23 @@ class Bench:
             start=self.start,
             resumed=self.resumed,
             shared=self.shared,
-            frozen=self._frozen,
-            freeze=self._freeze,
+            first_launch=self.first_launch,
+        )
+        self.frozen_networks = FrozenNetworks(
+            self.config,
+            self.world,
+            self.rundir.artifacts(self.stage),
+            first_weights=self.first_weights,
+            resumed=self.resumed,
+            shared=self.shared,
+            first_launch=self.first_launch,
         )
 
     def plan(self, samples: int) -> Plan:
         """The stage's numbers, for the number of samples of its first training feed: as frozen by the first launch, or
         frozen now."""
         if self._plan is None:
-            made = self._freeze("plan", lambda: Plan.make(self.config, self.world.dp_size, samples).to_json())
+            made = self.first_launch.fix("plan", lambda: Plan.make(self.config, self.world.dp_size, samples).to_json())
             self._plan = self._extended(Plan(**made))
             if self._plan.samples != samples:
                 raise UserError(
@@ -206,6 +216,7 @@ class Bench:
         clip_value: float | None = None,
         dtype: Literal["float32", "float64", "bfloat16"] | None = None,
         init_from: str | None = None,
+        lora: Lora | None = None,
     ) -> Learner:
         """A learner of `module`, or of the one that `module` builds when it is called.
 
@@ -213,22 +224,22 @@ class Bench:
         initialization.py), is then built without memory, and each device fills only its own shard. The function may be
         called twice. `rate` gives the learning rate of each step, `groups` what differs by patterns of parameter names,
         `dtype` the type of the parameters; everything that is not given is as the configuration says. `init_from` is
-        the run, checkpoint or weight file that this learner begins with, whatever else is named.
+        the run, checkpoint or weight file that this learner begins with, whatever else is named. `lora` freezes the
+        network and trains adapters in it (see lora.py).
         """
         config: Config = self.config
         if rate is not None:
             rate = self.given_rates[name] = self._over_stage(rate) if isinstance(rate, Schedule) else rate
         settings = OptimSettings.of(config).given(optimizer, groups, weight_decay, clip, clip_value)
-        initial = self.first_weights.of(name, init_from)
-        if not isinstance(module, nn.Module):
-            make = module
-            module, initial = (build_uninitialized(make), initial) if initial else build_fresh(make, config.seed, name)
-        module = self._prepared(module, dtype)
-        initial = self.first_weights.of_fitting(name, module) or initial
-        self._on_network(name, module, initial)
-        checkpoint_activations(module, config.activation_checkpointing)
+        network = build_learner_network(
+            module, self.first_weights, name=name, lora=lora, init_from=init_from, seed=config.seed
+        )
+        prepared = in_its_type(network.module, config.distributed.dtype, dtype, self.unused)
+        initial = self.first_weights.of_fitting(name, prepared) or network.fill
+        self._on_network(name, prepared, initial)
+        checkpoint_activations(prepared, config.activation_checkpointing)
         compute = COMPUTE_DTYPES.get(config.distributed.mixed_precision)
-        parallel = wrap(module, self.world, config.distributed.strategy, compute, initial)
+        parallel = wrap(prepared, self.world, config.distributed.strategy, compute, initial)
         parallel.compiler = LossCompiler() if config.compile else None
         learner = Learner(
             parallel,
@@ -244,6 +255,9 @@ class Bench:
             rounding_scale=ROUNDING_SCALE if config.evidence_rounding else 1.0,
         )
         self.learners.append(learner)
+        self.frozen_networks.add_learner(
+            learner, module, network.begins_at_base, self.first_weights.hashes.get(name, {})
+        )
         return learner
 
     def log_text(self, name: str, text: str) -> None:
@@ -262,6 +276,20 @@ class Bench:
     def validation(self) -> MetricValues:
         """The validation metrics of this step, equal on all ranks; empty where it did not validate. For hooks."""
         return self.progress.validation
+
+    def frozen(
+        self,
+        network: nn.Module | Callable[[], nn.Module] | Learner,
+        *,
+        name: str = "reference",
+        source: str | Path | None = None,
+        shard: bool = False,
+        dtype: str | None = None,
+    ) -> Frozen:
+        """A network that is not trained: a module, the one that a function builds, or a copy of a learner's first
+        weights. `source` is a run, checkpoint or weight file to fill it from; `shard` shards it over the ranks; `dtype`
+        is the type of its weights (default: as it is). It is in no checkpoint, and a resume refuses another one."""
+        return self.frozen_networks.build(network, name=name, source=source, sharded=shard, dtype=dtype)
 
     def draws(self, purpose: str) -> Draws:
         """Keyed sampling of tokens inside the stage, for a named purpose."""
@@ -313,10 +341,8 @@ class Bench:
     def _extended(self, plan: Plan) -> Plan:
         """The plan, as long as the configuration asks for now (see extension.py)."""
         longer = plan.with_length_of(self.config)
-        if longer != plan and self.world.is_main:
-            known = read_json(self.rundir.frozen)
-            known[self.stage]["plan"] = longer.to_json()
-            write_json(self.rundir.frozen, known)
+        if longer != plan:
+            self.first_launch.change("plan", longer.to_json())
         return longer
 
     def _over_stage(self, schedule: Schedule) -> Rate:
@@ -327,18 +353,8 @@ class Bench:
         assert self._plan is not None, "make the training feed before the first update: it fixes the plan"
         return self._plan
 
-    def _prepared(self, module: nn.Module, dtype: str | None) -> nn.Module:
-        """The module in its type (in a proof that of the proof), with parameters frozen that are not trained."""
-        planned = self.config.distributed.dtype
-        module = module.to(parameter_type(planned if dtype is None or planned == "float64" else dtype))
-        for name, parameter in module.named_parameters():
-            if any(fnmatch(name, pattern) for pattern in self.unused):
-                parameter.requires_grad_(False)  # before wrapping: DDP waits for the gradient of every other one
-        return module
-
     def _on_network(self, learner: str, module: nn.Module, initial: FillFunction | None) -> None:
-        """Called with each learner's module and what fills it, before it is put on its device: a bench that only loads
-        a network ends `build` here."""
+        """Called before a learner's module is put on its device; a bench that only loads a network ends `build` here."""
 
     def _feed(
         self,
@@ -380,26 +396,4 @@ class Bench:
     def _once_batch(self) -> int:
         """The global batch, so that a dump has the same steps on any number of ranks. Frozen too, because it may follow
         from the first launch's number of ranks. The key on disk is that of earlier versions."""
-        return self._freeze("rows_once", lambda: global_batch(self.config, self.world.dp_size))
-
-    def _freeze(self, what: str, make: Callable[[], Json]) -> Json:
-        """What the first launch fixed for this stage, or what it fixes now."""
-        known = self._frozen()
-        mine = known.setdefault(self.stage, {})
-        if what not in mine:
-            mine[what] = make()
-            if self.world.is_main:
-                write_json(self.rundir.frozen, known)
-        return mine[what]
-
-    def _frozen(self) -> dict[str, Json]:
-        """What the first launch fixed, by stage."""
-        return self.world.share(read_json(self.rundir.frozen) if self.world.is_main else None) or {}
-
-
-def parameter_type(name: str) -> torch.dtype:
-    """The type that parameters have, by its name."""
-    known = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
-    if name not in known:
-        raise UserError(f"a learner's dtype is {', '.join(known)}, not {name!r}")
-    return known[name]
+        return self.first_launch.fix("rows_once", lambda: global_batch(self.config, self.world.dp_size))

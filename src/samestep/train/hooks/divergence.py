@@ -155,8 +155,12 @@ def find_mismatch(prints: Sequence[Sequence[int]]) -> ParameterMismatch:
 
 def fingerprint_factors(tensors: Sequence[Tensor]) -> Tensor:
     """A fixed odd number of 64 bits for each position in a chunk, on the device, as many as these tensors need."""
-    length = max(len(tensors), *(len(_integers(tensor)) for tensor in tensors))
-    positions = torch.arange(min(length, CHUNK), device=tensors[0].device)
+    return position_factors(max(len(tensors), *(len(integers(tensor)) for tensor in tensors)), tensors[0].device)
+
+
+def position_factors(length: int, device: torch.device) -> Tensor:
+    """A fixed odd number of 64 bits for each of `length` positions, but for no more than a chunk has."""
+    positions = torch.arange(min(length, CHUNK), device=device)
     high, low = noise.words(_FACTORS, positions)
     return ((high - (1 << 31)) << 32) + (low | 1)
 
@@ -167,7 +171,7 @@ def fingerprint(tensor: Tensor, factors: Tensor) -> Tensor:
     Sums wrap around at 64 bits, so their order does not matter. A change of one element is never missed, because an odd
     factor maps no two numbers to the same one; changes of several cancel out only by a chance of one in billions.
     """
-    chunks = [weighted_sum(chunk, factors) for chunk in _integers(tensor).split(CHUNK)]
+    chunks = [weighted_sum(chunk, factors) for chunk in integers(tensor).split(CHUNK)]
     return chunks[0] if len(chunks) == 1 else weighted_sum(torch.stack(chunks), factors)
 
 
@@ -176,6 +180,6 @@ def weighted_sum(integers: Tensor, factors: Tensor) -> Tensor:
     return (integers * factors[: len(integers)]).sum()
 
 
-def _integers(tensor: Tensor) -> Tensor:
+def integers(tensor: Tensor) -> Tensor:
     """The raw bits as integers."""
     return tensor.detach().reshape(-1).view(_INTEGER.get(tensor.element_size(), torch.int32))

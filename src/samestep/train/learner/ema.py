@@ -28,8 +28,7 @@ class Average:
         if not 0 < decay < 1:
             raise UserError(f"Set the decay of averaged weights above 0 and below 1, such as 0.999; it is {decay}.")
         self._learner, self._decay = learner, decay
-        with learner.inference() as module:
-            self._live = dict(module.named_parameters())
+        self._live = learner.saved_parameters()
         self._averaged = {name: parameter.detach().clone() for name, parameter in self._live.items()}
 
     @property

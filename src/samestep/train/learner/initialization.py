@@ -32,12 +32,20 @@ def build_fresh(make: Callable[[], nn.Module], seed: int, learner: str) -> tuple
 
 
 @torch.no_grad()
-def draw_parameters(module: nn.Module, seed: int, learner: str) -> None:
-    """FillFunction a module that offers `init_parameter`, sharded or not; torch's generator is left as it was."""
+def draw_parameters(
+    module: nn.Module, seed: int, learner: str, known_as: Callable[[str], str | None] = lambda name: name
+) -> None:
+    """FillFunction a module that offers `init_parameter`, sharded or not; torch's generator is left as it was.
+
+    `known_as` gives the name under which `init_parameter` knows a parameter; None: it is not drawn.
+    """
     assert isinstance(module, ParameterInit)
     with torch.random.fork_rng(devices=[]):
-        for name, parameter in module.named_parameters():  # one tensor under two names comes once
-            drawn = partial(_drawn, module, name, parameter, _seed(seed, learner, name))
+        for own_name, parameter in module.named_parameters():  # one tensor under two names comes once
+            name = known_as(own_name)
+            if name is None:
+                continue
+            drawn = partial(_drawn, module, name, parameter, seed_of(seed, learner, name))
             copy_into(parameter, lambda part: drawn() if part is None else drawn()[part])  # noqa: B023 (called at once)
 
 
@@ -58,6 +66,6 @@ def _drawn(network: ParameterInit, name: str, parameter: Tensor, seed: int) -> T
     return weight
 
 
-def _seed(seed: int, learner: str, name: str) -> int:
+def seed_of(seed: int, learner: str, name: str) -> int:
     """A seed of 32 bits, which is all that torch's generator on the CPU uses."""
     return int.from_bytes(hashlib.sha256(repr((seed, learner, name)).encode()).digest()[:4], "big")

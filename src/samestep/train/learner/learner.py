@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 
-from samestep.core.errors import RunFailed
+from samestep.core.errors import RunFailed, UserError
 from samestep.data.feed import MicroBatches
 from samestep.data.loading import Batch
 from samestep.parallel.compiling import LossCompiler, describe, repeat_rows
@@ -28,6 +28,8 @@ from samestep.train.hooks.evidence import EvidenceRecorder
 from samestep.train.learner.coupled import Couple, Coupled, Embed
 from samestep.train.learner.dropout import share_key
 from samestep.train.learner.gradient_weighting import Loss, Mix, trained_terms, update_metrics, weigh
+from samestep.train.learner.lora import frozen_names, has_adapters, without_adapters
+from samestep.train.learner.merged import merged_weights
 from samestep.train.learner.nonfinite import FiniteGuard
 from samestep.train.learner.optimizer import LearnerOptimizer, LossScale, OptimSettings
 from samestep.train.learner.rank_dependence import finding_rank_dependence
@@ -67,6 +69,9 @@ class Learner:
         """Whether it has made an update in this launch."""
         self._loop_step = step
         self._parallel, self.world, self._rate = parallel, world, rate
+        self.has_adapters = has_adapters(parallel.inner)
+        """Whether only adapters train; then the base is in no checkpoint."""
+        self._unsaved = frozen_names(parallel.inner) if self.has_adapters else set()
         # Listed once: walking over the modules would take as long as the norm of the gradients.
         self._trained = [(name, p) for name, p in parallel.inner.named_parameters() if p.requires_grad]
         self._optimizer = LearnerOptimizer(parallel.inner, settings)
@@ -133,6 +138,20 @@ class Learner:
             for part, was_training in modes:
                 part.training = was_training
             self._parallel.reshard()
+
+    @contextmanager
+    def adapters_off(self) -> Iterator[nn.Module]:
+        """The module as `inference` gives it, without its adapters: the network as it was before anything was trained.
+
+        It may be used inside this learner's own loss, before or after the module that the loss is given.
+        """
+        if not self.has_adapters:
+            raise UserError(
+                f"learner {self.name!r} has no adapters to switch off; make it with lora=Lora(...), or use "
+                "bench.frozen(learner) for a copy of its first weights"
+            )
+        with self.inference() as module, without_adapters(module):
+            yield module
 
     @contextmanager
     def held_constant(self) -> Iterator[nn.Module]:
@@ -310,6 +329,10 @@ class Learner:
         """Those that every rank holds in full, by name."""
         return {name: p for name, p in self._parallel.inner.named_parameters() if local(p) is p}
 
+    def saved_parameters(self) -> dict[str, nn.Parameter]:
+        """Those that a checkpoint holds, by name: all, or of a network with adapters those that train."""
+        return {name: p for name, p in self._parallel.inner.named_parameters() if name not in self._unsaved}
+
     @property
     def waited(self) -> float | None:
         """Seconds that this rank waited for the others' gradients so far; None where that is not measured."""
@@ -320,13 +343,23 @@ class Learner:
         self._guard.check()
 
     def weights(self, full: bool = False) -> dict[str, Any]:
-        """The module's state by its own names; `full` gathers a sharded one to the CPU of rank 0."""
-        options = StateDictOptions(full_state_dict=full, cpu_offload=full)
-        return get_model_state_dict(self._parallel.inner, options=options)
+        """The module's state by its own names; `full` gathers a sharded one to the CPU of rank 0.
+
+        Of a network with adapters: what trains, and buffers. `merged_weights` gives all of it.
+        """
+        options = StateDictOptions(full_state_dict=full, cpu_offload=full, ignore_frozen_params=self.has_adapters)
+        found = get_model_state_dict(self._parallel.inner, options=options)
+        return {name: value for name, value in found.items() if name not in self._unsaved} if self._unsaved else found
+
+    def merged_weights(self) -> dict[str, Tensor]:
+        """The weights of the network without adapters, with what they have learned added to its base, on the CPU of
+        rank 0; nothing on other ranks. Every rank must call it."""
+        return merged_weights(self._parallel.inner, keep=self.world.is_main)
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Load full weights, the same on every rank."""
-        set_model_state_dict(self._parallel.inner, dict(weights), options=StateDictOptions(full_state_dict=True))
+        options = StateDictOptions(full_state_dict=True, strict=not self.has_adapters)
+        set_model_state_dict(self._parallel.inner, dict(weights), options=options)
 
     def load_torch_optimizer(self, state: Mapping[str, Any]) -> None:
         """Load the moments of a torch optimizer over the same parameters in the module's order, in whatever groups."""
@@ -348,7 +381,8 @@ class Learner:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue as the learner that was saved."""
-        set_model_state_dict(self._parallel.inner, state["model"])
+        options = StateDictOptions(strict=not self.has_adapters)
+        set_model_state_dict(self._parallel.inner, state["model"], options=options)
         self._optimizer.load_state_dict(state["optimizer"])
         if self._scale:
             self._scale.load_state_dict(state["scale"])

@@ -4,6 +4,7 @@ import torch
 
 from samestep.train.bench import Bench
 from samestep.train.config import Config, Distributed, named_source
+from samestep.train.learner.learner import Learner
 from samestep.train.plan import Plan
 from samestep.train.recipe import Recipe
 from samestep.world.world import World
@@ -15,7 +16,7 @@ def banner_lines(recipe: Recipe, bench: Bench, steps: int, resumed: str) -> dict
     lines = {"stage": bench.stage, **(recipe.describe(config) if recipe.describe else {})}
     for learner in bench.learners:
         label = "parameters" if len(bench.learners) == 1 else f"parameters of {learner.name}"
-        lines[label] = f"{sum(p.numel() for p in learner.parameters()):,}"
+        lines[label] = _parameters(learner)
     if not resumed:
         lines |= _first_weights(bench)
     lines |= _planned(config, plan, world.dp_size) if plan else {"steps": f"{steps:,}"}
@@ -27,6 +28,19 @@ def banner_lines(recipe: Recipe, bench: Bench, steps: int, resumed: str) -> dict
     if resumed:
         lines["resumed from"] = f"{resumed}, step {bench.progress.step:,}"
     return lines
+
+
+def _parameters(learner: Learner) -> str:
+    total = sum(p.numel() for p in learner.parameters())
+    trained = sum(p.numel() for p in learner.parameters() if p.requires_grad)
+    return f"{total:,}" if trained == total else f"{_short(trained)} trained of {_short(total)}"
+
+
+def _short(number: int) -> str:
+    for unit, letter in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if number >= unit:
+            return f"{number / unit:.1f}{letter}"
+    return str(number)
 
 
 def _planned(config: Config, plan: Plan, dp_size: int) -> dict[str, str]:

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from samestep.checkpoint.across_ranks import broadcast_tensors
 from samestep.checkpoint.manifest import find_checkpoints
 from samestep.checkpoint.retention import Retention
 from samestep.checkpoint.store import Store
@@ -27,10 +26,13 @@ from samestep.core.records import Json
 from samestep.core.rundir import RunDir
 from samestep.parallel.build import FillFunction
 from samestep.train.config import named_source
+from samestep.train.first_launch import FirstLaunch
 from samestep.train.learner.learner import Learner
+from samestep.train.learner.lora import Lora, frozen_names, has_adapters
 from samestep.train.loop import Progress
+from samestep.train.pretrained.adapter_weights import check_peft_folder
 from samestep.train.pretrained.named_weights import NamedWeights
-from samestep.train.pretrained.open_weights import checkpoint_weights, fill, read_extra
+from samestep.train.pretrained.open_weights import SourceFill, checkpoint_weights, is_run, read_extra
 from samestep.train.pretrained.run_checkpoints import MODEL, learners_of, metric_mode
 from samestep.train.run_record import run_path
 from samestep.world.world import World
@@ -38,6 +40,8 @@ from samestep.world.world import World
 logger = logging.getLogger(__name__)
 _USED_KEY, _LEARNERS_KEY = "first_weights", "first_weights_learners"
 """What is fixed of a stage: what the user named, if the stage uses it, and the learners that begin with it."""
+_PART_KEY = "first_weights_of"
+"""What is fixed of a learner with adapters: which part of it the first weights are."""
 _OPTIMIZER_KEYS = ("optimizer_state_dict", "optimizer")
 
 
@@ -68,22 +72,24 @@ class FirstWeights:
         start: str | None,
         resumed: bool,
         shared: bool,
-        frozen: Callable[[], dict[str, Json]],
-        freeze: Callable[[str, Callable[[], Json]], Json],
+        first_launch: FirstLaunch,
     ) -> None:
         """`resumed`: the stage has a checkpoint, with which all weights come. `shared`: all ranks see the run's folder.
-        `frozen` is what the first launch fixed for all stages, and `freeze` fixes something for this one."""
+        `first_launch` has what the first launch fixed."""
         self._config, self._world, self._rundir, self._stage = config, world, rundir, stage
         self._start, self._resumed, self._shared = start, resumed, shared
-        self._frozen, self._freeze = frozen, freeze
+        self._first_launch = first_launch
         source = named_source(config)
         self._named = NamedWeights(Path(source), world) if source and start is None else None
         self._users: list[str] = []
         self._misfits: list[str] = []
         self._available: list[str] = []
-        self._fills: dict[str, Callable[[], FillFunction]] = {}
+        self._paths: dict[str, Path] = {}
+        self._fills: dict[str, Callable[[], SourceFill]] = {}
         self.descriptions: dict[str, str] = {}
         """By learner, where its weights come from, as text."""
+        self.hashes: dict[str, Mapping[str, str]] = {}
+        """By learner with adapters, the hashes of what the run that trained these used without saving it."""
 
     def of(self, learner: str, own: str | None = None) -> FillFunction | None:
         """What fills a learner's module; None: it keeps what it was built with. `own` is what the recipe gives it."""
@@ -95,7 +101,8 @@ class FirstWeights:
 
     def of_fitting(self, learner: str, module: nn.Module) -> FillFunction | None:
         """What fills the module of a learner that is not called `model`, if a plain weight file was named that fits."""
-        named = None if learner in self._fills or self._resumed else self._named_for(learner)
+        is_settled = learner in self._fills or self._resumed or has_adapters(module)
+        named = None if is_settled else self._named_for(learner)
         if named is None or not named.is_file or MODEL in self._users:
             return None
         misfit = named.misfit(module)
@@ -103,6 +110,40 @@ class FirstWeights:
             self._misfits.append(f"the learner {learner!r} cannot: {misfit}")
             return None
         return self._begin_with(learner, self._use(named, learner))
+
+    def of_adapted(self, learner: str, lora: Lora | None, own: str | None = None) -> tuple[FillFunction | None, str]:
+        """What fills a learner's network that has adapters, and which part of it: its `base`, its `adapters`, or none.
+
+        A base is in no checkpoint, so a resumed stage reads it again.
+        """
+        fill, key = self.of(learner, own), f"{_PART_KEY}/{learner}"
+        if self._resumed:
+            part = self._first_launch.of_all_stages().get(self._stage, {}).get(key, "")
+            if part == "base":
+                return self.read_again(learner, f"the base of learner {learner!r}"), part
+            return (fill if part else None), part
+        if fill is None:
+            return None, ""
+        assert isinstance(fill, SourceFill)
+        part = "adapters" if fill.holds_adapters else "base"
+        check_peft_folder(fill.path, lora)
+        self.hashes[learner] = fill.hashes
+        return fill, self._first_launch.fix(key, lambda: part)
+
+    def can_read_again(self, learner: str) -> bool:
+        """Whether a learner's first weights can be read again at a later launch: not those of the seed, nor those of a
+        run, which may go on and remove the checkpoint."""
+        is_lasting = learner not in self._paths or not is_run(self._paths[learner])
+        return learner in self._fills and bool(self._world.share(is_lasting))
+
+    def read_again(self, learner: str, what: str) -> SourceFill:
+        """What fills a network with a learner's first weights, for `what` is in no checkpoint."""
+        try:
+            return self._fills[learner]()
+        except UserError as error:
+            raise UserError(
+                f"{what} is in no checkpoint and is read again at every start, but that fails: {error}"
+            ) from None
 
     def fill_without_checkpoint(self, learners: Sequence[Learner], state: Collection[object]) -> None:
         """In a resumed stage: fill learners that are not in the checkpoint, because the task does not name them in its
@@ -132,13 +173,15 @@ class FirstWeights:
         source = named_source(self._config)
         if not source:
             return
-        self._freeze(_USED_KEY, lambda: source if self._users else None)
-        self._freeze(_LEARNERS_KEY, lambda: list(self._users))
+        self._first_launch.fix(_USED_KEY, lambda: source if self._users else None)
+        self._first_launch.fix(_LEARNERS_KEY, lambda: list(self._users))
         if self._users or self._is_used_by_another():
             return
         option = "continue_from" if self._config.continue_from else "init_from"
         unused = f"{option}={source} is not used by stage {stage!r}, which has {self._what_is_lacking()}"
-        has_trained = self._resumed or any("plan" in fixed for name, fixed in self._frozen().items() if name != stage)
+        has_trained = self._resumed or any(
+            "plan" in fixed for name, fixed in self._first_launch.of_all_stages().items() if name != stage
+        )
         if is_last and not has_trained:
             raise UserError(f"{unused}, and neither does any other; leave it out, or name the learner so")
         if self._world.is_main:
@@ -151,24 +194,25 @@ class FirstWeights:
         misfit = f" ({self._misfits[0]})" if self._misfits else ""
         return f"no learner named {listed([repr(name) for name in names], 'or')} to begin with it{misfit}"
 
-    def _find(self, learner: str, own: str | None) -> Callable[[], FillFunction] | None:
+    def _find(self, learner: str, own: str | None) -> Callable[[], SourceFill] | None:
         if own is not None:
             return self._of_path(learner, own)
         return self._of_named(learner) if self._start is None else self._of_stage(learner, self._start)
 
-    def _begin_with(self, learner: str, found: Callable[[], FillFunction]) -> FillFunction:
+    def _begin_with(self, learner: str, found: Callable[[], SourceFill]) -> FillFunction:
         self._fills[learner] = found
         return fill_placeholder if self._resumed else found()
 
-    def _of_path(self, learner: str, path: str) -> Callable[[], FillFunction]:
+    def _of_path(self, learner: str, path: str) -> Callable[[], SourceFill]:
         """The weights that the recipe names for a learner: of the learner of that name, or of the only one there is."""
         named = NamedWeights(Path(run_path(path, self._config.out)), self._world)
         if path == named_source(self._config):
             self._users.append(learner)
+        self._paths[learner] = named.path
         self.descriptions[learner] = path if self._resumed else named.describe(named.learner_like(learner))
         return lambda: named.fill_for(named.learner_like(learner))
 
-    def _of_named(self, learner: str) -> Callable[[], FillFunction] | None:
+    def _of_named(self, learner: str) -> Callable[[], SourceFill] | None:
         named = self._named_for(learner)
         if named is None:
             return None
@@ -181,27 +225,32 @@ class FirstWeights:
         if self._named is None or self._is_used_by_another(learner):
             return None
         if self._resumed:
-            return self._named if learner in _users(self._frozen().get(self._stage, {})) else None
+            return self._named if learner in _users(self._first_launch.of_all_stages().get(self._stage, {})) else None
         if self._is_used_by_another() and (self._named.is_gone or self._named.is_file):
             return None
         return self._named
 
-    def _use(self, named: NamedWeights, learner: str) -> Callable[[], FillFunction]:
+    def _use(self, named: NamedWeights, learner: str) -> Callable[[], SourceFill]:
         if self._users and not self._resumed and named.is_file:
             raise UserError(
                 f"{named.path} has the weights of one network, and they may be for learner {self._users[0]!r} or for "
                 f"{learner!r}; call the right one {MODEL!r} and make it first, or use bench.learner(init_from=...)"
             )
         self._users.append(learner)
+        self._paths[learner] = named.path
         self.descriptions[learner] = str(named.path) if self._resumed else named.describe(learner)
         return lambda: named.fill_for(learner)
 
     def _is_used_by_another(self, learner: str | None = None) -> bool:
         """Whether an earlier stage that trains began with it: for this learner, or for any."""
-        others = (fixed for stage, fixed in self._frozen().items() if stage != self._stage and "plan" in fixed)
+        others = (
+            fixed
+            for stage, fixed in self._first_launch.of_all_stages().items()
+            if stage != self._stage and "plan" in fixed
+        )
         return any(learner in _users(fixed) if learner else _users(fixed) for fixed in others)
 
-    def _of_stage(self, learner: str, start: str) -> Callable[[], FillFunction] | None:
+    def _of_stage(self, learner: str, start: str) -> Callable[[], SourceFill] | None:
         stage, _, which = start.partition(":")
         self.descriptions[learner] = f"stage {stage!r}"
         if self._resumed:
@@ -213,18 +262,11 @@ class FirstWeights:
         self.descriptions[learner] += f", {path.name}"
         return lambda: self._stage_fill(path, learner)
 
-    def _stage_fill(self, path: Path, learner: str) -> FillFunction:
+    def _stage_fill(self, path: Path, learner: str) -> SourceFill:
         """Fills from the checkpoint of an earlier stage; where not all ranks see it, rank 0 broadcasts the weights."""
         is_seen = self._shared or self._world.is_main
         weights = checkpoint_weights(path, learner, verify=False) if is_seen else None
-
-        def fill_module(module: nn.Module) -> None:
-            if weights is not None:
-                fill(module, weights, f"weights of {path}")
-            if not self._shared:
-                broadcast_tensors(self._world, module.state_dict())
-
-        return fill_module
+        return SourceFill(weights, path, self._world, self._shared)
 
     def _checkpoint(self, stage: str, which: str) -> Path:
         """The last or the best checkpoint of an earlier stage, verified, the same on all ranks."""
@@ -253,7 +295,8 @@ def _users(fixed: Mapping[str, Json]) -> list[str]:
 @torch.no_grad()
 def fill_placeholder(module: nn.Module) -> None:
     """Fills what a checkpoint will restore with NaN, so that a tensor that it misses is noticed; the rest stays."""
-    for tensor in module.state_dict().values():
+    frozen = frozen_names(module) if has_adapters(module) else ()
+    for tensor in (tensor for name, tensor in module.state_dict().items() if name not in frozen):
         tensor.fill_(float("nan") if tensor.is_floating_point() or tensor.is_complex() else 0)
 
 

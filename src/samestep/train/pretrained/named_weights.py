@@ -10,10 +10,9 @@ from samestep.checkpoint.manifest import verify as damage_of
 from samestep.core.errors import UserError
 from samestep.core.records import Json
 from samestep.core.rundir import RunDir
-from samestep.parallel.build import FillFunction
 from samestep.train.pretrained.open_weights import (
+    SourceFill,
     checkpoint_weights,
-    fill,
     fitting_tensors,
     is_checkpoint,
     is_run,
@@ -56,14 +55,12 @@ class NamedWeights:
             return name
         return choose_learner(self.learners, None if len(self.learners) == 1 else name, str(self.path))
 
-    def fill_for(self, learner: str) -> FillFunction:
+    def fill_for(self, learner: str) -> SourceFill:
         """What fills a module with the weights of a learner. Collective."""
         if self.is_file:
-            weights = open_weights(self.path)
-            return lambda module: fill(module, weights, f"weights of {self.path}")
+            return SourceFill(open_weights(self.path), self.path, self._world)
         path = self._checkpoint(learner)
-        weights = checkpoint_weights(path, learner, verify=False)
-        return lambda module: fill(module, weights, f"weights of {path}")
+        return SourceFill(checkpoint_weights(path, learner, verify=False), path, self._world)
 
     def describe(self, learner: str) -> str:
         """Its path, and of a run the checkpoint. Collective."""

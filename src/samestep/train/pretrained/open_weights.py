@@ -2,11 +2,13 @@
 
 import logging
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
+from samestep.checkpoint.across_ranks import broadcast_tensors
 from samestep.checkpoint.loading import verified_manifest
 from samestep.checkpoint.manifest import MANIFEST
 from samestep.checkpoint.state import join_keys
@@ -14,8 +16,11 @@ from samestep.checkpoint.weight_files import check_shapes, open_weight_file
 from samestep.checkpoint.weight_sources import CheckpointWeights, LayeredWeights, WeightSource, read_all
 from samestep.core.errors import UserError
 from samestep.core.rundir import RunDir
+from samestep.train.learner.lora import has_adapters
+from samestep.train.pretrained.adapter_weights import fill_adapted, holds_adapters
 from samestep.train.pretrained.run_checkpoints import choose_checkpoint, choose_learner, learners_of
 from samestep.train.run_record import RunRecord
+from samestep.world.world import World
 
 logger = logging.getLogger(__name__)
 OUTER = "model."
@@ -63,8 +68,14 @@ def read_extra(path: Path) -> Mapping[str, Any]:
 
 
 def fill(module: nn.Module, source: WeightSource, what: str) -> None:
-    """Copy weights into a module on its device, tensor by tensor; refuse, before the first, any that do not fit."""
-    source.fill(fitting_tensors(module, source, what))
+    """Copy weights into a module on its device, tensor by tensor; refuse, before the first, any that do not fit.
+
+    Of a network with adapters, its base or its adapters are filled, whichever the source holds.
+    """
+    if has_adapters(module):
+        fill_adapted(module, source, what, OUTER)
+    else:
+        source.fill(fitting_tensors(module, source, what))
 
 
 def fitting_tensors(module: nn.Module, source: WeightSource, what: str) -> dict[str, Tensor]:
@@ -74,6 +85,39 @@ def fitting_tensors(module: nn.Module, source: WeightSource, what: str) -> dict[
     targets = {names[name]: target for name, target in own.items()}
     check_shapes(source.layout, {name: target.shape for name, target in targets.items()}, what)
     return targets
+
+
+@dataclass(frozen=True)
+class SourceFill:
+    """Fills a module from a source. Where only rank 0 sees that, it broadcasts the weights."""
+
+    source: WeightSource | None
+    """None on a rank that does not see it."""
+    path: Path
+    """Where it is."""
+    world: World
+    shared: bool = True
+    """Whether every rank sees the source."""
+
+    def __call__(self, module: nn.Module) -> None:
+        if self.source is not None:
+            fill(module, self.source, f"weights of {self.path}")
+        if not self.shared:
+            broadcast_tensors(self.world, module.state_dict())
+
+    @property
+    def holds_adapters(self) -> bool:
+        """Whether the source holds adapters, and no base. Collective."""
+        found = self.source is not None and holds_adapters(self.source)
+        return found if self.shared else bool(self.world.share(found))
+
+    @property
+    def hashes(self) -> Mapping[str, str]:
+        """Of a checkpoint: the hashes of what its run used without saving it, by what it was."""
+        found: Mapping[str, str] = (
+            self.source.about.get("frozen", {}) if isinstance(self.source, CheckpointWeights) else {}
+        )
+        return found
 
 
 def names_in(source: WeightSource, own: Collection[str]) -> dict[str, str]:

@@ -44,6 +44,8 @@ def assemble_hooks(
     same_parameters = SameParameters(bench.learners, context.world, hash_every)
     validate = Validate(stage, ready.task, log, context.screen, progress, config.validate_every)
     about: dict[str, Any] = {"recipe": context.name, "stage": stage.name, "config": dump(config), "code": ready.code}
+    if bench.frozen_networks.hashes:
+        about["frozen"] = bench.frozen_networks.hashes
     # With several stages each has a folder of its own, or one would replace the files of another.
     weights = context.rundir.weights / ("" if is_only_stage else stage.name)
     save = Save(

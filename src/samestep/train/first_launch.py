@@ -1,0 +1,36 @@
+"""What the first launch of a stage fixes for all later ones, in frozen.json: batch, steps, hashes of frozen networks."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from samestep.core.records import Json, read_json, write_json
+from samestep.core.rundir import RunDir
+from samestep.world.world import World
+
+
+@dataclass(frozen=True)
+class FirstLaunch:
+    """What was fixed for one stage. Every rank asks alike; rank 0 reads and writes the file."""
+
+    world: World
+    rundir: RunDir
+    stage: str
+
+    def fix(self, what: str, make: Callable[[], Json]) -> Json:
+        """What the first launch fixed, or what is fixed now."""
+        known = self.of_all_stages().get(self.stage, {})
+        if what in known:
+            return known[what]
+        return self.change(what, make())
+
+    def change(self, what: str, value: Json) -> Json:
+        """Fix another value."""
+        known = self.of_all_stages()
+        known.setdefault(self.stage, {})[what] = value
+        if self.world.is_main:
+            write_json(self.rundir.frozen, known)
+        return value
+
+    def of_all_stages(self) -> dict[str, Json]:
+        """By stage, what was fixed for it."""
+        return self.world.share(read_json(self.rundir.frozen) if self.world.is_main else None) or {}

@@ -1,0 +1,201 @@
+"""LoRA: a network whose weights are frozen and whose linear layers get small trained matrices beside them.
+
+    policy = bench.learner(make_model, lora=Lora(rank=8, alpha=16))
+    with policy.adapters_off() as reference: ...     # the same network without what was trained
+
+The library peft makes the layers. The network stays the object it was: its own class and methods, with adapters inside.
+What trains is in checkpoints; the base is named there by a hash. A network that already has adapters is taken as it is.
+"""
+
+import math
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from samestep.checkpoint.weight_sources import copy_into
+from samestep.core.errors import UserError
+from samestep.train.learner.dropout import keyed_dropout
+from samestep.train.learner.initialization import seed_of
+
+ADAPTER = "default"
+"""The name that peft gives to the only adapter of a network."""
+ALL_LINEAR = "all-linear"
+_OUTER = "base_model.model."
+_NAMED = re.compile(r"((?:^|\.)lora_[A-Za-z_]+)\.(?!weight$|bias$)[^.]+")
+_ADAPTER_PART = re.compile(r"(^|\.)lora_")
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Which adapters a network gets."""
+
+    rank: int = 8
+    """Rows of the smaller matrices."""
+    alpha: float = 16.0
+    """What an adapter adds is multiplied by alpha / rank."""
+    dropout: float = 0.0
+    """Dropout of an adapter's input; its masks are keyed by the sample (see dropout.py)."""
+    targets: str | Sequence[str] = ALL_LINEAR
+    """The layers: `all-linear` (but the output head of a language model), or the last parts of their names."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be."""
+        if self.rank < 1:
+            raise UserError(f"Lora(rank={self.rank}) has no adapter to train; choose a rank of 1 or more")
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"Lora(dropout={self.dropout}) must be at least 0 and below 1")
+        if isinstance(self.targets, str) and self.targets != ALL_LINEAR:
+            raise UserError(f"Lora(targets={self.targets!r}) must be {ALL_LINEAR!r} or a list of names of layers")
+
+
+def add_adapters(network: nn.Module, lora: Lora) -> nn.Module:
+    """The network with adapters, everything else frozen. Their values are drawn later, by `draw_adapters`."""
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise UserError(
+            'lora=Lora(...) needs the library peft; install it with: pip install "samestep[lora]"'
+        ) from error
+    if has_adapters(network):
+        raise UserError("the network has adapters already; leave out lora=..., or give the network without them")
+    names = _target_names(network, lora.targets)
+    settings = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules="|".join(re.escape(name) for name in names),  # a text is matched in full, a list by endings
+    )
+    on_meta = any(parameter.is_meta for parameter in network.parameters())
+    try:
+        with torch.random.fork_rng(devices=[]):  # they are drawn again by name
+            inject_adapter_in_model(settings, network, ADAPTER, low_cpu_mem_usage=on_meta)
+    except ValueError as error:  # a layer of another kind
+        raise UserError(f"peft cannot add adapters here ({error}); name other layers in Lora(targets=[...])") from error
+    for part in _adapter_layers(network):
+        keyed_dropout(part.lora_dropout)
+    return network
+
+
+def _target_names(network: nn.Module, targets: str | Sequence[str]) -> list[str]:
+    """The full names of the layers that get adapters; refuses a target that is nowhere in the network."""
+    if targets == ALL_LINEAR:
+        find_head = getattr(network, "get_output_embeddings", None)
+        head = find_head() if find_head else None
+        # transformers' Conv1D is a linear layer whose weight is stored transposed.
+        linear = [(name, p) for name, p in network.named_modules() if isinstance(p, nn.Linear) or _is_conv1d(p)]
+        names = [name for name, part in linear if part is not head and name]
+        if not names:
+            raise UserError(f"{type(network).__name__} has no linear layer inside that could get an adapter")
+        return names
+    every = [name for name, _ in network.named_modules() if name]
+    found = {target: [name for name in every if name == target or name.endswith(f".{target}")] for target in targets}
+    for target in targets:
+        if not found[target]:
+            close = get_close_matches(target, sorted({name.rpartition(".")[2] for name in every}), 3, 0.3)
+            raise UserError(
+                f"Lora(targets=...) names {target!r}, which is no layer of {type(network).__name__}"
+                + (f"; did you mean {' or '.join(close)}?" if close else "; name layers by the end of their names")
+            )
+    if not found:
+        raise UserError("Lora(targets=[]) names no layer; name some, or use 'all-linear'")
+    return sorted({name for names in found.values() for name in names})
+
+
+def _is_conv1d(part: nn.Module) -> bool:
+    return type(part).__name__ == "Conv1D" and type(part).__module__.startswith("transformers.")
+
+
+def has_adapters(network: object) -> bool:
+    """Whether a network has adapters of peft, whoever added them."""
+    return isinstance(network, nn.Module) and any(True for _ in _adapter_layers(network))
+
+
+def _adapter_layers(network: nn.Module) -> Iterator[Any]:
+    """The layers with adapters; there are none as long as nobody has imported peft."""
+    if "peft" not in sys.modules:
+        return
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    yield from (part for part in network.modules() if isinstance(part, BaseTunerLayer))
+
+
+def plain_name(name: str) -> str:
+    """The name that a weight has without peft: that of the network for a weight of the base; that in an adapter file,
+    without peft's prefix, for a weight of an adapter."""
+    name = name.removeprefix(_OUTER).replace(".base_layer.", ".")
+    return _NAMED.sub(r"\1", re.sub(r"\.modules_to_save\.[^.]+\.", ".", name))
+
+
+def is_adapter_name(name: str) -> bool:
+    """Whether a weight of this name belongs to an adapter."""
+    return _ADAPTER_PART.search(name) is not None
+
+
+def trained_names(network: nn.Module) -> set[str]:
+    """The names of the parameters that train."""
+    return {name for name, p in network.named_parameters(remove_duplicate=False) if p.requires_grad}
+
+
+def frozen_names(network: nn.Module) -> set[str]:
+    """The names of the parameters that do not train; one tensor may have several."""
+    return {name for name, p in network.named_parameters(remove_duplicate=False) if not p.requires_grad}
+
+
+def base_parameters(network: nn.Module) -> dict[str, Tensor]:
+    """The parameters that are in no checkpoint, by their names without adapters."""
+    frozen = ((n, p) for n, p in network.named_parameters() if not p.requires_grad and not is_adapter_name(n))
+    return {plain_name(name): parameter.detach() for name, parameter in frozen}
+
+
+def to_type(network: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The network in a type. Where it has adapters these alone are, and the base stays in the type it was loaded in;
+    but float64 is for proofs, which need all of the arithmetic in it."""
+    if dtype == torch.float64 or not has_adapters(network):
+        return network.to(dtype)
+    for parameter in network.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
+    return network
+
+
+@torch.no_grad()
+def draw_adapters(network: nn.Module, seed: int, learner: str) -> None:
+    """First values of the adapters, each from a generator that is seeded by its name: the same at any world size."""
+    with torch.random.fork_rng(devices=[]):
+        for name, parameter in network.named_parameters():
+            if is_adapter_name(name):
+                weight = _drawn(name, parameter, seed_of(seed, learner, plain_name(name)))
+                copy_into(parameter, lambda part: weight if part is None else weight[part])  # noqa: B023 (called at once)
+
+
+def _drawn(name: str, parameter: Tensor, seed: int) -> Tensor:
+    """As peft and the paper have it: the product of both matrices is zero at first. In float32 whatever their type."""
+    weight = torch.zeros(parameter.shape, dtype=torch.float32)
+    torch.default_generator.manual_seed(seed)
+    if ".lora_A." in f".{name}":
+        nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
+    elif ".lora_embedding_B." in f".{name}":
+        nn.init.normal_(weight)
+    return weight
+
+
+@contextmanager
+def without_adapters(network: nn.Module) -> Iterator[None]:
+    """The network as it is without its adapters."""
+    # peft's own switch also changes which parameters require gradients, which DDP and FSDP do not expect.
+    parts = [part for part in network.modules() if hasattr(part, "_disable_adapters")]
+    before = [part._disable_adapters for part in parts]
+    for part in parts:
+        part._disable_adapters = True  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for part, value in zip(parts, before):
+            part._disable_adapters = value

@@ -1,0 +1,204 @@
+"""The frozen networks of a stage, and the bases of its learners with adapters: built, and compared at every resume."""
+
+import copy
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from samestep.checkpoint.across_ranks import broadcast_tensors
+from samestep.core.errors import UserError
+from samestep.parallel.build import FillFunction, build_uninitialized
+from samestep.train.first_launch import FirstLaunch
+from samestep.train.learner.content_hash import content_hash
+from samestep.train.learner.frozen import FirstAdapters, Frozen, fill_from, place_frozen, read_copy, write_copy
+from samestep.train.learner.initialization import build_fresh
+from samestep.train.learner.learner import Learner
+from samestep.train.learner.lora import base_parameters
+from samestep.train.pretrained.first_weights import FirstWeights
+from samestep.train.pretrained.open_weights import SourceFill, open_weights
+from samestep.world.world import World
+
+Given = nn.Module | Callable[[], nn.Module]
+"""A network, or the function that builds it."""
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+logger = logging.getLogger(__name__)
+
+
+class FrozenNetworks:
+    """What a stage uses and does not train. The content of each is recorded by its first launch, by hash."""
+
+    def __init__(
+        self,
+        config: Any,
+        world: World,
+        folder: Path,
+        *,
+        first_weights: FirstWeights,
+        resumed: bool,
+        shared: bool,
+        first_launch: FirstLaunch,
+    ) -> None:
+        """`folder` is for copies of learners' first weights. `resumed`: the stage has a checkpoint. `shared`: all ranks
+        see the run's folder. `first_launch` has what the first launch fixed."""
+        self._first_weights = first_weights
+        self._config, self._world, self._folder = config, world, folder
+        self._resumed, self._shared, self._first_launch = resumed, shared, first_launch
+        self._given: dict[str, Given] = {}
+        self._begins_at_base: dict[str, bool] = {}
+        self._names: list[str] = []
+        self.hashes: dict[str, str] = {}
+        """The hashes of all content that is in no checkpoint, for its manifest."""
+
+    def add_learner(self, learner: Learner, given: Given, begins_at_base: bool, trained_on: Mapping[str, str]) -> None:
+        """A learner was made of `given`. If it has adapters, its base is recorded or compared. `trained_on` are the
+        hashes of the run that it has its adapters from."""
+        self._given[learner.name], self._begins_at_base[learner.name] = given, begins_at_base
+        if learner.has_adapters:
+            key = f"base/{learner.name}"
+            with learner.inference() as module:
+                self._check(f"the base of learner {learner.name!r}", key, base_parameters(module))
+            if trained_on.get(key, self.hashes[key]) != self.hashes[key]:
+                logger.warning(
+                    "learner %r begins with adapters that were trained on another base, or on this one in another type",
+                    learner.name,
+                )
+
+    def build(
+        self,
+        network: Given | Learner,
+        *,
+        name: str,
+        source: str | Path | None,
+        sharded: bool,
+        dtype: str | None,
+    ) -> Frozen:
+        """A frozen network; see `Bench.frozen`."""
+        self._refuse_invalid(network, name, sharded, dtype)
+        place = partial(self._place, name, sharded=sharded, dtype=dtype)
+        if isinstance(network, Learner):
+            if source is not None:
+                raise UserError(f"frozen network {name!r} is a copy of learner {network.name!r}; leave out its source")
+            return self._of_learner(network, name, place, as_it_is=not sharded and dtype is None)
+        fill: FillFunction | None = None
+        if source is not None:
+            path = Path(source)
+            weights = open_weights(path) if self._shared or self._world.is_main else None
+            fill = SourceFill(weights, path, self._world, self._shared)
+        if isinstance(network, nn.Module):
+            module = network
+        elif fill is not None:
+            module = build_uninitialized(network)
+        else:
+            module, fill = build_fresh(network, self._config.seed, name)
+        frozen, module = place(module, fill)
+        self._check(f"the frozen network {name!r}", f"frozen/{name}", module.state_dict())
+        return frozen
+
+    def _refuse_invalid(self, network: Given | Learner, name: str, sharded: bool, dtype: str | None) -> None:
+        trained = [learner for learner, given in self._given.items() if given is network]
+        if trained and isinstance(network, nn.Module):
+            raise UserError(
+                f"frozen network {name!r} is the very network that learner {trained[0]!r} trains; give bench.frozen "
+                "that learner for a copy of its first weights"
+            )
+        if name in self._names:
+            raise UserError(f"two frozen networks are called {name!r}; give one of them another name=...")
+        self._names.append(name)
+        if dtype not in (None, *DTYPES):
+            raise UserError(f"the dtype of frozen network {name!r} must be one of {', '.join(DTYPES)}, not {dtype!r}")
+        if sharded and not self._shared:
+            raise UserError(
+                f"frozen network {name!r} cannot be sharded, because not all ranks see the run directory; set out=... "
+                "to a folder on a shared disk, or leave out shard=True"
+            )
+
+    def _place(
+        self, name: str, module: nn.Module, fill: FillFunction | None, *, sharded: bool, dtype: str | None
+    ) -> tuple[Frozen, nn.Module]:
+        """On the device, in its type; float64 is for proofs, which need all of the arithmetic in it."""
+        settings = self._config.distributed
+        if settings.dtype == "float64" or dtype is not None:
+            module = module.to(torch.float64 if settings.dtype == "float64" else getattr(torch, str(dtype)))
+        if self._config.compile:
+            module.compile()
+        return place_frozen(name, module, self._world, fill, sharded=sharded, mixed_precision=settings.mixed_precision)
+
+    def _of_learner(
+        self, learner: Learner, name: str, place: Callable[..., tuple[Frozen, nn.Module]], as_it_is: bool
+    ) -> Frozen:
+        if learner.has_updated:
+            raise UserError(
+                f"frozen network {name!r} is a copy of the first weights of learner {learner.name!r}, which has been "
+                "trained since; make it where the stage is built"
+            )
+        what, key = f"the frozen copy {name!r} of learner {learner.name!r}", f"frozen/{name}"
+        path = self._folder / f"frozen_{name}.safetensors"
+        if learner.has_adapters:
+            if not as_it_is:
+                raise UserError(f"{what} uses the learner's own network; leave out its shard and dtype")
+            if self._begins_at_base[learner.name]:
+                return Frozen(name, learner.adapters_off)
+            first = FirstAdapters(learner)
+            if self._resumed:
+                self._read(path, first.tensors)
+            else:
+                write_copy(path, first.tensors, self._world)
+            self._check(what, key, first.tensors)
+            return Frozen(name, first.in_use)
+        is_copied = self._first_launch.fix(
+            f"copied/{name}", lambda: not self._first_weights.can_read_again(learner.name)
+        )
+        frozen, module = place(self._like(learner, name), self._first_fill(learner, what, path if is_copied else None))
+        if is_copied and not self._resumed:
+            write_copy(path, module.state_dict(), self._world)
+        self._check(what, key, module.state_dict())
+        return frozen
+
+    def _first_fill(self, learner: Learner, what: str, path: Path | None) -> FillFunction:
+        """What fills a network with a learner's first weights; `path` is their copy, if there is to be one."""
+        if not self._resumed:
+            return fill_from(learner)
+        if path is None:
+            return self._first_weights.read_again(learner.name, what)
+        return SourceFill(self._open(path), path, self._world, self._shared)
+
+    def _open(self, path: Path) -> Any:
+        return read_copy(path) if self._shared or self._world.is_main else None
+
+    def _read(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
+        source = self._open(path)
+        if source is not None:
+            source.fill(tensors)
+        if not self._shared:
+            broadcast_tensors(self._world, tensors)
+
+    def _like(self, learner: Learner, name: str) -> nn.Module:
+        """A network of the same kind and type as a learner's; its values do not matter."""
+        given = self._given[learner.name]
+        if not isinstance(given, nn.Module):
+            with torch.random.fork_rng(devices=[]):
+                module = build_uninitialized(given)
+        elif len(learner.replicated_parameters()) < len(list(learner.parameters())):
+            raise UserError(
+                f"frozen network {name!r} needs a second network like that of learner {learner.name!r}, and a sharded "
+                "one cannot be copied; give bench.learner a function that builds it (bench.learner(lambda: Net()))"
+            )
+        else:
+            module = copy.deepcopy(given)
+        return module.to(next(learner.parameters()).dtype)
+
+    def _check(self, what: str, key: str, tensors: Mapping[str, Tensor]) -> None:
+        """Record a hash, or compare it with the recorded one. Collective; all ranks refuse or none does."""
+        found = self._world.gather(content_hash(tensors))  # a rank may have read another file
+        known = self.hashes[key] = self._first_launch.fix(key, lambda: found[0])
+        other = next((rank for rank, value in enumerate(found) if value != known), None)
+        if other is not None:
+            raise UserError(
+                f"{what} is not the one that this run was started with (on rank {other} its weights have the hash "
+                f"{found[other][:12]} instead of {known[:12]}); restore it, or start a new run"
+            )

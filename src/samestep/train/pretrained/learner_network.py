@@ -1,0 +1,64 @@
+"""The network of a learner before it is put on its device: built, with what fills it, in its type."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+
+import torch
+from torch import nn
+
+from samestep.core.errors import UserError
+from samestep.parallel.build import FillFunction, build_uninitialized
+from samestep.train.learner.initialization import build_fresh
+from samestep.train.learner.lora import Lora, has_adapters, to_type
+from samestep.train.pretrained.adapter_weights import build_adapted, refuse_built_adapters
+from samestep.train.pretrained.first_weights import FirstWeights
+
+PARAMETER_TYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class LearnerNetwork:
+    """A network, maybe on the meta device."""
+
+    module: nn.Module
+    fill: FillFunction | None
+    """What sets its weights on the device; None: it has them."""
+    begins_at_base: bool = False
+    """Whether it has adapters that have no effect yet."""
+
+
+def build_learner_network(
+    given: nn.Module | Callable[[], nn.Module],
+    first_weights: FirstWeights,
+    *,
+    name: str,
+    lora: Lora | None,
+    init_from: str | None,
+    seed: int,
+) -> LearnerNetwork:
+    """The network that a recipe gives a learner, or the one that its function builds: without memory if it can be."""
+    if lora is not None or has_adapters(given):
+        initial, part = first_weights.of_adapted(name, lora, init_from)
+        module, fill = build_adapted(
+            given, lora, learner=name, seed=seed, initial=initial, initial_is_base=part == "base"
+        )
+        return LearnerNetwork(module, fill, begins_at_base=lora is not None and part != "adapters")
+    initial = first_weights.of(name, init_from)
+    if isinstance(given, nn.Module):
+        return LearnerNetwork(given, initial)
+    module, fill = (build_uninitialized(given), initial) if initial else build_fresh(given, seed, name)
+    refuse_built_adapters(module)
+    return LearnerNetwork(module, fill)
+
+
+def in_its_type(module: nn.Module, run_type: str, own_type: str | None, unused: Sequence[str]) -> nn.Module:
+    """The module in its type (in a proof that of the proof), with parameters frozen that are not trained."""
+    name = run_type if own_type is None or run_type == "float64" else own_type
+    if name not in PARAMETER_TYPES:
+        raise UserError(f"a learner's dtype is {', '.join(PARAMETER_TYPES)}, not {name!r}")
+    module = to_type(module, PARAMETER_TYPES[name])
+    for name, parameter in module.named_parameters():
+        if any(fnmatch(name, pattern) for pattern in unused):
+            parameter.requires_grad_(False)  # before wrapping: DDP waits for the gradient of every other one
+    return module
