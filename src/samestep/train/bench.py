@@ -354,7 +354,7 @@ class Bench:
         return self._plan
 
     def _on_network(self, learner: str, module: nn.Module, initial: FillFunction | None) -> None:
-        """Called before a learner's module is put on its device; a bench that only loads a network ends `build` here."""
+        """Called before a learner's module is put on its device: a bench that only loads a network leaves `build`."""
 
     def _feed(
         self,

@@ -1,4 +1,4 @@
-"""What the first launch of a stage fixes for all later ones, in frozen.json: batch, steps, hashes of frozen networks."""
+"""What the first launch of a stage fixes for all later ones, in frozen.json: batch, steps, hashes of networks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
