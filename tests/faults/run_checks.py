@@ -35,7 +35,7 @@ def unfinished(path: Path) -> str:
     status = read_json(RunDir(path).status) or {}
     if status.get("status") != "done":
         return f"the status is {status}"
-    if read_json(RunDir(path).artifacts("fit") / "done.json") != {"step": STEPS}:
+    if (read_json(RunDir(path).done("fit")) or {}).get("step") != STEPS:
         return "it did not reach its last step"
     damages = {found.path.name: verify(found.path) for found in find_checkpoints(RunDir(path).checkpoints("fit"))}
     damages = {name: damage for name, damage in damages.items() if damage}

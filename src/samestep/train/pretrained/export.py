@@ -24,6 +24,7 @@ from samestep.core.errors import UserError
 from samestep.core.records import replace_folder, sync_folder
 from samestep.parallel.build import build_uninitialized
 from samestep.train.hooks.saving import write_weights
+from samestep.train.learner.merged import merged_weights
 from samestep.train.pretrained.open_weights import OUTER, is_checkpoint, names_in
 from samestep.train.pretrained.published import RECORD, PublishedRecord
 from samestep.train.pretrained.run_checkpoints import learners_of
@@ -86,11 +87,12 @@ def export_network(trained: Trained, target: Path, dtype: str | None = None, ove
     """Write the network of a learner to one safetensors file, `target` or LEARNER.safetensors in the folder `target`,
     under the names of its own state dict. Returns the file.
 
-    A tensor with two names is written under both, so that `load_state_dict` takes the file as it is. The metadata, and
-    samestep.json in a folder, say where it comes from; `samestep.load` reads it again.
+    Adapters are added to their base, and a tensor with two names is written under both, so that `load_state_dict` of
+    the plain network takes the file as it is. The metadata, and samestep.json in a folder, say where it comes from;
+    `samestep.load` reads it again.
     """
     learner = trained.learner_name()
-    weights = _separate(trained.network(learner).state_dict(), TYPES[dtype] if dtype else None)
+    weights = _separate(merged_weights(trained.network(learner)), TYPES[dtype] if dtype else None)
     step = read_manifest(trained.source).step if is_checkpoint(trained.source) else None
     record = PublishedRecord(trained.name, trained.stage, step, learner, dump(trained.config))
     if target.suffix == ".safetensors":

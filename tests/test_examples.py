@@ -1,0 +1,88 @@
+"""The examples of the guide: they train, are short, and use only what is public."""
+
+import ast
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import samestep
+from samestep.cli.main import main
+from toys import run_on_ranks
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+LINES = {"before": 35, "after": 35, "sine": 60, "gan": 60, "preference": 60, "finetune": 60, "teacher": 70}
+"""How long each may be, so that the guide stays short."""
+TEXTS = "\n\n".join(
+    f"a little {one} sat on the {two}" for one in ("cat", "dog", "hen") for two in ("mat", "wall", "hill")
+)
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_it_is_short_and_uses_only_public_names(name: str) -> None:
+    text = (EXAMPLES / f"{name}.py").read_text()
+    assert len(text.splitlines()) <= LINES[name]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom | ast.Import):
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+            assert not any(module.startswith("samestep.") for module in modules), f"line {node.lineno}"
+        if isinstance(node, ast.ImportFrom) and node.module == "samestep":
+            assert {alias.name for alias in node.names} <= set(samestep.__all__)
+        if isinstance(node, ast.Attribute):
+            assert not node.attr.startswith("_"), f"line {node.lineno}: {node.attr}"
+
+
+def test_no_example_is_left_out() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(LINES)
+
+
+def trained(folder: Path, name: str, *args: str) -> Path:
+    """The directory of a run on two ranks, or on one where arguments are given."""
+    command = ["train", str(EXAMPLES / f"{name}.py"), "--preset=verify", "--no-log.tensorboard", *args]
+    run_on_ranks(main, 2, [*command, f"--out={folder}", f"--name={name}"], logs=folder / "logs")
+    return folder / name
+
+
+@pytest.mark.parametrize("name", ["after", "gan", "preference", "teacher"])
+def test_it_trains(name: str, tmp_path: Path) -> None:
+    assert '"done"' in (trained(tmp_path, name) / "status.json").read_text()
+
+
+def test_the_plain_loop_and_the_recipe_fit_the_same_wave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile((EXAMPLES / "before.py").read_text(), "before.py", "exec"), {})
+    assert torch.load("net.pt").keys() == samestep.load(str(trained(tmp_path, "after"))).state_dict().keys()
+
+
+def test_a_model_of_transformers_is_tuned_and_goes_out_as_it_came(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    make_model(tmp_path / "model")
+    (tmp_path / "texts.txt").write_text(TEXTS)
+    run = trained(tmp_path, "finetune", f"--model={tmp_path / 'model'}", f"--texts={tmp_path / 'texts.txt'}")
+    assert (run / "artifacts" / "finetune" / "sample.txt").read_text()
+    assert main(["export", str(run), str(tmp_path / "tuned.safetensors")]) == 0
+    from safetensors.torch import load_file
+
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype="float32").eval()
+    before = plain(torch.arange(12).view(2, 6)).logits
+    plain.load_state_dict(load_file(tmp_path / "tuned.safetensors"))
+    tuned, loaded = plain(torch.arange(12).view(2, 6)).logits, samestep.load(str(run), "last")
+    assert (tuned - before).abs().max() > 1e-6, "it has learned something"
+    torch.testing.assert_close(tuned, loaded(torch.arange(12).view(2, 6)).logits)
+    os.rename(tmp_path / "model", tmp_path / "elsewhere")
+    with pytest.raises(samestep.UserError, match="the network of learner 'model' cannot be built again"):
+        samestep.load(str(run))
+
+
+def make_model(folder: Path) -> None:
+    """A tiny model, with a tokenizer whose tokens are letters."""
+    from tokenizers import Tokenizer, models
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    letters = {chr(code): number for number, code in enumerate(range(32, 127))}
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE(letters, []))).save_pretrained(folder)
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        LlamaForCausalLM(LlamaConfig(vocab_size=95, max_position_embeddings=512, **shape)).save_pretrained(folder)
