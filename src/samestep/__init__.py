@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from samestep.core.config import Alias, free
     from samestep.core.errors import RunFailed, UserError
     from samestep.data import noise
     from samestep.data.collate import pad_rows
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from samestep.train.fit import Fit, evaluate
     from samestep.train.hooks.every import Every
     from samestep.train.learner.dropout import keyed_dropout
+    from samestep.train.learner.ema import Average
     from samestep.train.learner.frozen import Frozen
     from samestep.train.learner.learner import Learner
     from samestep.train.learner.lora import Lora
@@ -34,10 +36,13 @@ if TYPE_CHECKING:
     from samestep.train.pretrained.trained_model import Trained
     from samestep.train.recipe import Recipe, Stage, Verb
     from samestep.train.whole_set import WholeSet, gather_rows
+    from samestep.world.world import World
 
 _EXPORTS = {
     "AdamW": "samestep.train.learner.optimizers.choices",
     "AdamW8bit": "samestep.train.learner.optimizers.choices",
+    "Alias": "samestep.core.config",
+    "Average": "samestep.train.learner.ema",
     "Batch": "samestep.data.loading",
     "Bench": "samestep.train.bench",
     "Bucketed": "samestep.data.order_choice",
@@ -68,7 +73,9 @@ _EXPORTS = {
     "Verb": "samestep.train.recipe",
     "Weighted": "samestep.data.order_choice",
     "WholeSet": "samestep.train.whole_set",
+    "World": "samestep.world.world",
     "evaluate": "samestep.train.fit",
+    "free": "samestep.core.config",
     "gather_rows": "samestep.train.whole_set",
     "keyed_dropout": "samestep.train.learner.dropout",
     "load": "samestep.train.pretrained.load",
@@ -83,6 +90,8 @@ __all__ = [
     "SGD",
     "AdamW",
     "AdamW8bit",
+    "Alias",
+    "Average",
     "Batch",
     "Bench",
     "Bucketed",
@@ -112,7 +121,9 @@ __all__ = [
     "Verb",
     "Weighted",
     "WholeSet",
+    "World",
     "evaluate",
+    "free",
     "gather_rows",
     "keyed_dropout",
     "launch",

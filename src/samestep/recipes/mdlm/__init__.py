@@ -9,7 +9,8 @@ evaluation   likelihood.py, harness.py (`samestep evaluate`), harness_table.py
 exchange     pretrained.py (published LLaDA folders: read and export)
 """
 
-from samestep.core.config import Alias, paths_of
+from samestep import Alias, Recipe, Verb
+from samestep.core.config import paths_of
 from samestep.models.transformer import Transformer
 from samestep.recipes.mdlm.config import PRESETS, MdlmConfig
 from samestep.recipes.mdlm.generating import generate
@@ -21,7 +22,6 @@ from samestep.recipes.mdlm.resolve import resolve_config
 from samestep.recipes.mdlm.sampling import SamplingConfig
 from samestep.recipes.mdlm.stages import describe, stages
 from samestep.recipes.mdlm.tokenizer import read_tokenizer
-from samestep.train.recipe import Recipe, Verb
 
 __all__ = ["MdlmConfig", "recipe"]
 

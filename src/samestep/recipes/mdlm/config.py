@@ -3,13 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from samestep.core.config import free
-from samestep.core.errors import UserError
+from samestep import Config, UserError, free
 from samestep.models.transformer import TransformerConfig
 from samestep.recipes.mdlm.corpus import DataConfig
 from samestep.recipes.mdlm.objective import ObjectiveConfig
 from samestep.recipes.mdlm.sampling import SamplingConfig
-from samestep.train.config import Config
 
 PRESETS: dict[str, dict[str, Any]] = {
     # A minute or two on two CPU cores. Measured with Python 3.11's text: 3.04 bits per byte, where single bytes have

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from samestep.core.errors import UserError
+from samestep import UserError
 from samestep.data import text
 from samestep.data.prepared import METADATA, TOKENIZER_FOLDER, Prepared, is_prepared, open_prepared
 from samestep.data.prepared.chats import ChatMessage, ChatRow, answers

@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from samestep import Trained, World
 from samestep.core.errors import print_error
 from samestep.core.records import Json
 from samestep.data.tokenizer.vocabulary import Tokenizer, Vocabulary
@@ -23,8 +24,6 @@ from samestep.recipes.mdlm.pretrained import model_tokenizer
 from samestep.recipes.mdlm.prompts import SampleOptions
 from samestep.recipes.mdlm.sampling import Observer, SamplingConfig, SamplingPass, batches_by_shape
 from samestep.train.learner.learner import COMPUTE_DTYPES
-from samestep.train.pretrained.trained_model import Trained
-from samestep.world.world import World
 
 
 @dataclass(frozen=True)

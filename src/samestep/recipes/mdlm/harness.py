@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from samestep.core.errors import UserError
+from samestep import Trained, UserError, World
 from samestep.core.records import Json
 from samestep.data.prepared.chats import ChatMessage, chat_prompt
 from samestep.data.tokenizer.vocabulary import Tokenizer
@@ -24,8 +24,6 @@ from samestep.recipes.mdlm.likelihood import PromptAnswer, is_greedy, log_likeli
 from samestep.recipes.mdlm.pretrained import model_tokenizer
 from samestep.recipes.mdlm.prompts import Dtype
 from samestep.recipes.mdlm.sampling import SamplingConfig, batches_by_shape, sample, until_end
-from samestep.train.pretrained.trained_model import Trained
-from samestep.world.world import World
 
 HarnessRequest = Any
 """The harness's own request class; its arguments are in `args`."""

@@ -7,7 +7,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from samestep.train.pretrained.trained_model import Trained
+from samestep import Trained
 
 
 def show_results(trained: Trained, results: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from samestep.core.errors import UserError
+from samestep import UserError
 from samestep.data.prepared.chats import ChatMessage, chat_prompt
 from samestep.data.tokenizer.vocabulary import Tokenizer, Vocabulary
 from samestep.recipes.mdlm.sampling import Observer, SamplingConfig, fill, until_end

@@ -18,7 +18,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from samestep.data import noise
+from samestep import noise
 from samestep.data.tokenizer.vocabulary import Vocabulary
 from samestep.recipes.mdlm.sampling import batches_by_shape, draft, log_probability, logits_at
 

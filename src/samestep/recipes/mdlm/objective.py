@@ -19,9 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from samestep.core.errors import UserError
-from samestep.data import noise
-from samestep.data.loading import Batch
+from samestep import Batch, UserError, noise
 from samestep.data.tokenizer.vocabulary import Vocabulary
 
 MASK = noise.purpose("mdlm.hide")  # the name is part of the key: another one would change every run's masks

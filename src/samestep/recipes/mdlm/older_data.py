@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from samestep.core.errors import UserError
+from samestep import UserError
 from samestep.data.tokenizer.subword import FILE
 from samestep.data.tokenizer.vocabulary import TOKENIZER, Tokenizer, read_record
 from samestep.recipes.mdlm.tokenizer import VOCAB, read_tokenizer

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from samestep import Trained, UserError
 from samestep.core.config import build
-from samestep.core.errors import UserError
 from samestep.core.records import read_json, read_json_if_readable, write_json
 from samestep.data.tokenizer.vocabulary import Tokenizer, Vocabulary
 from samestep.models.transformer import Transformer, TransformerConfig
@@ -20,7 +20,6 @@ from samestep.recipes.mdlm.config import MdlmConfig
 from samestep.recipes.mdlm.sampling import SamplingConfig
 from samestep.recipes.mdlm.tokenizer import KIND, load_tokenizer
 from samestep.train.pretrained.export import ExportOptions, write_model
-from samestep.train.pretrained.trained_model import Trained
 
 CONFIG = "config.json"
 REQUIRED = (

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from samestep.core.errors import UserError
+from samestep import UserError
 
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 """Types that a network can be used in."""

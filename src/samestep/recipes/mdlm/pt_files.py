@@ -13,13 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from samestep import Fit, Learner, Metrics, Tick
 from samestep.core.records import Json, atomic_file
 from samestep.parallel.wrap import full_tensor
-from samestep.train.fit import Fit
-from samestep.train.learner.learner import Learner
 from samestep.train.learner.optimizer import OptimSettings
-from samestep.train.logging.metrics import MetricAccumulator, Metrics, is_loss
-from samestep.train.loop import Tick
+from samestep.train.logging.metrics import MetricAccumulator, is_loss
 from samestep.train.pretrained.open_weights import read_extra
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from samestep.core.errors import UserError
+from samestep import Trained, UserError
 from samestep.data.tokenizer.vocabulary import ByteTokenizer, Tokenizer, Vocabulary
 from samestep.models.transformer import TransformerConfig
 from samestep.recipes.mdlm.config import PRESETS, MdlmConfig
@@ -11,7 +11,7 @@ from samestep.recipes.mdlm.corpus import Corpus, DataConfig, data_tokenizer, row
 from samestep.recipes.mdlm.pretrained import is_published, read_config, resolve_network
 from samestep.recipes.mdlm.tokenizer import load_tokenizer
 from samestep.train.pretrained.open_weights import is_checkpoint, is_run
-from samestep.train.pretrained.trained_model import Trained, open_trained
+from samestep.train.pretrained.trained_model import open_trained
 
 ROUND = 64
 """An embedding that is rounded up for speed is rounded up to a multiple of this."""

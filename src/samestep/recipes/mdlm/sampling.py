@@ -16,8 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from samestep.core.errors import UserError
-from samestep.data import noise
+from samestep import UserError, noise
 from samestep.data.tokenizer.vocabulary import BYTES, Vocabulary
 
 DRAFT = noise.purpose("mdlm.draft")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from samestep.core.errors import UserError
+from samestep import Average, Bench, Fit, Stage, Tick, Trained, UserError
 from samestep.core.records import write_json
 from samestep.data.prepared import METADATA
 from samestep.data.tokenizer.vocabulary import read_record
@@ -20,14 +20,9 @@ from samestep.recipes.mdlm.pretrained import copy_tokenizer_files
 from samestep.recipes.mdlm.pt_files import EpochFiles, FitWithEpochFiles
 from samestep.recipes.mdlm.resolve import check_corpus, initial_model
 from samestep.recipes.mdlm.sampling import sample, until_end
-from samestep.train.bench import Bench
 from samestep.train.config import named_source
-from samestep.train.fit import Fit
-from samestep.train.learner.ema import Average
 from samestep.train.learner.optimizer import OptimSettings
-from samestep.train.loop import Tick
-from samestep.train.pretrained.trained_model import TOKENIZER, Trained
-from samestep.train.recipe import Stage
+from samestep.train.pretrained.trained_model import TOKENIZER
 
 PRETRAIN, SFT = "pretrain", "sft"
 

@@ -5,7 +5,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from samestep.core.errors import UserError
+from samestep import UserError
 from samestep.data import tokenizer
 from samestep.data.tokenizer.char import CharTokenizer
 from samestep.data.tokenizer.subword import FILE
