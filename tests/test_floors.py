@@ -25,6 +25,8 @@ FLOORS = {
     "why": 5,
     "cli": 6,
 }
+PUBLIC = {name: f"{module}.{name}" for name, module in samestep._EXPORTS.items()} | {"noise": "samestep.data.noise"}
+"""Where the names of `from samestep import ...` really are."""
 FORBIDDEN = {("recipes", "checkpoint")} | {(package, "launch") for package in ("recipes", "train", "data", "models")}
 
 
@@ -34,7 +36,9 @@ def imports(source: str) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.startswith("samestep."))
         elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "samestep":
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names = [alias.name for alias in node.names]
+            is_public = node.module == "samestep"
+            yield from (PUBLIC[name] if is_public and name in PUBLIC else f"{node.module}.{name}" for name in names)
 
 
 def broken(own: list[str], imported: str) -> str | None:
