@@ -70,12 +70,15 @@ def test_a_model_of_transformers_is_tuned_and_goes_out_as_it_came(tmp_path: Path
     tuned, loaded = plain(torch.arange(12).view(2, 6)).logits, samestep.load(str(run), "last")
     assert (tuned - before).abs().max() > 1e-6, "it has learned something"
     torch.testing.assert_close(tuned, loaded(torch.arange(12).view(2, 6)).logits)
+    make_model(tmp_path / "model", seed=1)
+    with pytest.raises(samestep.UserError, match="were trained on another base than the recipe builds now"):
+        samestep.load(str(run))
     os.rename(tmp_path / "model", tmp_path / "elsewhere")
     with pytest.raises(samestep.UserError, match="the network of learner 'model' cannot be built again"):
         samestep.load(str(run))
 
 
-def make_model(folder: Path) -> None:
+def make_model(folder: Path, seed: int = 0) -> None:
     """A tiny model, with a tokenizer whose tokens are letters."""
     from tokenizers import Tokenizer, models
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -84,5 +87,5 @@ def make_model(folder: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE(letters, []))).save_pretrained(folder)
     shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     with torch.random.fork_rng():
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         LlamaForCausalLM(LlamaConfig(vocab_size=95, max_position_embeddings=512, **shape)).save_pretrained(folder)

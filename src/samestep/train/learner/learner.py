@@ -173,9 +173,10 @@ class Learner:
         self._drop_gradients()  # another learner's loss may have left some
         self.has_updated = True
         compiler = self._parallel.compiler
-        self._most_rows = max(self._most_rows, *(len(batch["live"]) for batch in micro_batches.batches))
-        if compiler and compiler.is_new(function):
-            self._try_compiling(compiler, function, micro_batches.batches[0])
+        if compiler:
+            self._most_rows = max(self._most_rows, *(len(batch["live"]) for batch in micro_batches.batches))
+            if compiler.is_new(function):
+                self._try_compiling(compiler, function, micro_batches.batches[0])
         if not self._is_warmed_up:
             warm_up(self._parallel.inner, backward)
             self._is_warmed_up = True

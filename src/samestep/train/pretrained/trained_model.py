@@ -15,6 +15,8 @@ from samestep.core.config import build
 from samestep.core.errors import UserError
 from samestep.core.rundir import RunDir
 from samestep.parallel.build import build_uninitialized, materialize
+from samestep.train.learner.content_hash import content_hash
+from samestep.train.learner.lora import base_parameters, has_adapters
 from samestep.train.pretrained.network_building import BuiltNetwork, TrainedStage, build_network
 from samestep.train.pretrained.open_weights import checkpoint_weights, fill, is_checkpoint, is_run, open_weights
 from samestep.train.pretrained.published import read_record
@@ -109,8 +111,22 @@ class Trained:
                 built.initial(module)
             self.load(module, learner)
 
-        module = built.module if dtype is None else built.module.to(dtype)
-        return materialize(module, torch.device(device), fill_module).eval()
+        if not has_adapters(built.module):
+            module = built.module if dtype is None else built.module.to(dtype)
+            return materialize(module, torch.device(device), fill_module).eval()
+        module = materialize(built.module, torch.device(device), fill_module)
+        self._check_base(module, learner)  # before its type changes, which is part of its hash
+        return (module if dtype is None else module.to(dtype)).eval()
+
+    def _check_base(self, module: nn.Module, learner: str | None) -> None:
+        """Refuse another base than the one that the adapters in a checkpoint were trained on."""
+        about = read_manifest(self.source).about if is_checkpoint(self.source) else {}
+        known = about.get("frozen", {}).get(f"base/{learner}")
+        if known is not None and content_hash(base_parameters(module)) != known:
+            raise UserError(
+                f"the adapters in {self.source} were trained on another base than the recipe builds now; put back the "
+                "model that the run was started with"
+            )
 
 
 def _dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
