@@ -87,12 +87,31 @@ def wrap(
     return Replicated(materialize(module, world.device, fill), world)
 
 
+class _CallRecorder:
+    """A hook that records whether a module was called with gradients. A copy of the module has its own."""
+
+    def __init__(self) -> None:
+        self.called = False
+
+    def __call__(self, *_: object) -> None:
+        if torch.is_grad_enabled():
+            self.called = True
+
+
 class _ParallelBase:
     """Records whether the network was called; defaults for the rest."""
 
     inner: nn.Module
     compiler: LossCompiler | None = None
-    called: bool
+
+    @property
+    def called(self) -> bool:
+        """Since this was last set to False."""
+        return self._recorder.called
+
+    @called.setter
+    def called(self, value: bool) -> None:
+        self._recorder.called = value
 
     def call(self, function: Function, *args: Any) -> Any:
         """Nothing to wrap."""
@@ -111,12 +130,8 @@ class _ParallelBase:
         return nullcontext()
 
     def _record_calls(self, module: nn.Module) -> None:
-        self.called = False
-        module.register_forward_pre_hook(self._record_call)
-
-    def _record_call(self, *_: object) -> None:
-        if torch.is_grad_enabled():
-            self.called = True
+        self._recorder = _CallRecorder()
+        module.register_forward_pre_hook(self._recorder)
 
     def reshard(self) -> None:
         """Nothing was gathered."""
