@@ -51,17 +51,17 @@ def run(args: Sequence[str]) -> int:
     )
     _refuse_unfitting(options, weights="--weights" in args)
     trained, target = _open(rest[0], options, raw="--raw" in args), Path(rest[1])
+    of_type = f" as {options['dtype']}" if "dtype" in options else ""
     if "--weights" in args:
         files = export_weight_files(trained, target, export_options.overwrite)
     elif trained.recipe.export and "learner" not in options and target.suffix != ".safetensors":
         trained.recipe.export(trained, target, export_options)
-        files = sorted(target.glob("*.safetensors"))
+        files, of_type = sorted(target.glob("*.safetensors")), f" as {export_options.dtype}"
     else:
         if "max_shard_size" in options:
             raise UserError("--max_shard_size is for a recipe's published format; one learner is written to one file")
         files = [export_network(trained, target, options.get("dtype"), export_options.overwrite)]
     size = sum(file.stat().st_size for file in files) / 1e6
-    of_type = f" as {export_options.dtype}" if trained.recipe.export or "dtype" in options else ""
     print(f"exported {trained.source} to {target}: {size:,.1f} MB{of_type} in {len(files)} weight file(s)")
     return EXIT_DONE
 

@@ -5,6 +5,7 @@ that cannot be compiled runs as it is and is recorded: all ranks then agree to g
 """
 
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,6 +55,8 @@ def describe(error: BaseException) -> str:
 
 def _key(function: Function) -> Hashable:
     """A function's code, and the object whose method it is."""
+    if isinstance(function, partial):
+        return _key(function.func)
     code = getattr(function, "__code__", None)
     return (code, id(getattr(function, "__self__", None))) if code is not None else id(function)
 

@@ -34,6 +34,7 @@ from samestep.train.artifacts.array_rows import ArrayRows, open_array_rows
 from samestep.train.artifacts.array_writer import ArrayArtifact, check_array_artifact
 from samestep.train.artifacts.files import atomic_artifact, check_name
 from samestep.train.config import Config
+from samestep.train.extension import OWN_SCHEDULE
 from samestep.train.first_launch import FirstLaunch
 from samestep.train.hooks.evidence import EvidenceRecorder
 from samestep.train.learner.draws import Draws
@@ -300,11 +301,6 @@ class Bench:
         """The plan, once a training feed made one."""
         return self._plan
 
-    @property
-    def steps_per_epoch(self) -> int | None:
-        """As planned; None for a stage without training data."""
-        return self._plan.steps_per_epoch if self._plan else None
-
     def artifact(self, name: str, stage: str | None = None) -> Path:
         """The path of an artifact of this stage, or of an earlier one."""
         return self.rundir.artifacts(stage or self.stage) / name
@@ -347,6 +343,8 @@ class Bench:
 
     def _over_stage(self, schedule: Schedule) -> Rate:
         """A schedule without a number of steps takes all those of the stage, once they are known."""
+        if not schedule.steps and schedule.kind != "constant":
+            self.first_launch.fix(OWN_SCHEDULE, lambda: True)
         return lambda step: (schedule if schedule.steps else replace(schedule, steps=self._planned().steps))(step)
 
     def _planned(self) -> Plan:

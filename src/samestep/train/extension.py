@@ -20,6 +20,8 @@ from samestep.core.rundir import RunDir
 from samestep.train.config import Config
 from samestep.train.plan import Plan
 
+OWN_SCHEDULE = "own_schedule"
+"""In frozen.json, where a learner of a stage has a schedule of its own over the stage's steps."""
 LENGTH_SETTINGS = ("max_steps", "epochs")
 """The fixed settings that may change when a run is resumed."""
 
@@ -84,7 +86,8 @@ def find_extension(rundir: RunDir, configs: Mapping[str, Config]) -> Extension |
     _check_length(rundir, stage, longer.steps, step, done or {}, config)
     old, new = plan.schedule(config), longer.schedule(config)
     # Schedules of two lengths agree up to a step, and differ ever after.
-    keeps_rates = step == 0 or old(step - 1) == new(step - 1)
+    has_own = bool(frozen[stage].get(OWN_SCHEDULE))
+    keeps_rates = step == 0 or (old(step - 1) == new(step - 1) and not has_own)
     return Extension(stage, step, plan.steps, longer.steps, old(step), new(step), keeps_rates)
 
 
@@ -107,6 +110,12 @@ def require_extendable(rundir: RunDir, configs: Mapping[str, Config]) -> None:
     if found is None or found.keeps_rates or configs[found.stage].extend:
         return
     schedule = configs[found.stage].schedule
+    if (read_json(rundir.frozen) or {})[found.stage].get(OWN_SCHEDULE):
+        raise UserError(
+            f"a learner in stage {found.stage!r} of {rundir.path} has a schedule of its own over the {found.before:,} "
+            f"steps; with --extend it is one over {found.after:,} steps from now on, so it is not the run that would "
+            f"have been started with that many; add --extend, or start a new run with init_from={rundir.path}"
+        )
     raise UserError(
         f"the {schedule} schedule of {rundir.path} is made for {found.before:,} steps; with --extend it has "
         f"{found.after:,} steps from now on, and the learning rate is {found.new_rate:g} instead of {found.old_rate:g} "

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from samestep.checkpoint.state import RankStateful, Stateful, split_state
 from samestep.core.records import Json
 from samestep.parallel.wrap import local
@@ -51,6 +53,20 @@ class StepStart:
 
 def _facts_of(part: Stateful) -> Any:
     plain, tensors = split_state(part.state_dict())
-    written = {name: (local(tensor).data_ptr(), local(tensor)._version) for name, tensor in tensors.items()}
+    written = {name: _Written(local(tensor)) for name, tensor in tensors.items()}
     own = part.rank_state() if isinstance(part, RankStateful) else None
     return json.dumps([plain, own], sort_keys=True), written
+
+
+class _Written:
+    """Which memory a tensor is in, and how often it was written to. It keeps the tensor, so that no other one can get
+    the same memory; a copy that a part makes of its state for each save counts as changed."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._version = tensor.detach(), tensor._version
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, _Written) and self._tensor.data_ptr() == other._tensor.data_ptr()
+        return same and self._version == other._version  # type: ignore[attr-defined]
+
+    __hash__ = None  # type: ignore[assignment]

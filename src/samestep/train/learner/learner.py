@@ -158,14 +158,14 @@ class Learner:
         """The module itself for another learner's loss: differentiable in its inputs, its own weights held constant.
 
         What is computed inside leaves no gradient in them, also when the backward pass comes later. Not for a network
-        that computes parts of itself again in the backward pass (activation checkpointing).
+        that itself computes parts again in the backward pass; `activation_checkpointing` takes care of that.
         """
         with self._parallel.held_constant(), self._autocast():
             yield self._parallel.inner
 
     def measure(self, function: Loss, batch: Batch) -> Mapping[str, Tensor]:
         """Values per row of a function of the network and a batch; for validation, inside of `inference`."""
-        return self._call_padded(function, batch)
+        return self._call_padded(function, batch, in_update=False)
 
     def _begin_update(self, micro_batches: MicroBatches, function: Loss, backward: Callable[[], object]) -> None:
         if self.recorder:
@@ -218,12 +218,12 @@ class Learner:
             logger.warning("learner %r: %s", self.name, sentence)
         return rows
 
-    def _call_padded(self, function: Loss, batch: Batch) -> Mapping[str, Tensor]:
+    def _call_padded(self, function: Loss, batch: Batch, in_update: bool = True) -> Mapping[str, Tensor]:
         """Call a function of the network; where it is compiled, with as many rows as before."""
         count = len(batch["live"])
         if self._parallel.compiler:
             batch = repeat_rows(batch, self._most_rows)
-        if self._mask_key:
+        if self._mask_key and in_update:
             self._mask_key.set_batch(batch)
         rows = self._parallel.call(function, batch)
         return {term: values[:count] for term, values in rows.items()} if count < len(batch["live"]) else rows

@@ -94,7 +94,7 @@ class LearnerOptimizer:
         self.inner = self._optimizers[0]
         """The only one, if it is AdamW."""
         self.compiles = isinstance(choice, AdamW8bit)
-        """Whether a step may compile first, which takes long."""
+        """Whether the next step compiles, which takes long."""
         self._state = OptimizerState(self._optimizers, self._parameters, choice.is_lazy)
         self._must_check_state = choice.is_lazy
         factors = {id(trained.parameter): trained.group.rate for trained in self._parameters}
@@ -136,6 +136,7 @@ class LearnerOptimizer:
             _set_rate(group, rate * factor)
         for optimizer in self._optimizers:
             optimizer.step()
+        self.compiles = False
         if self._must_check_state:  # now, rather than hours later when it is to be saved
             self._must_check_state = False
             self._state.state_dict()

@@ -32,8 +32,8 @@ from samestep.train.learner.lora import Lora, frozen_names, has_adapters
 from samestep.train.loop import Progress
 from samestep.train.pretrained.adapter_weights import check_peft_folder
 from samestep.train.pretrained.named_weights import NamedWeights
-from samestep.train.pretrained.open_weights import SourceFill, checkpoint_weights, is_run, read_extra
-from samestep.train.pretrained.run_checkpoints import MODEL, learners_of, metric_mode
+from samestep.train.pretrained.open_weights import SourceFill, checkpoint_weights, is_run, open_weights, read_extra
+from samestep.train.pretrained.run_checkpoints import MODEL, ended_with_best, learners_of, metric_mode
 from samestep.train.run_record import run_path
 from samestep.world.world import World
 
@@ -112,23 +112,46 @@ class FirstWeights:
         return self._begin_with(learner, self._use(named, learner))
 
     def of_adapted(self, learner: str, lora: Lora | None, own: str | None = None) -> tuple[FillFunction | None, str]:
-        """What fills a learner's network that has adapters, and which part of it: its `base`, its `adapters`, or none.
+        """What fills a learner's network that has adapters, and which part of it: its `base`, its `adapters`, both, or
+        none.
 
-        A base is in no checkpoint, so a resumed stage reads it again.
+        A base is in no checkpoint, so a resumed stage reads it again, from the very checkpoint or file of its start.
         """
         fill, key = self.of(learner, own), f"{_PART_KEY}/{learner}"
         if self._resumed:
-            part = self._first_launch.of_all_stages().get(self._stage, {}).get(key, "")
-            if part == "base":
-                return self.read_again(learner, f"the base of learner {learner!r}"), part
-            return (fill if part else None), part
+            part, path = self._fixed(key, self._stage)
+            base = self._base_fill(learner, path) if path else None
+            return (base or fill if part else None), part
         if fill is None:
             return None, ""
         assert isinstance(fill, SourceFill)
-        part = "adapters" if fill.holds_adapters else "base"
         check_peft_folder(fill.path, lora)
         self.hashes[learner] = fill.hashes
-        return fill, self._first_launch.fix(key, lambda: part)
+        if not fill.holds_adapters:
+            self._first_launch.change(key, ["base", str(fill.path)])
+            return fill, "base"
+        # Adapters of an earlier stage stand on the base that this one began with.
+        _, path = self._fixed(key, self._start.partition(":")[0] if self._start else "")
+        self._first_launch.change(key, ["both" if path else "adapters", path])
+        return (_both(self._base_fill(learner, path), fill), "both") if path else (fill, "adapters")
+
+    def _fixed(self, key: str, stage: str) -> tuple[str, str]:
+        """Which part of a network with adapters a stage began with, and the path of its base."""
+        found = self._first_launch.of_all_stages().get(stage, {}).get(key, ["", ""])
+        return found[0], found[1]
+
+    def _base_fill(self, learner: str, path: str) -> SourceFill:
+        try:
+            if not self._shared:
+                weights = open_weights(Path(path), learner) if self._world.is_main else None
+                return SourceFill(weights, Path(path), self._world, shared=False)
+            named = NamedWeights(Path(path), self._world)
+            return named.fill_for(named.learner_like(learner))
+        except UserError as error:
+            raise UserError(
+                f"the base of learner {learner!r} is in no checkpoint and is read again at every start, but that "
+                f"fails: {error}"
+            ) from None
 
     def can_read_again(self, learner: str) -> bool:
         """Whether a learner's first weights can be read again at a later launch: not those of the seed, nor those of a
@@ -273,7 +296,8 @@ class FirstWeights:
         folder = self._rundir.checkpoints(stage)
         mode = self._world.share(metric_mode(find_checkpoints(folder)) if self._world.is_main else None)
         store = Store(folder, self._world, keep=Retention(mode=mode), shared=self._shared)
-        found = store.best() if which == "best" or (not which and self._config.best_at_end) else None
+        is_best = which == "best" or (not which and self._world.share(ended_with_best(self._rundir, stage)))
+        found = store.best() if is_best else None
         if found is None and which != "best":
             found = store.newest()
         if found is None:
@@ -290,6 +314,14 @@ def _users(fixed: Mapping[str, Json]) -> list[str]:
     if _LEARNERS_KEY in fixed:
         return list(fixed[_LEARNERS_KEY])
     return [MODEL] if fixed.get(_USED_KEY, True) else []  # runs of older versions: `model` alone
+
+
+def _both(base: FillFunction, adapters: FillFunction) -> FillFunction:
+    def fill(module: nn.Module) -> None:
+        base(module)
+        adapters(module)
+
+    return fill
 
 
 @torch.no_grad()

@@ -20,7 +20,10 @@ from samestep.train.learner.initialization import build_fresh
 from samestep.train.learner.learner import Learner
 from samestep.train.learner.lora import base_parameters
 from samestep.train.pretrained.first_weights import FirstWeights
+from samestep.train.pretrained.named_weights import NamedWeights
 from samestep.train.pretrained.open_weights import SourceFill, open_weights
+from samestep.train.pretrained.run_checkpoints import MODEL
+from samestep.train.run_record import run_path
 from samestep.world.world import World
 
 Given = nn.Module | Callable[[], nn.Module]
@@ -63,9 +66,9 @@ class FrozenNetworks:
             with learner.inference() as module:
                 self._check(f"the base of learner {learner.name!r}", key, base_parameters(module))
             if trained_on.get(key, self.hashes[key]) != self.hashes[key]:
-                logger.warning(
-                    "learner %r begins with adapters that were trained on another base, or on this one in another type",
-                    learner.name,
+                raise UserError(
+                    f"learner {learner.name!r} begins with adapters that were trained on another base, or on this one "
+                    "in another type; build the base that they were trained on"
                 )
 
     def build(
@@ -86,9 +89,7 @@ class FrozenNetworks:
             return self._of_learner(network, name, place, as_it_is=not sharded and dtype is None)
         fill: FillFunction | None = None
         if source is not None:
-            path = Path(source)
-            weights = open_weights(path) if self._shared or self._world.is_main else None
-            fill = SourceFill(weights, path, self._world, self._shared)
+            fill = self._source_fill(Path(run_path(str(source), self._config.out)), name)
         if isinstance(network, nn.Module):
             module = network
         elif fill is not None:
@@ -98,6 +99,15 @@ class FrozenNetworks:
         frozen, module = place(module, fill)
         self._check(f"the frozen network {name!r}", f"frozen/{name}", module.state_dict())
         return frozen
+
+    def _source_fill(self, path: Path, name: str) -> FillFunction:
+        """What fills a network from a run, a checkpoint or a file: of a run the learner of that name, or the only one;
+        where not all ranks see the path, rank 0 reads it for all."""
+        if not self._shared:
+            weights = open_weights(path) if self._world.is_main else None
+            return SourceFill(weights, path, self._world, shared=False)
+        named = NamedWeights(path, self._world)
+        return named.fill_for(named.learner_like(MODEL if not named.is_file and MODEL in named.learners else name))
 
     def _refuse_invalid(self, network: Given | Learner, name: str, sharded: bool, dtype: str | None) -> None:
         trained = [learner for learner, given in self._given.items() if given is network]
@@ -195,7 +205,9 @@ class FrozenNetworks:
     def _check(self, what: str, key: str, tensors: Mapping[str, Tensor]) -> None:
         """Record a hash, or compare it with the recorded one. Collective; all ranks refuse or none does."""
         found = self._world.gather(content_hash(tensors))  # a rank may have read another file
-        known = self.hashes[key] = self._first_launch.fix(key, lambda: found[0])
+        fix = self._first_launch
+        # Without a checkpoint nothing has been trained with an earlier one.
+        known = self.hashes[key] = fix.fix(key, lambda: found[0]) if self._resumed else fix.change(key, found[0])
         other = next((rank for rank, value in enumerate(found) if value != known), None)
         if other is not None:
             raise UserError(

@@ -41,9 +41,9 @@ def build_learner_network(
     if lora is not None or has_adapters(given):
         initial, part = first_weights.of_adapted(name, lora, init_from)
         module, fill = build_adapted(
-            given, lora, learner=name, seed=seed, initial=initial, initial_is_base=part == "base"
+            given, lora, learner=name, seed=seed, initial=initial, initial_is_base=part in ("base", "both")
         )
-        return LearnerNetwork(module, fill, begins_at_base=lora is not None and part != "adapters")
+        return LearnerNetwork(module, fill, begins_at_base=lora is not None and part not in ("adapters", "both"))
     initial = first_weights.of(name, init_from)
     if isinstance(given, nn.Module):
         return LearnerNetwork(given, initial)

@@ -90,7 +90,7 @@ def choose_checkpoint(
         known |= {name for _, learners in found for name in learners}
         intact += sum(checkpoint.damage is None for checkpoint, _ in found)
         fitting = [checkpoint for checkpoint, learners in found if (learner in learners if learner else learners)]
-        meant = "best" if which == "last" and _ended_with_best(rundir, folder.name) else which
+        meant = "best" if which == "last" and ended_with_best(rundir, folder.name) else which
         for checkpoint in _in_order(fitting, meant, step, folder):
             damage = damage_of(checkpoint.path)
             if damage is None:
@@ -124,7 +124,8 @@ def _stage_folders(rundir: RunDir, stage: str | None) -> list[Path]:
     return [rundir.checkpoints(stage)]
 
 
-def _ended_with_best(rundir: RunDir, stage: str) -> bool:
+def ended_with_best(rundir: RunDir, stage: str) -> bool:
+    """Whether a stage that is done took back its best state at the end."""
     done = read_json_if_readable(rundir.done(stage)) or {}
     return bool((done.get("config") or {}).get("best_at_end"))
 

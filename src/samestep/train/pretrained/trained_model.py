@@ -100,7 +100,9 @@ class Trained:
     ) -> nn.Module:
         """The network of a learner as its recipe builds it, with its weights, in evaluation mode."""
         name = self.learner_name(learner)
-        stage = TrainedStage(self.recipe, self.name, self.config, self.stage, self.run)
+        # `networks` gives plain networks, and only `build` knows their adapters.
+        recipe = replace(self.recipe, networks=None) if self._base_hash(name) else self.recipe
+        stage = TrainedStage(recipe, self.name, self.config, self.stage, self.run)
         return self._filled(build_network(stage, name), name, device, _dtype(dtype))
 
     def _filled(
@@ -118,10 +120,15 @@ class Trained:
         self._check_base(module, learner)  # before its type changes, which is part of its hash
         return (module if dtype is None else module.to(dtype)).eval()
 
+    def _base_hash(self, learner: str | None) -> str | None:
+        """Of a learner with adapters in a checkpoint, the hash of its base."""
+        about = read_manifest(self.source).about if is_checkpoint(self.source) else {}
+        found: str | None = about.get("frozen", {}).get(f"base/{learner}")
+        return found
+
     def _check_base(self, module: nn.Module, learner: str | None) -> None:
         """Refuse another base than the one that the adapters in a checkpoint were trained on."""
-        about = read_manifest(self.source).about if is_checkpoint(self.source) else {}
-        known = about.get("frozen", {}).get(f"base/{learner}")
+        known = self._base_hash(learner)
         if known is not None and content_hash(base_parameters(module)) != known:
             raise UserError(
                 f"the adapters in {self.source} were trained on another base than the recipe builds now; put back the "

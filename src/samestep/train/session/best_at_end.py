@@ -1,8 +1,30 @@
 """At the end of a stage: take back the state of its best checkpoint."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from samestep.core.errors import RunFailed
+from samestep.core.records import Json
+from samestep.train.artifacts.array_writer import ArrayArtifact
 from samestep.train.logging.console import Screen, format_metrics
 from samestep.train.session.context import ReadyStage
+
+
+class _Kept:
+    """In place of an array artifact, which is complete by now: what it was at the best step does not matter."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Ignored."""
+
+    def rank_state(self) -> Json:
+        """Nothing."""
+
+    def load_rank_state(self, states: Sequence[Json]) -> None:
+        """Ignored."""
 
 
 def take_back_best(ready: ReadyStage, screen: Screen) -> None:
@@ -20,7 +42,9 @@ def take_back_best(ready: ReadyStage, screen: Screen) -> None:
         )
     if best.step != ready.progress.step:
         at_end = ready.progress.state_dict()
-        ready.store.load(best, ready.state)
+        ready.store.load(
+            best, {name: _Kept() if isinstance(part, ArrayArtifact) else part for name, part in ready.state.items()}
+        )
         ready.progress.load_state_dict(at_end)
     shown = format_metrics({metric: best.metric})
     screen.print(f"stage {ready.stage.name!r} ends with the state of step {best.step:,}, the best by {shown}")

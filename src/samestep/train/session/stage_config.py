@@ -1,5 +1,6 @@
 """The settings of one stage: the run's, with what the stage's `config` function changes."""
 
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -40,6 +41,9 @@ def stage_config(stage: Stage, config: Any) -> Any:
     if stage.config is None:
         return config
     own = stage.config(config)
+    if own.distributed.mixed_precision == "auto":  # what that means was decided for the run
+        distributed = replace(own.distributed, mixed_precision=config.distributed.mixed_precision)
+        own = replace(own, distributed=distributed)
     if type(own) is not type(config):
         raise UserError(
             f"the config function of stage {stage.name!r} must return a {type(config).__name__}, not a "
@@ -69,7 +73,11 @@ def refuse_other_settings(stage: Stage, config: Any, found: Checkpoint | None, r
     if stage.config is None or found is None or found.manifest is None:
         return
     before = found.manifest.about["config"]
-    names = [name for name in changed(before, dump(config), type(config)) if name not in _MAY_CHANGE]
+    names = [
+        name
+        for name in changed(before, dump(config), type(config))
+        if not any(fnmatchcase(name, pattern) for pattern in _MAY_CHANGE)
+    ]
     if names:
         raise UserError(
             f"stage {stage.name!r} was trained with other settings so far ({', '.join(names[:5])} differ): its config "

@@ -77,7 +77,8 @@ class StageRun:
         random = RandomState(self._world, self._config.seed)
         bench = self._bench(recorder, resumed=found is not None)
         task: Task = self._stage.build(bench)
-        self._progress.steps_per_epoch = bench.steps_per_epoch or task.length
+        plan = bench.known_plan
+        self._progress.steps_per_epoch = plan.steps_per_epoch if plan else task.length
         bench.is_built = True
         bench.first_weights.check_source_used(self._stage.name, is_last=self._is_last)
         trains = bench.known_plan is not None and bool(bench.learners)
@@ -207,7 +208,7 @@ class StageRun:
         with self._world.activity.doing("save"):
             if self._context.stop.left_step and not hooks.step_start.restore():
                 hooks.save.finish_without()
-                where = f"inside step {self._progress.step}, which had changed its state or was the first one"
+                where = f"inside step {self._progress.current}, which had changed its state or was the first one"
                 self._context.screen.print(f"stopped {where}: nothing new is saved, the last checkpoint counts")
             else:
                 hooks.save.finish()

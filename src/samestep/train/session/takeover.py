@@ -89,6 +89,10 @@ def is_taken_over(rundir: RunDir, stage: str) -> bool:
     return SOURCE in (read_json(rundir.done(stage)) or {})
 
 
+_AT_THE_END = ("best_at_end", "early_stopping")
+"""Settings that a resume may change, but that decide what a stage hands over."""
+
+
 def _compare(stage: Stage, config: Any, source: RunDir, code: Mapping[str, str]) -> Comparison | None:
     """How settings or code differ; None when they do not."""
     done = read_json(source.done(stage.name))
@@ -102,6 +106,7 @@ def _compare(stage: Stage, config: Any, source: RunDir, code: Mapping[str, str])
         for name in changed(done["config"], dump(config), type(config))
         if not any(fnmatchcase(name, pattern) for pattern in ignored)
     ]
+    differing += [name for name in _AT_THE_END if done["config"].get(name) != getattr(config, name)]
     if differing:
         return Comparison(f"its settings differ ({', '.join(differing)})")
     if not done["code"] or not code:

@@ -13,7 +13,13 @@ import torch
 from torch import nn
 
 from samestep.core.errors import UserError
-from samestep.train.learner.optimizers.groups import Trained, check_matches, matches, parameter_names, torch_groups
+from samestep.train.learner.optimizers.groups import (
+    Trainable,
+    check_matches,
+    matches,
+    parameter_names,
+    torch_groups,
+)
 from samestep.train.learner.optimizers.muon import MuonOptimizer, Scaling, hidden_matrices
 
 Factory = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
@@ -40,7 +46,7 @@ class OptimizerChoice(Protocol):
     is_lazy: ClassVar[bool]
     """Whether the state of a parameter is made in its first step, in a way that is not known before."""
 
-    def make(self, module: nn.Module, parameters: Sequence[Trained], run: RunSettings) -> list[torch.optim.Optimizer]:
+    def make(self, module: nn.Module, parameters: Sequence[Trainable], run: RunSettings) -> list[torch.optim.Optimizer]:
         """One or more torch optimizers that have each of the parameters once, with rates that are set before a step."""
 
 
@@ -57,7 +63,7 @@ class AdamW:
     def __post_init__(self) -> None:
         _check_adam(self)
 
-    def make(self, module: nn.Module, parameters: Sequence[Trained], run: RunSettings) -> list[torch.optim.Optimizer]:
+    def make(self, module: nn.Module, parameters: Sequence[Trainable], run: RunSettings) -> list[torch.optim.Optimizer]:
         """One for all parameters."""
         betas, eps = _given(self, run)
         optimizer = torch.optim.AdamW(torch_groups(parameters), lr=0.0, betas=betas, eps=eps, fused=True)
@@ -84,7 +90,7 @@ class SGD:
         if self.nesterov and not self.momentum:
             raise UserError("nesterov needs a momentum above 0: give SGD a momentum, or leave nesterov out")
 
-    def make(self, module: nn.Module, parameters: Sequence[Trained], run: RunSettings) -> list[torch.optim.Optimizer]:
+    def make(self, module: nn.Module, parameters: Sequence[Trainable], run: RunSettings) -> list[torch.optim.Optimizer]:
         """One for all parameters; its momentum begins at zero, which makes the same first step as torch's own."""
         groups = torch_groups(parameters)
         optimizer = torch.optim.SGD(groups, lr=0.0, momentum=self.momentum, nesterov=self.nesterov)
@@ -121,7 +127,7 @@ class Muon:
         if self.scaling not in ("adamw", "original"):
             raise UserError(f"Muon's scaling is 'adamw' or 'original', not {self.scaling!r}")
 
-    def make(self, module: nn.Module, parameters: Sequence[Trained], run: RunSettings) -> list[torch.optim.Optimizer]:
+    def make(self, module: nn.Module, parameters: Sequence[Trainable], run: RunSettings) -> list[torch.optim.Optimizer]:
         """Muon for the hidden matrices, AdamW for the rest where there is one."""
         names, hidden = parameter_names(module), hidden_matrices(module)
         for pattern in self.adamw:
@@ -154,7 +160,7 @@ class AdamW8bit:
     def __post_init__(self) -> None:
         _check_adam(self)
 
-    def make(self, module: nn.Module, parameters: Sequence[Trained], run: RunSettings) -> list[torch.optim.Optimizer]:
+    def make(self, module: nn.Module, parameters: Sequence[Trainable], run: RunSettings) -> list[torch.optim.Optimizer]:
         """One for all parameters, whose state is made now, as its first step would make it."""
         try:
             from torchao.optim import AdamW8bit as TorchaoAdamW8bit
@@ -184,7 +190,7 @@ class CustomOptimizer:
     skips_on_device: ClassVar[bool] = False
     is_lazy: ClassVar[bool] = True
 
-    def make(self, module: nn.Module, parameters: Sequence[Trained], run: RunSettings) -> list[torch.optim.Optimizer]:
+    def make(self, module: nn.Module, parameters: Sequence[Trainable], run: RunSettings) -> list[torch.optim.Optimizer]:
         """The function's optimizer, once it is known to fit."""
         try:
             made = self.factory(torch_groups(parameters))

@@ -46,7 +46,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Trained:
+class Trainable:
     """One trainable parameter."""
 
     name: str
@@ -56,7 +56,9 @@ class Trained:
     """Its weight decay; None: what its optimizer has by itself."""
 
 
-def trained_parameters(module: nn.Module, groups: Mapping[str, Group], weight_decay: float | None) -> Sequence[Trained]:
+def trained_parameters(
+    module: nn.Module, groups: Mapping[str, Group], weight_decay: float | None
+) -> Sequence[Trainable]:
     """The trainable parameters in the module's order; norms, biases and embeddings have no decay but a group's."""
     names = parameter_names(module)
     for pattern in groups:
@@ -68,11 +70,11 @@ def trained_parameters(module: nn.Module, groups: Mapping[str, Group], weight_de
             own = names[id(parameter)]
             group = next((group for pattern, group in groups.items() if matches(pattern, own)), Group())
             decay = 0.0 if id(parameter) in undecayed else weight_decay
-            found.append(Trained(own[0], parameter, group, decay if group.decay is None else group.decay))
+            found.append(Trainable(own[0], parameter, group, decay if group.decay is None else group.decay))
     return found
 
 
-def torch_groups(parameters: Sequence[Trained]) -> list[dict[str, Any]]:
+def torch_groups(parameters: Sequence[Trainable]) -> list[dict[str, Any]]:
     """The parameters as torch's optimizers take them: a group for each rate and decay that occur together."""
     found: dict[tuple[float, float | None], dict[str, Any]] = {}
     for trained in parameters:

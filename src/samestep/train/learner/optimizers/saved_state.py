@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from samestep.checkpoint.state import check_json
 from samestep.core.errors import UserError
 from samestep.core.records import Json
-from samestep.train.learner.optimizers.groups import Trained
+from samestep.train.learner.optimizers.groups import Trainable
 
 MADE = "made"
 """The JSON part that lazy optimizers have in addition to their tensors."""
@@ -28,7 +28,7 @@ class OptimizerState:
     """The state of the optimizers of one learner."""
 
     def __init__(
-        self, optimizers: Sequence[torch.optim.Optimizer], parameters: Sequence[Trained], is_lazy: bool
+        self, optimizers: Sequence[torch.optim.Optimizer], parameters: Sequence[Trainable], is_lazy: bool
     ) -> None:
         self._optimizers, self._is_lazy = optimizers, is_lazy
         names = {id(trained.parameter): trained.name for trained in parameters}
