@@ -12,6 +12,7 @@ from adapter_toys import LORA, bench_of
 from samestep import Lora, UserError
 from samestep.checkpoint.store import Store
 from samestep.checkpoint.weight_files import save_weights
+from samestep.core.errors import UserError
 from samestep.train.learner.learner import Learner
 from samestep.train.learner.lora import add_adapters, plain_name
 from samestep.world.world import World
@@ -64,7 +65,7 @@ def write_peft(folder: Path, adapters: dict[str, Tensor], **changes: Any) -> Non
 @pytest.mark.parametrize("form", ["checkpoint", "weights.pt", "peft"])
 def test_adapters_come_from_every_form(tmp_path: Path, trained: Learner, form: str) -> None:
     base, adapters = parts(trained)
-    Store(tmp_path / "checkpoint", ALONE).save(1, {"model": trained}, {"frozen": {"base/model": "of another one"}})
+    Store(tmp_path / "checkpoint", ALONE).save(1, {"model": trained}, {})
     save_weights(tmp_path / "weights.pt", trained.weights())
     write_peft(tmp_path / "peft", adapters)
     source = {"checkpoint": tmp_path / "checkpoint/step_00000001"}.get(form, tmp_path / form)
@@ -80,10 +81,10 @@ def with_buffer(network: nn.Module) -> nn.Module:
     return network
 
 
-def test_adapters_of_another_base_are_told(tmp_path: Path, trained: Learner, caplog: pytest.LogCaptureFixture) -> None:
+def test_adapters_of_another_base_are_refused(tmp_path: Path, trained: Learner) -> None:
     Store(tmp_path / "checkpoint", ALONE).save(1, {"model": trained}, {"frozen": {"base/model": "of another one"}})
-    learner(tmp_path, init_from=str(tmp_path / "checkpoint/step_00000001"))
-    assert "begins with adapters that were trained on another base" in caplog.text
+    with pytest.raises(UserError, match="begins with adapters that were trained on another base"):
+        learner(tmp_path, init_from=str(tmp_path / "checkpoint/step_00000001"))
 
 
 def network() -> nn.Module:

@@ -85,7 +85,9 @@ def test_checkpoints_and_weight_files_hold_what_trains_and_name_the_rest(tmp_pat
     assert read_manifest(checkpoint).about["frozen"] == hashes
     assert hashes.keys() == {"base/model", "frozen/teacher"}
     assert launch(tmp_path, name="other", init_from=str(tmp_path / "run")).count("another base") == 0
-    assert "trained on another base" in launch(tmp_path, name="third", init_from=str(tmp_path / "run"), base=2)
+    assert "trained on another base" in launch(
+        tmp_path, name="third", init_from=str(tmp_path / "run"), base=2, expect=2
+    )
 
 
 @pytest.mark.parametrize("adapters", [True, False])
