@@ -12,7 +12,6 @@ from adapter_toys import LORA, bench_of
 from samestep import Lora, UserError
 from samestep.checkpoint.store import Store
 from samestep.checkpoint.weight_files import save_weights
-from samestep.core.errors import UserError
 from samestep.train.learner.learner import Learner
 from samestep.train.learner.lora import add_adapters, plain_name
 from samestep.world.world import World
