@@ -25,7 +25,7 @@ def test_a_second_feed_of_another_length_has_its_own_epochs(tmp_path: Path) -> N
         made = bench(tmp_path)
         first, second = made.feed(Points(20)), made.feed(Points(7))
         assert first.length == second.length == 2 * 3
-        assert made.steps_per_epoch == 3
+        assert made.known_plan is not None and made.known_plan.steps_per_epoch == 3
         assert [len(first[step].ids) for step in range(3)] == [8, 8, 4]
         assert sorted(second[1].ids[:, 1].tolist()) == list(range(7)), "an epoch a step"
         assert set(second[1].ids[:, 0].tolist()) == {1}

@@ -41,14 +41,14 @@ def stage_config(stage: Stage, config: Any) -> Any:
     if stage.config is None:
         return config
     own = stage.config(config)
-    if own.distributed.mixed_precision == "auto":  # what that means was decided for the run
-        distributed = replace(own.distributed, mixed_precision=config.distributed.mixed_precision)
-        own = replace(own, distributed=distributed)
     if type(own) is not type(config):
         raise UserError(
             f"the config function of stage {stage.name!r} must return a {type(config).__name__}, not a "
             f"{type(own).__name__}; use dataclasses.replace(config, ...)"
         )
+    if own.distributed.mixed_precision == "auto":  # what that means was decided for the run
+        distributed = replace(own.distributed, mixed_precision=config.distributed.mixed_precision)
+        own = replace(own, distributed=distributed)
     mine, runs = (dict(flatten(type(config), dump(each))) for each in (own, config))
     for name in sorted(name for name in {*mine, *runs} if mine.get(name) != runs.get(name)):
         if any(fnmatchcase(name, pattern) for pattern in _OF_THE_RUN):
