@@ -53,7 +53,7 @@ class Both:
         config: Two = bench.config
         self.encoder = bench.learner(net, name="encoder")
         if bench.world.is_main:
-            write_json(bench.artifact("made.json"), {"resumed": bench.resumed})
+            write_json(bench.artifact("made.json"), {"width": config.width})
         if config.data:
             Path(config.data).read_text()
         self.feed = bench.feed(points(40))
