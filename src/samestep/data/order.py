@@ -143,22 +143,10 @@ class WeightedOrder(Shuffled):
         return _pairs(epoch * self._most + shuffled - first, indices)
 
 
-class BucketedOrder:
-    """Another order, but a batch's samples have about the same length, so that little is padded.
+class Rearranged:
+    """An order with the numbers of another one, whose samples it puts elsewhere."""
 
-    Each epoch of the other order is cut into chunks of `chunk` batches; a chunk is sorted by length, cut into batches,
-    and the batches are shuffled. The epoch's smaller batch stays last. Inside a batch the samples are sorted too, so
-    those of a micro-batch are closer still. Only `lengths` is kept in memory.
-    """
-
-    def __init__(self, order: Order, lengths: Sequence[int] | np.ndarray, seed: int, chunk: int = 64) -> None:
-        if chunk < 1:
-            raise UserError(f"a bucketed order needs chunks of at least 1 batch, not {chunk}")
-        self.lengths = _lengths(lengths)
-        if len(self.lengths) != order.size:
-            raise UserError(f"a bucketed order needs one length per sample, not {len(self.lengths)} for {order.size}")
-        self.order, self.seed, self.chunk = order, seed, chunk
-        self._last: tuple[tuple[int, int], list[np.ndarray]] | None = None
+    order: Order
 
     @property
     def size(self) -> int:
@@ -174,6 +162,24 @@ class BucketedOrder:
     def steps_per_epoch(self) -> int:
         """Steps in an epoch."""
         return self.order.steps_per_epoch
+
+
+class BucketedOrder(Rearranged):
+    """Another order, but a batch's samples have about the same length, so that little is padded.
+
+    Each epoch of the other order is cut into chunks of `chunk` batches; a chunk is sorted by length, cut into batches,
+    and the batches are shuffled. The epoch's smaller batch stays last. Inside a batch the samples are sorted too, so
+    those of a micro-batch are closer still. Only `lengths` is kept in memory.
+    """
+
+    def __init__(self, order: Order, lengths: Sequence[int] | np.ndarray, seed: int, chunk: int = 64) -> None:
+        if chunk < 1:
+            raise UserError(f"a bucketed order needs chunks of at least 1 batch, not {chunk}")
+        self.lengths = _lengths(lengths)
+        if len(self.lengths) != order.size:
+            raise UserError(f"a bucketed order needs one length per sample, not {len(self.lengths)} for {order.size}")
+        self.order, self.seed, self.chunk = order, seed, chunk
+        self._last: tuple[tuple[int, int], list[np.ndarray]] | None = None
 
     def ids(self, step: int) -> np.ndarray:
         """The (epoch, index) pairs of a step's global batch."""

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from samestep.data.order import Order, micro_batches
+from samestep.data.order import Order, Rearranged, micro_batches
 
 
 @dataclass(frozen=True)
-class Reordered:
+class Reordered(Rearranged):
     """Another order of the rows inside each step of `order`, while `active()` is true; the steps stay the same.
 
     Every micro-batch keeps its rows, so nothing changes but the order in which numbers are added up: its rows are
@@ -21,21 +21,6 @@ class Reordered:
     ranks: int
     micro_rows: int
     active: Callable[[], bool]
-
-    @property
-    def size(self) -> int:
-        """Samples in an epoch."""
-        return self.order.size
-
-    @property
-    def batch(self) -> int:
-        """Samples in a global batch."""
-        return self.order.batch
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps in an epoch."""
-        return self.order.steps_per_epoch
 
     def ids(self, step: int) -> np.ndarray:
         """The (epoch, index) pairs of a step's global batch."""

@@ -19,6 +19,14 @@ FillFunction = Callable[[nn.Module], None]
 """Sets the values of a module in place, on its device; of a sharded module, those of this rank's shards."""
 
 
+_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
+
+
+def without_wrappers(name: str) -> str:
+    """A name without the levels that torch.compile and activation checkpointing add."""
+    return ".".join(level for level in name.split(".") if level not in _WRAPPERS)
+
+
 @runtime_checkable
 class ParameterInit(Protocol):
     """A network that can initialize each of its parameters separately.

@@ -41,8 +41,10 @@ class Extension:
     """The planned learning rate of the next step before."""
     new_rate: float
     """And from now on."""
+    has_own_schedule: bool
+    """Whether a learner has a schedule of its own over the stage's steps."""
     keeps_rates: bool
-    """Whether the new schedule has the learning rate that each of the steps done had."""
+    """Whether the new schedules have the learning rate that each of the steps done had."""
 
     def __str__(self) -> str:
         longer = f"stage {self.stage!r} has {self.after:,} steps from now on instead of {self.before:,}"
@@ -88,7 +90,7 @@ def find_extension(rundir: RunDir, configs: Mapping[str, Config]) -> Extension |
     # Schedules of two lengths agree up to a step, and differ ever after.
     has_own = bool(frozen[stage].get(OWN_SCHEDULE))
     keeps_rates = step == 0 or (old(step - 1) == new(step - 1) and not has_own)
-    return Extension(stage, step, plan.steps, longer.steps, old(step), new(step), keeps_rates)
+    return Extension(stage, step, plan.steps, longer.steps, old(step), new(step), has_own, keeps_rates)
 
 
 def _check_length(rundir: RunDir, stage: str, steps: int, step: int, done: Mapping[str, Json], config: Config) -> None:
@@ -110,7 +112,7 @@ def require_extendable(rundir: RunDir, configs: Mapping[str, Config]) -> None:
     if found is None or found.keeps_rates or configs[found.stage].extend:
         return
     schedule = configs[found.stage].schedule
-    if (read_json(rundir.frozen) or {})[found.stage].get(OWN_SCHEDULE):
+    if found.has_own_schedule:
         raise UserError(
             f"a learner in stage {found.stage!r} of {rundir.path} has a schedule of its own over the {found.before:,} "
             f"steps; with --extend it is one over {found.after:,} steps from now on, so it is not the run that would "

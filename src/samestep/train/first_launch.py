@@ -18,14 +18,15 @@ class FirstLaunch:
 
     def fix(self, what: str, make: Callable[[], Json]) -> Json:
         """What the first launch fixed, or what is fixed now."""
-        known = self.of_all_stages().get(self.stage, {})
-        if what in known:
-            return known[what]
-        return self.change(what, make())
+        known = self.of_all_stages()
+        mine = known.get(self.stage, {})
+        return mine[what] if what in mine else self._write(known, what, make())
 
     def change(self, what: str, value: Json) -> Json:
         """Fix another value."""
-        known = self.of_all_stages()
+        return self._write(self.of_all_stages(), what, value)
+
+    def _write(self, known: dict[str, Json], what: str, value: Json) -> Json:
         known.setdefault(self.stage, {})[what] = value
         if self.world.is_main:
             write_json(self.rundir.frozen, known)

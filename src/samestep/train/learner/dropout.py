@@ -24,12 +24,11 @@ from torch import Tensor, nn
 from samestep.core.errors import UserError
 from samestep.data import noise
 from samestep.data.loading import Batch
+from samestep.parallel.build import without_wrappers
 
 _MASK = noise.purpose("dropout mask")
 _ELEMENTS = (nn.Dropout.forward,)
 _CHANNELS = (nn.Dropout1d.forward, nn.Dropout2d.forward, nn.Dropout3d.forward)
-# Modules that torch puts around others; the name of a dropout must not depend on them.
-_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 
 
 class MaskKey:
@@ -143,7 +142,7 @@ def share_key(network: nn.Module, learner: str, seed: int) -> MaskKey | None:
     key = MaskKey(seed)
     found = [(name, part) for name, part in network.named_modules() if isinstance(part, KeyedDropout)]
     for name, part in found:
-        part.attach(key, learner, ".".join(level for level in name.split(".") if level not in _WRAPPERS))
+        part.attach(key, learner, without_wrappers(name))
     return key if found else None
 
 

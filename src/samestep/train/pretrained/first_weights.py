@@ -32,7 +32,7 @@ from samestep.train.learner.lora import Lora, frozen_names, has_adapters
 from samestep.train.loop import Progress
 from samestep.train.pretrained.adapter_weights import check_peft_folder
 from samestep.train.pretrained.named_weights import NamedWeights
-from samestep.train.pretrained.open_weights import SourceFill, checkpoint_weights, is_run, open_weights, read_extra
+from samestep.train.pretrained.open_weights import SourceFill, checkpoint_weights, is_run, read_extra
 from samestep.train.pretrained.run_checkpoints import MODEL, ended_with_best, learners_of, metric_mode
 from samestep.train.run_record import run_path
 from samestep.world.world import World
@@ -141,17 +141,8 @@ class FirstWeights:
         return found[0], found[1]
 
     def _base_fill(self, learner: str, path: str) -> SourceFill:
-        try:
-            if not self._shared:
-                weights = open_weights(Path(path), learner) if self._world.is_main else None
-                return SourceFill(weights, Path(path), self._world, shared=False)
-            named = NamedWeights(Path(path), self._world)
-            return named.fill_for(named.learner_like(learner))
-        except UserError as error:
-            raise UserError(
-                f"the base of learner {learner!r} is in no checkpoint and is read again at every start, but that "
-                f"fails: {error}"
-            ) from None
+        named = NamedWeights(Path(path), self._world, self._shared)
+        return _read_again(lambda: named.fill_for(named.learner_like(learner)), f"the base of learner {learner!r}")
 
     def can_read_again(self, learner: str) -> bool:
         """Whether a learner's first weights can be read again at a later launch: not those of the seed, nor those of a
@@ -161,12 +152,7 @@ class FirstWeights:
 
     def read_again(self, learner: str, what: str) -> SourceFill:
         """What fills a network with a learner's first weights, for `what` is in no checkpoint."""
-        try:
-            return self._fills[learner]()
-        except UserError as error:
-            raise UserError(
-                f"{what} is in no checkpoint and is read again at every start, but that fails: {error}"
-            ) from None
+        return _read_again(self._fills[learner], what)
 
     def fill_without_checkpoint(self, learners: Sequence[Learner], state: Collection[object]) -> None:
         """In a resumed stage: fill learners that are not in the checkpoint, because the task does not name them in its
@@ -314,6 +300,15 @@ def _users(fixed: Mapping[str, Json]) -> list[str]:
     if _LEARNERS_KEY in fixed:
         return list(fixed[_LEARNERS_KEY])
     return [MODEL] if fixed.get(_USED_KEY, True) else []  # runs of older versions: `model` alone
+
+
+def _read_again(open_source: Callable[[], SourceFill], what: str) -> SourceFill:
+    try:
+        return open_source()
+    except UserError as error:
+        raise UserError(
+            f"{what} is in no checkpoint and is read again at every start, but that fails: {error}"
+        ) from None
 
 
 def _both(base: FillFunction, adapters: FillFunction) -> FillFunction:

@@ -21,7 +21,7 @@ from samestep.train.learner.learner import Learner
 from samestep.train.learner.lora import base_parameters
 from samestep.train.pretrained.first_weights import FirstWeights
 from samestep.train.pretrained.named_weights import NamedWeights
-from samestep.train.pretrained.open_weights import SourceFill, open_weights
+from samestep.train.pretrained.open_weights import SourceFill
 from samestep.train.pretrained.run_checkpoints import MODEL
 from samestep.train.run_record import run_path
 from samestep.world.world import World
@@ -101,12 +101,9 @@ class FrozenNetworks:
         return frozen
 
     def _source_fill(self, path: Path, name: str) -> FillFunction:
-        """What fills a network from a run, a checkpoint or a file: of a run the learner of that name, or the only one;
-        where not all ranks see the path, rank 0 reads it for all."""
-        if not self._shared:
-            weights = open_weights(path) if self._world.is_main else None
-            return SourceFill(weights, path, self._world, shared=False)
-        named = NamedWeights(path, self._world)
+        """What fills a network from a run, a checkpoint or a file: of a run `model`, the learner of that name, or the
+        only one."""
+        named = NamedWeights(path, self._world, self._shared)
         return named.fill_for(named.learner_like(MODEL if not named.is_file and MODEL in named.learners else name))
 
     def _refuse_invalid(self, network: Given | Learner, name: str, sharded: bool, dtype: str | None) -> None:

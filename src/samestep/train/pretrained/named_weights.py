@@ -28,8 +28,9 @@ class NamedWeights:
     What is said to be collective must be asked for by all ranks alike.
     """
 
-    def __init__(self, path: Path, world: World) -> None:
-        self.path, self._world = path, world
+    def __init__(self, path: Path, world: World, shared: bool = True) -> None:
+        """`shared`: all ranks see the path; else rank 0 reads it for all."""
+        self.path, self._world, self._shared = path, world, shared
         self._checkpoints: dict[str, Path] = {}
         self._damage_of = cache(damage_of)  # two learners may be in one checkpoint, which is read in full once
 
@@ -57,10 +58,11 @@ class NamedWeights:
 
     def fill_for(self, learner: str) -> SourceFill:
         """What fills a module with the weights of a learner. Collective."""
-        if self.is_file:
-            return SourceFill(open_weights(self.path), self.path, self._world)
-        path = self._checkpoint(learner)
-        return SourceFill(checkpoint_weights(path, learner, verify=False), path, self._world)
+        path = self.path if self.is_file else self._checkpoint(learner)
+        weights = None
+        if self._shared or self._world.is_main:
+            weights = open_weights(path) if self.is_file else checkpoint_weights(path, learner, verify=False)
+        return SourceFill(weights, path, self._world, self._shared)
 
     def describe(self, learner: str) -> str:
         """Its path, and of a run the checkpoint. Collective."""

@@ -14,11 +14,10 @@ from typing import Any
 from torch import nn
 
 from samestep.core.errors import UserError
+from samestep.parallel.build import without_wrappers
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _WITHOUT_DECAY = (*EMBEDDINGS, nn.LayerNorm, nn.RMSNorm)  # norms may be over several dimensions
-_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
-"""What torch.compile and activation checkpointing add to the names of a part; a checkpoint has names without them."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +88,7 @@ def parameter_names(module: nn.Module) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if parameter.requires_grad:
-            for wrapper in _WRAPPERS:
-                name = name.replace(wrapper, "")
-            found.setdefault(id(parameter), []).append(name)
+            found.setdefault(id(parameter), []).append(without_wrappers(name))
     return found
 
 
