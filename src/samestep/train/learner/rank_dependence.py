@@ -60,6 +60,7 @@ class _Findings:
     """What was found, by kind and function, with all modules in which it was found."""
 
     def __init__(self, network: nn.Module) -> None:
+        self._network = network
         self._names = {module: name for name, module in network.named_modules()}
         self._places: dict[tuple[str, str], list[str]] = {}
 
@@ -105,6 +106,8 @@ class _Findings:
         if caller is None:
             return "the loss"
         if caller not in self._names:
+            if any(part is self._network for part in caller.modules()):
+                return "the loss"  # DDP calls it, from a module around the network
             return f"a {type(caller).__name__} that is not part of the network"
         return repr(self._names[caller]) if self._names[caller] else "the network itself"
 
