@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from samestep.core.errors import UserError
+from samestep.parallel.precision import weight_places, weights_at
 
 _COSTLY = (
     "mm",
@@ -80,7 +81,20 @@ def _forward_again(block: nn.Module, forward: Callable[..., Any], selective: boo
     if kwargs.get("past_key_values") is not None:  # transformers' cache: computing again would append to it again
         kwargs["past_key_values"] = None
     contexts: dict[str, Any] = {"context_fn": _keep_costly} if selective else {}
-    return checkpoint(forward, *args, use_reentrant=False, **contexts, **kwargs)
+    return checkpoint(_with_weights_of_now(block, forward), *args, use_reentrant=False, **contexts, **kwargs)
+
+
+def _with_weights_of_now(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """In the backward pass the block has its own weights again, no longer those that were cast for the forward pass."""
+    if torch.compiler.is_compiling():  # the backward pass is part of what is compiled
+        return forward
+    places = weight_places(block)
+
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        with weights_at(places):
+            return forward(*args, **kwargs)
+
+    return compute
 
 
 def _keep_costly() -> Any:

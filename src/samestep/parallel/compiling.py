@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-Function = Callable[..., Any]
+from samestep.parallel.precision import Function, with_cast_weights
+
 Compiler = Callable[[fx.GraphModule, list[Tensor]], Callable[..., Any]]
 
 
@@ -28,13 +29,14 @@ class LossCompiler:
         """Whether a function was not compiled yet; one that is made anew in every step is the same one."""
         return self.enabled and _key(function) not in self._compiled
 
-    def __call__(self, function: Function) -> Function:
-        """The compiled function; the function itself once compiling was given up."""
+    def __call__(self, function: Function, compute: torch.dtype | None) -> Function:
+        """The function with weights that are cast to `compute`, compiled unless that was given up."""
         if not self.enabled:
-            return function
+            return with_cast_weights(function, compute)
         known = self._compiled.get(_key(function))
         if known is None or known[0] != function:  # the same code with other closures: torch compiles it only once
-            known = self._compiled[_key(function)] = (function, torch.compile(function, backend=self._compile_graph))
+            compiled = torch.compile(with_cast_weights(function, compute), backend=self._compile_graph)
+            known = self._compiled[_key(function)] = (function, compiled)
         return known[1]
 
     def _compile_graph(self, graph: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:

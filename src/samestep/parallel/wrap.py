@@ -21,7 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from samestep.core.errors import UserError
 from samestep.parallel.blocks import find_blocks
 from samestep.parallel.build import FillFunction, materialize
-from samestep.parallel.compiling import Function, LossCompiler
+from samestep.parallel.compiling import LossCompiler
+from samestep.parallel.precision import Function, cast_weights, with_cast_weights
 from samestep.parallel.waiting import WaitTimer
 from samestep.world.world import World
 
@@ -60,6 +61,9 @@ class Parallel(Protocol):
     def syncing(self, last: bool) -> AbstractContextManager[None]:
         """Around one micro-batch: gradients are reduced only on the last of a step."""
 
+    def cast_weights(self) -> AbstractContextManager[None]:
+        """Around a use of `inner` other than by `call`: its weights are of the type that `call` computes with."""
+
     def reshard(self) -> None:
         """Free the parameters that calls without a backward pass gathered."""
 
@@ -74,17 +78,18 @@ def wrap(
     compute: torch.dtype | None,
     fill: FillFunction | None = None,
 ) -> Parallel:
-    """`module` on this rank's device, replicated (`ddp`) or sharded (`fsdp`) over the data-parallel ranks.
+    """`module` on this rank's device, replicated (`ddp`) or sharded (`fsdp`) over the data-parallel ranks. `compute` is
+    the type of mixed precision that its weights are cast to, if any.
 
     A module on the meta device (see `build_uninitialized`) is allocated on the device and filled by `fill`.
     """
     if not any(p.requires_grad for p in module.parameters()):
         raise UserError(f"{type(module).__name__} has no trainable parameter, so there is nothing to learn")
     if world.control is None:
-        return SingleProcess(materialize(module, world.device, fill))
+        return SingleProcess(materialize(module, world.device, fill), compute)
     if strategy == "fsdp":
         return Sharded(module, world, compute, fill)
-    return Replicated(materialize(module, world.device, fill), world)
+    return Replicated(materialize(module, world.device, fill), world, compute)
 
 
 class _CallRecorder:
@@ -103,6 +108,7 @@ class _ParallelBase:
 
     inner: nn.Module
     compiler: LossCompiler | None = None
+    _cast_to: torch.dtype | None = None
 
     @property
     def called(self) -> bool:
@@ -115,10 +121,16 @@ class _ParallelBase:
 
     def call(self, function: Function, *args: Any) -> Any:
         """Nothing to wrap."""
-        return self._compiled(function)(self.inner, *args)
+        return self._prepared(function)(self.inner, *args)
 
-    def _compiled(self, function: Function) -> Function:
-        return self.compiler(function) if self.compiler else function
+    def _prepared(self, function: Function) -> Function:
+        if self.compiler:
+            return self.compiler(function, self._cast_to)
+        return with_cast_weights(function, self._cast_to)
+
+    def cast_weights(self) -> AbstractContextManager[None]:
+        """As `call` casts them."""
+        return cast_weights(self.inner, self._cast_to)
 
     @property
     def seconds_waited(self) -> float | None:
@@ -155,8 +167,8 @@ class SingleProcess(_ParallelBase):
     replicated = True
     needs_warm_up = needs_all_gradients = False
 
-    def __init__(self, module: nn.Module) -> None:
-        self.inner = module
+    def __init__(self, module: nn.Module, compute: torch.dtype | None) -> None:
+        self.inner, self._cast_to = module, compute
         self._record_calls(module)
 
     @property
@@ -187,8 +199,8 @@ class Replicated(_ParallelBase):
 
     replicated = needs_all_gradients = True
 
-    def __init__(self, module: nn.Module, world: World) -> None:
-        self.inner = module
+    def __init__(self, module: nn.Module, world: World, compute: torch.dtype | None) -> None:
+        self.inner, self._cast_to = module, compute
         self.needs_warm_up = world.dp_size > 2  # the sum of two numbers does not depend on their order
         settings: dict[str, Any] = {_SYNC_BUFFERS: False}
         self._ddp = DistributedDataParallel(
@@ -204,7 +216,7 @@ class Replicated(_ParallelBase):
 
     def call(self, function: Function, *args: Any) -> Any:
         """Inside DDP's forward pass, unless there will be no backward pass."""
-        return self._ddp(self._compiled(function), *args) if torch.is_grad_enabled() else super().call(function, *args)
+        return self._ddp(self._prepared(function), *args) if torch.is_grad_enabled() else super().call(function, *args)
 
     @property
     def seconds_waited(self) -> float:
@@ -269,7 +281,9 @@ class Sharded(_ParallelBase):
 def shard(module: nn.Module, world: World, compute: torch.dtype | None) -> None:
     """Shard a module over the data-parallel ranks, unit by unit; its trainable parameters must be of one type."""
     mesh = _mesh(world)
-    policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32 if compute else None)
+    policy = MixedPrecisionPolicy(  # inputs stay as they are: of rotary angles in bf16 little is left
+        param_dtype=compute, reduce_dtype=torch.float32 if compute else None, cast_forward_inputs=False
+    )
     for unit in find_blocks(module):
         fully_shard(unit, mesh=mesh, mp_policy=policy)
     fully_shard(module, mesh=mesh, mp_policy=policy)

@@ -28,6 +28,7 @@ from samestep.data.rollout import Make, moments, produce, split_rows
 from samestep.parallel.blocks import checkpoint_activations
 from samestep.parallel.build import FillFunction
 from samestep.parallel.compiling import LossCompiler
+from samestep.parallel.precision import COMPUTE_DTYPES
 from samestep.parallel.wrap import wrap
 from samestep.train.artifacts.array_format import ArrayLayout
 from samestep.train.artifacts.array_rows import ArrayRows, open_array_rows
@@ -39,7 +40,7 @@ from samestep.train.first_launch import FirstLaunch
 from samestep.train.hooks.evidence import EvidenceRecorder
 from samestep.train.learner.draws import Draws
 from samestep.train.learner.frozen import Frozen
-from samestep.train.learner.learner import COMPUTE_DTYPES, ROUNDING_SCALE, Learner
+from samestep.train.learner.learner import ROUNDING_SCALE, Learner
 from samestep.train.learner.lora import Lora
 from samestep.train.learner.optimizer import OptimSettings
 from samestep.train.learner.optimizers.choices import Factory, OptimizerChoice

@@ -73,6 +73,35 @@ def tiny_updates_add_up(world: World, strategy: str) -> None:
         assert float(moved.max()) > 10 * tiny
 
 
+def every_use_has_weights_in_bf16_and_inputs_as_they_are(world: World, strategy: str) -> None:
+    with default_dtype(torch.float32):
+        learner = learner_of(made(Net), world, strategy, mixed_precision="bf16")
+        seen: list[tuple[torch.dtype, torch.dtype]] = []
+        learner.module.first.register_forward_pre_hook(
+            lambda part, inputs: seen.append((part.weight.dtype, inputs[0].dtype))
+        )
+        micro_batches = feed_of(Points(8), world, 8, 4, steps=1)[0]
+        learner.update(micro_batches, error)
+        with learner.inference() as module:
+            error(module, micro_batches.batches[0])
+        assert {weight.dtype for weight in learner.module.parameters()} == {torch.float32}
+        with learner.held_constant() as module:
+            error(module, micro_batches.batches[0])
+        assert len(seen) > 2
+        assert set(seen) == {(torch.bfloat16, torch.float32)}
+
+
+def held_constant_in_bf16_leaves_no_gradient(world: World, strategy: str) -> None:
+    with default_dtype(torch.float32):
+        learner = learner_of(made(Net), world, strategy, mixed_precision="bf16")
+        x = torch.ones(3, 4, requires_grad=True)
+        with learner.held_constant() as module:
+            output = module(x, torch.zeros(3, dtype=torch.int64))
+        output.float().square().sum().backward()
+        assert x.grad is not None and x.grad.abs().sum() > 0
+        assert all(weight.grad is None for weight in learner.parameters())
+
+
 def rows_in_bf16_are_summed_in_float32(world: World, strategy: str) -> None:
     if strategy == "fsdp":
         return  # the loss's own arithmetic is the same there
@@ -131,6 +160,8 @@ def without_scale_to_lose_it_fails(world: World, strategy: str) -> None:
 CASES: list[Case] = [
     low_precision_follows_float32,
     tiny_updates_add_up,
+    every_use_has_weights_in_bf16_and_inputs_as_they_are,
+    held_constant_in_bf16_leaves_no_gradient,
     rows_in_bf16_are_summed_in_float32,
     an_overflow_halves_the_scale,
     without_scale_to_lose_it_fails,

@@ -18,12 +18,12 @@ from samestep.core.errors import print_error
 from samestep.core.records import Json
 from samestep.data.tokenizer.vocabulary import Tokenizer, Vocabulary
 from samestep.models.transformer import Transformer, TransformerConfig
+from samestep.parallel.precision import COMPUTE_DTYPES
 from samestep.recipes.mdlm.animation import AnimatedText, RevealTrace, glyphs, html_page, show_passes
 from samestep.recipes.mdlm.infilling import Template, answer_template, fill_templates, parse_template
 from samestep.recipes.mdlm.pretrained import model_tokenizer
 from samestep.recipes.mdlm.prompts import SampleOptions
 from samestep.recipes.mdlm.sampling import Observer, SamplingConfig, SamplingPass, batches_by_shape
-from samestep.train.learner.learner import COMPUTE_DTYPES
 
 
 @dataclass(frozen=True)

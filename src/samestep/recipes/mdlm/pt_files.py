@@ -135,8 +135,7 @@ def gather_to_main(learner: Learner, tensors: Mapping[str, Tensor]) -> dict[str,
 def plain_optimizer(learner: Learner, files: EpochFiles) -> dict[str, Any]:
     """The state of the optimizer in the format of `torch.optim.AdamW(module.parameters())`."""
     moments = gather_to_main(learner, learner.state_dict()["optimizer"])
-    with learner.inference() as module:
-        names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+    names = [name for name, parameter in learner.module.named_parameters() if parameter.requires_grad]
     kinds = ("step", "exp_avg", "exp_avg_sq")
     state = {
         number: {kind: moments[f"state.{name}.{kind}"] for kind in kinds} if moments else {}

@@ -23,8 +23,9 @@ from samestep.checkpoint.safetensor_files import SafetensorsFiles, write_safeten
 from samestep.checkpoint.weight_sources import copy_into
 from samestep.core.errors import UserError
 from samestep.parallel.build import FillFunction, materialize
+from samestep.parallel.precision import COMPUTE_DTYPES
 from samestep.parallel.wrap import full_tensor, shard
-from samestep.train.learner.learner import COMPUTE_DTYPES, Learner
+from samestep.train.learner.learner import Learner
 from samestep.train.learner.lora import trained_names
 from samestep.world.world import World
 
@@ -115,25 +116,24 @@ class FirstAdapters:
         self._copies: list[tuple[nn.Module, str, nn.Module]] = []
         self.tensors: dict[str, Tensor] = {}
         """The copied adapters, by name, in full."""
-        with learner.inference() as module:
-            trained = trained_names(module)
-            for outer_name, outer in list(module.named_modules()):
-                for name, part in outer.named_children():
-                    prefix = f"{outer_name}.{name}" if outer_name else name
-                    if any(f"{prefix}.{own}" in trained for own, _ in part.named_parameters(recurse=False)):
-                        twin = _copy_of_part(part)
-                        self._copies.append((outer, name, twin))
-                        self.tensors |= {f"{prefix}.{own}": p for own, p in twin.named_parameters(recurse=False)}
+        trained = trained_names(learner.module)
+        for outer_name, outer in list(learner.module.named_modules()):
+            for name, part in outer.named_children():
+                prefix = f"{outer_name}.{name}" if outer_name else name
+                if any(f"{prefix}.{own}" in trained for own, _ in part.named_parameters(recurse=False)):
+                    twin = _copy_of_part(part)
+                    self._copies.append((outer, name, twin))
+                    self.tensors |= {f"{prefix}.{own}": p for own, p in twin.named_parameters(recurse=False)}
 
     @contextmanager
     def in_use(self) -> Iterator[nn.Module]:
         """The learner's network with them. Modules are exchanged, not values, which a backward pass may still need."""
-        with self._learner.inference() as module:
-            self._swap()
-            try:
+        self._swap()
+        try:
+            with self._learner.inference() as module:
                 yield module
-            finally:
-                self._swap()
+        finally:
+            self._swap()
 
     def _swap(self) -> None:
         self._copies = [(outer, name, _exchange(outer, name, part)) for outer, name, part in self._copies]

@@ -23,6 +23,7 @@ from samestep.core.errors import RunFailed, UserError
 from samestep.data.feed import MicroBatches
 from samestep.data.loading import Batch
 from samestep.parallel.compiling import LossCompiler, describe, repeat_rows
+from samestep.parallel.precision import COMPUTE_DTYPES, autocast
 from samestep.parallel.wrap import Parallel, local, total_norm, warm_up
 from samestep.train.hooks.evidence import EvidenceRecorder
 from samestep.train.learner.coupled import Couple, Coupled, Embed
@@ -37,8 +38,6 @@ from samestep.train.logging.metrics import Metrics
 from samestep.world.world import World
 
 logger = logging.getLogger(__name__)
-COMPUTE_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""The types of mixed precision; `none` has no type."""
 ROUNDING_SCALE = 3.0
 """A scale of the backward pass under which every number type rounds differently, as it does at 3 ranks."""
 
@@ -75,7 +74,7 @@ class Learner:
         # Listed once: walking over the modules would take as long as the norm of the gradients.
         self._trained = [(name, p) for name, p in parallel.inner.named_parameters() if p.requires_grad]
         self._optimizer = LearnerOptimizer(parallel.inner, settings)
-        self._autocast_type = COMPUTE_DTYPES.get(mixed_precision)
+        self._compute = COMPUTE_DTYPES.get(mixed_precision)
         self._scale = LossScale(world.device) if mixed_precision == "fp16" else None
         self._guard = FiniteGuard(world.device, name, max_bad_steps)
         self.recorder = recorder
@@ -122,9 +121,15 @@ class Learner:
             self.recorder.coupled_rows(self.name, micro_batches, rows)
         return self._apply(micro_batches, sums, trained, same=True)
 
+    @property
+    def module(self) -> nn.Module:
+        """The module with the weights that are trained, to read and to fill them; `inference` is for its use."""
+        return self._parallel.inner
+
     @contextmanager
     def inference(self) -> Iterator[nn.Module]:
-        """The module itself for generation and validation: evaluation mode, no gradients, same arithmetic.
+        """The module itself for generation and validation: evaluation mode, no gradients, same arithmetic. In mixed
+        precision its weights are casts meanwhile.
 
         A sharded module gathers its parts as it is called, so every rank must call it equally often.
         """
@@ -132,7 +137,7 @@ class Learner:
         modes = [(part, part.training) for part in inner.modules()]  # a frozen part may be in evaluation mode for good
         inner.eval()
         try:
-            with torch.no_grad(), self._autocast():
+            with torch.no_grad(), self._autocast(), self._parallel.cast_weights():
                 yield inner
         finally:
             for part, was_training in modes:
@@ -160,7 +165,7 @@ class Learner:
         What is computed inside leaves no gradient in them, also when the backward pass comes later. Not for a network
         that itself computes parts again in the backward pass; `activation_checkpointing` takes care of that.
         """
-        with self._parallel.held_constant(), self._autocast():
+        with self._parallel.held_constant(), self._autocast(), self._parallel.cast_weights():
             yield self._parallel.inner
 
     def measure(self, function: Loss, batch: Batch) -> Mapping[str, Tensor]:
@@ -318,9 +323,7 @@ class Learner:
             parameter.grad = None
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        if self._autocast_type is None:
-            return nullcontext()
-        return torch.autocast(self.world.device.type, self._autocast_type)
+        return autocast(self.world.device, self._compute)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """The module's parameters."""

@@ -159,8 +159,7 @@ class FirstWeights:
         state, with the weights that they began with."""
         for learner in learners:
             if learner.name in self._fills and not any(part is learner for part in state):
-                with learner.inference() as module:
-                    self._fills[learner.name]()(module)
+                self._fills[learner.name]()(learner.module)
 
     def has_any(self) -> bool:
         """Whether any learner begins with other weights than those of the seed."""

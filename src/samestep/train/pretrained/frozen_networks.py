@@ -63,8 +63,7 @@ class FrozenNetworks:
         self._given[learner.name], self._begins_at_base[learner.name] = given, begins_at_base
         if learner.has_adapters:
             key = f"base/{learner.name}"
-            with learner.inference() as module:
-                self._check(f"the base of learner {learner.name!r}", key, base_parameters(module))
+            self._check(f"the base of learner {learner.name!r}", key, base_parameters(learner.module))
             if trained_on.get(key, self.hashes[key]) != self.hashes[key]:
                 raise UserError(
                     f"learner {learner.name!r} begins with adapters that were trained on another base, or on this one "
