@@ -64,7 +64,7 @@ def all_ranks_go_on_without_if_one_cannot_compile(world: World, strategy: str) -
     messages: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("samestep.train.learner.learner")
+    logger = logging.getLogger("samestep.train.learner.preparation")
     logger.addHandler(handler)
     learner, weights = trained(world, strategy, backend)
     logger.removeHandler(handler)

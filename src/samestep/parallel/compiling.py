@@ -4,15 +4,17 @@ So the head and the loss are fused, where a compiled network alone would write a
 that cannot be compiled runs as it is and is recorded: all ranks then agree to go on without compiling.
 """
 
+import logging
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from samestep.parallel.precision import Function, with_cast_weights
 
+logger = logging.getLogger(__name__)
 Compiler = Callable[[fx.GraphModule, list[Tensor]], Callable[..., Any]]
 
 
@@ -35,11 +37,11 @@ class LossCompiler:
             return with_cast_weights(function, compute)
         known = self._compiled.get(_key(function))
         if known is None or known[0] != function:  # the same code with other closures: torch compiles it only once
-            compiled = torch.compile(with_cast_weights(function, compute), backend=self._compile_graph)
+            compiled = torch.compile(with_cast_weights(function, compute), backend=self.compile_graph)
             known = self._compiled[_key(function)] = (function, compiled)
         return known[1]
 
-    def _compile_graph(self, graph: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+    def compile_graph(self, graph: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
         try:
             return self._compile(graph, inputs)
         except torch.OutOfMemoryError:
@@ -47,6 +49,20 @@ class LossCompiler:
         except Exception as error:
             self.failure = self.failure or describe(error)
             return graph.forward
+
+
+def compile_calls(module: nn.Module, name: str) -> None:
+    """Compile a module's own calls; what cannot be compiled runs as it is, which one sentence says."""
+    compiler = LossCompiler()
+
+    def compile_graph(graph: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        is_new = compiler.failure is None
+        compiled = compiler.compile_graph(graph, inputs)
+        if is_new and compiler.failure:
+            logger.warning("%s is not compiled, because torch.compile failed: %s", name, compiler.failure)
+        return compiled
+
+    module.compile(backend=compile_graph)
 
 
 def describe(error: BaseException) -> str:

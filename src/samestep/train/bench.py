@@ -27,7 +27,6 @@ from samestep.data.reordered import Reordered
 from samestep.data.rollout import Make, moments, produce, split_rows
 from samestep.parallel.blocks import checkpoint_activations
 from samestep.parallel.build import FillFunction
-from samestep.parallel.compiling import LossCompiler
 from samestep.parallel.precision import COMPUTE_DTYPES
 from samestep.parallel.wrap import wrap
 from samestep.train.artifacts.array_format import ArrayLayout
@@ -45,6 +44,7 @@ from samestep.train.learner.lora import Lora
 from samestep.train.learner.optimizer import OptimSettings
 from samestep.train.learner.optimizers.choices import Factory, OptimizerChoice
 from samestep.train.learner.optimizers.groups import Group
+from samestep.train.learner.preparation import Choices
 from samestep.train.logging.console import Screen
 from samestep.train.logging.images import image_array
 from samestep.train.logging.metrics import MetricValues
@@ -95,7 +95,8 @@ class Bench:
     """By learner, the learning rates that the recipe gave."""
     sinks: Sequence[Sink] | None = None
     """Where rank 0 writes metrics, texts and images; empty on other ranks, None before the first step."""
-    _plan: Plan | None = None
+    known_plan: Plan | None = None
+    """The plan, once a training feed made one."""
     is_built: bool = False
     """Whether the stage's task is built; feeds that it makes later are not checked."""
     array_artifacts: dict[str, ArrayArtifact] = field(default_factory=dict)
@@ -129,15 +130,15 @@ class Bench:
     def plan(self, samples: int) -> Plan:
         """The stage's numbers, for the number of samples of its first training feed: as frozen by the first launch, or
         frozen now."""
-        if self._plan is None:
+        if self.known_plan is None:
             made = self.first_launch.fix("plan", lambda: Plan.make(self.config, self.world.dp_size, samples).to_json())
-            self._plan = self._extended(Plan(**made))
-            if self._plan.samples != samples:
+            self.known_plan = self._extended(Plan(**made))
+            if self.known_plan.samples != samples:
                 raise UserError(
-                    f"this run was started on {self._plan.samples} training samples but the data now has {samples}; "
-                    "restore the data, or start a new run (init_from=... keeps the weights)"
+                    f"this run was started on {self.known_plan.samples} training samples but the data now has "
+                    f"{samples}; restore the data, or start a new run (init_from=... keeps the weights)"
                 )
-        return self._plan
+        return self.known_plan
 
     def feed(
         self,
@@ -242,7 +243,6 @@ class Bench:
         checkpoint_activations(prepared, config.activation_checkpointing)
         compute = COMPUTE_DTYPES.get(config.distributed.mixed_precision)
         parallel = wrap(prepared, self.world, config.distributed.strategy, compute, initial)
-        parallel.compiler = LossCompiler() if config.compile else None
         learner = Learner(
             parallel,
             self.world,
@@ -255,6 +255,7 @@ class Bench:
             step=partial(getattr, self.progress, "step"),
             seed=config.seed,
             rounding_scale=ROUNDING_SCALE if config.evidence_rounding else 1.0,
+            choices=self._choices(),
         )
         self.learners.append(learner)
         self.frozen_networks.add_learner(
@@ -297,11 +298,6 @@ class Bench:
         """Keyed sampling of tokens inside the stage, for a named purpose."""
         return Draws(purpose, self.config.seed, self.recorder)
 
-    @property
-    def known_plan(self) -> Plan | None:
-        """The plan, once a training feed made one."""
-        return self._plan
-
     def artifact(self, name: str, stage: str | None = None) -> Path:
         """The path of an artifact of this stage, or of an earlier one."""
         return self.rundir.artifacts(stage or self.stage) / name
@@ -332,6 +328,12 @@ class Bench:
             raise RuntimeError("texts and images can be logged once training has begun: in a step, a hook or `finish`")
         return self.sinks
 
+    def _choices(self) -> Choices:
+        def steps_left() -> int:
+            return self.known_plan.steps - self.progress.step if self.known_plan else 0
+
+        return Choices.of(self.config, self.world, self.first_launch.fix, steps_left, self.frozen_networks.compile)
+
     def _planned_rate(self, step: int) -> float:
         return self._planned().schedule(self.config)(step) * self.progress.improvement.rate_factor
 
@@ -349,8 +351,8 @@ class Bench:
         return lambda step: (schedule if schedule.steps else replace(schedule, steps=self._planned().steps))(step)
 
     def _planned(self) -> Plan:
-        assert self._plan is not None, "make the training feed before the first update: it fixes the plan"
-        return self._plan
+        assert self.known_plan is not None, "make the training feed before the first update: it fixes the plan"
+        return self.known_plan
 
     def _on_network(self, learner: str, module: nn.Module, initial: FillFunction | None) -> None:
         """Called before a learner's module is put on its device: a bench that only loads a network leaves `build`."""

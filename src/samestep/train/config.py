@@ -163,8 +163,11 @@ class Config:
     """Steps to profile, such as 20-25: a trace for Perfetto or chrome://tracing in the run's folder `profile`."""
     profile_all_ranks: bool = free(False)
     """Profile every rank; by default only rank 0."""
-    compile: bool = free(False)
-    """Compile the losses, and the models inside of them, with torch.compile."""
+    compile: bool | None = free(None)
+    """Compile the losses, and the models inside of them, with torch.compile. null: on a GPU, where it is faster and
+    training would take longer than 3 minutes; decided at the first launch."""
+    attention: Literal["auto", "flash", "cudnn", "efficient", "math"] = free("auto")
+    """The kernel of scaled_dot_product_attention; auto: on a GPU the fastest one, measured at the first launch."""
     activation_checkpointing: str = free("none")
     """Compute blocks of the model again in the backward pass, for less memory: none, full, selective, or every n-th."""
     deterministic: bool = free(False)

@@ -4,8 +4,8 @@ Batches are made first, and a rank computes whole batches: the result is that of
 not even the shape of a matrix product depends on the number of ranks.
 """
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from samestep.core.errors import print_error
 from samestep.core.records import Json
 from samestep.data.tokenizer.vocabulary import Tokenizer, Vocabulary
 from samestep.models.transformer import Transformer, TransformerConfig
-from samestep.parallel.precision import COMPUTE_DTYPES
+from samestep.parallel.precision import COMPUTE_DTYPES, autocast, cast_weights
 from samestep.recipes.mdlm.animation import AnimatedText, RevealTrace, glyphs, html_page, show_passes
 from samestep.recipes.mdlm.infilling import Template, answer_template, fill_templates, parse_template
 from samestep.recipes.mdlm.pretrained import model_tokenizer
@@ -66,7 +66,7 @@ def generate(trained: Trained, options: SampleOptions, world: World) -> list[dic
     mine: list[SampledText] = []
     with world.together("writing"), ExitStack() as stack:
         module = load_network(trained, world.device, options.dtype)
-        stack.enter_context(mixed_precision(trained.config, world.device, options.dtype))
+        stack.enter_context(mixed_precision(module, trained.config, world.device, options.dtype))
         show = stack.enter_context(show_passes(tokenizer, Console())) if options.watch and world.is_main else None
         for batch in batches[world.rank :: world.size]:
             mine += _sample(
@@ -87,12 +87,13 @@ def load_network(trained: Trained, device: torch.device, dtype: str | None = Non
     return trained.build(lambda: Transformer(network), device, weights_dtype)
 
 
-def mixed_precision(config: Any, device: torch.device, dtype: str | None = None) -> AbstractContextManager[Any]:
+@contextmanager
+def mixed_precision(module: nn.Module, config: Any, device: torch.device, dtype: str | None = None) -> Iterator[None]:
     """The mixed precision that the network was trained with; none on a CPU, or if a `dtype` is given."""
-    compute = COMPUTE_DTYPES.get(config.distributed.mixed_precision)
-    if compute is None or dtype is not None or device.type == "cpu":
-        return nullcontext()
-    return torch.autocast(device.type, compute)
+    is_plain = dtype is not None or device.type == "cpu"
+    compute = None if is_plain else COMPUTE_DTYPES.get(config.distributed.mixed_precision)
+    with autocast(device, compute), cast_weights(module, compute):
+        yield
 
 
 def _requests(options: SampleOptions, length: int, tokenizer: Tokenizer) -> list[SampleRequest]:

@@ -73,7 +73,7 @@ def evaluate(trained: Trained, options: EvaluationOptions, world: World) -> Mapp
     index = _find_tasks(options)
     module = load_network(trained, world.device, options.dtype)
     model = as_harness_model(HarnessModel(module, tokenizer, trained.config, options, world))
-    with mixed_precision(trained.config, world.device, options.dtype):
+    with mixed_precision(module, trained.config, world.device, options.dtype):
         results = harness.simple_evaluate(
             model,
             tasks=options.names,

@@ -23,7 +23,7 @@ from samestep.checkpoint.safetensor_files import SafetensorsFiles, write_safeten
 from samestep.checkpoint.weight_sources import copy_into
 from samestep.core.errors import UserError
 from samestep.parallel.build import FillFunction, materialize
-from samestep.parallel.precision import COMPUTE_DTYPES
+from samestep.parallel.precision import autocast, cast_for_good
 from samestep.parallel.wrap import full_tensor, shard
 from samestep.train.learner.learner import Learner
 from samestep.train.learner.lora import trained_names
@@ -50,25 +50,30 @@ class Frozen:
 
 
 def place_frozen(
-    name: str, module: nn.Module, world: World, fill: FillFunction | None, *, sharded: bool, mixed_precision: str
-) -> tuple[Frozen, nn.Module]:
-    """A network on this rank's device, in full or sharded, and the module itself."""
-    compute = COMPUTE_DTYPES.get(mixed_precision)
+    module: nn.Module, world: World, fill: FillFunction | None, sharded: bool, compute: torch.dtype | None
+) -> nn.Module:
+    """A network on this rank's device, in full or sharded."""
     module = module.requires_grad_(False).eval()
     if sharded and world.control is not None:
         shard(module, world, compute)
-    module = materialize(module, world.device, fill)
+    return materialize(module, world.device, fill)
+
+
+def ready_frozen(name: str, module: nn.Module, world: World, compute: torch.dtype | None) -> Frozen:
+    """A network that was placed. Its weights are cast to the type of mixed precision once, since they never change."""
+    if not isinstance(module, FSDPModule):
+        cast_for_good(module, compute)
 
     @contextmanager
     def enter() -> Iterator[nn.Module]:
         try:
-            with torch.no_grad(), torch.autocast(world.device.type, compute, enabled=compute is not None):
+            with torch.no_grad(), autocast(world.device, compute):
                 yield module
         finally:
             if isinstance(module, FSDPModule):
                 module.reshard()  # the outermost unit stays gathered after a forward pass
 
-    return Frozen(name, enter), module
+    return Frozen(name, enter)
 
 
 def fill_from(learner: Learner) -> FillFunction:

@@ -11,7 +11,7 @@ Whether the gradient is finite is decided on the device from its global norm: al
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from samestep.core.errors import RunFailed, UserError
 from samestep.data.feed import MicroBatches
 from samestep.data.loading import Batch
-from samestep.parallel.compiling import LossCompiler, describe, repeat_rows
+from samestep.parallel.compiling import repeat_rows
 from samestep.parallel.precision import COMPUTE_DTYPES, autocast
 from samestep.parallel.wrap import Parallel, local, total_norm, warm_up
 from samestep.train.hooks.evidence import EvidenceRecorder
@@ -33,6 +33,7 @@ from samestep.train.learner.lora import frozen_names, has_adapters, without_adap
 from samestep.train.learner.merged import merged_weights
 from samestep.train.learner.nonfinite import FiniteGuard
 from samestep.train.learner.optimizer import LearnerOptimizer, LossScale, OptimSettings
+from samestep.train.learner.preparation import Choices, Preparation
 from samestep.train.learner.rank_dependence import finding_rank_dependence
 from samestep.train.logging.metrics import Metrics
 from samestep.world.world import World
@@ -59,6 +60,7 @@ class Learner:
         step: Callable[[], int] | None = None,
         seed: int = 0,
         rounding_scale: float = 1.0,
+        choices: Choices | None = None,
     ) -> None:
         """`rate` gives the learning rate of a step of the loop, however many updates are made in it; `step` says which
         step it is (without one: as many as there were updates). `rounding_scale` multiplies the gradients during the
@@ -80,6 +82,7 @@ class Learner:
         self.recorder = recorder
         self.rank_dependence: list[str] = []
         """What makes this learner's updates depend on the number of ranks, found in its first micro-batch."""
+        self._preparation = Preparation(name, parallel, world, choices or Choices())
         self._is_checked = False
         self._most_rows = 0
         self._mask_key = share_key(parallel.inner, name, seed)
@@ -109,7 +112,8 @@ class Learner:
             return weigh(self.name, rows, len(micro_batches.ids), micro_batches, trained_terms(self.name, rows, mix))
 
         def backward() -> tuple[dict[str, Tensor], Mapping[str, Tensor]]:
-            return coupled.backward(micro_batches, embed, couple, weighed, self._gradient_scale())
+            with self._preparation.attention():
+                return coupled.backward(micro_batches, embed, couple, weighed, self._gradient_scale())
 
         with self._keyed_masks():
             self._begin_update(micro_batches, embed, backward)
@@ -137,7 +141,7 @@ class Learner:
         modes = [(part, part.training) for part in inner.modules()]  # a frozen part may be in evaluation mode for good
         inner.eval()
         try:
-            with torch.no_grad(), self._autocast(), self._parallel.cast_weights():
+            with torch.no_grad(), self._computing():
                 yield inner
         finally:
             for part, was_training in modes:
@@ -165,7 +169,7 @@ class Learner:
         What is computed inside leaves no gradient in them, also when the backward pass comes later. Not for a network
         that itself computes parts again in the backward pass; `activation_checkpointing` takes care of that.
         """
-        with self._parallel.held_constant(), self._autocast(), self._parallel.cast_weights():
+        with self._parallel.held_constant(), self._computing():
             yield self._parallel.inner
 
     def measure(self, function: Loss, batch: Batch) -> Mapping[str, Tensor]:
@@ -177,11 +181,9 @@ class Learner:
             self.recorder.begin(self.name, self._parallel.inner)
         self._drop_gradients()  # another learner's loss may have left some
         self.has_updated = True
-        compiler = self._parallel.compiler
-        if compiler:
-            self._most_rows = max(self._most_rows, *(len(batch["live"]) for batch in micro_batches.batches))
-            if compiler.is_new(function):
-                self._try_compiling(compiler, function, micro_batches.batches[0])
+        batches = micro_batches.batches
+        self._most_rows = max(self._most_rows, *(len(batch["live"]) for batch in batches))
+        self._preparation.prepare(function, partial(self._attempt, function, batches[0]), passes=len(batches))
         if not self._is_warmed_up:
             warm_up(self._parallel.inner, backward)
             self._is_warmed_up = True
@@ -193,7 +195,8 @@ class Learner:
         all_sums, all_rows = [], []
         for number, batch in enumerate(micro_batches.batches):
             self.world.activity.made_progress()
-            with self._parallel.syncing(last=number == len(micro_batches.batches) - 1):
+            last = number == len(micro_batches.batches) - 1
+            with self._parallel.syncing(last), self._preparation.attention():
                 self._parallel.called = False
                 with self._autocast():
                     rows = self._call(loss, batch)
@@ -233,24 +236,12 @@ class Learner:
         rows = self._parallel.call(function, batch)
         return {term: values[:count] for term, values in rows.items()} if count < len(batch["live"]) else rows
 
-    def _try_compiling(self, compiler: LossCompiler, function: Loss, batch: Batch) -> None:
-        """One pass whose results are dropped; where a rank cannot compile it, all ranks go on without compiling."""
-
-        def attempt() -> None:
-            with self._parallel.syncing(last=not self._parallel.replicated), self._autocast():
-                rows = self._call(function, batch)
-                reduce(add, [values.float().sum() for values in rows.values() if values.requires_grad]).backward()
-
-        failure = None
-        try:
-            warm_up(self._parallel.inner, attempt)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            failure = describe(error)
-        failures = [text for text in self.world.gather(failure or compiler.failure) if text]
-        if failures:
-            compiler.enabled = False
-            if self.world.is_main:
-                logger.warning("learner %r is not compiled, because torch.compile failed: %s", self.name, failures[0])
+    def _attempt(self, function: Loss, batch: Batch) -> None:
+        """A pass as in an update, of one micro-batch and without its weights."""
+        synchronized = not self._parallel.replicated
+        with self._parallel.syncing(last=synchronized), self._preparation.attention(), self._autocast():
+            rows = self._call(function, batch)
+            reduce(add, [values.float().sum() for values in rows.values() if values.requires_grad]).backward()
 
     def _step_now(self) -> int:
         return self.updates if self._loop_step is None else self._loop_step()
@@ -321,6 +312,12 @@ class Learner:
     def _drop_gradients(self) -> None:
         for _, parameter in self._trained:
             parameter.grad = None
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """Around a use of the module other than in an update, for the same arithmetic."""
+        with self._preparation.attention(), self._autocast(), self._parallel.cast_weights():
+            yield
 
     def _autocast(self) -> AbstractContextManager[Any]:
         return autocast(self.world.device, self._compute)

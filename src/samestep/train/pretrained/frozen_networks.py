@@ -13,9 +13,19 @@ from torch import Tensor, nn
 from samestep.checkpoint.across_ranks import broadcast_tensors
 from samestep.core.errors import UserError
 from samestep.parallel.build import FillFunction, build_uninitialized
+from samestep.parallel.compiling import compile_calls
+from samestep.parallel.precision import COMPUTE_DTYPES
 from samestep.train.first_launch import FirstLaunch
 from samestep.train.learner.content_hash import content_hash
-from samestep.train.learner.frozen import FirstAdapters, Frozen, fill_from, place_frozen, read_copy, write_copy
+from samestep.train.learner.frozen import (
+    FirstAdapters,
+    Frozen,
+    fill_from,
+    place_frozen,
+    read_copy,
+    ready_frozen,
+    write_copy,
+)
 from samestep.train.learner.initialization import build_fresh
 from samestep.train.learner.learner import Learner
 from samestep.train.learner.lora import base_parameters
@@ -53,7 +63,10 @@ class FrozenNetworks:
         self._resumed, self._shared, self._first_launch = resumed, shared, first_launch
         self._given: dict[str, Given] = {}
         self._begins_at_base: dict[str, bool] = {}
+        self._compute = COMPUTE_DTYPES.get(config.distributed.mixed_precision)
         self._names: list[str] = []
+        self._modules: dict[str, nn.Module] = {}
+        self._compiles = bool(config.compile)
         self.hashes: dict[str, str] = {}
         """The hashes of all content that is in no checkpoint, for its manifest."""
 
@@ -81,7 +94,7 @@ class FrozenNetworks:
     ) -> Frozen:
         """A frozen network; see `Bench.frozen`."""
         self._refuse_invalid(network, name, sharded, dtype)
-        place = partial(self._place, name, sharded=sharded, dtype=dtype)
+        place = partial(self._place, sharded=sharded, dtype=dtype)
         if isinstance(network, Learner):
             if source is not None:
                 raise UserError(f"frozen network {name!r} is a copy of learner {network.name!r}; leave out its source")
@@ -95,9 +108,9 @@ class FrozenNetworks:
             module = build_uninitialized(network)
         else:
             module, fill = build_fresh(network, self._config.seed, name)
-        frozen, module = place(module, fill)
+        module = place(module, fill)
         self._check(f"the frozen network {name!r}", f"frozen/{name}", module.state_dict())
-        return frozen
+        return self._ready(name, module)
 
     def _source_fill(self, path: Path, name: str) -> FillFunction:
         """What fills a network from a run, a checkpoint or a file: of a run `model`, the learner of that name, or the
@@ -123,20 +136,26 @@ class FrozenNetworks:
                 "to a folder on a shared disk, or leave out shard=True"
             )
 
-    def _place(
-        self, name: str, module: nn.Module, fill: FillFunction | None, *, sharded: bool, dtype: str | None
-    ) -> tuple[Frozen, nn.Module]:
-        """On the device, in its type; float64 is for proofs, which need all of the arithmetic in it."""
-        settings = self._config.distributed
-        if settings.dtype == "float64" or dtype is not None:
-            module = module.to(torch.float64 if settings.dtype == "float64" else getattr(torch, str(dtype)))
-        if self._config.compile:
-            module.compile()
-        return place_frozen(name, module, self._world, fill, sharded=sharded, mixed_precision=settings.mixed_precision)
+    def compile(self) -> None:
+        """Compile the networks when they are called, also those that are still to be made."""
+        for name, module in self._modules.items():
+            compile_calls(module, f"frozen network {name!r}")
+        self._modules, self._compiles = {}, True
 
-    def _of_learner(
-        self, learner: Learner, name: str, place: Callable[..., tuple[Frozen, nn.Module]], as_it_is: bool
-    ) -> Frozen:
+    def _ready(self, name: str, module: nn.Module) -> Frozen:
+        self._modules[name] = module
+        if self._compiles:
+            self.compile()
+        return ready_frozen(name, module, self._world, self._compute)
+
+    def _place(self, module: nn.Module, fill: FillFunction | None, *, sharded: bool, dtype: str | None) -> nn.Module:
+        """On the device, in its type; float64 is for proofs, which need all of the arithmetic in it."""
+        is_proof = self._config.distributed.dtype == "float64"
+        if is_proof or dtype is not None:
+            module = module.to(torch.float64 if is_proof else getattr(torch, str(dtype)))
+        return place_frozen(module, self._world, fill, sharded, self._compute)
+
+    def _of_learner(self, learner: Learner, name: str, place: Callable[..., nn.Module], as_it_is: bool) -> Frozen:
         if learner.has_updated:
             raise UserError(
                 f"frozen network {name!r} is a copy of the first weights of learner {learner.name!r}, which has been "
@@ -159,11 +178,11 @@ class FrozenNetworks:
         is_copied = self._first_launch.fix(
             f"copied/{name}", lambda: not self._first_weights.can_read_again(learner.name)
         )
-        frozen, module = place(self._like(learner, name), self._first_fill(learner, what, path if is_copied else None))
+        module = place(self._like(learner, name), self._first_fill(learner, what, path if is_copied else None))
         if is_copied and not self._resumed:
             write_copy(path, module.state_dict(), self._world)
         self._check(what, key, module.state_dict())
-        return frozen
+        return self._ready(name, module)
 
     def _first_fill(self, learner: Learner, what: str, path: Path | None) -> FillFunction:
         """What fills a network with a learner's first weights; `path` is their copy, if there is to be one."""

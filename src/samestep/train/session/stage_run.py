@@ -14,6 +14,7 @@ from samestep.core.records import Json, write_json
 from samestep.train.bench import Bench
 from samestep.train.hooks.evidence import EvidenceRecorder
 from samestep.train.improvement import Patience, check_improvement_settings
+from samestep.train.learner.preparation import may_compile
 from samestep.train.logging.banner import banner_lines
 from samestep.train.logging.metrics import MetricAccumulator
 from samestep.train.logging.sinks import Sink, open_sinks
@@ -196,7 +197,8 @@ class StageRun:
     def _loop(self, ready: ReadyStage, sinks: list[Sink], saver: Saver) -> Outcome:
         hooks = assemble_hooks(self._context, ready, sinks, saver, self._is_only)
         profiling = hooks.profile.running() if hooks.profile else nullcontext()
-        stepping = self._world.activity.stepping(self._stage.name, self._progress.step, compiles=self._config.compile)
+        compiles = may_compile(ready.bench.config, self._world)
+        stepping = self._world.activity.stepping(self._stage.name, self._progress.step, compiles=compiles)
         with stepping, profiling:
             try:
                 outcome = run(ready.task, self._progress, hooks.in_order, self._context.stop)

@@ -1,0 +1,128 @@
+"""What is left open is measured once, decided by rank 0, kept for later launches, and changes no number."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from samestep.core.records import Json
+from samestep.data.loading import Batch
+from samestep.parallel.compiling import LossCompiler
+from samestep.parallel.wrap import wrap
+from samestep.train.learner.learner import Learner
+from samestep.train.learner.preparation import Choices
+from samestep.world.world import World
+from toys import SETTINGS, WORLDS, Case, Net, Points, Proofs, close, feed_of, made, rate, weights_of
+
+
+class Decisions:
+    """What a run directory keeps."""
+
+    def __init__(self, **known: Json) -> None:
+        self.known = known
+
+    def fix(self, what: str, decide: Any) -> Json:
+        if what not in self.known:
+            self.known[what] = decide()
+        return self.known[what]
+
+
+class Attends(Net):
+    """Attends over the tokens of a micro-batch."""
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        found = self.table(tokens)[None, None]
+        mixed = nn.functional.scaled_dot_product_attention(found, found, found)[0, 0]
+        return self.last(self.norm(torch.tanh(self.first(x)) + 0 * mixed + self.table(tokens)))
+
+
+def error(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    return {"error": (module(batch["x"], batch["tokens"]) - batch["y"]).square().sum(1)}
+
+
+def trained(world: World, strategy: str, choices: Choices, kind: type[nn.Module] = Net) -> Learner:
+    torch._dynamo.reset()
+    learner = Learner(wrap(made(kind), world, strategy, None), world, rate, SETTINGS, choices=choices)
+    feed = feed_of(Points(25), world, 11, 4, steps=3)
+    for step in range(3):
+        learner.update(feed[step], error)
+    return learner
+
+
+def open_choices(decisions: Decisions, steps: int = 100, **more: Any) -> Choices:
+    plain = {"compile": None, "compiles_from": 0.0, "compiler": lambda: LossCompiler("eager")}
+    return Choices(fix=decisions.fix, steps_left=lambda: steps, **{**plain, **more})
+
+
+def measuring_changes_no_number(world: World, strategy: str) -> None:
+    decisions = Decisions()
+    learner = trained(world, strategy, open_choices(decisions, attention="auto"), Attends)
+    assert set(decisions.known) == {"attention/model", "compile/model"}
+    assert decisions.known["attention/model"] == "flash"
+    assert set(world.gather(decisions.known["compile/model"])) == {decisions.known["compile/model"]}
+    close(weights_of(learner), weights_of(trained(world, strategy, Choices(), Attends)), tolerance=1e-12)
+
+
+def what_was_decided_is_not_measured_again(world: World, strategy: str) -> None:
+    for decision in (True, False):
+        calls: list[str] = []
+        decisions = Decisions(**{"compile/model": decision})
+        choices = open_choices(decisions, on_compiling=partial(calls.append, "compiled"))
+        learner = trained(world, strategy, choices)
+        assert calls == ["compiled"] * decision
+        assert (learner._parallel.compiler is not None) == decision
+
+
+def a_short_run_is_not_compiled(world: World, strategy: str) -> None:
+    def refuse() -> LossCompiler:
+        raise AssertionError("compiled")
+
+    decisions = Decisions()
+    # Every rank has another opinion of how long it takes; that of rank 0 counts.
+    steps = 10**6 if world.rank else 0
+    learner = trained(world, strategy, open_choices(decisions, steps, compiles_from=1.0, compiler=refuse))
+    assert decisions.known == {"compile/model": False}
+    assert learner._parallel.compiler is None
+
+
+def what_is_slower_compiled_stays_as_it_is(world: World, strategy: str) -> None:
+    def slow(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        def call(*args: Any) -> Any:
+            for _ in range(300):
+                result = graph.forward(*args)
+            return result
+
+        return call
+
+    decisions = Decisions()
+    trained(world, strategy, open_choices(decisions, compiler=lambda: LossCompiler(slow)))
+    assert decisions.known == {"compile/model": False}
+
+
+def one_that_cannot_be_compiled_stays_as_it_is(world: World, strategy: str) -> None:
+    def fail(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        if world.rank == world.size - 1:
+            raise RuntimeError("no compiler here")
+        return graph.forward
+
+    decisions = Decisions()
+    learner = trained(world, strategy, open_choices(decisions, compiler=lambda: LossCompiler(fail)))
+    assert decisions.known == {"compile/model": False}
+    assert learner._parallel.compiler is None
+
+
+CASES: list[Case] = [
+    measuring_changes_no_number,
+    what_was_decided_is_not_measured_again,
+    a_short_run_is_not_compiled,
+    what_is_slower_compiled_stays_as_it_is,
+    one_that_cannot_be_compiled_stays_as_it_is,
+]
+
+
+@pytest.mark.parametrize(("nproc", "strategy"), [world for world in WORLDS if world[0] != 3])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:
+    proofs.check(case, nproc, strategy)
