@@ -281,7 +281,7 @@ class Sharded(_ParallelBase):
 def shard(module: nn.Module, world: World, compute: torch.dtype | None) -> None:
     """Shard a module over the data-parallel ranks, unit by unit; its trainable parameters must be of one type."""
     mesh = _mesh(world)
-    policy = MixedPrecisionPolicy(  # inputs stay as they are: of rotary angles in bf16 little is left
+    policy = MixedPrecisionPolicy(  # inputs stay as they are: a rounded rotary table is another position
         param_dtype=compute, reduce_dtype=torch.float32 if compute else None, cast_forward_inputs=False
     )
     for unit in find_blocks(module):
