@@ -47,11 +47,8 @@ def resolve_model(name: str, world: World | None = None, progress: Progress | No
         results = _work_together(world, Download(model) if world.is_main else None, show)
         commit = results[0]
         hosts = world.gather(None if find_in_cache(model.name, commit) else world.host)
-        if world.host in hosts and hosts.index(world.host) == world.rank:
-            work = Download(model, commit)  # a cache that this host does not share with rank 0
-        else:
-            work = None
-        _work_together(world, work, show)
+        is_chosen = world.host in hosts and hosts.index(world.host) == world.rank  # this host's cache is not rank 0's
+        _work_together(world, Download(model, commit) if is_chosen else None, show)
     return _seen_on_all_ranks(model, commit, world)
 
 
