@@ -21,7 +21,7 @@ class HubServer:
     """Models by name, each a dict of files."""
 
     def __init__(self, models: Mapping[str, Mapping[str, bytes]]) -> None:
-        self.models = dict(models)
+        self.models = {name: dict(files) for name, files in models.items()}
         self.requests: list[str] = []
         self.refuse: dict[str, tuple[int, dict[str, str]]] = {}
         """By a part of the path, the status and headers of a refusal."""

@@ -211,7 +211,7 @@ def test_unknown_names_and_revisions(hub: HubServer, tmp_path: Path, monkeypatch
     [
         ({"config.json": None}, "has no config.json"),
         ({"model.safetensors": None}, "has neither safetensors nor PyTorch weights"),
-        ({"model.safetensors": None, "model.safetensors.index.json": INDEX}, "misses files"),
+        ({"model.safetensors": None, "model.safetensors.index.json": INDEX}, "lacks files that its index"),
         ({"model.safetensors": None, "model.safetensors.index.json": b"{}"}, "is no index"),
     ],
 )
@@ -236,6 +236,13 @@ def test_a_full_disk(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
         resolve_model("org/plain", progress=lambda done, wanted: None)
 
 
+def test_a_cache_that_cannot_be_written(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(UserError, match=r"Set HF_HOME to a folder that you can write to; .*\(Not a directory\)"):
+        resolve_model("org/plain", progress=lambda done, wanted: None)
+
+
 def test_a_bug_is_no_sentence(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *args, **options: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -249,8 +256,9 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rank_0_shows_a_line_where_there_is_no_terminal(hub: HubServer, capsys: pytest.CaptureFixture[str]) -> None:
-    resolve_model("org/plain")
-    assert capsys.readouterr().err.strip() == "downloading org/plain (0 MB)"
+    hub.models["org/large"][FIRST] = b"1" * 3_000_000
+    resolve_model("org/large")
+    assert capsys.readouterr().err.strip() == "downloading org/large (3 MB)"
 
 
 def test_weight_files(tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ TOKENIZERS = {"tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiec
 """One of these is in every model of text."""
 _WEIGHTS = (("model.safetensors", "*.safetensors"), ("pytorch_model.bin", "pytorch_model*.bin"))
 _THREADS = 4
-_CLIENTS = ("httpx", "httpx2", "httpcore", "requests", "urllib3", "hf_xet")
-"""Packages whose errors mean a broken or missing connection; which of them is used depends on the version."""
+_CLIENTS = ("httpx", "httpcore", "requests", "urllib3", "hf_xet", "huggingface_hub")
+"""How the packages are named whose errors mean a broken or missing connection; versions of the client use others."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,11 @@ class Download:
         self.model, self._revision = model, commit or model.revision
         self._have: dict[str, int] = {}
         self._sizes: dict[str, int] = {}
-        self._wanted: set[str] = set()
+        self._wanted: list[str] = []
 
     def bytes(self) -> tuple[int, int]:
-        """The bytes that are there, and those that are wanted."""
-        return sum(dict(self._have).values()), sum(self._sizes[name] for name in set(self._wanted))
+        """The bytes that are there, and those that are wanted, which is 0 until the weights are known."""
+        return sum(dict(self._have).values()), sum(self._sizes[name] for name in self._wanted)
 
     def __call__(self) -> str:
         hub = import_hub()
@@ -99,17 +99,21 @@ class Download:
         folder = self._fetch(hub, info.sha, small)
         weights = weight_files(self._sizes, folder)
         if not weights or not self._sizes.keys() >= set(weights):
-            what = "of its weights misses files" if weights else "has neither safetensors nor PyTorch weights"
+            what = (
+                "lacks files that its index of weights names"
+                if weights
+                else "has neither safetensors nor PyTorch weights"
+            )
             raise UserError(f"Name another model; {self.model} {what}.")
+        self._wanted = small + weights
         self._fetch(hub, info.sha, weights)
-        write_json(_record(folder), small + weights)
+        write_json(_record(folder), self._wanted)
         if self.model.revision != info.sha:  # the name leads to this commit only now that all of it is there
             write_atomically(folder.parents[1] / "refs" / self.model.revision, info.sha)
         return folder
 
     def _fetch(self, hub: Any, commit: str, names: Sequence[str]) -> Path:
         """Download files that the cache does not have, some at a time; the folder that they are in."""
-        self._wanted.update(names)
         self._check_space(hub, commit, names)
         found: list[Path] = []
 
@@ -160,11 +164,14 @@ class Download:
             return RunFailed(f"{model} was not downloaded, since {endpoint} answered with {status}; try again later")
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return UserError(f"Free some space, or set HF_HOME to a folder on a larger disk; {cache} is full.")
-        if isinstance(error, PermissionError) or getattr(error, "errno", None) == errno.EROFS:
-            return UserError(f"Set HF_HOME to a folder of your own; this user may not write to {cache}.")
-        if isinstance(error, ValueError) and type(error).__module__.startswith("huggingface_hub"):
+        if isinstance(error, OSError) and error.errno and not isinstance(error, ConnectionError | TimeoutError):
+            return UserError(
+                f"Set HF_HOME to a folder that you can write to; {model} cannot be kept in {cache} ({error.strerror})."
+            )
+        if isinstance(error, hub.errors.HFValidationError):
             return UserError(f"Name an existing folder, or a model of the Hub as org/name; {model} is neither.")
-        if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _CLIENTS:
+        # Of the client for large files, errors are plain RuntimeErrors.
+        if isinstance(error, OSError) or type(error) is RuntimeError or type(error).__module__.startswith(_CLIENTS):
             return self._broken(type(error).__name__, endpoint, cache)
         return error
 
