@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +13,12 @@ from samestep import UserError
 from samestep.data import text
 from samestep.data.prepared import METADATA, TOKENIZER_FOLDER, Prepared, is_prepared, open_prepared
 from samestep.data.prepared.chats import ChatMessage, ChatRow, answers
+from samestep.data.pydoc_topics import passages, pydoc_text, pydoc_topics
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer, Tokenizer, read_record
 from samestep.recipes.mdlm.older_data import OlderFolder, is_older, open_older
 from samestep.recipes.mdlm.rows import AnswerRows, FixedRows, TextRows, TokenRows
 from samestep.recipes.mdlm.tokenizer import load_tokenizer, read_tokenizer
 
-LONGEST_REPEAT = 80
-"""A passage that shares a run of this many characters with an earlier one is a repetition of it."""
 DEFAULT_LENGTH = 128
 """Tokens in a row, if neither the settings nor the data give another length."""
 
@@ -208,46 +206,6 @@ def _text_rows(
     return TextRows(train, length, pad), TextRows(validation, length, pad)
 
 
-def pydoc_text(limit: int | None = None) -> str:
-    """The topics of Python's built-in help in alphabetical order, each passage once, until `limit` is reached."""
-    try:
-        from pydoc_data.topics import topics
-    except ImportError:
-        raise UserError("Give a text file with data.path; this Python comes without pydoc_data.topics.") from None
-    kept: list[str] = []
-    size = 0
-    for passage in distinct(passage for topic in sorted(topics) for passage in passages(topics[topic])):
-        kept.append(passage)
-        size += len(passage)
-        if limit is not None and size >= limit:
-            break
-    return "\n\n".join(kept) + "\n"
-
-
-def passages(topic: str) -> Iterator[str]:
-    """The parts of a topic that empty lines separate."""
-    for passage in re.split(r"\n(?:[ \t]*\n)+", topic):
-        if passage.strip():
-            yield passage.strip("\n").rstrip()
-
-
-def distinct(passages: Iterator[str]) -> Iterator[str]:
-    """Leave out passages that repeat an earlier one, completely or for long, however they are indented or wrapped.
-
-    Topics quote each other, and a text that is in both regions would make validation meaningless.
-    """
-    complete: set[str] = set()
-    runs: set[str] = set()
-    for passage in passages:
-        flat = " ".join(passage.split())
-        here = {flat[i : i + LONGEST_REPEAT] for i in range(len(flat) - LONGEST_REPEAT + 1)}
-        if flat in complete or not runs.isdisjoint(here):
-            continue
-        complete.add(flat)
-        runs |= here
-        yield passage
-
-
 QUESTIONS = "pydoc-questions"
 """The value of `data.path` for questions and answers made from Python's help."""
 
@@ -269,12 +227,8 @@ def load_questions(config: DataConfig) -> Corpus:
 
 
 def _question_rows() -> Iterator[ChatRow]:
-    try:
-        from pydoc_data.topics import topics
-    except ImportError:
-        raise UserError("Give a folder of chats with data.path; this Python comes without pydoc_data.topics.") from None
-    for topic in sorted(topics):
-        texts = [passage for passage in passages(topics[topic]) if "***" not in passage and "===" not in passage]
+    for topic, content in pydoc_topics():
+        texts = [passage for passage in passages(content) if "***" not in passage and "===" not in passage]
         answer = " ".join(texts[0].split()) if texts else ""
         chat = [ChatMessage("user", f"What is {topic}?"), ChatMessage("assistant", answer)]
         yield from answers(ByteTokenizer(), chat)

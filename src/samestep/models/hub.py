@@ -1,0 +1,164 @@
+"""Models by name: a folder on disk, or a model of the Hugging Face Hub, which is downloaded once for all ranks.
+
+    folder = resolve_model("org/name@revision", bench.world)
+
+The cache is looked at first. A model that is complete there is used without a request, even if its branch has moved
+since; name a commit, or delete it from the cache, to get another one.
+"""
+
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, cast
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import Progress as Bar
+
+from samestep.core.errors import RunFailed, UserError
+from samestep.core.output import ResilientStream
+from samestep.core.records import Json
+from samestep.models.hub_download import Download, HubModel, find_in_cache, import_hub
+from samestep.world.world import World
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes that are there and the bytes that are wanted."""
+_HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([^@\s]+))?")
+_SECONDS = 0.2
+"""Between two messages of the ranks about how far they are."""
+
+
+def resolve_model(name: str, world: World | None = None, progress: Progress | None = None) -> Path:
+    """The folder of the model that a user named: a local folder, or `org/name` or `org/name@revision` of the Hub.
+
+    Collective, if a world is given: every rank gets the folder of the same files, or raises the same error. `progress`
+    is called on rank 0; by default rank 0 shows a bar.
+    """
+    world = world or World.single()
+    found = world.run_on_all_ranks(f"finding {name}", lambda: _parse(name) if world.is_main else None)[0]
+    if found is None:
+        return _folder_on_all_hosts(Path(name).expanduser(), world)
+    model = HubModel(*found)
+    with _bar(str(model), visible=world.is_main and progress is None) as bar:
+        show = progress or bar
+        results = _work_together(world, Download(model) if world.is_main else None, show)
+        commit = results[0]
+        hosts = world.gather(None if find_in_cache(model.name, commit) else world.host)
+        is_chosen = world.host in hosts and hosts.index(world.host) == world.rank  # this host's cache is not rank 0's
+        _work_together(world, Download(model, commit) if is_chosen else None, show)
+    return _seen_on_all_ranks(model, commit, world)
+
+
+def _parse(name: str) -> Json:
+    """Name and revision of a model of the Hub; None for a folder."""
+    path = Path(name).expanduser()
+    if name and path.is_dir():
+        return None
+    if name and path.exists():
+        raise UserError(f"Name the folder of a model, or a model of the Hub such as org/name; {name} is a file.")
+    match = _HUB_NAME.fullmatch(name)
+    if match is None:
+        raise UserError(
+            f"Name an existing folder, or a model of the Hub as org/name or org/name@revision; {name} is neither "
+            f"(from {Path.cwd()})."
+        )
+    return [match[1], match[2] or "main"]
+
+
+def _folder_on_all_hosts(folder: Path, world: World) -> Path:
+    def check() -> None:
+        if not folder.is_dir():
+            raise UserError(f"Put the folder {folder} on a disk that all hosts see; {world.host} does not have it.")
+
+    world.run_on_all_ranks(f"finding {folder}", check)
+    return folder
+
+
+def _seen_on_all_ranks(model: HubModel, commit: str, world: World) -> Path:
+    def find() -> str:
+        folder = find_in_cache(model.name, commit)
+        if folder is None:
+            raise UserError(
+                f"Give all ranks of a host the same HF_HOME and HF_HUB_CACHE; {model} was downloaded on {world.host}, "
+                f"but rank {world.rank} does not find it in {import_hub().constants.HF_HUB_CACHE}."
+            )
+        return str(folder)
+
+    return Path(world.run_on_all_ranks(f"finding {model}", find)[world.rank])
+
+
+class _Job:
+    """A download in a thread that does not keep the process alive, and what the ranks tell each other about it."""
+
+    def __init__(self, work: Download | None) -> None:
+        self.error: Exception | None = None
+        self._work, self._result = work, ""
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._result = self._work() if self._work else ""
+        except Exception as error:
+            self.error = error
+
+    def state(self) -> dict[str, Json]:
+        """Whether it is running, how far it is, its result or its error."""
+        running = self._thread.is_alive()
+        done, wanted = self._work.bytes() if self._work else (0, 0)
+        error = self.error
+        text = str(error) if isinstance(error, UserError | RunFailed) else f"{type(error).__name__}: {error}"
+        return {
+            "running": running,
+            "bytes": [done, wanted],
+            "result": self._result,
+            "error": None if error is None else [isinstance(error, UserError), text],
+        }
+
+    def wait(self, seconds: float) -> None:
+        """Until it is done, but not longer than `seconds`."""
+        self._thread.join(seconds)
+
+
+def _work_together(world: World, work: Download | None, progress: Progress) -> list[str]:
+    """What the ranks with work return, by rank.
+
+    All ranks exchange how far they are several times a second. So a download may take hours; if it fails on one rank,
+    all raise that error; and if no byte arrives any more, the watchdog notices.
+    """
+    job, before = _Job(work), None
+    while True:
+        states = world.gather(job.state())
+        if job.error is not None and not isinstance(job.error, UserError | RunFailed):
+            raise job.error  # a bug: its traceback is worth more than the same message on all ranks
+        for is_user, text in (state["error"] for state in states if state["error"]):
+            raise (UserError if is_user else RunFailed)(text)
+        done, wanted = (sum(state["bytes"][part] for state in states) for part in (0, 1))
+        if done != before:
+            before = done
+            world.activity.made_progress()
+        if world.is_main and wanted:
+            progress(done, wanted)
+        if not any(state["running"] for state in states):
+            return [state["result"] for state in states]
+        job.wait(_SECONDS)
+
+
+@contextmanager
+def _bar(name: str, visible: bool) -> Iterator[Progress]:
+    """A bar on a terminal, and one line elsewhere, as soon as there is something to download."""
+    output = cast(IO[str], ResilientStream(sys.stderr))
+    console = Console(quiet=not visible, highlight=False, soft_wrap=True, file=output)
+    columns = (TextColumn("{task.description}"), BarColumn(24), DownloadColumn(), TransferSpeedColumn())
+    with Bar(*columns, TimeRemainingColumn(compact=True), console=console, transient=True, disable=not visible) as bar:
+        task = bar.add_task(f"downloading {name}", total=None, visible=False)
+
+        def show(done: int, wanted: int) -> None:
+            if not bar.tasks[0].visible and not console.is_terminal:
+                console.print(f"downloading {name} ({wanted / 1e6:,.0f} MB)", markup=False)
+            bar.update(task, completed=done, total=wanted, visible=True)
+
+        yield show
