@@ -46,7 +46,8 @@ class Average:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """The learner's module with the averaged weights; afterwards with its own again, bit for bit."""
+        """The learner's module with the averaged weights; afterwards with its own again, bit for bit. Enter it before
+        `learner.inference()`, which casts the weights that it finds."""
         self._swap()
         try:
             yield
