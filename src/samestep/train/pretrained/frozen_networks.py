@@ -18,7 +18,7 @@ from samestep.train.learner.content_hash import content_hash
 from samestep.train.learner.frozen import FirstAdapters, Frozen, fill_from, place_frozen, read_copy, write_copy
 from samestep.train.learner.initialization import build_fresh
 from samestep.train.learner.learner import Learner
-from samestep.train.learner.lora import base_parameters
+from samestep.train.learner.lora import base_parameters, base_state
 from samestep.train.pretrained.first_weights import FirstWeights
 from samestep.train.pretrained.named_weights import NamedWeights
 from samestep.train.pretrained.open_weights import SourceFill
@@ -58,13 +58,15 @@ class FrozenNetworks:
         """The hashes of all content that is in no checkpoint, for its manifest."""
 
     def add_learner(self, learner: Learner, given: Given, begins_at_base: bool, trained_on: Mapping[str, str]) -> None:
-        """A learner was made of `given`. If it has adapters, its base is recorded or compared. `trained_on` are the
-        hashes of the run that it has its adapters from."""
+        """A learner was made of `given`. If it has adapters, its base is recorded or compared, and stored where it
+        cannot be read again. `trained_on` are the hashes of the run that it has its adapters from."""
         self._given[learner.name], self._begins_at_base[learner.name] = given, begins_at_base
         if learner.has_adapters:
-            key = f"base/{learner.name}"
+            key, bases = f"base/{learner.name}", self._first_weights.bases
             with learner.inference() as module:
                 self._check(f"the base of learner {learner.name!r}", key, base_parameters(module))
+                if bases.is_copied(learner.name) and not self._resumed:
+                    write_copy(bases.copy_of(learner.name), base_state(module), self._world)
             if trained_on.get(key, self.hashes[key]) != self.hashes[key]:
                 raise UserError(
                     f"learner {learner.name!r} begins with adapters that were trained on another base, or on this one "

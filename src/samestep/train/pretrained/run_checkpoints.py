@@ -20,6 +20,8 @@ MODEL = "model"
 """The name of a learner that has been given no other."""
 LEARNERS = "learners"
 """The manifest's record of the learners."""
+BASES = "bases"
+"""The manifest's record of the bases of learners with adapters: by learner, the path of a file or checkpoint."""
 
 
 @dataclass(frozen=True)
