@@ -14,7 +14,7 @@ from samestep.checkpoint.manifest import versions
 from samestep.core.config import changed, dump
 from samestep.core.errors import UserError
 from samestep.core.launch_env import LAUNCH_ID
-from samestep.core.records import read_json, write_json
+from samestep.core.records import read_json, read_json_if_readable, write_json
 from samestep.core.rundir import RunDir, RunLock
 from samestep.train.config import Config, named_source
 from samestep.train.extension import LENGTH_SETTINGS, Extension, find_extension
@@ -217,6 +217,15 @@ def find_run(text: str, out: str = "runs") -> RunDir:
     known = sorted(p.parent.name for p in Path(out).glob("*/config.json"))
     listed = f"runs in {out}/: {', '.join(known[-8:])}" if known else f"there is no run in {out}/ yet"
     raise UserError(f"{text!r} is not a run directory; {listed}")
+
+
+def stage_folders(rundir: RunDir) -> list[Path]:
+    """The folders of the stages' checkpoints, in the order of the stages."""
+    folders = list(rundir.checkpoints("x").parent.glob("*"))
+    begun = list(read_json_if_readable(rundir.frozen) or {})  # has an entry for each stage that has begun, in order
+    if all(folder.name in begun for folder in folders):
+        return sorted(folders, key=lambda folder: begun.index(folder.name))
+    return sorted(folders, key=lambda folder: folder.stat().st_mtime)  # runs of older versions may lack an entry
 
 
 def _require_same(rundir: RunDir, known: RunRecord, recipe: str, config: Config) -> None:

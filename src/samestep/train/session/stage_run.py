@@ -80,6 +80,7 @@ class StageRun:
         plan = bench.known_plan
         self._progress.steps_per_epoch = plan.steps_per_epoch if plan else task.length
         bench.is_built = True
+        bench.first_launch.begin()
         bench.first_weights.check_source_used(self._stage.name, is_last=self._is_last)
         trains = bench.known_plan is not None and bool(bench.learners)
         check_improvement_settings(bench.config, self._stage.name, self._stage.best, trains)
