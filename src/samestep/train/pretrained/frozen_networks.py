@@ -20,6 +20,7 @@ from samestep.train.learner.initialization import build_fresh
 from samestep.train.learner.learner import Learner
 from samestep.train.learner.lora import base_parameters, base_state
 from samestep.train.pretrained.first_weights import FirstWeights
+from samestep.train.pretrained.learner_network import WEIGHT_TYPES
 from samestep.train.pretrained.named_weights import NamedWeights
 from samestep.train.pretrained.open_weights import SourceFill
 from samestep.train.pretrained.run_checkpoints import MODEL
@@ -28,7 +29,6 @@ from samestep.world.world import World
 
 Given = nn.Module | Callable[[], nn.Module]
 """A network, or the function that builds it."""
-DTYPES = ("float32", "float64", "bfloat16", "float16")
 logger = logging.getLogger(__name__)
 
 
@@ -118,8 +118,9 @@ class FrozenNetworks:
         if name in self._names:
             raise UserError(f"two frozen networks are called {name!r}; give one of them another name=...")
         self._names.append(name)
-        if dtype not in (None, *DTYPES):
-            raise UserError(f"the dtype of frozen network {name!r} must be one of {', '.join(DTYPES)}, not {dtype!r}")
+        if dtype not in (None, *WEIGHT_TYPES):
+            known = ", ".join(WEIGHT_TYPES)
+            raise UserError(f"the dtype of frozen network {name!r} must be one of {known}, not {dtype!r}")
         if sharded and not self._shared:
             raise UserError(
                 f"frozen network {name!r} cannot be sharded, because not all ranks see the run directory; set out=... "
@@ -131,8 +132,9 @@ class FrozenNetworks:
     ) -> tuple[Frozen, nn.Module]:
         """On the device, in its type; float64 is for proofs, which need all of the arithmetic in it."""
         settings = self._config.distributed
-        if settings.dtype == "float64" or dtype is not None:
-            module = module.to(torch.float64 if settings.dtype == "float64" else getattr(torch, str(dtype)))
+        wanted = "float64" if settings.dtype == "float64" else dtype
+        if wanted is not None:
+            module = module.to(WEIGHT_TYPES[wanted])
         if self._config.compile:
             module.compile()
         return place_frozen(name, module, self._world, fill, sharded=sharded, mixed_precision=settings.mixed_precision)
