@@ -84,13 +84,16 @@ def test_a_resume_and_loading_find_the_base_in_their_own_run(home: Path, tmp_pat
     for stage in ("fit", "more"):
         assert is_base(samestep.load(home / "adapted", stage=stage), home)
     shutil.copytree(home / "adapted", tmp_path / "moved")
-    network = samestep.load(tmp_path / "moved")
-    assert is_base(network, home)
-    (tmp_path / "moved" / STORED).unlink()
-    with pytest.raises(
-        samestep.UserError, match=rf"base of learner 'model' .*moved/{STORED}, which holds it, does not"
-    ):
-        samestep.load(tmp_path / "moved")
+    assert is_base(samestep.load(tmp_path / "moved"), home)
+
+
+def test_a_run_that_begins_with_adapters_takes_their_base_too(home: Path, tmp_path: Path) -> None:
+    shutil.copytree(home / "adapted", tmp_path / "moved")
+    launch(tmp_path, "next", 75, init_from=str(tmp_path / "moved"), max_time="0s")
+    shutil.rmtree(tmp_path / "moved")
+    launch(tmp_path, "next", init_from=str(tmp_path / "moved"))
+    assert (tmp_path / "next" / STORED).exists()
+    assert is_base(samestep.load(tmp_path / "next"), home)
 
 
 def test_a_checkpoint_outside_of_its_run_finds_the_base_or_names_it(home: Path, tmp_path: Path) -> None:
@@ -102,7 +105,10 @@ def test_a_checkpoint_outside_of_its_run_finds_the_base_or_names_it(home: Path, 
     try:
         with pytest.raises(samestep.UserError, match=rf"on a base that is not there: put back .*/{STORED}, or copy"):
             samestep.load(checkpoint)
-        shutil.copy(tmp_path / "run" / STORED, checkpoint)
+        assert is_base(samestep.load(tmp_path / "run"), home), "a run that was moved has it"
+        shutil.move(tmp_path / "run" / STORED, checkpoint)
         assert is_base(samestep.load(checkpoint), home)
+        with pytest.raises(samestep.UserError, match=rf"on a base that is not there: put back .*run/{STORED}, or copy"):
+            samestep.load(tmp_path / "run")
     finally:
         hidden.rename(home / "adapted")

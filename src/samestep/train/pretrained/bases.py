@@ -1,19 +1,21 @@
 """The bases of learners with adapters: in no checkpoint, so a stage records where each is read from at a resume.
 
 A base out of a plain weight file, or of an earlier stage, is read from there again. Of one out of another run, which
-may go on and remove its checkpoint, the stage stores a copy among its artifacts. Other bases come with the recipe.
+may go on and remove its checkpoint or be deleted, the stage stores a copy among its artifacts. Other bases come with
+the recipe.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from samestep.checkpoint.manifest import read_manifest
 from samestep.core.errors import UserError
-from samestep.core.records import Json
+from samestep.core.records import Json, read_json
 from samestep.core.rundir import RunDir
 from samestep.train.first_launch import FirstLaunch
 from samestep.train.pretrained.named_weights import NamedWeights
-from samestep.train.pretrained.open_weights import SourceFill, read_again
+from samestep.train.pretrained.open_weights import SourceFill, is_checkpoint, is_run, read_again, run_of
+from samestep.train.pretrained.run_checkpoints import BASES
 from samestep.world.world import World
 
 _KEY = "first_weights_of"
@@ -62,6 +64,22 @@ class Bases:
             raise UserError(f"{what} is in no checkpoint, and {path}, which holds it, does not exist; put it back")
         return read_again(lambda: named.fill_for(named.learner_like(learner)), what)
 
+    def behind(self, adapters: SourceFill, learner: str) -> SourceFill | None:
+        """What fills a network with the base that adapters out of another run, or of a checkpoint, were trained on.
+        None: it comes with the recipe. Collective."""
+        if not self.world.share(is_checkpoint(adapters.path)):
+            return None
+        doing = f"finding the base of {adapters.path}"
+        work = lambda: str(find_base(adapters.path, learner) or "") if self.world.is_main else None  # noqa: E731
+        found = self.world.run_on_all_ranks(doing, work)[0]
+        if not found:
+            return None
+        self.paths[learner] = Path(found)
+        fill = self.fill(learner)
+        if self.world.share(any(is_run(folder) for folder in Path(found).absolute().parents)):
+            self.paths[learner] = self.copy_of(learner)
+        return fill
+
     def copy_of(self, learner: str) -> Path:
         """Where a copy is stored."""
         return self.rundir.artifacts(self.stage) / f"base_{learner}.safetensors"
@@ -71,16 +89,29 @@ class Bases:
         return self.paths.get(learner) == self.copy_of(learner)
 
 
-def base_at(learner: str, path: Path) -> dict[str, Json]:
-    """What is fixed of a stage whose learner has its base from this path."""
-    return {f"{_KEY}/{learner}": ["base", str(path.absolute()), False]}
+def find_base(checkpoint: Path, learner: str) -> Path | None:
+    """The base of a learner with adapters in a checkpoint: where its run has it, in the checkpoint's folder, or where
+    it was in training. None: it comes with the recipe, or no base is recorded."""
+    about, run = read_manifest(checkpoint).about, run_of(checkpoint)
+    fixed = (read_json(run.frozen) or {}).get(about.get("stage"), {}) if run else {}
+    in_run = _base_path(fixed.get(f"{_KEY}/{learner}", ["", ""]), run) if run else None
+    recorded = about.get(BASES, {}).get(learner)
+    there = [checkpoint / Path(recorded).name, Path(recorded)] if recorded else []
+    places = [in_run, *there] if in_run else there
+    if not places:
+        return None
+    found = next((path for path in places if path.exists()), None)
+    if found is None:
+        raise UserError(
+            f"the adapters of learner {learner!r} in {checkpoint} stand on a base that is not there: put back "
+            f"{in_run or places[-1]}, or copy it into {checkpoint}"
+        )
+    return found
 
 
-def with_bases_of(run: RunDir, fixed: Mapping[str, Json]) -> dict[str, Json]:
-    """What is fixed of a stage of a run, for another run directory: its bases are those of that run."""
-    records = {name: record for name, record in fixed.items() if name.startswith(f"{_KEY}/")}
-    absolute = {name: [record[0], str(_base_path(record, run) or ""), False] for name, record in records.items()}
-    return {**fixed, **absolute}
+def fix_base(first_launch: FirstLaunch, learner: str, path: Path) -> None:
+    """Fix where a stage reads the base of a learner from."""
+    first_launch.change(f"{_KEY}/{learner}", ["base", str(path.absolute()), False])
 
 
 def _base_path(record: list[Json], run: RunDir) -> Path | None:

@@ -135,9 +135,12 @@ class FirstWeights:
         if not fill.holds_adapters:
             self.bases.paths[learner] = fill.path if self.can_read_again(learner) else self.bases.copy_of(learner)
             return fill, self.bases.fix(learner, "base")
-        # Adapters of an earlier stage stand on the base that this one began with.
-        self.bases.find(learner, self._start.partition(":")[0] if self._start else "")
-        base = self.bases.fill(learner)
+        # Adapters stand on the base that their stage or run began with.
+        if own is None and self._start is not None:
+            self.bases.find(learner, self._start.partition(":")[0])
+            base = self.bases.fill(learner)
+        else:
+            base = self.bases.behind(fill, learner)
         if base is None:
             return fill, self.bases.fix(learner, "adapters")
         return _both(base, fill), self.bases.fix(learner, "both")

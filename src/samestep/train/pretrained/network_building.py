@@ -26,7 +26,7 @@ from samestep.parallel.build import FillFunction
 from samestep.train.bench import Bench
 from samestep.train.learner.initialization import build_fresh
 from samestep.train.logging.console import Screen
-from samestep.train.pretrained.bases import base_at, with_bases_of
+from samestep.train.pretrained.bases import fix_base
 from samestep.train.recipe import Recipe, Stage
 from samestep.world.seeding import seed_everywhere
 from samestep.world.world import World
@@ -50,7 +50,7 @@ class TrainedStage:
     run: RunDir | None = None
     """None for a checkpoint or a published model outside of its run."""
     base: Path | None = None
-    """Outside of its run: the base of a learner with adapters, if the recipe does not build it."""
+    """The base of a learner with adapters, if the recipe does not build it."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,11 @@ def _build_in_stage(trained: TrainedStage, learner: str) -> BuiltNetwork:
         rundir = RunDir(Path(folder) / "run")
         if trained.run is not None:
             _copy_run(trained.run, rundir, stage.name)
-        elif trained.base is not None:
-            write_json(rundir.frozen, {stage.name: base_at(learner, trained.base)})
         settings = (trained.config, rundir, stage.name, Screen(False), trained.recipe.unused)
         bench = LoadingBench(World.single(), *settings, start=stage.start, resumed=True)
         bench.wanted = learner
+        if trained.base is not None:
+            fix_base(bench.first_launch, learner, trained.base)
         try:
             stage.build(bench)
         except _Leave as leave:
@@ -143,7 +143,7 @@ def _copy_run(run: RunDir, target: RunDir, stage: str) -> None:
     for known in fixed.values():
         for name in _NOT_COMPARED:
             known.pop(name, None)
-    write_json(target.frozen, {name: with_bases_of(run, known) for name, known in fixed.items()})
+    write_json(target.frozen, fixed)
     target.checkpoints("x").parent.symlink_to(run.checkpoints("x").parent.absolute(), target_is_directory=True)
     for artifacts in sorted(run.artifacts("x").parent.glob("*")):
         copy = target.artifacts(artifacts.name)

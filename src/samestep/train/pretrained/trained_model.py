@@ -1,6 +1,6 @@
 """Opening a trained model, for `samestep.load`, sampling, evaluation and export."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,11 @@ from samestep.checkpoint.manifest import DamageError, read_manifest
 from samestep.checkpoint.weight_sources import WeightSource
 from samestep.core.config import build
 from samestep.core.errors import UserError
-from samestep.core.records import Json
 from samestep.core.rundir import RunDir
 from samestep.parallel.build import build_uninitialized, materialize
 from samestep.train.learner.content_hash import content_hash
 from samestep.train.learner.lora import base_parameters, has_adapters
+from samestep.train.pretrained.bases import find_base
 from samestep.train.pretrained.network_building import BuiltNetwork, TrainedStage, build_network
 from samestep.train.pretrained.open_weights import (
     checkpoint_weights,
@@ -28,7 +28,7 @@ from samestep.train.pretrained.open_weights import (
     run_of,
 )
 from samestep.train.pretrained.published import read_record
-from samestep.train.pretrained.run_checkpoints import BASES, MODEL, choose_checkpoint, choose_learner, learners_of
+from samestep.train.pretrained.run_checkpoints import MODEL, choose_checkpoint, choose_learner, learners_of
 from samestep.train.recipe import Recipe
 from samestep.train.recipe_registry import find_recipe, known_recipes
 from samestep.train.run_record import RunRecord, find_run
@@ -109,8 +109,10 @@ class Trained:
         """The network of a learner as its recipe builds it, with its weights, in evaluation mode."""
         name = self.learner_name(learner)
         # `networks` gives plain networks, and only `build` knows their adapters.
-        recipe = replace(self.recipe, networks=None) if self._base_hash(name) else self.recipe
-        stage = TrainedStage(recipe, self.name, self.config, self.stage, self.run, self._base_outside(name))
+        is_adapted = self._base_hash(name) is not None
+        recipe = replace(self.recipe, networks=None) if is_adapted else self.recipe
+        base = find_base(self.source, name) if is_adapted else None
+        stage = TrainedStage(recipe, self.name, self.config, self.stage, self.run, base)
         return self._filled(build_network(stage, name), name, device, _dtype(dtype))
 
     def _filled(
@@ -130,26 +132,9 @@ class Trained:
 
     def _base_hash(self, learner: str | None) -> str | None:
         """Of a learner with adapters in a checkpoint, the hash of its base."""
-        found: str | None = self._about().get("frozen", {}).get(f"base/{learner}")
+        about = read_manifest(self.source).about if is_checkpoint(self.source) else {}
+        found: str | None = about.get("frozen", {}).get(f"base/{learner}")
         return found
-
-    def _base_outside(self, learner: str) -> Path | None:
-        """Of a learner with adapters in a checkpoint outside of its run, where its base is: in the checkpoint's folder,
-        or where it was in training. None: the recipe builds it."""
-        recorded = self._about().get(BASES, {}).get(learner) if self.run is None else None
-        if recorded is None:
-            return None
-        there = Path(recorded)
-        found = next((path for path in (self.files / there.name, there) if path.exists()), None)
-        if found is None:
-            raise UserError(
-                f"the adapters of learner {learner!r} in {self.source} stand on a base that is not there: put back "
-                f"{there}, or copy it into {self.source}"
-            )
-        return found
-
-    def _about(self) -> Mapping[str, Json]:
-        return read_manifest(self.source).about if is_checkpoint(self.source) else {}
 
     def _check_base(self, module: nn.Module, learner: str | None) -> None:
         """Refuse another base than the one that the adapters in a checkpoint were trained on."""
