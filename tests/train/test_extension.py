@@ -1,5 +1,6 @@
 """A run may get another length when it is resumed; where its schedule allows it, it is the run of that length."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,9 @@ def extended(
     folder: Path, step: int, after: int, *, done: dict[str, Any] | None = None, **settings: Any
 ) -> Extension | None:
     """A run of 100 steps that gets another length after some of them."""
-    rundir = rundir_of(folder, Config(max_steps=100, **settings), step=step, done=done)
-    return find_extension(rundir, {"fit": Config(max_steps=after, **settings)})
+    before = Config(max_steps=100, **settings)
+    rundir = rundir_of(folder, before, step=step, done=done)
+    return find_extension(rundir, {"fit": Config(max_steps=after, **settings)}, {"fit": before})
 
 
 @pytest.mark.parametrize(
@@ -84,19 +86,44 @@ def test_a_stage_that_stopped_early_needs_more_patience(tmp_path: Path) -> None:
 def test_only_the_last_stage_or_an_unfinished_one_gets_longer(tmp_path: Path) -> None:
     settings = {"schedule": "constant"}
     rundir = rundir_of(tmp_path, Config(max_steps=100, **settings), step=100, done={})
-    longer = dict.fromkeys(["fit", "rank"], Config(max_steps=200, **settings))
-    assert find_extension(rundir, longer) is None, "the stages to come have the new length"
+    before, longer = (dict.fromkeys(["fit", "rank"], Config(max_steps=steps, **settings)) for steps in (100, 200))
+    assert find_extension(rundir, longer, before) is None, "the stages to come have the new length"
     write_json(rundir.done("rank"), {"step": 7})
     with pytest.raises(UserError, match=r"stage 'fit' .* is done, and 'rank' came after it"):
-        find_extension(rundir, longer)
+        find_extension(rundir, longer, before)
+
+
+BY_LENGTH = """
+from dataclasses import replace
+from planted.parts import Small, fit
+from samestep import Recipe, Stage
+stage = Stage("fit", fit, config=lambda config: replace(config, warmup_steps=config.max_steps // 4))
+recipe = Recipe(config=Small, stages=lambda config: [stage])
+"""
+
+
+def test_settings_that_follow_from_the_length_are_refused_before_anything_is_recorded(shell: Shell) -> None:
+    Path("by_length.py").write_text(BY_LENGTH)
+    run = ["train", "by_length.py", "--no-log.tensorboard", "--schedule", "constant", "--name", "a"]
+    assert shell(*run, "--max_steps", "4")[0] == [0]
+    recorded = Path("runs/a/config.json").read_text()
+    refusal = r"stage 'fit' of runs/a has settings .* makes from the run's length \(warmup_steps\)"
+    for extend in ((), ("--extend",)):
+        with pytest.raises(UserError, match=refusal):
+            parse_train(["--resume", "runs/a", "max_steps=8", *extend])
+    codes, output = shell(*run, "--max_steps", "8", "--extend")
+    assert codes == [2] and re.search(refusal, output), output
+    assert Path("runs/a/config.json").read_text() == recorded
+    assert Path("runs/a/artifacts/fit/done.json").exists()
+    assert parse_train(["--resume", "runs/a"])[2].max_steps == 4
 
 
 def test_the_refusal_says_what_extend_does(tmp_path: Path) -> None:
     rundir = rundir_of(tmp_path, Config(max_steps=100, learning_rate=0.5), step=50)
-    longer = {"max_steps": 200, "learning_rate": 0.5}
+    longer, before = {"max_steps": 200, "learning_rate": 0.5}, {"fit": Config(max_steps=100, learning_rate=0.5)}
     with pytest.raises(UserError, match=r"with --extend it has 200 steps .* 0\.426777 instead of 0\.25 at step 50"):
-        require_extendable(rundir, {"fit": Config(**longer)})
-    require_extendable(rundir, {"fit": Config(**longer, extend=True)})
+        require_extendable(rundir, {"fit": Config(**longer)}, before)
+    require_extendable(rundir, {"fit": Config(**longer, extend=True)}, before)
 
 
 def test_an_extended_run_is_bit_for_bit_the_longer_run(shell: Shell) -> None:

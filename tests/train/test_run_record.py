@@ -1,5 +1,6 @@
-"""Which run directory a launch opens."""
+"""Which run directory a launch opens, and the order of its stages."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,8 +8,11 @@ import pytest
 
 from samestep.core.errors import UserError
 from samestep.core.records import read_json, write_json
+from samestep.core.rundir import RunDir
 from samestep.train.config import Config
-from samestep.train.run_record import open_run
+from samestep.train.first_launch import FirstLaunch
+from samestep.train.run_record import open_run, stage_folders
+from samestep.world.world import World
 
 
 def opened(out: Path, *launches: str) -> str:
@@ -71,3 +75,16 @@ def test_a_run_of_an_earlier_version_keeps_its_arithmetic(tmp_path: Path) -> Non
     given = replace(config, distributed=replace(config.distributed, mixed_precision="bf16"))
     with pytest.raises(UserError, match=r"holds a different run \(distributed.mixed_precision differ\)"):
         open_run("toy", given)
+
+
+def test_stages_are_in_the_order_in_which_they_began_whatever_was_touched_last(tmp_path: Path) -> None:
+    rundir = RunDir(tmp_path)
+    for age, stage in enumerate(("rank", "align", "dump")):
+        rundir.checkpoints(stage).mkdir(parents=True)
+        os.utime(rundir.checkpoints(stage), (1000 + age, 1000 + age))
+    assert [folder.name for folder in stage_folders(rundir)] == ["rank", "align", "dump"], "an older run has no record"
+    FirstLaunch(World.single(), rundir, "dump").fix("rows_once", lambda: 4)
+    for stage in ("dump", "align", "rank"):
+        FirstLaunch(World.single(), rundir, stage).begin()
+    assert read_json(rundir.frozen) == {"dump": {"rows_once": 4}, "align": {}, "rank": {}}
+    assert [folder.name for folder in stage_folders(rundir)] == ["dump", "align", "rank"]

@@ -34,7 +34,7 @@ from samestep.checkpoint.across_ranks import split_by_size
 from samestep.checkpoint.files import FileRecord, remove_folder, write_file
 from samestep.checkpoint.manifest import RANKS, STAGING, STATE, Manifest, versions, write_manifest
 from samestep.checkpoint.metadata import read_metadata
-from samestep.checkpoint.state import RankStateful, Stateful, check_json, split_state
+from samestep.checkpoint.state import PreparesSave, RankStateful, Stateful, check_json, split_state
 from samestep.checkpoint.tensors import Written, write_tensors
 from samestep.core.errors import RunFailed, UserError
 from samestep.core.records import Json, sync_folder
@@ -78,6 +78,9 @@ class CheckpointWriter:
 
     def take_snapshot(self, step: int, state: Mapping[str, Stateful], about: Mapping[str, Json]) -> Snapshot:
         """Take a snapshot of the state. Tensors are not copied: they must not change until they are written."""
+        for part in state.values():
+            if isinstance(part, PreparesSave):
+                part.prepare_save()
         plain, tensors = split_state({name: part.state_dict() for name, part in state.items()})
         tensors = dict(sorted(tensors.items()))  # the same state makes the same files, in whatever order it comes
         if not self.shared and any(isinstance(tensor, DTensor) for tensor in tensors.values()):

@@ -45,6 +45,15 @@ class PreparesLoad(Protocol):
         """Make them; `saved` is the saved state without its tensors. Called before `state_dict` gives those to fill."""
 
 
+@runtime_checkable
+class PreparesSave(Protocol):
+    """A `Stateful` with something to do before its state is saved, such as syncing files that the state counts on. A
+    state is also read for other reasons, as often as after every step."""
+
+    def prepare_save(self) -> None:
+        """Called on every rank before the state of a checkpoint is taken."""
+
+
 def join_keys(keys: Sequence[str]) -> str:
     """The name of the tensor that these keys lead to, or the prefix of several."""
     return "/".join(key.replace("~", "~0").replace("/", "~1") for key in keys)

@@ -132,7 +132,7 @@ def _resumed_config(recipe: "Recipe", record: RunRecord, rundir: RunDir, args: S
     config = override_config(recipe, data, args)
     fixed = changed(record.config, dump(config), recipe.config)
     if fixed and set(fixed) <= set(LENGTH_SETTINGS):
-        require_extendable(rundir, recipe.stage_configs(replace(config, global_batch_size=record.global_batch)))
+        require_extendable(rundir, *record.lengths(config, recipe.stage_configs))
         return replace(config, extend=True)
     if fixed:
         raise UserError(

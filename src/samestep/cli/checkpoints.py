@@ -14,7 +14,7 @@ from samestep.cli.args import parse_run
 from samestep.core.durations import ago
 from samestep.core.errors import EXIT_DONE, EXIT_FAILURE
 from samestep.core.rundir import RunDir
-from samestep.train.run_record import find_run
+from samestep.train.run_record import find_run, stage_folders
 
 HELP = """samestep checkpoints RUN [--verify]
 
@@ -30,10 +30,7 @@ def run(args: Sequence[str]) -> int:
         return EXIT_DONE
     name, read_all = parse_run(args, "checkpoints", "--verify")
     rundir = find_run(name)
-    stages = [
-        Listing.of(folder)
-        for folder in sorted(rundir.checkpoints("x").parent.glob("*"), key=lambda path: path.stat().st_mtime)
-    ]
+    stages = [Listing.of(folder) for folder in stage_folders(rundir)]
     if not any(stage.found for stage in stages):
         print(f"the run {rundir.path} has no checkpoint yet")
     return _show(rundir, stages, read_all=read_all)

@@ -2,7 +2,7 @@
 
 runs/NAME/
   config.json           the resolved configuration, and hashes of the recipe's code at the last launch
-  frozen.json           what no later launch may change, per stage: global batch, learning rate, steps, the data
+  frozen.json           what no later launch may change, per stage, in order: global batch, learning rate, steps, data
   status.json           running, done, preempted or failed, with the last step
   metrics.jsonl         one row of metrics for each logged step
   events.jsonl          launches, resumes, saves, warnings

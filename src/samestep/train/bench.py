@@ -46,9 +46,8 @@ from samestep.train.learner.optimizers.choices import Factory, OptimizerChoice
 from samestep.train.learner.optimizers.groups import Group
 from samestep.train.learner.preparation import Choices
 from samestep.train.logging.console import Screen
-from samestep.train.logging.images import image_array
 from samestep.train.logging.metrics import MetricValues
-from samestep.train.logging.sinks import Sink
+from samestep.train.logging.sinks import Sink, image_array
 from samestep.train.loop import Progress
 from samestep.train.plan import Plan, Schedule, global_batch
 from samestep.train.pretrained.first_weights import FirstWeights

@@ -149,8 +149,8 @@ class Config:
     continue_from: str | None = None
     """Continue from a plain weight file: its weights, and its optimizer state and step where it holds them."""
     stages_from: str | None = free(None)
-    """Take over the finished stages of this run, from the first on, as long as their settings, data and code are the
-    same; the others are trained."""
+    """Take over the finished stages of this run, from the first on, as long as their settings, code and data files are
+    the same; the others are trained. Data that names no files (`origins()`) is not compared."""
     validate_every: int = 0
     """Steps between validations; 0: at every epoch's end. The last step is always validated."""
     early_stopping: int = free(0)

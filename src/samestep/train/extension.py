@@ -3,7 +3,7 @@
 The steps that are done stay as they are, so the run may change its length where the schedule gives each of them the
 same learning rate as before: then it is the run that would have been started with that length. That holds for constant
 and plateau schedules, for wsd before its decay, and for any during warm-up. Elsewhere `extend=true` is needed. The
-length of the warm-up never changes.
+length of the warm-up never changes. A stage whose other settings follow from the run's length cannot be extended.
 
 config.json has the length that counts, and a stage that was done is so no more; its plan in frozen.json follows when
 the stage is built (`Bench.plan`).
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from samestep.checkpoint.manifest import checkpoint_folders
+from samestep.core.config import changed, dump
 from samestep.core.errors import UserError
 from samestep.core.records import Json, read_json
 from samestep.core.rundir import RunDir
@@ -60,12 +61,15 @@ class Extension:
         return {"stage": self.stage, "step": self.step, "before": self.before, "after": self.after}
 
 
-def find_extension(rundir: RunDir, configs: Mapping[str, Config]) -> Extension | None:
+def find_extension(rundir: RunDir, configs: Mapping[str, Config], before: Mapping[str, Config]) -> Extension | None:
     """How a run's length changes with these settings of its stages, in order; None where no stage that has begun is
-    affected.
+    affected. `before` has their settings with the run's length so far.
 
-    The stage is the one that has not finished, or the last one. Refuses a length that is shorter than what is done.
+    The stage is the one that has not finished, or the last one. Refuses a length that is shorter than what is done, and
+    one that changes other settings of a stage that has begun.
     """
+    for begun in (stage for stage in configs if stage in before and read_done(rundir, stage) is None):
+        _check_settings(rundir, begun, configs[begun], before[begun])
     frozen = read_json(rundir.frozen) or {}
     plans = {stage: fixed["plan"] for stage, fixed in frozen.items() if stage in configs and "plan" in fixed}
     if not plans:
@@ -86,6 +90,7 @@ def find_extension(rundir: RunDir, configs: Mapping[str, Config]) -> Extension |
         return None
     step = done["step"] if done else max(checkpoint_folders(rundir.checkpoints(stage)), default=0)
     _check_length(rundir, stage, longer.steps, step, done or {}, config)
+    _check_settings(rundir, stage, config, before.get(stage, config))
     old, new = plan.schedule(config), longer.schedule(config)
     # Schedules of two lengths agree up to a step, and differ ever after.
     has_own = bool(frozen[stage].get(OWN_SCHEDULE))
@@ -106,9 +111,22 @@ def _check_length(rundir: RunDir, stage: str, steps: int, step: int, done: Mappi
         )
 
 
-def require_extendable(rundir: RunDir, configs: Mapping[str, Config]) -> None:
+def _check_settings(rundir: RunDir, stage: str, config: Config, before: Config) -> None:
+    if not checkpoint_folders(rundir.checkpoints(stage)):
+        return
+    found = changed(dump(before), dump(config), type(config))
+    names = [name for name in found if name not in LENGTH_SETTINGS]
+    if names:
+        raise UserError(
+            f"stage {stage!r} of {rundir.path} has settings that its config function makes from the run's length "
+            f"({', '.join(names)}), and they cannot change once it has begun; leave max_steps and epochs as they are, "
+            f"or start a new run with init_from={rundir.path}"
+        )
+
+
+def require_extendable(rundir: RunDir, configs: Mapping[str, Config], before: Mapping[str, Config]) -> None:
     """Refuse another length that changes the learning rate of steps that are done, unless `extend` allows it."""
-    found = find_extension(rundir, configs)
+    found = find_extension(rundir, configs, before)
     if found is None or found.keeps_rates or configs[found.stage].extend:
         return
     schedule = configs[found.stage].schedule

@@ -16,6 +16,12 @@ class FirstLaunch:
     rundir: RunDir
     stage: str
 
+    def begin(self) -> None:
+        """Make an entry for the stage, if nothing of it was fixed: the entries are in the order of the stages."""
+        known = self.of_all_stages()
+        if self.stage not in known and self.world.is_main:
+            write_json(self.rundir.frozen, {**known, self.stage: {}})
+
     def fix(self, what: str, make: Callable[[], Json]) -> Json:
         """What the first launch fixed, or what is fixed now."""
         known = self.of_all_stages()

@@ -5,7 +5,7 @@ This module does not import torch: `samestep why` and `samestep checkpoints` use
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,12 +14,15 @@ from samestep.checkpoint.manifest import versions
 from samestep.core.config import changed, dump
 from samestep.core.errors import UserError
 from samestep.core.launch_env import LAUNCH_ID
-from samestep.core.records import read_json, write_json
+from samestep.core.records import read_json, read_json_if_readable, write_json
 from samestep.core.rundir import RunDir, RunLock
 from samestep.train.config import Config, named_source
 from samestep.train.extension import LENGTH_SETTINGS, Extension, find_extension
 from samestep.train.plan import global_batch
 from samestep.train.run_status import is_done, reset_watch_folder, set_status
+
+StageConfigs = Callable[[Any], dict[str, Any]]
+"""Gives the settings of a recipe's stages, in order, for those of the run."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,12 @@ class RunRecord:
             same.update(LENGTH_SETTINGS)
         return [name for name in found if name not in same]
 
+    def lengths(self, config: Config, stage_configs: StageConfigs) -> tuple[dict[str, Config], dict[str, Config]]:
+        """The settings of the stages with this configuration, and with the recorded length of the run."""
+        config = replace(config, global_batch_size=self.global_batch or config.global_batch_size)
+        recorded = {name: self.config[name] for name in LENGTH_SETTINGS if name in self.config}
+        return stage_configs(config), stage_configs(replace(config, **recorded))
+
     def _is_of(self, recipe: str) -> bool:
         """Whether it is a run of this recipe; a recipe file that no longer exists at its path may have been moved."""
         ours, theirs = Path(self.recipe), Path(recipe)
@@ -126,13 +135,13 @@ def open_run(
     launches: Sequence[str] = (),
     code: Mapping[str, str] | None = None,
     precision: str = "none",
-    stage_configs: Mapping[str, Config] | None = None,
+    stage_configs: StageConfigs | None = None,
 ) -> OpenedRun:
     """Rank 0's part of opening: choose the directory, take its lock, and make sure that it holds this run and no other.
 
     `launches` are the ids of this launch on every node, `code` has the hashes of the recipe's source files,
-    `precision` is what mixed_precision=auto means on these devices, and `stage_configs` has the settings of its stages,
-    for a run that is extended.
+    `precision` is what mixed_precision=auto means on these devices, and `stage_configs` gives the settings of its
+    stages, for a run that is extended.
     """
     launches = launches or [launch_id(os.environ)]
     rundir = RunDir(Path(config.out) / (config.name or free_name(recipe, config, launches)))
@@ -150,7 +159,9 @@ def open_run(
         raise UserError(f"the run directory {rundir.path} cannot be written ({error.strerror}); set out=...") from None
     if known is not None:
         _require_same(rundir, known, recipe, config)
-    extension = find_extension(rundir, stage_configs) if known and config.extend and stage_configs else None
+    extension = None
+    if known is not None and config.extend and stage_configs is not None:
+        extension = find_extension(rundir, *known.lengths(config, stage_configs))
     if extension is not None:
         rundir.done(extension.stage).unlink(missing_ok=True)
     is_planned = rundir.frozen.exists()  # until then, another batch_size may mean another global batch
@@ -206,6 +217,15 @@ def find_run(text: str, out: str = "runs") -> RunDir:
     known = sorted(p.parent.name for p in Path(out).glob("*/config.json"))
     listed = f"runs in {out}/: {', '.join(known[-8:])}" if known else f"there is no run in {out}/ yet"
     raise UserError(f"{text!r} is not a run directory; {listed}")
+
+
+def stage_folders(rundir: RunDir) -> list[Path]:
+    """The folders of the stages' checkpoints, in the order of the stages."""
+    folders = list(rundir.checkpoints("x").parent.glob("*"))
+    begun = list(read_json_if_readable(rundir.frozen) or {})  # has an entry for each stage that has begun, in order
+    if all(folder.name in begun for folder in folders):
+        return sorted(folders, key=lambda folder: begun.index(folder.name))
+    return sorted(folders, key=lambda folder: folder.stat().st_mtime)  # runs of older versions may lack an entry
 
 
 def _require_same(rundir: RunDir, known: RunRecord, recipe: str, config: Config) -> None:

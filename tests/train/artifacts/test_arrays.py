@@ -7,11 +7,16 @@ import numpy as np
 import pytest
 import torch
 
+from samestep.checkpoint.store import Store
 from samestep.core.errors import UserError
 from samestep.train.artifacts.array_format import BLOCK, BLOCKS, ArrayLayout, digest_of
 from samestep.train.artifacts.array_rows import ArrayRows, open_array_rows, require_shared
 from samestep.train.artifacts.array_writer import ArrayArtifact, check_array_artifact
+from samestep.train.hooks.step_start import StepStart
+from samestep.train.loop import Tick
+from samestep.train.stop import Stop
 from samestep.world.rank_discovery import RankInfo
+from samestep.world.seeding import RandomState
 from samestep.world.world import World
 
 TYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
@@ -103,6 +108,22 @@ def test_a_resume_forgets_rows_after_its_checkpoint(tmp_path: Path) -> None:
     again.write(np.array([2, 3, 4, 5]), values([2, 3, 4, 5]))
     again.finish()
     assert torch.equal(ArrayRows(tmp_path / "out").rows(range(6))["b"], torch.arange(6) * 10)
+
+
+def test_rows_are_synced_when_a_checkpoint_is_taken_and_not_at_every_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, stop, synced = artifact(tmp_path), Stop(WORLD), []
+    generators = RandomState(WORLD, 0)
+    monkeypatch.setattr("os.fsync", synced.append)
+    stop.is_checked_inside = True
+    step_start = StepStart(stop, {"artifact out": made, "random": generators}, generators, WORLD)
+    for row in range(3):
+        made.write(np.array([row]), values([row]))
+        step_start.after_step(Tick(row, 0, False), {}, False)
+    assert synced == []
+    Store(tmp_path / "checkpoints", WORLD).take_snapshot(3, {"artifact out": made}, {})
+    assert len(synced) == 3, "two fields, and the steps"
 
 
 def test_a_fresh_start_replaces_what_is_there_and_a_resume_needs_it(tmp_path: Path) -> None:

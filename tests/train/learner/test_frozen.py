@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from adapter_toys import LORA, bench_of, new_folder
 from samestep import UserError
-from samestep.core.records import read_json
+from samestep.checkpoint.store import Store
+from samestep.core.records import read_json, write_json
 from samestep.data.loading import Batch
 from samestep.parallel.wrap import local
 from samestep.train.bench import Bench
@@ -67,6 +68,27 @@ def a_copy_of_what_came_from_a_file_is_read_again(world: World, strategy: str) -
         bench = bench_of(world, strategy, folder=folder, resumed=True, init_from=str(source))
         with pytest.raises(UserError, match=rf"the frozen copy 'reference' of learner 'model' .*{sentence}"):
             bench.frozen(bench.learner(network, rate=rate))
+
+
+def a_base_out_of_another_run_is_stored(world: World, strategy: str) -> None:
+    folder = new_folder(world)
+    other = bench_of(world, strategy, folder=folder / "other")
+    model = other.learner(lambda: made(Net, 4), rate=rate)
+    if world.is_main:
+        write_json(other.rundir.config, {"recipe": "toy", "config": {}})
+    store = Store(other.rundir.checkpoints("fit"), world)
+    checkpoint = store.save(1, {"model": model}, {"learners": {"model": {"state": "model"}}})
+    hidden = folder / checkpoint.name
+    for number, source in enumerate((other.rundir.path, checkpoint)):
+        for resumed in (False, True):
+            bench = bench_of(world, strategy, folder=folder / str(number), resumed=resumed, init_from=str(source))
+            with bench.learner(network, rate=rate, lora=LORA).adapters_off() as module:
+                assert torch.equal(output(module), output(made(Net, 4)))
+            world.barrier()
+            if world.is_main:  # gone at the resume, as after a save of that run
+                hidden.rename(checkpoint) if resumed else checkpoint.rename(hidden)
+            world.barrier()
+        assert (folder / f"{number}/run/artifacts/fit/base_model.safetensors").exists()
 
 
 def it_is_placed_and_named_by_one_hash(world: World, strategy: str) -> None:
@@ -220,6 +242,7 @@ CASES: list[Case] = [
     it_is_placed_and_named_by_one_hash,
     a_copy_has_the_first_weights_for_ever,
     a_copy_of_what_came_from_a_file_is_read_again,
+    a_base_out_of_another_run_is_stored,
     a_policy_with_adapters_is_its_own_reference,
     a_policy_that_begins_with_adapters_keeps_a_copy_of_them,
     what_changed_or_is_gone_is_refused_by_all_ranks,

@@ -23,6 +23,7 @@ from samestep.train.logging.console import Screen
 from samestep.train.logging.metrics import Metrics
 from samestep.train.loop import Tick
 from samestep.train.pretrained.open_weights import open_weights
+from samestep.train.pretrained.run_checkpoints import choose_checkpoint
 from samestep.train.recipe import Recipe, Stage
 from samestep.train.session.entry import train_with
 from samestep.world.world import World
@@ -79,6 +80,16 @@ class Dump:
         return {}
 
 
+class Bare:
+    """A stage without learner and data."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.length, self.state = 1, dict[str, Any]()
+
+    def step(self, tick: Tick) -> Metrics:
+        return {}
+
+
 def loss(module: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
     return {"error": (module(batch["x"]) - batch["y"]).square().sum(1)}
 
@@ -96,7 +107,7 @@ def stages(config: Staged) -> list[Stage]:
     rows = []
     for name in config.layout.split():
         stage, _, start = name.partition(">")
-        made = {"dump": Dump, "cache": Cache}.get(stage, build)
+        made = {"dump": Dump, "cache": Cache, "bare": Bare}.get(stage, build)
         best = ("val/error", "max") if made is build else None  # the first validation is the best
         rows.append(Stage(stage, made, validate=Fit.validate if best else no_figures, best=best, start=start or None))
     return rows
@@ -221,6 +232,13 @@ def test_a_plain_file_goes_to_the_only_learner_whatever_its_name(tmp_path: Path,
     assert same(first(tmp_path, "one"), given(source))
     assert not same(first(tmp_path, "two"), given(source)), "once"
     assert re.search(r"first weights +drawn from seed 0", output)
+
+
+def test_the_last_stage_is_the_last_one_that_began_whatever_it_fixed(tmp_path: Path) -> None:
+    launch(tmp_path, layout="bare one two>one", epochs=1)
+    assert list(read_json(tmp_path / "run/frozen.json")) == ["bare", "one", "two"]
+    (tmp_path / "run/checkpoints/one").touch()  # as a copy of the run may do it
+    assert choose_checkpoint(RunDir(tmp_path / "run")).parent.name == "two"
 
 
 def test_a_stage_that_does_not_train_leaves_it_to_the_next(tmp_path: Path, source: Path) -> None:

@@ -176,7 +176,7 @@ def test_data_that_is_not_in_files_is_mentioned(tmp_path: Path) -> None:
     write_json(tmp_path / "frozen.json", {"fit": {"data": records}})
     found = takeover._compare_data("fit", RunDir(tmp_path), RunDir(tmp_path / "new"), lambda: None)
     assert not found.difference
-    assert found.not_compared == " (its training data is not in files, and was not compared)"
+    assert found.not_compared == " (its training data names no files, and was not compared)"
 
 
 def test_a_run_cannot_take_over_from_itself(folder: Path) -> None:

@@ -19,7 +19,7 @@ from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.recipes.mdlm.config import MdlmConfig
 from samestep.recipes.mdlm.sampling import SamplingConfig
 from samestep.recipes.mdlm.tokenizer import KIND, load_tokenizer
-from samestep.train.pretrained.export import ExportOptions, write_model
+from samestep.train.pretrained.export import EXPORT_TYPES, ExportOptions, write_model
 
 CONFIG = "config.json"
 REQUIRED = (
@@ -151,7 +151,6 @@ SAMPLING = "sampling.json"
 """The sampling settings of the model's run: with others, a small network may generate only spaces."""
 WEIGHT_INDEPENDENT = {"init_std", "max_sequence_length"}
 """Settings of a network that its weights do not depend on."""
-_TORCH_NAMES = {"bf16": "bfloat16", "fp32": "float32"}
 
 
 def read_pretrained(folder: Path) -> MdlmConfig | None:
@@ -224,7 +223,8 @@ def export(trained: Trained, folder: Path, options: ExportOptions) -> None:
     """Write a trained network in the published format: config.json, safetensors, tokenizer, sampling settings."""
     tokenizer = model_tokenizer(trained)
     network: TransformerConfig = trained.config.model
-    config = as_config(network, special_ids(tokenizer.vocabulary), _TORCH_NAMES[options.dtype])
+    dtype = str(EXPORT_TYPES[options.dtype]).removeprefix("torch.")
+    config = as_config(network, special_ids(tokenizer.vocabulary), dtype)
 
     def write_other_files(target: Path) -> None:
         copy_tokenizer_files(trained.tokenizer, target)

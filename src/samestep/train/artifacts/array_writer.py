@@ -2,8 +2,8 @@
 
 While the stage runs, the files lie in a hidden folder, `.NAME.partial`; `finish` checks that every row was written
 once, and renames it. A row's progress is the step of the stage, so a resume writes again what came after its
-checkpoint. `state_dict` syncs the rows to the disk: a checkpoint of any rank's state is committed only after every rank
-took its part of it, hence never claims rows that a crash of the machine could lose, though it is written later.
+checkpoint. `prepare_save` syncs the rows to the disk: a checkpoint of any rank's state is committed only after every
+rank took its part of it, hence never claims rows that a crash of the machine could lose, though it is written later.
 
 Rows are written by `pwrite` into files that are open for writing alone. Neither a memory map nor reading the files
 would do: a network file system then writes back whole pages, with old rows of other ranks in them.
@@ -84,11 +84,14 @@ class ArrayArtifact:
             files[STEPS].write(chosen, steps)
         self._written += len(chosen)
 
-    def state_dict(self) -> dict[str, Json]:
-        """How far it is; what was written so far is on the disk when this returns."""
+    def prepare_save(self) -> None:
+        """What was written so far is on the disk when this returns."""
         with self._disk_errors():
             for file in self._files.values():
                 file.sync()
+
+    def state_dict(self) -> dict[str, Json]:
+        """How far it is."""
         return {"step": self._step()}
 
     def load_state_dict(self, state: dict[str, Json]) -> None:
@@ -112,7 +115,7 @@ class ArrayArtifact:
         """Check that every row was written once, and let the artifact appear. Collective."""
 
         def close() -> int:
-            self.state_dict()
+            self.prepare_save()
             for file in self._files.values():
                 file.close()
             self._files = {}

@@ -154,6 +154,12 @@ def base_parameters(network: nn.Module) -> dict[str, Tensor]:
     return {plain_name(name): parameter.detach() for name, parameter in frozen}
 
 
+def base_state(network: nn.Module) -> dict[str, Tensor]:
+    """All that a network has without its adapters, buffers too, by the names it has without them."""
+    state = ((name, tensor) for name, tensor in network.state_dict().items() if not is_adapter_name(name))
+    return {plain_name(name): tensor for name, tensor in state}
+
+
 def to_type(network: nn.Module, dtype: torch.dtype) -> nn.Module:
     """The network in a type. Where it has adapters these alone are, and the base stays in the type it was loaded in;
     but float64 is for proofs, which need all of the arithmetic in it."""

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from samestep.core.errors import UserError
 from samestep.core.records import JsonLines, read_json, write_json
@@ -18,6 +20,7 @@ from samestep.train.config import Config
 from samestep.train.logging.metrics import MetricValues
 
 Row = Mapping[str, Any]
+_CHANNELS = (1, 3, 4)
 
 
 class Sink(Protocol):
@@ -229,3 +232,22 @@ def open_sinks(rundir: RunDir, stage: str, step: int, config: Config, data: Mapp
     if config.log.wandb:
         sinks.append(WandbSink(rundir, stage, config, data))
     return sinks
+
+
+def image_array(name: str, image: Tensor) -> np.ndarray:
+    """An image as `write_image` takes it. Floats count from 0 to 1, and what lies outside is cut off; NaN is black.
+
+    Where both the first and the last dimension could be channels, the first is taken.
+    """
+    image = torch.as_tensor(image).detach().cpu()
+    image = image[None] if image.ndim == 2 else image
+    if image.ndim != 3 or not (image.shape[0] in _CHANNELS or image.shape[2] in _CHANNELS):
+        raise UserError(
+            f"the image {name!r} has the shape {list(image.shape)}; log one of [C, H, W], [H, W, C] or [H, W] with "
+            "1, 3 or 4 channels"
+        )
+    if image.is_floating_point():
+        image = (image.nan_to_num(0.0).clamp(0, 1) * 255).round().to(torch.uint8)
+    elif image.dtype != torch.uint8:
+        raise UserError(f"the image {name!r} is of type {image.dtype}; log uint8, or floats from 0 to 1")
+    return (image.permute(1, 2, 0) if image.shape[0] in _CHANNELS else image).contiguous().numpy()

@@ -30,7 +30,8 @@ from samestep.train.pretrained.published import RECORD, PublishedRecord
 from samestep.train.pretrained.run_checkpoints import learners_of
 from samestep.train.pretrained.trained_model import Trained
 
-TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+EXPORT_TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+"""The types of exported weights, by their names on the command line."""
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
@@ -47,8 +48,8 @@ class ExportOptions:
 
     def __post_init__(self) -> None:
         """Refuse invalid options."""
-        if self.dtype not in TYPES:
-            raise UserError(f"--dtype must be {' or '.join(TYPES)}, not {self.dtype!r}")
+        if self.dtype not in EXPORT_TYPES:
+            raise UserError(f"--dtype must be {' or '.join(EXPORT_TYPES)}, not {self.dtype!r}")
         if self.max_shard_size < 1:
             raise UserError("--max_shard_size must be above zero")
 
@@ -80,7 +81,7 @@ def write_model(
     with _staging_folder(folder, options.overwrite) as staging:
         beside(staging)
         PublishedRecord(trained.name).write(staging)
-        write_safetensors(staging, renamed, list(renamed.names), TYPES[options.dtype], options.max_shard_size)
+        write_safetensors(staging, renamed, list(renamed.names), EXPORT_TYPES[options.dtype], options.max_shard_size)
 
 
 def export_network(trained: Trained, target: Path, dtype: str | None = None, overwrite: bool = False) -> Path:
@@ -92,7 +93,7 @@ def export_network(trained: Trained, target: Path, dtype: str | None = None, ove
     `samestep.load` reads it again.
     """
     learner = trained.learner_name()
-    weights = _separate(merged_weights(trained.network(learner)), TYPES[dtype] if dtype else None)
+    weights = _separate(merged_weights(trained.network(learner)), EXPORT_TYPES[dtype] if dtype else None)
     step = read_manifest(trained.source).step if is_checkpoint(trained.source) else None
     record = PublishedRecord(trained.name, trained.stage, step, learner, dump(trained.config))
     if target.suffix == ".safetensors":

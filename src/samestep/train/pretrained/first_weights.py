@@ -31,8 +31,15 @@ from samestep.train.learner.learner import Learner
 from samestep.train.learner.lora import Lora, frozen_names, has_adapters
 from samestep.train.loop import Progress
 from samestep.train.pretrained.adapter_weights import check_peft_folder
+from samestep.train.pretrained.bases import Bases
 from samestep.train.pretrained.named_weights import NamedWeights
-from samestep.train.pretrained.open_weights import SourceFill, checkpoint_weights, is_run, read_extra
+from samestep.train.pretrained.open_weights import (
+    SourceFill,
+    checkpoint_weights,
+    may_be_removed,
+    read_again,
+    read_extra,
+)
 from samestep.train.pretrained.run_checkpoints import MODEL, ended_with_best, learners_of, metric_mode
 from samestep.train.run_record import run_path
 from samestep.world.world import World
@@ -40,8 +47,6 @@ from samestep.world.world import World
 logger = logging.getLogger(__name__)
 _USED_KEY, _LEARNERS_KEY = "first_weights", "first_weights_learners"
 """What is fixed of a stage: what the user named, if the stage uses it, and the learners that begin with it."""
-_PART_KEY = "first_weights_of"
-"""What is fixed of a learner with adapters: which part of it the first weights are."""
 _OPTIMIZER_KEYS = ("optimizer_state_dict", "optimizer")
 
 
@@ -90,6 +95,7 @@ class FirstWeights:
         """By learner, where its weights come from, as text."""
         self.hashes: dict[str, Mapping[str, str]] = {}
         """By learner with adapters, the hashes of what the run that trained these used without saving it."""
+        self.bases = Bases(world, rundir, stage, shared, first_launch)
 
     def of(self, learner: str, own: str | None = None) -> FillFunction | None:
         """What fills a learner's module; None: it keeps what it was built with. `own` is what the recipe gives it."""
@@ -115,44 +121,39 @@ class FirstWeights:
         """What fills a learner's network that has adapters, and which part of it: its `base`, its `adapters`, both, or
         none.
 
-        A base is in no checkpoint, so a resumed stage reads it again, from the very checkpoint or file of its start.
+        A base is in no checkpoint, so a resumed stage reads it again: from the very file of its start, or from a copy.
         """
-        fill, key = self.of(learner, own), f"{_PART_KEY}/{learner}"
+        fill = self.of(learner, own)
         if self._resumed:
-            part, path = self._fixed(key, self._stage)
-            base = self._base_fill(learner, path) if path else None
-            return (base or fill if part else None), part
+            part = self.bases.find(learner, self._stage)
+            return (self.bases.fill(learner) or fill if part else None), part
         if fill is None:
             return None, ""
         assert isinstance(fill, SourceFill)
         check_peft_folder(fill.path, lora)
         self.hashes[learner] = fill.hashes
         if not fill.holds_adapters:
-            self._first_launch.change(key, ["base", str(fill.path)])
-            return fill, "base"
-        # Adapters of an earlier stage stand on the base that this one began with.
-        _, path = self._fixed(key, self._start.partition(":")[0] if self._start else "")
-        self._first_launch.change(key, ["both" if path else "adapters", path])
-        return (_both(self._base_fill(learner, path), fill), "both") if path else (fill, "adapters")
-
-    def _fixed(self, key: str, stage: str) -> tuple[str, str]:
-        """Which part of a network with adapters a stage began with, and the path of its base."""
-        found = self._first_launch.of_all_stages().get(stage, {}).get(key, ["", ""])
-        return found[0], found[1]
-
-    def _base_fill(self, learner: str, path: str) -> SourceFill:
-        named = NamedWeights(Path(path), self._world, self._shared)
-        return _read_again(lambda: named.fill_for(named.learner_like(learner)), f"the base of learner {learner!r}")
+            self.bases.paths[learner] = fill.path if self.can_read_again(learner) else self.bases.copy_of(learner)
+            return fill, self.bases.fix(learner, "base")
+        # Adapters stand on the base that their stage or run began with.
+        if own is None and self._start is not None:
+            self.bases.find(learner, self._start.partition(":")[0])
+            base = self.bases.fill(learner)
+        else:
+            base = self.bases.behind(fill, learner)
+        if base is None:
+            return fill, self.bases.fix(learner, "adapters")
+        return _both(base, fill), self.bases.fix(learner, "both")
 
     def can_read_again(self, learner: str) -> bool:
-        """Whether a learner's first weights can be read again at a later launch: not those of the seed, nor those of a
-        run, which may go on and remove the checkpoint."""
-        is_lasting = learner not in self._paths or not is_run(self._paths[learner])
+        """Whether a learner's first weights can be read again at a later launch: not those of the seed, nor those of
+        another run."""
+        is_lasting = learner not in self._paths or not may_be_removed(self._paths[learner])
         return learner in self._fills and bool(self._world.share(is_lasting))
 
     def read_again(self, learner: str, what: str) -> SourceFill:
         """What fills a network with a learner's first weights, for `what` is in no checkpoint."""
-        return _read_again(self._fills[learner], what)
+        return read_again(self._fills[learner], what)
 
     def fill_without_checkpoint(self, learners: Sequence[Learner], state: Collection[object]) -> None:
         """In a resumed stage: fill learners that are not in the checkpoint, because the task does not name them in its
@@ -299,15 +300,6 @@ def _users(fixed: Mapping[str, Json]) -> list[str]:
     if _LEARNERS_KEY in fixed:
         return list(fixed[_LEARNERS_KEY])
     return [MODEL] if fixed.get(_USED_KEY, True) else []  # runs of older versions: `model` alone
-
-
-def _read_again(open_source: Callable[[], SourceFill], what: str) -> SourceFill:
-    try:
-        return open_source()
-    except UserError as error:
-        raise UserError(
-            f"{what} is in no checkpoint and is read again at every start, but that fails: {error}"
-        ) from None
 
 
 def _both(base: FillFunction, adapters: FillFunction) -> FillFunction:

@@ -28,8 +28,9 @@ from samestep.train.learner.frozen import (
 )
 from samestep.train.learner.initialization import build_fresh
 from samestep.train.learner.learner import Learner
-from samestep.train.learner.lora import base_parameters
+from samestep.train.learner.lora import base_parameters, base_state
 from samestep.train.pretrained.first_weights import FirstWeights
+from samestep.train.pretrained.learner_network import WEIGHT_TYPES
 from samestep.train.pretrained.named_weights import NamedWeights
 from samestep.train.pretrained.open_weights import SourceFill
 from samestep.train.pretrained.run_checkpoints import MODEL
@@ -38,7 +39,6 @@ from samestep.world.world import World
 
 Given = nn.Module | Callable[[], nn.Module]
 """A network, or the function that builds it."""
-DTYPES = ("float32", "float64", "bfloat16", "float16")
 logger = logging.getLogger(__name__)
 
 
@@ -71,12 +71,14 @@ class FrozenNetworks:
         """The hashes of all content that is in no checkpoint, for its manifest."""
 
     def add_learner(self, learner: Learner, given: Given, begins_at_base: bool, trained_on: Mapping[str, str]) -> None:
-        """A learner was made of `given`. If it has adapters, its base is recorded or compared. `trained_on` are the
-        hashes of the run that it has its adapters from."""
+        """A learner was made of `given`. If it has adapters, its base is recorded or compared, and stored where it
+        cannot be read again. `trained_on` are the hashes of the run that it has its adapters from."""
         self._given[learner.name], self._begins_at_base[learner.name] = given, begins_at_base
         if learner.has_adapters:
-            key = f"base/{learner.name}"
+            key, bases = f"base/{learner.name}", self._first_weights.bases
             self._check(f"the base of learner {learner.name!r}", key, base_parameters(learner.module))
+            if bases.is_copied(learner.name) and not self._resumed:
+                write_copy(bases.copy_of(learner.name), base_state(learner.module), self._world)
             if trained_on.get(key, self.hashes[key]) != self.hashes[key]:
                 raise UserError(
                     f"learner {learner.name!r} begins with adapters that were trained on another base, or on this one "
@@ -128,8 +130,9 @@ class FrozenNetworks:
         if name in self._names:
             raise UserError(f"two frozen networks are called {name!r}; give one of them another name=...")
         self._names.append(name)
-        if dtype not in (None, *DTYPES):
-            raise UserError(f"the dtype of frozen network {name!r} must be one of {', '.join(DTYPES)}, not {dtype!r}")
+        if dtype not in (None, *WEIGHT_TYPES):
+            known = ", ".join(WEIGHT_TYPES)
+            raise UserError(f"the dtype of frozen network {name!r} must be one of {known}, not {dtype!r}")
         if sharded and not self._shared:
             raise UserError(
                 f"frozen network {name!r} cannot be sharded, because not all ranks see the run directory; set out=... "
@@ -150,9 +153,9 @@ class FrozenNetworks:
 
     def _place(self, module: nn.Module, fill: FillFunction | None, *, sharded: bool, dtype: str | None) -> nn.Module:
         """On the device, in its type; float64 is for proofs, which need all of the arithmetic in it."""
-        is_proof = self._config.distributed.dtype == "float64"
-        if is_proof or dtype is not None:
-            module = module.to(torch.float64 if is_proof else getattr(torch, str(dtype)))
+        wanted = "float64" if self._config.distributed.dtype == "float64" else dtype
+        if wanted is not None:
+            module = module.to(WEIGHT_TYPES[wanted])
         return place_frozen(module, self._world, fill, sharded, self._compute)
 
     def _of_learner(self, learner: Learner, name: str, place: Callable[..., nn.Module], as_it_is: bool) -> Frozen:

@@ -14,7 +14,14 @@ from samestep.train.learner.lora import Lora, has_adapters, to_type
 from samestep.train.pretrained.adapter_weights import build_adapted, refuse_built_adapters
 from samestep.train.pretrained.first_weights import FirstWeights
 
-PARAMETER_TYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+WEIGHT_TYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+"""The types that a network's weights may be in. Those of a learner may not be in float16, in which small updates are
+lost: mixed_precision=fp16 keeps them in float32."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +62,10 @@ def build_learner_network(
 def in_its_type(module: nn.Module, run_type: str, own_type: str | None, unused: Sequence[str]) -> nn.Module:
     """The module in its type (in a proof that of the proof), with parameters frozen that are not trained."""
     name = run_type if own_type is None or run_type == "float64" else own_type
-    if name not in PARAMETER_TYPES:
-        raise UserError(f"a learner's dtype is {', '.join(PARAMETER_TYPES)}, not {name!r}")
-    module = to_type(module, PARAMETER_TYPES[name])
+    trained = {known: dtype for known, dtype in WEIGHT_TYPES.items() if known != "float16"}
+    if name not in trained:
+        raise UserError(f"a learner's dtype is {', '.join(trained)}, not {name!r}")
+    module = to_type(module, trained[name])
     for name, parameter in module.named_parameters():
         if any(fnmatch(name, pattern) for pattern in unused):
             parameter.requires_grad_(False)  # before wrapping: DDP waits for the gradient of every other one

@@ -26,6 +26,7 @@ from samestep.parallel.build import FillFunction
 from samestep.train.bench import Bench
 from samestep.train.learner.initialization import build_fresh
 from samestep.train.logging.console import Screen
+from samestep.train.pretrained.bases import fix_base
 from samestep.train.recipe import Recipe, Stage
 from samestep.world.seeding import seed_everywhere
 from samestep.world.world import World
@@ -48,6 +49,8 @@ class TrainedStage:
     """Empty for a published model that does not name it."""
     run: RunDir | None = None
     """None for a checkpoint or a published model outside of its run."""
+    base: Path | None = None
+    """The base of a learner with adapters, if the recipe does not build it."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,8 @@ def _build_in_stage(trained: TrainedStage, learner: str) -> BuiltNetwork:
         settings = (trained.config, rundir, stage.name, Screen(False), trained.recipe.unused)
         bench = LoadingBench(World.single(), *settings, start=stage.start, resumed=True)
         bench.wanted = learner
+        if trained.base is not None:
+            fix_base(bench.first_launch, learner, trained.base)
         try:
             stage.build(bench)
         except _Leave as leave:

@@ -1,7 +1,7 @@
 """Where weights come from: a run, one of its checkpoints, a plain weight file, or a folder of safetensors."""
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,6 +120,16 @@ class SourceFill:
         return found
 
 
+def read_again(open_source: Callable[[], SourceFill], what: str) -> SourceFill:
+    """What fills `what`, which is in no checkpoint, from a source that is opened again at a resume."""
+    try:
+        return open_source()
+    except UserError as error:
+        raise UserError(
+            f"{what} is in no checkpoint and is read again at every start, but that fails: {error}"
+        ) from None
+
+
 def names_in(source: WeightSource, own: Collection[str]) -> dict[str, str]:
     """The name in the source of each weight of a network: the same, or with `model.` in front."""
     has_outer = any(OUTER + name in source.layout for name in own) and not any(name in source.layout for name in own)
@@ -129,6 +139,17 @@ def names_in(source: WeightSource, own: Collection[str]) -> dict[str, str]:
 def is_checkpoint(path: Path) -> bool:
     """Whether a folder is a checkpoint."""
     return (path / MANIFEST).exists()
+
+
+def run_of(checkpoint: Path) -> RunDir | None:
+    """The run that a checkpoint is in; None if it was copied out of it."""
+    run = next(iter(checkpoint.absolute().parents[2:3]), None)
+    return RunDir(run) if run is not None and is_run(run) else None
+
+
+def may_be_removed(path: Path) -> bool:
+    """Whether weights are those of a run, or of a checkpoint in one: it may go on, and remove the checkpoint."""
+    return is_run(path) or (is_checkpoint(path) and run_of(path) is not None)
 
 
 def is_run(path: Path) -> bool:

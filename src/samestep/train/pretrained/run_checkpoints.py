@@ -14,12 +14,15 @@ from samestep.core.errors import UserError
 from samestep.core.records import read_json_if_readable
 from samestep.core.rundir import RunDir
 from samestep.train.learner.ema import AVERAGE
+from samestep.train.run_record import stage_folders
 
 logger = logging.getLogger(__name__)
 MODEL = "model"
 """The name of a learner that has been given no other."""
 LEARNERS = "learners"
 """The manifest's record of the learners."""
+BASES = "bases"
+"""The manifest's record of the bases of learners with adapters: by learner, the path of a file or checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +117,7 @@ def _step(which: str | int) -> int | None:
 
 def _stage_folders(rundir: RunDir, stage: str | None) -> list[Path]:
     """The folders of checkpoints, that of the last stage first."""
-    home = rundir.checkpoints("x").parent
-    folders = sorted(home.glob("*"), key=lambda folder: folder.stat().st_mtime, reverse=True)
+    folders = stage_folders(rundir)[::-1]
     if stage is None:
         return folders
     if stage not in [folder.name for folder in folders]:

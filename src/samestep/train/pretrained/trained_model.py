@@ -17,8 +17,16 @@ from samestep.core.rundir import RunDir
 from samestep.parallel.build import build_uninitialized, materialize
 from samestep.train.learner.content_hash import content_hash
 from samestep.train.learner.lora import base_parameters, has_adapters
+from samestep.train.pretrained.bases import find_base
 from samestep.train.pretrained.network_building import BuiltNetwork, TrainedStage, build_network
-from samestep.train.pretrained.open_weights import checkpoint_weights, fill, is_checkpoint, is_run, open_weights
+from samestep.train.pretrained.open_weights import (
+    checkpoint_weights,
+    fill,
+    is_checkpoint,
+    is_run,
+    open_weights,
+    run_of,
+)
 from samestep.train.pretrained.published import read_record
 from samestep.train.pretrained.run_checkpoints import MODEL, choose_checkpoint, choose_learner, learners_of
 from samestep.train.recipe import Recipe
@@ -101,8 +109,10 @@ class Trained:
         """The network of a learner as its recipe builds it, with its weights, in evaluation mode."""
         name = self.learner_name(learner)
         # `networks` gives plain networks, and only `build` knows their adapters.
-        recipe = replace(self.recipe, networks=None) if self._base_hash(name) else self.recipe
-        stage = TrainedStage(recipe, self.name, self.config, self.stage, self.run)
+        is_adapted = self._base_hash(name) is not None
+        recipe = replace(self.recipe, networks=None) if is_adapted else self.recipe
+        base = find_base(self.source, name) if is_adapted else None
+        stage = TrainedStage(recipe, self.name, self.config, self.stage, self.run, base)
         return self._filled(build_network(stage, name), name, device, _dtype(dtype))
 
     def _filled(
@@ -207,8 +217,7 @@ def _open_checkpoint(path: Path, given: str | None) -> Trained:
     except DamageError as damage:
         raise UserError(f"the checkpoint {path} is damaged: {damage}; use another one") from None
     recipe = _find_recipe(about["recipe"], given)
-    rundir = RunDir(path.absolute().parents[2])
-    run = rundir if is_run(rundir.path) else None
+    run = run_of(path)
     files = run.artifacts(about["stage"]) if run else path
     config = build(recipe.config, about["config"])
     return Trained(given or about["recipe"], recipe, config, path, files, stage=about["stage"], run=run)

@@ -15,6 +15,7 @@ from samestep.train.hooks.stragglers import RankSpeeds
 from samestep.train.hooks.validation import CheckCounts, EpochSummary, Validate
 from samestep.train.logging.sinks import Sink
 from samestep.train.loop import Hook
+from samestep.train.pretrained.run_checkpoints import BASES
 from samestep.train.session.context import ReadyStage, SessionContext
 
 
@@ -46,6 +47,8 @@ def assemble_hooks(
     about: dict[str, Any] = {"recipe": context.name, "stage": stage.name, "config": dump(config), "code": ready.code}
     if bench.frozen_networks.hashes:
         about["frozen"] = bench.frozen_networks.hashes
+    if bases := bench.first_weights.bases.paths:
+        about[BASES] = {name: str(path.absolute()) for name, path in bases.items()}
     # With several stages each has a folder of its own, or one would replace the files of another.
     weights = context.rundir.weights / ("" if is_only_stage else stage.name)
     save = Save(

@@ -149,7 +149,7 @@ class Session:
         shared = None
         if self._world.is_main:
             self._code, precision = recipe_code(self._name), auto_precision(self.config, self._world)
-            stages = self._recipe.stage_configs(self.config) if self.config.extend else {}
+            stages = self._recipe.stage_configs
             opened = open_run(self._name, self.config, self._world.dp_size, launches, self._code, precision, stages)
             stack.callback(opened.lock.release)
             remove_half_taken(opened.rundir)

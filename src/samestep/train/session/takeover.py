@@ -1,8 +1,11 @@
 """Taking over finished stages of another run: `stages_from=RUN`.
 
-A stage is taken over if the other run finished it with the same settings, data and code, and every stage before it was
-taken over. All functions run on rank 0 alone. The files are hard-linked (copied where the disk cannot), first into a
-hidden folder:
+A stage is taken over if the other run finished it with the same settings, code and data files, and every stage before
+it was taken over. Data that names no files in `origins()` is not compared: its rows are known once the stage is built,
+which may need all that taking it over saves. They follow from settings and code, unless the code reads them from a file
+that it does not name.
+
+All functions run on rank 0 alone. The files are hard-linked (copied where the disk cannot), first into a hidden folder:
 
 1. `.taking_over/STAGE/` gets the checkpoints and the artifacts, with a done.json that names the other run.
 2. Its checkpoints are renamed into place, and frozen.json gets what the other run fixed for the stage.
@@ -117,8 +120,7 @@ def _compare(stage: Stage, config: Any, source: RunDir, code: Mapping[str, str])
 
 
 def _compare_data(stage: str, source: RunDir, rundir: RunDir, moved: Callable[[], None]) -> Comparison:
-    """Compare files that data came from with what they are now. Rows from elsewhere are known only to the stage itself,
-    which is not built for this; they follow from its settings and code."""
+    """Compare files that data came from with what they are now; other data is named as not compared."""
     not_compared: list[str] = []
     recorded = (read_json(source.frozen) or {}).get(stage, {}).get(KEY, {})
     for purpose, feeds in recorded.items():
@@ -132,7 +134,7 @@ def _compare_data(stage: str, source: RunDir, rundir: RunDir, moved: Callable[[]
                 if difference:
                     return Comparison(f"{name} has changed ({difference})")
     kinds = " and ".join(sorted(set(not_compared)))
-    return Comparison(not_compared=f" (its {kinds} data is not in files, and was not compared)" if kinds else "")
+    return Comparison(not_compared=f" (its {kinds} data names no files, and was not compared)" if kinds else "")
 
 
 def _relocated(path: str, source: RunDir, rundir: RunDir) -> Path:

@@ -30,8 +30,11 @@ def test_a_learners_type_is_its_own_but_in_a_proof(tmp_path: Path, given: str) -
 
 
 def test_other_types_and_kinds_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="a learner's dtype is float32, float64, bfloat16, not 'int8'"):
-        bench_of(tmp_path).learner(nn.Linear(2, 2), dtype="int8")  # type: ignore[arg-type]
+    for other in ("int8", "float16"):
+        with pytest.raises(UserError, match=f"a learner's dtype is float32, float64, bfloat16, not '{other}'"):
+            bench_of(tmp_path).learner(nn.Linear(2, 2), dtype=other)  # type: ignore[arg-type]
+    frozen = bench_of(tmp_path).frozen(nn.Linear(2, 2), dtype="float16")
+    assert frozen(torch.zeros(1, 2, dtype=torch.float16)).dtype == torch.float16, "which is not trained"
     with pytest.raises(UserError, match="the kind of a schedule is constant, linear, cosine, wsd, not 'cos'"):
         Schedule(1.0, kind="cos")
 

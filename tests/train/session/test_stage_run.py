@@ -1,4 +1,4 @@
-"""The state of a stage's own hooks has a name of its own in the checkpoints."""
+"""What a recipe has in checkpoints has names of its own there."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 
 from samestep import Every
 from samestep.core.errors import UserError
-from samestep.train.session.own_hooks import state_of_recipe
+from samestep.train.session.stage_run import state_of_recipe
 
 
 class Task:
@@ -30,18 +30,23 @@ class Counting:
 
 def test_hooks_with_a_state_are_saved_under_their_name() -> None:
     hook = Counting("count")
-    assert list(state_of_recipe("fit", Task(), [hook, Every(2, print)])) == ["model", "count"]
+    assert list(state_of_recipe("fit", Task(), [hook, Every(2, print)], ["progress"])) == ["model", "count"]
 
 
 @pytest.mark.parametrize("name", ["model", "progress", "twice"])
 def test_a_name_that_is_taken_is_refused(name: str) -> None:
     with pytest.raises(UserError, match=f"the hook Counting is named '{name}', which is taken"):
-        state_of_recipe("fit", Task(), [Counting("twice"), Counting(name)])
+        state_of_recipe("fit", Task(), [Counting("twice"), Counting(name)], ["progress"])
+
+
+def test_a_task_cannot_replace_the_state_of_the_runtime() -> None:
+    with pytest.raises(UserError, match="the task has a state named 'model', which is taken"):
+        state_of_recipe("fit", Task(), [], ["model"])
 
 
 def test_a_state_without_a_name_is_refused() -> None:
     with pytest.raises(UserError, match="needs load_state_dict and a `name` to be saved"):
-        state_of_recipe("fit", Task(), [Counting(None)])
+        state_of_recipe("fit", Task(), [Counting(None)], [])
 
 
 def test_every_needs_a_positive_number() -> None:
