@@ -1,0 +1,132 @@
+"""What the generator learns from: the judge's rewards for what it wrote, or human texts preferred to its own.
+
+A loss here is sums per row, as a learner takes them: of each term over the row's tokens, or one number a row.
+
+    reinforce   - advantage x log-probability
+    ppo, grpo   - the smaller of ratio x advantage and clipped ratio x advantage, by token; they differ in what a
+                reward is compared with: all of the global batch, or the other completions of the same prompt
+    spin        - log sigmoid(beta x (gain of the human text - gain of the own text)), where a gain is the
+                log-probability now minus that when the text was written
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from samestep import UserError
+
+Kind = Literal["reinforce", "ppo", "grpo", "spin"]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """How the generator is trained."""
+
+    kind: Kind = "ppo"
+    """reinforce, ppo, grpo (groups of completions per prompt), or spin (self-play preference, without rewards)."""
+    clip_eps: float = 0.2
+    """ppo and grpo: how far a ratio may move from 1 before its gradient ends."""
+    entropy_coef: float = 0.01
+    """Bonus on the entropy of the distribution that each token was sampled from."""
+    kl_coef: float = 0.0
+    """Penalty on the divergence from the generator as it began; 0: no reference is kept."""
+    inner_epochs: int = 1
+    """Times that one rollout is learned from."""
+    parts: int = 1
+    """Updates per inner epoch, each on its part of the rollout."""
+    group_size: int = 1
+    """Completions per prompt; grpo needs at least 2."""
+    spin_beta: float = 0.1
+    """spin: how sharply a preference is learned."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be trained with."""
+        if self.clip_eps <= 0 or self.spin_beta <= 0:
+            raise UserError("Set objective.clip_eps and objective.spin_beta above 0.")
+        if self.entropy_coef < 0 or self.kl_coef < 0:
+            raise UserError("Set objective.entropy_coef and objective.kl_coef to 0 or more.")
+        for name in ("inner_epochs", "parts", "group_size"):
+            if getattr(self, name) < 1:
+                raise UserError(f"Set objective.{name} to 1 or more; it is {getattr(self, name)}.")
+        if self.kind == "grpo" and self.group_size < 2:
+            raise UserError("Set objective.group_size to 2 or more; grpo compares the completions of one prompt.")
+        if self.kind == "reinforce" and self.inner_epochs * self.parts > 1:
+            raise UserError(
+                "Set objective.kind=ppo, or leave objective.inner_epochs and objective.parts at 1: reinforce has no "
+                "ratio, so its second update on a rollout would be of the wrong policy."
+            )
+
+
+class Advantages(NamedTuple):
+    """Rewards compared with others."""
+
+    values: Tensor
+    """[rows]"""
+    without_variance: Tensor
+    """[rows]: whether the rewards that it was compared with were all equal; then the advantage is 0, and nothing is
+    learned from the row."""
+
+
+def batch_advantages(rewards: Tensor, mean: float, variance: float) -> Advantages:
+    """Rewards [rows] compared with those of the global batch, whose mean and variance are given."""
+    if variance > 0:
+        return Advantages((rewards - mean) / variance**0.5, torch.zeros_like(rewards, dtype=torch.bool))
+    return Advantages(torch.zeros_like(rewards), torch.ones_like(rewards, dtype=torch.bool))
+
+
+def group_advantages(rewards: Tensor, size: int) -> Advantages:
+    """Rewards [rows] compared with those of their group: `size` rows that follow each other."""
+    groups = rewards.view(-1, size)
+    spread = groups.std(1, correction=0, keepdim=True)
+    equal = (groups == groups[:, :1]).all(1, keepdim=True)  # exactly: a spread of equal numbers may be rounded above 0
+    values = torch.where(equal, 0.0, (groups - groups.mean(1, keepdim=True)) / torch.where(equal, 1.0, spread))
+    return Advantages(values.flatten(), equal.expand_as(groups).flatten())
+
+
+def policy_terms(objective: Objective, now: Tensor, entropy: Tensor, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Sums per row of the terms of a policy gradient.
+
+    `now` and `entropy` are [rows, tokens], of the tokens in `rows["written"]`; `rows` also has their `is_written`,
+    the log-probabilities `before` when they were sampled, `advantage` [rows], and `reference` if there is a penalty.
+    """
+    written, advantage = rows["is_written"], rows["advantage"][:, None]
+    ratio = (now - rows["before"]).exp()
+    if objective.kind == "reinforce":
+        gain = advantage * now
+    else:
+        low, high = 1 - objective.clip_eps, 1 + objective.clip_eps
+        gain = torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
+    terms = {"policy": -gain, "entropy": entropy, "clipped": ((ratio - 1).abs() > objective.clip_eps).to(now.dtype)}
+    if "reference" in rows:
+        terms["kl"] = divergence(now, rows["reference"])
+    return {name: torch.where(written, values, 0.0).sum(1) for name, values in terms.items()}
+
+
+def policy_mix(objective: Objective) -> dict[str, float]:
+    """What each term of a policy gradient counts; `clipped` is only logged."""
+    mix = {"policy": 1.0}
+    if objective.entropy_coef:
+        mix["entropy"] = -objective.entropy_coef
+    if objective.kl_coef:
+        mix["kl"] = objective.kl_coef
+    return mix
+
+
+def divergence(now: Tensor, reference: Tensor) -> Tensor:
+    """An estimate by token of the divergence of the distribution `now` is from, from that of the reference.
+
+    It is e^x - x - 1 for x = reference - now: never negative, and its mean over sampled tokens is the divergence.
+    """
+    apart = reference - now
+    return apart.exp() - apart - 1
+
+
+def spin_terms(objective: Objective, human: Tensor, own: Tensor, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """One preference a row. `human` and `own` are log-probabilities of whole texts [rows] now; `rows` has those from
+    before, `human_before` and `own_before`."""
+    gain = (human - rows["human_before"]) - (own - rows["own_before"])
+    return {"preference": -logsigmoid(objective.spin_beta * gain), "preferred": (gain > 0).to(human.dtype)}
