@@ -1,0 +1,106 @@
+"""What the judge is shown and how its answer is read: two texts for one prompt, one of them written by a person.
+
+Both texts are cut to the length of the shorter one, in the judge's tokens, so that length does not give the answer
+away. Which comes first is drawn for each sample. A completion with fewer than `min_tokens` tokens is not shown: it
+counts as caught, or a generator could win by writing nothing to judge.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from samestep import UserError
+
+Encode = Callable[[str], Sequence[int]]
+QUESTION = "Which of two texts did a person write? Answer 1 or 2."
+REASONED_QUESTION = (
+    "Which of two texts did a person write? Think about it in a few sentences, then end with \\boxed{1} or \\boxed{2}."
+)
+_BOX = re.compile(r"\\boxed\{([^{}]*)\}")
+
+
+@dataclass(frozen=True)
+class JudgeConfig:
+    """How the judge tells texts apart."""
+
+    mode: Literal["verdict", "generative"] = "verdict"
+    """verdict: one look at the odds of the answers 1 and 2. generative: the judge writes its reasons, then \\boxed{1}
+    or \\boxed{2}."""
+    training: Literal["cross_entropy", "policy_gradient"] = "cross_entropy"
+    """How a verdict is learned; a generative judge always learns by policy gradient."""
+    min_tokens: int = 1
+    """A completion with fewer tokens counts as caught."""
+    max_tokens: int = 256
+    """Tokens of each text that the judge is shown, at most."""
+    unparsed_fools: bool = False
+    """generative: count an answer that cannot be read as a fooled judge, as older programs did."""
+
+    def __post_init__(self) -> None:
+        """Refuse what shows the judge nothing."""
+        if not 1 <= self.min_tokens <= self.max_tokens:
+            raise UserError(
+                f"Set judge.min_tokens between 1 and judge.max_tokens={self.max_tokens}; it is {self.min_tokens}."
+            )
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two texts as the judge is shown them."""
+
+    tokens: list[int]
+    """All that the judge reads, up to its answer."""
+    answer: int
+    """1 or 2: which of them a person wrote."""
+    is_shown: bool
+    """Whether there is enough of the completion to judge."""
+
+
+@dataclass(frozen=True)
+class PairWriter:
+    """Makes what a judge reads, in its tokens."""
+
+    encode: Encode
+    config: JudgeConfig
+    frame: Callable[[str], tuple[Sequence[int], Sequence[int]]] | None = None
+    """From a question to what stands around the texts: a chat template's turn of a user. None: plain text."""
+
+    def __call__(self, human: str, written: str, human_first: bool) -> Pair:
+        """A person's text and a completion, in the given order and cut to one length."""
+        mine, theirs = self.encode(human), self.encode(written)
+        length = min(len(mine), len(theirs), self.config.max_tokens)
+        first, second = (mine, theirs) if human_first else (theirs, mine)
+        question = REASONED_QUESTION if self.config.mode == "generative" else QUESTION
+        before, after = self.frame(question) if self.frame else self._plain(question)
+        texts = [*self.encode("\n\nText 1:\n"), *first[:length], *self.encode("\n\nText 2:\n"), *second[:length]]
+        is_shown = length > 0 and len(theirs) >= self.config.min_tokens
+        return Pair([*before, *texts, *after], 1 if human_first else 2, is_shown)
+
+    def _plain(self, question: str) -> tuple[Sequence[int], Sequence[int]]:
+        return self.encode(question), self.encode("\n\nAnswer: ")
+
+
+def answer_tokens(encode: Encode) -> tuple[int, int]:
+    """The tokens of the answers 1 and 2, whose odds are the verdict."""
+    found = [list(encode(answer)) for answer in ("1", "2")]
+    if any(len(tokens) != 1 for tokens in found) or found[0] == found[1]:
+        raise UserError(
+            f"Use another judge, or judge.mode=generative; its tokenizer makes {found[0]} of 1 and {found[1]} of 2, "
+            "where a verdict needs one token each."
+        )
+    return found[0][0], found[1][0]
+
+
+def read_answer(text: str) -> int | None:
+    """The answer in what a generative judge wrote: its last box; None where that holds neither 1 nor 2."""
+    boxes = _BOX.findall(text)
+    answer = boxes[-1].strip() if boxes else ""
+    return int(answer) if answer in ("1", "2") else None
+
+
+def answer_rewards(answer: int | None, right: int, config: JudgeConfig) -> tuple[float, float]:
+    """The rewards of judge and generator for an answer that was read: a judge is right (1) or wrong (0) and the
+    generator gets the rest. One that cannot be read is worse than wrong (-1), and nobody was fooled by it."""
+    if answer is None:
+        return -1.0, float(config.unparsed_fools)
+    return float(answer == right), float(answer != right)
