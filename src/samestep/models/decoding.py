@@ -116,8 +116,8 @@ class _TransformersDecoder:
         is_eager = network.config._attn_implementation == "eager"
         if mask is not None and self._mask_kind == "none" and is_eager and self._dtype == torch.float64:
             raise UserError(
-                f"{type(network).__name__} with eager attention gives NaN for padded prompts in float64; use prompts of "
-                "one length, another attention, or float32"
+                f"{type(network).__name__} with eager attention gives NaN for padded prompts in float64; use prompts "
+                "of one length, another attention, or float32"
             )
 
     def __call__(self, tokens: Tensor) -> Tensor:

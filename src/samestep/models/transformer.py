@@ -161,7 +161,7 @@ class Block(nn.Module):
             k, v = cache.extend(k, v)
         shown = {"attn_mask": visible} if isinstance(visible, Tensor) else {"is_causal": visible}
         grouped = self.config.kv_heads != self.config.n_heads
-        mixed = F.scaled_dot_product_attention(q, k, v, enable_gqa=grouped, **shown)  # type: ignore[arg-type]
+        mixed = F.scaled_dot_product_attention(q, k, v, enable_gqa=grouped, **shown)
         return self.attn_out(mixed.transpose(1, 2).reshape(rows, length, width))
 
 
