@@ -114,16 +114,16 @@ def test_weights_that_are_missing_are_not_drawn(folder: Path) -> None:
     with pytest.raises(UserError, match=r"no weights for model.norm.weight; fetch or copy it again"):
         open_causal_lm(folder).network()
     (folder / "model.safetensors").write_bytes(b"cut")
-    with pytest.raises(UserError, match="the model in .* cannot be loaded: "):
+    with pytest.raises(UserError, match=r"the model in .* cannot be loaded: "):
         open_causal_lm(folder).network()
 
 
 def test_other_sentences(folder: Path) -> None:
     with pytest.raises(UserError, match="Set dtype to one of auto, float32"):
         open_causal_lm(folder, dtype="int8")
-    with pytest.raises(UserError, match="the model in .* cannot be loaded: .*fastest"):
+    with pytest.raises(UserError, match=r"the model in .* cannot be loaded: .*fastest"):
         open_causal_lm(folder, attention="fastest").network()
-    with pytest.raises(UserError, match="the chat template of .* refuses the messages"):
+    with pytest.raises(UserError, match=r"the chat template of .* refuses the messages"):
         open_causal_lm(folder).encode_chat([{"role": "user"}, "text"])  # type: ignore[list-item]
     remove("chat_template*")(folder)
     with pytest.raises(UserError, match="has no chat template"):

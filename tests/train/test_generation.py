@@ -143,7 +143,7 @@ def test_they_are_those_that_training_computes(name: str, dtype: torch.dtype, to
 def test_forbidden_tokens_are_never_sampled() -> None:
     forbidden = list(range(8, 20))
     completions = generator_of(forbidden=forbidden)(NATIVE, PROMPTS, ids_of(7), step=3)
-    assert not set(sum(completions.to_lists(), [])) & set(forbidden)
+    assert not {token for row in completions.to_lists() for token in row} & set(forbidden)
     assert (completions.log_probs[completions.mask] < 0).all()
 
 

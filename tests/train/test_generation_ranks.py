@@ -98,8 +98,8 @@ def training(world: World, strategy: str) -> None:
             alone, together = (policy.step(step) for policy in policies)
             close(together, alone, tolerance)
         assert any(not torch.equal(alone[name], value) for name, value in first.items()), "it has learned something"
-        everywhere = sum(world.gather(policies[1].written), [])
-        assert {tuple(row) for row in policies[0].written} == {tuple(row) for row in everywhere}
+        everywhere = {tuple(row) for part in world.gather(policies[1].written) for row in part}
+        assert {tuple(row) for row in policies[0].written} == everywhere
 
 
 CASES: list[Case] = [uneven_prompts, training]

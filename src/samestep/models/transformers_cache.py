@@ -20,8 +20,8 @@ class PreallocatedLayer(DynamicLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Add new columns; all columns so far."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
+        if not self.is_initialized:  # as transformers does it, but nothing is allocated
+            self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
         self.keys, self.values = self._columns.extend(key_states, value_states)
         return self.keys, self.values
 
