@@ -21,9 +21,7 @@ from samestep import (
 from samestep.train.logging.metrics import Metrics
 
 WIDTH, END = 4, 0
-SHAPE = CausalConfig(
-    d_model=16, n_layers=2, n_heads=2, mlp_hidden_size=24, vocab_size=11, init_std=0.4, tied_head=True
-)
+SHAPE = CausalConfig(d_model=16, n_layers=2, n_heads=2, mlp_hidden_size=24, vocab_size=11, init_std=0.4, tied_head=True)
 HOW = GenerationConfig(max_new_tokens=6, temperature=0.9, top_p=0.95)
 
 

@@ -1,10 +1,12 @@
 """Generation on real ranks, replicated and sharded: the same tokens, also where ranks have few prompts or none."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from adapter_toys import bench_of
 from language_toys import native, of_transformers
@@ -53,7 +55,9 @@ class Policy:
         rows = [{"prompt": prompt + [0] * (5 - len(prompt)), "length": len(prompt)} for prompt in PROMPTS]
         self.feed = self.bench.feed(rows)
         self.learner = self.bench.learner(build, lora=lora)
-        self.generator = LocalGenerator.of(self.bench, "write", CONFIG, eos=(1, 4), rows_at_once=3)
+        self.generator = LocalGenerator.of(
+            self.bench, "write", CONFIG, eos=(1, 4), rows_at_once=3, keep_gathered=lora is None
+        )
         self.written: list[list[int]] = []
 
     def step(self, number: int) -> dict[str, Tensor]:
@@ -102,7 +106,30 @@ def training(world: World, strategy: str) -> None:
         assert {tuple(row) for row in policies[0].written} == everywhere
 
 
-CASES: list[Case] = [uneven_prompts, training]
+class CountGathers(TorchDispatchMode):
+    """How often tensors are gathered from all ranks."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += "allgather_base" in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+def gathered_once(world: World, strategy: str) -> None:
+    learner = learner_of(native(), world, strategy)
+    gathers, written = [], []
+    for keep in (False, True, False):
+        generator = LocalGenerator(CONFIG, Draws("write", 5), world, keep_gathered=keep)
+        with CountGathers() as counted, learner.inference() as network:
+            written.append(generator(network, PROMPTS[:3], IDS[:3], step=3).to_lists())
+        gathers.append(counted.count)
+    assert written[0] == written[1] == written[2]
+    if strategy == "fsdp":
+        assert gathers == [2 * 9 + 1, 3, 2 * 9 + 1], "two blocks and the rest"
+
+
+CASES: list[Case] = [uneven_prompts, gathered_once, training]
 
 
 @pytest.mark.timeout(150)

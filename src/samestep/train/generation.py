@@ -9,7 +9,8 @@ noise; not on the rows it shares a batch with, on padding or on ranks. All ranks
 without prompts: they go on until all are done, since a sharded network must be called equally often on all of them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -104,6 +105,8 @@ class LocalGenerator:
     """Prompts that are in memory together on a rank."""
     check_stop: Callable[[], None] | None = None
     """Called now and then, by all ranks alike: leaves a step when the run is asked to stop."""
+    keep_gathered: bool = False
+    """Gather a sharded network once, not for every token; each device then holds it in full while it generates."""
     check_every: int = 8
     """Tokens after which ranks ask each other whether all are done; between, nobody waits for the device."""
 
@@ -118,9 +121,11 @@ class LocalGenerator:
         pad: int = 0,
         forbidden: Sequence[int] = (),
         rows_at_once: int = 64,
+        keep_gathered: bool = False,
     ) -> "LocalGenerator":
         """A generator for a stage. `purpose` keeps its noise apart from that of other generators."""
-        return cls(config, bench.draws(purpose), bench.world, eos, pad, forbidden, rows_at_once, bench.check_stop)
+        draws, stop = bench.draws(purpose), bench.check_stop
+        return cls(config, draws, bench.world, eos, pad, forbidden, rows_at_once, stop, keep_gathered)
 
     @torch.no_grad()
     def __call__(self, network: nn.Module, prompts: Sequence[Sequence[int]], ids: Tensor, *, step: int) -> Completions:
@@ -128,16 +133,17 @@ class LocalGenerator:
         self._check(network, prompts, ids)
         most = max(int(count) for (count,) in self.world.async_gather.submit([float(len(prompts))]).by_rank())
         batches = -(-most // self.rows_at_once)
-        is_sharded = any(isinstance(part, FSDPModule) for part in network.modules())
+        units = [part for part in network.modules() if isinstance(part, FSDPModule)]
         by_length = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))  # so there is less padding
         made = [_no_rows(self)]
-        for batch in range(batches):
-            chosen = by_length[len(prompts) * batch // batches : len(prompts) * (batch + 1) // batches]
-            rows = None
-            if chosen or is_sharded:
-                rows = _RowsInProgress(self, network, [prompts[number] for number in chosen], ids[chosen], step)
-            self._complete(rows, is_sharded)
-            made += [rows.result()] if rows and chosen else []
+        with _kept_gathered(units if self.keep_gathered else []):
+            for batch in range(batches):
+                chosen = by_length[len(prompts) * batch // batches : len(prompts) * (batch + 1) // batches]
+                rows = None
+                if chosen or units:
+                    rows = _RowsInProgress(self, network, [prompts[number] for number in chosen], ids[chosen], step)
+                self._complete(rows, is_sharded=bool(units))
+                made += [rows.result()] if rows and chosen else []
         return _joined(made, by_length)
 
     def _complete(self, rows: "_RowsInProgress | None", is_sharded: bool) -> None:
@@ -247,6 +253,19 @@ def allowed_scores(logits: Tensor, config: GenerationConfig, forbidden: Tensor) 
         least = ordered.masked_fill(~is_kept, torch.inf).amin(1, keepdim=True)
         scores = scores.masked_fill(scores < least, -torch.inf)
     return scores
+
+
+@contextmanager
+def _kept_gathered(units: Sequence[FSDPModule]) -> Iterator[None]:
+    """Inside, a part of a sharded network that was gathered stays so."""
+    for unit in units:
+        unit.set_reshard_after_forward(False, recurse=False)
+    try:
+        yield
+    finally:
+        for number, unit in enumerate(units):
+            unit.set_reshard_after_forward(number > 0, recurse=False)  # the outermost one stays gathered by default
+            unit.reshard()
 
 
 def _no_rows(generator: LocalGenerator) -> Completions:
