@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from adapter_toys import bench_of
 from language_toys import TOKENS, logits_of, native, of_transformers
@@ -187,6 +188,29 @@ def test_it_ends_when_all_rows_have_ended() -> None:
     generator_of(check_every=2)(NATIVE, [PROMPTS[row] for row in short], ids_of(len(PROMPTS))[short], step=3)
     handle.remove()
     assert longest <= len(calls) <= longest + 1
+
+
+class CountReads(TorchDispatchMode):
+    """How often the host asks for the values of a tensor, for which it would wait on a GPU."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func.overloadpacket in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("name", "prompts"),
+    # not GPT-2 with prompts of one length, which transformers searches for padding
+    [*((name, PROMPTS) for name in NETWORKS), ("native", [[3, 4], [5, 6]]), ("llama", [[3, 4], [5, 6]])],
+)
+def test_nothing_is_read_from_the_device_for_each_token(name: str, prompts: list[list[int]]) -> None:
+    network, config = NETWORKS[name](), GenerationConfig(max_new_tokens=20, top_k=5, top_p=0.9)
+    generator = generator_of(config, eos=(), check_every=5, forbidden=[7])
+    with CountReads() as reads:
+        generator(network, prompts, ids_of(len(prompts)), step=0)
+    assert reads.count == 4, "whether all have ended, four times"
 
 
 @pytest.mark.parametrize(
