@@ -9,7 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from adapter_toys import bench_of
 from language_toys import chat_folder
+from samestep import GenerationConfig, LocalGenerator, Lora, World
 from samestep.core.errors import UserError
 from samestep.models.causal_folder import open_causal_lm
 
@@ -47,6 +49,20 @@ def test_a_chat_becomes_a_prompt(published: Path) -> None:
     prompt = found.encode_chat(messages)
     assert found.tokenizer.convert_ids_to_tokens(prompt) == ["u", "c", "a", "b", "<end>", "a"]
     assert found.encode_chat(messages, answer=False) == prompt[:-1]
+
+
+def test_it_is_a_network_for_a_learner(published: Path) -> None:
+    found = open_causal_lm(published)
+    bench = bench_of(World.single(), "ddp", dtype="float32")
+    learner = bench.learner(found.network, lora=Lora(rank=2))
+    generator = LocalGenerator.of(bench, "write", GenerationConfig(max_new_tokens=5), eos=found.eos, pad=found.pad)
+    prompts = [found.encode_chat([{"role": "user", "content": text}]) for text in ("cab", "a")]
+    ids = torch.tensor([[0, 0], [0, 1]])
+    with learner.inference() as network:
+        written = generator(network, prompts, ids, step=0).to_lists()
+    with learner.adapters_off() as network:
+        assert written == generator(network, prompts, ids, step=0).to_lists(), "fresh adapters have no effect"
+    assert next(iter(network.parameters())).dtype == torch.bfloat16, "the base stays as it was stored"
 
 
 def test_several_tokens_may_end_a_text(folder: Path) -> None:

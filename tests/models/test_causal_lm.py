@@ -11,6 +11,7 @@ from samestep.core.errors import UserError
 from samestep.models.causal_lm import CausalConfig, CausalTransformer
 from samestep.parallel.build import materialize
 from samestep.train.learner.initialization import build_fresh
+from samestep.train.learner.lora import Lora, add_adapters, trained_names
 
 SHAPES: list[dict[str, Any]] = [{}, {"n_kv_heads": None}, {"tied_head": True}, {"embedding_size": 32}]
 
@@ -73,6 +74,13 @@ def test_a_tied_head_stays_tied_when_it_is_built_without_memory() -> None:
     assert isinstance(model, CausalTransformer)
     assert model.get_output_embeddings().weight is model.transformer.wte.weight
     assert model(some_tokens()).isfinite().all()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_its_linear_layers_get_adapters_but_not_its_head(tied: bool) -> None:
+    adapted = trained_names(add_adapters(native(tied_head=tied), Lora(rank=2)))
+    assert len(adapted) == 2 * 2 * 7, "two matrices for each of seven layers of two blocks"
+    assert all(".blocks." in name for name in adapted)
 
 
 def test_what_cannot_be_is_refused() -> None:

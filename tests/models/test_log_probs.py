@@ -153,7 +153,9 @@ def test_a_completion_without_a_prompt_shows() -> None:
 
 def test_compiled_it_gives_the_same() -> None:
     network, rows = native().double(), given()
-    compiled = torch.compile(lambda *args: completion_log_probs(network, *args).log_probs, backend="eager")
+    compiled = torch.compile(
+        lambda *args: completion_log_probs(network, *args).log_probs, backend="eager", fullgraph=True
+    )
     torch.testing.assert_close(compiled(*rows), completion_log_probs(network, *rows).log_probs)
 
 

@@ -141,6 +141,20 @@ def test_they_are_those_that_training_computes(name: str, dtype: torch.dtype, to
     torch.testing.assert_close(found.log_probs, completions.log_probs, rtol=0, atol=tolerance)
 
 
+@pytest.mark.parametrize("name", ["native", "llama", "llama, eager"])
+def test_mixed_precision(name: str) -> None:
+    network = native() if name == "native" else of_transformers("llama", "eager" if "eager" in name else "sdpa")
+    prompt, mask = left_pad(PROMPTS)
+    assert mask is not None
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        completions = generator_of()(network, PROMPTS, ids_of(7), step=3)
+        found = completion_log_probs(
+            network, prompt, mask, completions.tokens, completions.mask, temperature=CONFIG.temperature
+        )
+    assert found.log_probs.dtype == completions.log_probs.dtype == torch.float32
+    torch.testing.assert_close(found.log_probs, completions.log_probs, rtol=0, atol=0.1)
+
+
 def test_forbidden_tokens_are_never_sampled() -> None:
     forbidden = list(range(8, 20))
     completions = generator_of(forbidden=forbidden)(NATIVE, PROMPTS, ids_of(7), step=3)

@@ -129,7 +129,19 @@ def gathered_once(world: World, strategy: str) -> None:
         assert gathers == [2 * 9 + 1, 3, 2 * 9 + 1], "two blocks and the rest"
 
 
-CASES: list[Case] = [uneven_prompts, gathered_once, training]
+def mixed_precision(world: World, strategy: str) -> None:
+    """Where FSDP casts what it passes to a block."""
+    for build in (native, lambda: of_transformers("llama"), lambda: of_transformers("llama", "eager")):
+        learner = learner_of(build().float(), world, strategy, mixed_precision="bf16")
+        generator = LocalGenerator(CONFIG, Draws("write", 5), world)
+        with learner.inference() as network:
+            found = generator(network, PROMPTS, IDS, step=3)
+        assert found.log_probs.dtype == torch.float32
+        assert (found.log_probs[found.mask] < 0).all()
+        assert found.log_probs.isfinite().all()
+
+
+CASES: list[Case] = [uneven_prompts, gathered_once, mixed_precision, training]
 
 
 @pytest.mark.timeout(150)

@@ -135,7 +135,7 @@ class LocalGenerator:
         batches = -(-most // self.rows_at_once)
         units = [part for part in network.modules() if isinstance(part, FSDPModule)]
         by_length = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))  # so there is less padding
-        made = [_no_rows(self)]
+        made: list[Completions] = []
         with _kept_gathered(units if self.keep_gathered else []):
             for batch in range(batches):
                 chosen = by_length[len(prompts) * batch // batches : len(prompts) * (batch + 1) // batches]
@@ -144,7 +144,7 @@ class LocalGenerator:
                     rows = _RowsInProgress(self, network, [prompts[number] for number in chosen], ids[chosen], step)
                 self._complete(rows, is_sharded=bool(units))
                 made += [rows.result()] if rows and chosen else []
-        return _joined(made, by_length)
+        return _joined(made, by_length) if made else _no_rows(self)
 
     def _complete(self, rows: "_RowsInProgress | None", is_sharded: bool) -> None:
         """Sample until the rows of all ranks have ended."""
