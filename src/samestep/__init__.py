@@ -16,10 +16,14 @@ if TYPE_CHECKING:
     from samestep.data.mixed import Mixed
     from samestep.data.order_choice import Bucketed, Weighted
     from samestep.launch.call import launch
+    from samestep.models.causal_folder import open_causal_lm
+    from samestep.models.causal_lm import CausalConfig, CausalTransformer
+    from samestep.models.log_probs import completion_log_probs
     from samestep.train.bench import Bench
     from samestep.train.config import Config
     from samestep.train.dump import Dump
     from samestep.train.fit import Fit, evaluate
+    from samestep.train.generation import Completions, GenerationConfig, Generator, LocalGenerator
     from samestep.train.hooks.every import Every
     from samestep.train.learner.dropout import keyed_dropout
     from samestep.train.learner.ema import Average
@@ -46,15 +50,21 @@ _EXPORTS = {
     "Batch": "samestep.data.loading",
     "Bench": "samestep.train.bench",
     "Bucketed": "samestep.data.order_choice",
+    "CausalConfig": "samestep.models.causal_lm",
+    "CausalTransformer": "samestep.models.causal_lm",
+    "Completions": "samestep.train.generation",
     "Config": "samestep.train.config",
     "Dump": "samestep.train.dump",
     "Every": "samestep.train.hooks.every",
     "Feed": "samestep.data.feed",
     "Fit": "samestep.train.fit",
     "Frozen": "samestep.train.learner.frozen",
+    "GenerationConfig": "samestep.train.generation",
+    "Generator": "samestep.train.generation",
     "Group": "samestep.train.learner.optimizers.groups",
     "Hook": "samestep.train.loop",
     "Learner": "samestep.train.learner.learner",
+    "LocalGenerator": "samestep.train.generation",
     "Lora": "samestep.train.learner.lora",
     "Metric": "samestep.train.logging.metrics",
     "Metrics": "samestep.train.logging.metrics",
@@ -74,12 +84,14 @@ _EXPORTS = {
     "Weighted": "samestep.data.order_choice",
     "WholeSet": "samestep.train.whole_set",
     "World": "samestep.world.world",
+    "completion_log_probs": "samestep.models.log_probs",
     "evaluate": "samestep.train.fit",
     "free": "samestep.core.config",
     "gather_rows": "samestep.train.whole_set",
     "keyed_dropout": "samestep.train.learner.dropout",
     "load": "samestep.train.pretrained.load",
     "merged_weights": "samestep.train.learner.merged",
+    "open_causal_lm": "samestep.models.causal_folder",
     "pad_rows": "samestep.data.collate",
 }
 
@@ -95,15 +107,21 @@ __all__ = [
     "Batch",
     "Bench",
     "Bucketed",
+    "CausalConfig",
+    "CausalTransformer",
+    "Completions",
     "Config",
     "Dump",
     "Every",
     "Feed",
     "Fit",
     "Frozen",
+    "GenerationConfig",
+    "Generator",
     "Group",
     "Hook",
     "Learner",
+    "LocalGenerator",
     "Lora",
     "Metric",
     "Metrics",
@@ -122,6 +140,7 @@ __all__ = [
     "Weighted",
     "WholeSet",
     "World",
+    "completion_log_probs",
     "evaluate",
     "free",
     "gather_rows",
@@ -130,6 +149,7 @@ __all__ = [
     "load",
     "merged_weights",
     "noise",
+    "open_causal_lm",
     "pad_rows",
 ]
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from samestep.core.errors import UserError
+from samestep.models.attention import KVCache, LayerCache, Visible, token_positions, visible_columns
 
 
 @dataclass(frozen=True)
@@ -107,16 +108,15 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
-def rotary_tables(length: int, head_size: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [length, head_size] for positions 0..length-1, in at least float32, on the device of `like`.
+def rotary_tables(positions: Tensor, head_size: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [..., head_size] for positions [...], in at least float32.
 
     They are computed in each forward pass (a few microseconds, shared by all blocks), so there is no buffer that a
     checkpoint, a move to another device, a build on the meta device or sharding could lose.
     """
     dtype = torch.promote_types(like.dtype, torch.float32)
     halves = torch.arange(0, head_size, 2, dtype=dtype, device=like.device) / head_size
-    positions = torch.arange(length, dtype=dtype, device=like.device)
-    angles = positions[:, None] * torch.pow(theta, -halves)[None, :]
+    angles = positions.to(dtype)[..., None] * torch.pow(theta, -halves)
     angles = torch.cat((angles, angles), dim=-1)
     return angles.cos(), angles.sin()
 
@@ -145,20 +145,23 @@ class Block(nn.Module):
         self.up_proj = Linear(width, config.mlp_hidden_size)
         self.ff_out = Linear(config.mlp_hidden_size, width)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, visible: Visible, cache: LayerCache | None = None) -> Tensor:
         """Map the residual stream [rows, length, d_model] to itself."""
-        x = x + self._attend(self.attn_norm(x), cos, sin)
+        x = x + self._attend(self.attn_norm(x), cos, sin, visible, cache)
         y = self.ff_norm(x)
         return x + self.ff_out(F.silu(self.ff_proj(y)) * self.up_proj(y))
 
-    def _attend(self, y: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _attend(self, y: Tensor, cos: Tensor, sin: Tensor, visible: Visible, cache: LayerCache | None) -> Tensor:
         rows, length, width = y.shape
         heads = (rows, length, -1, self.config.head_size)
         q = rotate(self.q_proj(y).view(heads).transpose(1, 2), cos, sin)
         k = rotate(self.k_proj(y).view(heads).transpose(1, 2), cos, sin)
         v = self.v_proj(y).view(heads).transpose(1, 2)
+        if cache is not None:
+            k, v = cache.extend(k, v)
+        shown = {"attn_mask": visible} if isinstance(visible, Tensor) else {"is_causal": visible}
         grouped = self.config.kv_heads != self.config.n_heads
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.config.causal, enable_gqa=grouped)
+        mixed = F.scaled_dot_product_attention(q, k, v, enable_gqa=grouped, **shown)
         return self.attn_out(mixed.transpose(1, 2).reshape(rows, length, width))
 
 
@@ -173,13 +176,22 @@ class Body(nn.Module):
         self.ln_f = RMSNorm(config.d_model, config.rms_norm_eps)
         self.ff_out = Linear(config.d_model, config.embeddings)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of each position."""
+    def forward(
+        self,
+        tokens: Tensor,
+        attention_mask: Tensor | None = None,
+        cache: KVCache | None = None,
+        logits_to_keep: int = 0,
+    ) -> Tensor:
+        """Logits of each position, or of the last few."""
         x = self.wte(tokens)
-        cos, sin = rotary_tables(tokens.shape[1], self.config.head_size, self.config.rope_theta, x)
-        for block in self.blocks:
-            x = block(x, cos, sin)
-        return self.ff_out(self.ln_f(x))
+        before = cache.length if cache is not None else 0
+        positions = token_positions(tokens, attention_mask, before)
+        cos, sin = rotary_tables(positions, self.config.head_size, self.config.rope_theta, x)
+        visible = visible_columns(tokens, attention_mask, before, self.config.causal)
+        for number, block in enumerate(self.blocks):
+            x = block(x, cos, sin, visible, cache.layers[number] if cache is not None else None)
+        return self.ff_out(self.ln_f(x[:, -logits_to_keep:]))
 
 
 class Transformer(nn.Module):
@@ -214,10 +226,14 @@ class Transformer(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of each position; in the dtype of the weights, or of autocast where that is on."""
-        if tokens.shape[1] > self.config.max_sequence_length:
-            raise UserError(
-                f"Give at most max_sequence_length={self.config.max_sequence_length} tokens, or raise it; "
-                f"this sequence has {tokens.shape[1]}."
-            )
+        self.check_length(tokens.shape[1])
         logits: Tensor = self.transformer(tokens)
         return logits
+
+    def check_length(self, length: int) -> None:
+        """Refuse a sequence that is too long."""
+        if length > self.config.max_sequence_length:
+            raise UserError(
+                f"Give at most max_sequence_length={self.config.max_sequence_length} tokens, or raise it; "
+                f"this sequence has {length}."
+            )

@@ -1,0 +1,78 @@
+"""Which columns a token attends to, its position, and the keys and values of earlier tokens.
+
+A row of tokens may have padding anywhere. An attention mask [rows, columns] is true where there is a real token. With a
+cache it has a column for every cached token too, and then those for the new ones.
+"""
+
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+Visible: TypeAlias = Tensor | bool
+"""What attention is told: a mask that broadcasts to [rows, heads, new, columns]; or whether the usual triangle holds,
+without any mask, which is the fastest way."""
+
+
+class LayerCache:
+    """Keys and values of one layer, in memory for `capacity` columns that is allocated once."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.length = capacity, 0
+        self._keys = self._values = torch.empty(0)
+
+    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add new columns [rows, heads, new, head_size]; all columns so far."""
+        assert not keys.requires_grad, "a cache is for generation, without gradients"
+        start, self.length = self.length, self.length + keys.shape[2]
+        assert self.length <= self.capacity, f"the cache has {self.capacity} columns, but {self.length} are needed"
+        if start == 0:  # only now are type and device known, which autocast may have changed
+            self._keys, self._values = (_room(new, self.capacity) for new in (keys, values))
+        self._keys[:, :, start : self.length] = keys
+        self._values[:, :, start : self.length] = values
+        return self._keys[:, :, : self.length], self._values[:, :, : self.length]
+
+
+class KVCache:
+    """Keys and values of all layers."""
+
+    def __init__(self, layers: int, capacity: int) -> None:
+        self.layers = [LayerCache(capacity) for _ in range(layers)]
+
+    @property
+    def length(self) -> int:
+        """Columns so far."""
+        return self.layers[0].length
+
+
+def _room(like: Tensor, capacity: int) -> Tensor:
+    rows, heads, _, size = like.shape
+    return like.new_empty(rows, heads, capacity, size)
+
+
+def token_positions(tokens: Tensor, attention_mask: Tensor | None, before: int = 0) -> Tensor:
+    """Positions of new tokens [rows, new], of which `before` columns are cached. Padding does not count.
+
+    In a shape that broadcasts to [rows, heads, new].
+    """
+    new = tokens.shape[1]
+    if attention_mask is None:
+        return torch.arange(before, before + new, device=tokens.device)
+    return (attention_mask.long().cumsum(1) - 1).clamp(min=0)[:, None, before : before + new]
+
+
+def visible_columns(tokens: Tensor, attention_mask: Tensor | None, before: int, causal: bool) -> Visible:
+    """The columns that new tokens attend to.
+
+    A padding token attends to itself, if to nothing else: a softmax over no columns would not be a number.
+    """
+    new = tokens.shape[1]
+    if attention_mask is None and (not causal or before == 0 or new == 1):
+        return causal and before == 0
+    rows = torch.arange(before, before + new, device=tokens.device)[:, None]
+    columns = torch.arange(before + new, device=tokens.device)
+    seen = columns <= rows if causal else torch.ones_like(columns <= rows)
+    if attention_mask is None:
+        return seen
+    assert attention_mask.shape[1] == before + new, "an attention mask has a column for each token, cached or new"
+    return (seen & attention_mask.bool()[:, None, None, :]) | (columns == rows)

@@ -1,0 +1,169 @@
+"""A causal language model of transformers in a local folder: its network, its tokenizer, its special tokens.
+
+    folder = open_causal_lm("models/SmolLM2-135M-Instruct", dtype="bfloat16")
+    policy = bench.learner(folder.network, lora=Lora(rank=8))
+    prompts = [folder.encode_chat([{"role": "user", "content": question}]) for question in questions]
+
+Nothing is downloaded, and no code from the folder is run. What is missing is refused with a sentence.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from samestep.core.errors import UserError
+from samestep.core.records import read_json_if_readable
+
+DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
+_CONFIG = "config.json"
+_GENERATION = "generation_config.json"
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+_WEIGHT_FILES = ("*.safetensors", "*.bin")
+_OFFLINE: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+
+
+@dataclass(frozen=True)
+class CausalFolder:
+    """A folder that was checked. Its weights are read when `network` is called."""
+
+    path: Path
+    config: Any
+    """The configuration, an object of transformers."""
+    dtype: str = "auto"
+    attention: str | None = None
+
+    def network(self) -> nn.Module:
+        """The network with its weights, on the CPU; may be called again, for another one."""
+        from transformers import AutoModelForCausalLM
+
+        with _sentence(f"the model in {self.path} cannot be loaded"), _without_progress_bars():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                self.path,
+                dtype=self.dtype,
+                attn_implementation=self.attention,
+                output_loading_info=True,
+                **_OFFLINE,
+            )
+        network, info = loaded
+        missing = sorted(info["missing_keys"])
+        if missing:
+            raise UserError(
+                f"{self.path} has no weights for {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}; fetch "
+                "or copy it again, since they would be random"
+            )
+        assert isinstance(network, nn.Module)
+        return network
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer, an object of transformers."""
+        from transformers import AutoTokenizer
+
+        if not any((self.path / name).is_file() for name in _TOKENIZER_FILES):
+            raise UserError(f"{self.path} has no tokenizer, such as a tokenizer.json; copy its files into the folder")
+        with _sentence(f"the tokenizer in {self.path} cannot be loaded"):
+            return AutoTokenizer.from_pretrained(self.path, **_OFFLINE)
+
+    @cached_property
+    def eos(self) -> tuple[int, ...]:
+        """The tokens that end a text; for a chat model also the one that ends a turn."""
+        generation = read_json_if_readable(self.path / _GENERATION)
+        named = generation.get("eos_token_id") if isinstance(generation, dict) else None
+        if named is None:
+            named = getattr(self.config.get_text_config(decoder=True), "eos_token_id", None)
+        if named is None:
+            named = self.tokenizer.eos_token_id
+        if named is None:
+            raise UserError(f'no file in {self.path} says which token ends a text; add "eos_token_id" to {_GENERATION}')
+        return tuple(named) if isinstance(named, list | tuple) else (int(named),)
+
+    @cached_property
+    def pad(self) -> int:
+        """The token for padding: the tokenizer's own, or else one that ends a text."""
+        own = self.tokenizer.pad_token_id
+        return self.eos[0] if own is None else int(own)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]], *, answer: bool = True) -> list[int]:
+        """The tokens of a chat by the tokenizer's template; with `answer`, up to where the model is to answer."""
+        if not self.tokenizer.chat_template:
+            raise UserError(
+                f"the tokenizer in {self.path} has no chat template; use a chat model, or encode plain text with "
+                "folder.tokenizer"
+            )
+        with _sentence(f"the chat template of {self.path} refuses the messages"):
+            found = self.tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=answer, tokenize=True, return_dict=False
+            )
+        return [int(token) for token in found]
+
+
+def open_causal_lm(folder: str | Path, *, dtype: str = "auto", attention: str | None = None) -> CausalFolder:
+    """Check a local folder. `dtype` is the type of the weights, `auto` as they are stored; `attention` is one of
+    transformers' implementations, such as `sdpa` or `eager`; without one transformers chooses."""
+    path = Path(folder)
+    if dtype not in DTYPES:
+        raise UserError(f"Set dtype to one of {', '.join(DTYPES)}; it is {dtype!r}.")
+    _check_files(path)
+    try:
+        from transformers import AutoConfig
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    except ImportError:
+        raise UserError(
+            'a causal language model needs the library transformers; install it with: pip install "samestep[hf]"'
+        ) from None
+    with _sentence(f"{path / _CONFIG} cannot be used"):
+        config = AutoConfig.from_pretrained(path, **_OFFLINE)
+    known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    named = getattr(config, "architectures", None) or [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, "")]
+    if not known.intersection(named):
+        raise UserError(
+            f"{path} holds a {named[0] or config.model_type}, which is not a causal language model; give a model that "
+            "predicts the next token, such as a LlamaForCausalLM"
+        )
+    return CausalFolder(path, config, dtype, attention)
+
+
+def _check_files(path: Path) -> None:
+    """Refuse a folder without the files of a model."""
+    if not path.is_dir():
+        raise UserError(f"{path} is not a folder; give the folder of a model that was downloaded")
+    if (path / "adapter_config.json").is_file():
+        raise UserError(f"{path} holds adapters; give the folder of their base, and the adapters as init_from")
+    if not (path / _CONFIG).is_file():
+        gguf = next(iter(sorted(path.glob("*.gguf"))), None)
+        if gguf is not None:
+            raise UserError(f"{gguf} is a GGUF file; convert it to a folder of transformers with safetensors first")
+        raise UserError(f"{path} has no {_CONFIG}; give the folder of a model of transformers")
+    if not any(True for pattern in _WEIGHT_FILES for _ in path.glob(pattern)):
+        raise UserError(f"{path} has a {_CONFIG} but no weights, such as a model.safetensors; fetch them")
+
+
+@contextmanager
+def _sentence(what: str) -> Iterator[None]:
+    """One sentence for whatever the library raises; it has no exceptions of its own."""
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise UserError(f"{what}: {reason}") from error
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """Every rank would draw its own."""
+    from transformers.utils import logging
+
+    was_enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            logging.enable_progress_bar()

@@ -1,0 +1,198 @@
+"""Log-probabilities of completions under a causal network, without logits of the whole batch in memory.
+
+    found = completion_log_probs(network, prompt, prompt_mask, completion, completion_mask, temperature=0.7)
+    found.log_probs        # [rows, completion], 0 where the completion is padded
+
+For 8 rows of 1,024 tokens and 128 thousand tokens to choose from, logits in float32 take 4 GiB, and their gradients as
+much again. So the head is called for a few positions at a time, and once more in the backward pass. For this it is
+replaced while the network is called: the network is still called as a whole, as DDP and FSDP need it.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from samestep.models.decoding import forward_arguments
+
+AT_ONCE = 2**24
+"""Logits that exist at once: 64 MiB in float32, and a few times that with what is computed from them."""
+_CHANGING_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
+"""Settings of models of transformers that do something to what the head returns."""
+
+
+class TokenLogProbs(NamedTuple):
+    """For each token of a completion [rows, completion], 0 where it is padded; in at least float32."""
+
+    log_probs: Tensor
+    entropy: Tensor | None
+    """Of the distribution that the token is taken from, if it was asked for."""
+
+
+def completion_log_probs(
+    network: nn.Module,
+    prompt: Tensor,
+    prompt_mask: Tensor,
+    completion: Tensor,
+    completion_mask: Tensor,
+    *,
+    temperature: float = 1.0,
+    entropy: bool = False,
+) -> TokenLogProbs:
+    """The log-probabilities of completions after their prompts, differentiable.
+
+    Tokens are [rows, width]; the masks are true where there is a real one, so it makes no difference on which side a
+    row is padded, or with what. Every prompt needs a token: the first of a completion without one gets NaN.
+    """
+    rows = _pack(prompt, prompt_mask.bool(), completion, completion_mask.bool())
+    function = _Measure(temperature, entropy)
+    head = _plain_head(network)
+    if head is None or torch.compiler.is_compiling():  # a compiler fuses what follows
+        values = _in_parts(function, _at(_logits(network, rows.tokens), rows.positions), rows.targets)
+    else:
+        values = _through_head(network, head, rows, function)
+    real = completion_mask.bool()
+    nan = torch.full((), torch.nan, dtype=values[0].dtype, device=values[0].device)
+    found = [torch.where(real, torch.where(rows.is_first, nan, value), 0.0) for value in values]
+    return TokenLogProbs(found[0], found[1] if entropy else None)
+
+
+def token_log_probs(logits: Tensor, tokens: Tensor, temperature: float = 1.0) -> Tensor:
+    """The log-probabilities of tokens [...] under logits [..., vocabulary] / temperature, in at least float32.
+
+    Temperature 0, at which the likeliest token is certain, is taken as 1.
+    """
+    return _Measure(temperature, entropy=False)(logits, tokens)[0]
+
+
+class _Rows(NamedTuple):
+    """Rows without padding but at their ends, so that a causal network needs no mask."""
+
+    tokens: Tensor
+    """[rows, width]"""
+    positions: Tensor
+    """Where the network says what comes next, for each token of a completion: [rows, completion]."""
+    targets: Tensor
+    """The tokens of the completions."""
+    is_first: Tensor
+    """Whether nothing stands before a token of a completion."""
+
+
+def _pack(prompt: Tensor, prompt_mask: Tensor, completion: Tensor, completion_mask: Tensor) -> _Rows:
+    real = torch.cat((prompt_mask, completion_mask), 1)
+    tokens = torch.where(real, torch.cat((prompt, completion), 1), 0)  # padding may be any number, such as -100
+    tokens = tokens.gather(1, (~real).to(torch.uint8).argsort(dim=1, stable=True))
+    before = real.long().cumsum(1)[:, prompt.shape[1] :] - 2  # its own place is one further
+    targets = torch.where(completion_mask, completion, 0)
+    return _Rows(tokens, before.clamp(min=0), targets, before < 0)
+
+
+class _Measure:
+    """From logits [..., vocabulary] and tokens [...] to their log-probabilities, and to entropies or nothing."""
+
+    def __init__(self, temperature: float, entropy: bool) -> None:
+        self.temperature, self.entropy = temperature or 1.0, entropy
+
+    def __call__(self, logits: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
+        scores = logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.temperature
+        total = scores.logsumexp(-1)
+        found = scores.gather(-1, tokens[..., None])[..., 0] - total
+        if not self.entropy:
+            return (found,)
+        # A token that cannot be has no part in it; its score is -inf, and 0 x -inf would be NaN.
+        share = (scores - total[..., None]).exp()
+        return found, total - (share * torch.where(share > 0, scores, 0.0)).sum(-1)
+
+
+def _in_parts(function: Callable[..., tuple[Tensor, ...]], x: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
+    """`function(x, tokens)`, a few positions at a time, which a backward pass computes again.
+
+    `x` is [rows, positions, ...] and `tokens` [rows, positions].
+    """
+    width = getattr(function, "outputs", x.shape[-1])
+    size = max(1, AT_ONCE // width)
+    flat, flat_tokens = x.flatten(0, 1), tokens.flatten()
+    if len(flat) <= size:
+        return tuple(value.view_as(tokens) for value in function(flat, flat_tokens))
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    parts = [
+        checkpoint(function, part, wanted, **options)
+        for part, wanted in zip(flat.split(size), flat_tokens.split(size), strict=True)
+    ]
+    return tuple(torch.cat(values).view_as(tokens) for values in zip(*parts, strict=True))
+
+
+class _HeadMeasure:
+    """A head, and what is measured of its logits."""
+
+    def __init__(self, forward: Callable[[Tensor], Tensor], outputs: int, measure: _Measure) -> None:
+        self._forward, self.outputs, self._measure = forward, outputs, measure
+
+    def __call__(self, hidden: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
+        return self._measure(self._forward(hidden), tokens)
+
+
+def _through_head(network: nn.Module, head: nn.Linear, rows: _Rows, measure: _Measure) -> tuple[Tensor, ...]:
+    """Values of the positions that are wanted, measured where the head is called."""
+    forward, inside = head.forward, not _changes_logits(network)
+    returned: list[Tensor] = []
+
+    def measure_inside(hidden: Tensor) -> Tensor:
+        wanted = _at(hidden, rows.positions)
+        if not inside:
+            return forward(wanted)
+        values = _in_parts(_HeadMeasure(forward, head.out_features, measure), wanted, rows.targets)
+        returned.append(torch.stack(values, -1))
+        return returned[-1]  # in place of logits, so that what the network returns leads back through it, as FSDP needs
+
+    with _replaced_forward(head, measure_inside):
+        logits = _logits(network, rows.tokens)
+    if not inside:
+        return _in_parts(measure, logits, rows.targets)
+    if len(returned) == 1 and logits is returned[0]:
+        return logits.unbind(-1)
+    # The network changes the logits in a way that is not known here, so they must be made.
+    return _in_parts(measure, _at(_logits(network, rows.tokens), rows.positions), rows.targets)
+
+
+def _plain_head(network: nn.Module) -> nn.Linear | None:
+    """The head, where it is a linear layer and no more; a layer with adapters is more."""
+    find: Callable[[], nn.Module | None] | None = getattr(network, "get_output_embeddings", None)
+    head = find() if find is not None else None
+    return head if isinstance(head, nn.Linear) and not any(True for _ in head.children()) else None
+
+
+def _changes_logits(network: nn.Module) -> bool:
+    config: Any = getattr(network, "config", None)
+    if hasattr(config, "get_text_config"):
+        config = config.get_text_config(decoder=True)
+    return any(getattr(config, name, None) is not None for name in _CHANGING_LOGITS)
+
+
+@contextmanager
+def _replaced_forward(head: nn.Module, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    own = head.__dict__.get("forward")
+    head.forward = forward
+    try:
+        yield
+    finally:
+        if own is None:
+            del head.forward
+        else:
+            head.forward = own
+
+
+def _logits(network: nn.Module, tokens: Tensor) -> Tensor:
+    """All logits [rows, width, vocabulary]."""
+    options = {"use_cache": False} if "use_cache" in forward_arguments(network) else {}
+    out = network(tokens, **options)
+    logits: Tensor = out if isinstance(out, Tensor) else out.logits
+    return logits
+
+
+def _at(values: Tensor, positions: Tensor) -> Tensor:
+    """What `values` [rows, width, size] has at `positions` [rows, any]."""
+    return values.gather(1, positions[..., None].expand(-1, -1, values.shape[-1]))
