@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from samestep.core.records import Json
-from samestep.parallel.attention import attention_kernel, fastest_kernel, recording_attention
+from samestep.parallel.attention_kernels import attention_kernel, fastest_kernel, recording_attention
 from samestep.parallel.compiling import LossCompiler, describe
 from samestep.parallel.precision import Function
 from samestep.parallel.wrap import Parallel, warm_up

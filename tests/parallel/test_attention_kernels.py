@@ -6,7 +6,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from samestep.models.transformer import Transformer, TransformerConfig
-from samestep.parallel.attention import KERNELS, attention_kernel, fastest_kernel, recording_attention
+from samestep.parallel.attention_kernels import KERNELS, attention_kernel, fastest_kernel, recording_attention
 from toys import made
 
 CPU = torch.device("cpu")
