@@ -112,10 +112,11 @@ def open_causal_lm(folder: str | Path, *, dtype: str = "auto", attention: str | 
     try:
         from transformers import AutoConfig
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    except ImportError:
+    except ImportError as error:  # it is missing, or something that it needs
         raise UserError(
-            'a causal language model needs the library transformers; install it with: pip install "samestep[hf]"'
-        ) from None
+            'a causal language model needs the library transformers; install it with: pip install "samestep[hf]" '
+            f"({str(error).splitlines()[0]})"
+        ) from error
     with _sentence(f"{path / _CONFIG} cannot be used"):
         config = AutoConfig.from_pretrained(path, **_OFFLINE)
     known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())

@@ -145,8 +145,11 @@ class Block(nn.Module):
         self.up_proj = Linear(width, config.mlp_hidden_size)
         self.ff_out = Linear(config.mlp_hidden_size, width)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, visible: Visible, cache: LayerCache | None = None) -> Tensor:
-        """Map the residual stream [rows, length, d_model] to itself."""
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, visible: Visible | None = None, cache: LayerCache | None = None
+    ) -> Tensor:
+        """Map the residual stream [rows, length, d_model] to itself; without `visible`, all or what comes before."""
+        visible = self.config.causal if visible is None else visible
         x = x + self._attend(self.attn_norm(x), cos, sin, visible, cache)
         y = self.ff_norm(x)
         return x + self.ff_out(F.silu(self.ff_proj(y)) * self.up_proj(y))
