@@ -23,6 +23,8 @@ HANG_STEP = 6
 """The step in which the rank hangs."""
 HANG_SECONDS = 1000.0
 """Far longer than any limit."""
+HEARTBEAT_SECONDS = 2.5
+"""A rank that falls silent is judged by its last heartbeat: this long after its first steps it no longer says `start`."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ def hang(fault: str) -> None:
         time.sleep(HANG_SECONDS)  # hang: forward
     if fault == "spin":
         spin()
+    if fault in ("held", "stopped"):
+        time.sleep(HEARTBEAT_SECONDS)
     if fault == "held":
         hold_gil()
     if fault == "stopped":
