@@ -16,7 +16,6 @@ from samestep.launch.local import Workers, start
 from samestep.train.session.entry import train_with
 
 LIMIT = 6.0
-LIMITS = {**dict.fromkeys(("step", "data", "save", "validate", "finish"), LIMIT), "start": 60.0}
 FAULTS = ["data", "forward", "held", "save", "before", "skip", "spin", "stopped"]
 LONE = {"fault": "spin", "at_rank": 0, "global_batch_size": 1}
 TIMEOUT = 150
@@ -41,8 +40,8 @@ class HungRun:
 def begin(folder: Path, fault: str) -> Workers:
     """Start a run with a fault; `lone` spins in a single process."""
     changes = {"fault": fault, "global_batch_size": 2} if fault != "lone" else LONE
-    limits = {**LIMITS, "start": LIMIT} if fault == "build" else LIMITS
-    config = hang_faults.settings(folder / fault, LIMIT, watch=limits, name="run", **changes)
+    start_limit = LIMIT if fault == "build" else 60.0
+    config = hang_faults.settings(folder / fault, LIMIT, start_limit, name="run", **changes)
     world, preload = config["global_batch_size"], ("torch", hang_faults.NAME)
     return start(train_with, world, hang_faults.NAME, config, logs=folder / fault, preload=preload)
 

@@ -87,10 +87,13 @@ _LAUNCHERS = (
     "OMPI",
     "PYTHONHASHSEED",
 )
-_SINGLE_PROCESS_CODE = (
-    "import json, sys; from samestep.train.session.entry import train_with; "
-    "sys.exit(train_with(*json.loads(sys.argv[1])))"
-)
+_SINGLE_PROCESS_CODE = """
+import json, sys
+from samestep.core.imports import uncollected_imports
+with uncollected_imports():
+    from samestep.train.session.entry import train_with
+sys.exit(train_with(*json.loads(sys.argv[1])))
+"""
 
 
 @dataclass(frozen=True)
