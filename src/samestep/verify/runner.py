@@ -259,6 +259,10 @@ class SingleProcessRun:
                 env=_single_process_environment(),
             )
 
+    def is_running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._process.poll() is None
+
     def wait(self) -> RunResult:
         """Wait for its end."""
         try:
@@ -271,7 +275,7 @@ class SingleProcessRun:
 
     def stop(self) -> None:
         """End it, if it still runs."""
-        if self._process.poll() is None:
+        if self.is_running():
             self._process.kill()
             self._process.wait()
 
