@@ -98,6 +98,8 @@ class Proof:
             others.append(self.runner.start_run("split", 1, batch_size=micro))
             others.append(self.runner.start_run("rounding", 1, evidence_rounding=True))
             split, rounded = (each.wait() for each in others)
+            if EXIT_USER in rounded.codes:  # its settings are the user's, so the fresh process would end alike
+                raise UserError(rounded.failure())
             ended = [split, rounded]
             for world in WORLDS:
                 if all(run.done for run in ended) and single.is_running():
