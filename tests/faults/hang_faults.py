@@ -23,6 +23,8 @@ HANG_STEP = 6
 """The step in which the rank hangs."""
 HANG_SECONDS = 1000.0
 """Far longer than any limit."""
+HEARTBEAT_SECONDS = 2.5
+"""A silent rank is judged by its last heartbeat: before this time has passed, that may say that the rank starts."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ def hang(fault: str) -> None:
         time.sleep(HANG_SECONDS)  # hang: forward
     if fault == "spin":
         spin()
+    if fault in ("held", "stopped"):
+        time.sleep(HEARTBEAT_SECONDS)
     if fault == "held":
         hold_gil()
     if fault == "stopped":
@@ -117,14 +121,15 @@ def build(bench: Bench) -> Fit:
     return Fit(bench.learner(net), bench.feed(SineRows(note_time if fault == "data" else None)), loss)
 
 
-def settings(out: Path, limit: float, **changes: Any) -> dict[str, Any]:
-    """A run that would be long if nothing hung; `limit` is the watchdog's limit for every activity."""
+def settings(out: Path, limit: float, start_limit: float = 120.0, **changes: Any) -> dict[str, Any]:
+    """A run that would be long if nothing hung; `limit` is the watchdog's limit for every activity but the start."""
+    limits = dict.fromkeys(("step", "data", "save", "validate", "finish"), limit)
     return {
         "out": str(out),
         "max_steps": 2000,
         "batch_size": 1,
         "global_batch_size": 2,
-        "watch": {"limit": limit},
+        "watch": {**limits, "start": start_limit},
         "distributed": {"device": "cpu", "backend": "gloo", "timeout": 600.0},
         "checkpoint": {"every_steps": HANG_STEP + 1, "every_epochs": 0},
         "log": {"quiet": True, "tensorboard": False},

@@ -116,7 +116,6 @@ def run_fault(name: str, fault: str, rank: int, device: str, folder: Path, known
     place.mkdir()
     moment, mark = place / "moment", f"{place.name}-{os.getpid()}"
     settings = hang_faults.settings(place, LIMIT, fault=fault, at_rank=rank, name="run", moment=str(moment))
-    settings["watch"] = {"limit": LIMIT, "start": 60.0}
     settings["distributed"]["device"] = device
     write_json(place / "config.yaml", settings)
     launcher = known.get(name) or known["samestep"]

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from samestep.launch.local import Workers, start
 from samestep.train.session.entry import train_with
 
 LIMIT = 6.0
-LIMITS = {**dict.fromkeys(("step", "data", "save", "validate", "finish"), LIMIT), "start": 60.0}
 FAULTS = ["data", "forward", "held", "save", "before", "skip", "spin", "stopped"]
+LONE = {"fault": "spin", "at_rank": 0, "global_batch_size": 1}
 TIMEOUT = 150
 """Seconds to wait for the end of a run; on an idle machine all end within twenty."""
 
@@ -36,24 +37,29 @@ class HungRun:
         return read_json(self.rundir.stall_report)
 
 
-def begin(folder: Path, fault: str, world: int = 2) -> Workers:
-    limits = {**LIMITS, "start": LIMIT} if fault == "build" else LIMITS
-    changes = {"watch": limits, "fault": fault, "name": "run", "global_batch_size": world}
-    config = hang_faults.settings(folder / fault, LIMIT, **changes)
-    return start(train_with, world, hang_faults.NAME, config, logs=folder / fault, preload=("torch", hang_faults.NAME))
+def begin(folder: Path, fault: str) -> Workers:
+    """Start a run with a fault; `lone` spins in a single process."""
+    changes = {"fault": fault, "global_batch_size": 2} if fault != "lone" else LONE
+    start_limit = LIMIT if fault == "build" else 60.0
+    config = hang_faults.settings(folder / fault, LIMIT, start_limit, name="run", **changes)
+    world, preload = config["global_batch_size"], ("torch", hang_faults.NAME)
+    return start(train_with, world, hang_faults.NAME, config, logs=folder / fault, preload=preload)
+
+
+def finish(folder: Path, fault: str, workers: Workers) -> HungRun:
+    """Wait until a run has ended; ranks that cannot end themselves are killed some seconds after the others."""
+    codes = workers.wait(TIMEOUT)
+    return HungRun(RunDir(folder / fault / "run"), codes, [workers.output(rank) for rank in range(len(codes))])
 
 
 @pytest.fixture(scope="module")
 def hung(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, HungRun]]:
     folder = tmp_path_factory.mktemp("hung")
-    runs = {fault: begin(folder, fault) for fault in FAULTS}
+    runs = {fault: begin(folder, fault) for fault in (*FAULTS, "build", "lone")}
     try:
-        yield {
-            fault: HungRun(
-                RunDir(folder / fault / "run"), workers.wait(TIMEOUT), [workers.output(0), workers.output(1)]
-            )
-            for fault, workers in runs.items()
-        }
+        with ThreadPoolExecutor(len(runs)) as pool:
+            ended = {fault: pool.submit(finish, folder, fault, workers) for fault, workers in runs.items()}
+            yield {fault: run.result() for fault, run in ended.items()}
     finally:
         for workers in runs.values():
             workers.kill()
@@ -114,20 +120,14 @@ def test_the_last_collectives_are_left(hung: dict[str, HungRun]) -> None:
     )
 
 
-def test_a_lone_process_that_hangs(tmp_path: Path) -> None:
-    config = hang_faults.settings(
-        tmp_path, LIMIT, watch=LIMITS, fault="spin", at_rank=0, name="run", global_batch_size=1
-    )
-    workers = start(train_with, 1, hang_faults.NAME, config, logs=tmp_path / "logs")
-    assert workers.wait(TIMEOUT) == [EXIT_STALLED], workers.output(0)
-    assert (
-        f"samestep: rank 0 on {read_json(RunDir(tmp_path / 'run').stall_report)['host']} has been computing"
-        in workers.output(0)
-    )
-    assert source_line("spin") in workers.output(0)
+def test_a_lone_process_that_hangs(hung: dict[str, HungRun]) -> None:
+    run = hung["lone"]
+    assert run.codes == [EXIT_STALLED], run.printed
+    assert f"samestep: rank 0 on {run.stall['host']} has been computing" in run.printed[0]
+    assert source_line("spin") in run.printed[0]
 
 
-def test_a_rank_that_hangs_while_it_builds(tmp_path: Path) -> None:
-    workers = begin(tmp_path, "build")
-    assert workers.wait(TIMEOUT) == [EXIT_STALLED] * 2, workers.output(0)
-    assert source_line("build") in workers.output(0) and "rank 1 on" in workers.output(0)
+def test_a_rank_that_hangs_while_it_builds(hung: dict[str, HungRun]) -> None:
+    run = hung["build"]
+    assert run.codes == [EXIT_STALLED] * 2, run.printed
+    assert source_line("build") in run.printed[0] and "rank 1 on" in run.printed[0]

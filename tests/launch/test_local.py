@@ -30,7 +30,8 @@ def sleep_long(ready: Path) -> None:
     time.sleep(60)
 
 
-def test_one_dead_rank_ends_the_others_in_bounded_time(tmp_path: Path) -> None:
+def test_one_dead_rank_ends_the_others_in_bounded_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "PEER_TIMEOUT", 1.0)
     workers = local.start(sleep_long, 2, tmp_path, logs=tmp_path / "logs")
     while not all((tmp_path / str(rank)).exists() for rank in range(2)):
         time.sleep(0.05)

@@ -27,6 +27,8 @@ PAIR = ("--nodes=2", "--tasks-per-node=1")
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 JOB_TIMEOUT = 300.0
 """Seconds after which a job of a few steps counts as hung, also on a busy machine."""
+POLL_SECONDS = 0.2
+"""Seconds between two questions to SLURM, each of which starts a process."""
 
 
 @dataclass
@@ -123,7 +125,7 @@ class ClusterRuns:
     def await_state(self, job: str, *states: str) -> None:
         """Wait until SLURM reports one of these states of a job."""
         message = lambda: f"for job {job}, {self.cluster.state(job)}, to be {states}"  # noqa: E731
-        wait_for(lambda: self.cluster.state(job) in states, JOB_TIMEOUT, message)
+        wait_for(lambda: self.cluster.state(job) in states, JOB_TIMEOUT, message, every=POLL_SECONDS)
 
     def await_change(self, job: str, name: str, value: str) -> None:
         """Wait until a field of a job no longer has this value."""
@@ -131,6 +133,7 @@ class ClusterRuns:
             lambda: self.cluster.field(job, name) not in ("", value),
             JOB_TIMEOUT,
             f"for {name} of job {job} to change from {value}",
+            every=POLL_SECONDS,
         )
 
     def printed(self, label: str) -> str:

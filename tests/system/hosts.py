@@ -30,13 +30,15 @@ def require_hosts() -> None:
         skip_or_fail(what, tried.stderr.strip())
 
 
-def wait_for(condition: Callable[[], object], seconds: float, what: str | Callable[[], str] = "") -> None:
+def wait_for(
+    condition: Callable[[], object], seconds: float, what: str | Callable[[], str] = "", every: float = 0.05
+) -> None:
     """Wait until the condition holds; after `seconds` the test fails with a message that has `what`."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
             raise AssertionError(f"timed out after {seconds:g} s waiting {what if isinstance(what, str) else what()}")
-        time.sleep(0.05)
+        time.sleep(every)
 
 
 @dataclass

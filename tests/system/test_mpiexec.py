@@ -59,6 +59,29 @@ def mpi(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MpiRuns]:
             process.wait()
 
 
+@pytest.fixture(scope="module")
+def runs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterRuns]:
+    require("mpiexec", [LAUNCHERS["mpich"][0]])
+    with ClusterRuns(cluster, tmp_path_factory.mktemp("qsub")).open() as runs:
+        yield runs
+
+
+@pytest.fixture(scope="module")
+def jobs(runs: ClusterRuns) -> dict[str, str]:
+    """Both jobs of qsub, submitted before mpiexec starts anything: one of them waits for its time limit."""
+    on_pbs = ("--on=pbs", "--mpiexec=mpiexec.mpich")
+    limits = ("--nodes=2", "--tasks-per-node=1", "--time=70s", "--grace=45", "--filesystems=home:flare")
+    stages = ("--num-gpus=1", "--num-gpus-train=2", "--time=5m", "name=stages", "distributed=cpu", "--quiet")
+    return {
+        "resubmitted": runs.submit("resubmitted", *on_pbs, *limits, step_delay=2.0),
+        "stages": runs.samestep("submit", "system.two_stages", *on_pbs, *stages)[0],
+    }
+
+
+def test_jobs_are_submitted_by_qsub(jobs: dict[str, str]) -> None:
+    assert all(number.isdigit() for number in jobs.values()), "each answers with the number of a job"
+
+
 @pytest.mark.parametrize("kind", LAUNCHERS)
 def test_one_run_of_two_ranks(mpi: MpiRuns, kind: str) -> None:
     """Not two runs of one rank each, and no two launches on the same port."""
@@ -77,18 +100,10 @@ def test_a_killed_rank_ends_all(mpi: MpiRuns, kind: str) -> None:
     assert not run_checks.orphans(mpi.runs.folder, label, timeout=1)
 
 
-@pytest.fixture(scope="module")
-def runs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterRuns]:
-    require("mpiexec", [LAUNCHERS["mpich"][0]])
-    with ClusterRuns(cluster, tmp_path_factory.mktemp("qsub")).open() as runs:
-        yield runs
-
-
-def test_a_job_of_qsub_stops_before_its_limit_and_submits_itself(runs: ClusterRuns, mpi: MpiRuns) -> None:
+def test_a_job_of_qsub_stops_before_its_limit_and_submits_itself(
+    runs: ClusterRuns, jobs: dict[str, str], mpi: MpiRuns
+) -> None:
     """PBS sends no signal before the limit: the run checks the clock, and stops `--grace` seconds before it."""
-    options = ("--on=pbs", "--nodes=2", "--tasks-per-node=1", "--mpiexec=mpiexec.mpich")
-    limits = ("--time=70s", "--grace=40", "--filesystems=home:flare")
-    runs.submit("resubmitted", *options, *limits, step_delay=2.0)
     runs.await_step("resubmitted", 1)
     runs.settings("resubmitted", step_delay=0.0)  # takes effect in the next job
     wait_for(lambda: runs.status("resubmitted") == "done", JOB_TIMEOUT, lambda: runs.printed("resubmitted"))
@@ -99,9 +114,7 @@ def test_a_job_of_qsub_stops_before_its_limit_and_submits_itself(runs: ClusterRu
     assert not run_checks.first_difference(Reference(mpi.runs.path("mpich"), 2, 0.0, 0.0), runs.path("resubmitted"))
 
 
-def test_stages_under_qsub_follow_each_other(runs: ClusterRuns) -> None:
-    options = ("--on=pbs", "--mpiexec=mpiexec.mpich", "--num-gpus=1", "--num-gpus-train=2", "--time=5m")
-    runs.samestep("submit", "system.two_stages", *options, "name=stages", "distributed=cpu", "--quiet")
+def test_stages_under_qsub_follow_each_other(runs: ClusterRuns, jobs: dict[str, str]) -> None:
     wait_for(lambda: runs.status("stages") == "done", JOB_TIMEOUT, lambda: runs.printed("stages"))
     assert [event["world"] for event in runs.events("stages", "launch")] == [1, 2]
     assert read_json(RunDir(runs.path("stages")).frozen)["train"]["plan"]["global_batch"] == 8

@@ -1,6 +1,7 @@
 """Real training on several hosts, which are network namespaces, under torchrun and under our own launcher.
 
-The hosts share this machine's disk, except where a test gives each its own.
+The hosts share this machine's disk, except where a scenario gives each its own. Two scenarios run at a time, each on
+hosts of its own, since they spend half of their time waiting.
 """
 
 import json
@@ -9,7 +10,8 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -132,33 +134,21 @@ def exit_codes(*processes: Process, within: float) -> list[int]:
     return [process.wait(max(0.1, end - time.monotonic())) for process in processes]
 
 
-@pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetworkRuns]:
-    folder = tmp_path_factory.mktemp("network")
-    with hosts(3, folder, "nodes") as made:
+def make_reference(folder: Path) -> NetworkRuns:
+    """Runs in a folder, without hosts as yet; makes the uninterrupted run of one process."""
+    with hosts(1, folder, "reference") as made:
         runs = NetworkRuns(made, folder, folder / "runs")
         settings = {"max_steps": LONG, "checkpoint": {"every_steps": LONG, "every_epochs": 0}}
         alone = runs.start(made[0], "reference", "-m", "samestep", *runs.train("reference", settings))
         assert exit_codes(alone, within=RUN_TIMEOUT) == [0], runs.printed(made[0], "reference")
-        runs.expected = list(JsonLines(RunDir(folder / "runs" / "reference").metrics))
-        yield runs
-
-
-@pytest.fixture
-def runs(network: NetworkRuns) -> Iterator[NetworkRuns]:
-    """Uses a new port; at the end, restores the links and kills all processes on the hosts."""
-    network.port += 1
-    yield network
-    for host in network.hosts:
-        host.restore_link()
-        host.kill()
+        return replace(runs, expected=list(JsonLines(RunDir(folder / "runs" / "reference").metrics)))
 
 
 def idle(runs: NetworkRuns) -> bool:
     return not any(host.processes() for host in runs.hosts)
 
 
-def test_torchrun_by_both_kinds_of_flags_with_a_killed_rank_in_between(runs: NetworkRuns) -> None:
+def torchrun_by_both_kinds_of_flags_with_a_killed_rank_in_between(runs: NetworkRuns) -> None:
     args, pair = runs.train("torchrun", SLOW), runs.hosts[:2]
     static = ("--nnodes=2", "--master_addr=node1", f"--master_port={runs.port}")
     nodes = [
@@ -177,7 +167,7 @@ def test_torchrun_by_both_kinds_of_flags_with_a_killed_rank_in_between(runs: Net
     assert runs.samples("torchrun").keys() == set(range(STEPS))
 
 
-def test_our_launcher_names_a_killed_rank_waits_for_a_lost_host_and_stops_on_all(runs: NetworkRuns) -> None:
+def our_launcher_names_a_killed_rank_waits_for_a_lost_host_and_stops_on_all(runs: NetworkRuns) -> None:
     args, pair = runs.train("ours", SLOW), runs.hosts[:2]
     nodes = [runs.node(host, args) for host in pair]
     runs.await_step("ours", 5)
@@ -201,7 +191,7 @@ def test_our_launcher_names_a_killed_rank_waits_for_a_lost_host_and_stops_on_all
     assert "Traceback" not in runs.printed(pair[0], "ours") + runs.printed(pair[1], "ours")
 
 
-def test_three_hosts_become_two_and_three_again_and_the_order_of_samples_is_exact(runs: NetworkRuns) -> None:
+def three_hosts_become_two_and_three_again_and_the_order_of_samples_is_exact(runs: NetworkRuns) -> None:
     args, lost = runs.train("elastic", {"max_steps": LONG, "step_delay": 0.5}), runs.hosts[2]
     nodes = {host.name: runs.node(host, args, nodes="1:3") for host in runs.hosts}
     runs.await_launches("elastic", [3])
@@ -222,8 +212,7 @@ def test_three_hosts_become_two_and_three_again_and_the_order_of_samples_is_exac
     assert {size for sizes in done.values() for size in sizes} == {2, 3}
 
 
-@pytest.fixture
-def separate_disks(runs: NetworkRuns) -> NetworkRuns:
+def on_separate_disks(runs: NetworkRuns) -> NetworkRuns:
     """Two hosts, each with the runs on its own disk; its own name resolves to a loopback address, as on Debian."""
     place = runs.folder / "apart"
     place.mkdir(exist_ok=True)
@@ -238,7 +227,8 @@ def separate_disks(runs: NetworkRuns) -> NetworkRuns:
     return replace(runs, hosts=own, out=place / "runs")
 
 
-def test_without_a_shared_disk_rank_0_saves_and_loads_for_all(separate_disks: NetworkRuns) -> None:
+def without_a_shared_disk_rank_0_saves_and_loads_for_all(runs: NetworkRuns) -> None:
+    separate_disks = on_separate_disks(runs)
     one, two = separate_disks.hosts
     disks = [separate_disks.folder / f"disk_{host.name}" / "runs" for host in separate_disks.hosts]
     args = separate_disks.train("apart", SLOW)
@@ -263,10 +253,43 @@ def test_without_a_shared_disk_rank_0_saves_and_loads_for_all(separate_disks: Ne
     assert separate_disks.steps_as_expected("apart", disks[0]) == STEPS
 
 
-def test_without_a_shared_disk_a_sharded_run_is_refused(separate_disks: NetworkRuns) -> None:
+def without_a_shared_disk_a_sharded_run_is_refused(runs: NetworkRuns) -> None:
+    separate_disks = on_separate_disks(runs)
     args = separate_disks.train("sharded", {"distributed": {"strategy": "fsdp", "device": "cpu"}})
     nodes = [separate_disks.node(host, args) for host in separate_disks.hosts]
     assert exit_codes(*nodes, within=RUN_TIMEOUT) == [2, 2]
     for host in separate_disks.hosts:
         output = separate_disks.printed(host, "sharded")
         assert "is not seen by all ranks, but every rank of a sharded run writes to it; set out=... to" in output
+
+
+Scenario = Callable[[NetworkRuns], None]
+SCENARIOS: list[Scenario] = [
+    three_hosts_become_two_and_three_again_and_the_order_of_samples_is_exact,
+    our_launcher_names_a_killed_rank_waits_for_a_lost_host_and_stops_on_all,
+    torchrun_by_both_kinds_of_flags_with_a_killed_rank_in_between,
+    without_a_shared_disk_rank_0_saves_and_loads_for_all,
+    without_a_shared_disk_a_sharded_run_is_refused,
+]
+"""The longest first."""
+
+
+def run_on_hosts(scenario: Scenario, runs: NetworkRuns, number: int) -> None:
+    """Run a scenario on three new hosts, which are removed at its end with all that still runs there."""
+    folder = runs.folder / f"scenario_{number}"
+    folder.mkdir()
+    with hosts(3, folder, f"nodes{number}") as made:
+        scenario(replace(runs, hosts=made))
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Scenario, Future[None]]]:
+    runs = make_reference(tmp_path_factory.mktemp("network"))
+    pool = ThreadPoolExecutor(2)
+    yield {scenario: pool.submit(run_on_hosts, scenario, runs, number) for number, scenario in enumerate(SCENARIOS)}
+    pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_on_several_hosts(started: dict[Scenario, Future[None]], scenario: Scenario) -> None:
+    started[scenario].result()

@@ -26,26 +26,29 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterRuns]:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(runs: ClusterRuns) -> str:
-    """The job of a run that nothing interrupts."""
-    return runs.submit("uninterrupted", *PAIR)
+def jobs(runs: ClusterRuns) -> dict[str, str]:
+    """A run that nothing interrupts, and one that pauses until its link is cut, at the same time."""
+    return {
+        "uninterrupted": runs.submit("uninterrupted", *PAIR),
+        "cut": runs.submit("cut", *PAIR, pause_file=runs.pause_file("cut")),
+    }
 
 
-def test_ranks_on_two_hosts_find_each_other_by_the_list_of_nodes(runs: ClusterRuns, uninterrupted: str) -> None:
-    runs.await_state(uninterrupted, *ENDED)
-    assert runs.cluster.state(uninterrupted) == "COMPLETED", runs.printed("uninterrupted")
-    assert runs.cluster.field(uninterrupted, "NodeList") == "node[1-2]"
+def test_ranks_on_two_hosts_find_each_other_by_the_list_of_nodes(runs: ClusterRuns, jobs: dict[str, str]) -> None:
+    runs.await_state(jobs["uninterrupted"], *ENDED)
+    assert runs.cluster.state(jobs["uninterrupted"]) == "COMPLETED", runs.printed("uninterrupted")
+    assert runs.cluster.field(jobs["uninterrupted"], "NodeList") == "node[1-2]"
     assert not run_checks.unfinished(runs.path("uninterrupted"))
     assert [event["world"] for event in runs.events("uninterrupted", "launch")] == [2]
 
 
-def test_a_lost_node_has_the_job_queued_again(runs: ClusterRuns, uninterrupted: str) -> None:
+def test_a_lost_node_has_the_job_queued_again(runs: ClusterRuns, jobs: dict[str, str]) -> None:
     """SLURM queues the job again; the run resumes from its last checkpoint when there are two nodes again."""
-    lost = runs.cluster.machines[1]
+    job, lost = jobs["cut"], runs.cluster.machines[1]
     assert isinstance(lost, Host)
-    job = runs.submit("cut", *PAIR, pause_file=runs.pause_file("cut"))
     runs.await_step("cut")
     runs.await_checkpoint("cut")
+    runs.await_state(jobs["uninterrupted"], *ENDED)
     lost.cut_link()
     runs.unpause("cut")
     wait_for(
@@ -57,5 +60,4 @@ def test_a_lost_node_has_the_job_queued_again(runs: ClusterRuns, uninterrupted: 
     assert runs.cluster.state(job) == "COMPLETED", runs.printed("cut")
     assert [0 < event["step"] < toy.STEPS for event in runs.events("cut", "resume")] == [True]
     assert not run_checks.unfinished(runs.path("cut"))
-    runs.await_state(uninterrupted, *ENDED)
     assert not run_checks.first_difference(Reference(runs.path("uninterrupted"), 2, 0.0, 0.0), runs.path("cut"))

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from samestep.core.errors import EXIT_DONE, EXIT_USER, UserError, print_error
+from samestep.core.imports import uncollected_imports
 
 VERBS = {
     "train": "train a recipe, or resume a run",
@@ -58,7 +59,9 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         if verb not in VERBS:
             raise UserError(f"there is no verb {verb!r}; choose one of {', '.join(VERBS)}")
-        return int(importlib.import_module(f"samestep.cli.{verb}").run(rest))
+        with uncollected_imports():
+            module = importlib.import_module(f"samestep.cli.{verb}")
+        return int(module.run(rest))
     except BrokenPipeError:  # the reader of our output, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_DONE

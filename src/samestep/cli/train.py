@@ -16,6 +16,7 @@ from types import FrameType
 from samestep.core import launch_env
 from samestep.core.config import split_options
 from samestep.core.errors import EXIT_DONE, EXIT_PREEMPTED, UserError
+from samestep.core.imports import uncollected_imports
 from samestep.core.parent import terminate_with_parent
 from samestep.world.rank_discovery import RankInfo, discover
 
@@ -95,8 +96,9 @@ def _number(options: Mapping[str, str], name: str, default: float) -> float:
 def _train(args: Sequence[str]) -> int:
     """Train in this process: alone, or as one of the ranks that a launcher started."""
     _stop_with_launcher(os.environ)
-    from samestep.cli.args import parse_train
-    from samestep.train.session.entry import enter
+    with uncollected_imports():
+        from samestep.cli.args import parse_train
+        from samestep.train.session.entry import enter
 
     code = enter(lambda: parse_train(args))
     if code not in (EXIT_DONE, EXIT_PREEMPTED) and "RANK" in os.environ:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from samestep.core import launch_env
 from samestep.core.errors import EXIT_PREEMPTED, UserError
+from samestep.core.imports import uncollected_imports
 from samestep.core.parent import terminate_with_parent
 from samestep.launch.assignment import AttemptDeadline, NodeAssignment
 from samestep.launch.node_runner import NodeRunner
@@ -80,7 +81,8 @@ class Launcher:
 
 def _run_single_node(runner: NodeRunner, policy: RestartPolicy, launch_id: str) -> int:
     """Try until it is done or there is no point in another attempt."""
-    from torch._C._distributed_c10d import TCPStore
+    with uncollected_imports():
+        from torch._C._distributed_c10d import TCPStore
 
     decision = Decision(None)
     while decision.code is None:

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
+PEER_TIMEOUT = 10.0
+"""Seconds that the peers of a dead rank get to report that themselves."""
 
 
 @dataclass
@@ -33,7 +35,7 @@ class Workers:
         end = time.monotonic() + timeout
         while any(p.is_alive() for p in self.processes) and time.monotonic() < end:
             if any(p.exitcode not in (None, 0) for p in self.processes):
-                end = min(end, time.monotonic() + 10)  # a peer of a dead rank gets time to report that itself
+                end = min(end, time.monotonic() + PEER_TIMEOUT)
             time.sleep(0.02)
         late = [p.is_alive() for p in self.processes]
         self.kill()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from samestep.core import exit_report, launch_env
 from samestep.core.errors import EXIT_DONE
+from samestep.core.imports import uncollected_imports
 from samestep.core.output import print_safely
 from samestep.core.records import JsonLines
 from samestep.core.rundir import RunDir
@@ -31,7 +32,8 @@ class NodeRunner:
 
     def attempt(self, assignment: NodeAssignment, remedy: Sequence[str], deadline: AttemptDeadline) -> list[Failure]:
         """One attempt; the ranks of this node that did not end well."""
-        from samestep.launch.attempt import run_attempt
+        with uncollected_imports():
+            from samestep.launch.attempt import run_attempt
 
         self._number += 1
         self._ranks = range(assignment.first_rank, assignment.first_rank + self.nproc)

@@ -88,13 +88,23 @@ class Proof:
         yield self._complete_check(name, wrong, _summary(found), found, split)
 
     def _one_rank_runs(self, micro: int) -> tuple[RunResult, RunResult, RunResult]:
-        """The three runs at one rank, in parallel: most of their time goes into imports."""
+        """The three runs at one rank, in parallel; those at more ranks too, if the fresh process is the last one.
+
+        Most of its time goes into imports, which the others have behind them.
+        """
         single = self.runner.start_single_process("alone")
         others: list[StartedRun] = []
         try:
             others.append(self.runner.start_run("split", 1, batch_size=micro))
             others.append(self.runner.start_run("rounding", 1, evidence_rounding=True))
             split, rounded = (each.wait() for each in others)
+            if EXIT_USER in rounded.codes:  # its settings are the user's, so the fresh process would end alike
+                raise UserError(rounded.failure())
+            ended = [split, rounded]
+            for world in WORLDS:
+                if all(run.done for run in ended) and single.is_running():
+                    self._runs[world] = self.runner.run(f"ranks-{world}", world)
+                    ended.append(self._runs[world])
             return single.wait(), split, rounded
         finally:
             single.stop()
@@ -122,7 +132,7 @@ class Proof:
         comparisons, difference = [], ""
         for world in WORLDS:
             self.progress(f"{world} ranks")
-            result = self.runner.run(f"ranks-{world}", world)
+            result = self._runs.get(world) or self.runner.run(f"ranks-{world}", world)
             if not result.done:
                 yield self._failed_check(result)
                 return

@@ -87,10 +87,13 @@ _LAUNCHERS = (
     "OMPI",
     "PYTHONHASHSEED",
 )
-_SINGLE_PROCESS_CODE = (
-    "import json, sys; from samestep.train.session.entry import train_with; "
-    "sys.exit(train_with(*json.loads(sys.argv[1])))"
-)
+_SINGLE_PROCESS_CODE = """
+import json, sys
+from samestep.core.imports import uncollected_imports
+with uncollected_imports():
+    from samestep.train.session.entry import train_with
+sys.exit(train_with(*json.loads(sys.argv[1])))
+"""
 
 
 @dataclass(frozen=True)
@@ -256,6 +259,10 @@ class SingleProcessRun:
                 env=_single_process_environment(),
             )
 
+    def is_running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._process.poll() is None
+
     def wait(self) -> RunResult:
         """Wait for its end."""
         try:
@@ -268,7 +275,7 @@ class SingleProcessRun:
 
     def stop(self) -> None:
         """End it, if it still runs."""
-        if self._process.poll() is None:
+        if self.is_running():
             self._process.kill()
             self._process.wait()
 

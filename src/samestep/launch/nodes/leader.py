@@ -77,7 +77,7 @@ class Leader:
     def __init__(
         self, options: NodeOptions, policy: RestartPolicy, launch_id: str, command: str, listener: socket.socket
     ) -> None:
-        from torch._C._distributed_c10d import TCPStore  # now, since importing takes seconds without a heartbeat
+        from torch._C._distributed_c10d import TCPStore
 
         self._open_store = lambda: TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._options, self._policy, self._launch_id, self._command = options, policy, launch_id, command

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from samestep.core.errors import UserError
+from samestep.core.imports import uncollected_imports
 
 JOIN_TIMEOUT = 300.0
 """Seconds that nodes wait for each other."""
@@ -42,6 +43,8 @@ class NodeOptions:
                 f"--node-rank 0 is the first node, but {self.host} of --rdzv is not this machine "
                 f"({socket.gethostname()}); name this machine there, on every node, or give it another --node-rank"
             )
+        with uncollected_imports():  # what the leader needs; other nodes wait for its answer only once the port is open
+            import torch._C._distributed_c10d  # noqa: F401
         try:
             if socket.has_dualstack_ipv6():
                 return socket.create_server(("", self.port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)

@@ -13,6 +13,7 @@ import random
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -241,17 +242,23 @@ def _state_facts(part: Stateful) -> dict[str, Any]:
     digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
     prints = {}
     for name, tensor in sorted(tensors.items()):
-        digest.update(name.encode() + _bytes(full_tensor(tensor)))
-        if tensor.is_floating_point():
-            prints[name.lstrip("/")] = _fingerprint(tensor)
+        full = full_tensor(tensor)
+        digest.update(name.encode() + _bytes(full))
+        if full.is_floating_point():
+            prints[name.lstrip("/")] = _fingerprint(full)
     return {"hash": digest.hexdigest(), "prints": prints}
 
 
 def _fingerprint(tensor: Tensor) -> list[float]:
     """The norm, and the product with a fixed random vector."""
     values = full_tensor(tensor).detach().cpu().double().flatten()
-    probe = noise.uniform(_PROBE, torch.arange(len(values)), dtype=torch.float64) - 0.5
-    return [float(values.norm()), float(values @ probe)]
+    return [float(values.norm()), float(values @ _probe(len(values).bit_length())[: len(values)])]
+
+
+@cache
+def _probe(bits: int) -> Tensor:
+    """The first 2^`bits` numbers of a fixed random vector; kept, because drawing it takes longer than using it."""
+    return noise.uniform(_PROBE, torch.arange(1 << bits), dtype=torch.float64) - 0.5
 
 
 def _bytes(tensor: Tensor) -> bytes:
