@@ -66,17 +66,33 @@ def measure(name: str, kind: str, size: str, steps: int, settings: list[str]) ->
 
 
 def by_samestep(kind: str, size: str, steps: int, settings: list[str]) -> float:
-    """A real run, with its settings as they are by default; its own measured speed."""
+    """A real run of many hours, with its settings as they are by default; its own measured speed, after which it is
+    stopped. In a short run it would not pay to compile."""
     rows, length = BATCHES[size]
     with tempfile.TemporaryDirectory() as folder:
         recipe = str(Path(__file__).parent / "throughput_recipe.py")
         options = {"out": folder, "name": "run", "network": kind, "size": size, "length": length, "batch_size": rows}
-        options |= {"max_steps": steps, "log.every": steps // 2, "checkpoint.every_epochs": 0, "learning_rate": 3e-4}
+        options |= {"max_steps": 10**6, "log.every": steps // 2, "checkpoint.every_epochs": 0, "learning_rate": 3e-4}
         command = [sys.executable, "-m", "samestep", "train", recipe, *(f"{k}={v}" for k, v in options.items())]
-        subprocess.run([*command, *settings], check=True, capture_output=True, text=True)
-        lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
-    speeds = [row["tokens/s"] for row in map(json.loads, lines) if "tokens/s" in row]
-    return float(speeds[-1])
+        with (Path(folder) / "output").open("w+") as output:
+            run = subprocess.Popen([*command, *settings], stdout=output, stderr=output, text=True)
+            speeds: list[float] = []
+            while len(speeds) < 2 and run.poll() is None:
+                time.sleep(0.2)
+                speeds = read_speeds(Path(folder) / "run" / "metrics.jsonl")
+            run.kill()
+            run.wait()
+            if len(speeds) < 2:
+                output.seek(0)
+                raise subprocess.CalledProcessError(run.returncode, command, output.read())
+    return speeds[1]
+
+
+def read_speeds(path: Path) -> list[float]:
+    """The speeds that a run has logged so far."""
+    complete = path.read_text().rpartition("\n")[0] if path.exists() else ""
+    lines = complete.splitlines()
+    return [float(row["tokens/s"]) for row in map(json.loads, lines) if "tokens/s" in row]
 
 
 def by_loop(name: str, kind: str, size: str, steps: int) -> float:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from language_toys import TOKENS, logits_of, native, of_transformers
 from samestep.models import log_probs
 from samestep.models.log_probs import completion_log_probs, token_log_probs
+from samestep.parallel.precision import autocast, cast_weights
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "native": native,
@@ -165,3 +166,39 @@ def test_logits_in_half_precision_are_measured_in_single() -> None:
     wanted = (logits.bfloat16().float() / 0.5).log_softmax(-1).gather(1, tokens[:, None])[:, 0]
     torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(token_log_probs(logits, tokens, 0.0), token_log_probs(logits, tokens, 1.0))
+
+
+def test_a_head_in_many_parts_sums_its_gradient_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    prompt, completion = torch.randint(TOKENS, (32, 2)), torch.randint(TOKENS, (32, 60))
+    all_real = [torch.ones_like(tokens, dtype=torch.bool) for tokens in (prompt, completion)]
+    gradients = []
+    for compute, at_once in ((None, 2**24), (torch.bfloat16, TOKENS)):  # all at once, and one position at a time
+        monkeypatch.setattr(log_probs, "AT_ONCE", at_once)
+        network = native().float()
+        with cast_weights(network, compute), autocast(torch.device("cpu"), compute):
+            found = completion_log_probs(network, prompt, all_real[0], completion, all_real[1])
+        found.log_probs.sum().backward()
+        gradients.append(network.get_output_embeddings().weight.grad)
+    apart = (gradients[0] - gradients[1]).norm() / gradients[0].norm()
+    assert apart < 0.01, apart
+
+
+class Halving(nn.Module):
+    """Changes its logits in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = native()
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.network.get_output_embeddings()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.network(tokens).mul_(0.5)
+
+
+def test_logits_that_are_changed_in_place_are_noticed() -> None:
+    network, rows = Halving(), given()
+    found = completion_log_probs(network, *rows).log_probs[rows.completion_mask]
+    torch.testing.assert_close(found, by_hand(network.network, rows, temperature=2.0)[0])

@@ -11,7 +11,7 @@ from samestep.data.loading import Batch
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.parallel.blocks import checkpoint_activations
 from samestep.parallel.compiling import LossCompiler
-from samestep.parallel.precision import autocast, cast_weights, with_cast_weights
+from samestep.parallel.precision import autocast, cast_for_good, cast_weights, with_cast_weights
 from samestep.parallel.wrap import wrap
 from samestep.train.learner.learner import Learner
 from samestep.world.world import World
@@ -50,7 +50,7 @@ def test_inside_they_are_of_the_type_and_outside_themselves() -> None:
     with cast_weights(network, BF16):
         assert network.table.weight.dtype == BF16
         assert network.head.weight is network.table.weight
-        assert network.small.dtype == torch.float16, "no smaller than it is"
+        assert network.small.dtype == BF16, "as FSDP casts it"
         assert network.whole.dtype == torch.int64
     with suppress(ZeroDivisionError), cast_weights(network, BF16):
         raise ZeroDivisionError
@@ -91,6 +91,50 @@ def test_blocks_are_computed_again_with_the_weights_of_the_forward_pass(mode: st
         total.backward()
     for mine, theirs in zip(again.parameters(), plain.parameters()):
         assert torch.equal(mine.grad, theirs.grad), "to the bit"
+
+
+class Normed(nn.Module):
+    """Has running statistics, which stay in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(self.first(x)))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_batch_norm_keeps_its_type(training: bool) -> None:
+    network = made(Normed).train(training)
+    parallel = wrap(network, World.single(), "ddp", BF16)
+    with autocast(torch.device("cpu"), BF16):
+        output = parallel.call(lambda network, x: network(x), torch.ones(6, 4))
+    output.float().sum().backward()
+    assert network.norm.weight.grad.dtype == torch.float32
+    frozen = made(Normed).eval()
+    cast_for_good(frozen, BF16)
+    assert (frozen.first.weight.dtype, frozen.norm.weight.dtype) == (BF16, torch.float32)
+    with autocast(torch.device("cpu"), BF16):
+        frozen(torch.ones(6, 4))
+
+
+def test_every_loss_has_its_own_count_of_compilations() -> None:
+    """torch gives up after 8 of one code object, and the code around all losses is one."""
+    compiled = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]):
+        compiled.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    parallel = wrap(made(lambda: nn.Linear(2, 1)), World.single(), "ddp", BF16)
+    parallel.compiler = LossCompiler(backend)
+    for number in range(12):
+        function = eval(f"lambda network, x: network(x).sum() * {number}")
+        for _ in range(2):
+            parallel.call(function, torch.ones(3, 2, dtype=BF16))
+    assert len(compiled) == 12
 
 
 def test_the_residual_stream_is_of_the_type() -> None:

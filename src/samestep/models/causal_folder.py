@@ -18,12 +18,12 @@ from torch import nn
 
 from samestep.core.errors import UserError
 from samestep.core.records import read_json_if_readable
+from samestep.models.hub_download import TOKENIZERS
 
 DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
 _CONFIG = "config.json"
 _GENERATION = "generation_config.json"
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
-_WEIGHT_FILES = ("*.safetensors", "*.bin")
+_WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 _OFFLINE: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
@@ -64,7 +64,7 @@ class CausalFolder:
         """The tokenizer, an object of transformers."""
         from transformers import AutoTokenizer
 
-        if not any((self.path / name).is_file() for name in _TOKENIZER_FILES):
+        if not any((self.path / name).is_file() for name in TOKENIZERS):
             raise UserError(f"{self.path} has no tokenizer, such as a tokenizer.json; copy its files into the folder")
         with _sentence(f"the tokenizer in {self.path} cannot be loaded"):
             return AutoTokenizer.from_pretrained(self.path, **_OFFLINE)

@@ -1,7 +1,7 @@
 """Calling a causal network piece by piece, with a cache: the native transformer, or a model of transformers.
 
     tokens, mask = left_pad(prompts, pad=0)
-    decoder = open_decoder(network, mask, new_tokens=32)
+    decoder = open_decoder(network, mask, width=tokens.shape[1], new_tokens=32)
     logits = decoder(tokens)            # [rows, vocabulary], after the last token of each row
     logits = decoder(chosen[:, None])   # and so on
 

@@ -23,7 +23,15 @@ from samestep.core.records import read_json_if_readable, write_atomically, write
 CONFIG = "config.json"
 SMALL = ("*.json", "*.model", "*.tiktoken", "*.jinja", "merges.txt", "vocab.txt")
 """What is downloaded besides weights: configuration and tokenizer."""
-TOKENIZERS = {"tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt"}
+TOKENIZERS = {
+    "tokenizer.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+    "vocab.json",
+    "vocab.txt",
+}
 """One of these is in every model of text."""
 _WEIGHTS = (("model.safetensors", "*.safetensors"), ("pytorch_model.bin", "pytorch_model*.bin"))
 _THREADS = 4

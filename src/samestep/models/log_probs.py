@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
 from samestep.models.decoding import forward_arguments
@@ -138,24 +139,36 @@ class _HeadMeasure:
 def _through_head(network: nn.Module, head: nn.Linear, rows: _Rows, measure: _Measure) -> tuple[Tensor, ...]:
     """Values of the positions that are wanted, measured where the head is called."""
     forward, inside = head.forward, not _changes_logits(network)
-    returned: list[Tensor] = []
+    returned: list[tuple[Tensor, int]] = []
 
     def measure_inside(hidden: Tensor) -> Tensor:
         wanted = _at(hidden, rows.positions)
         if not inside:
             return forward(wanted)
-        values = _in_parts(_HeadMeasure(forward, head.out_features, measure), wanted, rows.targets)
-        returned.append(torch.stack(values, -1))
-        return returned[-1]  # in place of logits, so that what the network returns leads back through it, as FSDP needs
+        through_head = _HeadMeasure(_summing_widely(head, forward), head.out_features, measure)
+        values = _in_parts(through_head, wanted, rows.targets)
+        returned.append((stacked := torch.stack(values, -1), stacked._version))
+        return stacked  # in place of logits, so that what the network returns leads back through it, as FSDP needs
 
     with _replaced_forward(head, measure_inside):
         logits = _logits(network, rows.tokens)
     if not inside:
         return _in_parts(measure, logits, rows.targets)
-    if len(returned) == 1 and logits is returned[0]:
+    if len(returned) == 1 and logits is returned[0][0] and logits._version == returned[0][1]:
         return logits.unbind(-1)
     # The network changes the logits in a way that is not known here, so they must be made.
     return _in_parts(measure, _at(_logits(network, rows.tokens), rows.positions), rows.targets)
+
+
+def _summing_widely(head: nn.Linear, forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A head whose weight may be bf16: the gradients of many parts are summed in float32, where in bf16 the later ones
+    would be rounded away."""
+    weight, bias = head.weight, head.bias
+    is_narrow = weight.dtype in (torch.bfloat16, torch.float16)
+    if not is_narrow or not weight.requires_grad or type(head).forward is not nn.Linear.forward:
+        return forward
+    wide, dtype = weight.float(), weight.dtype
+    return lambda hidden: linear(hidden, wide.to(dtype), bias)
 
 
 def _plain_head(network: nn.Module) -> nn.Linear | None:

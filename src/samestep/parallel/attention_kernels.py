@@ -43,22 +43,30 @@ class AttentionCall:
 
 @contextmanager
 def recording_attention() -> Iterator[Counter[AttentionCall]]:
-    """Around calls of a network that is not compiled: how often each kind of call was made."""
+    """Around calls of a network: how often each kind of call was made. Nothing is compiled in here, since the recording
+    would be compiled in."""
     calls: Counter[AttentionCall] = Counter()
-    with _Recorder(calls):
+    with torch.compiler.set_stance("force_eager"), _Recorder(calls):
         yield calls
 
 
-def fastest_kernel(calls: Mapping[AttentionCall, int], device: torch.device) -> str:
-    """The kernel that takes the least time for these calls and their backward passes."""
-    seconds = {}
-    for name in KERNELS:
-        if name != "math":
-            try:
-                seconds[name] = sum(count * _seconds(call, name, device) for call, count in calls.items())
-            except RuntimeError:  # it does not compute such calls, or needs more memory than there is
-                continue
-    return min(seconds, key=lambda name: seconds[name], default="math")
+def fastest_kernel(calls: Mapping[AttentionCall, int], device: torch.device) -> str | None:
+    """The kernel with which these calls and their backward passes take the least time, where another one computes what
+    it cannot. None: no fused kernel computes any of them. No random state changes."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        seconds = {call: _seconds_by_kernel(call, device) for call in calls}
+    names = sorted({name for found in seconds.values() for name in found})
+    return min(names, key=lambda name: _total(name, calls, seconds), default=None)
+
+
+def _total(
+    name: str, calls: Mapping[AttentionCall, int], seconds: Mapping[AttentionCall, Mapping[str, float]]
+) -> float:
+    """Of all calls; one that this kernel does not compute is computed by the fastest that does."""
+    return sum(
+        count * seconds[call].get(name, min(seconds[call].values(), default=0.0)) for call, count in calls.items()
+    )
 
 
 def attention_kernel(name: str | None) -> AbstractContextManager[None]:
@@ -86,15 +94,33 @@ class _Recorder(TorchFunctionMode):
 
 
 def _describe(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, **options: Any
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,
 ) -> AttentionCall:
     mask = None if attn_mask is None else _layout(attn_mask)
-    options = {"dropout_p": dropout_p, **options}
+    options = {"dropout_p": dropout_p, "is_causal": is_causal, **options}
     return AttentionCall((_layout(query), _layout(key), _layout(value)), mask, tuple(sorted(options.items())))
 
 
 def _layout(tensor: Tensor) -> _Layout:
     return tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+def _seconds_by_kernel(call: AttentionCall, device: torch.device) -> dict[str, float]:
+    """Of each fused kernel that computes such a call."""
+    found = {}
+    for name in KERNELS:
+        if name != "math":
+            try:
+                found[name] = _seconds(call, name, device)
+            except RuntimeError:  # it does not compute it, or needs more memory than there is
+                continue
+    return found
 
 
 def _seconds(call: AttentionCall, name: str, device: torch.device) -> float:

@@ -7,6 +7,7 @@ that cannot be compiled runs as it is and is recorded: all ranks then agree to g
 import logging
 from collections.abc import Callable, Hashable
 from functools import partial
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ class LossCompiler:
         self.failure: str | None = None
         self._compile: Compiler = torch._dynamo.lookup_backend(backend)
         self._compiled: dict[Hashable, tuple[Function, Function]] = {}
+        self._codes: dict[Hashable, CodeType] = {}
 
     def is_new(self, function: Function) -> bool:
         """Whether a function was not compiled yet; one that is made anew in every step is the same one."""
@@ -37,9 +39,17 @@ class LossCompiler:
             return with_cast_weights(function, compute)
         known = self._compiled.get(_key(function))
         if known is None or known[0] != function:  # the same code with other closures: torch compiles it only once
-            compiled = torch.compile(with_cast_weights(function, compute), backend=self.compile_graph)
+            wrapped = self._with_own_code(_key(function), function, with_cast_weights(function, compute))
+            compiled = torch.compile(wrapped, backend=self.compile_graph)
             known = self._compiled[_key(function)] = (function, compiled)
         return known[1]
+
+    def _with_own_code(self, key: Hashable, function: Function, wrapped: Function) -> Function:
+        """torch counts and limits compilations by code object; that of what is wrapped around all functions is one."""
+        if wrapped is function:
+            return function
+        code = self._codes.setdefault(key, wrapped.__code__.replace())
+        return FunctionType(code, wrapped.__globals__, closure=wrapped.__closure__)
 
     def compile_graph(self, graph: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
         try:

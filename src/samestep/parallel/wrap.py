@@ -22,7 +22,14 @@ from samestep.core.errors import UserError
 from samestep.parallel.blocks import find_blocks
 from samestep.parallel.build import FillFunction, materialize
 from samestep.parallel.compiling import LossCompiler
-from samestep.parallel.precision import Function, cast_weights, with_cast_weights
+from samestep.parallel.precision import (
+    Function,
+    cast_weights,
+    keeps_type,
+    weight_places,
+    weights_at,
+    with_cast_weights,
+)
 from samestep.parallel.waiting import WaitTimer
 from samestep.world.world import World
 
@@ -148,17 +155,9 @@ class _ParallelBase:
     def reshard(self) -> None:
         """Nothing was gathered."""
 
-    @contextmanager
-    def held_constant(self) -> Iterator[None]:
-        """Autograd checks whether a parameter requires a gradient when it is used, not in the backward pass."""
-        trainable = [p for p in self.inner.parameters() if p.requires_grad]
-        for parameter in trainable:
-            parameter.requires_grad_(False)
-        try:
-            yield
-        finally:
-            for parameter in trainable:
-                parameter.requires_grad_(True)
+    def held_constant(self) -> AbstractContextManager[None]:
+        """With the same values, detached; also inside of a call, where they may be casts."""
+        return weights_at([(weights, name, weight.detach()) for weights, name, weight in weight_places(self.inner)])
 
 
 class SingleProcess(_ParallelBase):
@@ -274,13 +273,23 @@ class Sharded(_ParallelBase):
             self._is_set_up = True
         self.reshard()
         self._was_held_constant = True
-        with super().held_constant():
+        # Autograd checks whether a parameter requires a gradient when it is used, not in the backward pass.
+        trainable = [p for p in self.inner.parameters() if p.requires_grad]
+        for parameter in trainable:
+            parameter.requires_grad_(False)
+        try:
             yield
+        finally:
+            for parameter in trainable:
+                parameter.requires_grad_(True)
 
 
 def shard(module: nn.Module, world: World, compute: torch.dtype | None) -> None:
     """Shard a module over the data-parallel ranks, unit by unit; its trainable parameters must be of one type."""
     mesh = _mesh(world)
+    for part in module.modules():
+        if compute and keeps_type(part):
+            fully_shard(part, mesh=mesh, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
     policy = MixedPrecisionPolicy(  # inputs stay as they are: a rounded rotary table is another position
         param_dtype=compute, reduce_dtype=torch.float32 if compute else None, cast_forward_inputs=False
     )
@@ -330,10 +339,12 @@ def warm_up(module: nn.Module, backward: Callable[[], object]) -> None:
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
     devices = [p.device for p in module.parameters() if p.device.type == "cuda"][:1]
     states = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=devices):
-        backward()
-    random.setstate(states[0])
-    np.random.set_state(states[1])
-    for name, buffer in module.named_buffers():
-        buffer.copy_(buffers[name])
-    module.zero_grad(set_to_none=True)
+    try:
+        with torch.random.fork_rng(devices=devices):
+            backward()
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        for name, buffer in module.named_buffers():
+            buffer.copy_(buffers[name])
+        module.zero_grad(set_to_none=True)

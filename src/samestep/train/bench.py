@@ -331,7 +331,7 @@ class Bench:
         def steps_left() -> int:
             return self.known_plan.steps - self.progress.step if self.known_plan else 0
 
-        return Choices.of(self.config, self.world, self.first_launch.fix, steps_left, self.frozen_networks.compile)
+        return Choices.of(self.config, self.world, self.first_launch, steps_left, self.frozen_networks.compile)
 
     def _planned_rate(self, step: int) -> float:
         return self._planned().schedule(self.config)(step) * self.progress.improvement.rate_factor

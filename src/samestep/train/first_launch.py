@@ -38,6 +38,10 @@ class FirstLaunch:
             write_json(self.rundir.frozen, known)
         return value
 
+    def of_this_stage(self) -> dict[str, Json]:
+        """What was fixed so far."""
+        return self.of_all_stages().get(self.stage, {})
+
     def of_all_stages(self) -> dict[str, Json]:
         """By stage, what was fixed for it."""
         return self.world.share(read_json(self.rundir.frozen) if self.world.is_main else None) or {}

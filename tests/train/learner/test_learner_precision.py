@@ -102,6 +102,44 @@ def held_constant_in_bf16_leaves_no_gradient(world: World, strategy: str) -> Non
         assert all(weight.grad is None for weight in learner.parameters())
 
 
+def held_constant_inside_of_the_own_loss(world: World, strategy: str) -> None:
+    if strategy == "fsdp":
+        return  # its weights are gathered for one use at a time
+
+    def adversarial(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        with learner.held_constant() as constant:
+            apart = constant(batch["x"], batch["tokens"]) - batch["y"]
+        assert not apart.requires_grad
+        return error(module, batch)
+
+    with default_dtype(torch.float32):
+        learner = learner_of(made(Net), world, strategy, mixed_precision="bf16")
+        learner.update(feed_of(Points(8), world, 8, 4, steps=1)[0], adversarial)
+        plain = learner_of(made(Net), world, strategy, mixed_precision="bf16")
+        plain.update(feed_of(Points(8), world, 8, 4, steps=1)[0], error)
+        close(weights_of(learner), weights_of(plain), tolerance=0)
+
+
+class BatchNormed(Net):
+    """With a norm that has running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(5)
+
+
+def a_batch_norm_trains_in_float32(world: World, strategy: str) -> None:
+    with default_dtype(torch.float32):
+        learner = learner_of(made(BatchNormed), world, strategy, mixed_precision="bf16")
+        seen: list[torch.dtype] = []
+        learner.module.norm.register_forward_pre_hook(lambda part, inputs: seen.append(part.weight.dtype))
+        before = weights_of(learner)["norm.weight"]
+        learner.update(feed_of(Points(8), world, 8, 4, steps=1)[0], error)
+        learner.check_finite()
+        assert set(seen) == {torch.float32}
+        assert not torch.equal(weights_of(learner)["norm.weight"], before)
+
+
 def rows_in_bf16_are_summed_in_float32(world: World, strategy: str) -> None:
     if strategy == "fsdp":
         return  # the loss's own arithmetic is the same there
@@ -162,6 +200,8 @@ CASES: list[Case] = [
     tiny_updates_add_up,
     every_use_has_weights_in_bf16_and_inputs_as_they_are,
     held_constant_in_bf16_leaves_no_gradient,
+    held_constant_inside_of_the_own_loss,
+    a_batch_norm_trains_in_float32,
     rows_in_bf16_are_summed_in_float32,
     an_overflow_halves_the_scale,
     without_scale_to_lose_it_fails,

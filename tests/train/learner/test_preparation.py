@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from samestep.core.errors import RunFailed
 from samestep.core.records import Json
 from samestep.data.loading import Batch
 from samestep.parallel.compiling import LossCompiler
@@ -65,6 +66,27 @@ def measuring_changes_no_number(world: World, strategy: str) -> None:
     close(weights_of(learner), weights_of(trained(world, strategy, Choices(), Attends)), tolerance=1e-12)
 
 
+def what_is_to_be_compiled_is_compiled_after_its_attention_was_measured(world: World, strategy: str) -> None:
+    compiled: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    choices = Choices(compile=True, attention="auto", compiler=lambda: LossCompiler(backend))
+    trained(world, strategy, choices, Attends)
+    calls = [node for graph in compiled for node in graph.graph.nodes if "scaled_dot_product" in str(node.target)]
+    assert calls, "attention is part of what was compiled"
+
+
+def a_loss_without_its_network_is_told_so(world: World, strategy: str) -> None:
+    if strategy != "lone":
+        return
+    learner = Learner(wrap(made(Net), world, strategy, None), world, rate, SETTINGS, choices=open_choices(Decisions()))
+    with pytest.raises(RunFailed, match="did not call the network"):
+        learner.update(feed_of(Points(8), world, 8, 8, steps=1)[0], lambda module, batch: {"error": batch["y"].sum(1)})
+
+
 def what_was_decided_is_not_measured_again(world: World, strategy: str) -> None:
     for decision in (True, False):
         calls: list[str] = []
@@ -114,6 +136,8 @@ def one_that_cannot_be_compiled_stays_as_it_is(world: World, strategy: str) -> N
 
 
 CASES: list[Case] = [
+    what_is_to_be_compiled_is_compiled_after_its_attention_was_measured,
+    a_loss_without_its_network_is_told_so,
     measuring_changes_no_number,
     what_was_decided_is_not_measured_again,
     a_short_run_is_not_compiled,

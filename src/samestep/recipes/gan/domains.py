@@ -28,11 +28,13 @@ class Domain:
 
     def __post_init__(self) -> None:
         """Refuse a template that names other columns."""
+        for field in (name for name in self.prompt_fields if not name.isidentifier()):
+            raise UserError(f"Rename the column {field!r} of domain {self.name!r}; a template can only name words.")
         if self.human_field in self.prompt_fields:
             raise UserError(f"Leave {self.human_field!r} out of the prompt of domain {self.name!r}; it is the answer.")
         try:
             parts = [part for part in Formatter().parse(self.template) if part[1] is not None]
-            used = {f"{field}{':' + spec if spec else ''}" for _, field, spec, _ in parts}
+            used = {f"{field}{'!' + way if way else ''}{':' + spec if spec else ''}" for _, field, spec, way in parts}
         except ValueError as problem:
             raise UserError(f"Fix the template of domain {self.name!r}: {problem}.") from None
         if used != set(self.prompt_fields):

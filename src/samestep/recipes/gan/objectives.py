@@ -73,9 +73,10 @@ class Advantages(NamedTuple):
 
 def batch_advantages(rewards: Tensor, mean: float, variance: float) -> Advantages:
     """Rewards [rows] compared with those of the global batch, whose mean and variance are given."""
-    if variance > 0:
-        return Advantages((rewards - mean) / variance**0.5, torch.zeros_like(rewards, dtype=torch.bool))
-    return Advantages(torch.zeros_like(rewards), torch.ones_like(rewards, dtype=torch.bool))
+    if variance == 0:
+        return Advantages(torch.zeros_like(rewards), torch.ones_like(rewards, dtype=torch.bool))
+    # Of rewards that are not finite the variance is NaN, and so is the gradient: the step is skipped.
+    return Advantages((rewards - mean) / variance**0.5, torch.zeros_like(rewards, dtype=torch.bool))
 
 
 def group_advantages(rewards: Tensor, size: int) -> Advantages:

@@ -22,6 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 from samestep.checkpoint.safetensor_files import SafetensorsFiles, write_safetensors_file
 from samestep.checkpoint.weight_sources import copy_into
 from samestep.core.errors import UserError
+from samestep.parallel.attention_kernels import attention_kernel
 from samestep.parallel.build import FillFunction, materialize
 from samestep.parallel.precision import autocast, cast_for_good
 from samestep.parallel.wrap import full_tensor, shard
@@ -59,15 +60,18 @@ def place_frozen(
     return materialize(module, world.device, fill)
 
 
-def ready_frozen(name: str, module: nn.Module, world: World, compute: torch.dtype | None) -> Frozen:
-    """A network that was placed. Its weights are cast to the type of mixed precision once, since they never change."""
+def ready_frozen(
+    name: str, module: nn.Module, world: World, compute: torch.dtype | None, kernel: str | None = None
+) -> Frozen:
+    """A network that was placed. Its weights are cast to the type of mixed precision once, since they never change.
+    `kernel` computes its attention."""
     if not isinstance(module, FSDPModule):
         cast_for_good(module, compute)
 
     @contextmanager
     def enter() -> Iterator[nn.Module]:
         try:
-            with torch.no_grad(), autocast(world.device, compute):
+            with torch.no_grad(), attention_kernel(kernel), autocast(world.device, compute):
                 yield module
         finally:
             if isinstance(module, FSDPModule):

@@ -82,7 +82,7 @@ class Learner:
         self.recorder = recorder
         self.rank_dependence: list[str] = []
         """What makes this learner's updates depend on the number of ranks, found in its first micro-batch."""
-        self._preparation = Preparation(name, parallel, world, choices or Choices())
+        self._preparation = Preparation(name, parallel, world, choices or Choices(), self._autocast)
         self._is_checked = False
         self._most_rows = 0
         self._mask_key = share_key(parallel.inner, name, seed)
@@ -240,8 +240,12 @@ class Learner:
         """A pass as in an update, of one micro-batch and without its weights."""
         synchronized = not self._parallel.replicated
         with self._parallel.syncing(last=synchronized), self._preparation.attention(), self._autocast():
+            self._parallel.called = False
             rows = self._call(function, batch)
-            reduce(add, [values.float().sum() for values in rows.values() if values.requires_grad]).backward()
+            self._check_called()
+            total = reduce(add, [values.float().sum() for values in rows.values() if values.requires_grad], 0.0)
+            if isinstance(total, Tensor):
+                total.backward()
 
     def _step_now(self) -> int:
         return self.updates if self._loop_step is None else self._loop_step()

@@ -6,7 +6,7 @@ launches of the run, so that a resumed run computes as before.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,7 @@ from samestep.parallel.attention_kernels import attention_kernel, fastest_kernel
 from samestep.parallel.compiling import LossCompiler, describe
 from samestep.parallel.precision import Function
 from samestep.parallel.wrap import Parallel, warm_up
+from samestep.train.first_launch import FirstLaunch
 from samestep.world.world import World
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,8 @@ class Choices:
     compiler: Callable[[], LossCompiler] = LossCompiler
     fix: Fix = lambda what, decide: decide()
     """Gives what an earlier launch decided, or decides it and keeps it."""
+    known: Callable[[], Mapping[str, Json]] = dict
+    """All that earlier launches decided."""
     steps_left: Callable[[], int] = lambda: 0
     """Steps of the stage that are to come."""
     on_compiling: Callable[[], None] = lambda: None
@@ -45,14 +48,20 @@ class Choices:
 
     @classmethod
     def of(
-        cls, config: Any, world: World, fix: Fix, steps_left: Callable[[], int], on_compiling: Callable[[], None]
+        cls,
+        config: Any,
+        world: World,
+        first_launch: FirstLaunch,
+        steps_left: Callable[[], int],
+        on_compiling: Callable[[], None],
     ) -> "Choices":
         """What the configuration of a run says, or leaves open where it can be measured."""
         measures = _measures(config, world)
         return cls(
             compile=config.compile if config.compile is not None or measures else False,
             attention=config.attention if config.attention != "auto" or measures else None,
-            fix=fix,
+            fix=first_launch.fix,
+            known=first_launch.of_this_stage,
             steps_left=steps_left,
             on_compiling=on_compiling,
         )
@@ -71,12 +80,21 @@ def _measures(config: Any, world: World) -> bool:
 class Preparation:
     """Prepares the functions that a learner calls in its updates."""
 
-    def __init__(self, name: str, parallel: Parallel, world: World, choices: Choices) -> None:
-        self._name, self._parallel, self._world, self._choices = name, parallel, world, choices
-        self._kernel = None if choices.attention == "auto" else choices.attention
+    def __init__(
+        self,
+        name: str,
+        parallel: Parallel,
+        world: World,
+        choices: Choices,
+        autocast: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        self._name, self._parallel, self._world = name, parallel, world
+        self._choices, self._autocast = choices, autocast
+        known = choices.known() if choices.compile is None or choices.attention == "auto" else {}
+        self._kernel = known.get(f"attention/{name}") if choices.attention == "auto" else choices.attention
         self._has_decided = False
-        if choices.compile:
-            self._parallel.compiler = choices.compiler()
+        if choices.compile or (choices.compile is None and known.get(f"compile/{name}")):
+            self._compile()
 
     def attention(self) -> AbstractContextManager[None]:
         """Around calls of the network and their backward passes."""
@@ -100,23 +118,31 @@ class Preparation:
         return self._choices.fix(f"{what}/{self._name}", lambda: self._world.share(decide()))
 
     def _measured_kernel(self, attempt: Callable[[], None]) -> str | None:
-        with recording_attention() as calls:
-            warm_up(self._parallel.inner, attempt)
-        return fastest_kernel(calls, self._world.device) if calls else None
+        compiler, self._parallel.compiler = self._parallel.compiler, None  # or the function would not be new any more
+        try:
+            with recording_attention() as calls:
+                warm_up(self._parallel.inner, attempt)
+        finally:
+            self._parallel.compiler = compiler
+        with self._autocast():
+            return fastest_kernel(calls, self._world.device)
 
     def _decide_compiling(self, attempt: Callable[[], None], passes: int) -> None:
         if self._decide("compile", lambda: self._pays(attempt, passes)):
-            self._parallel.compiler = self._parallel.compiler or self._choices.compiler()
-            self._choices.on_compiling()
+            self._compile()
         else:
             self._parallel.compiler = None
+
+    def _compile(self) -> None:
+        self._parallel.compiler = self._parallel.compiler or self._choices.compiler()
+        self._choices.on_compiling()
 
     def _pays(self, attempt: Callable[[], None], passes: int) -> bool:
         plain = self._seconds(attempt)
         if self._world.share(plain * passes * self._choices.steps_left()) < self._choices.compiles_from:
             return False
         compiler = self._parallel.compiler = self._choices.compiler()
-        self._try_compiling(compiler, attempt)
+        self._try_compiling(compiler, attempt, is_optional=True)
         if not compiler.enabled:
             return False
         compiled = self._seconds(attempt)
@@ -135,12 +161,15 @@ class Preparation:
             found.append(time.perf_counter() - begun)
         return min(found)
 
-    def _try_compiling(self, compiler: LossCompiler, attempt: Callable[[], None]) -> None:
-        """One pass whose results are dropped. Where a rank cannot compile it, all ranks go on without compiling."""
+    def _try_compiling(self, compiler: LossCompiler, attempt: Callable[[], None], is_optional: bool = False) -> None:
+        """One pass whose results are dropped. Where a rank cannot compile it, all ranks go on without compiling. If
+        nobody asked for it, that goes for a lack of memory too."""
         failure = None
         try:
             warm_up(self._parallel.inner, attempt)
-        except torch._dynamo.exc.TorchDynamoException as error:
+        except Exception as error:
+            if not is_optional and not isinstance(error, torch._dynamo.exc.TorchDynamoException):
+                raise
             failure = describe(error)
         failures = [text for text in self._world.gather(failure or compiler.failure) if text]
         compiler.enabled = not failures

@@ -149,7 +149,8 @@ class FrozenNetworks:
         self._modules[name] = module
         if self._compiles:
             self.compile()
-        return ready_frozen(name, module, self._world, self._compute)
+        kernel = None if self._config.attention == "auto" else self._config.attention
+        return ready_frozen(name, module, self._world, self._compute, kernel)
 
     def _place(self, module: nn.Module, fill: FillFunction | None, *, sharded: bool, dtype: str | None) -> nn.Module:
         """On the device, in its type; float64 is for proofs, which need all of the arithmetic in it."""
