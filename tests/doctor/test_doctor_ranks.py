@@ -109,7 +109,7 @@ def wrong_on_rank_1(folder: Path) -> int:
 
 def _unsynchronised(context: CheckContext) -> Measured:
     """Every rank alone, on its own rows."""
-    gradients.wrap = lambda module, world, strategy, compute: SingleProcess(module)  # type: ignore[assignment]
+    gradients.wrap = lambda module, world, strategy, compute: SingleProcess(module, compute)  # type: ignore[assignment]
     return gradients.measure(context)
 
 

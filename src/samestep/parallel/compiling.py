@@ -33,7 +33,7 @@ class LossCompiler:
         """Whether a function was not compiled yet; one that is made anew in every step is the same one."""
         return self.enabled and _key(function) not in self._compiled
 
-    def __call__(self, function: Function, compute: torch.dtype | None) -> Function:
+    def __call__(self, function: Function, compute: torch.dtype | None = None) -> Function:
         """The function with weights that are cast to `compute`, compiled unless that was given up."""
         if not self.enabled:
             return with_cast_weights(function, compute)
