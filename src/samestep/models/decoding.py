@@ -61,12 +61,15 @@ def forward_arguments(network: nn.Module) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(network.forward).parameters
 
 
+def text_config(network: nn.Module) -> Any:
+    """The configuration of a network, if it has one; of a model of transformers that also sees or hears, its text's."""
+    config: Any = getattr(network, "config", None)
+    return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+
+
 def position_limit(network: nn.Module) -> int | None:
     """How many tokens a row may have, if the network says so."""
-    config: Any = getattr(network, "config", None)
-    if hasattr(config, "get_text_config"):
-        config = config.get_text_config(decoder=True)
-    names = ("max_sequence_length", "max_position_embeddings")
+    config, names = text_config(network), ("max_sequence_length", "max_position_embeddings")
     return next((limit for name in names if isinstance(limit := getattr(config, name, None), int)), None)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
-from samestep.models.decoding import forward_arguments
+from samestep.models.decoding import forward_arguments, text_config
 
 AT_ONCE = 2**24
 """Logits that exist at once: 64 MiB in float32, and a few times that with what is computed from them."""
@@ -179,9 +179,7 @@ def _plain_head(network: nn.Module) -> nn.Linear | None:
 
 
 def _changes_logits(network: nn.Module) -> bool:
-    config: Any = getattr(network, "config", None)
-    if hasattr(config, "get_text_config"):
-        config = config.get_text_config(decoder=True)
+    config = text_config(network)
     return any(getattr(config, name, None) is not None for name in _CHANGING_LOGITS)
 
 

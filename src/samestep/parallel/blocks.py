@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from samestep.core.errors import UserError
-from samestep.parallel.precision import weight_places, weights_at
+from samestep.parallel.precision import are_cast, weight_places, weights_at
 
 _COSTLY = (
     "mm",
@@ -86,7 +86,7 @@ def _forward_again(block: nn.Module, forward: Callable[..., Any], selective: boo
 
 def _with_weights_of_now(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
     """In the backward pass the block has its own weights again, no longer those that were cast for the forward pass."""
-    if torch.compiler.is_compiling():  # the backward pass is part of what is compiled
+    if torch.compiler.is_compiling() or not are_cast(block):  # what is compiled has its backward pass in it
         return forward
     places = weight_places(block)
 

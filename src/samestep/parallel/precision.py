@@ -78,6 +78,11 @@ def weight_places(network: nn.Module, without: Callable[[nn.Module], bool] = lam
     ]
 
 
+def are_cast(network: nn.Module) -> bool:
+    """Whether some weights are casts now: the weights themselves are Parameters."""
+    return any(not isinstance(weight, nn.Parameter) for _, _, weight in weight_places(network))
+
+
 def keeps_type(part: nn.Module) -> bool:
     """Whether the weights of a part of a network stay in their type in mixed precision."""
     return isinstance(part, _BatchNorm)

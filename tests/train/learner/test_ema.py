@@ -81,7 +81,23 @@ def validation_measures_it_and_leaves_no_trace(world: World, strategy: str) -> N
         assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-CASES: list[Case] = [it_is_the_average_of_all_weights_so_far, validation_measures_it_and_leaves_no_trace]
+def it_is_put_in_use_before_weights_are_cast(world: World, strategy: str) -> None:
+    if strategy == "fsdp":
+        return  # its weights are cast as they are gathered
+    with default_dtype(torch.float32):
+        learner = learner_of(made(Net), world, strategy, mixed_precision="bf16")
+    average = Average(learner, DECAY)
+    with average.in_use(), learner.inference():
+        pass
+    with learner.inference(), pytest.raises(UserError, match="before learner.inference"), average.in_use():
+        pass
+
+
+CASES: list[Case] = [
+    it_is_put_in_use_before_weights_are_cast,
+    it_is_the_average_of_all_weights_so_far,
+    validation_measures_it_and_leaves_no_trace,
+]
 
 
 @pytest.mark.timeout(120)

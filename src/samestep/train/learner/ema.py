@@ -46,8 +46,13 @@ class Average:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """The learner's module with the averaged weights; afterwards with its own again, bit for bit. Enter it before
-        `learner.inference()`, which casts the weights that it finds."""
+        """The learner's module with the averaged weights; afterwards with its own again, bit for bit."""
+        now = dict(self._learner.module.named_parameters())
+        if any(now[name].dtype != weight.dtype for name, weight in self._live.items() if local(weight) is weight):
+            raise UserError(
+                f"put the averaged weights of learner {self.learner!r} in use before learner.inference(), not inside "
+                "of it: in mixed precision it computes with copies of the weights that it found"
+            )
         self._swap()
         try:
             yield

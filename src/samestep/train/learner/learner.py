@@ -243,9 +243,9 @@ class Learner:
             self._parallel.called = False
             rows = self._call(function, batch)
             self._check_called()
-            total = reduce(add, [values.float().sum() for values in rows.values() if values.requires_grad], 0.0)
-            if isinstance(total, Tensor):
-                total.backward()
+            sums = [values.float().sum() for values in rows.values() if values.requires_grad]
+            if sums:
+                reduce(add, sums).backward()
 
     def _step_now(self) -> int:
         return self.updates if self._loop_step is None else self._loop_step()

@@ -69,9 +69,11 @@ class Bases:
         None: it comes with the recipe. Collective."""
         if not self.world.share(is_checkpoint(adapters.path)):
             return None
-        doing = f"finding the base of {adapters.path}"
-        work = lambda: str(find_base(adapters.path, learner) or "") if self.world.is_main else None  # noqa: E731
-        found = self.world.run_on_all_ranks(doing, work)[0]
+
+        def find() -> str | None:
+            return str(find_base(adapters.path, learner) or "") if self.world.is_main else None
+
+        found = self.world.run_on_all_ranks(f"finding the base of {adapters.path}", find)[0]
         if not found:
             return None
         self.paths[learner] = Path(found)
