@@ -89,7 +89,7 @@ def it_is_put_in_use_before_weights_are_cast(world: World, strategy: str) -> Non
     average = Average(learner, DECAY)
     with average.in_use(), learner.inference():
         pass
-    with learner.inference(), pytest.raises(UserError, match="before learner.inference"), average.in_use():
+    with learner.inference(), pytest.raises(UserError, match=r"before learner\.inference"), average.in_use():
         pass
 
 
