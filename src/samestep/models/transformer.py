@@ -114,11 +114,22 @@ def rotary_tables(positions: Tensor, head_size: int, theta: float, like: Tensor)
     They are computed in each forward pass (a few microseconds, shared by all blocks), so there is no buffer that a
     checkpoint, a move to another device, a build on the meta device or sharding could lose.
     """
-    dtype = torch.promote_types(like.dtype, torch.float32)
-    halves = torch.arange(0, head_size, 2, dtype=dtype, device=like.device) / head_size
+    return _rotary_tables(positions, head_size, theta, torch.promote_types(like.dtype, torch.float32))
+
+
+@torch.library.custom_op("samestep::rotary_tables", mutates_args=())
+def _rotary_tables(positions: Tensor, head_size: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """As an operator of its own: torch.compile would compute them again for every head of every block."""
+    halves = torch.arange(0, head_size, 2, dtype=dtype, device=positions.device) / head_size
     angles = positions.to(dtype)[..., None] * torch.pow(theta, -halves)
     angles = torch.cat((angles, angles), dim=-1)
     return angles.cos(), angles.sin()
+
+
+@_rotary_tables.register_fake
+def _(positions: Tensor, head_size: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    shape = (*positions.shape, head_size)
+    return positions.new_empty(shape, dtype=dtype), positions.new_empty(shape, dtype=dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from samestep.parallel.causal_masks import drop_causal_masks
 from samestep.parallel.precision import Function, with_cast_weights
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class LossCompiler:
 
     def compile_graph(self, graph: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
         try:
+            drop_causal_masks(graph)
             return self._compile(graph, inputs)
         except torch.OutOfMemoryError:
             raise

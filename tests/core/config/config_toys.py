@@ -9,7 +9,7 @@ class Distributed:
     device: str = "class"
     backend: str = "class"
     timeout: float = 1.0
-    mixed_precision: Literal["none", "bf16", "fp16"] = "none"
+    mixed_precision: Literal["auto", "none", "bf16", "fp16"] = "none"
     strategy: Literal["ddp", "fsdp"] = "ddp"
 
 

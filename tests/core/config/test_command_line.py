@@ -16,7 +16,7 @@ from samestep.core.errors import UserError
 @dataclass(frozen=True)
 class Distributed:
     backend: str = "auto"
-    mixed_precision: Literal["none", "bf16", "fp16"] = "none"
+    mixed_precision: Literal["auto", "none", "bf16", "fp16"] = "none"
 
 
 @dataclass(frozen=True)
