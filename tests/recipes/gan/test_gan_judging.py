@@ -11,8 +11,12 @@ from samestep.recipes.gan.judging import JudgeConfig, PairWriter, answer_rewards
 BYTES = ByteTokenizer()
 
 
+def plain(question: str) -> tuple[list[int], list[int]]:
+    return BYTES.encode(question), []
+
+
 def shown(human: str, written: str, human_first: bool = True, **settings: object) -> str:
-    pair = PairWriter(BYTES.encode, JudgeConfig(**settings))(human, written, human_first)
+    pair = PairWriter(BYTES.encode, JudgeConfig(**settings), plain)(human, written, human_first)
     return BYTES.decode(pair.tokens)
 
 
@@ -24,7 +28,7 @@ def test_the_texts_stand_in_the_wanted_order_between_question_and_answer() -> No
 
 @given(st.text(max_size=30), st.text(max_size=30), st.integers(1, 40))
 def test_length_gives_nothing_away(human: str, written: str, limit: int) -> None:
-    writer = PairWriter(BYTES.encode, JudgeConfig(max_tokens=limit))
+    writer = PairWriter(BYTES.encode, JudgeConfig(max_tokens=limit), plain)
     pairs = [writer(human, written, first) for first in (True, False)]
     swapped = [writer(written, human, first) for first in (True, False)]
     assert len({len(pair.tokens) for pair in (*pairs, *swapped)}) == 1
@@ -34,7 +38,7 @@ def test_length_gives_nothing_away(human: str, written: str, limit: int) -> None
 
 @pytest.mark.parametrize(("written", "least", "is_shown"), [("", 1, False), ("a", 1, True), ("abc", 4, False)])
 def test_too_short_a_completion_is_not_judged(written: str, least: int, is_shown: bool) -> None:
-    writer = PairWriter(BYTES.encode, JudgeConfig(min_tokens=least))
+    writer = PairWriter(BYTES.encode, JudgeConfig(min_tokens=least), plain)
     assert writer("a person's text", written, True).is_shown == is_shown
 
 
@@ -78,5 +82,5 @@ def test_an_answer_that_cannot_be_read_fools_nobody(answer: int | None, judge: f
 
 @pytest.mark.parametrize("least", [0, 300])
 def test_a_judge_must_be_shown_something(least: int) -> None:
-    with pytest.raises(UserError, match=r"between 1 and judge\.max_tokens=256"):
+    with pytest.raises(UserError, match=r"between 1 and judging\.max_tokens=256"):
         JudgeConfig(min_tokens=least)

@@ -40,7 +40,7 @@ class JudgeConfig:
         """Refuse what shows the judge nothing."""
         if not 1 <= self.min_tokens <= self.max_tokens:
             raise UserError(
-                f"Set judge.min_tokens between 1 and judge.max_tokens={self.max_tokens}; it is {self.min_tokens}."
+                f"Set judging.min_tokens between 1 and judging.max_tokens={self.max_tokens}; it is {self.min_tokens}."
             )
 
 
@@ -62,8 +62,8 @@ class PairWriter:
 
     encode: Encode
     config: JudgeConfig
-    frame: Callable[[str], tuple[Sequence[int], Sequence[int]]] | None = None
-    """From a question to what stands around the texts: a chat template's turn of a user. None: plain text."""
+    around: Callable[[str], tuple[Sequence[int], Sequence[int]]]
+    """From a question to what stands before and after the texts: by a chat template, or nothing after."""
 
     def __call__(self, human: str, written: str, human_first: bool) -> Pair:
         """A person's text and a completion, in the given order and cut to one length."""
@@ -71,13 +71,10 @@ class PairWriter:
         length = min(len(mine), len(theirs), self.config.max_tokens)
         first, second = (mine, theirs) if human_first else (theirs, mine)
         question = REASONED_QUESTION if self.config.mode == "generative" else QUESTION
-        before, after = self.frame(question) if self.frame else self._plain(question)
+        before, after = self.around(question)
         texts = [*self.encode("\n\nText 1:\n"), *first[:length], *self.encode("\n\nText 2:\n"), *second[:length]]
         is_shown = length > 0 and len(theirs) >= self.config.min_tokens
-        return Pair([*before, *texts, *after], 1 if human_first else 2, is_shown)
-
-    def _plain(self, question: str) -> tuple[Sequence[int], Sequence[int]]:
-        return self.encode(question), self.encode("\n\nAnswer: ")
+        return Pair([*before, *texts, *(after or self.encode("\n\nAnswer: "))], 1 if human_first else 2, is_shown)
 
 
 def answer_tokens(encode: Encode) -> tuple[int, int]:
@@ -85,7 +82,7 @@ def answer_tokens(encode: Encode) -> tuple[int, int]:
     found = [list(encode(answer)) for answer in ("1", "2")]
     if any(len(tokens) != 1 for tokens in found) or found[0] == found[1]:
         raise UserError(
-            f"Use another judge, or judge.mode=generative; its tokenizer makes {found[0]} of 1 and {found[1]} of 2, "
+            f"Use another judge, or judging.mode=generative; its tokenizer makes {found[0]} of 1 and {found[1]} of 2, "
             "where a verdict needs one token each."
         )
     return found[0][0], found[1][0]

@@ -1,0 +1,81 @@
+"""Every setting of the recipe beyond those that all recipes share, and its presets."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from samestep import Config, GenerationConfig, UserError, free
+from samestep.recipes.gan.data import DataConfig
+from samestep.recipes.gan.judging import JudgeConfig
+from samestep.recipes.gan.objectives import Objective
+from samestep.recipes.gan.players import PlayerConfig
+
+_SMALL_NETWORK = {
+    "d_model": 16,
+    "n_layers": 2,
+    "n_heads": 2,
+    "mlp_hidden_size": 32,
+    "max_sequence_length": 512,
+    "init_std": 0.1,
+}
+_VERIFY: dict[str, Any] = {
+    "data": {"max_story_length": 60, "limit": 40},
+    "generator": {"network": _SMALL_NETWORK},
+    "judge": {"network": _SMALL_NETWORK},
+    "judging": {"max_tokens": 12},
+    "writing": {"max_new_tokens": 6},
+    "distributed": {"dtype": "float64"},
+    "global_batch_size": 7,
+    "batch_size": 3,
+    "max_steps": 4,
+    "learning_rate": 3e-3,
+}
+PRESETS: dict[str, dict[str, Any]] = {
+    "verify": _VERIFY,
+    "verify-grpo": {**_VERIFY, "objective": {"kind": "grpo", "group_size": 2, "inner_epochs": 2, "parts": 2}},
+    "verify-reinforce": {**_VERIFY, "objective": {"kind": "reinforce"}},
+    "verify-spin": {**_VERIFY, "objective": {"kind": "spin"}},
+}
+"""Named sets of values."""
+
+
+@dataclass(frozen=True)
+class GanConfig(Config):
+    """A generator of text against a judge."""
+
+    preset: str = "verify"
+    """A named set of values."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """Prompts, and what people wrote for them."""
+    model_name: str | None = None
+    """The model of both players, where they name none of their own: a folder, or org/name of the Hub."""
+    generator: PlayerConfig = field(default_factory=PlayerConfig)
+    """The model that writes."""
+    judge: PlayerConfig = field(default_factory=PlayerConfig)
+    """The model that tells what a person wrote from what the generator wrote."""
+    writing: GenerationConfig = field(default_factory=GenerationConfig)
+    """How the generator writes."""
+    judging: JudgeConfig = field(default_factory=JudgeConfig)
+    """How the judge tells texts apart."""
+    objective: Objective = field(default_factory=Objective)
+    """What the generator learns from."""
+    judge_learning_rate: float | None = None
+    """Peak learning rate of the judge; null: learning_rate."""
+    judge_steps: int = 1
+    """Updates of the judge per step, each on texts of its own."""
+    mle_epochs: int = 0
+    """Epochs in which the generator first learns the human texts themselves, in a stage of its own."""
+    judge_pauses_above: float = 1.0
+    """The judge does not learn while its accuracy is above this."""
+    generator_pauses_below: float = 0.0
+    """The generator does not learn while the judge's accuracy is below this."""
+    rollouts_every: int = free(50)
+    """Steps after which some rollouts are written to rollouts.jsonl; 0: never."""
+
+    def __post_init__(self) -> None:
+        """Refuse settings that cannot work."""
+        if self.judge_steps < 1:
+            raise UserError(f"Set judge_steps to 1 or more; it is {self.judge_steps}.")
+        if not 0 <= self.generator_pauses_below < self.judge_pauses_above <= 1:
+            raise UserError("Set 0 <= generator_pauses_below < judge_pauses_above <= 1.")
+        if self.mle_epochs < 0:
+            raise UserError(f"Set mle_epochs to 0 or more; it is {self.mle_epochs}.")
