@@ -32,12 +32,11 @@ _VERIFY: dict[str, Any] = {
 PRESETS: dict[str, dict[str, Any]] = {
     "verify": _VERIFY,
     "verify-grpo": {**_VERIFY, "objective": {"kind": "grpo", "group_size": 2, "inner_epochs": 2, "parts": 2}},
-    "verify-reinforce": {**_VERIFY, "objective": {"kind": "reinforce"}},
     "verify-spin": {**_VERIFY, "objective": {"kind": "spin"}},
-    "verify-replay": {
+    "verify-reinforce": {
         **_VERIFY,
         "judging": {"max_tokens": 12, "training": "policy_gradient"},
-        "objective": {"kl_coef": 0.1},
+        "objective": {"kind": "reinforce", "kl_coef": 0.1},
         "judge_steps": 2,
         "replay": {"keep": 2, "every": 1, "share": 0.7},
     },

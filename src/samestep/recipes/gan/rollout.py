@@ -92,7 +92,7 @@ class Rollouts:
         if self._config.objective.kind == "grpo":  # here, where all completions of a prompt are together
             found = group_advantages(rows["reward"], self._config.objective.group_size)
             rows |= {"advantage": found.values, "no_variance": found.without_variance}
-        self.examples += self._as_texts(records, texts, pairs, rows, batch["live"])[len(self.examples) :]
+        self.examples += self._as_texts(records, texts, pairs, rows, batch["live"])[: SHOWN - len(self.examples)]
         return rows
 
     def log_probs(self, network: nn.Module, rows: Mapping[str, Tensor], text: str = "written") -> Tensor:
