@@ -1,6 +1,9 @@
 """The adversarial stage, run for a few steps as a user would: careless input never ends a step early."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +131,23 @@ def test_the_generator_begins_with_what_the_first_stage_learned(tmp_path: Path) 
     assert len(rows) == 1
     begun = samestep.load(tmp_path / "run", which="last", learner="generator")
     assert [float(value) for value in begun.transformer.ln_f.weight] != [1.0] * 16
+
+
+@pytest.mark.timeout(180)
+def test_a_kill_inside_of_a_step_replays_it(tmp_path: Path) -> None:
+    """With 2 ranks; the launcher starts them again by itself."""
+    found = {}
+    for name, mark in (("whole", ""), ("killed", str(tmp_path / "mark"))):
+        command = ["train", "--nproc", "2", "--max-restarts=1", "planted.gan_killed", "--preset", "verify"]
+        settings = [f"out={tmp_path}", f"name={name}", "log.every=1", "checkpoint.every_steps=1", "log.quiet=true"]
+        done = subprocess.run(
+            [sys.executable, "-m", "samestep", *command, *settings], env={**os.environ, "KILL_MARK": mark}, timeout=150
+        )
+        assert done.returncode == 0
+        rows = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
+        found[name] = [
+            {k: v for k, v in row.items() if not k.endswith(("/s", "_s")) and "wait" not in k} for row in rows
+        ]
+    assert (tmp_path / "mark").exists()
+    assert found["killed"] == found["whole"]
+    assert rollouts(tmp_path, "killed") == rollouts(tmp_path, "whole")

@@ -2,15 +2,27 @@
 
 settings     config.py (with the presets), domains.py (kinds of texts)
 data         data.py (records and their split), table_files.py (CSV and JSONL)
-training     players.py (the two models), rollout.py (what is written and judged), judging.py (what the judge sees),
-             objectives.py (what the generator learns from), task.py (a step), stages.py
+training     players.py (the two models), judging.py (what the judge sees), judges.py (how it judges and learns),
+             objectives.py (what the generator learns from), rollout.py (texts and verdicts), task.py (a step),
+             stages.py (what a run does)
+sampling     sampling.py (`samestep sample`)
 evaluation   text_metrics.py
 """
 
-from samestep import Recipe
+from samestep import GenerationConfig, Recipe, Verb
+from samestep.core.config import paths_of
 from samestep.recipes.gan.config import PRESETS, GanConfig
-from samestep.recipes.gan.stages import stages
+from samestep.recipes.gan.players import build_networks
+from samestep.recipes.gan.sampling import SampleOptions, generate
+from samestep.recipes.gan.stages import describe, stages
 
 __all__ = ["GanConfig", "recipe"]
 
-recipe = Recipe(config=GanConfig, stages=stages, presets=PRESETS)
+recipe = Recipe(
+    config=GanConfig,
+    stages=stages,
+    presets=PRESETS,
+    describe=describe,
+    networks=build_networks,
+    sample=Verb(generate, SampleOptions, aliases={name: f"writing.{name}" for name in paths_of(GenerationConfig)}),
+)

@@ -1,8 +1,9 @@
 """The two players, a generator and a judge: each a language model, with what turns text into its tokens and back."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 from torch import nn
 
@@ -152,6 +153,15 @@ def open_player(config: PlayerConfig, default: str | None, world: World) -> Play
     # Weights that are trained are float32, whatever they are stored in; the base of adapters stays as it is.
     dtype = "auto" if config.lora_rank else "float32"
     return FolderPlayer(open_causal_lm(resolve_model(name, world), dtype=dtype))
+
+
+def build_networks(config: Any) -> dict[str, Callable[[], nn.Module]]:
+    """For each learner, a function that builds its network."""
+
+    def build(player: PlayerConfig) -> nn.Module:
+        return open_player(player, config.model_name, World.single()).network()
+
+    return {"generator": partial(build, config.generator), "judge": partial(build, config.judge)}
 
 
 def generator_of(bench: Bench, player: Player, purpose: str, config: GenerationConfig) -> LocalGenerator:

@@ -9,7 +9,7 @@ from samestep import Batch, Bench, Every, Fit, Stage, completion_log_probs
 from samestep.models.decoding import position_limit
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.data import TextRows, load
-from samestep.recipes.gan.players import Player, PromptWriter, open_player
+from samestep.recipes.gan.players import Player, PlayerConfig, PromptWriter, open_player
 from samestep.recipes.gan.task import GENERATOR, Adversaries, lora_of
 
 MLE, GAN = "mle", "gan"
@@ -35,6 +35,24 @@ def mle_config(config: GanConfig) -> GanConfig:
     """The settings of the first stage."""
     rate = config.learning_rate if config.mle_learning_rate is None else config.mle_learning_rate
     return replace(config, epochs=config.mle_epochs, max_steps=None, learning_rate=rate)
+
+
+def describe(config: GanConfig) -> dict[str, str]:
+    """Data, players and objective, for the banner."""
+
+    def named(player: PlayerConfig) -> str:
+        shape = player.network
+        own = f"built-in, {shape.n_layers} layers of width {shape.d_model}, on bytes"
+        return (player.model or config.model_name or own) + (
+            f", LoRA of rank {player.lora_rank}" if player.lora_rank else ""
+        )
+
+    return {
+        "dataset": config.data.path or "pydoc_data.topics (the text inside Python)",
+        "generator": named(config.generator),
+        "judge": f"{named(config.judge)}, {config.judging.mode}",
+        "objective": config.objective.kind,
+    }
 
 
 def hooks(task: Adversaries, bench: Bench) -> list[Every]:
@@ -68,9 +86,9 @@ class HumanTexts:
 def build_mle(bench: Bench) -> Fit:
     """The generator, fitted to what people wrote."""
     config: GanConfig = bench.config
-    texts = load(config.data, config.seed)
     player = open_player(config.generator, config.model_name, bench.world)
     learner = bench.learner(player.network, name=GENERATOR, lora=lora_of(config.generator))
+    texts = load(config.data, config.seed)
 
     def loss(network: nn.Module, batch: Batch) -> dict[str, Tensor]:
         given = batch["prompt"], batch["is_prompt"], batch["human"], batch["is_human"]

@@ -13,7 +13,6 @@ from samestep import (
     Batch,
     Bench,
     EarlierWeights,
-    Learner,
     Lora,
     Metric,
     Metrics,
@@ -106,11 +105,14 @@ class Adversaries:
         self._bench = bench
         self.writer = open_player(self._config.generator, self._config.model_name, bench.world)
         self.reader = open_player(self._config.judge, self._config.model_name, bench.world)
+        # Before the data is read, so that a trained network can be loaded where the data is not at hand.
+        self.generator = bench.learner(self.writer.network, name=GENERATOR, lora=lora_of(self._config.generator))
+        peak = self._config.judge_learning_rate
+        rate = None if peak is None else partial(self._judge_rate, peak)
+        self.judge = bench.learner(self.reader.network, name=JUDGE, rate=rate, lora=lora_of(self._config.judge))
         self.texts = load(self._config.data, self._config.seed)
         self._feed, self._more = (bench.feed(self.texts.train, collate=groups) for _ in range(2))
         self.length = self._feed.length
-        self.generator = bench.learner(self.writer.network, name=GENERATOR, lora=lora_of(self._config.generator))
-        self.judge = self._make_judge()
         self._judging = make_judge(bench, self._config.judging, self.reader)
         self.rollouts = Rollouts(
             bench,
@@ -128,13 +130,10 @@ class Adversaries:
         if self._replay is not None:
             self.state |= {"earlier_generators": self._replay.generators, "earlier_judges": self._replay.judges}
 
-    def _make_judge(self) -> Learner:
-        """With a learning rate of its own, over the same schedule."""
-        schedule = None
-        if self._config.judge_learning_rate is not None:
-            planned = self._bench.plan(len(self.texts.train)).schedule(self._config)
-            schedule = replace(planned, peak=self._config.judge_learning_rate)
-        return self._bench.learner(self.reader.network, name=JUDGE, rate=schedule, lora=lora_of(self._config.judge))
+    def _judge_rate(self, peak: float, step: int) -> float:
+        """A learning rate of its own, over the same schedule."""
+        schedule = self._bench.plan(len(self.texts.train)).schedule(self._config)
+        return replace(schedule, peak=peak)(step)
 
     def _reference(self) -> Callable[[], AbstractContextManager[nn.Module]] | None:
         """The generator as this stage began: a copy of it, or its network without adapters if these began here."""
