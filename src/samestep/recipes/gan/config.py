@@ -5,6 +5,7 @@ from typing import Any
 
 from samestep import Config, GenerationConfig, UserError, free
 from samestep.recipes.gan.data import DataConfig
+from samestep.recipes.gan.evaluation import BenchmarkConfig
 from samestep.recipes.gan.judging import JudgeConfig
 from samestep.recipes.gan.objectives import Objective
 from samestep.recipes.gan.players import PlayerConfig
@@ -18,12 +19,14 @@ _SMALL_NETWORK = {
     "init_std": 0.1,
 }
 _VERIFY: dict[str, Any] = {
-    "data": {"max_story_length": 60, "limit": 40},
+    "data": {"max_story_length": 60, "limit": 40, "validation_fraction": 0.3},
     "generator": {"network": _SMALL_NETWORK},
     "judge": {"network": _SMALL_NETWORK},
     "judging": {"max_tokens": 12},
     "writing": {"max_new_tokens": 6},
     "distributed": {"dtype": "float64"},
+    "benchmark": {"size": 5},
+    "validate_every": 2,
     "global_batch_size": 7,
     "batch_size": 3,
     "max_steps": 4,
@@ -68,6 +71,8 @@ class GanConfig(Config):
     """The judge does not learn while its accuracy is above this."""
     generator_pauses_below: float = 0.0
     """The generator does not learn while the judge's accuracy is below this."""
+    benchmark: BenchmarkConfig = field(default_factory=BenchmarkConfig)
+    """What both are measured on, as often as validate_every says."""
     rollouts_every: int = free(50)
     """Steps after which some rollouts are written to rollouts.jsonl; 0: never."""
 

@@ -87,6 +87,23 @@ class Rollouts:
         chosen = logits[:, self._answers]
         return chosen.to(torch.promote_types(chosen.dtype, torch.float32)).log_softmax(1)
 
+    def odds(
+        self,
+        network: nn.Module,
+        records: Sequence[Record],
+        texts: Sequence[str],
+        human_first: Sequence[bool],
+        ids: Tensor,
+    ) -> list[float | None]:
+        """The judge's probability of the answer 1 about some texts; one that is too short to judge is caught."""
+        asked = zip(records, texts, human_first, strict=True)
+        pairs = [self._pairs(record.human, text, first) for record, text, first in asked]
+        rows = self._padded("pair", [pair.tokens for pair in pairs], self.reader.pad)
+        chances = self.verdict(network, rows)[:, 0].exp().tolist()
+        return [
+            chance if pair.is_shown else float(pair.answer == 1) for chance, pair in zip(chances, pairs, strict=True)
+        ]
+
     def _both_texts(
         self, network: nn.Module, rows: Mapping[str, Tensor], records: Sequence[Record]
     ) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from samestep import Batch, Bench, Lora, Metrics, MicroBatches, Tick, completion_log_probs
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.data import load
+from samestep.recipes.gan.evaluation import Benchmark
 from samestep.recipes.gan.objectives import (
     batch_advantages,
     policy_mix,
@@ -77,9 +78,16 @@ class Adversaries:
         )
         self._balance = Balance(self._config)
         self.state = {GENERATOR: self.generator, JUDGE: self.judge, "balance": self._balance}
+        self._benchmark: Benchmark | None = None
+        if self._config.benchmark.size:
+            players = self.writer, self.generator, self.judge
+            self._benchmark = Benchmark(bench, self.texts.validation, *players, self._rollouts.odds)
+            self.state["baseline"] = self._benchmark.baseline
 
     def step(self, tick: Tick) -> Metrics:
         """One rollout for each update of the judge; the generator learns from the last."""
+        if self._benchmark:
+            self._benchmark.begin()
         metrics: dict[str, Metric] = {}
         turns = self._config.judge_steps
         for turn in range(turns):
@@ -94,6 +102,10 @@ class Adversaries:
         if self._balance.generator_learns:
             metrics |= self._train_generator(rollout)
         return metrics
+
+    def validate(self, tick: Tick) -> Mapping[str, float]:
+        """The figures of the benchmark."""
+        return self._benchmark.measure(tick) if self._benchmark else {}
 
     def _rollout_metrics(self, rollout: MicroBatches) -> dict[str, Metric]:
         """Means over the rows of the last rollout."""
