@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from adapter_toys import new_folder
 from cli.conftest import Shell
@@ -19,7 +19,7 @@ from samestep.core.records import JsonLines
 from samestep.core.rundir import RunDir
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.data import DataConfig, Record
-from samestep.recipes.gan.evaluation import Baseline, BenchmarkConfig, Verdicts, benchmark_table, text_figures
+from samestep.recipes.gan.evaluation import Baseline, BenchmarkConfig, Verdicts, _decoded, benchmark_table, text_figures
 from samestep.recipes.gan.judging import JudgeConfig
 from samestep.recipes.gan.players import PlayerConfig
 from samestep.recipes.gan.task import Adversaries
@@ -187,6 +187,43 @@ def test_baseline_is_what_the_generator_wrote_first() -> None:
     assert second["benchmark/human_nats"] != second["benchmark/baseline_human_nats"]
 
 
+def test_generator_that_has_not_learned_equals_its_baseline() -> None:
+    benchmark = adversaries(World.single())._benchmark
+    assert benchmark is not None
+    benchmark.begin()
+    found = benchmark.measure(tick(7))
+    shared = [name for name in found if name.replace("/", "/baseline_") in found]
+    assert {"benchmark/win_rate", "benchmark/self_bleu", "benchmark/words", "benchmark/human_nats"} <= set(shared)
+    assert all(found[name] == found[name.replace("/", "/baseline_")] for name in shared)
+
+
+def test_judge_sees_each_text_beside_its_record_in_both_orders() -> None:
+    """A judge that finds out the baseline alone, by heart."""
+    task = adversaries(World.single(), learning_rate=0.3)
+    for step in range(2):
+        task.step(tick(step))
+    benchmark = task._benchmark
+    assert benchmark is not None
+    records = benchmark._rows.records
+    first = dict(zip(records, benchmark.baseline.texts(task.writer), strict=True))
+    asked: list[bool] = []
+
+    def by_heart(
+        network: nn.Module, records: Sequence[Record], texts: Sequence[str], human_first: Sequence[bool], ids: Tensor
+    ) -> list[float]:
+        asked.extend(human_first)
+        caught = [first[record] == text for record, text in zip(records, texts, strict=True)]
+        return [0.9 if one == is_first else 0.1 for one, is_first in zip(caught, human_first, strict=True)]
+
+    benchmark._odds = by_heart
+    found = benchmark.measure(tick(1))
+    assert found["benchmark/baseline_win_rate"] == 0 and found["benchmark/position_bias"] == pytest.approx(0)
+    written = _decoded(benchmark._written(), task.writer)
+    changed = sum(text != first[record] for text, record in zip(written, records, strict=True))
+    assert changed and found["benchmark/win_rate"] == changed / len(records)
+    assert asked.count(True) == asked.count(False) == 2 * len(records)
+
+
 def test_records_are_spread_over_groups() -> None:
     task = adversaries(World.single(), size=3)
     assert {name for name in after_steps(task, 1) if "accuracy/" in name} == {
@@ -281,7 +318,7 @@ def stages(config):
 recipe = replace(gan, stages=stages)
 """
 TRAIN = [
-    *("train", "killed.py", "--benchmark_freq", "2", "--checkpoint.every_steps", "3", "--no-log.tensorboard"),
+    *("train", "killed.py", "--benchmark_freq", "1", "--checkpoint.every_steps", "3", "--no-log.tensorboard"),
     *("--no-checkpoint.background", "--benchmark.size", "99", "--mle_epochs", "1", "--log.quiet"),
 ]
 
@@ -298,12 +335,12 @@ def test_killed_between_benchmark_and_save(tmp_path: Path, monkeypatch: pytest.M
     assert shell(*TRAIN, "--name", "whole", ranks=2)[0] == [0, 0]
     codes, output = shell(*TRAIN, "--name", "killed", ranks=2, env={"KILL_AT": "4"})
     assert codes == [-9, -9], output
-    assert [row["step"] for row in benchmark_rows("killed")] == [2, 4], "the benchmark of step 4 was made"
+    assert [row["step"] for row in benchmark_rows("killed")] == [1, 2, 3, 4], "the benchmark of step 4 was made"
     codes, output = shell("train", "--resume", "killed", ranks=2)
     assert codes == [0, 0], output
     resumed = [event["step"] for event in JsonLines(Path("runs/killed/events.jsonl")) if event["kind"] == "resume"]
     assert resumed == [3]
-    assert benchmark_rows("killed") == benchmark_rows("whole") and len(benchmark_rows("whole")) == 2
+    assert benchmark_rows("killed") == benchmark_rows("whole") and len(benchmark_rows("whole")) == 4
     rows = JsonLines(Path("runs/whole/metrics.jsonl"))
     after_mle = [row["val/nats"] for row in rows if row["stage"] == "mle" and "val/nats" in row][-1]
     for row in benchmark_rows("whole"):
