@@ -5,6 +5,7 @@ from typing import Any
 
 from samestep import Config, GenerationConfig, UserError, free
 from samestep.recipes.gan.data import DataConfig
+from samestep.recipes.gan.evaluation import BenchmarkConfig
 from samestep.recipes.gan.judging import JudgeConfig
 from samestep.recipes.gan.objectives import Objective
 from samestep.recipes.gan.players import PlayerConfig
@@ -18,12 +19,14 @@ _SMALL_NETWORK = {
     "init_std": 0.1,
 }
 _VERIFY: dict[str, Any] = {
-    "data": {"max_story_length": 60, "limit": 40},
+    "data": {"max_story_length": 60, "limit": 40, "validation_fraction": 0.3},
     "generator": {"network": _SMALL_NETWORK},
     "judge": {"network": _SMALL_NETWORK},
     "judging": {"max_tokens": 12},
     "writing": {"max_new_tokens": 6},
     "distributed": {"dtype": "float64"},
+    "benchmark": {"size": 5},
+    "validate_every": 2,
     "global_batch_size": 7,
     "batch_size": 3,
     "max_steps": 4,
@@ -96,6 +99,8 @@ class GanConfig(Config):
     """The generator does not learn while the judge's accuracy is below this."""
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     """Opponents from earlier steps."""
+    benchmark: BenchmarkConfig = field(default_factory=BenchmarkConfig)
+    """What both are measured on, as often as validate_every says."""
     rollouts_every: int | None = free(None)
     """Steps after which some rollouts are written to rollouts.jsonl; 0: never, null: as often as metrics."""
 

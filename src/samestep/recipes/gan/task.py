@@ -24,6 +24,7 @@ from samestep import (
 from samestep.core.records import JsonLines
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.data import load
+from samestep.recipes.gan.evaluation import Benchmark
 from samestep.recipes.gan.judges import VERDICT, make_judge
 from samestep.recipes.gan.objectives import batch_advantages, policy_mix, policy_terms, spin_terms
 from samestep.recipes.gan.players import PlayerConfig, open_player
@@ -129,6 +130,11 @@ class Adversaries:
         self.state: dict[str, Any] = {GENERATOR: self.generator, JUDGE: self.judge, "balance": self._balance}
         if self._replay is not None:
             self.state |= {"earlier_generators": self._replay.generators, "earlier_judges": self._replay.judges}
+        self._benchmark: Benchmark | None = None
+        if self._config.benchmark.size:
+            players = self.writer, self.generator, self.judge
+            self._benchmark = Benchmark(bench, self.texts.validation, *players, self.rollouts.odds)
+            self.state["baseline"] = self._benchmark.baseline
 
     def _judge_rate(self, peak: float, step: int) -> float:
         """A learning rate of its own, over the same schedule."""
@@ -151,6 +157,8 @@ class Adversaries:
 
     def step(self, tick: Tick) -> Metrics:
         """One rollout for each update of the judge; the generator learns from the last."""
+        if self._benchmark:
+            self._benchmark.begin()
         metrics: dict[str, Metric] = {}
         for turn in range(self._config.judge_steps):
             is_last = turn == self._config.judge_steps - 1
@@ -180,6 +188,10 @@ class Adversaries:
         for batch in rollout.batches:
             found = batch_advantages(batch[reward], mean, variance)
             batch[f"{prefix}advantage"], batch[f"{prefix}no_variance"] = found.values, found.without_variance
+
+    def validate(self, tick: Tick) -> Mapping[str, float]:
+        """The figures of the benchmark."""
+        return self._benchmark.measure(tick) if self._benchmark else {}
 
     def _rollout_metrics(self, rollout: MicroBatches) -> dict[str, Metric]:
         """Means over the rows of the last rollout."""
