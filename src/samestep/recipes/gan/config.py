@@ -1,41 +1,13 @@
-"""Every setting of the recipe beyond those that all recipes share, and its presets."""
+"""Every setting of the recipe beyond those that all recipes share."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from samestep import Config, GenerationConfig, UserError, free
 from samestep.recipes.gan.data import DataConfig
 from samestep.recipes.gan.judging import JudgeConfig
 from samestep.recipes.gan.objectives import Objective
 from samestep.recipes.gan.players import PlayerConfig
-
-_SMALL_NETWORK = {
-    "d_model": 16,
-    "n_layers": 2,
-    "n_heads": 2,
-    "mlp_hidden_size": 32,
-    "max_sequence_length": 512,
-    "init_std": 0.1,
-}
-_VERIFY: dict[str, Any] = {
-    "data": {"max_story_length": 60, "limit": 40},
-    "generator": {"network": _SMALL_NETWORK},
-    "judge": {"network": _SMALL_NETWORK},
-    "judging": {"max_tokens": 12},
-    "writing": {"max_new_tokens": 6},
-    "distributed": {"dtype": "float64"},
-    "global_batch_size": 7,
-    "batch_size": 3,
-    "max_steps": 4,
-    "learning_rate": 3e-3,
-}
-PRESETS: dict[str, dict[str, Any]] = {
-    "verify": _VERIFY,
-    "verify-grpo": {**_VERIFY, "objective": {"kind": "grpo", "group_size": 2, "inner_epochs": 2, "parts": 2}},
-    "verify-reinforce": {**_VERIFY, "objective": {"kind": "reinforce"}},
-    "verify-spin": {**_VERIFY, "objective": {"kind": "spin"}},
-}
-"""Named sets of values."""
+from samestep.train.config import Checkpoints
 
 
 @dataclass(frozen=True)
@@ -70,6 +42,8 @@ class GanConfig(Config):
     """The generator does not learn while the judge's accuracy is below this."""
     rollouts_every: int = free(50)
     """Steps after which some rollouts are written to rollouts.jsonl; 0: never."""
+    checkpoint: Checkpoints = field(default_factory=lambda: Checkpoints(every_steps=20))
+    """When to save, and what to keep."""
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot work."""

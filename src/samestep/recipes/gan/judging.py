@@ -33,6 +33,8 @@ class JudgeConfig:
     """A completion with fewer tokens counts as caught."""
     max_tokens: int = 256
     """Tokens of each text that the judge is shown, at most."""
+    answer_tokens: int = 256
+    """generative: tokens that the judge may write."""
     unparsed_fools: bool = False
     """generative: count an answer that cannot be read as a fooled judge, as older programs did."""
 

@@ -56,7 +56,9 @@ def build_mle(bench: Bench) -> Fit:
     config: GanConfig = bench.config
     texts = load(config.data, config.seed)
     player = open_player(config.generator, config.model_name, bench.world)
-    learner = bench.learner(player.network, name=GENERATOR, lora=lora_of(config.generator))
+    learner = bench.learner(
+        player.network, name=GENERATOR, lora=lora_of(config.generator), init_from=config.generator.init_from
+    )
 
     def loss(network: nn.Module, batch: Batch) -> dict[str, Tensor]:
         given = batch["prompt"], batch["is_prompt"], batch["human"], batch["is_human"]

@@ -69,8 +69,10 @@ class Adversaries:
         self.length = self._feed.length
         self.writer = open_player(self._config.generator, self._config.model_name, bench.world)
         self.reader = open_player(self._config.judge, self._config.model_name, bench.world)
-        self.generator = bench.learner(self.writer.network, name=GENERATOR, lora=lora_of(self._config.generator))
-        self.judge = bench.learner(self.reader.network, name=JUDGE, lora=lora_of(self._config.judge))
+        generator, judge = self._config.generator, self._config.judge
+        first = None if self._config.mle_epochs else generator.init_from  # the stage before began with it
+        self.generator = bench.learner(self.writer.network, name=GENERATOR, lora=lora_of(generator), init_from=first)
+        self.judge = bench.learner(self.reader.network, name=JUDGE, lora=lora_of(judge), init_from=judge.init_from)
         reference = bench.frozen(self.generator) if self._config.objective.kl_coef else None
         self._rollouts = Rollouts(
             bench, self.texts.train, self.generator, self.judge, self.writer, self.reader, reference
