@@ -42,7 +42,7 @@ _SMALL: dict[str, Any] = {
     "weight_decay": 0.0,
 }
 PRESETS: dict[str, dict[str, Any]] = {
-    # Whether everything works, in a minute on 2 CPU processes, with the built-in network and Python's own text.
+    # Whether everything works, in half a minute on 2 CPU processes, with the built-in network and Python's own text.
     "test": _TEST,
     # A language model of about a billion parameters on 4 GPUs, each of which holds both players: --model_name FOLDER.
     "small": _SMALL,
