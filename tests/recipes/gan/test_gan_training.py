@@ -49,7 +49,8 @@ def test_rollouts_can_be_read_and_are_written_once(tmp_path: Path) -> None:
         file.write(json.dumps({**before[-1], "step": 4}) + "\n")
     assert main(["train", "--resume", str(tmp_path / "run"), "max_steps=4"]) == 0
     after = rollouts(tmp_path)
-    assert [row["step"] for row in after] == [step for step in (1, 2, 3, 4) for _ in range(4)]
+    assert [row["step"] for row in after] == sorted(row["step"] for row in after)
+    assert {row["step"] for row in after} == {1, 2, 3, 4} and len({json.dumps(row) for row in after}) == len(after)
     assert after[:8] == before
     for row in after:
         assert row["prompt"].startswith("Write a paragraph of Python's reference")

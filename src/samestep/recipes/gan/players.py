@@ -33,6 +33,9 @@ class PlayerConfig:
     """The shape of the built-in network."""
     lora_rank: int = 0
     """Train adapters of this rank instead of the whole network; 0: the whole network."""
+    init_from: str | None = None
+    """Begin with the weights of a run, a checkpoint or a weight file such as generator_step_20.pt; null: with those of
+    the model, or of what the run's own init_from names."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained."""

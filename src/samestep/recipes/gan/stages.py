@@ -65,7 +65,9 @@ def build_mle(bench: Bench) -> Fit:
     """The generator, fitted to what people wrote."""
     config: GanConfig = bench.config
     player = open_player(config.generator, config.model_name, bench.world)
-    learner = bench.learner(player.network, name=GENERATOR, lora=lora_of(config.generator))
+    learner = bench.learner(
+        player.network, name=GENERATOR, lora=lora_of(config.generator), init_from=config.generator.init_from
+    )
     texts = load(config.data, config.seed)
 
     def count(batch: Batch) -> dict[str, Tensor]:

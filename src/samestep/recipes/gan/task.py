@@ -107,10 +107,14 @@ class Adversaries:
         self.writer = open_player(self._config.generator, self._config.model_name, bench.world)
         self.reader = open_player(self._config.judge, self._config.model_name, bench.world)
         # Before the data is read, so that a trained network can be loaded where the data is not at hand.
-        self.generator = bench.learner(self.writer.network, name=GENERATOR, lora=lora_of(self._config.generator))
+        generator, judge = self._config.generator, self._config.judge
+        first = None if self._config.mle_epochs else generator.init_from  # the stage before began with it
+        self.generator = bench.learner(self.writer.network, name=GENERATOR, lora=lora_of(generator), init_from=first)
         peak = self._config.judge_learning_rate
         rate = None if peak is None else partial(self._judge_rate, peak)
-        self.judge = bench.learner(self.reader.network, name=JUDGE, rate=rate, lora=lora_of(self._config.judge))
+        self.judge = bench.learner(
+            self.reader.network, name=JUDGE, rate=rate, lora=lora_of(judge), init_from=judge.init_from
+        )
         self.texts = load(self._config.data, self._config.seed)
         self._feed, self._more = (bench.feed(self.texts.train, collate=groups) for _ in range(2))
         self.length = self._feed.length
@@ -145,7 +149,8 @@ class Adversaries:
         """The generator as this stage began: a copy of it, or its network without adapters if these began here."""
         if not self._config.objective.kl_coef:
             return None
-        if self.generator.has_adapters and not self._config.mle_epochs and self._config.init_from is None:
+        named = self._config.init_from or self._config.generator.init_from or self._config.mle_epochs
+        if self.generator.has_adapters and not named:
             return self.generator.adapters_off
         return self._bench.frozen(self.generator).inference
 
