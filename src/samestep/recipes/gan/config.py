@@ -33,7 +33,7 @@ class ReplayConfig:
 class GanConfig(Config):
     """A generator of text against a judge."""
 
-    preset: str = "verify"
+    preset: str = "tiny"
     """A named set of values."""
     data: DataConfig = field(default_factory=DataConfig)
     """Prompts, and what people wrote for them."""

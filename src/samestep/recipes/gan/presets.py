@@ -43,7 +43,38 @@ _SMALL: dict[str, Any] = {
     "warmup_ratio": 0.05,
     "weight_decay": 0.0,
 }
+_TINY_NETWORK = {
+    "d_model": 64,
+    "n_layers": 2,
+    "n_heads": 4,
+    "mlp_hidden_size": 192,
+    "max_sequence_length": 320,
+    "init_std": 0.04,
+}
+# The judge is the better learner of the two here: the generator waits until there is something to learn from it.
+_TINY: dict[str, Any] = {
+    "data": {"min_story_length": 60, "max_story_length": 600},
+    "generator": {"network": _TINY_NETWORK},
+    "judge": {"network": _TINY_NETWORK},
+    "judging": {"max_tokens": 32},
+    "writing": {"max_new_tokens": 32},
+    "objective": {"kl_coef": 0.05},
+    "mle_epochs": 6,
+    "mle_learning_rate": 4e-3,
+    "learning_rate": 3e-4,
+    "judge_learning_rate": 2e-3,
+    "judge_steps": 2,
+    "generator_pauses_below": 0.6,
+    "schedule": "constant",
+    "global_batch_size": 32,
+    "batch_size": 16,
+    "max_steps": 300,
+    "validate_every": 30,
+    "benchmark": {"size": 128},
+}
 PRESETS: dict[str, dict[str, Any]] = {
+    # How the two learn from each other, in minutes on 2 CPU processes.
+    "tiny": _TINY,
     # Whether everything works, in half a minute on 2 CPU processes, with the built-in network and Python's own text.
     "test": _TEST,
     # A language model of about a billion parameters on 4 GPUs, each of which holds both players: --model_name FOLDER.
