@@ -123,9 +123,9 @@ def _many(number: int, thing: str) -> str:
 
 
 def _next_command(config: PrepareConfig, found: Mapping[str, Any], recipe: str | None) -> list[str]:
-    from samestep.train.recipe_registry import known_recipes, load_recipe
+    from samestep.train.recipe_registry import known_recipes, find_recipe
 
-    reading = (name for name in known_recipes() if "data_dir" in load_recipe(name).aliases)
+    reading = (name for name in known_recipes() if "data_dir" in find_recipe(name).aliases)
     recipes = [recipe] if recipe else list(reading)
     name = recipes[0] if len(recipes) == 1 else "RECIPE"
     command = ["samestep", "train", name, "--data_dir", shlex.quote(config.out)]
