@@ -123,7 +123,7 @@ def _many(number: int, thing: str) -> str:
 
 
 def _next_command(config: PrepareConfig, found: Mapping[str, Any], recipe: str | None) -> list[str]:
-    from samestep.train.recipe_registry import known_recipes, find_recipe
+    from samestep.train.recipe_registry import find_recipe, known_recipes
 
     reading = (name for name in known_recipes() if "data_dir" in find_recipe(name).aliases)
     recipes = [recipe] if recipe else list(reading)

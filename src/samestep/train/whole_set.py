@@ -81,7 +81,7 @@ class _Parts:
                 )
             if name == _IDS:
                 raise UserError(f"an output cannot be named {_IDS!r}; choose another name")
-            self._add(name, tensor.detach()[live].cpu())
+            self._add(name, tensor.detach()[live.to(tensor.device)].cpu())
         self._add(_IDS, torch.from_numpy(ids))
 
     def _add(self, name: str, tensor: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from samestep.core.errors import UserError
@@ -12,6 +13,9 @@ from samestep.train.logging.console import Screen, format_metrics
 from samestep.train.logging.metrics import MetricAccumulator, Metrics, MetricValues, is_loss
 from samestep.train.loop import Progress, Tick
 from samestep.train.recipe import Stage
+
+SHOWN = 8
+"""Validation metrics on the screen."""
 
 
 @dataclass
@@ -72,8 +76,11 @@ class Validate:
             )
 
     def summary(self) -> str:
-        """The validation metrics of this step as text."""
-        return format_metrics(self.values) + ("  (best so far)" if self.improved else "")
+        """The first validation metrics of this step as text; metrics.jsonl has them all."""
+        shown = dict(islice(self.values.items(), SHOWN))
+        left = len(self.values) - len(shown)
+        more = f"  and {left} more" if left else ""
+        return format_metrics(shown) + more + ("  (best so far)" if self.improved else "")
 
     def _keep_best(self) -> bool:
         """The metrics are equal on all ranks, so all ranks decide alike."""
