@@ -29,8 +29,7 @@ from samestep.recipes.gan.data import Record
 from samestep.recipes.gan.endpoint import Endpoint, is_url, key_from
 from samestep.recipes.gan.players import open_player
 from samestep.recipes.gan.task import GENERATOR, JUDGE
-from samestep.train.pretrained.open_weights import is_checkpoint, is_run
-from samestep.train.pretrained.published import read_record
+from samestep.train.pretrained.open_weights import is_checkpoint
 from samestep.train.pretrained.trained_model import open_trained
 from samestep.train.run_record import run_path
 
