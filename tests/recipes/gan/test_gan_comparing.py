@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from chat_server import ChatServer, completion
 from torch import Tensor, nn
 
 from language_toys import chat_folder
-from samestep import CausalConfig, Verb
+from samestep import CausalConfig, Trained, Verb
 from samestep.cli import evaluate as evaluate_verb
 from samestep.cli.main import main
 from samestep.cli.model_verbs import ModelVerb, _name_second
@@ -31,11 +32,22 @@ from samestep.recipes.gan.comparing_judges import (
     question,
 )
 from samestep.recipes.gan.comparing_page import comparison_page
-from samestep.recipes.gan.comparing_results import Verdict, decide, question_results, tally, text_figures, without_judge
-from samestep.recipes.gan.comparing_texts import my_batches
-from samestep.recipes.gan.data import DataConfig, load
+from samestep.recipes.gan.comparing_results import (
+    Verdict,
+    about_answers,
+    decide,
+    question_results,
+    tally,
+    text_figures,
+    without_judge,
+)
+from samestep.recipes.gan.comparing_texts import _without_training, my_batches, network_of
+from samestep.recipes.gan.data import DataConfig, Record, TextRows, Texts, load
+from samestep.recipes.gan.domains import PYDOC
+from samestep.recipes.gan.endpoint import Endpoint
 from samestep.recipes.gan.judging import QUESTION, REASONED_QUESTION, JudgeConfig
 from samestep.recipes.gan.players import BuiltInPlayer
+from samestep.train.pretrained.trained_model import open_trained
 from samestep.world.world import World
 
 pytestmark = pytest.mark.timeout(90)
@@ -84,7 +96,7 @@ def judge_of(network: nn.Module, **changes: Any) -> LocalJudge:
     player = BuiltInPlayer(CausalConfig(max_sequence_length=400))
     config = JudgeConfig(max_tokens=changes.pop("max_tokens", 256), mode=changes.pop("mode", "verdict"))
     settings = replace(SETTINGS, **changes)
-    return LocalJudge("toy", player, lambda: network, config, settings, World.single())
+    return LocalJudge("toy", player, lambda: (network, None), config, settings, World.single())
 
 
 def test_question_results() -> None:
@@ -94,6 +106,7 @@ def test_question_results() -> None:
     assert found["pairs_asked"] == 3
     assert found["first_named"] == pytest.approx(4 / 5)
     assert found["same_in_both_orders"] == pytest.approx(1 / 3)
+    assert about_answers(found).endswith("1 answers could not be read; do not rely on this judge here")
     assert found["unread"] == 1
     assert {group: (one["a"], one["b"], one["ties"]) for group, one in found["groups"].items()} == {
         "x": (1, 0, 1),
@@ -258,7 +271,8 @@ def compared(
     return call
 
 
-def test_two_runs(compared: Compare, runs: Path, tmp_path: Path) -> None:
+def test_two_runs(compared: Compare, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Endpoint, "_send")  # nothing is sent without a URL
     page = tmp_path / "page.html"
     code, found, shown = compared("a", "b", "--criteria", f"{DEFAULT_CRITERION}; which is clearer", f"--html={page}")
     assert code == 0, shown
@@ -362,6 +376,25 @@ def test_no_record_is_left(compared: Compare, runs: Path, tmp_path: Path) -> Non
     assert f"{len(known)} left out: a (gan, step 2) was trained on them); name others with --records FILE." in shown
 
 
+def test_what_is_known_of_the_training_data_is_said(runs: Path) -> None:
+    trained = open_trained(str(runs / "b"))
+    found = list(enumerate([Record("p", "h", "g"), Record("p", "new", "g"), Record("q", "newer", "g")]))
+    known = TextRows([Record("p", "h", "g")], ["g"], np.zeros(0))
+
+    def gone(run: Trained) -> Texts:
+        raise UserError("gone")
+
+    kept, notes = _without_training(found, [trained], lambda run: Texts("t", PYDOC, known, known, ""))
+    assert [number for number, _ in kept] == [1, 2]
+    assert notes == [
+        "1 left out: b (gan, step 2) was trained on them",
+        "1 have a prompt that b (gan, step 2) was trained on, with another human text",
+    ]
+    kept, notes = _without_training(found, [trained], gone)
+    assert len(kept) == 3
+    assert notes == ["nothing is left out for b (gan, step 2), whose training data cannot be read (gone)"]
+
+
 def test_a_folder_as_a_generative_judge(compared: Compare, tmp_path: Path) -> None:
     """It writes letters at random, in which there is no answer."""
     folder = chat_folder(tmp_path / "model")
@@ -406,15 +439,30 @@ def test_an_endpoint_as_judge(compared: Compare, monkeypatch: pytest.MonkeyPatch
         assert pair["verdicts"][0]["winner"] == ("a" if a < b else "b")
 
 
-def test_an_endpoint_that_refuses_ends_the_command(compared: Compare) -> None:
+def test_an_endpoint_that_refuses_ends_all_ranks(runs: Path, tmp_path: Path) -> None:
+    """Also the one that had nothing to ask."""
     server = ChatServer()
     server.replies = [(401, b"no")]
+    args = ["eval", str(runs / "a"), "--device", "cpu", "--samples", "1", "--writing.temperature", "0"]
     try:
-        code, _, shown = compared("a", "--judge", server.url, "--judge_model", "m", "--samples", "3")
+        workers = local.start(main, 3, [*args, "--judge", server.url, "--judge_model", "m"], logs=tmp_path / "logs")
+        codes = workers.wait(60)
     finally:
         server.close()
-    assert code == 2
-    assert "does not accept the key (HTTP 401: no)" in shown
+    assert codes == [2, 2, 2], workers.output(0)
+    assert "does not accept the key (HTTP 401: no)" in " ".join(workers.output(0).split())
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+def test_mixed_precision(compared: Compare, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: the networks compute in bf16."""
+    monkeypatch.setattr("samestep.recipes.gan.comparing_texts.compute_dtype", lambda config, device: torch.bfloat16)
+    network, compute = network_of(open_trained(str(runs / "a")), "generator", torch.device("cpu"))
+    assert compute == torch.bfloat16
+    assert {weight.dtype for weight in network.parameters()} == {torch.bfloat16}
+    code, found, shown = compared("a", "b", "--samples", "3")
+    assert code == 0, shown
+    assert sum(one["pairs_asked"] for one in found["questions"]) > 0
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -17,8 +18,8 @@ from torch import Tensor, nn
 from samestep import GenerationConfig, LocalGenerator, Trained, UserError, World, open_causal_lm
 from samestep.models.decoding import left_pad, position_limit
 from samestep.models.hub import resolve_model
-from samestep.parallel.precision import cast_for_good
-from samestep.recipes.gan.comparing_texts import check_lengths, compute_dtype, in_order, label, my_batches
+from samestep.parallel.precision import autocast
+from samestep.recipes.gan.comparing_texts import check_lengths, in_order, label, my_batches, network_of
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.endpoint import Endpoint
 from samestep.recipes.gan.judging import (
@@ -113,7 +114,8 @@ class LocalJudge:
 
     name: str
     player: Player
-    network: Callable[[], nn.Module]
+    network: Callable[[], tuple[nn.Module, torch.dtype | None]]
+    """Loads it; with the type that it computes in where that is not the type of its weights."""
     config: JudgeConfig
     settings: JudgeSettings
     world: World
@@ -133,10 +135,10 @@ class LocalJudge:
 
     def ask(self, criteria: Sequence[str], shown: Sequence[Shown]) -> list[list[Answer]]:
         """The network is in memory only while it is asked."""
-        network = self.network()
-        return [self._ask(network, criterion, shown) for criterion in criteria]
+        network, compute = self.network()
+        with torch.no_grad(), autocast(self.world.device, compute):
+            return [self._ask(network, criterion, shown) for criterion in criteria]
 
-    @torch.no_grad()
     def _ask(self, network: nn.Module, criterion: str, shown: Sequence[Shown]) -> list[Answer]:
         pairs = [self._tokens(criterion, one) for one in shown]
         more = self.settings.answer_tokens if self.mode == "generative" else 0
@@ -230,14 +232,9 @@ def run_judge(trained: Trained, settings: JudgeSettings, world: World) -> LocalJ
     """The judge of a run. Collective."""
     config: GanConfig = trained.config
     trained.learner_name(JUDGE)  # a run that has none is refused now
-
-    def network() -> nn.Module:
-        found = trained.network(JUDGE, world.device)
-        cast_for_good(found, compute_dtype(config, world.device))
-        return found
-
-    player = open_player(config.judge, config.model_name, world)
-    return LocalJudge(f"the judge of {label(trained)}", player, network, settings.of(config.judging), settings, world)
+    player, used = open_player(config.judge, config.model_name, world), settings.of(config.judging)
+    network = partial(network_of, trained, JUDGE, world.device)
+    return LocalJudge(f"the judge of {label(trained)}", player, network, used, settings, world)
 
 
 def model_judge(name: str, settings: JudgeSettings, world: World) -> LocalJudge:
@@ -245,8 +242,8 @@ def model_judge(name: str, settings: JudgeSettings, world: World) -> LocalJudge:
     # On a CPU many operations are slow or missing in the smaller types.
     folder = open_causal_lm(resolve_model(name, world), dtype="float32" if world.device.type == "cpu" else "auto")
 
-    def network() -> nn.Module:
-        return folder.network().to(world.device).eval()
+    def network() -> tuple[nn.Module, None]:
+        return folder.network().to(world.device).eval(), None
 
     shown = Path(name).resolve().name if Path(name).exists() else name
     return LocalJudge(shown, FolderPlayer(folder), network, settings.of(JudgeConfig()), settings, world)

@@ -138,7 +138,8 @@ def about_answers(asked: Mapping[str, Json]) -> str:
     parts.append(f"{asked['same_in_both_orders']:.0%} of pairs get the same winner in both orders")
     if asked["unread"]:
         parts.append(f"{asked['unread']} answers could not be read")
-    return ", ".join(parts)
+    doubt = "; do not rely on this judge here" if asked["same_in_both_orders"] < 0.5 else ""
+    return ", ".join(parts) + doubt
 
 
 def _question_table(asked: Mapping[str, Json]) -> Table:

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from samestep import GenerationConfig, LocalGenerator, Trained, UserError, World, noise
 from samestep.models.decoding import position_limit
-from samestep.parallel.precision import COMPUTE_DTYPES, cast_for_good
+from samestep.parallel.precision import COMPUTE_DTYPES, autocast, cast_for_good
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.data import DataConfig, Record, Texts, load
 from samestep.recipes.gan.players import open_player
@@ -121,8 +122,7 @@ def write_texts(
     """Complete the prompts, `rows` at a time. Collective; all ranks get all texts."""
     config: GanConfig = trained.config
     player = open_player(config.generator, config.model_name, world)
-    network = trained.network(GENERATOR, world.device)
-    cast_for_good(network, compute_dtype(config, world.device))
+    network, compute = network_of(trained, GENERATOR, world.device)
     prompts = [player.prompt(record.prompt) for record in chosen.records]
     check_lengths(max(map(len, prompts)), how.max_new_tokens, position_limit(network), "--writing.max_new_tokens")
     generator = LocalGenerator(
@@ -131,15 +131,23 @@ def write_texts(
     ids = torch.tensor([[0, number] for number in chosen.ids])
     mine: dict[int, tuple[str, bool]] = {}
     for batch in my_batches([len(prompt) for prompt in prompts], rows, world):
-        made = generator(network, [prompts[number] for number in batch], ids[batch], step=0)
+        with autocast(world.device, compute):
+            made = generator(network, [prompts[number] for number in batch], ids[batch], step=0)
         texts = [player.decode(tokens) for tokens in made.to_lists()]
         mine |= zip(batch, zip(texts, (~made.finished).tolist(), strict=True), strict=True)
     found = in_order(world.gather(list(mine.items())))
     return Written([text for text, _ in found], [cut for _, cut in found])
 
 
+def network_of(trained: Trained, learner: str, device: torch.device) -> tuple[nn.Module, torch.dtype | None]:
+    """A network that is only used, and the type that it computes in where that is not the type of its weights."""
+    network, compute = trained.network(learner, device), compute_dtype(trained.config, device)
+    cast_for_good(network, compute)
+    return network, compute
+
+
 def compute_dtype(config: GanConfig, device: torch.device) -> torch.dtype | None:
-    """The type that a run computed in, where that is not the type of its weights; on a CPU it is."""
+    """The type of mixed precision that a run was trained with; None on a CPU."""
     return None if device.type == "cpu" else COMPUTE_DTYPES.get(config.distributed.mixed_precision)
 
 
