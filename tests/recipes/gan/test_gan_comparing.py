@@ -174,6 +174,22 @@ def test_a_local_judge_is_shown_the_prompt_if_wanted() -> None:
     assert "Both texts answer this:\nTell me.\n\nText 1:" in network.read[0]
 
 
+class GivesNoNumbers(nn.Module):
+    def forward(self, tokens: Tensor, attention_mask: Tensor, logits_to_keep: int) -> Tensor:
+        return torch.full((len(tokens), 1, 259), torch.nan)
+
+
+def test_a_broken_judge_decides_nothing() -> None:
+    (answers,) = judge_of(GivesNoNumbers()).ask([DEFAULT_CRITERION], [Shown("p", "a", "b"), Shown("p", "b", "a")])
+    assert answers == [Answer(None), Answer(None)]
+    assert decide(*answers).winner == "tie"
+
+
+def test_a_judge_with_nothing_to_read_is_not_loaded() -> None:
+    judge = replace(judge_of(CountsX()), network=pytest.fail)
+    assert judge.ask(["x", "y"], []) == [[], []]
+
+
 def test_a_pair_that_a_judge_cannot_take_is_refused() -> None:
     network = CountsX()
     network.config = CausalConfig(max_sequence_length=80)  # type: ignore[assignment]

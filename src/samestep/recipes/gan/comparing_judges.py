@@ -4,6 +4,7 @@ A judge is shown two texts, cut to one length, and answers 1 or 2 to a question.
 a judge that prefers the first text, whatever it says, then decides nothing.
 """
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -135,6 +136,8 @@ class LocalJudge:
 
     def ask(self, criteria: Sequence[str], shown: Sequence[Shown]) -> list[list[Answer]]:
         """The network is in memory only while it is asked."""
+        if not shown:
+            return [[] for _ in criteria]
         network, compute = self.network()
         with torch.no_grad(), autocast(self.world.device, compute):
             return [self._ask(network, criterion, shown) for criterion in criteria]
@@ -142,7 +145,7 @@ class LocalJudge:
     def _ask(self, network: nn.Module, criterion: str, shown: Sequence[Shown]) -> list[Answer]:
         pairs = [self._tokens(criterion, one) for one in shown]
         more = self.settings.answer_tokens if self.mode == "generative" else 0
-        check_lengths(max(map(len, pairs), default=0), more, position_limit(network), "--judge_max_tokens")
+        check_lengths(max(map(len, pairs)), more, position_limit(network), "--judge_max_tokens")
         read = self._written if self.mode == "generative" else self._verdicts
         mine: dict[int, dict[str, Any]] = {}
         for batch in my_batches([len(pair) for pair in pairs], self.settings.rows, self.world):
@@ -165,7 +168,7 @@ class LocalJudge:
         logits = (out if isinstance(out, Tensor) else out.logits)[:, -1]
         one, two = answer_tokens(self.player.encode)
         odds = (logits[:, one].double() - logits[:, two].double()).tolist()
-        return [Answer(1 if value > 0 else 2 if value < 0 else None, value) for value in odds]
+        return [_verdict(value) for value in odds]
 
     def _written(self, network: nn.Module, pairs: list[list[int]]) -> list[Answer]:
         """All ranks take part, also one without pairs."""
@@ -175,6 +178,13 @@ class LocalJudge:
         ids = torch.zeros(len(pairs), 2, dtype=torch.int64)  # the likeliest tokens need no noise
         texts = [player.decode(tokens) for tokens in generate(network, pairs, ids, step=0).to_lists()]
         return [Answer(read_answer(text), text=text) for text in texts]
+
+
+def _verdict(log_odds: float) -> Answer:
+    """A network that gives no numbers gives no answer."""
+    if math.isnan(log_odds):
+        return Answer(None)
+    return Answer(1 if log_odds > 0 else 2 if log_odds < 0 else None, log_odds)
 
 
 @dataclass(frozen=True)
