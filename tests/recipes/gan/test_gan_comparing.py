@@ -190,11 +190,16 @@ def test_a_judge_with_nothing_to_read_is_not_loaded() -> None:
     assert judge.ask(["x", "y"], []) == [[], []]
 
 
-def test_a_pair_that_a_judge_cannot_take_is_refused() -> None:
+def test_texts_are_cut_to_what_a_judge_takes() -> None:
     network = CountsX()
-    network.config = CausalConfig(max_sequence_length=80)  # type: ignore[assignment]
-    with pytest.raises(UserError, match="Make --judge_max_tokens smaller: the network takes 80"):
-        judge_of(network).ask([DEFAULT_CRITERION], [Shown("p", "a" * 40, "b" * 40)])
+    network.config = CausalConfig(max_sequence_length=100)  # type: ignore[assignment]
+    judge = judge_of(network)
+    judge.ask([DEFAULT_CRITERION], [Shown("p", "y" * 40, "z" * 40)])
+    (text,) = network.read
+    assert len(text) < 100
+    assert text.count("y") == text.count("z") > 1
+    with pytest.raises(UserError, match="Use a judge that takes more tokens"):
+        judge.ask(["Which of them " * 9], [Shown("p", "y" * 40, "z" * 40)])
 
 
 def test_batches_do_not_depend_on_the_ranks() -> None:
@@ -372,6 +377,12 @@ def test_settings_change_how_is_written_but_not_what_is_held_out(compared: Compa
     }  # of one byte; 3 is the sign for half a letter
 
 
+def test_prompts_that_are_too_long_are_said(compared: Compare) -> None:
+    code, found, shown = compared("a", "--writing.max_new_tokens", "480", "--samples", "2")
+    assert code == 0, shown
+    assert "2 prompts are cut to what the network of a (gan, step 2) takes" in found["notes"]
+
+
 def test_records_of_a_file(compared: Compare, tmp_path: Path) -> None:
     file = tmp_path / "new.jsonl"
     rows = [{"title": f"{n}", "genre": "new", "human_story": f"Something new, {n}."} for n in range(4)]
@@ -493,7 +504,7 @@ def test_mixed_precision(compared: Compare, runs: Path, monkeypatch: pytest.Monk
         (["a", "--judge", "sine"], "has no learner 'judge'"),
         (["a", "--learner", "judge"], "Leave out --learner"),
         (["a", "--records", "nowhere.csv"], "nowhere.csv"),
-        (["a", "--writing.max_new_tokens", "600"], "Make --writing.max_new_tokens smaller"),
+        (["a", "--writing.max_new_tokens", "600"], "Set writing.max_new_tokens below 512"),
     ],
 )
 def test_bad_input_is_a_sentence(compared: Compare, args: Sequence[str], sentence: str) -> None:

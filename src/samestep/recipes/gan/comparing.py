@@ -63,8 +63,8 @@ class CompareOptions:
     judge_max_tokens: int | None = None
     """Tokens of each text that the judge is shown, at most (words, for an endpoint); null: as it was trained, or
     256."""
-    judge_answer_tokens: int = 256
-    """Tokens that a generative judge may write."""
+    judge_answer_tokens: int | None = None
+    """Tokens that a generative judge may write; null: as it was trained, or 256, or what an endpoint allows."""
     judge_model: str = ""
     """The name of the model at an endpoint."""
     judge_key_env: str = "SAMESTEP_JUDGE_KEY"
@@ -125,6 +125,9 @@ def compare(trained: Trained, options: CompareOptions, world: World) -> dict[str
     judges, notes = _choose_judges(runs, options, config.batch_size, world)
     chosen = choose_records(runs, options.records, config.data, options.samples)
     a, *more = (write_texts(run, chosen, config.writing, config.seed, config.batch_size, world) for run in runs)
+    for run, written in zip(runs, (a, *more)):
+        if written.cut_prompts:
+            notes.append(f"{written.cut_prompts} prompts are cut to what the network of {label(run)} takes")
     humans = [record.human for record in chosen.records]
     b = more[0] if more else Written(humans, [])
     questions, verdicts = _judge(judges, options.questions, chosen.records, a.texts, b.texts)

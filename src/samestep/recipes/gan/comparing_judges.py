@@ -6,7 +6,7 @@ a judge that prefers the first text, whatever it says, then decides nothing.
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -20,7 +20,7 @@ from samestep import GenerationConfig, LocalGenerator, Trained, UserError, World
 from samestep.models.decoding import left_pad, position_limit
 from samestep.models.hub import resolve_model
 from samestep.parallel.precision import autocast
-from samestep.recipes.gan.comparing_texts import check_lengths, in_order, label, my_batches, network_of
+from samestep.recipes.gan.comparing_texts import in_order, label, my_batches, network_of
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.endpoint import Endpoint
 from samestep.recipes.gan.judging import (
@@ -97,16 +97,21 @@ class JudgeSettings:
     """None: as the judge was trained, or verdict."""
     max_tokens: int | None
     """Of each text; None: as the judge was trained."""
-    answer_tokens: int
-    """generative: tokens of an answer at most."""
+    answer_tokens: int | None
+    """generative: tokens of an answer at most; None: as the judge was trained."""
     show_prompt: bool
     rows: int
     """Pairs that are read together."""
 
     def of(self, config: JudgeConfig) -> JudgeConfig:
         """How a judge is used. Texts without anything to judge are not shown to it, so any length will do."""
-        mode, most = self.mode or config.mode, self.max_tokens or config.max_tokens
-        return replace(config, mode=mode, min_tokens=1, max_tokens=most)
+        return replace(
+            config,
+            mode=self.mode or config.mode,
+            min_tokens=1,
+            max_tokens=self.max_tokens or config.max_tokens,
+            answer_tokens=self.answer_tokens or config.answer_tokens,
+        )
 
 
 @dataclass(frozen=True)
@@ -143,9 +148,7 @@ class LocalJudge:
             return [self._ask(network, criterion, shown) for criterion in criteria]
 
     def _ask(self, network: nn.Module, criterion: str, shown: Sequence[Shown]) -> list[Answer]:
-        pairs = [self._tokens(criterion, one) for one in shown]
-        more = self.settings.answer_tokens if self.mode == "generative" else 0
-        check_lengths(max(map(len, pairs)), more, position_limit(network), "--judge_max_tokens")
+        pairs = list(self._tokens(criterion, shown, position_limit(network)))
         read = self._written if self.mode == "generative" else self._verdicts
         mine: dict[int, dict[str, Any]] = {}
         for batch in my_batches([len(pair) for pair in pairs], self.settings.rows, self.world):
@@ -153,11 +156,18 @@ class LocalJudge:
             mine |= zip(batch, map(asdict, answers), strict=True)
         return [Answer(**fields) for fields in in_order(self.world.gather(list(mine.items())))]
 
-    def _tokens(self, criterion: str, shown: Shown) -> list[int]:
-        """All that the judge reads, by the writer of training, with another question."""
-        asked = question(criterion, self.mode, shown.prompt if self.settings.show_prompt else None)
-        write = PairWriter(self.player.encode, self.config, lambda _: self.player.around(asked))
-        return write(shown.first, shown.second, True).tokens
+    def _tokens(self, criterion: str, shown: Sequence[Shown], limit: int | None) -> Iterator[list[int]]:
+        """All that the judge reads of each pair, by the writer of training, with another question."""
+        writers: dict[str | None, PairWriter] = {}
+        for one in shown:
+            prompt = one.prompt if self.settings.show_prompt else None
+            if prompt not in writers:
+                writers[prompt] = self._writer(criterion, prompt, limit)
+            yield writers[prompt](one.first, one.second, True).tokens
+
+    def _writer(self, criterion: str, prompt: str | None, limit: int | None) -> PairWriter:
+        around = self.player.around(question(criterion, self.mode, prompt))
+        return PairWriter(self.player.encode, self.config, lambda _: around, limit)
 
     def _verdicts(self, network: nn.Module, pairs: list[list[int]]) -> list[Answer]:
         if not pairs:
@@ -172,7 +182,7 @@ class LocalJudge:
 
     def _written(self, network: nn.Module, pairs: list[list[int]]) -> list[Answer]:
         """All ranks take part, also one without pairs."""
-        how = GenerationConfig(max_new_tokens=self.settings.answer_tokens, temperature=0.0)
+        how = GenerationConfig(max_new_tokens=self.config.answer_tokens, temperature=0.0)
         player, draws, rows = self.player, Draws("gan/compare/judge", 0), self.settings.rows
         generate = LocalGenerator(how, draws, self.world, player.eos, player.pad, player.forbidden, rows_at_once=rows)
         ids = torch.zeros(len(pairs), 2, dtype=torch.int64)  # the likeliest tokens need no noise

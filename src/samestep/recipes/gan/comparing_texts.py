@@ -17,7 +17,7 @@ from samestep.models.decoding import position_limit
 from samestep.parallel.precision import COMPUTE_DTYPES, autocast, cast_for_good
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.data import DataConfig, Record, Texts, load
-from samestep.recipes.gan.players import open_player
+from samestep.recipes.gan.players import PromptWriter, open_player
 from samestep.recipes.gan.task import GENERATOR
 from samestep.train.learner.draws import Draws
 from samestep.train.pretrained.trained_model import open_trained
@@ -114,6 +114,8 @@ class Written:
     texts: list[str]
     cut: list[bool]
     """Whether it went on to the limit of tokens without an end."""
+    cut_prompts: int = 0
+    """Prompts that were longer than the network takes."""
 
 
 def write_texts(
@@ -123,8 +125,9 @@ def write_texts(
     config: GanConfig = trained.config
     player = open_player(config.generator, config.model_name, world)
     network, compute = network_of(trained, GENERATOR, world.device)
-    prompts = [player.prompt(record.prompt) for record in chosen.records]
-    check_lengths(max(map(len, prompts)), how.max_new_tokens, position_limit(network), "--writing.max_new_tokens")
+    write_prompt = PromptWriter(player, position_limit(network), how.max_new_tokens)
+    written = [write_prompt(record.prompt) for record in chosen.records]
+    prompts = [prompt.tokens for prompt in written]
     generator = LocalGenerator(
         how, Draws("gan/compare", seed), world, player.eos, player.pad, player.forbidden, rows_at_once=rows
     )
@@ -136,7 +139,7 @@ def write_texts(
         texts = [player.decode(tokens) for tokens in made.to_lists()]
         mine |= zip(batch, zip(texts, (~made.finished).tolist(), strict=True), strict=True)
     found = in_order(world.gather(list(mine.items())))
-    return Written([text for text, _ in found], [cut for _, cut in found])
+    return Written([text for text, _ in found], [cut for _, cut in found], sum(prompt.is_cut for prompt in written))
 
 
 def network_of(trained: Trained, learner: str, device: torch.device) -> tuple[nn.Module, torch.dtype | None]:
@@ -149,15 +152,6 @@ def network_of(trained: Trained, learner: str, device: torch.device) -> tuple[nn
 def compute_dtype(config: GanConfig, device: torch.device) -> torch.dtype | None:
     """The type of mixed precision that a run was trained with; None on a CPU."""
     return None if device.type == "cpu" else COMPUTE_DTYPES.get(config.distributed.mixed_precision)
-
-
-def check_lengths(longest: int, more: int, limit: int | None, setting: str) -> None:
-    """Refuse rows that a network cannot take; all ranks check all rows, so all of them end."""
-    if limit is not None and longest + more > limit:
-        raise UserError(
-            f"Make {setting} smaller: the network takes {limit} tokens in all, and {longest} of a prompt and {more} of "
-            "an answer are more."
-        )
 
 
 def my_batches(lengths: Sequence[int], rows: int, world: World) -> list[list[int]]:
