@@ -96,7 +96,7 @@ def _open(
 
     name, recipe = recipe_of(source, general.get("recipe"))
     own = _verb_of(verb, name, recipe)
-    mine, settings = _split_fields(args, own.options)
+    mine, settings = _split_fields(_name_second(args, verb, own, name), own.options)
     options = _parse_options(own.options, mine)
     aliases = {**COMMON_ALIASES, **own.aliases, **recipe.aliases}
     _refuse_unknown(settings, own.options, recipe.config, aliases)
@@ -132,6 +132,15 @@ def _verb_of(verb: ModelVerb, name: str, recipe: "Recipe") -> "Verb":
     if taken:
         raise UserError(f"--{taken[0]} is an option of samestep itself; rename it in the options of recipe {name!r}")
     return found
+
+
+def _name_second(args: Sequence[str], verb: ModelVerb, own: "Verb", recipe: str) -> list[str]:
+    """The args, with a second model as the option that it stands for."""
+    if not args or args[0].startswith("-") or ("=" in args[0] and not Path(args[0]).exists()):
+        return list(args)
+    if own.second is None:
+        raise UserError(f"samestep {verb.name} takes one model of recipe {recipe!r}; leave out {args[0]}")
+    return [f"--{own.second}={args[0]}", *args[1:]]
 
 
 def _split_fields(args: Sequence[str], cls: type) -> tuple[list[str], list[str]]:
@@ -214,6 +223,8 @@ def _recipe_for_help(text: str, given: str | None) -> "tuple[str, Recipe]":
 def _recipe_help(verb: ModelVerb, name: str, recipe: "Recipe") -> list[str]:
     own = _verb_of(verb, name, recipe)
     lines = [f"options of {name}: {' '.join((own.options.__doc__ or '').split())}"]
+    if own.second is not None:
+        lines.append(f"A second model right after the first is --{own.second}.")
     for field in fields_of(own.options):
         shown = "" if field.default in (None, False, "", MISSING) else f" ({field.default})"
         lines.append(_line(f"--{field.path}", field.doc.rstrip(".") + shown))

@@ -72,6 +72,9 @@ class Verb:
     """Short names of settings that go with this verb, such as `temperature` for `sampling.temperature`."""
     show: Callable[..., None] | None = None
     """(trained, result): prints the result, on rank 0; None: as plain text."""
+    second: str | None = None
+    """The option that a second model on the command line sets, as in `samestep evaluate RUN_A RUN_B`; None: there is
+    no second model."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,254 @@
+"""`samestep evaluate RUN_A RUN_B`: two generators complete the same held-out prompts, and a judge compares the texts.
+
+Without RUN_B, the generator is compared with what people wrote. Every rank writes and judges its share; the results are
+those of one process.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from samestep import Trained, UserError, World
+from samestep.core.records import Json, write_atomically
+from samestep.recipes.gan.comparing_judges import (
+    DEFAULT_CRITERION,
+    ComparisonJudge,
+    EndpointJudge,
+    JudgeSettings,
+    Mode,
+    Shown,
+    model_judge,
+    run_judge,
+)
+from samestep.recipes.gan.comparing_page import comparison_page
+from samestep.recipes.gan.comparing_results import Verdict, decide, question_results, text_figures, without_judge
+from samestep.recipes.gan.comparing_texts import ChosenRecords, Written, choose_records, label, write_texts
+from samestep.recipes.gan.config import GanConfig
+from samestep.recipes.gan.data import Record
+from samestep.recipes.gan.endpoint import Endpoint, is_url, key_from
+from samestep.recipes.gan.players import open_player
+from samestep.recipes.gan.task import GENERATOR, JUDGE
+from samestep.train.pretrained.open_weights import is_checkpoint
+from samestep.train.pretrained.trained_model import open_trained
+from samestep.train.run_record import run_path
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """Compares the generators of two runs, or one with the human texts. Both write with the settings of the first one
+    (--writing.temperature 0.7, --seed 1)."""
+
+    against: str | None = None
+    """The second run or checkpoint; null: the human texts."""
+    against_which: str = "last"
+    """Of the second run: last, best, or the number of a step."""
+    against_stage: str | None = None
+    """Of the second run: the stage, such as mle; null: the last one."""
+    records: str | None = None
+    """A .csv or .jsonl file with prompts and human texts, read with the first run's data settings; null: the first
+    run's held-out records."""
+    samples: int | None = 200
+    """Use this many of the records, drawn by the seed; null is all."""
+    criteria: str = DEFAULT_CRITERION
+    """Questions about two texts, with semicolons between them; each is asked and reported for itself."""
+    show_prompt: bool = False
+    """Show the judge the prompt, too; judges of this recipe are trained without it."""
+    judge: str | None = None
+    """Who compares: a run, a folder with a language model, org/name of the Hub, or the URL of an OpenAI-compatible
+    endpoint; null: the judges of both runs, one after the other, since each knows its own opponent best."""
+    judge_mode: Mode | None = None
+    """verdict: by the odds of the answers 1 and 2; generative: by what it writes; null: as it was trained, or
+    verdict."""
+    judge_max_tokens: int | None = None
+    """Tokens of each text that the judge is shown, at most (words, for an endpoint); null: as it was trained, or
+    256."""
+    judge_answer_tokens: int | None = None
+    """Tokens that a generative judge may write; null: as it was trained, or 256, or what an endpoint allows."""
+    judge_model: str = ""
+    """The name of the model at an endpoint."""
+    judge_key_env: str = "SAMESTEP_JUDGE_KEY"
+    """The environment variable with the key of an endpoint; if it is not set, none is sent."""
+    judge_timeout: float = 60.0
+    """Seconds that a request to an endpoint may take; it is sent up to 5 times."""
+    judge_temperature: float | None = 0.0
+    """Of a model at an endpoint; null: its own default."""
+    html: Path | None = None
+    """Write a page with plots and texts to this .html file."""
+
+    def __post_init__(self) -> None:
+        """Refuse wrong options before a model is opened."""
+        for name, least in (("samples", 1), ("judge_max_tokens", 1), ("judge_answer_tokens", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UserError(f"--{name} must be a whole number of at least {least}, not {value}.")
+        if not self.questions:
+            raise UserError("Give --criteria at least one question, such as 'Which is clearer?'.")
+        if self.judge_temperature is not None and not 0 <= self.judge_temperature < math.inf:
+            raise UserError(f"--judge_temperature must be 0 or more, not {self.judge_temperature:g}.")
+        if self.html is not None and not self.html.absolute().parent.is_dir():
+            raise UserError(f"Make the folder of --html {self.html} first; it does not exist.")
+        if self.judge_model and not (self.judge and is_url(self.judge)):
+            raise UserError("Leave out --judge_model, or name the URL of its endpoint with --judge.")
+        if self.judge and is_url(self.judge):
+            if self.judge_mode == "verdict":
+                raise UserError("Leave out --judge_mode verdict: an endpoint gives no odds, so its answer is read.")
+            self.endpoint()
+
+    @property
+    def questions(self) -> list[str]:
+        """The criteria, each once."""
+        return list(dict.fromkeys(text.strip() for text in self.criteria.split(";") if text.strip()))
+
+    def endpoint(self) -> Endpoint:
+        """The endpoint that --judge names."""
+        assert self.judge is not None
+        return Endpoint(
+            self.judge,
+            self.judge_model,
+            key_from(self.judge_key_env),
+            timeout=self.judge_timeout,
+            answer_tokens=self.judge_answer_tokens,
+            temperature=self.judge_temperature,
+        )
+
+
+def compare(trained: Trained, options: CompareOptions, world: World) -> dict[str, Json]:
+    """The results: plain values, with all texts."""
+    if trained.learner is not None:
+        raise UserError("Leave out --learner: it is always the generator that is compared.")
+    config: GanConfig = trained.config
+    runs = [_with_generator(trained)]
+    if options.against is not None:
+        which, stage = options.against_which, options.against_stage
+        runs.append(_with_generator(_open(options.against, world, which=which, stage=stage)))
+    judges, notes = _choose_judges(runs, options, config.batch_size, world)
+    chosen = choose_records(runs, options.records, config.data, options.samples)
+    a, *more = (write_texts(run, chosen, config.writing, config.seed, config.batch_size, world) for run in runs)
+    for run, written in zip(runs, (a, *more)):
+        if written.cut_prompts:
+            notes.append(f"{written.cut_prompts} prompts are cut to what the network of {label(run)} takes")
+    humans = [record.human for record in chosen.records]
+    b = more[0] if more else Written(humans, [])
+    questions, verdicts = _judge(judges, options.questions, chosen.records, a.texts, b.texts)
+    results: dict[str, Json] = {
+        "a": _about(runs[0]),
+        "b": _about(runs[1]) if more else {"name": "the human texts"},
+        "records": {"name": chosen.name, "count": len(chosen.records)},
+        "notes": [*notes, *chosen.notes],
+        "questions": questions,
+        "texts": _text_figures(runs[0], humans, a, b if more else None, world),
+        "pairs": _pairs(chosen, a.texts, b.texts, verdicts),
+    }
+    if options.html is not None and world.is_main:
+        write_atomically(options.html, comparison_page(results))
+    return results
+
+
+def _with_generator(trained: Trained) -> Trained:
+    if not isinstance(trained.config, GanConfig):
+        raise UserError(f"Give two runs of the same recipe; {trained.source} is of recipe {trained.name!r}.")
+    trained.learner_name(GENERATOR)
+    return trained
+
+
+def _open(
+    text: str, world: World, *, which: str = "last", stage: str | None = None, learner: str | None = None
+) -> Trained:
+    """The model that rank 0 chooses: a run that is still training may save another checkpoint at any moment."""
+
+    def choose() -> str | None:
+        found = open_trained(text, which, stage=stage, learner=learner) if world.is_main else None
+        return str(found.source) if found else None
+
+    source = world.run_on_all_ranks(f"opening {text}", choose)[0]
+    return replace(open_trained(source), verified=True)
+
+
+def _choose_judges(
+    runs: Sequence[Trained], options: CompareOptions, rows: int, world: World
+) -> tuple[list[ComparisonJudge], list[str]]:
+    """Who is asked, and what a reader should know about it."""
+    most, answer = options.judge_max_tokens, options.judge_answer_tokens
+    settings = JudgeSettings(options.judge_mode, most, answer, options.show_prompt, rows)
+    named = options.judge
+    if named is None:
+        return _own_judges(runs, settings, world)
+    if is_url(named):
+        return [EndpointJudge(options.endpoint(), most or 256, options.show_prompt, world)], []
+    path = Path(run_path(named, "runs"))
+    if is_checkpoint(path) or ((path / "config.json").exists() and (path / "checkpoints").is_dir()):
+        judge = _open(str(path), world, learner=JUDGE)
+        if not isinstance(judge.config, GanConfig):
+            raise UserError(f"Name another --judge; {named} is of recipe {judge.name!r}, which has no judge.")
+        return [run_judge(judge, settings, world)], []
+    return [model_judge(named, settings, world)], []
+
+
+def _own_judges(
+    runs: Sequence[Trained], settings: JudgeSettings, world: World
+) -> tuple[list[ComparisonJudge], list[str]]:
+    """The judges that the runs trained; of a stage without one, that of the last checkpoint of the run."""
+    found: dict[Path, Trained] = {}
+    for run in runs:
+        judge: Trained | None = run if JUDGE in run.learners() else None
+        if judge is None and run.run is not None:
+            try:
+                judge = _open(str(run.run.path), world, learner=JUDGE)
+            except UserError:  # this run has none, but the other may
+                continue
+        if judge is not None:
+            found.setdefault(judge.source, judge)
+    if not found:
+        raise UserError("Name a judge with --judge: no run here has trained one.")
+    note = "a judge knows the generator that it was trained against better than others; --judge names another one"
+    return [run_judge(judge, settings, world) for judge in found.values()], [note]
+
+
+def _judge(
+    judges: Sequence[ComparisonJudge], criteria: Sequence[str], records: Sequence[Record], a: list[str], b: list[str]
+) -> tuple[list[dict[str, Json]], list[list[Verdict]]]:
+    """The results of every judge and criterion, and the verdicts on all pairs for each of them."""
+    clear = [without_judge(*texts) for texts in zip(a, b, strict=True)]
+    open_pairs = [number for number, verdict in enumerate(clear) if verdict is None]
+    a_first = [Shown(records[number].prompt, a[number], b[number]) for number in open_pairs]
+    b_first = [Shown(one.prompt, one.second, one.first) for one in a_first]
+    groups = [record.group for record in records]
+    results: list[dict[str, Json]] = []
+    verdicts: list[list[Verdict]] = []
+    for judge in judges:
+        for criterion, answers in zip(criteria, judge.ask(criteria, [*a_first, *b_first]), strict=True):
+            half = len(open_pairs)
+            decided = dict(zip(open_pairs, map(decide, answers[:half], answers[half:]), strict=True))
+            verdicts.append([decided[number] if one is None else one for number, one in enumerate(clear)])
+            results.append(question_results(judge, criterion, verdicts[-1], groups))
+    return results, verdicts
+
+
+def _about(trained: Trained) -> dict[str, Json]:
+    return {"name": label(trained), "source": str(trained.source), "stage": trained.stage}
+
+
+def _text_figures(
+    run: Trained, humans: list[str], a: Written, b: Written | None, world: World
+) -> dict[str, dict[str, Json]]:
+    """The figures of each kind of text. Diversity falls with length, so that of human texts is of their beginnings:
+    as many tokens as the generator may write."""
+    config: GanConfig = run.config
+    player = open_player(config.generator, config.model_name, world)
+    cut = [player.decode(player.encode(text)[: config.writing.max_new_tokens]) for text in humans]
+    written = {"a": a, **({"b": b} if b else {})}
+    figures = {
+        name: {**text_figures(one.texts), "at_the_limit": sum(one.cut) / len(one.cut)} for name, one in written.items()
+    }
+    return {**figures, "human": text_figures(cut, humans)}
+
+
+def _pairs(
+    chosen: ChosenRecords, a: list[str], b: list[str], verdicts: Sequence[Sequence[Verdict]]
+) -> list[dict[str, Json]]:
+    """Every pair with its texts and the verdict for each question, in the order of the questions."""
+    return [
+        {**asdict(record), "a": a[number], "b": b[number], "verdicts": [asdict(found[number]) for found in verdicts]}
+        for number, record in enumerate(chosen.records)
+    ]

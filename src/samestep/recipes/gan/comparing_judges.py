@@ -1,0 +1,269 @@
+"""Who compares the texts, and what is asked: the judge of a run, a language model, or a model behind an endpoint.
+
+A judge is shown two texts, cut to one length, and answers 1 or 2 to a question. Every pair is shown in both orders:
+a judge that prefers the first text, whatever it says, then decides nothing.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from samestep import GenerationConfig, LocalGenerator, Trained, UserError, World, open_causal_lm
+from samestep.models.decoding import left_pad, position_limit
+from samestep.models.hub import resolve_model
+from samestep.parallel.precision import autocast
+from samestep.recipes.gan.comparing_texts import in_order, label, my_batches, network_of
+from samestep.recipes.gan.config import GanConfig
+from samestep.recipes.gan.endpoint import Endpoint
+from samestep.recipes.gan.judging import (
+    QUESTION,
+    REASONED_QUESTION,
+    JudgeConfig,
+    PairWriter,
+    answer_tokens,
+    read_answer,
+)
+from samestep.recipes.gan.players import FolderPlayer, Player, open_player
+from samestep.recipes.gan.task import JUDGE
+from samestep.train.learner.draws import Draws
+
+Mode = Literal["verdict", "generative"]
+DEFAULT_CRITERION = "Which of two texts did a person write?"
+"""What a judge of this recipe was trained to tell."""
+REQUESTS_AT_ONCE = 4
+"""Requests of a rank that an endpoint gets at the same time."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Two texts in the order in which a judge reads them, and the prompt that both answer."""
+
+    prompt: str
+    first: str
+    second: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a judge said."""
+
+    choice: int | None
+    """1 or 2; None where it said neither."""
+    log_odds: float | None = None
+    """verdict: the log-odds of 1 over 2."""
+    text: str | None = None
+    """generative: all that it wrote."""
+
+
+class ComparisonJudge(Protocol):
+    """Anything that compares texts."""
+
+    @property
+    def name(self) -> str:
+        """Who it is, for people."""
+
+    @property
+    def mode(self) -> Mode:
+        """verdict: by the odds of the answers; generative: by what it writes."""
+
+    def ask(self, criteria: Sequence[str], shown: Sequence[Shown]) -> list[list[Answer]]:
+        """The answers for each criterion, on every rank. Collective."""
+
+
+def question(criterion: str, mode: Mode, prompt: str | None = None) -> str:
+    """What a judge is asked before it reads the texts; the default is what judges are trained on, to the letter."""
+    if criterion == DEFAULT_CRITERION:
+        asked = REASONED_QUESTION if mode == "generative" else QUESTION
+    else:
+        ended = criterion if criterion.endswith(("?", ".", "!", ":")) else f"{criterion}?"
+        how = "Think about it in a few sentences, then end with \\boxed{1} or \\boxed{2}."
+        asked = f"{ended} {how if mode == 'generative' else 'Answer 1 or 2.'}"
+    return asked if prompt is None else f"{asked}\n\nBoth texts answer this:\n{prompt.strip()}"
+
+
+@dataclass(frozen=True)
+class JudgeSettings:
+    """What all judges have in common."""
+
+    mode: Mode | None
+    """None: as the judge was trained, or verdict."""
+    max_tokens: int | None
+    """Of each text; None: as the judge was trained."""
+    answer_tokens: int | None
+    """generative: tokens of an answer at most; None: as the judge was trained."""
+    show_prompt: bool
+    rows: int
+    """Pairs that are read together."""
+
+    def of(self, config: JudgeConfig) -> JudgeConfig:
+        """How a judge is used. Texts without anything to judge are not shown to it, so any length will do."""
+        return replace(
+            config,
+            mode=self.mode or config.mode,
+            min_tokens=1,
+            max_tokens=self.max_tokens or config.max_tokens,
+            answer_tokens=self.answer_tokens or config.answer_tokens,
+        )
+
+
+@dataclass(frozen=True)
+class LocalJudge:
+    """A language model in this process."""
+
+    name: str
+    player: Player
+    network: Callable[[], tuple[nn.Module, torch.dtype | None]]
+    """Loads it; with the type that it computes in where that is not the type of its weights."""
+    config: JudgeConfig
+    settings: JudgeSettings
+    world: World
+
+    def __post_init__(self) -> None:
+        """Refuse a judge that cannot answer, before anything is written."""
+        if self.mode == "verdict":
+            try:
+                answer_tokens(self.player.encode)
+            except UserError as error:
+                raise UserError(f"{self.name} cannot judge by its odds: try --judge_mode generative. {error}") from None
+
+    @property
+    def mode(self) -> Mode:
+        """As it is configured."""
+        return self.config.mode
+
+    def ask(self, criteria: Sequence[str], shown: Sequence[Shown]) -> list[list[Answer]]:
+        """The network is in memory only while it is asked."""
+        if not shown:
+            return [[] for _ in criteria]
+        network, compute = self.network()
+        with torch.no_grad(), autocast(self.world.device, compute):
+            return [self._ask(network, criterion, shown) for criterion in criteria]
+
+    def _ask(self, network: nn.Module, criterion: str, shown: Sequence[Shown]) -> list[Answer]:
+        pairs = list(self._tokens(criterion, shown, position_limit(network)))
+        read = self._written if self.mode == "generative" else self._verdicts
+        mine: dict[int, dict[str, Any]] = {}
+        for batch in my_batches([len(pair) for pair in pairs], self.settings.rows, self.world):
+            answers = read(network, [pairs[number] for number in batch])
+            mine |= zip(batch, map(asdict, answers), strict=True)
+        return [Answer(**fields) for fields in in_order(self.world.gather(list(mine.items())))]
+
+    def _tokens(self, criterion: str, shown: Sequence[Shown], limit: int | None) -> Iterator[list[int]]:
+        """All that the judge reads of each pair, by the writer of training, with another question."""
+        writers: dict[str | None, PairWriter] = {}
+        for one in shown:
+            prompt = one.prompt if self.settings.show_prompt else None
+            if prompt not in writers:
+                writers[prompt] = self._writer(criterion, prompt, limit)
+            yield writers[prompt](one.first, one.second, True).tokens
+
+    def _writer(self, criterion: str, prompt: str | None, limit: int | None) -> PairWriter:
+        around = self.player.around(question(criterion, self.mode, prompt))
+        return PairWriter(self.player.encode, self.config, lambda _: around, limit)
+
+    def _verdicts(self, network: nn.Module, pairs: list[list[int]]) -> list[Answer]:
+        if not pairs:
+            return []
+        tokens, mask = left_pad(pairs, self.player.pad, self.world.device)
+        mask = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
+        out: Any = network(tokens, attention_mask=mask, logits_to_keep=1)
+        logits = (out if isinstance(out, Tensor) else out.logits)[:, -1]
+        one, two = answer_tokens(self.player.encode)
+        odds = (logits[:, one].double() - logits[:, two].double()).tolist()
+        return [_verdict(value) for value in odds]
+
+    def _written(self, network: nn.Module, pairs: list[list[int]]) -> list[Answer]:
+        """All ranks take part, also one without pairs."""
+        how = GenerationConfig(max_new_tokens=self.config.answer_tokens, temperature=0.0)
+        player, draws, rows = self.player, Draws("gan/compare/judge", 0), self.settings.rows
+        generate = LocalGenerator(how, draws, self.world, player.eos, player.pad, player.forbidden, rows_at_once=rows)
+        ids = torch.zeros(len(pairs), 2, dtype=torch.int64)  # the likeliest tokens need no noise
+        texts = [player.decode(tokens) for tokens in generate(network, pairs, ids, step=0).to_lists()]
+        return [Answer(read_answer(text), text=text) for text in texts]
+
+
+def _verdict(log_odds: float) -> Answer:
+    """A network that gives no numbers gives no answer."""
+    if math.isnan(log_odds):
+        return Answer(None)
+    return Answer(1 if log_odds > 0 else 2 if log_odds < 0 else None, log_odds)
+
+
+@dataclass(frozen=True)
+class EndpointJudge:
+    """A model behind an endpoint. Every rank asks for its share."""
+
+    endpoint: Endpoint
+    max_words: int
+    """Words of each text that are sent, at most."""
+    show_prompt: bool
+    world: World
+    mode: Mode = "generative"
+
+    @property
+    def name(self) -> str:
+        """Model and address."""
+        return f"{self.endpoint.model} at {self.endpoint.url}"
+
+    def ask(self, criteria: Sequence[str], shown: Sequence[Shown]) -> list[list[Answer]]:
+        """One criterion after the other."""
+        return [self._ask(criterion, shown) for criterion in criteria]
+
+    def _ask(self, criterion: str, shown: Sequence[Shown]) -> list[Answer]:
+        numbers = range(self.world.rank, len(shown), self.world.size)
+        messages = [self._message(criterion, shown[number]) for number in numbers]
+        parts = self.world.run_on_all_ranks(
+            f"asking {self.name}", lambda: list(zip(numbers, self._send(messages), strict=True))
+        )
+        return [Answer(read_answer(text), text=text) for text in in_order(parts)]
+
+    def _send(self, messages: Sequence[str]) -> list[str]:
+        with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
+            waiting = [pool.submit(self.endpoint, message) for message in messages]
+            try:
+                return [one.result() for one in waiting]
+            except UserError:
+                pool.shutdown(wait=False, cancel_futures=True)  # the others would fail in the same way
+                raise
+
+    def _message(self, criterion: str, shown: Shown) -> str:
+        asked = question(criterion, self.mode, shown.prompt if self.show_prompt else None)
+        first, second = cut_alike(shown.first, shown.second, self.max_words)
+        return f"{asked}\n\nText 1:\n{first}\n\nText 2:\n{second}"
+
+
+def cut_alike(first: str, second: str, most: int) -> tuple[str, str]:
+    """Both texts with as many words as the shorter one has, so that length does not decide."""
+    ends = [[word.end() for word in re.finditer(r"\S+", text)] for text in (first, second)]
+    words = min(len(ends[0]), len(ends[1]), most)
+    cut = [text[: found[words - 1]] if words else "" for text, found in zip((first, second), ends)]
+    return cut[0], cut[1]
+
+
+def run_judge(trained: Trained, settings: JudgeSettings, world: World) -> LocalJudge:
+    """The judge of a run. Collective."""
+    config: GanConfig = trained.config
+    trained.learner_name(JUDGE)  # a run that has none is refused now
+    player, used = open_player(config.judge, config.model_name, world), settings.of(config.judging)
+    network = partial(network_of, trained, JUDGE, world.device)
+    return LocalJudge(f"the judge of {label(trained)}", player, network, used, settings, world)
+
+
+def model_judge(name: str, settings: JudgeSettings, world: World) -> LocalJudge:
+    """A language model in a folder or of the Hub. Collective, since it may be downloaded."""
+    # On a CPU many operations are slow or missing in the smaller types.
+    folder = open_causal_lm(resolve_model(name, world), dtype="float32" if world.device.type == "cpu" else "auto")
+
+    def network() -> tuple[nn.Module, None]:
+        return folder.network().to(world.device).eval(), None
+
+    shown = Path(name).resolve().name if Path(name).exists() else name
+    return LocalJudge(shown, FolderPlayer(folder), network, settings.of(JudgeConfig()), settings, world)
