@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from samestep.train.generation import Completions, GenerationConfig, Generator, LocalGenerator
     from samestep.train.hooks.every import Every
     from samestep.train.learner.dropout import keyed_dropout
+    from samestep.train.learner.earlier_weights import EarlierWeights
     from samestep.train.learner.ema import Average
     from samestep.train.learner.frozen import Frozen
     from samestep.train.learner.learner import Learner
@@ -55,6 +56,7 @@ _EXPORTS = {
     "Completions": "samestep.train.generation",
     "Config": "samestep.train.config",
     "Dump": "samestep.train.dump",
+    "EarlierWeights": "samestep.train.learner.earlier_weights",
     "Every": "samestep.train.hooks.every",
     "Feed": "samestep.data.feed",
     "Fit": "samestep.train.fit",
@@ -112,6 +114,7 @@ __all__ = [
     "Completions",
     "Config",
     "Dump",
+    "EarlierWeights",
     "Every",
     "Feed",
     "Fit",

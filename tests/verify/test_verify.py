@@ -11,7 +11,7 @@ from samestep.train.recipe_registry import known_recipes
 PLANTED = [
     *("planted.sound", "planted.declared_unused", "planted.keyed_dropout", "planted.adversaries"),
     *("planted.improving", "planted.teacher_dump", "planted.optimizers", "planted.rollout", "planted.two_networks"),
-    "planted.text_rollout",
+    *("planted.text_rollout", "planted.gan_generative"),
 ]
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "sine.py")
 

@@ -32,10 +32,34 @@ _VERIFY: dict[str, Any] = {
 PRESETS: dict[str, dict[str, Any]] = {
     "verify": _VERIFY,
     "verify-grpo": {**_VERIFY, "objective": {"kind": "grpo", "group_size": 2, "inner_epochs": 2, "parts": 2}},
-    "verify-reinforce": {**_VERIFY, "objective": {"kind": "reinforce"}},
     "verify-spin": {**_VERIFY, "objective": {"kind": "spin"}},
+    "verify-reinforce": {
+        **_VERIFY,
+        "judging": {"max_tokens": 12, "training": "policy_gradient"},
+        "objective": {"kind": "reinforce", "kl_coef": 0.1},
+        "judge_steps": 2,
+        "replay": {"keep": 2, "every": 1, "share": 0.7},
+    },
 }
 """Named sets of values."""
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """Opponents from earlier steps, so that neither side forgets what it could do."""
+
+    keep: int = 0
+    """Earlier states of each side that are kept, in memory and in checkpoints; 0: none."""
+    every: int = 100
+    """Steps after which both sides are kept as they are."""
+    share: float = 0.5
+    """How often an earlier opponent plays: an earlier generator in the judge's updates before the last of a step (see
+    judge_steps), an earlier judge where the generator's rewards come from."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be kept."""
+        if self.keep < 0 or self.every < 1 or not 0 <= self.share <= 1:
+            raise UserError("Set replay.keep to 0 or more, replay.every to 1 or more, and replay.share from 0 to 1.")
 
 
 @dataclass(frozen=True)
@@ -64,12 +88,16 @@ class GanConfig(Config):
     """Updates of the judge per step, each on texts of its own."""
     mle_epochs: int = 0
     """Epochs in which the generator first learns the human texts themselves, in a stage of its own."""
+    mle_learning_rate: float | None = None
+    """Peak learning rate of that stage; null: learning_rate."""
     judge_pauses_above: float = 1.0
     """The judge does not learn while its accuracy is above this."""
     generator_pauses_below: float = 0.0
     """The generator does not learn while the judge's accuracy is below this."""
-    rollouts_every: int = free(50)
-    """Steps after which some rollouts are written to rollouts.jsonl; 0: never."""
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    """Opponents from earlier steps."""
+    rollouts_every: int | None = free(None)
+    """Steps after which some rollouts are written to rollouts.jsonl; 0: never, null: as often as metrics."""
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot work."""
@@ -77,5 +105,7 @@ class GanConfig(Config):
             raise UserError(f"Set judge_steps to 1 or more; it is {self.judge_steps}.")
         if not 0 <= self.generator_pauses_below < self.judge_pauses_above <= 1:
             raise UserError("Set 0 <= generator_pauses_below < judge_pauses_above <= 1.")
+        if self.rollouts_every is not None and self.rollouts_every < 0:
+            raise UserError(f"Set rollouts_every to 0 or more, or to null; it is {self.rollouts_every}.")
         if self.mle_epochs < 0:
             raise UserError(f"Set mle_epochs to 0 or more; it is {self.mle_epochs}.")

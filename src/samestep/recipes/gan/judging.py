@@ -33,11 +33,24 @@ class JudgeConfig:
     """A completion with fewer tokens counts as caught."""
     max_tokens: int = 256
     """Tokens of each text that the judge is shown, at most."""
+    answer_tokens: int = 256
+    """generative: tokens that the judge may write."""
+    temperature: float = 1.0
+    """generative: how freely the judge writes."""
     unparsed_fools: bool = False
     """generative: count an answer that cannot be read as a fooled judge, as older programs did."""
 
+    @property
+    def learns_by_policy_gradient(self) -> bool:
+        """Whether the judge learns from rewards."""
+        return self.mode == "generative" or self.training == "policy_gradient"
+
     def __post_init__(self) -> None:
-        """Refuse what shows the judge nothing."""
+        """Refuse what shows the judge nothing, or lets it say nothing."""
+        if self.answer_tokens < 1:
+            raise UserError(f"Set judging.answer_tokens to 1 or more; it is {self.answer_tokens}.")
+        if not 0 < self.temperature < float("inf"):
+            raise UserError(f"Set judging.temperature above 0; it is {self.temperature}.")
         if not 1 <= self.min_tokens <= self.max_tokens:
             raise UserError(
                 f"Set judging.min_tokens between 1 and judging.max_tokens={self.max_tokens}; it is {self.min_tokens}."
@@ -56,25 +69,44 @@ class Pair:
     """Whether there is enough of the completion to judge."""
 
 
-@dataclass(frozen=True)
 class PairWriter:
-    """Makes what a judge reads, in its tokens."""
+    """Makes what a judge reads, in its tokens.
 
-    encode: Encode
-    config: JudgeConfig
-    around: Callable[[str], tuple[Sequence[int], Sequence[int]]]
-    """From a question to what stands before and after the texts: by a chat template, or nothing after."""
+    `around` gives what stands before and after the texts, from a question: by a chat template, or nothing after.
+    `limit` is how many tokens the judge's network takes in all; texts are cut so that they fit.
+    """
+
+    def __init__(
+        self,
+        encode: Encode,
+        config: JudgeConfig,
+        around: Callable[[str], tuple[Sequence[int], Sequence[int]]],
+        limit: int | None = None,
+    ) -> None:
+        is_generative = config.mode == "generative"
+        self._encode, self._min_tokens = encode, config.min_tokens
+        self._before, after = around(REASONED_QUESTION if is_generative else QUESTION)
+        self._after = after or encode("\n\nAnswer: ")
+        self._labels = encode("\n\nText 1:\n"), encode("\n\nText 2:\n")
+        self._max_tokens = config.max_tokens
+        if limit is not None:
+            around_texts = len(self._before) + len(self._after) + sum(map(len, self._labels))
+            room = limit - around_texts - (config.answer_tokens if is_generative else 0)
+            self._max_tokens = min(config.max_tokens, room // 2)
+        if self._max_tokens < self._min_tokens:
+            raise UserError(
+                f"Use a judge that takes more tokens, or lower judging.answer_tokens or judging.min_tokens: of the "
+                f"{limit} that it takes, {max(0, self._max_tokens)} are left for each of the two texts."
+            )
 
     def __call__(self, human: str, written: str, human_first: bool) -> Pair:
         """A person's text and a completion, in the given order and cut to one length."""
-        mine, theirs = self.encode(human), self.encode(written)
-        length = min(len(mine), len(theirs), self.config.max_tokens)
+        mine, theirs = self._encode(human), self._encode(written)
+        length = min(len(mine), len(theirs), self._max_tokens)
         first, second = (mine, theirs) if human_first else (theirs, mine)
-        question = REASONED_QUESTION if self.config.mode == "generative" else QUESTION
-        before, after = self.around(question)
-        texts = [*self.encode("\n\nText 1:\n"), *first[:length], *self.encode("\n\nText 2:\n"), *second[:length]]
-        is_shown = length > 0 and len(theirs) >= self.config.min_tokens
-        return Pair([*before, *texts, *(after or self.encode("\n\nAnswer: "))], 1 if human_first else 2, is_shown)
+        texts = [*self._labels[0], *first[:length], *self._labels[1], *second[:length]]
+        is_shown = length > 0 and len(theirs) >= self._min_tokens
+        return Pair([*self._before, *texts, *self._after], 1 if human_first else 2, is_shown)
 
 
 def answer_tokens(encode: Encode) -> tuple[int, int]:

@@ -9,7 +9,16 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from samestep import CausalConfig, CausalTransformer, UserError, World, open_causal_lm
+from samestep import (
+    Bench,
+    CausalConfig,
+    CausalTransformer,
+    GenerationConfig,
+    LocalGenerator,
+    UserError,
+    World,
+    open_causal_lm,
+)
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer
 from samestep.models.causal_folder import CausalFolder
 from samestep.models.hub import resolve_model
@@ -226,3 +235,39 @@ def open_player(config: PlayerConfig, default: str | None, world: World) -> Play
     # Weights that are trained are float32, whatever they are stored in; the base of adapters stays as it is.
     dtype = "auto" if config.lora_rank else "float32"
     return FolderPlayer(open_causal_lm(resolve_model(name, world), dtype=dtype))
+
+
+def generator_of(bench: Bench, player: Player, purpose: str, config: GenerationConfig) -> LocalGenerator:
+    """What writes with a player's network and ends with its end of a text."""
+    return LocalGenerator.of(bench, purpose, config, eos=player.eos, pad=player.pad, forbidden=player.forbidden)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a generator reads."""
+
+    tokens: list[int]
+    is_cut: bool
+    """Whether the end of the text was left out, because the network takes no more."""
+
+
+class PromptWriter:
+    """Makes prompts that leave room for a completion; what is too long is cut inside of the template."""
+
+    def __init__(self, player: Player, limit: int | None, new_tokens: int) -> None:
+        self._player, self._room = player, None if limit is None else limit - new_tokens
+        around = len(player.prompt(""))
+        if self._room is not None and self._room <= around:
+            raise UserError(
+                f"Set writing.max_new_tokens below {limit} - {around}: the generator takes {limit} tokens in all, and "
+                f"{around} of them stand around a prompt; it is {new_tokens}."
+            )
+
+    def __call__(self, text: str) -> Prompt:
+        """The prompt of a text."""
+        tokens = self._player.prompt(text)
+        if self._room is None or len(tokens) <= self._room:
+            return Prompt(tokens, is_cut=False)
+        before, after = self._player.around("")
+        kept = self._room - len(before) - len(after)
+        return Prompt([*before, *self._player.encode(text)[:kept], *after], is_cut=True)

@@ -7,26 +7,39 @@ Everything that the losses need is in the rows that it returns:
     before, reference       their log-probabilities then, by the generator and by its reference (if there is one)
     pair, is_pair           what the judge read, padded in front
     answer, is_shown        which answer is right (0 or 1), and whether there was enough to judge
-    reward, right           what the generator gets, and whether the judge was right
+    right, reward, ...      what came of it (see judges.py)
     human, is_human         spin alone: the human text in the generator's tokens, and `human_before`, `own_before`
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from samestep import Batch, Bench, Frozen, Learner, LocalGenerator, completion_log_probs, noise
-from samestep.models.decoding import left_pad
+from samestep import Batch, Bench, Learner, completion_log_probs, noise
+from samestep.models.decoding import position_limit
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.data import Record, TextRows
-from samestep.recipes.gan.judging import PairWriter, answer_tokens
+from samestep.recipes.gan.judges import Judge, padded
+from samestep.recipes.gan.judging import Pair, PairWriter
 from samestep.recipes.gan.objectives import group_advantages
-from samestep.recipes.gan.players import Player
+from samestep.recipes.gan.players import Player, PromptWriter, generator_of
 
 _ORDER = noise.purpose("gan/order")
+SHOWN = 4
+"""Rows of a rollout that are kept to be read by people."""
+
+
+@dataclass(frozen=True)
+class Opponents:
+    """The weights that play in one rollout: by default those that the learners have now."""
+
+    generator: Callable[[], AbstractContextManager[None]] = nullcontext
+    judge: Callable[[], AbstractContextManager[None]] | None = None
+    """An earlier judge that the generator's rewards come from; None: the judge of now."""
 
 
 @dataclass
@@ -39,39 +52,47 @@ class Rollouts:
     judge: Learner
     writer: Player
     reader: Player
-    reference: Frozen | None = None
+    judging: Judge
+    reference: Callable[[], AbstractContextManager[nn.Module]] | None = None
+    """Around the use of the network that the generator may not move too far from."""
+    examples: list[dict[str, Any]] = field(default_factory=list)
+    """The first rows of this rank's rollouts since it was last emptied, as texts."""
 
     def __post_init__(self) -> None:
         self._config: GanConfig = self.bench.config
-        self._pairs = PairWriter(self.reader.encode, self._config.judging, self.reader.around)
-        self._answers = torch.tensor(answer_tokens(self.reader.encode), device=self.bench.world.device)
-        # Another turn of the same step may have the same sample, which must not be written the same.
-        self._write = [self._generation(f"gan/write/{turn}") for turn in range(self._config.judge_steps)]
-
-    def _generation(self, purpose: str) -> LocalGenerator:
-        side = self.writer
-        return LocalGenerator.of(
-            self.bench, purpose, self._config.writing, eos=side.eos, pad=side.pad, forbidden=side.forbidden
+        self._pairs = PairWriter(
+            self.reader.encode, self._config.judging, self.reader.around, position_limit(self.judge.module)
         )
+        self._prompts = PromptWriter(
+            self.writer, position_limit(self.generator.module), self._config.writing.max_new_tokens
+        )
+        # Another turn of the same step may have the same sample, which must not be written the same.
+        self._write = [
+            generator_of(self.bench, self.writer, f"gan/write/{turn}", self._config.writing)
+            for turn in range(self._config.judge_steps)
+        ]
 
-    def make(self, batch: Batch, step: int, turn: int) -> Mapping[str, Tensor]:
+    def make(self, batch: Batch, step: int, turn: int, opponents: Opponents) -> Mapping[str, Tensor]:
         """The rows that the prompts of a batch become."""
         records = self.rows.of_batch(batch["ids"])
-        prompts = [self.writer.prompt(record.prompt) for record in records]
-        with self.generator.inference() as network:
-            written = self._write[turn](network, prompts, batch["ids"], step=step)
-            rows = {**self._padded("prompt", prompts, self.writer.pad), "before": written.log_probs}
+        prompts = [self._prompts(record.prompt) for record in records]
+        with opponents.generator(), self.generator.inference() as network:
+            written = self._write[turn](network, [prompt.tokens for prompt in prompts], batch["ids"], step=step)
+            rows = {**self._padded("prompt", [prompt.tokens for prompt in prompts]), "before": written.log_probs}
             rows |= {"written": written.tokens, "is_written": written.mask, "finished": written.finished}
+            rows["prompt_cut"] = torch.tensor([prompt.is_cut for prompt in prompts], device=self.bench.world.device)
             if self._config.objective.kind == "spin":
                 rows |= self._both_texts(network, rows, records)
         if self.reference is not None:
-            with self.reference.inference() as network:
+            with self.reference() as network:
                 rows["reference"] = self.log_probs(network, rows)
         texts = [self.writer.decode(tokens) for tokens in written.to_lists()]
-        rows |= self._judged(records, texts, batch["ids"], step, turn)
+        pairs = self._paired(records, texts, batch["ids"], step, turn)
+        rows |= self._judged(pairs, batch["ids"], step, turn, opponents)
         if self._config.objective.kind == "grpo":  # here, where all completions of a prompt are together
             found = group_advantages(rows["reward"], self._config.objective.group_size)
             rows |= {"advantage": found.values, "no_variance": found.without_variance}
+        self.examples += self._as_texts(records, texts, pairs, rows, batch["live"])[: SHOWN - len(self.examples)]
         return rows
 
     def log_probs(self, network: nn.Module, rows: Mapping[str, Tensor], text: str = "written") -> Tensor:
@@ -80,45 +101,72 @@ class Rollouts:
         given = rows["prompt"], rows["is_prompt"], rows[text], rows[f"is_{text}"]
         return completion_log_probs(network, *given, temperature=temperature).log_probs
 
-    def verdict(self, network: nn.Module, rows: Mapping[str, Tensor]) -> Tensor:
-        """The judge's log-probability of the answers 1 and 2 [rows, 2], of these two alone."""
-        out: Any = network(rows["pair"], attention_mask=rows["is_pair"], logits_to_keep=1)
-        logits = (out if isinstance(out, Tensor) else out.logits)[:, -1]
-        chosen = logits[:, self._answers]
-        return chosen.to(torch.promote_types(chosen.dtype, torch.float32)).log_softmax(1)
-
     def _both_texts(
         self, network: nn.Module, rows: Mapping[str, Tensor], records: Sequence[Record]
     ) -> dict[str, Tensor]:
         """The human texts, cut to the length that a completion may have, and both texts' log-probabilities now."""
         limit, end = self._config.writing.max_new_tokens, list(self.writer.eos[:1])
-        humans = [[*self.writer.encode(record.human), *end][:limit] for record in records]
-        found = self._padded("human", humans, self.writer.pad)
+        found = self._padded("human", [[*self.writer.encode(record.human), *end][:limit] for record in records])
         human = self.log_probs(network, {**rows, **found}, "human")
         own = self.log_probs(network, rows)
         return {**found, "human_before": human.sum(1), "own_before": own.sum(1)}
 
-    def _judged(
-        self, records: Sequence[Record], texts: Sequence[str], ids: Tensor, step: int, turn: int
-    ) -> dict[str, Tensor]:
-        """What the judge was shown, and what it made of it."""
+    def _paired(self, records: Sequence[Record], texts: Sequence[str], ids: Tensor, step: int, turn: int) -> list[Pair]:
+        """What the judge is shown; which text comes first is drawn for each sample."""
         first = noise.below(0.5, self._config.seed, _ORDER, step, turn, ids[:, 0], ids[:, 1]).tolist()
-        pairs = [
+        return [
             self._pairs(record.human, text, human_first)
             for record, text, human_first in zip(records, texts, first, strict=True)
         ]
-        device = self.bench.world.device
-        answer = torch.tensor([pair.answer - 1 for pair in pairs], device=device)
-        is_shown = torch.tensor([pair.is_shown for pair in pairs], device=device)
-        rows = self._padded("pair", [pair.tokens for pair in pairs], self.reader.pad)
-        with self.judge.inference() as network:
-            chances = self.verdict(network, rows).exp()
-        of_right = chances.gather(1, answer[:, None])[:, 0]
-        # A completion that is too short to judge is caught: the judge was right about it, and it earns nothing.
-        right = torch.where(is_shown, (of_right > 0.5).to(of_right.dtype), 1.0)
-        reward = torch.where(is_shown, 1 - of_right, 0.0)
-        return {**rows, "answer": answer, "is_shown": is_shown, "right": right, "reward": reward}
 
-    def _padded(self, name: str, tokens: Sequence[Sequence[int]], pad: int) -> dict[str, Tensor]:
-        padded, mask = left_pad(tokens, pad, self.bench.world.device)
-        return {name: padded, f"is_{name}": torch.ones_like(padded, dtype=torch.bool) if mask is None else mask}
+    def _judged(
+        self, pairs: Sequence[Pair], ids: Tensor, step: int, turn: int, opponents: Opponents
+    ) -> dict[str, Tensor]:
+        """What the judge made of it; the generator's reward may come from an earlier judge."""
+        with self.judge.inference() as network:
+            rows = self.judging.ask(network, pairs, ids, step=step, turn=turn)
+        if opponents.judge is not None:
+            with opponents.judge(), self.judge.inference() as network:
+                earlier = self.judging.ask(network, pairs, ids, step=step, turn=self._config.judge_steps)
+            rows["reward"] = earlier["reward"]
+        return rows
+
+    def _padded(self, name: str, tokens: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+        return padded(name, tokens, self.writer.pad, self.bench.world.device)
+
+    def _as_texts(
+        self,
+        records: Sequence[Record],
+        texts: Sequence[str],
+        pairs: Sequence[Pair],
+        rows: Mapping[str, Tensor],
+        live: Tensor,
+    ) -> list[dict[str, Any]]:
+        """The first rows for people to read."""
+        values = {
+            name: rows[name][:SHOWN].tolist() for name in ("right", "parsed", "reward", "judge_reward", "is_shown")
+        }
+        found = []
+        for number in live[:SHOWN].nonzero()[:, 0].tolist():
+            answer = pairs[number].answer
+            verdict = answer if values["right"][number] else 3 - answer
+            found.append(
+                {
+                    "prompt": records[number].prompt,
+                    "human": records[number].human,
+                    "generated": texts[number],
+                    "human_is_text": answer,
+                    "verdict": verdict if values["parsed"][number] and values["is_shown"][number] else None,
+                    "generator_reward": values["reward"][number],
+                    "judge_reward": values["judge_reward"][number],
+                    **self._judge_words(rows, number),
+                }
+            )
+        return found
+
+    def _judge_words(self, rows: Mapping[str, Tensor], number: int) -> dict[str, str]:
+        """What a generative judge wrote."""
+        if "judged" not in rows:
+            return {}
+        tokens = rows["judged"][number][rows["is_judged"][number]].tolist()
+        return {"judge": self.reader.decode(tokens)}

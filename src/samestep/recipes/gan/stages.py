@@ -5,10 +5,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from samestep import Batch, Bench, Fit, Stage, completion_log_probs
+from samestep import Batch, Bench, Every, Fit, Stage, completion_log_probs
+from samestep.models.decoding import position_limit
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.data import TextRows, load
-from samestep.recipes.gan.players import Player, open_player
+from samestep.recipes.gan.players import Player, PromptWriter, open_player
 from samestep.recipes.gan.task import GENERATOR, Adversaries, lora_of
 
 MLE, GAN = "mle", "gan"
@@ -16,7 +17,7 @@ MLE, GAN = "mle", "gan"
 
 def stages(config: GanConfig) -> list[Stage]:
     """One or two."""
-    gan = Stage(GAN, Adversaries, start=MLE if config.mle_epochs else None)
+    gan = Stage(GAN, Adversaries, hooks=hooks, start=MLE if config.mle_epochs else None)
     if not config.mle_epochs:
         return [gan]
     epochs = Stage(
@@ -25,23 +26,36 @@ def stages(config: GanConfig) -> list[Stage]:
         validate=Fit.validate,
         best=("val/nats", "min"),
         unit="tokens",
-        config=lambda c: replace(c, epochs=c.mle_epochs, max_steps=None),
+        config=mle_config,
     )
     return [epochs, gan]
+
+
+def mle_config(config: GanConfig) -> GanConfig:
+    """The settings of the first stage."""
+    rate = config.learning_rate if config.mle_learning_rate is None else config.mle_learning_rate
+    return replace(config, epochs=config.mle_epochs, max_steps=None, learning_rate=rate)
+
+
+def hooks(task: Adversaries, bench: Bench) -> list[Every]:
+    """Rollouts to read."""
+    config: GanConfig = bench.config
+    every = config.log.every if config.rollouts_every is None else config.rollouts_every
+    return [Every(every, task.write_rollouts)] if every else []
 
 
 class HumanTexts:
     """Prompts and human texts as tokens."""
 
-    def __init__(self, rows: TextRows, player: Player, limit: int) -> None:
-        self._rows, self._player, self._limit = rows, player, limit
+    def __init__(self, rows: TextRows, player: Player, prompts: PromptWriter, limit: int) -> None:
+        self._rows, self._player, self._prompts, self._limit = rows, player, prompts, limit
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         record = self._rows.records[index]
-        prompt = self._player.prompt(record.prompt)
+        prompt = self._prompts(record.prompt).tokens
         human = [*self._player.encode(record.human), *self._player.eos[:1]][: self._limit]
         return {
             "prompt": torch.tensor(prompt),
@@ -67,9 +81,9 @@ def build_mle(bench: Bench) -> Fit:
         return {"nats": tokens, "tokens": tokens}
 
     pad = {"prompt": player.pad, "human": player.pad, "is_prompt": False, "is_human": False}
-    train, held_out = (
-        HumanTexts(rows, player, config.writing.max_new_tokens) for rows in (texts.train, texts.validation)
-    )
+    new_tokens = config.writing.max_new_tokens
+    prompts = PromptWriter(player, position_limit(learner.module), new_tokens)
+    train, held_out = (HumanTexts(rows, player, prompts, new_tokens) for rows in (texts.train, texts.validation))
     return Fit(
         learner,
         bench.feed(train, count=count, pad=pad),

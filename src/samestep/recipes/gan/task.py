@@ -1,26 +1,38 @@
 """The adversarial stage: in each step the generator writes, the judge learns to tell, the generator learns to pass."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from samestep import Batch, Bench, Lora, Metrics, MicroBatches, Tick, completion_log_probs
+from samestep import (
+    Batch,
+    Bench,
+    EarlierWeights,
+    Learner,
+    Lora,
+    Metric,
+    Metrics,
+    MicroBatches,
+    Tick,
+    completion_log_probs,
+    noise,
+)
+from samestep.core.records import JsonLines
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.data import load
-from samestep.recipes.gan.objectives import (
-    batch_advantages,
-    policy_mix,
-    policy_terms,
-    spin_terms,
-)
+from samestep.recipes.gan.judges import VERDICT, make_judge
+from samestep.recipes.gan.objectives import batch_advantages, policy_mix, policy_terms, spin_terms
 from samestep.recipes.gan.players import PlayerConfig, open_player
-from samestep.recipes.gan.rollout import Rollouts
-from samestep.train.logging.metrics import Metric
+from samestep.recipes.gan.rollout import Opponents, Rollouts
 
 GENERATOR, JUDGE = "generator", "judge"
+ROLLOUTS = "rollouts.jsonl"
+_REPLAY = noise.purpose("gan/replay")
 
 
 def lora_of(config: PlayerConfig) -> Lora | None:
@@ -58,42 +70,117 @@ class Balance:
         self.accuracy = state["accuracy"]
 
 
+@dataclass(frozen=True)
+class Replay:
+    """Earlier generators and judges, and which of them plays when."""
+
+    config: GanConfig
+    generators: EarlierWeights
+    judges: EarlierWeights
+
+    def after_step(self, step: int) -> None:
+        """Keep both as they are, every so often. Collective."""
+        if (step + 1) % self.config.replay.every == 0:
+            self.generators.take(step)
+            self.judges.take(step)
+
+    def opponents(self, step: int, turn: int, is_last: bool) -> Opponents:
+        """In the judge's turns before the last, an earlier generator may write; in the last, from which the generator
+        learns, an earlier judge may give its rewards."""
+        if not len(self.generators) or not bool(noise.below(self.config.replay.share, *self._key(step, turn, 0))):
+            return Opponents()
+        number = int(noise.integers(len(self.generators), *self._key(step, turn, 1)))
+        if is_last:
+            return Opponents(judge=partial(self.judges.in_use, number))
+        return Opponents(generator=partial(self.generators.in_use, number))
+
+    def _key(self, step: int, turn: int, number: int) -> tuple[int, ...]:
+        return self.config.seed, _REPLAY, step, turn, number
+
+
 class Adversaries:
     """A generator and a judge that learn from each other."""
 
     def __init__(self, bench: Bench) -> None:
         self._config: GanConfig = bench.config
         self._bench = bench
+        self.writer = open_player(self._config.generator, self._config.model_name, bench.world)
+        self.reader = open_player(self._config.judge, self._config.model_name, bench.world)
         self.texts = load(self._config.data, self._config.seed)
         self._feed, self._more = (bench.feed(self.texts.train, collate=groups) for _ in range(2))
         self.length = self._feed.length
-        self.writer = open_player(self._config.generator, self._config.model_name, bench.world)
-        self.reader = open_player(self._config.judge, self._config.model_name, bench.world)
         self.generator = bench.learner(self.writer.network, name=GENERATOR, lora=lora_of(self._config.generator))
-        self.judge = bench.learner(self.reader.network, name=JUDGE, lora=lora_of(self._config.judge))
-        reference = bench.frozen(self.generator) if self._config.objective.kl_coef else None
-        self._rollouts = Rollouts(
-            bench, self.texts.train, self.generator, self.judge, self.writer, self.reader, reference
+        self.judge = self._make_judge()
+        self._judging = make_judge(bench, self._config.judging, self.reader)
+        self.rollouts = Rollouts(
+            bench,
+            self.texts.train,
+            self.generator,
+            self.judge,
+            self.writer,
+            self.reader,
+            self._judging,
+            self._reference(),
         )
-        self._balance = Balance(self._config)
-        self.state = {GENERATOR: self.generator, JUDGE: self.judge, "balance": self._balance}
+        self._balance, self._replay = Balance(self._config), self._make_replay()
+        self._lines = JsonLines(bench.rundir.path / ROLLOUTS)
+        self.state: dict[str, Any] = {GENERATOR: self.generator, JUDGE: self.judge, "balance": self._balance}
+        if self._replay is not None:
+            self.state |= {"earlier_generators": self._replay.generators, "earlier_judges": self._replay.judges}
+
+    def _make_judge(self) -> Learner:
+        """With a learning rate of its own, over the same schedule."""
+        schedule = None
+        if self._config.judge_learning_rate is not None:
+            planned = self._bench.plan(len(self.texts.train)).schedule(self._config)
+            schedule = replace(planned, peak=self._config.judge_learning_rate)
+        return self._bench.learner(self.reader.network, name=JUDGE, rate=schedule, lora=lora_of(self._config.judge))
+
+    def _reference(self) -> Callable[[], AbstractContextManager[nn.Module]] | None:
+        """The generator as this stage began: a copy of it, or its network without adapters if these began here."""
+        if not self._config.objective.kl_coef:
+            return None
+        if self.generator.has_adapters and not self._config.mle_epochs and self._config.init_from is None:
+            return self.generator.adapters_off
+        return self._bench.frozen(self.generator).inference
+
+    def _make_replay(self) -> Replay | None:
+        keep = self._config.replay.keep
+        if not keep:
+            return None
+        return Replay(self._config, EarlierWeights(self.generator, keep), EarlierWeights(self.judge, keep))
 
     def step(self, tick: Tick) -> Metrics:
         """One rollout for each update of the judge; the generator learns from the last."""
         metrics: dict[str, Metric] = {}
-        turns = self._config.judge_steps
-        for turn in range(turns):
-            is_last = turn == turns - 1
-            prompts = self._feed[tick.step] if is_last else self._more[(turns - 1) * tick.step + turn]
-            make = partial(self._rollouts.make, step=tick.step, turn=turn)
-            rollout = self._bench.produced(prompts, make, copies=self._config.objective.group_size, count=self._count)
+        for turn in range(self._config.judge_steps):
+            is_last = turn == self._config.judge_steps - 1
+            rollout = self._rollout(tick.step, turn, is_last)
             self._balance.accuracy, _ = self._bench.moments(rollout, "right")
             if self._balance.judge_learns:
-                metrics |= self.judge.update(rollout, self._judge_loss, mix={"verdict": 1.0})
+                self._add_advantages(rollout, "judge_reward", "judge_")
+                metrics |= self.judge.update(rollout, self._judging.loss, mix={VERDICT: 1.0})
         metrics |= self._rollout_metrics(rollout)
         if self._balance.generator_learns:
             metrics |= self._train_generator(rollout)
-        return metrics
+        if self._replay is not None:
+            self._replay.after_step(tick.step)
+        return {**metrics, **_known_names(metrics)}
+
+    def _rollout(self, step: int, turn: int, is_last: bool) -> MicroBatches:
+        turns = self._config.judge_steps
+        prompts = self._feed[step] if is_last else self._more[(turns - 1) * step + turn]
+        opponents = self._replay.opponents(step, turn, is_last) if self._replay is not None else Opponents()
+        self.rollouts.examples.clear()
+        make = partial(self.rollouts.make, step=step, turn=turn, opponents=opponents)
+        return self._bench.produced(prompts, make, copies=self._config.objective.group_size, count=self._count)
+
+    def _add_advantages(self, rollout: MicroBatches, reward: str, prefix: str = "") -> None:
+        """Rewards compared with those of the global batch."""
+        mean, variance = self._bench.moments(rollout, reward)
+        for batch in rollout.batches:
+            found = batch_advantages(batch[reward], mean, variance)
+            batch[f"{prefix}advantage"], batch[f"{prefix}no_variance"] = found.values, found.without_variance
 
     def _rollout_metrics(self, rollout: MicroBatches) -> dict[str, Metric]:
         """Means over the rows of the last rollout."""
@@ -104,11 +191,15 @@ class Adversaries:
 
         return {
             "judge_accuracy": mean(lambda batch: batch["right"]),
-            "judge_reward_mean": mean(lambda batch: batch["right"]),
+            "judge_reward_mean": mean(lambda batch: batch["judge_reward"]),
             "generator_reward_mean": mean(lambda batch: batch["reward"]),
             "tokens_written": mean(lambda batch: batch["is_written"].sum(1)),
             "cut_at_the_limit": mean(lambda batch: ~batch["finished"]),
+            "prompts_cut": mean(lambda batch: batch["prompt_cut"]),
             "too_short_to_judge": mean(lambda batch: ~batch["is_shown"]),
+            "parse_failures": mean(lambda batch: ~batch["parsed"]),
+            "judge_paused": Metric(float(not self._balance.judge_learns), same=True),
+            "generator_paused": Metric(float(not self._balance.generator_learns), same=True),
         }
 
     def _train_generator(self, rollout: MicroBatches) -> Metrics:
@@ -116,10 +207,7 @@ class Adversaries:
         if objective.kind == "spin":
             return self.generator.update(rollout, self._spin_loss, mix={"preference": 1.0})
         if objective.kind != "grpo":
-            mean, variance = self._bench.moments(rollout, "reward")
-            for batch in rollout.batches:
-                found = batch_advantages(batch["reward"], mean, variance)
-                batch["advantage"], batch["no_variance"] = found.values, found.without_variance
+            self._add_advantages(rollout, "reward")
         metrics: Metrics = {}
         for inner in range(objective.inner_epochs):
             parts = self._bench.split(rollout, objective.parts, turn=inner) if objective.parts > 1 else [rollout]
@@ -132,22 +220,37 @@ class Adversaries:
         temperature = self._config.writing.temperature
         found = completion_log_probs(network, *given, temperature=temperature, entropy=True)
         assert found.entropy is not None
-        return policy_terms(self._config.objective, found.log_probs, found.entropy, batch)
+        return {
+            **policy_terms(self._config.objective, found.log_probs, found.entropy, batch),
+            "no_variance": batch["no_variance"].to(found.log_probs.dtype),
+        }
 
     def _spin_loss(self, network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-        human = self._rollouts.log_probs(network, batch, "human").sum(1)
-        own = self._rollouts.log_probs(network, batch).sum(1)
+        human = self.rollouts.log_probs(network, batch, "human").sum(1)
+        own = self.rollouts.log_probs(network, batch).sum(1)
         return spin_terms(self._config.objective, human, own, batch)
-
-    def _judge_loss(self, network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-        chances = self._rollouts.verdict(network, batch)
-        nats = -chances.gather(1, batch["answer"][:, None])[:, 0]
-        return {"verdict": torch.where(batch["is_shown"], nats, 0.0)}
 
     def _count(self, batch: Batch) -> Mapping[str, Tensor]:
         """A token of a completion counts as much as any other, and a pair that was not shown counts nothing."""
-        counts = {"verdict": batch["is_shown"]}
+        counts = {VERDICT: self._judging.count(batch)}
         if self._config.objective.kind != "spin":
             names = ("policy", "entropy", "clipped", *(["kl"] if "reference" in batch else []))
             counts |= dict.fromkeys(names, batch["is_written"].sum(1))
         return counts
+
+    def write_rollouts(self, tick: Tick) -> None:
+        """Some rows of the last rollout, for people to read; after a resume, what is written again replaces it."""
+        if not self._bench.world.is_main:
+            return
+        self._lines.keep(lambda row: int(str(row["step"])) <= tick.step)
+        for row in self.rollouts.examples:
+            self._lines.append({"step": tick.step + 1, **row})
+
+
+def _known_names(metrics: Metrics) -> dict[str, Metric]:
+    """The losses once more, under the names that older programs log them by."""
+    return {
+        name.replace("/loss", "_loss", 1): metric
+        for name, metric in metrics.items()
+        if name.startswith((f"{GENERATOR}/loss", f"{JUDGE}/loss"))
+    }

@@ -5,11 +5,12 @@ learner.update(...); average.update()      # once a step, on the device, without
 with average.in_use(): ...                 # the learner's module holds the averaged weights meanwhile
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from samestep.core.errors import UserError
 from samestep.parallel.wrap import local
@@ -47,25 +48,8 @@ class Average:
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """The learner's module with the averaged weights; afterwards with its own again, bit for bit."""
-        now = dict(self._learner.module.named_parameters())
-        if any(now[name].dtype != weight.dtype for name, weight in self._live.items() if local(weight) is weight):
-            raise UserError(
-                f"put the averaged weights of learner {self.learner!r} in use before learner.inference(), not inside "
-                "of it: in mixed precision it computes with copies of the weights that it found"
-            )
-        self._swap()
-        try:
+        with exchanged(self._learner, self._live, self._averaged):
             yield
-        finally:
-            self._swap()
-
-    @torch.no_grad()
-    def _swap(self) -> None:
-        """One tensor at a time, so that no second copy of the model is needed."""
-        for name, averaged in self._averaged.items():
-            own = local(self._live[name]).clone()
-            local(self._live[name]).copy_(local(averaged))
-            local(averaged).copy_(own)
 
     def state_dict(self) -> dict[str, Any]:
         """The averaged weights, under the names that the learner's own have."""
@@ -76,3 +60,28 @@ class Average:
         """Continue from saved ones."""
         for name, tensor in self._averaged.items():
             tensor.copy_(state["model"][name])
+
+
+@contextmanager
+def exchanged(learner: Learner, live: Mapping[str, nn.Parameter], stored: Mapping[str, Tensor]) -> Iterator[None]:
+    """Other weights of a learner in the place of its own, `live`, which are kept in theirs meanwhile."""
+    now = dict(learner.module.named_parameters())
+    if any(now[name].dtype != weight.dtype for name, weight in live.items() if local(weight) is weight):
+        raise UserError(
+            f"put other weights of learner {learner.name!r} in use before learner.inference(), not inside of it: in "
+            "mixed precision it computes with copies of the weights that it found"
+        )
+    _swap(live, stored)
+    try:
+        yield
+    finally:
+        _swap(live, stored)
+
+
+@torch.no_grad()
+def _swap(live: Mapping[str, nn.Parameter], stored: Mapping[str, Tensor]) -> None:
+    """One tensor at a time, so that no second copy of the model is needed."""
+    for name, weight in stored.items():
+        own = local(live[name]).clone()
+        local(live[name]).copy_(local(weight))
+        local(weight).copy_(own)

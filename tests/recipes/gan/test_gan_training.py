@@ -1,0 +1,130 @@
+"""The adversarial stage, run for a few steps as a user would: careless input never ends a step early."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import samestep
+from samestep.cli.main import main
+
+FLOAT = "distributed.dtype=float32"
+
+
+def train(folder: Path, *settings: str, name: str = "run") -> list[dict[str, Any]]:
+    """The rows of metrics of a run of some steps."""
+    common = [f"out={folder}", f"name={name}", "log.every=1", "log.quiet=true", FLOAT]
+    assert main(["train", "gan", "--preset", "verify", *common, *settings]) == 0
+    lines = (folder / name / "metrics.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if "judge_accuracy" in row]
+
+
+def rollouts(folder: Path, name: str = "run") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / name / "rollouts.jsonl").read_text().splitlines()]
+
+
+def test_what_is_logged(tmp_path: Path) -> None:
+    rows = train(tmp_path, "objective.kl_coef=0.1", "judge_learning_rate=0.01", "schedule=constant")
+    assert len(rows) == 4
+    names = {"judge_accuracy", "generator_reward_mean", "judge_reward_mean", "generator_loss", "judge_loss"}
+    names |= {"generator/kl", "generator/entropy", "generator/clipped", "generator/no_variance", "tokens_written"}
+    assert names | {"cut_at_the_limit", "parse_failures", "prompts_cut", "too_short_to_judge"} <= rows[0].keys()
+    assert rows[0]["generator_loss"] == rows[0]["generator/loss"]
+    assert (rows[0]["generator/lr"], rows[0]["judge/lr"]) == (0.003, 0.01)
+    assert abs(rows[0]["generator/kl"]) < 1e-6 < rows[3]["generator/kl"]
+    assert rows[0]["generator/entropy"] > 0
+    assert rows[0]["generator/clipped"] == 0  # the first update on a rollout is of the policy that made it
+
+
+def test_rollouts_can_be_read_and_are_written_once(tmp_path: Path) -> None:
+    train(tmp_path, "max_steps=2", "schedule=constant")
+    lines = tmp_path / "run" / "rollouts.jsonl"
+    before = rollouts(tmp_path)
+    assert [row["step"] for row in before] == [1, 1, 1, 1, 2, 2, 2, 2]
+    with lines.open("a") as file:  # as of a run that was killed after its last save
+        file.write(json.dumps({**before[-1], "step": 4}) + "\n")
+    assert main(["train", "--resume", str(tmp_path / "run"), "max_steps=4"]) == 0
+    after = rollouts(tmp_path)
+    assert [row["step"] for row in after] == [step for step in (1, 2, 3, 4) for _ in range(4)]
+    assert after[:8] == before
+    for row in after:
+        assert row["prompt"].startswith("Write a paragraph of Python's reference")
+        assert row["prompt"] not in row["generated"]
+        assert row["human_is_text"] in (1, 2) and row["verdict"] in (1, 2, None)
+        assert 0 <= row["generator_reward"] <= 1
+
+
+def test_completions_too_short_to_judge_earn_nothing(tmp_path: Path) -> None:
+    """All rewards are equal then, and there is nothing that the judge could learn from."""
+    for row in train(tmp_path, "judging.min_tokens=40", "judging.max_tokens=40"):
+        assert (row["too_short_to_judge"], row["judge_accuracy"], row["generator_reward_mean"]) == (1, 1, 0)
+        assert row["generator/no_variance"] == 1
+        assert "judge/loss" not in row
+    assert all(row["verdict"] is None for row in rollouts(tmp_path))
+
+
+def test_completions_are_cut_at_the_limit(tmp_path: Path) -> None:
+    rows = train(tmp_path, "writing.max_new_tokens=2")
+    assert all(row["tokens_written"] <= 2 and row["cut_at_the_limit"] > 0.5 for row in rows)
+
+
+def test_a_prompt_that_is_too_long_is_cut(tmp_path: Path) -> None:
+    rows = train(tmp_path, "generator.network.max_sequence_length=30")
+    assert all(row["prompts_cut"] == 1 and row["tokens_written"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (["writing.max_new_tokens=512"], r"Set writing.max_new_tokens below 512 - 1"),
+        (["judge.network.max_sequence_length=80"], r"Use a judge that takes more tokens"),
+        (["generator_pauses_below=0.9", "judge_pauses_above=0.5"], r"generator_pauses_below < judge_pauses_above"),
+        (["replay.share=2"], r"replay.share from 0 to 1"),
+        (["judging.mode=generative", "judging.answer_tokens=0"], r"judging.answer_tokens to 1 or more"),
+        (["generator.network.vocab_size=300"], r"Leave network.vocab_size at"),
+    ],
+)
+def test_settings_that_cannot_work(
+    settings: list[str], sentence: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "gan", "--preset", "verify", f"out={tmp_path}", "name=run", *settings]) == 2
+    assert sentence in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("flag", "fooled"), [("false", 0), ("true", 1)])
+def test_a_judge_that_never_gives_an_answer(flag: str, fooled: int, tmp_path: Path) -> None:
+    judging = ["judging.mode=generative", "judging.answer_tokens=5", f"judging.unparsed_fools={flag}"]
+    for row in train(tmp_path, *judging):
+        assert (row["parse_failures"], row["judge_reward_mean"], row["judge_accuracy"]) == (1, -1, 0)
+        assert row["generator_reward_mean"] == fooled
+        assert row["generator/no_variance"] == 1
+    assert all(row["judge"] is not None and row["verdict"] is None for row in rollouts(tmp_path))
+
+
+def judge_weights(run: Path, learner: str) -> list[float]:
+    """A part of the network that a run has learned."""
+    network = samestep.load(run, which="last", learner=learner)
+    return [float(value) for value in network.transformer.ln_f.weight]
+
+
+@pytest.mark.parametrize(
+    ("settings", "paused", "learning"),
+    [
+        (["judge_pauses_above=0.001"], "judge", "generator"),
+        (["generator_pauses_below=0.999"], "generator", "judge"),
+    ],
+)
+def test_the_side_that_wins_too_much_pauses(settings: list[str], paused: str, learning: str, tmp_path: Path) -> None:
+    rows = train(tmp_path, *settings)
+    assert all(row[f"{paused}_paused"] == 1 and f"{paused}/loss" not in row for row in rows)
+    assert all(row[f"{learning}_paused"] == 0 and f"{learning}/loss" in row for row in rows)
+    assert judge_weights(tmp_path / "run", paused) == [1.0] * 16
+    assert judge_weights(tmp_path / "run", learning) != [1.0] * 16
+
+
+def test_the_generator_begins_with_what_the_first_stage_learned(tmp_path: Path) -> None:
+    rows = train(tmp_path, "mle_epochs=1", "max_steps=1", "learning_rate=0", "mle_learning_rate=0.01")
+    assert len(rows) == 1
+    begun = samestep.load(tmp_path / "run", which="last", learner="generator")
+    assert [float(value) for value in begun.transformer.ln_f.weight] != [1.0] * 16
