@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 
 from player_folders import BRACKETS, CHATML, bytes_with_merges, player_folder, words_with_spaces
 from samestep.cli.main import main
