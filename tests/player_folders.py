@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from toys import made
@@ -27,6 +28,7 @@ BRACKETS = (
 """Turns are marked by plain text, which a tokenizer joins with what is said."""
 SPECIAL = ("<s>", "<|im_start|>", "<|im_end|>", "<|end|>")
 UNUSED_ROWS = 5
+NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
 def bytes_with_merges(begins: bool = False) -> Tokenizer:
@@ -68,6 +70,7 @@ def player_folder(
     inner: Tokenizer | None = None,
     ends: Sequence[str] = ("<|end|>", "<|im_end|>"),
     kind: str = "llama",
+    dtype: torch.dtype = torch.float32,
     **named: Any,
 ) -> Path:
     """A model with its tokenizer; `ends` are the tokens that end a text."""
@@ -89,8 +92,5 @@ def player_folder(
         sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
         config = transformers.LlamaConfig(**sizes, max_position_embeddings=512, initializer_range=0.3, **common)
         network = made(lambda: transformers.LlamaForCausalLM(config))
-    network.save_pretrained(folder)
+    network.to(dtype).save_pretrained(folder)
     return folder
-
-
-NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from player_folders import (
     BRACKETS,
@@ -88,6 +89,14 @@ def test_a_configuration_names_a_player(folders: dict[str, Path]) -> None:
     assert len(of_its_own.prompt("a")) > len(by_default.prompt("a")) == 1
     with pytest.raises(UserError, match="Set lora_rank to 0 or more; it is -1"):
         PlayerConfig(lora_rank=-1)
+
+
+def test_what_is_trained_is_float32(tmp_path: Path) -> None:
+    """Small steps are lost in bfloat16; the base of adapters takes none."""
+    stored = str(player_folder(tmp_path, dtype=torch.bfloat16))
+    for rank, dtype in ((0, torch.float32), (2, torch.bfloat16)):
+        player = open_player(PlayerConfig(model=stored, lora_rank=rank), None, World.single())
+        assert {weight.dtype for weight in player.network().parameters()} == {dtype}
 
 
 @pytest.mark.parametrize("name", CHAT)
