@@ -8,8 +8,8 @@ import pytest
 
 from samestep.cli.main import main
 from samestep.core.errors import UserError
+from samestep.data.prompt_files import read_prompts
 from samestep.launch import local
-from samestep.recipes.mdlm.prompts import read_prompts
 
 pytestmark = pytest.mark.timeout(60)
 SHORT = ["--length", "8", "--steps", "4", "--temperature", "1"]

@@ -123,9 +123,10 @@ def _many(number: int, thing: str) -> str:
 
 
 def _next_command(config: PrepareConfig, found: Mapping[str, Any], recipe: str | None) -> list[str]:
-    from samestep.train.recipe_registry import known_recipes
+    from samestep.train.recipe_registry import known_recipes, load_recipe
 
-    recipes = [recipe] if recipe else known_recipes()
+    reading = (name for name in known_recipes() if "data_dir" in load_recipe(name).aliases)
+    recipes = [recipe] if recipe else list(reading)
     name = recipes[0] if len(recipes) == 1 else "RECIPE"
     command = ["samestep", "train", name, "--data_dir", shlex.quote(config.out)]
     if config.sequence_length is not None and found["kind"] == "text":

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from samestep.core.config import free
+from samestep.core.errors import UserError
 from samestep.world.watchdog.limits import WatchdogConfig
 
 
@@ -52,6 +53,12 @@ class Checkpoints:
     weights: bool = free(False)
     """Also write plain weight files, {model}_step_{N}.pt and {model}_epoch_{N}.pt, for older scripts; with several
     stages, each in a folder of its own."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no frequency."""
+        for name in ("every_steps", "every_epochs", "every_minutes"):
+            if getattr(self, name) < 0:
+                raise UserError(f"Set checkpoint.{name} to 0 (never) or more; it is {getattr(self, name)}.")
 
 
 @dataclass(frozen=True)

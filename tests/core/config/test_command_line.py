@@ -126,6 +126,7 @@ def test_args_become_settings(line: str, want: list[tuple[str, Any]]) -> None:
         ("no_projection=true", "There is no setting 'no_projection'"),
         ("--checkpoint.every 5", "There is no setting 'checkpoint.every'; did you mean checkpoint.every_steps"),
         ("--fp16=abc", "fp16 must be true or false, not 'abc'."),
+        ("--fp16 abc", "fp16 must be true or false, not 'abc'."),
         ("--amp-type fp8", "amp-type must be half or brain, not 'fp8'."),
         ("--", "There is no setting ''"),
         ("=x", "There is no setting ''"),

@@ -1,6 +1,9 @@
 """The adversarial stage, run for a few steps as a user would: careless input never ends a step early."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +49,8 @@ def test_rollouts_can_be_read_and_are_written_once(tmp_path: Path) -> None:
         file.write(json.dumps({**before[-1], "step": 4}) + "\n")
     assert main(["train", "--resume", str(tmp_path / "run"), "max_steps=4"]) == 0
     after = rollouts(tmp_path)
-    assert [row["step"] for row in after] == [step for step in (1, 2, 3, 4) for _ in range(4)]
+    assert [row["step"] for row in after] == sorted(row["step"] for row in after)
+    assert {row["step"] for row in after} == {1, 2, 3, 4} and len({json.dumps(row) for row in after}) == len(after)
     assert after[:8] == before
     for row in after:
         assert row["prompt"].startswith("Write a paragraph of Python's reference")
@@ -116,7 +120,7 @@ def judge_weights(run: Path, learner: str) -> list[float]:
     ],
 )
 def test_the_side_that_wins_too_much_pauses(settings: list[str], paused: str, learning: str, tmp_path: Path) -> None:
-    rows = train(tmp_path, *settings)
+    rows = train(tmp_path, *settings, "max_steps=3")  # the fourth batch has one row
     assert all(row[f"{paused}_paused"] == 1 and f"{paused}/loss" not in row for row in rows)
     assert all(row[f"{learning}_paused"] == 0 and f"{learning}/loss" in row for row in rows)
     assert judge_weights(tmp_path / "run", paused) == [1.0] * 16
@@ -128,3 +132,23 @@ def test_the_generator_begins_with_what_the_first_stage_learned(tmp_path: Path) 
     assert len(rows) == 1
     begun = samestep.load(tmp_path / "run", which="last", learner="generator")
     assert [float(value) for value in begun.transformer.ln_f.weight] != [1.0] * 16
+
+
+@pytest.mark.timeout(180)
+def test_a_kill_inside_of_a_step_replays_it(tmp_path: Path) -> None:
+    """With 2 ranks; the launcher starts them again by itself."""
+    found = {}
+    for name, mark in (("whole", ""), ("killed", str(tmp_path / "mark"))):
+        command = ["train", "--nproc", "2", "--max-restarts=1", "planted.gan_killed", "--preset", "verify"]
+        settings = [f"out={tmp_path}", f"name={name}", "log.every=1", "checkpoint.every_steps=1", "log.quiet=true"]
+        done = subprocess.run(
+            [sys.executable, "-m", "samestep", *command, *settings], env={**os.environ, "KILL_MARK": mark}, timeout=150
+        )
+        assert done.returncode == 0
+        rows = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
+        found[name] = [
+            {k: v for k, v in row.items() if not k.endswith(("/s", "_s")) and "wait" not in k} for row in rows
+        ]
+    assert (tmp_path / "mark").exists()
+    assert found["killed"] == found["whole"]
+    assert rollouts(tmp_path, "killed") == rollouts(tmp_path, "whole")

@@ -136,12 +136,18 @@ def _parse_option(arg: str, rest: list[str], names: _Names) -> tuple[str, Any]:
     if equals:
         return target.setting(value)
     if target.flag:
-        has_value = bool(rest) and rest[0].lower() in TRUE_WORDS | FALSE_WORDS
-        return target.setting(rest.pop(0) if has_value else True)
+        return target.setting(rest.pop(0) if rest and _is_flag_value(rest[0], names) else True)
     if not rest or rest[0].startswith("--"):
         shown = rest[0] if rest else "VALUE"
         raise UserError(f"--{key} needs a value; write --{key}={shown}.")
     return target.setting(rest.pop(0))
+
+
+def _is_flag_value(arg: str, names: _Names) -> bool:
+    """Whether an arg after a flag is its value: true or false, or a word that is nothing else and is refused."""
+    if arg.lower() in TRUE_WORDS | FALSE_WORDS:
+        return True
+    return not (arg.startswith("-") or "=" in arg or names.find(arg))
 
 
 def _parse_negated_flag(key: str, equals: str, names: _Names) -> tuple[str, Any]:

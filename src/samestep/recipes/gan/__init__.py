@@ -1,16 +1,52 @@
 """A generator of text against a judge: `samestep train gan --preset tiny`.
 
-settings     config.py (with the presets), domains.py (kinds of texts)
-data         data.py (records and their split), table_files.py (CSV and JSONL)
-training     players.py (the two models), rollout.py (what is written and judged), judging.py (what the judge sees),
-             objectives.py (what the generator learns from), task.py (a step), stages.py
-evaluation   text_metrics.py
+settings     config.py, presets.py, resolve.py (what is refused before a run is recorded), domains.py (kinds of texts)
+data         data.py (records and their split), table_files.py (CSV and JSONL), human_texts.py (as tokens)
+training     players.py (the two models), judging.py (what the judge sees), judges.py (how it judges and learns),
+             objectives.py (what the generator learns from), rollout.py (texts and verdicts), task.py (a step),
+             stages.py (what a run does)
+sampling     sampling.py (`samestep sample`)
+evaluation   evaluation.py (the benchmark), text_metrics.py
+
+`--save_checkpoints` also writes generator_step_N.pt, judge_step_N.pt, generator_epoch_N.pt and judge_epoch_N.pt to
+`weights` in the run's folder: plain state dicts, for other programs and for `generator.init_from`. All of them are
+kept. They are written from a complete checkpoint, which holds both models with their optimizers, and which a run
+resumes from.
 """
 
-from samestep import Recipe
-from samestep.recipes.gan.config import PRESETS, GanConfig
-from samestep.recipes.gan.stages import stages
+from samestep import Alias, GenerationConfig, Recipe, Verb
+from samestep.core.config import paths_of
+from samestep.recipes.gan.config import GanConfig
+from samestep.recipes.gan.players import build_networks
+from samestep.recipes.gan.presets import PRESETS
+from samestep.recipes.gan.resolve import resolve_config
+from samestep.recipes.gan.sampling import SampleOptions, generate
+from samestep.recipes.gan.stages import describe, stages
 
 __all__ = ["GanConfig", "recipe"]
 
-recipe = Recipe(config=GanConfig, stages=stages, presets=PRESETS)
+recipe = Recipe(
+    config=GanConfig,
+    stages=stages,
+    presets=PRESETS,
+    aliases={
+        "benchmark_freq": "validate_every",
+        "data_path": "data.path",
+        "domain": "data.domain",
+        "min_story_length": "data.min_story_length",
+        "max_story_length": "data.max_story_length",
+        "max_agent_tokens": "writing.max_new_tokens",
+        "max_judge_tokens": "judging.answer_tokens",
+        "use_ppo": Alias("objective.kind", {"true": "ppo", "false": "reinforce"}),
+        "clip_eps": "objective.clip_eps",
+        "entropy_coef": "objective.entropy_coef",
+        "project_name": "log.wandb_project",
+        "run_name": "name",
+        "save_checkpoints": "checkpoint.weights",
+        "checkpoint_freq": "checkpoint.every_steps",
+    },
+    resolve=resolve_config,
+    describe=describe,
+    networks=build_networks,
+    sample=Verb(generate, SampleOptions, aliases={name: f"writing.{name}" for name in paths_of(GenerationConfig)}),
+)

@@ -1,47 +1,14 @@
-"""Every setting of the recipe beyond those that all recipes share, and its presets."""
+"""Every setting of the recipe beyond those that all recipes share."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from samestep import Config, GenerationConfig, UserError, free
 from samestep.recipes.gan.data import DataConfig
+from samestep.recipes.gan.evaluation import BenchmarkConfig
 from samestep.recipes.gan.judging import JudgeConfig
 from samestep.recipes.gan.objectives import Objective
 from samestep.recipes.gan.players import PlayerConfig
-
-_SMALL_NETWORK = {
-    "d_model": 16,
-    "n_layers": 2,
-    "n_heads": 2,
-    "mlp_hidden_size": 32,
-    "max_sequence_length": 512,
-    "init_std": 0.1,
-}
-_VERIFY: dict[str, Any] = {
-    "data": {"max_story_length": 60, "limit": 40},
-    "generator": {"network": _SMALL_NETWORK},
-    "judge": {"network": _SMALL_NETWORK},
-    "judging": {"max_tokens": 12},
-    "writing": {"max_new_tokens": 6},
-    "distributed": {"dtype": "float64"},
-    "global_batch_size": 7,
-    "batch_size": 3,
-    "max_steps": 4,
-    "learning_rate": 3e-3,
-}
-PRESETS: dict[str, dict[str, Any]] = {
-    "verify": _VERIFY,
-    "verify-grpo": {**_VERIFY, "objective": {"kind": "grpo", "group_size": 2, "inner_epochs": 2, "parts": 2}},
-    "verify-spin": {**_VERIFY, "objective": {"kind": "spin"}},
-    "verify-reinforce": {
-        **_VERIFY,
-        "judging": {"max_tokens": 12, "training": "policy_gradient"},
-        "objective": {"kind": "reinforce", "kl_coef": 0.1},
-        "judge_steps": 2,
-        "replay": {"keep": 2, "every": 1, "share": 0.7},
-    },
-}
-"""Named sets of values."""
+from samestep.train.config import Checkpoints
 
 
 @dataclass(frozen=True)
@@ -66,7 +33,7 @@ class ReplayConfig:
 class GanConfig(Config):
     """A generator of text against a judge."""
 
-    preset: str = "verify"
+    preset: str = "tiny"
     """A named set of values."""
     data: DataConfig = field(default_factory=DataConfig)
     """Prompts, and what people wrote for them."""
@@ -96,8 +63,12 @@ class GanConfig(Config):
     """The generator does not learn while the judge's accuracy is below this."""
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     """Opponents from earlier steps."""
+    benchmark: BenchmarkConfig = field(default_factory=BenchmarkConfig)
+    """What both are measured on, as often as validate_every says."""
     rollouts_every: int | None = free(None)
     """Steps after which some rollouts are written to rollouts.jsonl; 0: never, null: as often as metrics."""
+    checkpoint: Checkpoints = field(default_factory=lambda: Checkpoints(every_steps=20))
+    """When to save, and what to keep."""
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot work."""

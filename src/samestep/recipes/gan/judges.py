@@ -20,6 +20,7 @@ from samestep.models.decoding import forward_arguments, left_pad
 from samestep.recipes.gan.judging import JudgeConfig, Pair, answer_rewards, answer_tokens, read_answer
 from samestep.recipes.gan.players import Player, generator_of
 
+Rows = dict[str, Tensor]
 VERDICT = "verdict"
 """The term of a judge's loss."""
 
@@ -27,8 +28,11 @@ VERDICT = "verdict"
 class Judge(Protocol):
     """How a network judges pairs, and what it learns from that."""
 
-    def ask(self, network: nn.Module, pairs: Sequence[Pair], ids: Tensor, *, step: int, turn: int) -> dict[str, Tensor]:
-        """The rows of some pairs, with all that `loss` needs; `ids` and the turn of a step key what is sampled."""
+    def ask(
+        self, network: nn.Module, pairs: Sequence[Pair], ids: Tensor, *, step: int, turn: int | None
+    ) -> dict[str, Tensor]:
+        """The rows of some pairs, with all that `loss` needs; `ids` and the turn of a step key what is sampled. Without
+        a turn, the rows are not learned from."""
 
     def loss(self, network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         """The term `verdict` of rows that have an `advantage` if the judge learns by policy gradient."""
@@ -50,7 +54,9 @@ class VerdictJudge:
         self._device, self._draws = bench.world.device, bench.draws("gan/verdict")
         self._answers = torch.tensor(answer_tokens(reader.encode), device=self._device)
 
-    def ask(self, network: nn.Module, pairs: Sequence[Pair], ids: Tensor, *, step: int, turn: int) -> dict[str, Tensor]:
+    def ask(
+        self, network: nn.Module, pairs: Sequence[Pair], ids: Tensor, *, step: int, turn: int | None
+    ) -> dict[str, Tensor]:
         """A completion that is too short to judge is caught: the judge was right about it, and it earns nothing."""
         rows = {
             **padded("pair", [pair.tokens for pair in pairs], self._pad, self._device),
@@ -60,7 +66,7 @@ class VerdictJudge:
         of_right = odds.exp().gather(1, rows["answer"][:, None])[:, 0]
         right = torch.where(rows["is_shown"], (of_right > 0.5).to(of_right.dtype), 1.0)
         rows |= {"right": right, "reward": torch.where(rows["is_shown"], 1 - of_right, 0.0), "judge_reward": right}
-        if self._config.training == "policy_gradient":
+        if self._config.training == "policy_gradient" and turn is not None:
             chosen = self._draws.pick(odds, step=step, ids=ids.to(self._device), position=turn)
             rows |= {"chosen": chosen, "judge_reward": (chosen == rows["answer"]).to(right.dtype)}
         return {**rows, "parsed": torch.ones_like(rows["is_shown"])}
@@ -96,9 +102,11 @@ class GenerativeJudge:
         self._config, self._reader, self._device = config, reader, bench.world.device
         self._bench = bench
         self._writing = GenerationConfig(max_new_tokens=config.answer_tokens, temperature=config.temperature)
-        self._generators: dict[int, LocalGenerator] = {}
+        self._generators: dict[int | None, LocalGenerator] = {}
 
-    def ask(self, network: nn.Module, pairs: Sequence[Pair], ids: Tensor, *, step: int, turn: int) -> dict[str, Tensor]:
+    def ask(
+        self, network: nn.Module, pairs: Sequence[Pair], ids: Tensor, *, step: int, turn: int | None
+    ) -> dict[str, Tensor]:
         """The rows also have exactly the tokens that the judge sampled, and their log-probabilities then."""
         prompts = [pair.tokens for pair in pairs]
         written = self._generator(turn)(network, prompts, ids, step=step)
@@ -113,10 +121,10 @@ class GenerativeJudge:
         rows |= {"right": right, "reward": torch.where(shown, generator, 0.0), "judge_reward": judge}
         return {**rows, "parsed": parsed}
 
-    def _generator(self, turn: int) -> LocalGenerator:
+    def _generator(self, turn: int | None) -> LocalGenerator:
         """Another turn of the same step may have the same sample, which must not be judged with the same noise."""
         if turn not in self._generators:
-            purpose = f"gan/judge/{turn}"
+            purpose = f"gan/judge/{'benchmark' if turn is None else turn}"
             self._generators[turn] = generator_of(self._bench, self._reader, purpose, self._writing)
         return self._generators[turn]
 

@@ -1,9 +1,10 @@
 """The two players, a generator and a judge: each a language model, with what turns text into its tokens and back."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import date
+from functools import partial
 from itertools import takewhile
 from typing import Any, Protocol
 
@@ -41,6 +42,9 @@ class PlayerConfig:
     """The shape of the built-in network."""
     lora_rank: int = 0
     """Train adapters of this rank instead of the whole network; 0: the whole network."""
+    init_from: str | None = None
+    """Begin with the weights of a run, a checkpoint or a weight file such as generator_step_20.pt; null: with those of
+    the model, or of what the run's own init_from names."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained."""
@@ -235,6 +239,15 @@ def open_player(config: PlayerConfig, default: str | None, world: World) -> Play
     # Weights that are trained are float32, whatever they are stored in; the base of adapters stays as it is.
     dtype = "auto" if config.lora_rank else "float32"
     return FolderPlayer(open_causal_lm(resolve_model(name, world), dtype=dtype))
+
+
+def build_networks(config: Any) -> dict[str, Callable[[], nn.Module]]:
+    """For each learner, a function that builds its network."""
+
+    def build(player: PlayerConfig) -> nn.Module:
+        return open_player(player, config.model_name, World.single()).network()
+
+    return {"generator": partial(build, config.generator), "judge": partial(build, config.judge)}
 
 
 def generator_of(bench: Bench, player: Player, purpose: str, config: GenerationConfig) -> LocalGenerator:

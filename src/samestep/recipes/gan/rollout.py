@@ -101,6 +101,21 @@ class Rollouts:
         given = rows["prompt"], rows["is_prompt"], rows[text], rows[f"is_{text}"]
         return completion_log_probs(network, *given, temperature=temperature).log_probs
 
+    def odds(
+        self,
+        network: nn.Module,
+        records: Sequence[Record],
+        texts: Sequence[str],
+        human_first: Sequence[bool],
+        ids: Tensor,
+    ) -> list[float | None]:
+        """Whether the judge answers 1 about some texts (1 or 0); one that is too short to judge is caught."""
+        asked = zip(records, texts, human_first, strict=True)
+        pairs = [self._pairs(record.human, text, first) for record, text, first in asked]
+        rows = self.judging.ask(network, pairs, ids, step=0, turn=None)
+        found = zip(pairs, rows["right"].tolist(), rows["parsed"].tolist(), strict=True)
+        return [float((pair.answer == 1) == bool(right)) if parsed else None for pair, right, parsed in found]
+
     def _both_texts(
         self, network: nn.Module, rows: Mapping[str, Tensor], records: Sequence[Record]
     ) -> dict[str, Tensor]:

@@ -2,14 +2,13 @@
 
 from dataclasses import replace
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from samestep import Batch, Bench, Every, Fit, Stage, completion_log_probs
-from samestep.models.decoding import position_limit
+from samestep import Batch, Bench, Every, Fit, Stage
 from samestep.recipes.gan.config import GanConfig
-from samestep.recipes.gan.data import TextRows, load
-from samestep.recipes.gan.players import Player, PromptWriter, open_player
+from samestep.recipes.gan.data import load
+from samestep.recipes.gan.human_texts import HumanTexts, count_nats, human_nats
+from samestep.recipes.gan.players import PlayerConfig, open_player
 from samestep.recipes.gan.task import GENERATOR, Adversaries, lora_of
 
 MLE, GAN = "mle", "gan"
@@ -17,7 +16,7 @@ MLE, GAN = "mle", "gan"
 
 def stages(config: GanConfig) -> list[Stage]:
     """One or two."""
-    gan = Stage(GAN, Adversaries, hooks=hooks, start=MLE if config.mle_epochs else None)
+    gan = Stage(GAN, Adversaries, validate=Adversaries.validate, hooks=hooks, start=MLE if config.mle_epochs else None)
     if not config.mle_epochs:
         return [gan]
     epochs = Stage(
@@ -37,6 +36,24 @@ def mle_config(config: GanConfig) -> GanConfig:
     return replace(config, epochs=config.mle_epochs, max_steps=None, learning_rate=rate)
 
 
+def describe(config: GanConfig) -> dict[str, str]:
+    """Data, players and objective, for the banner."""
+
+    def named(player: PlayerConfig) -> str:
+        shape = player.network
+        own = f"built-in, {shape.n_layers} layers of width {shape.d_model}, on bytes"
+        return (player.model or config.model_name or own) + (
+            f", LoRA of rank {player.lora_rank}" if player.lora_rank else ""
+        )
+
+    return {
+        "dataset": config.data.path or "pydoc_data.topics (the text inside Python)",
+        "generator": named(config.generator),
+        "judge": f"{named(config.judge)}, {config.judging.mode}",
+        "objective": config.objective.kind,
+    }
+
+
 def hooks(task: Adversaries, bench: Bench) -> list[Every]:
     """Rollouts to read."""
     config: GanConfig = bench.config
@@ -44,49 +61,23 @@ def hooks(task: Adversaries, bench: Bench) -> list[Every]:
     return [Every(every, task.write_rollouts)] if every else []
 
 
-class HumanTexts:
-    """Prompts and human texts as tokens."""
-
-    def __init__(self, rows: TextRows, player: Player, prompts: PromptWriter, limit: int) -> None:
-        self._rows, self._player, self._prompts, self._limit = rows, player, prompts, limit
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        record = self._rows.records[index]
-        prompt = self._prompts(record.prompt).tokens
-        human = [*self._player.encode(record.human), *self._player.eos[:1]][: self._limit]
-        return {
-            "prompt": torch.tensor(prompt),
-            "is_prompt": torch.ones(len(prompt), dtype=torch.bool),
-            "human": torch.tensor(human),
-            "is_human": torch.ones(len(human), dtype=torch.bool),
-        }
-
-
 def build_mle(bench: Bench) -> Fit:
     """The generator, fitted to what people wrote."""
     config: GanConfig = bench.config
-    texts = load(config.data, config.seed)
     player = open_player(config.generator, config.model_name, bench.world)
-    learner = bench.learner(player.network, name=GENERATOR, lora=lora_of(config.generator))
-
-    def loss(network: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        given = batch["prompt"], batch["is_prompt"], batch["human"], batch["is_human"]
-        return {"nats": -completion_log_probs(network, *given).log_probs.sum(1)}
+    learner = bench.learner(
+        player.network, name=GENERATOR, lora=lora_of(config.generator), init_from=config.generator.init_from
+    )
+    texts = load(config.data, config.seed)
 
     def count(batch: Batch) -> dict[str, Tensor]:
-        tokens = batch["is_human"].sum(1)
-        return {"nats": tokens, "tokens": tokens}
+        return {**count_nats(batch), "tokens": batch["is_human"].sum(1)}
 
-    pad = {"prompt": player.pad, "human": player.pad, "is_prompt": False, "is_human": False}
-    new_tokens = config.writing.max_new_tokens
-    prompts = PromptWriter(player, position_limit(learner.module), new_tokens)
-    train, held_out = (HumanTexts(rows, player, prompts, new_tokens) for rows in (texts.train, texts.validation))
+    limit = config.writing.max_new_tokens
+    train, held_out = (HumanTexts(rows, player, learner.module, limit) for rows in (texts.train, texts.validation))
     return Fit(
         learner,
-        bench.feed(train, count=count, pad=pad),
-        loss,
-        validation=bench.evaluation_feed(held_out, count=count, pad=pad),
+        bench.feed(train, count=count, pad=train.pad),
+        human_nats,
+        validation=bench.evaluation_feed(held_out, count=count, pad=held_out.pad),
     )

@@ -13,7 +13,6 @@ from samestep import (
     Batch,
     Bench,
     EarlierWeights,
-    Learner,
     Lora,
     Metric,
     Metrics,
@@ -25,6 +24,7 @@ from samestep import (
 from samestep.core.records import JsonLines
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.data import load
+from samestep.recipes.gan.evaluation import Benchmark
 from samestep.recipes.gan.judges import VERDICT, make_judge
 from samestep.recipes.gan.objectives import batch_advantages, policy_mix, policy_terms, spin_terms
 from samestep.recipes.gan.players import PlayerConfig, open_player
@@ -106,11 +106,18 @@ class Adversaries:
         self._bench = bench
         self.writer = open_player(self._config.generator, self._config.model_name, bench.world)
         self.reader = open_player(self._config.judge, self._config.model_name, bench.world)
+        # Before the data is read, so that a trained network can be loaded where the data is not at hand.
+        generator, judge = self._config.generator, self._config.judge
+        first = None if self._config.mle_epochs else generator.init_from  # the stage before began with it
+        self.generator = bench.learner(self.writer.network, name=GENERATOR, lora=lora_of(generator), init_from=first)
+        peak = self._config.judge_learning_rate
+        rate = None if peak is None else partial(self._judge_rate, peak)
+        self.judge = bench.learner(
+            self.reader.network, name=JUDGE, rate=rate, lora=lora_of(judge), init_from=judge.init_from
+        )
         self.texts = load(self._config.data, self._config.seed)
         self._feed, self._more = (bench.feed(self.texts.train, collate=groups) for _ in range(2))
         self.length = self._feed.length
-        self.generator = bench.learner(self.writer.network, name=GENERATOR, lora=lora_of(self._config.generator))
-        self.judge = self._make_judge()
         self._judging = make_judge(bench, self._config.judging, self.reader)
         self.rollouts = Rollouts(
             bench,
@@ -127,20 +134,23 @@ class Adversaries:
         self.state: dict[str, Any] = {GENERATOR: self.generator, JUDGE: self.judge, "balance": self._balance}
         if self._replay is not None:
             self.state |= {"earlier_generators": self._replay.generators, "earlier_judges": self._replay.judges}
+        self._benchmark: Benchmark | None = None
+        if self._config.benchmark.size:
+            players = self.writer, self.generator, self.judge
+            self._benchmark = Benchmark(bench, self.texts.validation, *players, self.rollouts.odds)
+            self.state["baseline"] = self._benchmark.baseline
 
-    def _make_judge(self) -> Learner:
-        """With a learning rate of its own, over the same schedule."""
-        schedule = None
-        if self._config.judge_learning_rate is not None:
-            planned = self._bench.plan(len(self.texts.train)).schedule(self._config)
-            schedule = replace(planned, peak=self._config.judge_learning_rate)
-        return self._bench.learner(self.reader.network, name=JUDGE, rate=schedule, lora=lora_of(self._config.judge))
+    def _judge_rate(self, peak: float, step: int) -> float:
+        """A learning rate of its own, over the same schedule."""
+        schedule = self._bench.plan(len(self.texts.train)).schedule(self._config)
+        return replace(schedule, peak=peak)(step)
 
     def _reference(self) -> Callable[[], AbstractContextManager[nn.Module]] | None:
         """The generator as this stage began: a copy of it, or its network without adapters if these began here."""
         if not self._config.objective.kl_coef:
             return None
-        if self.generator.has_adapters and not self._config.mle_epochs and self._config.init_from is None:
+        named = self._config.init_from or self._config.generator.init_from or self._config.mle_epochs
+        if self.generator.has_adapters and not named:
             return self.generator.adapters_off
         return self._bench.frozen(self.generator).inference
 
@@ -152,6 +162,8 @@ class Adversaries:
 
     def step(self, tick: Tick) -> Metrics:
         """One rollout for each update of the judge; the generator learns from the last."""
+        if self._benchmark:
+            self._benchmark.begin()
         metrics: dict[str, Metric] = {}
         for turn in range(self._config.judge_steps):
             is_last = turn == self._config.judge_steps - 1
@@ -181,6 +193,10 @@ class Adversaries:
         for batch in rollout.batches:
             found = batch_advantages(batch[reward], mean, variance)
             batch[f"{prefix}advantage"], batch[f"{prefix}no_variance"] = found.values, found.without_variance
+
+    def validate(self, tick: Tick) -> Mapping[str, float]:
+        """The figures of the benchmark."""
+        return self._benchmark.measure(tick) if self._benchmark else {}
 
     def _rollout_metrics(self, rollout: MicroBatches) -> dict[str, Metric]:
         """Means over the rows of the last rollout."""

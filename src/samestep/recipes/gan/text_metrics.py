@@ -65,8 +65,9 @@ class WinRate:
     high: float
 
 
-def win_rate(wins: int, games: int, confidence: float = 0.95) -> WinRate:
-    """The share of wins with its Wilson interval, which holds for few games and for shares near 0 and 1."""
+def win_rate(wins: float, games: int, confidence: float = 0.95) -> WinRate:
+    """The share of wins with its Wilson interval, which holds for few games and for shares near 0 and 1. A game may be
+    half won."""
     _check_counts(wins, games)
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     rate, z2 = wins / games, z * z
@@ -155,6 +156,6 @@ def _log_probability(k: int, n: int, chance: float) -> float:
     return choices + k * math.log(chance) + (n - k) * math.log1p(-chance)
 
 
-def _check_counts(wins: int, games: int) -> None:
+def _check_counts(wins: float, games: int) -> None:
     if not 0 <= wins <= games or games < 1:
         raise UserError(f"Wins must be between 0 and the number of games, at least 1; {wins} of {games} is wrong.")

@@ -1,11 +1,11 @@
 """The options of `samestep sample` for this recipe, and the prompts they name."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from samestep import UserError
+from samestep.data.prompt_files import read_prompts
 
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 """Types that a network can be used in."""
@@ -46,25 +46,3 @@ class SampleOptions:
     def texts(self) -> list[str]:
         """The prompts; without the options, one empty prompt."""
         return [self.prompt] if self.prompts is None else read_prompts(self.prompts)
-
-
-def read_prompts(file: Path) -> list[str]:
-    """One prompt per line: the line itself, or in a .jsonl file its value of "prompt" or "text"."""
-    try:
-        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError):
-        raise UserError(f"Give --prompts a readable text file; {file} cannot be read.") from None
-    if not lines:
-        raise UserError(f"Put at least one prompt into {file}; it is empty.")
-    return [_prompt(file, number, line) for number, line in enumerate(lines, 1)] if file.suffix == ".jsonl" else lines
-
-
-def _prompt(file: Path, number: int, line: str) -> str:
-    try:
-        row = json.loads(line)
-        prompt = row["prompt"] if "prompt" in row else row["text"]
-    except (ValueError, KeyError, TypeError):
-        prompt = None
-    if not isinstance(prompt, str):
-        raise UserError(f'Make prompt {number} of {file} a JSON object such as {{"prompt": "The "}}.')
-    return prompt

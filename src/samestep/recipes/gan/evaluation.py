@@ -1,0 +1,308 @@
+"""The benchmark: a fixed set of held-out records on which generator and judge are measured during training.
+
+Every time, the generator completes the same prompts with the same noise, and the judge compares each completion with
+what a person wrote, in both orders. Beside the generator stands its baseline: what it wrote before its first update
+against the judge (so after maximum likelihood, where there was such a stage). Those texts are part of the state, and
+the judge of the time looks at them again, since a judge that has learned is harder to pass.
+
+All ranks share the records. Texts and answers are then gathered, and every rank computes the same figures of the whole
+set. An answer of the judge is right, wrong (the generator wins), or cannot be read: accuracy + win_rate + failures = 1.
+"""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from samestep import (
+    Batch,
+    Bench,
+    GenerationConfig,
+    Learner,
+    Tick,
+    UserError,
+    evaluate,
+    free,
+    gather_rows,
+)
+from samestep.recipes.gan.data import Record, TextRows
+from samestep.recipes.gan.human_texts import HumanTexts, count_nats, human_nats
+from samestep.recipes.gan.players import Player, generator_of
+from samestep.recipes.gan.text_metrics import (
+    WinRate,
+    accuracy_by_group,
+    distinct_n,
+    length_statistics,
+    self_bleu,
+    split_words,
+    win_rate,
+)
+
+logger = logging.getLogger(__name__)
+Figures = dict[str, float]
+ORDERS = (True, False)
+"""Whether the human text comes first, in the order in which answers are kept."""
+
+
+@dataclass(frozen=True)
+class BenchmarkConfig:
+    """What generator and judge are measured on during training, each time that the stage validates."""
+
+    size: int = 64
+    """Records, spread evenly over those kept for validation; 0: no benchmark."""
+    collapse_factor: float = free(1.5)
+    """Warn when a token of the human texts costs the generator more nats than its baseline, by this factor."""
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        if self.size < 0:
+            raise UserError(f"Set benchmark.size to 1 or more, or to 0 for no benchmark; it is {self.size}.")
+        if not self.collapse_factor >= 1:
+            raise UserError(f"Set benchmark.collapse_factor to 1 or more; it is {self.collapse_factor}.")
+
+
+class Odds(Protocol):
+    """What the judge makes of texts beside those of people."""
+
+    def __call__(
+        self,
+        network: nn.Module,
+        records: Sequence[Record],
+        texts: Sequence[str],
+        human_first: Sequence[bool],
+        ids: Tensor,
+    ) -> Sequence[float | None]:
+        """The probability of the answer 1, by row; None where the answer cannot be read. A text that is too short to
+        judge counts as caught. All ranks call it equally often, with at least one row; `ids` [rows, 2] key noise."""
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """What the judge answered about the texts of all records."""
+
+    answers: Sequence[tuple[bool | None, ...]]
+    """By record, for each of ORDERS: whether the answer was right; None: it could not be read."""
+
+    @classmethod
+    def of(cls, odds: Tensor) -> "Verdicts":
+        """By the probability of the answer 1 [records, orders]; NaN: the answer could not be read."""
+        return cls([tuple(map(_is_right, row, ORDERS)) for row in odds.tolist()])
+
+    def win_rate(self) -> WinRate:
+        """How often the judge took the generated text for the human one.
+
+        The two answers about a record are no independent games: the interval is that of one game a record, of which
+        each answer is a half.
+        """
+        return win_rate(self._count(False) / 2, len(self.answers))
+
+    @property
+    def failures(self) -> float:
+        """The share of answers that could not be read."""
+        return self._count(None) / (2 * len(self.answers))
+
+    def accuracies(self, groups: Sequence[str]) -> Figures:
+        """How often the judge is right, of all answers: overall, by order, and by group."""
+        first, second = ([answer is True for answer in column] for column in zip(*self.answers))
+        by_group = accuracy_by_group([*first, *second], [*groups, *groups])
+        return {
+            "accuracy": self._count(True) / (2 * len(self.answers)),
+            "accuracy_human_first": sum(first) / len(first),
+            "accuracy_human_second": sum(second) / len(second),
+            **{f"accuracy/{group}": found.accuracy for group, found in by_group.items()},
+        }
+
+    def position_bias(self) -> float | None:
+        """The share of the answer 1 minus a half; None where no answer could be read."""
+        ones = [answer == human_first for row in self.answers for answer, human_first in zip(row, ORDERS)]
+        readable = [answer is not None for row in self.answers for answer in row]
+        if not any(readable):
+            return None
+        return sum(one for one, is_readable in zip(ones, readable) if is_readable) / sum(readable) - 0.5
+
+    def _count(self, wanted: bool | None) -> int:
+        return sum(answer is wanted for row in self.answers for answer in row)
+
+
+def text_figures(texts: Sequence[str]) -> Figures:
+    """How varied and how long texts are; `empty` is the share of those without a word."""
+    words = [split_words(text) for text in texts]
+    lengths = length_statistics(words)
+    return {
+        "distinct_1": distinct_n(words, 1),
+        "distinct_2": distinct_n(words, 2),
+        **({"self_bleu": self_bleu(words)} if len(words) > 1 else {}),
+        "words": lengths["mean"],
+        "words_std": lengths["std"],
+        "empty": sum(not found for found in words) / len(words),
+    }
+
+
+class Baseline:
+    """What the generator wrote for the benchmark before its first update; checkpoint state."""
+
+    def __init__(self, records: int, max_new_tokens: int) -> None:
+        self._tokens = torch.zeros(records, max_new_tokens, dtype=torch.int64)
+        self._lengths = torch.zeros(records, dtype=torch.int64)
+        self.nats: float | None = None
+        """Per token of the human texts; None: there is no baseline yet."""
+
+    def keep(self, written: Mapping[str, Tensor], nats: float) -> None:
+        """Take over what was written now."""
+        self._tokens.copy_(written["tokens"])
+        self._lengths.copy_(written["lengths"])
+        self.nats = nats
+
+    def texts(self, player: Player) -> list[str]:
+        """Its texts, in the order of the records."""
+        return _decoded({"tokens": self._tokens, "lengths": self._lengths}, player)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of it."""
+        return {"tokens": self._tokens, "lengths": self._lengths, "nats": self.nats}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with a saved one."""
+        if state["nats"] is not None:
+            self.keep(state, state["nats"])
+
+
+class Benchmark:
+    """Measures a generator and a judge on the same records again and again."""
+
+    def __init__(
+        self, bench: Bench, rows: TextRows, writer: Player, generator: Learner, judge: Learner, odds: Odds
+    ) -> None:
+        """`rows` are those kept for validation, of which the benchmark has some."""
+        self._bench, self._config = bench, bench.config.benchmark
+        self._rows, self._writer = _chosen_rows(bench, rows, self._config.size), writer
+        self._generator, self._judge, self._odds = generator, judge, odds
+        writing: GenerationConfig = bench.config.writing
+        humans = HumanTexts(self._rows, writer, generator.module, writing.max_new_tokens)
+        self._feed = bench.evaluation_feed(humans, count=count_nats, pad=humans.pad)
+        self._write = generator_of(bench, writer, "gan/benchmark", writing)
+        self.baseline = Baseline(len(self._rows), writing.max_new_tokens)
+        # Cut as completions are: longer texts have fewer different words by themselves.
+        cut = [writer.encode(record.human)[: writing.max_new_tokens] for record in self._rows.records]
+        self._human_figures = text_figures([writer.decode(tokens) for tokens in cut])
+        self._baseline_figures: Figures = {}
+        self._is_collapsed = False
+
+    def begin(self) -> None:
+        """Make the baseline, where there is none yet: call it in a step, before the generator learns."""
+        if self.baseline.nats is None:
+            nats = evaluate(self._generator, self._feed, human_nats)["nats"]
+            self.baseline.keep(self._written(), nats)
+
+    def measure(self, tick: Tick) -> Figures:
+        """All figures, equal on all ranks; also logged as a table."""
+        nats = evaluate(self._generator, self._feed, human_nats, tick.step)["nats"]
+        texts, before = _decoded(self._written(), self._writer), self.baseline.texts(self._writer)
+        now, then = (Verdicts.of(odds) for odds in self._judged(texts, before).unbind(1))
+        self._baseline_figures = self._baseline_figures or text_figures(before)
+        bias = now.position_bias()
+        found = {
+            **_wins(now),
+            **now.accuracies([record.group for record in self._rows.records]),
+            **({} if bias is None else {"position_bias": bias}),
+            **self._likelihood(nats, tick.step + 1),
+            **text_figures(texts),
+            **_named("baseline_", {**_wins(then), **self._baseline_figures}),
+            **_named("human_", self._human_figures),
+        }
+        self._bench.log_text("benchmark", benchmark_table(found, len(texts)))
+        return {f"benchmark/{name}": value for name, value in found.items()}
+
+    def _written(self) -> dict[str, Tensor]:
+        """What the generator writes for all records now: `tokens` [records, max_new_tokens] and `lengths`."""
+
+        def write(network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+            prompts = [
+                row[real].tolist() for row, real in zip(batch["prompt"].cpu(), batch["is_prompt"].cpu(), strict=True)
+            ]
+            written = self._write(network, prompts, batch["ids"], step=0)  # always: the noise is the same every time
+            return {"tokens": written.tokens, "lengths": written.lengths}
+
+        return gather_rows(self._generator, self._feed, write)
+
+    def _judged(self, *versions: Sequence[str]) -> Tensor:
+        """The probability of the answer 1 [records, versions, orders] for some versions of all texts; NaN: None."""
+
+        def judge(network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+            records, indices = self._rows.of_batch(batch["ids"]), batch["ids"][:, 1].tolist()
+            odds = [
+                self._odds(network, records, [texts[i] for i in indices], [first] * len(records), batch["ids"])
+                for texts in versions
+                for first in ORDERS
+            ]
+            rows = [[math.nan if value is None else value for value in row] for row in zip(*odds, strict=True)]
+            found = torch.tensor(rows, dtype=torch.float64, device=batch["ids"].device)
+            return {"odds": found.view(len(records), len(versions), len(ORDERS))}
+
+        return gather_rows(self._judge, self._feed, judge)["odds"]
+
+    def _likelihood(self, nats: float, step: int) -> Figures:
+        """How likely the generator finds the human texts, with a warning where it has forgotten how people write."""
+        before, factor = self.baseline.nats, self._config.collapse_factor
+        assert before is not None, "begin was called in the first step"
+        collapsed = not nats <= factor * before  # also where it is NaN
+        if collapsed and not self._is_collapsed and self._bench.world.is_main:
+            logger.warning(
+                "the generator may have collapsed: after step %d a token of the human texts costs it %.4g nats, and "
+                "%.4g before its first update (benchmark.collapse_factor=%g); lower learning_rate, raise "
+                "objective.kl_coef, or go on from an earlier checkpoint",
+                *(step, nats, before, factor),
+            )
+        self._is_collapsed = collapsed
+        return {"human_nats": nats, "baseline_human_nats": before, "collapsed": float(collapsed)}
+
+
+def benchmark_table(figures: Mapping[str, float], records: int) -> str:
+    """The figures as text: the generator beside its baseline and people, then the judge."""
+    names = ("win_rate", "distinct_1", "distinct_2", "self_bleu", "words", "words_std", "empty", "human_nats")
+    lines = [f"{records} records", f"{'':<12}{'generator':>24}{'baseline':>24}{'people':>12}"]
+    for name in (name for name in names if name in figures):
+        shown = [_shown(figures, f"{who}{name}") for who in ("", "baseline_", "human_")]
+        lines.append(f"{name:<12}{shown[0]:>24}{shown[1]:>24}{shown[2]:>12}")
+    lines += ["", "judge"]
+    of_judge = [name for name in figures if name.startswith("accuracy") or name in ("failures", "position_bias")]
+    return "\n".join(lines + [f"{name:<24}{figures[name]:>12.4g}" for name in of_judge])
+
+
+def _shown(figures: Mapping[str, float], name: str) -> str:
+    if name not in figures:
+        return ""
+    interval = f" ({figures[f'{name}_low']:.3f} to {figures[f'{name}_high']:.3f})" if f"{name}_low" in figures else ""
+    return f"{figures[name]:.4g}{interval}"
+
+
+def _named(prefix: str, figures: Mapping[str, float]) -> Figures:
+    return {f"{prefix}{name}": value for name, value in figures.items()}
+
+
+def _wins(verdicts: Verdicts) -> Figures:
+    found = verdicts.win_rate()
+    interval = {"win_rate_low": found.low, "win_rate_high": found.high}
+    return {"win_rate": found.rate, **interval, "failures": verdicts.failures}
+
+
+def _is_right(odds: float, human_first: bool) -> bool | None:
+    return None if math.isnan(odds) else (odds > 0.5) == human_first
+
+
+def _decoded(written: Mapping[str, Tensor], player: Player) -> list[str]:
+    rows = zip(written["tokens"].tolist(), written["lengths"].tolist(), strict=True)
+    return [player.decode(tokens[:length]) for tokens, length in rows]
+
+
+def _chosen_rows(bench: Bench, rows: TextRows, size: int) -> TextRows:
+    """So many rows, spread evenly: a file may be sorted by group."""
+    if len(rows) < size:
+        bench.screen.print(f"benchmark.size={size}: the benchmark has all {len(rows)} records kept for validation")
+    size = min(size, len(rows))
+    (origin,) = rows.origins()
+    return TextRows([rows.records[number * len(rows) // size] for number in range(size)], rows.groups, origin)

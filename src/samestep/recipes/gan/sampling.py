@@ -1,0 +1,59 @@
+"""What `samestep sample` does: the trained generator completes prompts, the same on any number of ranks."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from samestep import LocalGenerator, Trained, UserError, World
+from samestep.core.records import Json
+from samestep.data.prompt_files import read_prompts
+from samestep.models.decoding import position_limit
+from samestep.recipes.gan.data import load
+from samestep.recipes.gan.players import PromptWriter, open_player
+from samestep.recipes.gan.task import GENERATOR
+from samestep.train.learner.draws import Draws
+
+
+@dataclass(frozen=True)
+class SampleOptions:
+    """Which texts to generate."""
+
+    prompt: str = ""
+    """What to write about; by default, the first prompts that were kept for validation."""
+    prompts: Path | None = None
+    """A file with one prompt per line, or a .jsonl file whose lines hold "prompt" (or "text")."""
+    samples: int = 1
+    """Texts for each prompt."""
+
+    def __post_init__(self) -> None:
+        """Refuse options that do not go together, before the model is opened."""
+        if self.prompt and self.prompts is not None:
+            raise UserError("Give --prompt or --prompts, not both.")
+        if self.samples < 1:
+            raise UserError(f"--samples must be a whole number of at least 1, not {self.samples}.")
+
+    def texts(self) -> list[str]:
+        """The prompts that are named."""
+        named = [self.prompt] if self.prompt else []
+        return named if self.prompts is None else read_prompts(self.prompts)
+
+
+def generate(trained: Trained, options: SampleOptions, world: World) -> list[dict[str, Json]]:
+    """Complete each prompt `samples` times: one record per text, in order, on every rank."""
+    config = trained.config
+    texts = options.texts() or [record.prompt for record in load(config.data, config.seed).validation.records[:1]]
+    requests = [(number, sample) for number in range(len(texts)) for sample in range(options.samples)]
+    mine = requests[world.rank :: world.size]
+    with world.together("writing"):
+        player = open_player(config.generator, config.model_name, world)
+        network = trained.network(GENERATOR, world.device)
+        prompts = PromptWriter(player, position_limit(network), config.writing.max_new_tokens)
+        draws = Draws("gan/sample", config.seed)
+        special = (player.eos, player.pad, player.forbidden)
+        generator = LocalGenerator(config.writing, draws, world, *special)
+        ids = torch.tensor([(sample, number) for number, sample in mine], dtype=torch.int64).view(-1, 2)
+        written = generator(network, [prompts(texts[number]).tokens for number, _ in mine], ids, step=0)
+    found = [[*request, player.decode(tokens)] for request, tokens in zip(mine, written.to_lists(), strict=True)]
+    records = sorted(record for part in world.gather(found) for record in part)
+    return [{"prompt": texts[number], "sample": sample, "text": text} for number, sample, text in records]

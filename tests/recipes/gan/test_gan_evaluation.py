@@ -1,0 +1,347 @@
+"""The benchmark: its figures by hand, the same at any world size, with a baseline that survives a kill."""
+
+import json
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from adapter_toys import new_folder
+from cli.conftest import Shell
+from samestep import Bench, CausalConfig, GenerationConfig, Tick, UserError, World
+from samestep.core.records import JsonLines
+from samestep.core.rundir import RunDir
+from samestep.recipes.gan.config import GanConfig
+from samestep.recipes.gan.data import DataConfig, Record
+from samestep.recipes.gan.evaluation import Baseline, BenchmarkConfig, Verdicts, _decoded, benchmark_table, text_figures
+from samestep.recipes.gan.judging import JudgeConfig
+from samestep.recipes.gan.players import PlayerConfig
+from samestep.recipes.gan.task import Adversaries
+from samestep.train.config import Distributed
+from samestep.train.logging.console import Screen
+from toys import Case, Proofs
+
+pytestmark = pytest.mark.timeout(120)
+NETWORK = CausalConfig(
+    d_model=16, n_layers=2, n_heads=2, mlp_hidden_size=32, max_sequence_length=256, init_std=0.3, tied_head=True
+)
+
+
+def write_stories(path: Path) -> None:
+    """Sorted by genre, of which there are two."""
+    rows = [
+        {"title": f"T{number}", "genre": "tale" if number < 10 else "noir", "human_story": f"He saw {number} cats."}
+        for number in range(16)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+
+
+def adversaries(world: World, strategy: str = "lone", size: int = 5, **changes: Any) -> Adversaries:
+    folder = new_folder(world)
+    if world.is_main:
+        write_stories(folder / "stories.jsonl")
+    world.gather(None)
+    config = GanConfig(
+        data=DataConfig(path=str(folder / "stories.jsonl"), validation_fraction=0.4),
+        generator=PlayerConfig(network=NETWORK),
+        judge=PlayerConfig(network=NETWORK),
+        judging=JudgeConfig(max_tokens=12),
+        writing=GenerationConfig(max_new_tokens=7),
+        benchmark=BenchmarkConfig(size=size),
+        distributed=Distributed(strategy="fsdp" if strategy == "fsdp" else "ddp", dtype="float64"),
+        **{"global_batch_size": 4, "batch_size": 2, "max_steps": 3, "learning_rate": 0.02, **changes},
+    )
+    bench = Bench(world, config, RunDir(folder / "run"), "gan", Screen(False), sinks=[])
+    return Adversaries(bench)
+
+
+def tick(step: int) -> Tick:
+    return Tick(step, 0, last_of_epoch=False)
+
+
+def after_steps(task: Adversaries, steps: int) -> dict[str, float]:
+    for step in range(steps):
+        task.step(tick(step))
+    return dict(task.validate(tick(steps - 1)))
+
+
+def same_at_any_world_size(world: World, strategy: str) -> None:
+    """Also with fewer records than ranks."""
+    for size, steps in ((5, 2), (2, 1)):
+        expected = after_steps(adversaries(World.single(), size=size), steps)
+        found = after_steps(adversaries(world, strategy, size), steps)
+        assert found == pytest.approx(expected, rel=1e-9, abs=1e-9)
+        assert list(found) == list(expected)
+        assert all(other == found for other in world.gather(found))
+
+
+def unreadable_and_empty(world: World, strategy: str) -> None:
+    """A judge that never answers about completions that are all empty; every rank asks equally often."""
+    task = adversaries(world, strategy)
+    benchmark = task._benchmark
+    assert benchmark is not None
+    asked = 0
+
+    def silent(network: nn.Module, records: Sequence[Record], *_: object) -> list[None]:
+        nonlocal asked
+        asked += 1
+        return [None] * len(records)
+
+    benchmark._odds = silent
+    ends_at_once = replace(benchmark._write, eos=range(257), forbidden=())
+    benchmark._write = lambda *args, **kwargs: replace(  # type: ignore[assignment]
+        written := ends_at_once(*args, **kwargs), lengths=torch.zeros_like(written.lengths)
+    )
+    benchmark.begin()
+    found = benchmark.measure(tick(0))
+    assert found["benchmark/failures"] == found["benchmark/empty"] == found["benchmark/baseline_failures"] == 1
+    assert found["benchmark/accuracy"] == found["benchmark/win_rate"] == found["benchmark/distinct_1"] == 0
+    assert "benchmark/position_bias" not in found
+    assert set(world.gather(asked)) == {asked}
+
+
+CASES: list[Case] = [same_at_any_world_size, unreadable_and_empty]
+
+
+@pytest.mark.parametrize(("nproc", "strategy"), [(2, "ddp"), (2, "fsdp"), (3, "ddp"), (3, "fsdp")])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:
+    proofs.check(case, nproc, strategy)
+
+
+def test_verdicts_by_hand() -> None:
+    # Odds of the answer 1. Human first, then second: right twice, always 1, always 2, unreadable once and wrong.
+    verdicts = Verdicts.of(torch.tensor([[0.9, 0.2], [0.8, 0.7], [0.1, 0.3], [math.nan, 0.6]]))
+    assert verdicts.answers == [(True, True), (True, False), (False, True), (None, False)]
+    assert verdicts.failures == 1 / 8
+    assert verdicts.win_rate().rate == 3 / 8
+    assert 0 < verdicts.win_rate().low < 3 / 8 < verdicts.win_rate().high < 1
+    accuracies = verdicts.accuracies(["b", "a", "a", "b"])
+    assert accuracies == {
+        "accuracy": 4 / 8,
+        "accuracy_human_first": 2 / 4,
+        "accuracy_human_second": 2 / 4,
+        "accuracy/a": 2 / 4,
+        "accuracy/b": 2 / 4,
+    }
+    assert accuracies["accuracy"] + verdicts.win_rate().rate + verdicts.failures == 1
+    assert verdicts.position_bias() == pytest.approx(4 / 7 - 1 / 2)
+
+
+def test_judge_that_always_gives_one_answer_is_all_bias() -> None:
+    for odds, bias in ((0.9, 0.5), (0.1, -0.5)):
+        verdicts = Verdicts.of(torch.full((3, 2), odds))
+        assert verdicts.position_bias() == bias
+        assert verdicts.win_rate().rate == verdicts.accuracies(["x"] * 3)["accuracy"] == 0.5
+
+
+def test_the_interval_is_that_of_one_game_a_record() -> None:
+    few = Verdicts([(True, False)] * 4).win_rate()
+    many = Verdicts([(True, False)] * 8).win_rate()
+    # Wilson: half the width is z sqrt(1/4 / n + z^2 / 4 n^2) / (1 + z^2 / n).
+    z2 = 1.959963984540054**2
+    assert few.high - 0.5 == pytest.approx(math.sqrt(z2 / 16 + z2 * z2 / 64) / (1 + z2 / 4))
+    assert many.high < few.high
+
+
+def test_figures_of_texts() -> None:
+    found = text_figures(["a b a", "", "a b"])
+    assert found["distinct_1"] == 2 / 5 and found["distinct_2"] == 2 / 3
+    assert found["words"] == 5 / 3 and found["empty"] == 1 / 3
+    assert "self_bleu" in found
+    assert "self_bleu" not in text_figures(["alone"])
+    assert text_figures(["", ""])["distinct_1"] == 0
+
+
+def test_baseline_comes_back_from_its_state() -> None:
+    baseline, other = Baseline(2, 3), Baseline(2, 3)
+    other.load_state_dict(baseline.state_dict())
+    assert other.nats is None
+    baseline.keep({"tokens": torch.tensor([[1, 2, 0], [3, 0, 0]]), "lengths": torch.tensor([2, 1])}, 1.5)
+    other.load_state_dict(baseline.state_dict())
+    assert other.nats == 1.5
+    assert all(torch.equal(other.state_dict()[name], baseline.state_dict()[name]) for name in ("tokens", "lengths"))
+
+
+def test_baseline_is_what_the_generator_wrote_first() -> None:
+    task = adversaries(World.single(), learning_rate=0.3)
+    first = after_steps(task, 1)
+    benchmark = task._benchmark
+    assert benchmark is not None
+    kept, state = benchmark.baseline.texts(task.writer), benchmark.baseline.state_dict()["tokens"].clone()
+    fresh = adversaries(World.single())._benchmark
+    assert fresh is not None
+    assert torch.equal(fresh._written()["tokens"], state)
+    task.step(tick(1))
+    second = dict(task.validate(tick(1)))
+    assert benchmark.baseline.texts(task.writer) == kept
+    names = ("distinct_1", "distinct_2", "words", "human_nats", "self_bleu")
+    assert all(first[f"benchmark/baseline_{name}"] == second[f"benchmark/baseline_{name}"] for name in names)
+    assert not torch.equal(benchmark._written()["tokens"], state), "the generator writes differently by now"
+    assert second["benchmark/human_nats"] != second["benchmark/baseline_human_nats"]
+
+
+def test_generator_that_has_not_learned_equals_its_baseline() -> None:
+    benchmark = adversaries(World.single())._benchmark
+    assert benchmark is not None
+    benchmark.begin()
+    found = benchmark.measure(tick(7))
+    shared = [name for name in found if name.replace("/", "/baseline_") in found]
+    assert {"benchmark/win_rate", "benchmark/self_bleu", "benchmark/words", "benchmark/human_nats"} <= set(shared)
+    assert all(found[name] == found[name.replace("/", "/baseline_")] for name in shared)
+
+
+def test_judge_sees_each_text_beside_its_record_in_both_orders() -> None:
+    """A judge that finds out the baseline alone, by heart."""
+    task = adversaries(World.single(), learning_rate=0.3)
+    for step in range(2):
+        task.step(tick(step))
+    benchmark = task._benchmark
+    assert benchmark is not None
+    records = benchmark._rows.records
+    first = dict(zip(records, benchmark.baseline.texts(task.writer), strict=True))
+    asked: list[bool] = []
+
+    def by_heart(
+        network: nn.Module, records: Sequence[Record], texts: Sequence[str], human_first: Sequence[bool], ids: Tensor
+    ) -> list[float]:
+        asked.extend(human_first)
+        caught = [first[record] == text for record, text in zip(records, texts, strict=True)]
+        return [0.9 if one == is_first else 0.1 for one, is_first in zip(caught, human_first, strict=True)]
+
+    benchmark._odds = by_heart
+    found = benchmark.measure(tick(1))
+    assert found["benchmark/baseline_win_rate"] == 0 and found["benchmark/position_bias"] == pytest.approx(0)
+    written = _decoded(benchmark._written(), task.writer)
+    changed = sum(text != first[record] for text, record in zip(written, records, strict=True))
+    assert changed and found["benchmark/win_rate"] == changed / len(records)
+    assert asked.count(True) == asked.count(False) == 2 * len(records)
+
+
+def test_records_are_spread_over_groups() -> None:
+    task = adversaries(World.single(), size=3)
+    assert {name for name in after_steps(task, 1) if "accuracy/" in name} == {
+        "benchmark/accuracy/noir",
+        "benchmark/accuracy/tale",
+    }
+    benchmark = task._benchmark
+    assert benchmark is not None
+    assert {record.group for record in benchmark._rows.records} == {"noir", "tale"} and len(benchmark._rows) == 3
+
+
+def test_fewer_records_than_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed: list[str] = []
+    monkeypatch.setattr(Screen, "print", lambda self, text: printed.append(text))
+    task = adversaries(World.single(), size=99)
+    assert printed == ["benchmark.size=99: the benchmark has all 6 records kept for validation"]
+    assert task._benchmark is not None and len(task._benchmark._rows) == 6
+
+
+def test_no_benchmark() -> None:
+    task = adversaries(World.single(), size=0)
+    assert after_steps(task, 1) == {}
+    assert "baseline" not in task.state
+
+
+def test_collapse_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    task = adversaries(World.single())
+    with caplog.at_level(logging.WARNING):
+        assert after_steps(task, 1)["benchmark/collapsed"] == 0
+        assert not caplog.records
+        with torch.no_grad():
+            for weight in task.generator.module.parameters():
+                weight.mul_(20)
+        for _ in range(2):
+            found = task.validate(tick(1))
+            assert found["benchmark/collapsed"] == 1
+    (record,) = caplog.records
+    assert "after step 2 a token of the human texts costs it" in record.message
+    assert "benchmark.collapse_factor=1.5" in record.message
+
+
+def test_nan_is_a_collapse() -> None:
+    task = adversaries(World.single())
+    task.step(tick(0))
+    assert task._benchmark is not None
+    found = task._benchmark._likelihood(math.nan, 1)
+    assert found["collapsed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"size": -1}, "Set benchmark.size to 1 or more, or to 0"),
+        ({"collapse_factor": 0.9}, "Set benchmark.collapse_factor to 1 or more; it is 0.9"),
+        ({"collapse_factor": math.nan}, "Set benchmark.collapse_factor to 1 or more; it is nan"),
+    ],
+)
+def test_bad_settings(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        BenchmarkConfig(**changes)
+
+
+def test_table_has_all_three_beside_each_other() -> None:
+    found = after_steps(adversaries(World.single()), 1)
+    table = benchmark_table({name.removeprefix("benchmark/"): value for name, value in found.items()}, 5)
+    lines = {line.split()[0]: line.split() for line in table.splitlines() if line}
+    assert lines["generator"] == ["generator", "baseline", "people"]
+    assert lines["win_rate"].count("to") == 2
+    assert len(lines["distinct_1"]) == 4 and len(lines["human_nats"]) == 3
+    assert "accuracy/tale" in lines and "position_bias" in lines
+
+
+KILLED = """
+import os
+import signal
+from dataclasses import replace
+
+from samestep import Every
+from samestep.recipes.gan import recipe as gan
+
+
+def die(tick):
+    if str(tick.step + 1) == os.environ.get("KILL_AT"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stages(config):
+    *before, last = gan.stages(config)
+    return [*before, replace(last, hooks=lambda task, bench: [Every(1, die)])]  # after validation, before the save
+
+
+recipe = replace(gan, stages=stages)
+"""
+TRAIN = [
+    *("train", "killed.py", "--benchmark_freq", "1", "--checkpoint.every_steps", "3", "--no-log.tensorboard"),
+    *("--no-checkpoint.background", "--benchmark.size", "99", "--mle_epochs", "1", "--log.quiet"),
+]
+
+
+def benchmark_rows(run: str) -> list[dict[str, Any]]:
+    rows = [row for row in JsonLines(Path("runs") / run / "metrics.jsonl") if row["stage"] == "gan"]
+    return [row for row in rows if "benchmark/win_rate" in row]
+
+
+def test_killed_between_benchmark_and_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "killed.py").write_text(KILLED)
+    shell = Shell(tmp_path)
+    assert shell(*TRAIN, "--name", "whole", ranks=2)[0] == [0, 0]
+    codes, output = shell(*TRAIN, "--name", "killed", ranks=2, env={"KILL_AT": "4"})
+    assert codes == [-9, -9], output
+    assert [row["step"] for row in benchmark_rows("killed")] == [1, 2, 3, 4], "the benchmark of step 4 was made"
+    codes, output = shell("train", "--resume", "killed", ranks=2)
+    assert codes == [0, 0], output
+    resumed = [event["step"] for event in JsonLines(Path("runs/killed/events.jsonl")) if event["kind"] == "resume"]
+    assert resumed == [3]
+    assert benchmark_rows("killed") == benchmark_rows("whole") and len(benchmark_rows("whole")) == 4
+    rows = JsonLines(Path("runs/whole/metrics.jsonl"))
+    after_mle = [row["val/nats"] for row in rows if row["stage"] == "mle" and "val/nats" in row][-1]
+    for row in benchmark_rows("whole"):
+        assert row["benchmark/baseline_human_nats"] == pytest.approx(after_mle), "it is what maximum likelihood gave"
