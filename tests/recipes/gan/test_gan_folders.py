@@ -31,7 +31,8 @@ def train(run: Path, *settings: str) -> list[dict[str, Any]]:
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if "judge_accuracy" in row]
 
 
 def figures(rows: list[dict[str, Any]]) -> list[list[float]]:
