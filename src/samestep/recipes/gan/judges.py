@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from samestep import Batch, Bench, GenerationConfig, LocalGenerator, completion_log_probs
-from samestep.models.decoding import left_pad
+from samestep.models.attention import token_positions
+from samestep.models.decoding import forward_arguments, left_pad
 from samestep.recipes.gan.judging import JudgeConfig, Pair, answer_rewards, answer_tokens, read_answer
 from samestep.recipes.gan.players import Player, generator_of
 
@@ -72,7 +73,10 @@ class VerdictJudge:
 
     def log_odds(self, network: nn.Module, rows: Mapping[str, Tensor]) -> Tensor:
         """Log-probabilities of the answers 1 and 2 [rows, 2]."""
-        out: Any = network(rows["pair"], attention_mask=rows["is_pair"], logits_to_keep=1)
+        options: dict[str, Any] = {"attention_mask": rows["is_pair"], "logits_to_keep": 1}
+        if "position_ids" in forward_arguments(network):  # padding in front must not move the text, as in GPT-2 it does
+            options["position_ids"] = token_positions(rows["pair"], rows["is_pair"])[:, 0]
+        out: Any = network(rows["pair"], **options)
         logits = (out if isinstance(out, Tensor) else out.logits)[:, -1]
         both = logits[:, self._answers]
         return both.to(torch.promote_types(both.dtype, torch.float32)).log_softmax(1)

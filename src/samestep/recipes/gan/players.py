@@ -1,8 +1,11 @@
 """The two players, a generator and a judge: each a language model, with what turns text into its tokens and back."""
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from functools import partial
+from itertools import takewhile
 from typing import Any, Protocol
 
 from torch import nn
@@ -20,6 +23,12 @@ from samestep import (
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer
 from samestep.models.causal_folder import CausalFolder
 from samestep.models.hub import resolve_model
+
+# Characters that Unicode keeps out of texts: where a text is cut, where texts stand in a template, and one that no
+# token holds, so that nothing grows together with it.
+_CUT, _PLACE, _ANCHOR = "\ufdd0", "\ufdd1", "\ufdd2"
+_NOW = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")
+_DAY = date(2024, 7, 26)  # Llama's templates write this one where there is no clock
 
 
 @dataclass(frozen=True)
@@ -48,7 +57,7 @@ class Player(Protocol):
 
     @property
     def eos(self) -> Sequence[int]:
-        """The tokens that end a text."""
+        """The tokens that end a text; the first is the one to end a text with."""
 
     @property
     def pad(self) -> int:
@@ -62,7 +71,7 @@ class Player(Protocol):
         """A network with its first weights."""
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, without special ones."""
+        """The tokens of a text that follows other text, without special ones."""
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of tokens, without what ends it."""
@@ -108,44 +117,118 @@ class BuiltInPlayer:
 
 
 class FolderPlayer:
-    """A causal model of transformers. A chat model is spoken to by its own template."""
+    """A causal model of transformers. A chat model is spoken to by its own template.
 
-    _PLACE = "\x00texts\x00"
-    """Where the texts stand in a template; no template and no text holds it."""
+    Special tokens come from the template alone. Where the text of a user or a person spells one, such as <|im_end|>, it
+    is cut there before the template is filled in, and the pieces become tokens one by one.
+    """
 
     def __init__(self, folder: CausalFolder) -> None:
         self._folder, self._tokenizer = folder, folder.tokenizer
-        self.eos, self.pad = folder.eos, folder.pad
-        self.forbidden: Sequence[int] = ()
+        self._template = _template_without_clock(self._tokenizer)
+        self._spells_special = self._special_spellings()
+        self._adds_space = self._ids("x") != self._ids(_ANCHOR + "x")[len(self._ids(_ANCHOR)) :]
+        self.eos, self.pad = self._ends(), folder.pad
+        rows = folder.config.get_text_config(decoder=True).vocab_size
+        self.forbidden = sorted(set(range(rows)).difference(self._tokenizer.get_vocab().values()))
 
     def network(self) -> nn.Module:
         """The network with the weights of the folder."""
         return self._folder.network()
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, without special ones."""
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        """The tokens of a text that follows other text, without special ones."""
+        return self._tokens(self._cut(text), begins=False)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text of tokens, without special ones."""
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+        """The text of tokens up to the first that ends it, without special ones."""
+        kept = list(takewhile(lambda token: token not in self.eos, tokens))
+        return str(self._tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def around(self, before: str) -> tuple[list[int], list[int]]:
         """By the chat template; a model without one gets the text itself."""
-        if not self._tokenizer.chat_template:
-            begin = self._tokenizer.bos_token_id
-            return [*([] if begin is None else [begin]), *self.encode(before)], []
-        message = {"role": "user", "content": before + self._PLACE}
-        rendered = self._tokenizer.apply_chat_template([message], add_generation_prompt=True, tokenize=False)
-        opening, found, closing = rendered.partition(self._PLACE)
-        if not found:
-            raise UserError(f"the chat template in {self._folder.path} drops the user's text; use another model")
-        return self.encode(opening), self.encode(closing)
+        if self._template is None:
+            return [*self._beginning(), *self._tokens(self._cut(before), begins=True)], []
+        parts = self._rendered(user=self._cut(before) + _PLACE).split(_PLACE)
+        if len(parts) != 2:
+            raise UserError(
+                f"Use another model than {self._folder.path}: its chat template shows the user's text "
+                f"{len(parts) - 1} times instead of once."
+            )
+        opening, closing = parts
+        return self._tokens(opening, begins=True), self._tokens(closing, begins=False)
 
     def prompt(self, text: str) -> list[int]:
         """A user's text, up to where the model answers."""
-        before, after = self.around(text)
-        return [*before, *after]
+        if self._template is None:
+            return self.around(text)[0]
+        return self._tokens(self._rendered(user=self._cut(text)), begins=True)
+
+    def _ends(self) -> tuple[int, ...]:
+        """The tokens that end a text. The first, which ends human texts, is the one that ends an answer in a chat."""
+        ends = self._folder.eos
+        if self._template is None:
+            return ends
+        after = self._rendered(user="x", assistant=_PLACE).rpartition(_PLACE)[2]
+        first = [token for token in self._tokens(after, begins=False) if token in ends][:1]
+        return (*first, *(token for token in ends if token not in first))
+
+    def _rendered(self, **said: str) -> str:
+        """A chat as the template writes it: what each role said, up to an answer if there is none."""
+        messages = [{"role": role, "content": content} for role, content in said.items()]
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    messages,
+                    chat_template=self._template,
+                    add_generation_prompt="assistant" not in said,
+                    tokenize=False,
+                )
+            )
+        except Exception as error:  # whatever a template raises
+            raise UserError(
+                f"Use another model than {self._folder.path}: its chat template fails ({error})."
+            ) from error
+
+    def _special_spellings(self) -> re.Pattern[str]:
+        """Finds each place where the spelling of a special token begins, or of another one that the template uses."""
+        used = "" if self._template is None else self._rendered(user=_PLACE)
+        added = self._tokenizer.added_tokens_decoder.values()
+        names = {token.content for token in added if token.special or token.content in used}
+        names.update(self._tokenizer.all_special_tokens)
+        spelled = [re.escape(name) for name in sorted(names) if len(name.strip()) > 1]
+        return re.compile(f"(?=(?:{'|'.join(spelled) or '(?!)'}))(.)", re.DOTALL)
+
+    def _cut(self, text: str) -> str:
+        return self._spells_special.sub(rf"\1{_CUT}", text)
+
+    def _tokens(self, text: str, begins: bool) -> list[int]:
+        """The tokens of a text, the special ones that it spells included; `begins`: nothing stands before it."""
+        first, *rest = text.split(_CUT)
+        pieces = [self._ids(first) if begins else self._ids_inside(first), *map(self._ids_inside, rest)]
+        return [token for piece in pieces for token in piece]
+
+    def _ids_inside(self, text: str) -> list[int]:
+        """The tokens of a text that others stand before, so without the space that some tokenizers begin with."""
+        if not self._adds_space:
+            return self._ids(text)
+        return self._ids(_ANCHOR + text)[len(self._ids(_ANCHOR)) :]
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    def _beginning(self) -> list[int]:
+        """What the tokenizer itself puts before a text, such as a BOS token; many put nothing, though they have one."""
+        whole, text = list(self._tokenizer("x")["input_ids"]), self._ids("x")
+        starts = range(len(whole) - len(text) + 1)
+        return next((whole[:start] for start in starts if whole[start : start + len(text)] == text), [])
+
+
+def _template_without_clock(tokenizer: Any) -> str | None:
+    """The chat template, if there is one. Some write the date of the day, and a run must not depend on that."""
+    if not tokenizer.chat_template:
+        return None
+    return _NOW.sub(lambda found: repr(_DAY.strftime(found[2])), tokenizer.get_chat_template())
 
 
 def open_player(config: PlayerConfig, default: str | None, world: World) -> Player:
