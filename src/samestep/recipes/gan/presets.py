@@ -53,15 +53,15 @@ _TINY_NETWORK = {
 }
 # The judge is the better learner of the two here: the generator waits until there is something to learn from it.
 _TINY: dict[str, Any] = {
-    "data": {"min_story_length": 60, "max_story_length": 600},
+    "data": {"min_story_length": 60, "max_story_length": 600, "validation_fraction": 0.2},
     "generator": {"network": _TINY_NETWORK},
     "judge": {"network": _TINY_NETWORK},
     "judging": {"max_tokens": 32},
     "writing": {"max_new_tokens": 32},
-    "objective": {"kl_coef": 0.05},
+    "objective": {"kl_coef": 0.01},
     "mle_epochs": 6,
     "mle_learning_rate": 4e-3,
-    "learning_rate": 3e-4,
+    "learning_rate": 5e-4,
     "judge_learning_rate": 2e-3,
     "judge_steps": 2,
     "generator_pauses_below": 0.6,
