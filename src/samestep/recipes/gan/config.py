@@ -58,9 +58,9 @@ class GanConfig(Config):
     mle_learning_rate: float | None = None
     """Peak learning rate of that stage; null: learning_rate."""
     judge_pauses_above: float = 1.0
-    """The judge does not learn while its accuracy is above this."""
+    """The judge does not learn while its accuracy, a moving average over some ten rollouts, is above this."""
     generator_pauses_below: float = 0.0
-    """The generator does not learn while the judge's accuracy is below this."""
+    """The generator does not learn while that is below this."""
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     """Opponents from earlier steps."""
     benchmark: BenchmarkConfig = field(default_factory=BenchmarkConfig)

@@ -51,25 +51,25 @@ _TINY_NETWORK = {
     "max_sequence_length": 320,
     "init_std": 0.04,
 }
-# The judge is the better learner of the two here: the generator waits until there is something to learn from it.
+# Each side waits for the other: the generator until there is something to learn from the judge, the judge while it wins.
 _TINY: dict[str, Any] = {
     "data": {"min_story_length": 60, "max_story_length": 600, "validation_fraction": 0.2},
     "generator": {"network": _TINY_NETWORK},
     "judge": {"network": _TINY_NETWORK},
     "judging": {"max_tokens": 32},
     "writing": {"max_new_tokens": 32},
-    "objective": {"kl_coef": 0.01},
+    "objective": {"kl_coef": 0.02},
     "mle_epochs": 6,
     "mle_learning_rate": 4e-3,
     "learning_rate": 5e-4,
     "judge_learning_rate": 2e-3,
-    "judge_steps": 2,
+    "judge_pauses_above": 0.75,
     "generator_pauses_below": 0.6,
     "schedule": "constant",
     "global_batch_size": 32,
     "batch_size": 16,
-    "max_steps": 300,
-    "validate_every": 30,
+    "max_steps": 400,
+    "validate_every": 40,
     "benchmark": {"size": 128},
 }
 PRESETS: dict[str, dict[str, Any]] = {

@@ -32,6 +32,8 @@ from samestep.recipes.gan.rollout import Opponents, Rollouts
 
 GENERATOR, JUDGE = "generator", "judge"
 ROLLOUTS = "rollouts.jsonl"
+_NEWEST = 0.1
+"""What the newest rollout weighs in the moving average of the judge's accuracy."""
 _REPLAY = noise.purpose("gan/replay")
 
 
@@ -46,10 +48,14 @@ def groups(samples: Sequence[dict[str, Any]]) -> Batch:
 
 
 class Balance:
-    """Which side learns, by how often the judge was right in the last rollout; checkpoint state."""
+    """Which side learns, by how often the judge was right in the last rollouts; checkpoint state."""
 
     def __init__(self, config: GanConfig) -> None:
         self._config, self.accuracy = config, 0.5
+
+    def add(self, accuracy: float) -> None:
+        """Take one more rollout into account. One alone has few rows, and would be right or wrong by chance."""
+        self.accuracy += _NEWEST * (accuracy - self.accuracy)
 
     @property
     def judge_learns(self) -> bool:
@@ -168,7 +174,7 @@ class Adversaries:
         for turn in range(self._config.judge_steps):
             is_last = turn == self._config.judge_steps - 1
             rollout = self._rollout(tick.step, turn, is_last)
-            self._balance.accuracy, _ = self._bench.moments(rollout, "right")
+            self._balance.add(self._bench.moments(rollout, "right")[0])
             if self._balance.judge_learns:
                 self._add_advantages(rollout, "judge_reward", "judge_")
                 metrics |= self.judge.update(rollout, self._judging.loss, mix={VERDICT: 1.0})
