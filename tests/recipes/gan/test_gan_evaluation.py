@@ -318,7 +318,8 @@ def stages(config):
 recipe = replace(gan, stages=stages)
 """
 TRAIN = [
-    *("train", "killed.py", "--benchmark_freq", "1", "--checkpoint.every_steps", "3", "--no-log.tensorboard"),
+    *("train", "killed.py", "--preset", "verify", "--benchmark_freq", "1", "--checkpoint.every_steps", "3"),
+    "--no-log.tensorboard",
     *("--no-checkpoint.background", "--benchmark.size", "99", "--mle_epochs", "1", "--log.quiet"),
 ]
 

@@ -20,7 +20,10 @@ def config_of(*args: str) -> GanConfig:
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    rows = [f"A{number},crime,Once upon a time there were {number}." for number in range(9)]
+    rows = [
+        f"A{number},crime,Once upon a time there were {number}, and they lived in a small house by the sea."
+        for number in range(9)
+    ]
     Path("stories.csv").write_text("\n".join(["title,genre,human_story", *rows]))
     return tmp_path
 

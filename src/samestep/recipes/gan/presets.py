@@ -51,7 +51,7 @@ _TINY_NETWORK = {
     "max_sequence_length": 320,
     "init_std": 0.04,
 }
-# Each side waits for the other: the generator until there is something to learn from the judge, the judge while it wins.
+# Each side waits for the other: the generator until the judge has something to teach, the judge while it wins.
 _TINY: dict[str, Any] = {
     "data": {"min_story_length": 60, "max_story_length": 600, "validation_fraction": 0.2},
     "generator": {"network": _TINY_NETWORK},
