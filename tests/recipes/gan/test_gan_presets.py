@@ -20,10 +20,8 @@ def config_of(*args: str) -> GanConfig:
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    rows = [
-        f"A{number},crime,Once upon a time there were {number}, and they lived in a small house by the sea."
-        for number in range(9)
-    ]
+    text = "Once upon a time there were many of them and they lived in a small house by the sea."
+    rows = [f"A{number},crime,{number}. {text}" for number in range(9)]
     Path("stories.csv").write_text("\n".join(["title,genre,human_story", *rows]))
     return tmp_path
 
@@ -63,7 +61,7 @@ def test_a_flag_sets_what_its_users_mean(form: str) -> None:
 
 
 def test_flags_without_a_value() -> None:
-    config = config_of("--use_ppo", "--save_checkpoints", "--preset", "verify-spin")
+    config = config_of("--use_ppo", "--save_checkpoints", "--preset", "verify-spin", "--max_story_length=null")
     assert (config.objective.kind, config.checkpoint.weights) == ("ppo", True)
     config = config_of("--no_use_ppo", "--no_save_checkpoints", "--preset", "full")
     assert (config.objective.kind, config.checkpoint.weights) == ("reinforce", False)
