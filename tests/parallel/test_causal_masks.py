@@ -63,6 +63,21 @@ def written_to_by_a_view(x: Tensor) -> Tensor:
     return attend(x, mask)
 
 
+def written_to_by_an_operator(x: Tensor) -> Tensor:
+    mask = triangle(x).clone()
+    row = mask[0]
+    row |= True
+    return attend(x, mask)
+
+
+def drawn_in_place(x: Tensor) -> Tensor:
+    return attend(x, triangle(x) & (torch.empty(x.shape[-2]).uniform_() >= 0.0))
+
+
+def of_one_element(x: Tensor) -> Tensor:
+    return attend(x, torch.ones(1, 1, 1, 1, dtype=torch.bool))
+
+
 def added(x: Tensor) -> Tensor:
     return attend(x, torch.zeros(6, 6).masked_fill(~triangle(x), -3.0))
 
@@ -70,6 +85,10 @@ def added(x: Tensor) -> Tensor:
 def cross(x: Tensor) -> Tensor:
     mask = torch.arange(4)[:, None] >= torch.arange(6)[None]
     return scaled_dot_product_attention(x[:, :, :4], x, x, attn_mask=mask)
+
+
+OTHERS = [windowed, of_the_input, random, drawn_in_place, of_one_element, added, cross]
+OTHERS += [written_to, written_to_by_a_view, written_to_by_an_operator]
 
 
 def compile_counting(function: Callable[..., Any]) -> tuple[Callable[..., Any], list[int]]:
@@ -97,7 +116,7 @@ def test_a_causal_mask_is_dropped(function: Callable[[Tensor], Tensor]) -> None:
 
 @pytest.mark.parametrize(
     "function",
-    [windowed, of_the_input, random, written_to, written_to_by_a_view, added, cross],
+    OTHERS,
     ids=lambda f: f.__name__,
 )
 def test_another_mask_stays(function: Callable[[Tensor], Tensor]) -> None:

@@ -70,3 +70,17 @@ def test_a_run_with_one_adapter_goes_on_where_it_stopped(chat: Path, other: Path
     train(tmp_path / "parts", *settings, "max_steps=1")
     assert main(["train", "--resume", str(tmp_path / "parts"), "max_steps=2"]) == 0
     assert figures(metrics(tmp_path / "parts")) == figures(whole)
+
+
+def test_blocks_that_are_computed_again_change_nothing(other: Path, tmp_path: Path) -> None:
+    sides = [
+        f"generator.model={other}",
+        f"judge.model={other}",
+        "max_steps=2",
+        "objective.kl_coef=0",
+        "benchmark.size=0",
+    ]
+    plain, again = (train(tmp_path / kind, *sides, f"activation_checkpointing={kind}") for kind in ("none", "full"))
+    for row, other_row in zip(plain, again, strict=True):
+        for name in ("generator/loss", "judge/loss", "generator/grad_norm", "judge/grad_norm"):
+            assert row[name] == pytest.approx(other_row[name], rel=1e-4, abs=1e-6)

@@ -11,6 +11,7 @@ import pytest
 
 import samestep
 from samestep.cli.main import main
+from samestep.recipes.gan.rollout import Rollouts
 
 FLOAT = "distributed.dtype=float32"
 
@@ -132,6 +133,21 @@ def test_the_generator_begins_with_what_the_first_stage_learned(tmp_path: Path) 
     assert len(rows) == 1
     begun = samestep.load(tmp_path / "run", which="last", learner="generator")
     assert [float(value) for value in begun.transformer.ln_f.weight] != [1.0] * 16
+
+
+def test_each_update_of_the_judge_has_samples_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[tuple[int, int], set[int]] = {}
+    make = Rollouts.make
+
+    def noting(self: Rollouts, batch: Any, step: int, turn: int, opponents: Any) -> Any:
+        seen.setdefault((step, turn), set()).update(batch["ids"][:, 1].tolist())
+        return make(self, batch, step, turn, opponents)
+
+    monkeypatch.setattr(Rollouts, "make", noting)
+    train(tmp_path, "judge_steps=3", "max_steps=2")
+    assert len(seen) == 6
+    for step in (0, 1):
+        assert seen[step, 0] != seen[step, 2] != seen[step, 1] != seen[step, 0]
 
 
 @pytest.mark.timeout(180)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from samestep import GenerationConfig, LocalGenerator, Trained, UserError, World, open_causal_lm
 from samestep.models.decoding import left_pad, position_limit
@@ -23,6 +23,7 @@ from samestep.parallel.precision import autocast
 from samestep.recipes.gan.comparing_texts import in_order, label, my_batches, network_of
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.endpoint import Endpoint
+from samestep.recipes.gan.judges import last_logits
 from samestep.recipes.gan.judging import (
     QUESTION,
     REASONED_QUESTION,
@@ -174,8 +175,7 @@ class LocalJudge:
             return []
         tokens, mask = left_pad(pairs, self.player.pad, self.world.device)
         mask = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
-        out: Any = network(tokens, attention_mask=mask, logits_to_keep=1)
-        logits = (out if isinstance(out, Tensor) else out.logits)[:, -1]
+        logits = last_logits(network, tokens, mask)
         one, two = answer_tokens(self.player.encode)
         odds = (logits[:, one].double() - logits[:, two].double()).tolist()
         return [_verdict(value) for value in odds]

@@ -76,7 +76,7 @@ class Odds(Protocol):
         human_first: Sequence[bool],
         ids: Tensor,
     ) -> Sequence[float | None]:
-        """The probability of the answer 1, by row; None where the answer cannot be read. A text that is too short to
+        """Whether it answers 1 (1 or 0), by row; None where the answer cannot be read. A text that is too short to
         judge counts as caught. All ranks call it equally often, with at least one row; `ids` [rows, 2] key noise."""
 
 
@@ -184,7 +184,7 @@ class Benchmark:
         writing: GenerationConfig = bench.config.writing
         humans = HumanTexts(self._rows, writer, generator.module, writing.max_new_tokens)
         self._feed = bench.evaluation_feed(humans, count=count_nats, pad=humans.pad)
-        self._write = generator_of(bench, writer, "gan/benchmark", writing)
+        self._write = generator_of(bench, writer, "gan/benchmark", writing, in_step=False)
         self.baseline = Baseline(len(self._rows), writing.max_new_tokens)
         # Cut as completions are: longer texts have fewer different words by themselves.
         cut = [writer.encode(record.human)[: writing.max_new_tokens] for record in self._rows.records]

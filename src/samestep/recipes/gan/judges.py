@@ -35,7 +35,7 @@ class Judge(Protocol):
         a turn, the rows are not learned from."""
 
     def loss(self, network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-        """The term `verdict` of rows that have an `advantage` if the judge learns by policy gradient."""
+        """The term `verdict` of rows that have a `judge_advantage` if the judge learns by policy gradient."""
 
     def count(self, batch: Batch) -> Tensor:
         """What each row weighs in the loss."""
@@ -73,12 +73,7 @@ class VerdictJudge:
 
     def log_odds(self, network: nn.Module, rows: Mapping[str, Tensor]) -> Tensor:
         """Log-probabilities of the answers 1 and 2 [rows, 2]."""
-        options: dict[str, Any] = {"attention_mask": rows["is_pair"], "logits_to_keep": 1}
-        if "position_ids" in forward_arguments(network):  # padding in front must not move the text, as in GPT-2 it does
-            options["position_ids"] = token_positions(rows["pair"], rows["is_pair"])[:, 0]
-        out: Any = network(rows["pair"], **options)
-        logits = (out if isinstance(out, Tensor) else out.logits)[:, -1]
-        both = logits[:, self._answers]
+        both = last_logits(network, rows["pair"], rows["is_pair"])[:, self._answers]
         return both.to(torch.promote_types(both.dtype, torch.float32)).log_softmax(1)
 
     def loss(self, network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
@@ -107,13 +102,13 @@ class GenerativeJudge:
     def ask(
         self, network: nn.Module, pairs: Sequence[Pair], ids: Tensor, *, step: int, turn: int | None
     ) -> dict[str, Tensor]:
-        """The rows also have exactly the tokens that the judge sampled, and their log-probabilities then."""
+        """The rows also have exactly the tokens that the judge sampled."""
         prompts = [pair.tokens for pair in pairs]
         written = self._generator(turn)(network, prompts, ids, step=step)
         answers = [read_answer(self._reader.decode(tokens)) for tokens in written.to_lists()]
         rewards = [answer_rewards(answer, pair.answer, self._config) for answer, pair in zip(answers, pairs)]
         rows = {**padded("pair", prompts, self._reader.pad, self._device), **facts(pairs, self._device)}
-        rows |= {"judged": written.tokens, "is_judged": written.mask, "judged_before": written.log_probs}
+        rows |= {"judged": written.tokens, "is_judged": written.mask}
         shown, dtype = rows["is_shown"], written.log_probs.dtype
         judge, generator = torch.tensor(rewards, dtype=dtype, device=self._device).unbind(1)
         right = torch.where(shown, (judge == 1).to(dtype), 1.0)
@@ -125,7 +120,9 @@ class GenerativeJudge:
         """Another turn of the same step may have the same sample, which must not be judged with the same noise."""
         if turn not in self._generators:
             purpose = f"gan/judge/{'benchmark' if turn is None else turn}"
-            self._generators[turn] = generator_of(self._bench, self._reader, purpose, self._writing)
+            self._generators[turn] = generator_of(
+                self._bench, self._reader, purpose, self._writing, in_step=turn is not None
+            )
         return self._generators[turn]
 
     def loss(self, network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
@@ -138,6 +135,19 @@ class GenerativeJudge:
     def count(self, batch: Batch) -> Tensor:
         """Tokens that it wrote about pairs that were shown."""
         return batch["is_judged"].sum(1) * batch["is_shown"]
+
+
+def last_logits(network: nn.Module, tokens: Tensor, mask: Tensor) -> Tensor:
+    """Logits [rows, vocabulary] after the last token of rows that are padded in front."""
+    accepted = forward_arguments(network)
+    options: dict[str, Any] = {"attention_mask": mask, "logits_to_keep": 1}
+    if "position_ids" in accepted:  # padding in front must not move the text, as in GPT-2 it does
+        options["position_ids"] = token_positions(tokens, mask)[:, 0]
+    if "use_cache" in accepted:  # blocks that are computed again in the backward pass would fill it twice
+        options["use_cache"] = False
+    out: Any = network(tokens, **options)
+    logits: Tensor = (out if isinstance(out, Tensor) else out.logits)[:, -1]
+    return logits
 
 
 def padded(name: str, tokens: Sequence[Sequence[int]], pad: int, device: torch.device) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import partial
 from itertools import takewhile
@@ -250,9 +250,13 @@ def build_networks(config: Any) -> dict[str, Callable[[], nn.Module]]:
     return {"generator": partial(build, config.generator), "judge": partial(build, config.judge)}
 
 
-def generator_of(bench: Bench, player: Player, purpose: str, config: GenerationConfig) -> LocalGenerator:
-    """What writes with a player's network and ends with its end of a text."""
-    return LocalGenerator.of(bench, purpose, config, eos=player.eos, pad=player.pad, forbidden=player.forbidden)
+def generator_of(
+    bench: Bench, player: Player, purpose: str, config: GenerationConfig, in_step: bool = True
+) -> LocalGenerator:
+    """What writes with a player's network and ends with its end of a text. Only inside of a step may it be left for a
+    stop: after the updates of a step, these would be lost."""
+    made = LocalGenerator.of(bench, purpose, config, eos=player.eos, pad=player.pad, forbidden=player.forbidden)
+    return made if in_step else replace(made, check_stop=None)
 
 
 @dataclass(frozen=True)

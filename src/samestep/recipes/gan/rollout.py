@@ -92,7 +92,8 @@ class Rollouts:
         if self._config.objective.kind == "grpo":  # here, where all completions of a prompt are together
             found = group_advantages(rows["reward"], self._config.objective.group_size)
             rows |= {"advantage": found.values, "no_variance": found.without_variance}
-        self.examples += self._as_texts(records, texts, pairs, rows, batch["live"])[: SHOWN - len(self.examples)]
+        if self.bench.world.is_main and len(self.examples) < SHOWN:
+            self.examples += self._as_texts(records, texts, pairs, rows, batch["live"])[: SHOWN - len(self.examples)]
         return rows
 
     def log_probs(self, network: nn.Module, rows: Mapping[str, Tensor], text: str = "written") -> Tensor:
@@ -127,8 +128,9 @@ class Rollouts:
         return {**found, "human_before": human.sum(1), "own_before": own.sum(1)}
 
     def _paired(self, records: Sequence[Record], texts: Sequence[str], ids: Tensor, step: int, turn: int) -> list[Pair]:
-        """What the judge is shown; which text comes first is drawn for each sample."""
-        first = noise.below(0.5, self._config.seed, _ORDER, step, turn, ids[:, 0], ids[:, 1]).tolist()
+        """What the judge is shown; which text comes first is drawn for each prompt."""
+        copies = self._config.objective.group_size  # of one prompt: the order must not make their rewards differ
+        first = noise.below(0.5, self._config.seed, _ORDER, step, turn, ids[:, 0] // copies, ids[:, 1]).tolist()
         return [
             self._pairs(record.human, text, human_first)
             for record, text, human_first in zip(records, texts, first, strict=True)

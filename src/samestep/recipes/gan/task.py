@@ -118,9 +118,9 @@ class Adversaries:
         self.generator = bench.learner(self.writer.network, name=GENERATOR, lora=lora_of(generator), init_from=first)
         peak = self._config.judge_learning_rate
         rate = None if peak is None else partial(self._judge_rate, peak)
-        self.judge = bench.learner(
-            self.reader.network, name=JUDGE, rate=rate, lora=lora_of(judge), init_from=judge.init_from
-        )
+        # The stage starts from the one before, which has no judge.
+        named = judge.init_from or (self._config.init_from if self._config.mle_epochs else None)
+        self.judge = bench.learner(self.reader.network, name=JUDGE, rate=rate, lora=lora_of(judge), init_from=named)
         self.texts = load(self._config.data, self._config.seed)
         self._feed, self._more = (bench.feed(self.texts.train, collate=groups) for _ in range(2))
         self.length = self._feed.length
@@ -136,7 +136,7 @@ class Adversaries:
             self._reference(),
         )
         self._balance, self._replay = Balance(self._config), self._make_replay()
-        self._lines = JsonLines(bench.rundir.path / ROLLOUTS)
+        self._lines, self._are_lines_cut = JsonLines(bench.rundir.path / ROLLOUTS), False
         self.state: dict[str, Any] = {GENERATOR: self.generator, JUDGE: self.judge, "balance": self._balance}
         if self._replay is not None:
             self.state |= {"earlier_generators": self._replay.generators, "earlier_judges": self._replay.judges}
@@ -149,16 +149,15 @@ class Adversaries:
     def _judge_rate(self, peak: float, step: int) -> float:
         """A learning rate of its own, over the same schedule."""
         schedule = self._bench.plan(len(self.texts.train)).schedule(self._config)
-        return replace(schedule, peak=peak)(step)
+        scale = schedule.peak / self._config.learning_rate if self._config.learning_rate else 1.0  # as lr_scaling says
+        return replace(schedule, peak=peak * scale)(step)
 
     def _reference(self) -> Callable[[], AbstractContextManager[nn.Module]] | None:
-        """The generator as this stage began: a copy of it, or its network without adapters if these began here."""
-        if not self._config.objective.kl_coef:
+        """The generator as this stage began."""
+        if not self._config.objective.kl_coef or self._config.objective.kind == "spin":
             return None
-        named = self._config.init_from or self._config.generator.init_from or self._config.mle_epochs
-        if self.generator.has_adapters and not named:
-            return self.generator.adapters_off
-        return self._bench.frozen(self.generator).inference
+        is_sharded = self._config.distributed.strategy == "fsdp" and not self.generator.has_adapters
+        return self._bench.frozen(self.generator, shard=is_sharded).inference
 
     def _make_replay(self) -> Replay | None:
         keep = self._config.replay.keep
@@ -176,7 +175,8 @@ class Adversaries:
             rollout = self._rollout(tick.step, turn, is_last)
             self._balance.add(self._bench.moments(rollout, "right")[0])
             if self._balance.judge_learns:
-                self._add_advantages(rollout, "judge_reward", "judge_")
+                if self._config.judging.learns_by_policy_gradient:
+                    self._add_advantages(rollout, "judge_reward", "judge_")
                 metrics |= self.judge.update(rollout, self._judging.loss, mix={VERDICT: 1.0})
         metrics |= self._rollout_metrics(rollout)
         if self._balance.generator_learns:
@@ -187,7 +187,8 @@ class Adversaries:
 
     def _rollout(self, step: int, turn: int, is_last: bool) -> MicroBatches:
         turns = self._config.judge_steps
-        prompts = self._feed[step] if is_last else self._more[(turns - 1) * step + turn]
+        # The judge's other rollouts are of later epochs, which this stage does not reach: other samples than the last.
+        prompts = self._feed[step] if is_last else self._more[self.length + (turns - 1) * step + turn]
         opponents = self._replay.opponents(step, turn, is_last) if self._replay is not None else Opponents()
         self.rollouts.examples.clear()
         make = partial(self.rollouts.make, step=step, turn=turn, opponents=opponents)
@@ -264,7 +265,9 @@ class Adversaries:
         """Some rows of the last rollout, for people to read; after a resume, what is written again replaces it."""
         if not self._bench.world.is_main:
             return
-        self._lines.keep(lambda row: int(str(row["step"])) <= tick.step)
+        if not self._are_lines_cut:
+            self._lines.keep(lambda row: int(str(row["step"])) <= tick.step)
+            self._are_lines_cut = True
         for row in self.rollouts.examples:
             self._lines.append({"step": tick.step + 1, **row})
 
