@@ -2,16 +2,15 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from samestep import UserError, pad_rows
+from samestep import UserError
 from samestep.data.data_file import DataFile
 from samestep.data.prepared.split import ByDocument
 from samestep.data.pydoc_topics import distinct, passages, pydoc_topics
@@ -61,7 +60,7 @@ class Record:
 
 
 class TextRows:
-    """Records by index, as a feed reads them: texts, of which `Tokenized` makes tensors."""
+    """Records by index, as a feed reads them; `of_batch` gives the texts of a batch."""
 
     def __init__(self, records: Sequence[Record], groups: Sequence[str], origin: DataFile | np.ndarray) -> None:
         self.records, self.groups = records, groups
@@ -106,34 +105,6 @@ class Texts:
             "train_rows": len(self.train),
             "validation_rows": len(self.validation),
             "groups": dict(sorted(Counter(r.group for r in (*self.train.records, *self.validation.records)).items())),
-        }
-
-
-@dataclass(frozen=True)
-class Tokenized:
-    """A feed's collate: prompts and human texts as tokens, padded at their end, each with its length.
-
-    Prompts are never cut. A human text beyond `max_human` tokens is, and `cut` in the batch says so.
-    """
-
-    encode: Callable[[str], Sequence[int]]
-    pad: int
-    max_human: int | None = None
-
-    def __call__(self, samples: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
-        """The batch of some samples."""
-        return pad_rows([self._row(sample) for sample in samples], pad={"prompt": self.pad, "human": self.pad})
-
-    def _row(self, sample: dict[str, Any]) -> dict[str, Any]:
-        prompt, human = (torch.tensor(self.encode(sample[name]), dtype=torch.long) for name in ("prompt", "human"))
-        kept = human[: self.max_human]
-        return {
-            "prompt": prompt,
-            "prompt_length": len(prompt),
-            "human": kept,
-            "human_length": len(kept),
-            "cut": len(kept) < len(human),
-            "group": sample["group"],
         }
 
 
