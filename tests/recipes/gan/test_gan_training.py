@@ -14,6 +14,7 @@ from samestep.cli.main import main
 from samestep.recipes.gan.rollout import Rollouts
 
 FLOAT = "distributed.dtype=float32"
+TESTS = str(Path(__file__).parents[2])
 
 
 def train(folder: Path, *settings: str, name: str = "run") -> list[dict[str, Any]]:
@@ -158,7 +159,9 @@ def test_a_kill_inside_of_a_step_replays_it(tmp_path: Path) -> None:
         command = ["train", "--nproc", "2", "--max-restarts=1", "planted.gan_killed", "--preset", "verify"]
         settings = [f"out={tmp_path}", f"name={name}", "log.every=1", "checkpoint.every_steps=1", "log.quiet=true"]
         done = subprocess.run(
-            [sys.executable, "-m", "samestep", *command, *settings], env={**os.environ, "KILL_MARK": mark}, timeout=150
+            [sys.executable, "-m", "samestep", *command, *settings],
+            env={**os.environ, "PYTHONPATH": TESTS, "KILL_MARK": mark},
+            timeout=150,
         )
         assert done.returncode == 0
         rows = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
