@@ -126,7 +126,7 @@ def _verb_of(verb: ModelVerb, name: str, recipe: "Recipe") -> "Verb":
     found = getattr(recipe, verb.name)
     if not isinstance(found, Verb):
         others = [known for known in known_recipes() if getattr(find_recipe(known), verb.name)]
-        have = f" (as {listed(others)} has)" if others else ""
+        have = f" (as {listed(others)} {'has' if len(others) == 1 else 'have'})" if others else ""
         raise UserError(f"the recipe {name!r} has no `{verb.name}`; give it one, a Verb(...){have}")
     taken = sorted(paths_of(found.options).keys() & verb.options.keys())
     if taken:
