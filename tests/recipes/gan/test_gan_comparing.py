@@ -23,7 +23,6 @@ from samestep.core.errors import UserError
 from samestep.launch import local
 from samestep.recipes.gan.comparing import CompareOptions
 from samestep.recipes.gan.comparing_judges import (
-    DEFAULT_CRITERION,
     Answer,
     JudgeSettings,
     LocalJudge,
@@ -45,7 +44,7 @@ from samestep.recipes.gan.comparing_texts import _without_training, my_batches, 
 from samestep.recipes.gan.data import DataConfig, Record, TextRows, Texts, load
 from samestep.recipes.gan.domains import PYDOC
 from samestep.recipes.gan.endpoint import Endpoint
-from samestep.recipes.gan.judging import QUESTION, REASONED_QUESTION, JudgeConfig
+from samestep.recipes.gan.judging import DEFAULT_CRITERION, QUESTION, REASONED_QUESTION, JudgeConfig
 from samestep.recipes.gan.players import BuiltInPlayer
 from samestep.train.pretrained.trained_model import open_trained
 from samestep.world.world import World

@@ -12,11 +12,9 @@ from pathlib import Path
 from samestep import Trained, UserError, World
 from samestep.core.records import Json, write_atomically
 from samestep.recipes.gan.comparing_judges import (
-    DEFAULT_CRITERION,
     ComparisonJudge,
     EndpointJudge,
     JudgeSettings,
-    Mode,
     Shown,
     model_judge,
     run_judge,
@@ -27,6 +25,7 @@ from samestep.recipes.gan.comparing_texts import ChosenRecords, Written, choose_
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.data import Record
 from samestep.recipes.gan.endpoint import Endpoint, is_url, key_from
+from samestep.recipes.gan.judging import DEFAULT_CRITERION, Mode
 from samestep.recipes.gan.players import open_player
 from samestep.recipes.gan.task import GENERATOR, JUDGE
 from samestep.train.pretrained.open_weights import is_checkpoint

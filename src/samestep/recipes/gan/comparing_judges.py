@@ -11,12 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from samestep import GenerationConfig, LocalGenerator, Trained, UserError, World, open_causal_lm
+from samestep import GenerationConfig, Trained, UserError, World, open_causal_lm
 from samestep.models.decoding import left_pad, position_limit
 from samestep.models.hub import resolve_model
 from samestep.parallel.precision import autocast
@@ -25,20 +25,16 @@ from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.endpoint import Endpoint
 from samestep.recipes.gan.judges import last_logits
 from samestep.recipes.gan.judging import (
-    QUESTION,
-    REASONED_QUESTION,
     JudgeConfig,
+    Mode,
     PairWriter,
     answer_tokens,
     read_answer,
+    with_instruction,
 )
-from samestep.recipes.gan.players import FolderPlayer, Player, open_player
+from samestep.recipes.gan.players import FolderPlayer, Player, generator_without_stage, open_player
 from samestep.recipes.gan.task import JUDGE
-from samestep.train.learner.draws import Draws
 
-Mode = Literal["verdict", "generative"]
-DEFAULT_CRITERION = "Which of two texts did a person write?"
-"""What a judge of this recipe was trained to tell."""
 REQUESTS_AT_ONCE = 4
 """Requests of a rank that an endpoint gets at the same time."""
 
@@ -81,12 +77,8 @@ class ComparisonJudge(Protocol):
 
 def question(criterion: str, mode: Mode, prompt: str | None = None) -> str:
     """What a judge is asked before it reads the texts; the default is what judges are trained on, to the letter."""
-    if criterion == DEFAULT_CRITERION:
-        asked = REASONED_QUESTION if mode == "generative" else QUESTION
-    else:
-        ended = criterion if criterion.endswith(("?", ".", "!", ":")) else f"{criterion}?"
-        how = "Think about it in a few sentences, then end with \\boxed{1} or \\boxed{2}."
-        asked = f"{ended} {how if mode == 'generative' else 'Answer 1 or 2.'}"
+    ended = criterion if criterion.endswith(("?", ".", "!", ":")) else f"{criterion}?"
+    asked = with_instruction(ended, mode)
     return asked if prompt is None else f"{asked}\n\nBoth texts answer this:\n{prompt.strip()}"
 
 
@@ -183,8 +175,8 @@ class LocalJudge:
     def _written(self, network: nn.Module, pairs: list[list[int]]) -> list[Answer]:
         """All ranks take part, also one without pairs."""
         how = GenerationConfig(max_new_tokens=self.config.answer_tokens, temperature=0.0)
-        player, draws, rows = self.player, Draws("gan/compare/judge", 0), self.settings.rows
-        generate = LocalGenerator(how, draws, self.world, player.eos, player.pad, player.forbidden, rows_at_once=rows)
+        player, rows = self.player, self.settings.rows
+        generate = generator_without_stage(player, "gan/compare/judge", how, 0, self.world, rows)
         ids = torch.zeros(len(pairs), 2, dtype=torch.int64)  # the likeliest tokens need no noise
         texts = [player.decode(tokens) for tokens in generate(network, pairs, ids, step=0).to_lists()]
         return [Answer(read_answer(text), text=text) for text in texts]

@@ -12,14 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from samestep import GenerationConfig, LocalGenerator, Trained, UserError, World, noise
+from samestep import GenerationConfig, Trained, UserError, World, noise
 from samestep.models.decoding import position_limit
 from samestep.parallel.precision import COMPUTE_DTYPES, autocast, cast_for_good
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.data import DataConfig, Record, Texts, load
-from samestep.recipes.gan.players import PromptWriter, open_player
+from samestep.recipes.gan.players import PromptWriter, generator_without_stage, open_player
 from samestep.recipes.gan.task import GENERATOR
-from samestep.train.learner.draws import Draws
 from samestep.train.pretrained.trained_model import open_trained
 
 _CHOICE = noise.purpose("gan/compare/choice")
@@ -128,9 +127,7 @@ def write_texts(
     write_prompt = PromptWriter(player, position_limit(network), how.max_new_tokens)
     written = [write_prompt(record.prompt) for record in chosen.records]
     prompts = [prompt.tokens for prompt in written]
-    generator = LocalGenerator(
-        how, Draws("gan/compare", seed), world, player.eos, player.pad, player.forbidden, rows_at_once=rows
-    )
+    generator = generator_without_stage(player, "gan/compare", how, seed, world, rows)
     ids = torch.tensor([[0, number] for number in chosen.ids])
     mine: dict[int, tuple[str, bool]] = {}
     for batch in my_batches([len(prompt) for prompt in prompts], rows, world):

@@ -13,18 +13,28 @@ from typing import Literal
 from samestep import UserError
 
 Encode = Callable[[str], Sequence[int]]
-QUESTION = "Which of two texts did a person write? Answer 1 or 2."
-REASONED_QUESTION = (
-    "Which of two texts did a person write? Think about it in a few sentences, then end with \\boxed{1} or \\boxed{2}."
-)
+Mode = Literal["verdict", "generative"]
+DEFAULT_CRITERION = "Which of two texts did a person write?"
+"""What a judge of this recipe is trained to tell."""
 _BOX = re.compile(r"\\boxed\{([^{}]*)\}")
+
+
+def with_instruction(question: str, mode: Mode) -> str:
+    """A question about two texts, and how it is to be answered."""
+    if mode == "generative":
+        return f"{question} Think about it in a few sentences, then end with \\boxed{{1}} or \\boxed{{2}}."
+    return f"{question} Answer 1 or 2."
+
+
+QUESTION = with_instruction(DEFAULT_CRITERION, "verdict")
+REASONED_QUESTION = with_instruction(DEFAULT_CRITERION, "generative")
 
 
 @dataclass(frozen=True)
 class JudgeConfig:
     """How the judge tells texts apart."""
 
-    mode: Literal["verdict", "generative"] = "verdict"
+    mode: Mode = "verdict"
     """verdict: one look at the odds of the answers 1 and 2. generative: the judge writes its reasons, then \\boxed{1}
     or \\boxed{2}."""
     training: Literal["cross_entropy", "policy_gradient"] = "cross_entropy"

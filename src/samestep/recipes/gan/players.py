@@ -23,6 +23,7 @@ from samestep import (
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer
 from samestep.models.causal_folder import CausalFolder
 from samestep.models.hub import resolve_model
+from samestep.train.learner.draws import Draws
 
 # Characters that Unicode keeps out of texts: where a text is cut, where texts stand in a template, and one that no
 # token holds, so that nothing grows together with it.
@@ -257,6 +258,14 @@ def generator_of(
     stop: after the updates of a step, these would be lost."""
     made = LocalGenerator.of(bench, purpose, config, eos=player.eos, pad=player.pad, forbidden=player.forbidden)
     return made if in_step else replace(made, check_stop=None)
+
+
+def generator_without_stage(
+    player: Player, purpose: str, config: GenerationConfig, seed: int, world: World, rows_at_once: int = 64
+) -> LocalGenerator:
+    """The same for a network that is only used, where nothing is trained."""
+    special = (player.eos, player.pad, player.forbidden)
+    return LocalGenerator(config, Draws(purpose, seed), world, *special, rows_at_once=rows_at_once)
 
 
 @dataclass(frozen=True)

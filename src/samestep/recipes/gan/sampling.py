@@ -5,14 +5,13 @@ from pathlib import Path
 
 import torch
 
-from samestep import LocalGenerator, Trained, UserError, World
+from samestep import Trained, UserError, World
 from samestep.core.records import Json
 from samestep.data.prompt_files import read_prompts
 from samestep.models.decoding import position_limit
 from samestep.recipes.gan.data import load
-from samestep.recipes.gan.players import PromptWriter, open_player
+from samestep.recipes.gan.players import PromptWriter, generator_without_stage, open_player
 from samestep.recipes.gan.task import GENERATOR
-from samestep.train.learner.draws import Draws
 
 
 @dataclass(frozen=True)
@@ -49,9 +48,7 @@ def generate(trained: Trained, options: SampleOptions, world: World) -> list[dic
         player = open_player(config.generator, config.model_name, world)
         network = trained.network(GENERATOR, world.device)
         prompts = PromptWriter(player, position_limit(network), config.writing.max_new_tokens)
-        draws = Draws("gan/sample", config.seed)
-        special = (player.eos, player.pad, player.forbidden)
-        generator = LocalGenerator(config.writing, draws, world, *special)
+        generator = generator_without_stage(player, "gan/sample", config.writing, config.seed, world)
         ids = torch.tensor([(sample, number) for number, sample in mine], dtype=torch.int64).view(-1, 2)
         written = generator(network, [prompts(texts[number]).tokens for number, _ in mine], ids, step=0)
     found = [[*request, player.decode(tokens)] for request, tokens in zip(mine, written.to_lists(), strict=True)]
