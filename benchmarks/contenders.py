@@ -185,6 +185,17 @@ class Pause(Stop):
         return super().agreed()
 
 
+class _CallsNetwork(nn.Module):
+    """The network of a learner as DDP's forward pass calls it; DDP is around functions of the network there."""
+
+    def __init__(self, ddp: nn.Module) -> None:
+        super().__init__()
+        self.ddp = ddp
+
+    def forward(self, x: Tensor) -> Any:
+        return self.ddp(nn.Module.__call__, x)
+
+
 class Samestep:
     """samestep's own loop, with everything a run has except validation and saves; it stops after each block."""
 
@@ -208,7 +219,8 @@ class Samestep:
     @property
     def parts(self) -> tuple[nn.Module, torch.optim.Optimizer]:
         """The replicated model and the optimizer inside."""
-        return self.task.learner._parallel.module, self.task.learner._optimizer.inner
+        replicated: Any = self.task.learner._parallel
+        return _CallsNetwork(replicated._ddp), self.task.learner._optimizer.inner
 
     @staticmethod
     def loss(model: nn.Module, batch: Batch) -> Batch:
