@@ -23,10 +23,13 @@ Compiler = Callable[[fx.GraphModule, list[Tensor]], Callable[..., Any]]
 class LossCompiler:
     """Compiles functions on their first call; `failure` says why a part of one could not be compiled."""
 
-    def __init__(self, backend: str | Compiler = "inductor") -> None:
+    def __init__(self, backend: str | Compiler = "inductor", cuda_graphs: bool = False) -> None:
+        """With `cuda_graphs` the kernels of a call are recorded once, and started together from then on."""
         self.enabled = True
         self.failure: str | None = None
-        self._compile: Compiler = torch._dynamo.lookup_backend(backend)
+        self.cuda_graphs = cuda_graphs
+        options = {"config_patches": {"triton.cudagraphs": True}} if cuda_graphs else {}
+        self._compile: Compiler = partial(torch._dynamo.lookup_backend(backend), **options)
         self._compiled: dict[Hashable, tuple[Function, Function]] = {}
         self._codes: dict[Hashable, CodeType] = {}
 
@@ -38,6 +41,8 @@ class LossCompiler:
         """The function with weights that are cast to `compute`, compiled unless that was given up."""
         if not self.enabled:
             return with_cast_weights(function, compute)
+        if self.cuda_graphs:  # what was returned before may be overwritten from now on
+            torch.compiler.cudagraph_mark_step_begin()
         known = self._compiled.get(_key(function))
         if known is None or known[0] != function:  # the same code with other closures: torch compiles it only once
             wrapped = self._with_own_code(_key(function), function, with_cast_weights(function, compute))

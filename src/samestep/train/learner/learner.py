@@ -234,11 +234,14 @@ class Learner:
         if self._mask_key and in_update:
             self._mask_key.set_batch(batch)
         rows = self._parallel.call(function, batch)
+        if self._parallel.compiler and self._parallel.compiler.cuda_graphs:
+            rows = {term: values.clone() for term, values in rows.items()}  # the next call overwrites what it returned
         return {term: values[:count] for term, values in rows.items()} if count < len(batch["live"]) else rows
 
     def _attempt(self, function: Loss, batch: Batch) -> None:
         """A pass as in an update, of one micro-batch and without its weights."""
         synchronized = not self._parallel.replicated
+        self._drop_gradients()
         with self._parallel.syncing(last=synchronized), self._preparation.attention(), self._autocast():
             self._parallel.called = False
             rows = self._call(function, batch)
@@ -314,8 +317,7 @@ class Learner:
         return {}
 
     def _drop_gradients(self) -> None:
-        for _, parameter in self._trained:
-            parameter.grad = None
+        self._preparation.clear_gradients(parameter for _, parameter in self._trained)
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
