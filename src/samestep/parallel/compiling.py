@@ -19,6 +19,9 @@ from samestep.parallel.precision import Function, with_cast_weights
 logger = logging.getLogger(__name__)
 Compiler = Callable[[fx.GraphModule, list[Tensor]], Callable[..., Any]]
 
+# Where the shape of a batch varies, a graph would be recorded for each.
+_CUDA_GRAPHS = {"config_patches": {"triton.cudagraphs": True, "triton.cudagraph_skip_dynamic_graphs": True}}
+
 
 class LossCompiler:
     """Compiles functions on their first call; `failure` says why a part of one could not be compiled."""
@@ -26,7 +29,10 @@ class LossCompiler:
     def __init__(self, backend: str | Compiler = "inductor") -> None:
         self.enabled = True
         self.failure: str | None = None
-        self._compile: Compiler = torch._dynamo.lookup_backend(backend)
+        self.cuda_graphs = False
+        """Record the kernels of a call in a CUDA graph, and start them together from then on; set before a call. What
+        a call returns is then overwritten by the next one."""
+        self._compile: Callable[..., Callable[..., Any]] = torch._dynamo.lookup_backend(backend)
         self._compiled: dict[Hashable, tuple[Function, Function]] = {}
         self._codes: dict[Hashable, CodeType] = {}
 
@@ -38,6 +44,8 @@ class LossCompiler:
         """The function with weights that are cast to `compute`, compiled unless that was given up."""
         if not self.enabled:
             return with_cast_weights(function, compute)
+        if self.cuda_graphs:  # what was returned before may be overwritten from now on
+            torch.compiler.cudagraph_mark_step_begin()
         known = self._compiled.get(_key(function))
         if known is None or known[0] != function:  # the same code with other closures: torch compiles it only once
             wrapped = self._with_own_code(_key(function), function, with_cast_weights(function, compute))
@@ -55,7 +63,7 @@ class LossCompiler:
     def compile_graph(self, graph: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
         try:
             drop_causal_masks(graph)
-            return self._compile(graph, inputs)
+            return self._compile(graph, inputs, **(_CUDA_GRAPHS if self.cuda_graphs else {}))
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
@@ -97,3 +105,12 @@ def repeat_rows(batch: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
     if missing <= 0:
         return batch
     return {name: torch.cat((values, values[:1].expand(missing, *values.shape[1:]))) for name, values in batch.items()}
+
+
+def zero_gradients(parameters: list[nn.Parameter]) -> None:
+    """Begin a sum of gradients in memory of its own. torch would take over the first gradient itself as the sum, and a
+    CUDA graph overwrites what it has returned."""
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.empty_like(parameter)
+    torch._foreach_zero_([parameter.grad for parameter in parameters if parameter.grad is not None])

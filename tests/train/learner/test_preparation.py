@@ -1,11 +1,14 @@
 """What is left open is measured once, decided by rank 0, kept for later launches, and changes no number."""
 
+import time
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 
 from samestep.core.errors import RunFailed
 from samestep.core.records import Json
@@ -43,12 +46,12 @@ def error(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
     return {"error": (module(batch["x"], batch["tokens"]) - batch["y"]).square().sum(1)}
 
 
-def trained(world: World, strategy: str, choices: Choices, kind: type[nn.Module] = Net) -> Learner:
+def trained(world: World, strategy: str, choices: Choices, kind: type[nn.Module] = Net, loss: Any = None) -> Learner:
     torch._dynamo.reset()
     learner = Learner(wrap(made(kind), world, strategy, None), world, rate, SETTINGS, choices=choices)
     feed = feed_of(Points(25), world, 11, 4, steps=3)
     for step in range(3):
-        learner.update(feed[step], error)
+        learner.update(feed[step], loss or error)
     return learner
 
 
@@ -135,7 +138,67 @@ def one_that_cannot_be_compiled_stays_as_it_is(world: World, strategy: str) -> N
     assert learner._parallel.compiler is None
 
 
+class Recording:
+    """A compiler whose results lie in the same memory every time when they are recorded, as those of CUDA graphs do;
+    otherwise it is slow."""
+
+    def __init__(self) -> None:
+        self.recorded = 0
+
+    def backend(self, graph: torch.fx.GraphModule, inputs: list[Tensor], **options: Any) -> Any:
+        is_recorded = "config_patches" in options
+        self.recorded += is_recorded
+        part = self.recorded_part if is_recorded else self.slow_part
+        return aot_autograd(fw_compiler=part, bw_compiler=part)(graph, inputs)
+
+    @staticmethod
+    def slow_part(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        def call(*args: Any) -> Any:
+            time.sleep(0.02)
+            return graph.forward(*args)
+
+        return make_boxed_func(call)
+
+    @staticmethod
+    def recorded_part(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        memory: list[Tensor] = []
+
+        def call(*args: Any) -> Any:
+            results = graph.forward(*args)
+            found = [result for result in results if isinstance(result, Tensor)]
+            if not memory:
+                memory.extend(torch.empty_like(result) for result in found)
+            places = iter([place.copy_(result) for place, result in zip(memory, found, strict=True)])
+            return [next(places).detach() if isinstance(result, Tensor) else result for result in results]
+
+        return make_boxed_func(call)
+
+    def compiler(self) -> LossCompiler:
+        return LossCompiler(self.backend)
+
+
+def slow_error(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    if not torch.compiler.is_compiling():
+        time.sleep(0.1)
+    return error(module, batch)
+
+
+def cuda_graphs_are_taken_where_they_are_faster(world: World, strategy: str) -> None:
+    is_lone = strategy == "lone"
+    recording, decisions = Recording(), Decisions(**({} if is_lone else {"compile/model": True}))
+    choices = open_choices(decisions, compiler=recording.compiler, cuda_graphs=True)
+    learner = trained(world, strategy, choices, loss=slow_error)
+    assert decisions.known == {"compile/model": True} | ({"cuda_graphs/model": True} if is_lone else {})
+    assert (recording.recorded > 0) == is_lone
+    close(weights_of(learner), weights_of(trained(world, strategy, Choices())), tolerance=1e-12)
+    resumed = open_choices(decisions, compiler=recording.compiler, cuda_graphs=True, known=lambda: decisions.known)
+    again = trained(world, strategy, resumed, loss=slow_error)
+    assert again._preparation.cuda_graphs == is_lone, "as the first launch decided"
+    close(weights_of(learner), weights_of(again), tolerance=1e-12)
+
+
 CASES: list[Case] = [
+    cuda_graphs_are_taken_where_they_are_faster,
     what_is_to_be_compiled_is_compiled_after_its_attention_was_measured,
     a_loss_without_its_network_is_told_so,
     measuring_changes_no_number,

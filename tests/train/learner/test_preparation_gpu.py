@@ -73,3 +73,28 @@ def test_both_are_measured_and_change_the_rounding_only() -> None:
 def test_blocks_attend_again_with_the_same_kernel(kernel: str, compiled: bool) -> None:
     again = trained(Choices(attention=kernel, compile=compiled), checkpointing="full")
     assert apart(again, trained(Choices(attention=kernel))) < 0.02
+
+
+def test_cuda_graphs_change_the_memory_of_gradients_and_no_number() -> None:
+    known: dict[str, Json] = {"compile/model": True, "cuda_graphs/model": True}
+    recorded = trained(Choices(compile=None, cuda_graphs=True, known=lambda: known, fix=lambda what, _: known[what]))
+    assert recorded._preparation.cuda_graphs
+    assert apart(recorded, trained(Choices(compile=True))) < 1e-5
+
+
+def test_a_small_network_is_recorded_and_a_second_launch_does_the_same() -> None:
+    known: dict[str, Json] = {}
+
+    def choices() -> Choices:
+        return Choices(
+            compile=None,
+            compiles_from=0.0,
+            cuda_graphs=True,
+            steps_left=lambda: 1000,
+            fix=lambda what, decide: known[what] if what in known else known.setdefault(what, decide()),
+            known=lambda: known,
+        )
+
+    first = trained(choices())
+    assert known == {"compile/model": True, "cuda_graphs/model": True}, "the host is slower than this network's kernels"
+    assert apart(first, trained(choices())) < 1e-5

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from samestep.core.errors import RunFailed, UserError
 from samestep.data.feed import MicroBatches
 from samestep.data.loading import Batch
-from samestep.parallel.compiling import repeat_rows
+from samestep.parallel.compiling import repeat_rows, zero_gradients
 from samestep.parallel.precision import COMPUTE_DTYPES, autocast
 from samestep.parallel.wrap import Parallel, local, total_norm, warm_up
 from samestep.train.hooks.evidence import EvidenceRecorder
@@ -179,7 +179,6 @@ class Learner:
     def _begin_update(self, micro_batches: MicroBatches, function: Loss, backward: Callable[[], object]) -> None:
         if self.recorder:
             self.recorder.begin(self.name, self._parallel.inner)
-        self._drop_gradients()  # another learner's loss may have left some
         self.has_updated = True
         batches = micro_batches.batches
         self._most_rows = max(self._most_rows, *(len(batch["live"]) for batch in batches))
@@ -187,6 +186,7 @@ class Learner:
         if not self._is_warmed_up:
             warm_up(self._parallel.inner, backward)
             self._is_warmed_up = True
+        self._drop_gradients()  # another learner's loss may have left some
 
     def _backward(
         self, micro_batches: MicroBatches, loss: Loss, mix: Mix | None
@@ -234,11 +234,14 @@ class Learner:
         if self._mask_key and in_update:
             self._mask_key.set_batch(batch)
         rows = self._parallel.call(function, batch)
+        if self._preparation.cuda_graphs:  # the next call overwrites what this one returned
+            rows = {term: values.clone() for term, values in rows.items()}
         return {term: values[:count] for term, values in rows.items()} if count < len(batch["live"]) else rows
 
     def _attempt(self, function: Loss, batch: Batch) -> None:
         """A pass as in an update, of one micro-batch and without its weights."""
         synchronized = not self._parallel.replicated
+        self._drop_gradients()
         with self._parallel.syncing(last=synchronized), self._preparation.attention(), self._autocast():
             self._parallel.called = False
             rows = self._call(function, batch)
@@ -314,6 +317,8 @@ class Learner:
         return {}
 
     def _drop_gradients(self) -> None:
+        if self._preparation.cuda_graphs:
+            return zero_gradients([parameter for _, parameter in self._trained])
         for _, parameter in self._trained:
             parameter.grad = None
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,6 +25,17 @@ logger = logging.getLogger(__name__)
 Fix = Callable[[str, Callable[[], Json]], Json]
 COMPILES_FROM = 180.0
 """Compiling takes up to a minute and saves about a third of the time: it pays where training would take longer."""
+_LAUNCH_BOUND = 0.9
+"""A pass is bound by the host where starting its kernels takes this share of its time."""
+_PASSES_TO_RECORD = 3
+"""torch runs a graph once, records it, and replays it from then on."""
+
+
+class _Times(NamedTuple):
+    """Seconds of a pass, until the host has started all of it, and until the device is done."""
+
+    started: float
+    done: float
 
 
 @dataclass(frozen=True)
@@ -37,6 +48,8 @@ class Choices:
     """The name of a kernel; `auto`: the fastest; None: as torch chooses."""
     compiles_from: float = COMPILES_FROM
     compiler: Callable[[], LossCompiler] = LossCompiler
+    cuda_graphs: bool = False
+    """Whether they may be used, where the host takes longer to start kernels than the device to run them."""
     fix: Fix = lambda what, decide: decide()
     """Gives what an earlier launch decided, or decides it and keeps it."""
     known: Callable[[], Mapping[str, Json]] = dict
@@ -62,6 +75,7 @@ class Choices:
             attention=config.attention if config.attention != "auto" or measures else None,
             fix=first_launch.fix,
             known=first_launch.of_this_stage,
+            cuda_graphs=measures,
             steps_left=steps_left,
             on_compiling=on_compiling,
         )
@@ -94,11 +108,17 @@ class Preparation:
         self._kernel = known.get(f"attention/{name}") if choices.attention == "auto" else choices.attention
         self._has_decided = False
         if choices.compile or (choices.compile is None and known.get(f"compile/{name}")):
-            self._compile()
+            self._compile(bool(known.get(f"cuda_graphs/{name}")))
 
     def attention(self) -> AbstractContextManager[None]:
         """Around calls of the network and their backward passes."""
         return attention_kernel(self._kernel)
+
+    @property
+    def cuda_graphs(self) -> bool:
+        """Whether updates run as CUDA graphs, which write their results to the same memory every time."""
+        compiler = self._parallel.compiler
+        return compiler is not None and compiler.enabled and compiler.cuda_graphs
 
     def prepare(self, function: Function, attempt: Callable[[], None], passes: int) -> None:
         """Before an update by `function`. `attempt` makes one pass of it over a micro-batch, which leaves gradients; a
@@ -129,37 +149,75 @@ class Preparation:
 
     def _decide_compiling(self, attempt: Callable[[], None], passes: int) -> None:
         if self._decide("compile", lambda: self._pays(attempt, passes)):
-            self._compile()
+            may_record = self._choices.cuda_graphs and self._world.control is None  # DDP and FSDP reduce in hooks
+            self._compile(may_record and bool(self._decide("cuda_graphs", lambda: self._is_faster_recorded(attempt))))
         else:
             self._parallel.compiler = None
 
-    def _compile(self) -> None:
-        self._parallel.compiler = self._parallel.compiler or self._choices.compiler()
+    def _compile(self, cuda_graphs: bool) -> None:
+        compiler = self._parallel.compiler
+        if compiler is None or compiler.cuda_graphs != cuda_graphs:
+            self._parallel.compiler = self._new_compiler(cuda_graphs)
         self._choices.on_compiling()
 
+    def _new_compiler(self, cuda_graphs: bool = False) -> LossCompiler:
+        compiler = self._choices.compiler()
+        compiler.cuda_graphs = cuda_graphs
+        return compiler
+
     def _pays(self, attempt: Callable[[], None], passes: int) -> bool:
-        plain = self._seconds(attempt)
+        plain = self._times(attempt).done
         if self._world.share(plain * passes * self._choices.steps_left()) < self._choices.compiles_from:
             return False
-        compiler = self._parallel.compiler = self._choices.compiler()
+        compiler = self._parallel.compiler = self._new_compiler()
         self._try_compiling(compiler, attempt, is_optional=True)
         if not compiler.enabled:
             return False
-        compiled = self._seconds(attempt)
+        compiled = self._times(attempt).done
         if self._world.is_main:
             logger.info("learner %r: a micro-batch takes %.4f s as it is, %.4f s compiled", self._name, plain, compiled)
         return compiled < plain
 
-    def _seconds(self, attempt: Callable[[], None]) -> float:
+    def _is_faster_recorded(self, attempt: Callable[[], None]) -> bool:
+        """Whether CUDA graphs save time: tried where the device waits for the host to start its kernels, unless a
+        parameter gets no gradient, which would be 0."""
+        plain, took = self._parallel.compiler, self._times(attempt)
+        if took.started < _LAUNCH_BOUND * took.done or not self._gives_all_gradients(attempt):
+            return False
+        recording = self._parallel.compiler = self._new_compiler(cuda_graphs=True)
+        for _ in range(_PASSES_TO_RECORD):
+            if recording.enabled:
+                self._try_compiling(recording, attempt, is_optional=True)
+        recorded = self._times(attempt).done if recording.enabled else took.done
+        logger.info(
+            "learner %r: a micro-batch takes %.4f s with CUDA graphs, %.4f s without", self._name, recorded, took.done
+        )
+        if recorded < took.done:
+            return True
+        self._parallel.compiler = plain
+        return False
+
+    def _gives_all_gradients(self, attempt: Callable[[], None]) -> bool:
+        found: list[bool] = []
+
+        def look() -> None:
+            attempt()
+            found.extend(p.grad is not None for p in self._parallel.inner.parameters() if p.requires_grad)
+
+        warm_up(self._parallel.inner, look)
+        return all(found)
+
+    def _times(self, attempt: Callable[[], None]) -> _Times:
         """Of the faster of two passes."""
-        found = []
-        for _ in range(2):
-            begun = time.perf_counter()
-            warm_up(self._parallel.inner, attempt)
-            if self._world.device.type == "cuda":
-                torch.cuda.synchronize(self._world.device)
-            found.append(time.perf_counter() - begun)
-        return min(found)
+        return min((self._time(attempt) for _ in range(2)), key=lambda took: took.done)
+
+    def _time(self, attempt: Callable[[], None]) -> _Times:
+        begun = time.perf_counter()
+        warm_up(self._parallel.inner, attempt)
+        started = time.perf_counter() - begun
+        if self._world.device.type == "cuda":
+            torch.cuda.synchronize(self._world.device)
+        return _Times(started, time.perf_counter() - begun)
 
     def _try_compiling(self, compiler: LossCompiler, attempt: Callable[[], None], is_optional: bool = False) -> None:
         """One pass whose results are dropped. Where a rank cannot compile it, all ranks go on without compiling. If
@@ -174,4 +232,5 @@ class Preparation:
         failures = [text for text in self._world.gather(failure or compiler.failure) if text]
         compiler.enabled = not failures
         if failures and self._world.is_main:
-            logger.warning("learner %r is not compiled, because torch.compile failed: %s", self._name, failures[0])
+            what = "recorded as CUDA graphs" if compiler.cuda_graphs else "compiled"
+            logger.warning("learner %r is not %s, because torch.compile failed: %s", self._name, what, failures[0])
