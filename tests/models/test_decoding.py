@@ -34,10 +34,21 @@ def test_left_padding() -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 @torch.no_grad()
 def test_piece_by_piece(name: str, prompts: list[list[int]]) -> None:
+    check_pieces(name, prompts, fixed=False)
+
+
+@pytest.mark.parametrize("prompts", [PROMPTS, [[3, 4], [5, 6]]], ids=["padded", "equal"])
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name != "gemma2"])
+@torch.no_grad()
+def test_calls_that_differ_in_the_contents_of_tensors_alone(name: str, prompts: list[list[int]]) -> None:
+    check_pieces(name, prompts, fixed=True)
+
+
+def check_pieces(name: str, prompts: list[list[int]], fixed: bool) -> None:
     build, dtype = NETWORKS[name]
     network = build().to(dtype)
     written = torch.randint(TOKENS, (len(prompts), 6), generator=torch.Generator().manual_seed(2))
-    logits = read(network, prompts, written)
+    logits = read(network, prompts, written, fixed)
     tolerance = 1e-9 if name == "native" else 1e-5  # transformers' norms are in float32 whatever they are given
     for number, prompt in enumerate(prompts):
         row = torch.tensor([prompt + written[number].tolist()])
@@ -45,10 +56,21 @@ def test_piece_by_piece(name: str, prompts: list[list[int]]) -> None:
         torch.testing.assert_close(logits[number], wanted, rtol=0, atol=tolerance)
 
 
-def read(network: nn.Module, prompts: list[list[int]], written: Tensor) -> Tensor:
+def read(network: nn.Module, prompts: list[list[int]], written: Tensor, fixed: bool = False) -> Tensor:
     tokens, mask = left_pad(prompts)
     decoder = open_decoder(network, mask, width=tokens.shape[1], new_tokens=written.shape[1])
-    return torch.stack([decoder(tokens), *(decoder(column) for column in written.split(1, 1))], 1)
+    first = decoder(tokens)
+    if fixed:
+        assert decoder.fix()
+    return torch.stack([first, *(decoder(column) for column in written.split(1, 1))], 1)
+
+
+@torch.no_grad()
+def test_a_sliding_window_cannot_be_fixed() -> None:
+    tokens, mask = left_pad(PROMPTS)
+    decoder = open_decoder(of_transformers("gemma2", "eager"), mask, width=5, new_tokens=4)
+    decoder(tokens)
+    assert not decoder.fix()
 
 
 @torch.no_grad()

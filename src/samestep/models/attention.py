@@ -20,10 +20,20 @@ class LayerCache:
     def __init__(self, capacity: int) -> None:
         self.capacity, self.length = capacity, 0
         self._keys = self._values = torch.empty(0)
+        self._column: Tensor | None = None
+
+    def fix(self, column: Tensor) -> None:
+        """From now on write each new column to `column` [1], a number on the device, and give all columns, also those
+        that are still 0. So nothing changes from call to call but the contents of tensors, as a CUDA graph needs it."""
+        self._column = column
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Add new columns [rows, heads, new, head_size]; all columns so far."""
         assert not keys.requires_grad, "a cache is for generation, without gradients"
+        if self._column is not None:
+            self._keys.index_copy_(2, self._column, keys)
+            self._values.index_copy_(2, self._column, values)
+            return self._keys, self._values
         start, self.length = self.length, self.length + keys.shape[2]
         assert self.length <= self.capacity, f"the cache has {self.capacity} columns, but {self.length} are needed"
         if start == 0:  # only now are type and device known, which autocast may have changed
@@ -38,6 +48,14 @@ class KVCache:
 
     def __init__(self, layers: int, capacity: int) -> None:
         self.layers = [LayerCache(capacity) for _ in range(layers)]
+        self.column: Tensor | None = None
+        """Where the next column is written, if that is a number on the device."""
+
+    def fix(self, column: Tensor) -> None:
+        """See `LayerCache.fix`."""
+        self.column = column
+        for layer in self.layers:
+            layer.fix(column)
 
     @property
     def length(self) -> int:
@@ -47,7 +65,7 @@ class KVCache:
 
 def _room(like: Tensor, capacity: int) -> Tensor:
     rows, heads, _, size = like.shape
-    return like.new_empty(rows, heads, capacity, size)
+    return like.new_zeros(rows, heads, capacity, size)  # a hidden column counts 0 times, and 0 times NaN is NaN
 
 
 def token_positions(tokens: Tensor, attention_mask: Tensor | None, before: int = 0) -> Tensor:
@@ -76,3 +94,12 @@ def visible_columns(tokens: Tensor, attention_mask: Tensor | None, before: int, 
         return seen
     assert attention_mask.shape[1] == before + new, "an attention mask has a column for each token, cached or new"
     return (seen & attention_mask.bool()[:, None, None, :]) | (columns == rows)
+
+
+def at_column(attention_mask: Tensor, column: Tensor) -> tuple[Tensor, Tensor]:
+    """The positions [rows, 1, 1] of a token in each row that is written to `column`, and the columns that it attends to
+    [rows, 1, 1, columns]. The mask has a column for all that is still to come, too."""
+    columns = torch.arange(attention_mask.shape[1], device=attention_mask.device)
+    positions = (attention_mask.long().cumsum(1) - 1).index_select(1, column)
+    visible = attention_mask & (columns <= column)
+    return positions[:, None], visible[:, None, None]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep.core.errors import UserError
-from samestep.models.attention import token_positions, visible_columns
+from samestep.models.attention import at_column, token_positions, visible_columns
 
 
 class Decoder(Protocol):
@@ -25,6 +25,10 @@ class Decoder(Protocol):
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """Read more tokens [rows, new]; the logits [rows, vocabulary] after the last of them."""
+
+    def fix(self) -> bool:
+        """After the prompts: make all further calls, of one token a row each, alike but for the contents of tensors, so
+        that they can be recorded as a CUDA graph. False: this network's cannot be, and everything stays as it was."""
 
 
 def left_pad(
@@ -78,15 +82,25 @@ class _Columns:
 
     def __init__(self, mask: Tensor | None, capacity: int) -> None:
         self.length, self.capacity = 0, capacity
-        self._real: Tensor | None = None
+        self.next: Tensor | None = None
+        """The number of the next column, on the device, once it is fixed."""
+        self.real: Tensor | None = None
+        """[rows, capacity], also of columns to come; None: all are real."""
         if mask is not None:
-            self._real = mask.new_ones(len(mask), capacity)
-            self._real[:, : mask.shape[1]] = mask
+            self.real = mask.new_ones(len(mask), capacity)
+            self.real[:, : mask.shape[1]] = mask
 
     def add(self, new: int) -> Tensor | None:
         """The attention mask when `new` columns have been added."""
         self.length += new
-        return None if self._real is None else self._real[:, : self.length]
+        return None if self.real is None else self.real[:, : self.length]
+
+    def fix(self, rows: int, device: torch.device) -> Tensor:
+        """From now on count on the device; where the next column is."""
+        if self.real is None:
+            self.real = torch.ones(rows, self.capacity, dtype=torch.bool, device=device)
+        self.next = torch.tensor([self.length], device=device)
+        return self.next
 
 
 class _NativeDecoder:
@@ -95,11 +109,21 @@ class _NativeDecoder:
     def __init__(self, network: Any, mask: Tensor | None, capacity: int) -> None:
         self._network, self._columns = network, _Columns(mask, capacity)
         self._cache = network.new_cache(capacity)
+        self._logits = torch.empty(0)
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        mask = self._columns.add(tokens.shape[1])
-        logits: Tensor = self._network(tokens, attention_mask=mask, cache=self._cache, logits_to_keep=1)
-        return logits[:, -1]
+        fixed = self._columns.next
+        mask = self._columns.add(tokens.shape[1]) if fixed is None else self._columns.real
+        self._logits = self._network(tokens, attention_mask=mask, cache=self._cache, logits_to_keep=1)[:, -1]
+        if fixed is not None:
+            fixed += 1
+        return self._logits
+
+    def fix(self) -> bool:
+        if not hasattr(self._cache, "fix"):
+            return False
+        self._cache.fix(self._columns.fix(len(self._logits), self._logits.device))
+        return True
 
 
 class _TransformersDecoder:
@@ -116,6 +140,7 @@ class _TransformersDecoder:
         self._dtype = next(network.parameters()).dtype
         self._with_positions = "position_ids" in accepted
         self._options = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
+        self._logits = torch.empty(0)
         is_eager = network.config._attn_implementation == "eager"
         if mask is not None and self._mask_kind == "none" and is_eager and self._dtype == torch.float64:
             raise UserError(
@@ -124,28 +149,46 @@ class _TransformersDecoder:
             )
 
     def __call__(self, tokens: Tensor) -> Tensor:
+        fixed = self._columns.next
+        positions, mask = self._places(tokens) if fixed is None else self._fixed_places(fixed)
+        options = dict(self._options) | ({"position_ids": positions} if positions is not None else {})
+        out = self._network(
+            input_ids=tokens, attention_mask=mask, past_key_values=self._cache, use_cache=True, **options
+        )
+        self._logits = out.logits[:, -1]
+        if fixed is not None:
+            fixed += 1
+        return self._logits
+
+    def fix(self) -> bool:
+        if self._mask_kind == "none" or not self._with_positions:
+            return False
+        column = self._columns.fix(len(self._logits), self._logits.device)
+        for layer in self._cache.layers:
+            layer.fix(column)  # type: ignore[union-attr]  # all are of our kind, which mask_kind has seen
+        return True
+
+    def _places(self, tokens: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Positions and mask. Of a mask of two dimensions transformers asks whether it is all true, and so waits for
+        the device; and it lets padding attend to nothing, which in float64 is NaN. So give it the full one."""
         before = self._columns.length
         mask = self._columns.add(tokens.shape[1])
-        options: dict[str, Any] = dict(self._options)
-        if mask is not None and self._with_positions:
-            options["position_ids"] = token_positions(tokens, mask, before)[:, 0]
-        out = self._network(
-            input_ids=tokens,
-            attention_mask=self._attention_mask(tokens, mask, before),
-            past_key_values=self._cache,
-            use_cache=True,
-            **options,
-        )
-        logits: Tensor = out.logits
-        return logits[:, -1]
-
-    def _attention_mask(self, tokens: Tensor, mask: Tensor | None, before: int) -> Tensor | None:
-        """Of a mask of two dimensions transformers asks whether it is all true, and so waits for the device; and it
-        lets padding attend to nothing, which in float64 is NaN. So give it the full mask where that is possible."""
-        if mask is None or self._mask_kind == "none":
-            return mask
+        if mask is None:
+            return None, None
+        positions = token_positions(tokens, mask, before)[:, 0] if self._with_positions else None
+        if self._mask_kind == "none":
+            return positions, mask
         visible = visible_columns(tokens, mask, before, causal=True)
         assert isinstance(visible, Tensor)
+        return positions, self._as_wanted(visible)
+
+    def _fixed_places(self, column: Tensor) -> tuple[Tensor, Tensor]:
+        assert self._columns.real is not None
+        positions, visible = at_column(self._columns.real, column)
+        return positions[:, 0], self._as_wanted(visible)
+
+    def _as_wanted(self, visible: Tensor) -> Tensor:
+        """The mask as this model's attention takes it."""
         if self._mask_kind == "bool":
             return visible
         hidden = torch.finfo(self._dtype).min

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from samestep.core.errors import UserError
-from samestep.models.attention import KVCache, LayerCache, Visible, token_positions, visible_columns
+from samestep.models.attention import KVCache, LayerCache, Visible, at_column, token_positions, visible_columns
 
 
 @dataclass(frozen=True)
@@ -199,13 +199,19 @@ class Body(nn.Module):
     ) -> Tensor:
         """Logits of each position, or of the last few."""
         x = self.wte(tokens)
-        before = cache.length if cache is not None else 0
-        positions = token_positions(tokens, attention_mask, before)
+        positions, visible = self._places(tokens, attention_mask, cache)
         cos, sin = rotary_tables(positions, self.config.head_size, self.config.rope_theta, x)
-        visible = visible_columns(tokens, attention_mask, before, self.config.causal)
         for number, block in enumerate(self.blocks):
             x = block(x, cos, sin, visible, cache.layers[number] if cache is not None else None)
         return self.ff_out(self.ln_f(x[:, -logits_to_keep:]))
+
+    def _places(self, tokens: Tensor, mask: Tensor | None, cache: KVCache | None) -> tuple[Tensor, Visible]:
+        """Positions of tokens, and the columns that they attend to."""
+        if cache is not None and cache.column is not None:
+            assert mask is not None, "a cache with a fixed column needs a mask of all columns"
+            return at_column(mask, cache.column)
+        before = cache.length if cache is not None else 0
+        return token_positions(tokens, mask, before), visible_columns(tokens, mask, before, self.config.causal)
 
 
 class Transformer(nn.Module):

@@ -18,6 +18,10 @@ class PreallocatedLayer(DynamicLayer):
         super().__init__()
         self._columns = LayerCache(capacity)
 
+    def fix(self, column: Tensor) -> None:
+        """See `LayerCache.fix`."""
+        self._columns.fix(column)
+
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Add new columns; all columns so far."""
         if not self.is_initialized:  # as transformers does it, but nothing is allocated

@@ -21,12 +21,15 @@ from torch.distributed.fsdp import FSDPModule
 from samestep.core.errors import UserError
 from samestep.models.decoding import left_pad, open_decoder, position_limit
 from samestep.models.log_probs import token_log_probs
+from samestep.parallel.cuda_graphs import record as record_cuda_graph
 from samestep.train.bench import Bench
 from samestep.train.learner.draws import Draws
 from samestep.world.world import World
 
 AT_ONCE = 2**24
 """Scores in float64 that exist at once: 128 MiB, and a few times that while noise is made."""
+RECORDS_FROM = 16
+"""Completions of more tokens are sampled by a CUDA graph on a GPU: recording one takes as long as a few tokens."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +155,7 @@ class LocalGenerator:
         for start in range(0, limit, self.check_every):
             stop = min(start + self.check_every, limit)
             if rows is not None and (is_sharded or not is_done):
-                rows.advance(stop)
+                rows.advance(stop, record=self.world.device.type == "cuda" and not is_sharded)
                 is_done = rows.is_done()
             self.world.activity.made_progress()
             if self.check_stop is not None:
@@ -186,29 +189,55 @@ class _RowsInProgress:
         self._generator, self._step = generator, step
         device, limit = generator.world.device, generator.config.max_new_tokens
         self._ids = (ids if prompts else torch.zeros(1, 2, dtype=torch.int64)).to(device)
-        self._next, mask = left_pad(prompts or [[generator.pad]], generator.pad, device)
-        self._decoder = open_decoder(network, mask, width=self._next.shape[1], new_tokens=limit)
-        self._ended = torch.full((len(self._next),), not prompts, device=device)
-        self._lengths = torch.zeros_like(self._ended, dtype=torch.int64)
-        self._finished = torch.zeros_like(self._ended)
+        self._prompts, mask = left_pad(prompts or [[generator.pad]], generator.pad, device)
+        self._decoder = open_decoder(network, mask, width=self._prompts.shape[1], new_tokens=limit)
+        rows = len(self._prompts)
         self._eos = torch.tensor(list(generator.eos), dtype=torch.int64, device=device)
         self._forbidden = torch.tensor(list(generator.forbidden), dtype=torch.int64, device=device)
-        self._tokens: list[Tensor] = []
-        self._log_probs: list[Tensor] = []
-        self._margins: list[Tensor] = []
+        # All of it changes in place, so that a step can be recorded.
+        self._position = torch.zeros(1, dtype=torch.int64, device=device)
+        self._next = torch.zeros(rows, 1, dtype=torch.int64, device=device)
+        self._ended = torch.full((rows,), not prompts, device=device)
+        self._lengths = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._finished = torch.zeros(rows, dtype=torch.bool, device=device)
+        self._tokens = torch.full((rows, limit), generator.pad, dtype=torch.int64, device=device)
+        self._log_probs = torch.zeros(rows, limit, device=device)
+        self._margins = torch.zeros(rows, limit, dtype=torch.float64, device=device)
+        self._sampled, self._records_next = 0, False
+        self._replay: Callable[[], None] | None = None
 
-    def advance(self, stop: int) -> None:
-        """Sample tokens up to a position."""
-        for position in range(len(self._tokens), stop):
-            tokens, log_probs, margins = self._choose(self._decoder(self._next), position)
-            tokens = torch.where(self._ended, self._generator.pad, tokens)
-            self._tokens.append(tokens)
-            self._log_probs.append(torch.where(self._ended, 0.0, log_probs))
-            self._margins.append(margins)
-            self._lengths += ~self._ended
-            self._finished |= ~self._ended & (tokens[:, None] == self._eos).any(1)
-            self._ended = self._ended | self._finished
-            self._next = tokens[:, None]
+    def advance(self, stop: int, record: bool) -> None:
+        """Sample tokens up to a position. With `record`, further steps run as a CUDA graph once it is recorded."""
+        for position in range(self._sampled, stop):
+            if position == 0:
+                self._sample(self._prompts)
+                is_long = self._generator.config.max_new_tokens > RECORDS_FROM
+                self._records_next = record and is_long and self._decoder.fix()
+            elif self._replay is not None:
+                self._replay()
+            else:
+                self._sample_next()
+                if self._records_next:
+                    self._records_next = False
+                    self._replay = record_cuda_graph(self._sample_next, self._generator.world.device, "generation")
+        self._sampled = max(stop, self._sampled)
+
+    def _sample_next(self) -> None:
+        self._sample(self._next)
+
+    def _sample(self, tokens: Tensor) -> None:
+        """Read tokens, and sample what comes after them."""
+        chosen, log_probs, margins = self._choose(self._decoder(tokens))
+        chosen = torch.where(self._ended, self._generator.pad, chosen)
+        log_probs = torch.where(self._ended, 0.0, log_probs)
+        self._log_probs = self._log_probs.to(log_probs.dtype)  # known from the first step on
+        for found, values in ((chosen, self._tokens), (log_probs, self._log_probs), (margins, self._margins)):
+            values.index_copy_(1, self._position, found[:, None])
+        self._lengths += ~self._ended
+        self._finished |= ~self._ended & (chosen[:, None] == self._eos).any(1)
+        self._ended |= self._finished
+        self._next.copy_(chosen[:, None])
+        self._position += 1
 
     def is_done(self) -> bool:
         """Whether all rows have ended; waits for the device."""
@@ -217,15 +246,13 @@ class _RowsInProgress:
     def result(self) -> Completions:
         """What was sampled; recorded, if the run is."""
         if self._generator.draws.recorder:
-            for position, (tokens, margins) in enumerate(zip(self._tokens, self._margins, strict=True)):
+            for position in range(self._sampled):
                 live = self._lengths > position
-                self._generator.draws.record(self._step, self._ids[live], position, tokens[live], margins[live])
-        left = (0, self._generator.config.max_new_tokens - len(self._tokens))
-        tokens, log_probs = torch.stack(self._tokens, 1), torch.stack(self._log_probs, 1)
-        tokens = nn.functional.pad(tokens, left, value=self._generator.pad)
-        return Completions(tokens, self._lengths, self._finished, nn.functional.pad(log_probs, left))
+                tokens, margins = self._tokens[live, position], self._margins[live, position]
+                self._generator.draws.record(self._step, self._ids[live], position, tokens, margins)
+        return Completions(self._tokens, self._lengths, self._finished, self._log_probs)
 
-    def _choose(self, logits: Tensor, position: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """A token a row, its log-probability, and how far the runner-up was; a few rows at a time."""
         config, draws = self._generator.config, self._generator.draws
         size = max(1, AT_ONCE // logits.shape[1])
@@ -233,7 +260,7 @@ class _RowsInProgress:
         for part, ids in zip(logits.split(size), self._ids.split(size), strict=True):
             allowed = allowed_scores(part, config, self._forbidden)
             tokens, margins = draws.choose(
-                allowed, step=self._step, ids=ids, position=position, temperature=config.temperature
+                allowed, step=self._step, ids=ids, position=self._position, temperature=config.temperature
             )
             parts.append((tokens, token_log_probs(part, tokens, config.temperature), margins))
         tokens, log_probs, margins = (torch.cat(values) for values in zip(*parts, strict=True))

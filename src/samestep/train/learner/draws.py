@@ -26,7 +26,7 @@ class Draws:
         return tokens
 
     def choose(
-        self, logits: Tensor, *, step: int, ids: Tensor, position: int, temperature: float = 1.0
+        self, logits: Tensor, *, step: int, ids: Tensor, position: int | Tensor, temperature: float = 1.0
     ) -> tuple[Tensor, Tensor]:
         """The same tokens without recording them, and how far each was from the runner-up; for `record`."""
         scores = logits.double()
