@@ -35,7 +35,8 @@ def main() -> None:
     device = torch.cuda.get_device_name() if world.device.type == "cuda" else "CPU"
     dtype = torch.bfloat16 if world.device.type == "cuda" else torch.float32
     torch.manual_seed(0)
-    model = network("hf", args.size, args.prompt + args.new).to(world.device, dtype).eval()
+    with world.device:
+        model = network("hf", args.size, args.prompt + args.new).to(dtype).eval()
     vocabulary = SIZES[args.size]["vocabulary"]
     prompts = torch.randint(vocabulary, (args.rows, args.prompt))
     ways = {
