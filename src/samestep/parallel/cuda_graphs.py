@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from functools import cache
 
 import torch
 
@@ -13,7 +14,7 @@ def record(function: Callable[[], None], device: torch.device, what: str) -> Cal
 
     It is recorded, not run. It must have run before, and must change tensors in place alone.
     """
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
+    graph, stream = torch.cuda.CUDAGraph(), _stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     try:
         with torch.cuda.stream(stream):
@@ -27,3 +28,9 @@ def record(function: Callable[[], None], device: torch.device, what: str) -> Cal
         return None
     torch.cuda.current_stream(device).wait_stream(stream)
     return graph.replay
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all graphs: cuBLAS keeps memory for every stream that it has ever worked on."""
+    return torch.cuda.Stream(device)
