@@ -21,8 +21,9 @@ from samestep.cli.main import main
 from samestep.cli.model_verbs import ModelVerb, _name_second
 from samestep.core.errors import UserError
 from samestep.launch import local
-from samestep.recipes.gan.comparing import CompareOptions
-from samestep.recipes.gan.comparing_judges import (
+from samestep.recipes.gan.comparing.compare import CompareOptions
+from samestep.recipes.gan.comparing.endpoint import Endpoint
+from samestep.recipes.gan.comparing.judges import (
     Answer,
     JudgeSettings,
     LocalJudge,
@@ -30,20 +31,19 @@ from samestep.recipes.gan.comparing_judges import (
     cut_alike,
     question,
 )
-from samestep.recipes.gan.comparing_page import comparison_page
-from samestep.recipes.gan.comparing_results import (
+from samestep.recipes.gan.comparing.page import comparison_page
+from samestep.recipes.gan.comparing.records import _without_training
+from samestep.recipes.gan.comparing.results import (
     Verdict,
     about_answers,
     decide,
     question_results,
     tally,
-    text_figures,
     without_judge,
 )
-from samestep.recipes.gan.comparing_texts import _without_training, my_batches, network_of
+from samestep.recipes.gan.completing import my_batches, network_of
 from samestep.recipes.gan.data import DataConfig, Record, TextRows, Texts, load
 from samestep.recipes.gan.domains import PYDOC
-from samestep.recipes.gan.endpoint import Endpoint
 from samestep.recipes.gan.judging import DEFAULT_CRITERION, QUESTION, REASONED_QUESTION, JudgeConfig
 from samestep.recipes.gan.players import BuiltInPlayer
 from samestep.train.pretrained.trained_model import open_trained
@@ -113,13 +113,6 @@ def test_question_results() -> None:
     }
 
 
-def test_text_figures() -> None:
-    found = text_figures(["a b", "a c"], ["a b c d", "a c"])
-    assert found["distinct_1"] == 0.75
-    assert found["words"]["mean"] == 3
-    assert text_figures(["a"])["self_bleu"] is None
-
-
 def test_judges_are_asked_what_they_were_trained_on() -> None:
     assert question(DEFAULT_CRITERION, "verdict") == QUESTION
     assert question(DEFAULT_CRITERION, "generative") == REASONED_QUESTION
@@ -146,13 +139,13 @@ class CountsX(nn.Module):
         super().__init__()
         self.read: list[str] = []
 
-    def forward(self, tokens: Tensor, attention_mask: Tensor, logits_to_keep: int) -> Tensor:
-        logits = torch.zeros(len(tokens), 1, 259)
-        for row, (line, mask) in enumerate(zip(tokens, attention_mask, strict=True)):
-            text = bytes(line[mask][1:].tolist()).decode()
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits = torch.zeros(*tokens.shape, 259)
+        for row, line in enumerate(tokens):
+            text = bytes(line[1:].tolist()).rstrip(b"\0").decode()
             self.read.append(text)
             first, second = text.split("Text 1:\n")[1].split("\n\nText 2:\n")
-            logits[row, 0, ord("1")] = 3.0 + first.count("x") - second.count("x")
+            logits[row, :, ord("1")] = 3.0 + first.count("x") - second.count("x")
         return logits
 
 
@@ -174,8 +167,8 @@ def test_a_local_judge_is_shown_the_prompt_if_wanted() -> None:
 
 
 class GivesNoNumbers(nn.Module):
-    def forward(self, tokens: Tensor, attention_mask: Tensor, logits_to_keep: int) -> Tensor:
-        return torch.full((len(tokens), 1, 259), torch.nan)
+    def forward(self, tokens: Tensor) -> Tensor:
+        return torch.full((*tokens.shape, 259), torch.nan)
 
 
 def test_a_broken_judge_decides_nothing() -> None:
@@ -449,7 +442,7 @@ def test_an_endpoint_as_judge(compared: Compare, monkeypatch: pytest.MonkeyPatch
         handler.wfile.write(body)
 
     server.replies = [reply]
-    monkeypatch.setattr("samestep.recipes.gan.comparing_judges.REQUESTS_AT_ONCE", 1)  # `requests[-1]` is this one
+    monkeypatch.setattr("samestep.recipes.gan.comparing.judges.REQUESTS_AT_ONCE", 1)  # `requests[-1]` is this one
     monkeypatch.setenv("OTHER_KEY", "secret")
     args = ["--judge", server.url, "--judge_model", "big", "--judge_key_env", "OTHER_KEY", "--samples", "4"]
     try:
@@ -482,7 +475,7 @@ def test_an_endpoint_that_refuses_ends_all_ranks(runs: Path, tmp_path: Path) -> 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 def test_mixed_precision(compared: Compare, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: the networks compute in bf16."""
-    monkeypatch.setattr("samestep.recipes.gan.comparing_texts.compute_dtype", lambda config, device: torch.bfloat16)
+    monkeypatch.setattr("samestep.recipes.gan.completing.compute_dtype", lambda config, device: torch.bfloat16)
     network, compute = network_of(open_trained(str(runs / "a")), "generator", torch.device("cpu"))
     assert compute == torch.bfloat16
     assert {weight.dtype for weight in network.parameters()} == {torch.bfloat16}

@@ -18,8 +18,8 @@ resumes from.
 
 from samestep import Alias, GenerationConfig, Recipe, Verb
 from samestep.core.config import paths_of
-from samestep.recipes.gan.comparing import CompareOptions, compare
-from samestep.recipes.gan.comparing_results import show_comparison
+from samestep.recipes.gan.comparing.compare import CompareOptions, compare
+from samestep.recipes.gan.comparing.results import show_comparison
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.players import build_networks
 from samestep.recipes.gan.presets import PRESETS
