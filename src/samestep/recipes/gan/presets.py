@@ -10,14 +10,15 @@ _SMALL_NETWORK = {
     "max_sequence_length": 512,
     "init_std": 0.1,
 }
+_VERIFY_NETWORK = {**_SMALL_NETWORK, "n_layers": 1}
 _VERIFY: dict[str, Any] = {
     "data": {"max_story_length": 60, "limit": 40, "validation_fraction": 0.3},
     "benchmark": {"size": 5},
     "validate_every": 2,
-    "generator": {"network": _SMALL_NETWORK},
-    "judge": {"network": _SMALL_NETWORK},
+    "generator": {"network": _VERIFY_NETWORK},
+    "judge": {"network": _VERIFY_NETWORK},
     "judging": {"max_tokens": 12},
-    "writing": {"max_new_tokens": 6},
+    "writing": {"max_new_tokens": 4},
     "distributed": {"dtype": "float64"},
     "global_batch_size": 7,
     "batch_size": 3,
