@@ -66,8 +66,7 @@ class ChatTokens:
     def _rendered(self, messages: Sequence[Mapping[str, str]], answer: bool = True) -> str:
         """A chat as the template writes it, cut where what is said spells special tokens."""
         try:
-            safe = [{name: self._cut(text) for name, text in message.items()} for message in messages]
-            return self._filled_in(safe, answer)
+            return self._filled_in(self._cut_all(list(messages)), answer)
         except Exception as error:  # whatever a template raises
             raise UserError(
                 f"Use another model than {self._folder}, or other messages: its chat template fails ({error})."
@@ -97,6 +96,14 @@ class ChatTokens:
 
     def _cut(self, text: str) -> str:
         return self._spells_special.sub(rf"\1{_CUT}", text)
+
+    def _cut_all(self, said: Any) -> Any:
+        """The same for all texts in messages, which may also have lists of parts."""
+        if isinstance(said, str):
+            return self._cut(said)
+        if isinstance(said, Mapping):
+            return {name: self._cut_all(part) for name, part in said.items()}
+        return [self._cut_all(part) for part in said] if isinstance(said, list | tuple) else said
 
     def _tokens(self, text: str, begins: bool) -> list[int]:
         """The tokens of a text, the special ones that it spells included; `begins`: nothing stands before it."""
