@@ -1,6 +1,7 @@
 """Chats become tokens as transformers makes them, and nothing that is said can spell a special token."""
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
