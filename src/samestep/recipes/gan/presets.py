@@ -25,6 +25,8 @@ _VERIFY: dict[str, Any] = {
     "max_steps": 4,
     "learning_rate": 3e-3,
 }
+# The benchmark is that of `verify`, where nothing but the objective differs.
+_VERIFY_OBJECTIVE: dict[str, Any] = {**_VERIFY, "benchmark": {"size": 0}}
 # None of these sets global_batch_size: --batch_size is for each process, as users of such scripts expect.
 _TEST: dict[str, Any] = {
     "data": {"max_story_length": 200, "limit": 100},
@@ -90,7 +92,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     # Milliseconds a step in float64.
     "verify": _VERIFY,
-    "verify-grpo": {**_VERIFY, "objective": {"kind": "grpo", "group_size": 2, "inner_epochs": 2, "parts": 2}},
+    "verify-grpo": {**_VERIFY_OBJECTIVE, "objective": {"kind": "grpo", "group_size": 2, "inner_epochs": 2, "parts": 2}},
     "verify-reinforce": {
         **_VERIFY,
         "judging": {"max_tokens": 12, "training": "policy_gradient"},
@@ -98,6 +100,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "judge_steps": 2,
         "replay": {"keep": 2, "every": 1, "share": 0.7},
     },
-    "verify-spin": {**_VERIFY, "objective": {"kind": "spin"}},
+    "verify-spin": {**_VERIFY_OBJECTIVE, "objective": {"kind": "spin"}},
 }
 """Named sets of values."""
