@@ -4,7 +4,9 @@ At the end, the tests that were skipped are listed by what they miss.
 """
 
 import multiprocessing
+import os
 import signal
+import sys
 import textwrap
 from multiprocessing import forkserver
 from typing import Any
@@ -20,13 +22,18 @@ multiprocessing.get_context("forkserver").set_forkserver_preload(
         "samestep.cli.args",
         "samestep.train.session.entry",
         "samestep.cli.verify",
+        "samestep.cli.train",
+        "samestep.recipes.gan",
         "samestep.recipes.mdlm",
         "torch.utils.tensorboard",
         "torch._dynamo",
         "peft",  # with transformers: some tests need them, and each of their workers would take seconds
+        "preloaded",
     ]
 )
-forkserver.ensure_running()
+with pytest.MonkeyPatch.context() as environment:
+    environment.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # the server does not get sys.path
+    forkserver.ensure_running()
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """Log-probabilities of completions against the plain formula, row by row, with their gradients."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from language_toys import TOKENS, logits_of, native, of_transformers
 from samestep.models import log_probs
-from samestep.models.log_probs import completion_log_probs, token_log_probs
+from samestep.models.log_probs import completion_log_probs, last_logits, token_log_probs
 from samestep.parallel.precision import autocast, cast_weights
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
@@ -158,6 +158,55 @@ def test_compiled_it_gives_the_same() -> None:
         lambda *args: completion_log_probs(network, *args).log_probs, backend="eager", fullgraph=True
     )
     torch.testing.assert_close(compiled(*rows), completion_log_probs(network, *rows).log_probs)
+
+
+def left_padded() -> tuple[Tensor, Tensor]:
+    """Tokens and where they are real: all, some, and the last alone."""
+    tokens = torch.randint(TOKENS, (3, 9), generator=torch.Generator().manual_seed(2))
+    return tokens, torch.arange(9) >= torch.tensor([[0], [3], [8]])
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_last_logits_are_those_of_each_row_alone(kind: str) -> None:
+    network, (tokens, real) = NETWORKS[kind]().double(), left_padded()
+    found = last_logits(network, tokens, real)
+    wanted = torch.cat([logits_of(network, row[own][None])[:, -1] for row, own in zip(tokens, real)])
+    same_with_gradients(network, found, wanted)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_last_logits_are_those_of_rows_with_a_mask(kind: str) -> None:
+    """As models of transformers are usually called with rows that are padded in front."""
+    network, (tokens, real) = NETWORKS[kind]().double(), left_padded()
+    positions = (real.long().cumsum(1) - 1).clamp(min=0)
+    wanted = network(tokens, attention_mask=real, position_ids=positions).logits[:, -1]
+    same_with_gradients(network, last_logits(network, tokens, real), wanted)
+
+
+def same_with_gradients(network: nn.Module, found: Tensor, wanted: Tensor) -> None:
+    close = {"rtol": 1e-5, "atol": 1e-5}  # norms of transformers compute in float32
+    torch.testing.assert_close(found, wanted, **close)
+    weights = list(network.parameters())
+    gradients = [torch.autograd.grad(logits.square().sum(), weights) for logits in (found, wanted)]
+    torch.testing.assert_close(*gradients, **close)
+
+
+def test_last_logits_need_no_mask_and_one_position_of_the_head() -> None:
+    network, (tokens, real) = of_transformers("llama"), left_padded()
+    options: list[set[str]] = []
+    shapes: list[tuple[int, ...]] = []
+    network.register_forward_pre_hook(lambda _, args, given: options.append(set(given)), with_kwargs=True)
+    head: Any = network.get_output_embeddings()
+    head.register_forward_hook(lambda _, args, logits: shapes.append(tuple(logits.shape)))
+    last_logits(network, tokens, real)
+    assert options == [{"use_cache"}]
+    assert shapes == [(3, 1, TOKENS)]
+
+
+def test_last_logits_compiled() -> None:
+    network, rows = native().double(), left_padded()
+    compiled = torch.compile(lambda *args: last_logits(network, *args), backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(*rows), last_logits(network, *rows))
 
 
 def test_logits_in_half_precision_are_measured_in_single() -> None:

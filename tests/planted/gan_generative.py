@@ -6,7 +6,7 @@ from dataclasses import replace
 from samestep.recipes.gan import judges
 from samestep.recipes.gan import recipe as gan
 
-VERIFY = {**gan.presets["verify"], "judging": {"max_tokens": 12, "mode": "generative", "answer_tokens": 8}}
+VERIFY = {**gan.presets["verify"], "judging": {"max_tokens": 12, "mode": "generative", "answer_tokens": 4}}
 
 
 def read_answer(text: str) -> int | None:

@@ -18,6 +18,7 @@ from torch import nn
 
 from samestep.core.errors import UserError
 from samestep.core.records import read_json_if_readable
+from samestep.models.chat_tokens import ChatTokens
 from samestep.models.hub_download import TOKENIZERS
 
 DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
@@ -88,18 +89,20 @@ class CausalFolder:
         own = self.tokenizer.pad_token_id
         return self.eos[0] if own is None else int(own)
 
+    @cached_property
+    def chat_tokens(self) -> ChatTokens:
+        """Texts and chats as tokens, without special ones that a text spells."""
+        return ChatTokens(self.tokenizer, self.path)
+
     def encode_chat(self, messages: Sequence[Mapping[str, str]], *, answer: bool = True) -> list[int]:
-        """The tokens of a chat by the tokenizer's template; with `answer`, up to where the model is to answer."""
+        """The tokens of a chat by the tokenizer's template; with `answer`, up to where the model is to answer. What is
+        said cannot spell special tokens."""
         if not self.tokenizer.chat_template:
             raise UserError(
                 f"the tokenizer in {self.path} has no chat template; use a chat model, or encode plain text with "
                 "folder.tokenizer"
             )
-        with _sentence(f"the chat template of {self.path} refuses the messages"):
-            found = self.tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=answer, tokenize=True, return_dict=False
-            )
-        return [int(token) for token in found]
+        return self.chat_tokens.chat(messages, answer)
 
 
 def open_causal_lm(folder: str | Path, *, dtype: str = "auto", attention: str | None = None) -> CausalFolder:

@@ -69,6 +69,22 @@ def token_log_probs(logits: Tensor, tokens: Tensor, temperature: float = 1.0) ->
     return _Measure(temperature, entropy=False)(logits, tokens)[0]
 
 
+def last_logits(network: nn.Module, tokens: Tensor, mask: Tensor) -> Tensor:
+    """Logits [rows, vocabulary] after the last real token of each row, differentiable.
+
+    `mask` [rows, width] is true where there is a real token; every row needs one. The head is called for these alone.
+    """
+    real = mask.bool()
+    last = real.sum(1, keepdim=True) - 1
+    find: Callable[[], nn.Module | None] | None = getattr(network, "get_output_embeddings", None)
+    head = find() if find is not None else None
+    if head is None or torch.compiler.is_compiling():  # a compiler cannot follow the replaced head
+        return _at(_logits(network, _to_the_left(tokens, real)), last)[:, 0]
+    forward = head.forward
+    with _replaced_forward(head, lambda hidden: forward(_at(hidden, last))):
+        return _logits(network, _to_the_left(tokens, real))[:, 0]
+
+
 class _Rows(NamedTuple):
     """Rows without padding but at their ends, so that a causal network needs no mask."""
 
@@ -84,11 +100,16 @@ class _Rows(NamedTuple):
 
 def _pack(prompt: Tensor, prompt_mask: Tensor, completion: Tensor, completion_mask: Tensor) -> _Rows:
     real = torch.cat((prompt_mask, completion_mask), 1)
-    tokens = torch.where(real, torch.cat((prompt, completion), 1), 0)  # padding may be any number, such as -100
-    tokens = tokens.gather(1, (~real).to(torch.uint8).argsort(dim=1, stable=True))
+    tokens = _to_the_left(torch.cat((prompt, completion), 1), real)
     before = real.long().cumsum(1)[:, prompt.shape[1] :] - 2  # its own place is one further
     targets = torch.where(completion_mask, completion, 0)
     return _Rows(tokens, before.clamp(min=0), targets, before < 0)
+
+
+def _to_the_left(tokens: Tensor, real: Tensor) -> Tensor:
+    """The real tokens of each row, then padding, which a causal network sees from no real token: it needs no mask."""
+    tokens = torch.where(real, tokens, 0)  # padding may be any number, such as -100
+    return tokens.gather(1, (~real).to(torch.uint8).argsort(dim=1, stable=True))
 
 
 class _Measure:

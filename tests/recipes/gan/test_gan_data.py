@@ -12,7 +12,7 @@ from samestep.core.errors import UserError
 from samestep.data.feed import Feed
 from samestep.data.fingerprint import ReadOptions, compare_fingerprint, take_fingerprint
 from samestep.data.order import Sequential
-from samestep.recipes.gan.data import DataConfig, Record, Texts, load
+from samestep.recipes.gan.data import DataConfig, Record, Texts, _load, load
 from samestep.recipes.gan.domains import DOMAINS, PROOFS, STORIES, Domain, find_domain, register_domain
 from samestep.recipes.gan.task import groups
 from samestep.world.world import World
@@ -211,6 +211,7 @@ def test_python_s_own_text() -> None:
 
 
 def test_another_python_s_text_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("samestep.recipes.gan.data._load", _load.__wrapped__)  # as in several processes
     options = ReadOptions(seed=0)
     before = take_fingerprint(load(DataConfig(), seed=0).train, options)
     assert not compare_fingerprint(before, load(DataConfig(), seed=0).train, options).difference

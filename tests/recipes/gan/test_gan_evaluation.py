@@ -5,6 +5,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from samestep.core.records import JsonLines
 from samestep.core.rundir import RunDir
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.data import DataConfig, Record
-from samestep.recipes.gan.evaluation import Baseline, BenchmarkConfig, Verdicts, _decoded, benchmark_table, text_figures
+from samestep.recipes.gan.evaluation import Baseline, BenchmarkConfig, Verdicts, _decoded, benchmark_table
 from samestep.recipes.gan.judging import JudgeConfig
 from samestep.recipes.gan.players import PlayerConfig
 from samestep.recipes.gan.task import Adversaries
@@ -71,10 +72,15 @@ def after_steps(task: Adversaries, steps: int) -> dict[str, float]:
     return dict(task.validate(tick(steps - 1)))
 
 
+@cache
+def of_one_process(size: int, steps: int) -> dict[str, float]:
+    return after_steps(adversaries(World.single(), size=size), steps)
+
+
 def same_at_any_world_size(world: World, strategy: str) -> None:
     """Also with fewer records than ranks."""
     for size, steps in ((5, 2), (2, 1)):
-        expected = after_steps(adversaries(World.single(), size=size), steps)
+        expected = of_one_process(size, steps)
         found = after_steps(adversaries(world, strategy, size), steps)
         assert found == pytest.approx(expected, rel=1e-9, abs=1e-9)
         assert list(found) == list(expected)
@@ -93,7 +99,7 @@ def unreadable_and_empty(world: World, strategy: str) -> None:
         asked += 1
         return [None] * len(records)
 
-    benchmark._odds = silent
+    benchmark._judged = silent
     ends_at_once = replace(benchmark._write, eos=range(257), forbidden=())
     benchmark._write = lambda *args, **kwargs: replace(  # type: ignore[assignment]
         written := ends_at_once(*args, **kwargs), lengths=torch.zeros_like(written.lengths)
@@ -116,47 +122,39 @@ def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None
 
 
 def test_verdicts_by_hand() -> None:
-    # Odds of the answer 1. Human first, then second: right twice, always 1, always 2, unreadable once and wrong.
-    verdicts = Verdicts.of(torch.tensor([[0.9, 0.2], [0.8, 0.7], [0.1, 0.3], [math.nan, 0.6]]))
-    assert verdicts.answers == [(True, True), (True, False), (False, True), (None, False)]
-    assert verdicts.failures == 1 / 8
-    assert verdicts.win_rate().rate == 3 / 8
-    assert 0 < verdicts.win_rate().low < 3 / 8 < verdicts.win_rate().high < 1
-    accuracies = verdicts.accuracies(["b", "a", "a", "b"])
+    # Human first, then second: right twice, always 1, always 2, unreadable once and wrong, a tie and right.
+    rows = [[1.0, 1.0], [1.0, 0.0], [0.0, 1.0], [math.nan, 0.0], [0.5, 1.0]]
+    verdicts = Verdicts.of(torch.tensor(rows))
+    assert verdicts.right == [(1, 1), (1, 0), (0, 1), (None, 0), (0.5, 1)]
+    assert verdicts.failures == 1 / 10
+    assert verdicts.win_rate().rate == 3.5 / 10
+    assert 0 < verdicts.win_rate().low < 3.5 / 10 < verdicts.win_rate().high < 1
+    accuracies = verdicts.accuracies(["b", "a", "a", "b", "b"])
     assert accuracies == {
-        "accuracy": 4 / 8,
-        "accuracy_human_first": 2 / 4,
-        "accuracy_human_second": 2 / 4,
+        "accuracy": 5.5 / 10,
+        "accuracy_human_first": 2.5 / 5,
+        "accuracy_human_second": 3 / 5,
         "accuracy/a": 2 / 4,
-        "accuracy/b": 2 / 4,
+        "accuracy/b": 3.5 / 6,
     }
     assert accuracies["accuracy"] + verdicts.win_rate().rate + verdicts.failures == 1
-    assert verdicts.position_bias() == pytest.approx(4 / 7 - 1 / 2)
+    assert verdicts.position_bias() == pytest.approx(4.5 / 9 - 1 / 2)
 
 
 def test_judge_that_always_gives_one_answer_is_all_bias() -> None:
-    for odds, bias in ((0.9, 0.5), (0.1, -0.5)):
-        verdicts = Verdicts.of(torch.full((3, 2), odds))
+    for right, bias in (((1.0, 0.0), 0.5), ((0.0, 1.0), -0.5), ((0.5, 0.5), 0.0)):
+        verdicts = Verdicts([right] * 3)
         assert verdicts.position_bias() == bias
         assert verdicts.win_rate().rate == verdicts.accuracies(["x"] * 3)["accuracy"] == 0.5
 
 
 def test_the_interval_is_that_of_one_game_a_record() -> None:
-    few = Verdicts([(True, False)] * 4).win_rate()
-    many = Verdicts([(True, False)] * 8).win_rate()
+    few = Verdicts([(1.0, 0.0)] * 4).win_rate()
+    many = Verdicts([(1.0, 0.0)] * 8).win_rate()
     # Wilson: half the width is z sqrt(1/4 / n + z^2 / 4 n^2) / (1 + z^2 / n).
     z2 = 1.959963984540054**2
     assert few.high - 0.5 == pytest.approx(math.sqrt(z2 / 16 + z2 * z2 / 64) / (1 + z2 / 4))
     assert many.high < few.high
-
-
-def test_figures_of_texts() -> None:
-    found = text_figures(["a b a", "", "a b"])
-    assert found["distinct_1"] == 2 / 5 and found["distinct_2"] == 2 / 3
-    assert found["words"] == 5 / 3 and found["empty"] == 1 / 3
-    assert "self_bleu" in found
-    assert "self_bleu" not in text_figures(["alone"])
-    assert text_figures(["", ""])["distinct_1"] == 0
 
 
 def test_baseline_comes_back_from_its_state() -> None:
@@ -212,10 +210,9 @@ def test_judge_sees_each_text_beside_its_record_in_both_orders() -> None:
         network: nn.Module, records: Sequence[Record], texts: Sequence[str], human_first: Sequence[bool], ids: Tensor
     ) -> list[float]:
         asked.extend(human_first)
-        caught = [first[record] == text for record, text in zip(records, texts, strict=True)]
-        return [0.9 if one == is_first else 0.1 for one, is_first in zip(caught, human_first, strict=True)]
+        return [float(first[record] == text) for record, text in zip(records, texts, strict=True)]
 
-    benchmark._odds = by_heart
+    benchmark._judged = by_heart
     found = benchmark.measure(tick(1))
     assert found["benchmark/baseline_win_rate"] == 0 and found["benchmark/position_bias"] == pytest.approx(0)
     written = _decoded(benchmark._written(), task.writer)

@@ -8,6 +8,7 @@ import pytest
 
 from player_folders import BRACKETS, CHATML, bytes_with_merges, player_folder, words_with_spaces
 from samestep.cli.main import main
+from toys import run_on_ranks
 
 FIGURES = ("generator/loss", "generator/kl", "generator/entropy", "judge/loss", "judge_accuracy", "tokens_written")
 
@@ -23,10 +24,14 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return player_folder(tmp_path_factory.mktemp("other"), BRACKETS, words_with_spaces(begins=True), kind="gpt2")
 
 
-def train(run: Path, *settings: str) -> list[dict[str, Any]]:
+def train(run: Path, *settings: str, ranks: int = 1) -> list[dict[str, Any]]:
     """The rows of metrics of a run of some steps."""
     common = [f"out={run.parent}", f"name={run.name}", "log.every=1", "schedule=constant", "objective.kl_coef=0.1"]
-    assert main(["train", "gan", "--preset", "verify", *common, "distributed.dtype=float32", *settings]) == 0
+    command = ["train", "gan", "--preset", "verify", *common, "distributed.dtype=float32", *settings]
+    if ranks > 1:
+        run_on_ranks(main, ranks, command, logs=run.parent / "logs")
+    else:
+        assert main(command) == 0
     return metrics(run)
 
 
@@ -46,7 +51,7 @@ def test_one_model_plays_both_sides_on_any_ranks(chat: Path, tmp_path: Path) -> 
     assert [row["step"] for row in alone] == [1, 2]
     assert abs(alone[0]["generator/kl"]) < 1e-5 < alone[1]["generator/kl"], "it leaves its frozen copy"
     assert alone[0]["generator/clipped"] == 0, "log-probabilities in training are those of the rollout"
-    two = train(tmp_path / "two", *settings, "--nproc", "2")
+    two = train(tmp_path / "two", *settings, ranks=2)
     for mine, theirs in zip(figures(two), figures(alone), strict=True):
         assert mine == pytest.approx(theirs, abs=1e-4)
 

@@ -40,7 +40,8 @@ def test_it_answers() -> None:
 def test_its_tokens() -> None:
     player = FolderPlayer(open_causal_lm(FOLDER))
     text = "Was 1984 written in\n\nLondon?  12"
-    assert player.prompt(text) == player._folder.encode_chat([{"role": "user", "content": text}])
+    chat, tokenizer = [{"role": "user", "content": text}], player._folder.tokenizer
+    assert player.prompt(text) == tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
     assert player.decode(player.encode(text)) == text
     assert len(player.encode("1984")) == 4, "digits stand alone"
     assert len(set(answer_tokens(player.encode))) == 2

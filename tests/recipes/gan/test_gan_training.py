@@ -1,20 +1,20 @@
 """The adversarial stage, run for a few steps as a user would: careless input never ends a step early."""
 
 import json
-import os
-import subprocess
-import sys
+import math
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import samestep
+from cli.conftest import Shell
 from samestep.cli.main import main
 from samestep.recipes.gan.rollout import Rollouts
+from samestep.recipes.gan.table_files import read_table
 
 FLOAT = "distributed.dtype=float32"
-TESTS = str(Path(__file__).parents[2])
 
 
 def train(folder: Path, *settings: str, name: str = "run") -> list[dict[str, Any]]:
@@ -89,6 +89,7 @@ def test_a_prompt_that_is_too_long_is_cut(tmp_path: Path) -> None:
         (["replay.share=2"], r"replay.share from 0 to 1"),
         (["judging.mode=generative", "judging.answer_tokens=0"], r"judging.answer_tokens to 1 or more"),
         (["generator.network.vocab_size=300"], r"Leave network.vocab_size at"),
+        (["writing.temperature=0"], r"Set writing.temperature above 0: ppo learns from completions that are drawn"),
     ],
 )
 def test_settings_that_cannot_work(
@@ -106,6 +107,30 @@ def test_a_judge_that_never_gives_an_answer(flag: str, fooled: int, tmp_path: Pa
         assert row["generator_reward_mean"] == fooled
         assert row["generator/no_variance"] == 1
     assert all(row["judge"] is not None and row["verdict"] is None for row in rollouts(tmp_path))
+
+
+def test_spin_learns_from_the_likeliest_completions_too(tmp_path: Path) -> None:
+    (row,) = train(tmp_path, "objective.kind=spin", "writing.temperature=0", "max_steps=1")
+    assert row["generator/loss"] == pytest.approx(math.log(2)), "it has not moved yet"
+
+
+def test_a_judge_that_learns_from_drawn_answers_says_where_it_cannot(tmp_path: Path) -> None:
+    rows = train(tmp_path, "judging.training=policy_gradient", "max_steps=2")
+    assert {row["judge/no_variance"] for row in rows} <= {0, 1}
+    alike = train(tmp_path, "judging.mode=generative", "judging.answer_tokens=2", "max_steps=1", name="alike")
+    assert alike[0]["judge/no_variance"] == 1, "no answer can be read"
+
+
+def test_data_is_read_once_for_all_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [f"A{number},crime,There were {number} of them." for number in range(20)]
+    (tmp_path / "stories.csv").write_text("\n".join(["title,genre,human_story", *rows]))
+    read: list[str] = []
+    monkeypatch.setattr("samestep.recipes.gan.data.read_table", lambda path: (read.append(path), read_table(path))[1])
+    train(tmp_path, f"data.path={tmp_path / 'stories.csv'}", "mle_epochs=1", "max_steps=1")
+    assert len(read) == 1
+    (tmp_path / "stories.csv").write_text("\n".join(["title,genre,human_story", *rows, "B,crime,None was left."]))
+    train(tmp_path, f"data.path={tmp_path / 'stories.csv'}", "max_steps=1", name="later")
+    assert len(read) == 2, "the file has changed"
 
 
 def judge_weights(run: Path, learner: str) -> list[float]:
@@ -151,23 +176,23 @@ def test_each_update_of_the_judge_has_samples_of_its_own(tmp_path: Path, monkeyp
         assert seen[step, 0] != seen[step, 2] != seen[step, 1] != seen[step, 0]
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(120)
 def test_a_kill_inside_of_a_step_replays_it(tmp_path: Path) -> None:
-    """With 2 ranks; the launcher starts them again by itself."""
-    found = {}
-    for name, mark in (("whole", ""), ("killed", str(tmp_path / "mark"))):
-        command = ["train", "--nproc", "2", "--max-restarts=1", "planted.gan_killed", "--preset", "verify"]
+    """One of 2 ranks, while it writes; the other cannot go on alone."""
+    shell = Shell(tmp_path)
+
+    def launch(name: str, **env: str) -> list[int | None]:
         settings = [f"out={tmp_path}", f"name={name}", "log.every=1", "checkpoint.every_steps=1", "log.quiet=true"]
-        done = subprocess.run(
-            [sys.executable, "-m", "samestep", *command, *settings],
-            env={**os.environ, "PYTHONPATH": TESTS, "KILL_MARK": mark},
-            timeout=150,
-        )
-        assert done.returncode == 0
+        return list(shell("train", "planted.gan_killed", "--preset", "verify", *settings, ranks=2, env=env)[0])
+
+    def metrics(name: str) -> list[dict[str, Any]]:
         rows = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
-        found[name] = [
-            {k: v for k, v in row.items() if not k.endswith(("/s", "_s")) and "wait" not in k} for row in rows
-        ]
-    assert (tmp_path / "mark").exists()
-    assert found["killed"] == found["whole"]
+        return [{k: v for k, v in row.items() if not k.endswith(("/s", "_s")) and "wait" not in k} for row in rows]
+
+    assert launch("whole") == [0, 0]
+    survivor, killed = launch("killed", KILL_MARK=str(tmp_path / "mark"))
+    assert killed == -signal.SIGKILL and survivor
+    assert len(metrics("killed")) < len(metrics("whole"))
+    assert launch("killed", KILL_MARK=str(tmp_path / "mark")) == [0, 0]
+    assert metrics("killed") == metrics("whole")
     assert rollouts(tmp_path, "killed") == rollouts(tmp_path, "whole")

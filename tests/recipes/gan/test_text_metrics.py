@@ -8,12 +8,12 @@ import pytest
 
 from samestep.core.errors import UserError
 from samestep.recipes.gan.text_metrics import (
-    accuracy_by_group,
     binomial_test,
     distinct_n,
-    length_statistics,
+    mean_by_group,
     self_bleu,
     split_words,
+    text_figures,
     win_rate,
 )
 
@@ -70,11 +70,19 @@ def test_self_bleu_is_that_of_the_definition() -> None:
     assert self_bleu(some) == pytest.approx(expected, rel=1e-12)
 
 
-def test_length_statistics() -> None:
-    found = length_statistics(texts("a", "a b", "a b c d e f"))
-    assert found == {"mean": 3.0, "std": pytest.approx(math.sqrt(14 / 3)), "min": 1.0, "median": 2.0, "max": 6.0}
-    with pytest.raises(UserError, match="at least one"):
-        length_statistics([])
+def test_figures_of_texts() -> None:
+    found = text_figures(["a b a", "", "a b"])
+    assert (found["distinct_1"], found["distinct_2"], found["distinct_3"]) == (2 / 5, 2 / 3, 1)
+    assert (found["words"], found["words_std"]) == (5 / 3, pytest.approx(math.sqrt(14) / 3))
+    assert found["empty"] == 1 / 3
+    assert 0 < found["self_bleu"] < 1
+    assert "self_bleu" not in text_figures(["alone"])
+    assert text_figures(["", ""])["distinct_1"] == 0
+
+
+def test_lengths_are_those_before_texts_were_cut() -> None:
+    found = text_figures(["a b", "a c"], ["a b c d", "a c"])
+    assert (found["distinct_1"], found["words"], found["words_std"]) == (0.75, 3, 1)
 
 
 @pytest.mark.parametrize(("wins", "games"), [(0, 5), (5, 5), (3, 10), (50, 100), (1, 1), (999, 1000)])
@@ -103,10 +111,8 @@ def test_impossible_counts_are_refused() -> None:
         binomial_test(1, 2, 1.0)
 
 
-def test_accuracy_by_group() -> None:
-    found = accuracy_by_group([True, False, True, True], ["b", "a", "b", "a"])
-    assert list(found) == ["a", "b"]
-    assert (found["a"].accuracy, found["b"].accuracy) == (0.5, 1.0)
-    assert (found["a"].right, found["a"].total) == (1, 2)
-    with pytest.raises(UserError, match="2 answers and 1 groups"):
-        accuracy_by_group([True, True], ["a"])
+def test_mean_by_group() -> None:
+    found = mean_by_group([1, 0, 1, 0.5], ["b", "a", "b", "a"])
+    assert list(found.items()) == [("a", 0.25), ("b", 1.0)]
+    with pytest.raises(UserError, match="2 values and 1 groups"):
+        mean_by_group([1, 1], ["a"])

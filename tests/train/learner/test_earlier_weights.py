@@ -10,6 +10,7 @@ from samestep.checkpoint.store import Store
 from samestep.core.errors import UserError
 from samestep.data.feed import Feed
 from samestep.data.loading import Batch
+from samestep.parallel.wrap import local
 from samestep.train.learner.earlier_weights import EarlierWeights
 from samestep.train.learner.learner import Learner
 from samestep.world.world import World
@@ -59,7 +60,22 @@ def they_are_put_back_after_a_failure(world: World, strategy: str) -> None:
     assert equal(weights_of(learner), own)
 
 
-CASES: list[Case] = [the_newest_are_kept, they_are_put_back_after_a_failure]
+def other_weights_than_were_kept_are_refused(world: World, strategy: str) -> None:
+    _, earlier, _ = started(world, strategy)
+    earlier.take(7)
+    state = earlier.state_dict()
+    earlier.load_state_dict(state)
+    with torch.no_grad():
+        local(state["copies"]["0"]["last.weight"]).add_(1e-12)
+    with pytest.raises(UserError, match="weights of learner 'model' from step 7 are not those that were kept"):
+        earlier.load_state_dict(state)
+
+
+CASES: list[Case] = [
+    the_newest_are_kept,
+    they_are_put_back_after_a_failure,
+    other_weights_than_were_kept_are_refused,
+]
 
 
 @pytest.mark.timeout(120)

@@ -5,10 +5,8 @@ data         data.py (records and their split), table_files.py (CSV and JSONL), 
 training     players.py (the two models), judging.py (what the judge sees), judges.py (how it judges and learns),
              objectives.py (what the generator learns from), rollout.py (texts and verdicts), task.py (a step),
              stages.py (what a run does)
-sampling     sampling.py (`samestep sample`)
-evaluation   evaluation.py (the benchmark), text_metrics.py; comparing.py (`samestep evaluate RUN_A RUN_B`),
-             comparing_texts.py (what is compared), comparing_judges.py (who compares), endpoint.py (a judge over HTTP),
-             comparing_results.py (figures and tables), comparing_page.py
+sampling     completing.py (prompts completed outside of training), sampling.py (`samestep sample`)
+evaluation   evaluation.py (the benchmark), text_metrics.py; comparing/ (`samestep evaluate RUN_A RUN_B`)
 
 `--save_checkpoints` also writes generator_step_N.pt, judge_step_N.pt, generator_epoch_N.pt and judge_epoch_N.pt to
 `weights` in the run's folder: plain state dicts, for other programs and for `generator.init_from`. All of them are
@@ -18,8 +16,8 @@ resumes from.
 
 from samestep import Alias, GenerationConfig, Recipe, Verb
 from samestep.core.config import paths_of
-from samestep.recipes.gan.comparing import CompareOptions, compare
-from samestep.recipes.gan.comparing_results import show_comparison
+from samestep.recipes.gan.comparing.compare import CompareOptions, compare
+from samestep.recipes.gan.comparing.results import show_comparison
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.players import build_networks
 from samestep.recipes.gan.presets import PRESETS

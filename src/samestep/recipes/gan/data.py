@@ -4,6 +4,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,23 @@ class Texts:
 
 
 def load(config: DataConfig, seed: int) -> Texts:
-    """Read the data and split it; the same on every rank, since only the seed decides."""
+    """Read the data and split it; the same on every rank, since only the seed decides.
+
+    A process reads it once for all stages, and again only if the file has changed.
+    """
+    return _load(config, seed, _version(config.path))
+
+
+def _version(path: str | None) -> tuple[int, ...] | None:
+    try:
+        found = Path(path).expanduser().stat() if path else None
+    except OSError:  # which reading it explains
+        return None
+    return (found.st_ino, found.st_size, found.st_mtime_ns) if found else None
+
+
+@lru_cache(maxsize=1)
+def _load(config: DataConfig, seed: int, version: tuple[int, ...] | None) -> Texts:
     origin: DataFile | np.ndarray
     if config.path is None:
         if config.domain not in (None, PYDOC.name):

@@ -6,13 +6,15 @@ against the judge (so after maximum likelihood, where there was such a stage). T
 the judge of the time looks at them again, since a judge that has learned is harder to pass.
 
 All ranks share the records. Texts and answers are then gathered, and every rank computes the same figures of the whole
-set. An answer of the judge is right, wrong (the generator wins), or cannot be read: accuracy + win_rate + failures = 1.
+set. An answer of the judge is right, wrong (the generator wins), a tie (half of each), or cannot be read: accuracy +
+win_rate + failures = 1.
 """
 
 import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Protocol
 
 import torch
@@ -32,18 +34,9 @@ from samestep import (
 from samestep.recipes.gan.data import Record, TextRows
 from samestep.recipes.gan.human_texts import HumanTexts, count_nats, human_nats
 from samestep.recipes.gan.players import Player, generator_of
-from samestep.recipes.gan.text_metrics import (
-    WinRate,
-    accuracy_by_group,
-    distinct_n,
-    length_statistics,
-    self_bleu,
-    split_words,
-    win_rate,
-)
+from samestep.recipes.gan.text_metrics import Figures, WinRate, mean_by_group, text_figures, win_rate
 
 logger = logging.getLogger(__name__)
-Figures = dict[str, float]
 ORDERS = (True, False)
 """Whether the human text comes first, in the order in which answers are kept."""
 
@@ -65,7 +58,7 @@ class BenchmarkConfig:
             raise UserError(f"Set benchmark.collapse_factor to 1 or more; it is {self.collapse_factor}.")
 
 
-class Odds(Protocol):
+class Judged(Protocol):
     """What the judge makes of texts beside those of people."""
 
     def __call__(
@@ -76,21 +69,23 @@ class Odds(Protocol):
         human_first: Sequence[bool],
         ids: Tensor,
     ) -> Sequence[float | None]:
-        """Whether it answers 1 (1 or 0), by row; None where the answer cannot be read. A text that is too short to
-        judge counts as caught. All ranks call it equally often, with at least one row; `ids` [rows, 2] key noise."""
+        """Whether it is right, by row: 1, 0, or 0.5 for a tie; None where the answer cannot be read. A text that is too
+        short to judge counts as caught. All ranks call it equally often, with at least one row; `ids` [rows, 2] key
+        noise."""
 
 
 @dataclass(frozen=True)
 class Verdicts:
     """What the judge answered about the texts of all records."""
 
-    answers: Sequence[tuple[bool | None, ...]]
-    """By record, for each of ORDERS: whether the answer was right; None: it could not be read."""
+    right: Sequence[tuple[float | None, ...]]
+    """By record, for each of ORDERS: whether the answer was right (1, 0, or 0.5 for a tie); None: it could not be
+    read."""
 
     @classmethod
-    def of(cls, odds: Tensor) -> "Verdicts":
-        """By the probability of the answer 1 [records, orders]; NaN: the answer could not be read."""
-        return cls([tuple(map(_is_right, row, ORDERS)) for row in odds.tolist()])
+    def of(cls, right: Tensor) -> "Verdicts":
+        """From numbers [records, orders]; NaN: the answer could not be read."""
+        return cls([tuple(None if math.isnan(value) else value for value in row) for row in right.tolist()])
 
     def win_rate(self) -> WinRate:
         """How often the judge took the generated text for the human one.
@@ -98,48 +93,36 @@ class Verdicts:
         The two answers about a record are no independent games: the interval is that of one game a record, of which
         each answer is a half.
         """
-        return win_rate(self._count(False) / 2, len(self.answers))
+        return win_rate(sum(1 - value for value in self._readable()) / 2, len(self.right))
 
     @property
     def failures(self) -> float:
         """The share of answers that could not be read."""
-        return self._count(None) / (2 * len(self.answers))
+        asked = len(ORDERS) * len(self.right)
+        return (asked - len(self._readable())) / asked
 
     def accuracies(self, groups: Sequence[str]) -> Figures:
         """How often the judge is right, of all answers: overall, by order, and by group."""
-        first, second = ([answer is True for answer in column] for column in zip(*self.answers))
-        by_group = accuracy_by_group([*first, *second], [*groups, *groups])
+        first, second = ([value or 0.0 for value in column] for column in zip(*self.right))
         return {
-            "accuracy": self._count(True) / (2 * len(self.answers)),
-            "accuracy_human_first": sum(first) / len(first),
-            "accuracy_human_second": sum(second) / len(second),
-            **{f"accuracy/{group}": found.accuracy for group, found in by_group.items()},
+            "accuracy": fmean([*first, *second]),
+            "accuracy_human_first": fmean(first),
+            "accuracy_human_second": fmean(second),
+            **_named("accuracy/", mean_by_group([*first, *second], [*groups, *groups])),
         }
 
     def position_bias(self) -> float | None:
         """The share of the answer 1 minus a half; None where no answer could be read."""
-        ones = [answer == human_first for row in self.answers for answer, human_first in zip(row, ORDERS)]
-        readable = [answer is not None for row in self.answers for answer in row]
-        if not any(readable):
-            return None
-        return sum(one for one, is_readable in zip(ones, readable) if is_readable) / sum(readable) - 0.5
+        ones = [
+            value if human_first else 1 - value
+            for row in self.right
+            for value, human_first in zip(row, ORDERS)
+            if value is not None
+        ]
+        return fmean(ones) - 0.5 if ones else None
 
-    def _count(self, wanted: bool | None) -> int:
-        return sum(answer is wanted for row in self.answers for answer in row)
-
-
-def text_figures(texts: Sequence[str]) -> Figures:
-    """How varied and how long texts are; `empty` is the share of those without a word."""
-    words = [split_words(text) for text in texts]
-    lengths = length_statistics(words)
-    return {
-        "distinct_1": distinct_n(words, 1),
-        "distinct_2": distinct_n(words, 2),
-        **({"self_bleu": self_bleu(words)} if len(words) > 1 else {}),
-        "words": lengths["mean"],
-        "words_std": lengths["std"],
-        "empty": sum(not found for found in words) / len(words),
-    }
+    def _readable(self) -> list[float]:
+        return [value for row in self.right for value in row if value is not None]
 
 
 class Baseline:
@@ -175,12 +158,12 @@ class Benchmark:
     """Measures a generator and a judge on the same records again and again."""
 
     def __init__(
-        self, bench: Bench, rows: TextRows, writer: Player, generator: Learner, judge: Learner, odds: Odds
+        self, bench: Bench, rows: TextRows, writer: Player, generator: Learner, judge: Learner, judged: Judged
     ) -> None:
         """`rows` are those kept for validation, of which the benchmark has some."""
         self._bench, self._config = bench, bench.config.benchmark
         self._rows, self._writer = _chosen_rows(bench, rows, self._config.size), writer
-        self._generator, self._judge, self._odds = generator, judge, odds
+        self._generator, self._judge, self._judged = generator, judge, judged
         writing: GenerationConfig = bench.config.writing
         humans = HumanTexts(self._rows, writer, generator.module, writing.max_new_tokens)
         self._feed = bench.evaluation_feed(humans, count=count_nats, pad=humans.pad)
@@ -202,7 +185,7 @@ class Benchmark:
         """All figures, equal on all ranks; also logged as a table."""
         nats = evaluate(self._generator, self._feed, human_nats, tick.step)["nats"]
         texts, before = _decoded(self._written(), self._writer), self.baseline.texts(self._writer)
-        now, then = (Verdicts.of(odds) for odds in self._judged(texts, before).unbind(1))
+        now, then = (Verdicts.of(right) for right in self._verdicts(texts, before).unbind(1))
         self._baseline_figures = self._baseline_figures or text_figures(before)
         bias = now.position_bias()
         found = {
@@ -229,21 +212,21 @@ class Benchmark:
 
         return gather_rows(self._generator, self._feed, write)
 
-    def _judged(self, *versions: Sequence[str]) -> Tensor:
-        """The probability of the answer 1 [records, versions, orders] for some versions of all texts; NaN: None."""
+    def _verdicts(self, *versions: Sequence[str]) -> Tensor:
+        """Whether the judge is right [records, versions, orders] about some versions of all texts; NaN: None."""
 
         def judge(network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
             records, indices = self._rows.of_batch(batch["ids"]), batch["ids"][:, 1].tolist()
-            odds = [
-                self._odds(network, records, [texts[i] for i in indices], [first] * len(records), batch["ids"])
+            right = [
+                self._judged(network, records, [texts[i] for i in indices], [first] * len(records), batch["ids"])
                 for texts in versions
                 for first in ORDERS
             ]
-            rows = [[math.nan if value is None else value for value in row] for row in zip(*odds, strict=True)]
+            rows = [[math.nan if value is None else value for value in row] for row in zip(*right, strict=True)]
             found = torch.tensor(rows, dtype=torch.float64, device=batch["ids"].device)
-            return {"odds": found.view(len(records), len(versions), len(ORDERS))}
+            return {"right": found.view(len(records), len(versions), len(ORDERS))}
 
-        return gather_rows(self._judge, self._feed, judge)["odds"]
+        return gather_rows(self._judge, self._feed, judge)["right"]
 
     def _likelihood(self, nats: float, step: int) -> Figures:
         """How likely the generator finds the human texts, with a warning where it has forgotten how people write."""
@@ -288,10 +271,6 @@ def _wins(verdicts: Verdicts) -> Figures:
     found = verdicts.win_rate()
     interval = {"win_rate_low": found.low, "win_rate_high": found.high}
     return {"win_rate": found.rate, **interval, "failures": verdicts.failures}
-
-
-def _is_right(odds: float, human_first: bool) -> bool | None:
-    return None if math.isnan(odds) else (odds > 0.5) == human_first
 
 
 def _decoded(written: Mapping[str, Tensor], player: Player) -> list[str]:

@@ -2,21 +2,21 @@
 
 Both ask a network about pairs of texts and return the same rows:
 
-    right           whether the judge found what a person wrote (1 or 0)
+    right           whether the judge found what a person wrote: 1, 0, or 0.5 where both answers are equally likely
     reward          what the generator gets
     judge_reward    what the judge gets, where it learns by policy gradient
     parsed          whether its answer could be read
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from samestep import Batch, Bench, GenerationConfig, LocalGenerator, completion_log_probs
-from samestep.models.attention import token_positions
-from samestep.models.decoding import forward_arguments, left_pad
+from samestep.models.decoding import left_pad
+from samestep.models.log_probs import last_logits
 from samestep.recipes.gan.judging import JudgeConfig, Pair, answer_rewards, answer_tokens, read_answer
 from samestep.recipes.gan.players import Player, generator_of
 
@@ -63,9 +63,12 @@ class VerdictJudge:
             **facts(pairs, self._device),
         }
         odds = self.log_odds(network, rows)
-        of_right = odds.exp().gather(1, rows["answer"][:, None])[:, 0]
-        right = torch.where(rows["is_shown"], (of_right > 0.5).to(of_right.dtype), 1.0)
-        rows |= {"right": right, "reward": torch.where(rows["is_shown"], 1 - of_right, 0.0), "judge_reward": right}
+        of_right, of_wrong = (odds.gather(1, answer[:, None])[:, 0] for answer in (rows["answer"], 1 - rows["answer"]))
+        # In bf16 logits are often equal, where the judge has not decided: half right.
+        right = (of_right > of_wrong).to(odds.dtype) + 0.5 * (of_right == of_wrong)
+        right = torch.where(rows["is_shown"], right, 1.0)
+        reward = torch.where(rows["is_shown"], 1 - of_right.exp(), 0.0)
+        rows |= {"right": right, "reward": reward, "judge_reward": right}
         if self._config.training == "policy_gradient" and turn is not None:
             chosen = self._draws.pick(odds, step=step, ids=ids.to(self._device), position=turn)
             rows |= {"chosen": chosen, "judge_reward": (chosen == rows["answer"]).to(right.dtype)}
@@ -81,8 +84,8 @@ class VerdictJudge:
         odds = self.log_odds(network, batch)
         if self._config.training == "policy_gradient":
             values = -batch["judge_advantage"] * odds.gather(1, batch["chosen"][:, None])[:, 0]
-        else:
-            values = -odds.gather(1, batch["answer"][:, None])[:, 0]
+            return _policy_terms(batch, values)
+        values = -odds.gather(1, batch["answer"][:, None])[:, 0]
         return {VERDICT: torch.where(batch["is_shown"], values, 0.0)}
 
     def count(self, batch: Batch) -> Tensor:
@@ -130,24 +133,19 @@ class GenerativeJudge:
         given = batch["pair"], batch["is_pair"], batch["judged"], batch["is_judged"]
         found = completion_log_probs(network, *given, temperature=self._config.temperature)
         values = -batch["judge_advantage"] * torch.where(batch["is_judged"], found.log_probs, 0.0).sum(1)
-        return {VERDICT: torch.where(batch["is_shown"], values, 0.0)}
+        return _policy_terms(batch, values)
 
     def count(self, batch: Batch) -> Tensor:
         """Tokens that it wrote about pairs that were shown."""
         return batch["is_judged"].sum(1) * batch["is_shown"]
 
 
-def last_logits(network: nn.Module, tokens: Tensor, mask: Tensor) -> Tensor:
-    """Logits [rows, vocabulary] after the last token of rows that are padded in front."""
-    accepted = forward_arguments(network)
-    options: dict[str, Any] = {"attention_mask": mask, "logits_to_keep": 1}
-    if "position_ids" in accepted:  # padding in front must not move the text, as in GPT-2 it does
-        options["position_ids"] = token_positions(tokens, mask)[:, 0]
-    if "use_cache" in accepted:  # blocks that are computed again in the backward pass would fill it twice
-        options["use_cache"] = False
-    out: Any = network(tokens, **options)
-    logits: Tensor = (out if isinstance(out, Tensor) else out.logits)[:, -1]
-    return logits
+def _policy_terms(batch: Batch, values: Tensor) -> dict[str, Tensor]:
+    """What is learned, and whether all rewards were equal, so that nothing is; that is only logged."""
+    return {
+        VERDICT: torch.where(batch["is_shown"], values, 0.0),
+        "no_variance": batch["judge_no_variance"].to(values.dtype),
+    }
 
 
 def padded(name: str, tokens: Sequence[Sequence[int]], pad: int, device: torch.device) -> dict[str, Tensor]:

@@ -1,9 +1,7 @@
 """The two players, a generator and a judge: each a language model, with what turns text into its tokens and back."""
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import date
 from functools import partial
 from itertools import takewhile
 from typing import Any, Protocol
@@ -24,12 +22,6 @@ from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer
 from samestep.models.causal_folder import CausalFolder
 from samestep.models.hub import resolve_model
 from samestep.train.learner.draws import Draws
-
-# Characters that Unicode keeps out of texts: where a text is cut, where texts stand in a template, and one that no
-# token holds, so that nothing grows together with it.
-_CUT, _PLACE, _ANCHOR = "\ufdd0", "\ufdd1", "\ufdd2"
-_NOW = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")
-_DAY = date(2024, 7, 26)  # Llama's templates write this one where there is no clock
 
 
 @dataclass(frozen=True)
@@ -118,20 +110,13 @@ class BuiltInPlayer:
 
 
 class FolderPlayer:
-    """A causal model of transformers. A chat model is spoken to by its own template.
-
-    Special tokens come from the template alone. Where the text of a user or a person spells one, such as <|im_end|>, it
-    is cut there before the template is filled in, and the pieces become tokens one by one.
-    """
+    """A causal model of transformers. A chat model is spoken to by its own template."""
 
     def __init__(self, folder: CausalFolder) -> None:
-        self._folder, self._tokenizer = folder, folder.tokenizer
-        self._template = _template_without_clock(self._tokenizer)
-        self._spells_special = self._special_spellings()
-        self._adds_space = self._ids("x") != self._ids(_ANCHOR + "x")[len(self._ids(_ANCHOR)) :]
+        self._folder, self._text = folder, folder.chat_tokens
         self.eos, self.pad = self._ends(), folder.pad
         rows = folder.config.get_text_config(decoder=True).vocab_size
-        self.forbidden = sorted(set(range(rows)).difference(self._tokenizer.get_vocab().values()))
+        self.forbidden = sorted(set(range(rows)).difference(folder.tokenizer.get_vocab().values()))
 
     def network(self) -> nn.Module:
         """The network with the weights of the folder."""
@@ -139,97 +124,31 @@ class FolderPlayer:
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text that follows other text, without special ones."""
-        return self._tokens(self._cut(text), begins=False)
+        return self._text.encode(text)
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of tokens up to the first that ends it, without special ones."""
         kept = list(takewhile(lambda token: token not in self.eos, tokens))
-        return str(self._tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        tokenizer = self._folder.tokenizer
+        return str(tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def around(self, before: str) -> tuple[list[int], list[int]]:
         """By the chat template; a model without one gets the text itself."""
-        if self._template is None:
-            return [*self._beginning(), *self._tokens(self._cut(before), begins=True)], []
-        parts = self._rendered(user=self._cut(before) + _PLACE).split(_PLACE)
-        if len(parts) != 2:
-            raise UserError(
-                f"Use another model than {self._folder.path}: its chat template shows the user's text "
-                f"{len(parts) - 1} times instead of once."
-            )
-        opening, closing = parts
-        return self._tokens(opening, begins=True), self._tokens(closing, begins=False)
+        return self._text.around(before) if self._text.has_template else (self._text.begin(before), [])
 
     def prompt(self, text: str) -> list[int]:
         """A user's text, up to where the model answers."""
-        if self._template is None:
-            return self.around(text)[0]
-        return self._tokens(self._rendered(user=self._cut(text)), begins=True)
+        if not self._text.has_template:
+            return self._text.begin(text)
+        return self._text.chat([{"role": "user", "content": text}])
 
     def _ends(self) -> tuple[int, ...]:
         """The tokens that end a text. The first, which ends human texts, is the one that ends an answer in a chat."""
         ends = self._folder.eos
-        if self._template is None:
+        if not self._text.has_template:
             return ends
-        after = self._rendered(user="x", assistant=_PLACE).rpartition(_PLACE)[2]
-        first = [token for token in self._tokens(after, begins=False) if token in ends][:1]
+        first = [token for token in self._text.after_answer() if token in ends][:1]
         return (*first, *(token for token in ends if token not in first))
-
-    def _rendered(self, **said: str) -> str:
-        """A chat as the template writes it: what each role said, up to an answer if there is none."""
-        messages = [{"role": role, "content": content} for role, content in said.items()]
-        try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    messages,
-                    chat_template=self._template,
-                    add_generation_prompt="assistant" not in said,
-                    tokenize=False,
-                )
-            )
-        except Exception as error:  # whatever a template raises
-            raise UserError(
-                f"Use another model than {self._folder.path}: its chat template fails ({error})."
-            ) from error
-
-    def _special_spellings(self) -> re.Pattern[str]:
-        """Finds each place where the spelling of a special token begins, or of another one that the template uses."""
-        used = "" if self._template is None else self._rendered(user=_PLACE)
-        added = self._tokenizer.added_tokens_decoder.values()
-        names = {token.content for token in added if token.special or token.content in used}
-        names.update(self._tokenizer.all_special_tokens)
-        spelled = [re.escape(name) for name in sorted(names) if len(name.strip()) > 1]
-        return re.compile(f"(?=(?:{'|'.join(spelled) or '(?!)'}))(.)", re.DOTALL)
-
-    def _cut(self, text: str) -> str:
-        return self._spells_special.sub(rf"\1{_CUT}", text)
-
-    def _tokens(self, text: str, begins: bool) -> list[int]:
-        """The tokens of a text, the special ones that it spells included; `begins`: nothing stands before it."""
-        first, *rest = text.split(_CUT)
-        pieces = [self._ids(first) if begins else self._ids_inside(first), *map(self._ids_inside, rest)]
-        return [token for piece in pieces for token in piece]
-
-    def _ids_inside(self, text: str) -> list[int]:
-        """The tokens of a text that others stand before, so without the space that some tokenizers begin with."""
-        if not self._adds_space:
-            return self._ids(text)
-        return self._ids(_ANCHOR + text)[len(self._ids(_ANCHOR)) :]
-
-    def _ids(self, text: str) -> list[int]:
-        return list(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-
-    def _beginning(self) -> list[int]:
-        """What the tokenizer itself puts before a text, such as a BOS token; many put nothing, though they have one."""
-        whole, text = list(self._tokenizer("x")["input_ids"]), self._ids("x")
-        starts = range(len(whole) - len(text) + 1)
-        return next((whole[:start] for start in starts if whole[start : start + len(text)] == text), [])
-
-
-def _template_without_clock(tokenizer: Any) -> str | None:
-    """The chat template, if there is one. Some write the date of the day, and a run must not depend on that."""
-    if not tokenizer.chat_template:
-        return None
-    return _NOW.sub(lambda found: repr(_DAY.strftime(found[2])), tokenizer.get_chat_template())
 
 
 def open_player(config: PlayerConfig, default: str | None, world: World) -> Player:

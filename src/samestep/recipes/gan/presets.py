@@ -10,20 +10,23 @@ _SMALL_NETWORK = {
     "max_sequence_length": 512,
     "init_std": 0.1,
 }
+_VERIFY_NETWORK = {**_SMALL_NETWORK, "n_layers": 1}
 _VERIFY: dict[str, Any] = {
     "data": {"max_story_length": 60, "limit": 40, "validation_fraction": 0.3},
     "benchmark": {"size": 5},
     "validate_every": 2,
-    "generator": {"network": _SMALL_NETWORK},
-    "judge": {"network": _SMALL_NETWORK},
+    "generator": {"network": _VERIFY_NETWORK},
+    "judge": {"network": _VERIFY_NETWORK},
     "judging": {"max_tokens": 12},
-    "writing": {"max_new_tokens": 6},
+    "writing": {"max_new_tokens": 4},
     "distributed": {"dtype": "float64"},
     "global_batch_size": 7,
     "batch_size": 3,
     "max_steps": 4,
     "learning_rate": 3e-3,
 }
+# The benchmark is that of `verify`, where nothing but the objective differs.
+_VERIFY_OBJECTIVE: dict[str, Any] = {**_VERIFY, "benchmark": {"size": 0}}
 # None of these sets global_batch_size: --batch_size is for each process, as users of such scripts expect.
 _TEST: dict[str, Any] = {
     "data": {"max_story_length": 200, "limit": 100},
@@ -89,7 +92,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
     # Milliseconds a step in float64.
     "verify": _VERIFY,
-    "verify-grpo": {**_VERIFY, "objective": {"kind": "grpo", "group_size": 2, "inner_epochs": 2, "parts": 2}},
+    "verify-grpo": {**_VERIFY_OBJECTIVE, "objective": {"kind": "grpo", "group_size": 2, "inner_epochs": 2, "parts": 2}},
     "verify-reinforce": {
         **_VERIFY,
         "judging": {"max_tokens": 12, "training": "policy_gradient"},
@@ -97,6 +100,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "judge_steps": 2,
         "replay": {"keep": 2, "every": 1, "share": 0.7},
     },
-    "verify-spin": {**_VERIFY, "objective": {"kind": "spin"}},
+    "verify-spin": {**_VERIFY_OBJECTIVE, "objective": {"kind": "spin"}},
 }
 """Named sets of values."""

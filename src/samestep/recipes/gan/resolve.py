@@ -12,7 +12,8 @@ WEIGHT_FILES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 
 
 def resolve_config(config: GanConfig) -> GanConfig:
-    """The configuration as it is, if its data can be read and its first weights are found and are for one model."""
+    """The configuration as it is, if it can be trained with: its data can be read, and its first weights are found and
+    are for one model."""
     source = named_source(config)
     if source and Path(source).suffix in WEIGHT_FILES:
         raise UserError(
@@ -24,5 +25,10 @@ def resolve_config(config: GanConfig) -> GanConfig:
             raise UserError(
                 f"Set {name}.init_from to a run, a checkpoint or a weight file; {player.init_from} does not exist."
             )
+    if config.writing.temperature == 0 and config.objective.kind != "spin":
+        raise UserError(
+            f"Set writing.temperature above 0: {config.objective.kind} learns from completions that are drawn, and at "
+            "0 there is only one for each prompt."
+        )
     load(config.data, config.seed)
     return config

@@ -102,7 +102,7 @@ class Rollouts:
         given = rows["prompt"], rows["is_prompt"], rows[text], rows[f"is_{text}"]
         return completion_log_probs(network, *given, temperature=temperature).log_probs
 
-    def odds(
+    def right(
         self,
         network: nn.Module,
         records: Sequence[Record],
@@ -110,12 +110,12 @@ class Rollouts:
         human_first: Sequence[bool],
         ids: Tensor,
     ) -> list[float | None]:
-        """Whether the judge answers 1 about some texts (1 or 0); one that is too short to judge is caught."""
+        """Whether the judge is right about some texts (see `Judged`)."""
         asked = zip(records, texts, human_first, strict=True)
         pairs = [self._pairs(record.human, text, first) for record, text, first in asked]
         rows = self.judging.ask(network, pairs, ids, step=0, turn=None)
-        found = zip(pairs, rows["right"].tolist(), rows["parsed"].tolist(), strict=True)
-        return [float((pair.answer == 1) == bool(right)) if parsed else None for pair, right, parsed in found]
+        found = zip(rows["right"].tolist(), rows["parsed"].tolist(), strict=True)
+        return [right if parsed else None for right, parsed in found]
 
     def _both_texts(
         self, network: nn.Module, rows: Mapping[str, Tensor], records: Sequence[Record]
@@ -166,7 +166,7 @@ class Rollouts:
         found = []
         for number in live[:SHOWN].nonzero()[:, 0].tolist():
             answer = pairs[number].answer
-            verdict = answer if values["right"][number] else 3 - answer
+            verdict = {1.0: answer, 0.0: 3 - answer}.get(values["right"][number])  # a tie names neither
             found.append(
                 {
                     "prompt": records[number].prompt,

@@ -8,10 +8,8 @@ import torch
 from samestep import Trained, UserError, World
 from samestep.core.records import Json
 from samestep.data.prompt_files import read_prompts
-from samestep.models.decoding import position_limit
+from samestep.recipes.gan.completing import Completing
 from samestep.recipes.gan.data import load
-from samestep.recipes.gan.players import PromptWriter, generator_without_stage, open_player
-from samestep.recipes.gan.task import GENERATOR
 
 
 @dataclass(frozen=True)
@@ -43,14 +41,10 @@ def generate(trained: Trained, options: SampleOptions, world: World) -> list[dic
     config = trained.config
     texts = options.texts() or [record.prompt for record in load(config.data, config.seed).validation.records[:1]]
     requests = [(number, sample) for number in range(len(texts)) for sample in range(options.samples)]
-    mine = requests[world.rank :: world.size]
-    with world.together("writing"):
-        player = open_player(config.generator, config.model_name, world)
-        network = trained.network(GENERATOR, world.device)
-        prompts = PromptWriter(player, position_limit(network), config.writing.max_new_tokens)
-        generator = generator_without_stage(player, "gan/sample", config.writing, config.seed, world)
-        ids = torch.tensor([(sample, number) for number, sample in mine], dtype=torch.int64).view(-1, 2)
-        written = generator(network, [prompts(texts[number]).tokens for number, _ in mine], ids, step=0)
-    found = [[*request, player.decode(tokens)] for request, tokens in zip(mine, written.to_lists(), strict=True)]
-    records = sorted(record for part in world.gather(found) for record in part)
-    return [{"prompt": texts[number], "sample": sample, "text": text} for number, sample, text in records]
+    complete = Completing("gan/sample", config.writing, config.seed, config.batch_size)
+    ids = torch.tensor([(sample, number) for number, sample in requests])
+    written = complete(trained, [texts[number] for number, _ in requests], ids, world)
+    return [
+        {"prompt": texts[number], "sample": sample, "text": text}
+        for (number, sample), text in zip(requests, written.texts, strict=True)
+    ]

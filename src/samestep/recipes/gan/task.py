@@ -143,7 +143,7 @@ class Adversaries:
         self._benchmark: Benchmark | None = None
         if self._config.benchmark.size:
             players = self.writer, self.generator, self.judge
-            self._benchmark = Benchmark(bench, self.texts.validation, *players, self.rollouts.odds)
+            self._benchmark = Benchmark(bench, self.texts.validation, *players, self.rollouts.right)
             self.state["baseline"] = self._benchmark.baseline
 
     def _judge_rate(self, peak: float, step: int) -> float:

@@ -10,11 +10,12 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, fmean, median, pstdev
+from statistics import NormalDist, fmean, pstdev
 
 from samestep import UserError
 
 Words = Sequence[str]
+Figures = dict[str, float]
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
@@ -42,17 +43,17 @@ def self_bleu(texts: Sequence[Words], max_n: int = 4, epsilon: float = 0.1) -> f
     return fmean(_bleu(number, len(words), orders, lengths, epsilon) for number, words in enumerate(texts))
 
 
-def length_statistics(texts: Sequence[Words]) -> dict[str, float]:
-    """How long texts are, in words: mean, standard deviation, shortest, median, longest."""
-    if not texts:
-        raise UserError("Length statistics need at least one text.")
-    lengths = list(map(len, texts))
+def text_figures(texts: Sequence[str], whole: Sequence[str] | None = None) -> Figures:
+    """How varied and how long texts are; `empty` is the share of those without a word. `whole` are the texts before
+    they were cut, whose lengths count."""
+    words = [split_words(text) for text in texts]
+    lengths = [len(split_words(text)) for text in (texts if whole is None else whole)]
     return {
-        "mean": fmean(lengths),
-        "std": pstdev(lengths),
-        "min": float(min(lengths)),
-        "median": float(median(lengths)),
-        "max": float(max(lengths)),
+        **{f"distinct_{n}": distinct_n(words, n) for n in (1, 2, 3)},
+        **({"self_bleu": self_bleu(words)} if len(words) > 1 else {}),
+        "words": fmean(lengths),
+        "words_std": pstdev(lengths),
+        "empty": sum(not found for found in words) / len(words),
     }
 
 
@@ -88,26 +89,14 @@ def binomial_test(wins: int, games: int, chance: float = 0.5) -> float:
     return min(1.0, math.fsum(math.exp(log) for log in logs if log <= likely))
 
 
-@dataclass(frozen=True)
-class GroupAccuracy:
-    """How often answers in a group are right."""
-
-    right: int
-    total: int
-
-    @property
-    def accuracy(self) -> float:
-        """The share of right answers."""
-        return self.right / self.total
-
-
-def accuracy_by_group(right: Sequence[bool], groups: Sequence[str]) -> dict[str, GroupAccuracy]:
-    """How often answers are right, by group, in alphabetical order."""
-    if len(right) != len(groups):
-        raise UserError(f"Give each answer one group; there are {len(right)} answers and {len(groups)} groups.")
-    totals = Counter(groups)
-    rights = Counter(group for group, is_right in zip(groups, right) if is_right)
-    return {group: GroupAccuracy(rights[group], totals[group]) for group in sorted(totals)}
+def mean_by_group(values: Sequence[float], groups: Sequence[str]) -> Figures:
+    """The mean of the values of each group, in alphabetical order."""
+    if len(values) != len(groups):
+        raise UserError(f"Give each value one group; there are {len(values)} values and {len(groups)} groups.")
+    by_group: dict[str, list[float]] = {}
+    for value, group in zip(values, groups):
+        by_group.setdefault(group, []).append(value)
+    return {group: fmean(by_group[group]) for group in sorted(by_group)}
 
 
 def _ngrams(words: Words, n: int) -> list[tuple[str, ...]]:

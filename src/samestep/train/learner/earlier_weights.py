@@ -61,8 +61,14 @@ class EarlierWeights:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue with saved ones."""
+        """Continue with saved ones, if they are what was kept. Collective if sharded."""
         for place, copy in enumerate(self._copies):
             for name, weight in copy.items():
                 weight.copy_(state["copies"][str(place)][name])
         self.steps, self.hashes = list(state["steps"]), list(state["hashes"])
+        for step, copy, saved in zip(self.steps, self._copies, self.hashes, strict=True):
+            if step != _NONE and content_hash(copy) != saved:
+                raise UserError(
+                    f"Resume from an earlier checkpoint: the weights of learner {self._learner.name!r} from step "
+                    f"{step} are not those that were kept, since their hash differs."
+                )

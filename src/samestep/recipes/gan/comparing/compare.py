@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import torch
+
 from samestep import Trained, UserError, World
 from samestep.core.records import Json, write_atomically
-from samestep.recipes.gan.comparing_judges import (
+from samestep.recipes.gan.comparing.endpoint import Endpoint, is_url, key_from
+from samestep.recipes.gan.comparing.judges import (
     ComparisonJudge,
     EndpointJudge,
     JudgeSettings,
@@ -19,15 +22,16 @@ from samestep.recipes.gan.comparing_judges import (
     model_judge,
     run_judge,
 )
-from samestep.recipes.gan.comparing_page import comparison_page
-from samestep.recipes.gan.comparing_results import Verdict, decide, question_results, text_figures, without_judge
-from samestep.recipes.gan.comparing_texts import ChosenRecords, Written, choose_records, label, write_texts
+from samestep.recipes.gan.comparing.page import comparison_page
+from samestep.recipes.gan.comparing.records import ChosenRecords, choose_records, label
+from samestep.recipes.gan.comparing.results import Verdict, decide, question_results, without_judge
+from samestep.recipes.gan.completing import Completing, Written
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.data import Record
-from samestep.recipes.gan.endpoint import Endpoint, is_url, key_from
 from samestep.recipes.gan.judging import DEFAULT_CRITERION, Mode
 from samestep.recipes.gan.players import open_player
 from samestep.recipes.gan.task import GENERATOR, JUDGE
+from samestep.recipes.gan.text_metrics import text_figures
 from samestep.train.pretrained.open_weights import is_checkpoint
 from samestep.train.pretrained.trained_model import open_trained
 from samestep.train.run_record import run_path
@@ -123,7 +127,9 @@ def compare(trained: Trained, options: CompareOptions, world: World) -> dict[str
         runs.append(_with_generator(_open(options.against, world, which=which, stage=stage)))
     judges, notes = _choose_judges(runs, options, config.batch_size, world)
     chosen = choose_records(runs, options.records, config.data, options.samples)
-    a, *more = (write_texts(run, chosen, config.writing, config.seed, config.batch_size, world) for run in runs)
+    complete = Completing("gan/compare", config.writing, config.seed, config.batch_size)
+    prompts, ids = [record.prompt for record in chosen.records], torch.tensor([[0, number] for number in chosen.ids])
+    a, *more = (complete(run, prompts, ids, world) for run in runs)
     for run, written in zip(runs, (a, *more)):
         if written.cut_prompts:
             notes.append(f"{written.cut_prompts} prompts are cut to what the network of {label(run)} takes")
@@ -237,7 +243,7 @@ def _text_figures(
     player = open_player(config.generator, config.model_name, world)
     cut = [player.decode(player.encode(text)[: config.writing.max_new_tokens]) for text in humans]
     written = {"a": a, **({"b": b} if b else {})}
-    figures = {
+    figures: dict[str, dict[str, Json]] = {
         name: {**text_figures(one.texts), "at_the_limit": sum(one.cut) / len(one.cut)} for name, one in written.items()
     }
     return {**figures, "human": text_figures(cut, humans)}

@@ -1,24 +1,17 @@
-"""The texts that are compared: which records both generators get, and what they write for them.
+"""The records that both generators are compared on.
 
 A generator must not be asked for what it was trained on, so a record whose human text is in the training data of one of
-the two is left out. Both write with the same keyed noise, and in the same batches at any number of ranks: the texts are
-those of one process, bit for bit.
+the two is left out.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
-from torch import nn
 
-from samestep import GenerationConfig, Trained, UserError, World, noise
-from samestep.models.decoding import position_limit
-from samestep.parallel.precision import COMPUTE_DTYPES, autocast, cast_for_good
+from samestep import Trained, UserError, noise
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.data import DataConfig, Record, Texts, load
-from samestep.recipes.gan.players import PromptWriter, generator_without_stage, open_player
-from samestep.recipes.gan.task import GENERATOR
 from samestep.train.pretrained.trained_model import open_trained
 
 _CHOICE = noise.purpose("gan/compare/choice")
@@ -44,12 +37,10 @@ def choose_records(
 
     `data` says how the file is read. Every rank reads them, with the same result.
     """
-    read: dict[tuple[DataConfig, int], Texts] = {}
 
     def texts_of(run: Trained) -> Texts:
         config: GanConfig = run.config
-        key = config.data, config.seed
-        return read[key] if key in read else read.setdefault(key, load(*key))
+        return load(config.data, config.seed)
 
     # As they were trained: a setting on the command line must not split the data in another way.
     runs = [open_trained(str(one.source)) for one in trained]
@@ -104,64 +95,3 @@ def label(trained: Trained) -> str:
     where = trained.run.path.name if trained.run else trained.source.name
     step = trained.source.name.removeprefix("step_").lstrip("0")
     return f"{where} ({trained.stage}, step {step or 0})" if step.isdigit() and trained.stage else where
-
-
-@dataclass(frozen=True)
-class Written:
-    """What a generator wrote, one text for each record."""
-
-    texts: list[str]
-    cut: list[bool]
-    """Whether it went on to the limit of tokens without an end."""
-    cut_prompts: int = 0
-    """Prompts that were longer than the network takes."""
-
-
-def write_texts(
-    trained: Trained, chosen: ChosenRecords, how: GenerationConfig, seed: int, rows: int, world: World
-) -> Written:
-    """Complete the prompts, `rows` at a time. Collective; all ranks get all texts."""
-    config: GanConfig = trained.config
-    player = open_player(config.generator, config.model_name, world)
-    network, compute = network_of(trained, GENERATOR, world.device)
-    write_prompt = PromptWriter(player, position_limit(network), how.max_new_tokens)
-    written = [write_prompt(record.prompt) for record in chosen.records]
-    prompts = [prompt.tokens for prompt in written]
-    generator = generator_without_stage(player, "gan/compare", how, seed, world, rows)
-    ids = torch.tensor([[0, number] for number in chosen.ids])
-    mine: dict[int, tuple[str, bool]] = {}
-    for batch in my_batches([len(prompt) for prompt in prompts], rows, world):
-        with autocast(world.device, compute):
-            made = generator(network, [prompts[number] for number in batch], ids[batch], step=0)
-        texts = [player.decode(tokens) for tokens in made.to_lists()]
-        mine |= zip(batch, zip(texts, (~made.finished).tolist(), strict=True), strict=True)
-    found = in_order(world.gather(list(mine.items())))
-    return Written([text for text, _ in found], [cut for _, cut in found], sum(prompt.is_cut for prompt in written))
-
-
-def network_of(trained: Trained, learner: str, device: torch.device) -> tuple[nn.Module, torch.dtype | None]:
-    """A network that is only used, and the type that it computes in where that is not the type of its weights."""
-    network, compute = trained.network(learner, device), compute_dtype(trained.config, device)
-    cast_for_good(network, compute)
-    return network, compute
-
-
-def compute_dtype(config: GanConfig, device: torch.device) -> torch.dtype | None:
-    """The type of mixed precision that a run was trained with; None on a CPU."""
-    return None if device.type == "cpu" else COMPUTE_DTYPES.get(config.distributed.mixed_precision)
-
-
-def my_batches(lengths: Sequence[int], rows: int, world: World) -> list[list[int]]:
-    """The batches of this rank, of rows of similar length; every rank has as many, though some may be empty.
-
-    Batches are made first and then shared out, so that what is computed together does not depend on the ranks.
-    """
-    order = sorted(range(len(lengths)), key=lambda number: lengths[number])
-    batches = [order[start : start + rows] for start in range(0, len(order), rows)]
-    batches += [[] for _ in range(-len(batches) % world.size)]
-    return batches[world.rank :: world.size]
-
-
-def in_order(parts: Sequence[Sequence[Any]]) -> list[Any]:
-    """What the ranks computed, as pairs of number and value: the values by number."""
-    return [value for _, value in sorted((pair for part in parts for pair in part), key=lambda pair: pair[0])]

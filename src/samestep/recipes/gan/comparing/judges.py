@@ -19,11 +19,12 @@ from torch import nn
 from samestep import GenerationConfig, Trained, UserError, World, open_causal_lm
 from samestep.models.decoding import left_pad, position_limit
 from samestep.models.hub import resolve_model
+from samestep.models.log_probs import last_logits
 from samestep.parallel.precision import autocast
-from samestep.recipes.gan.comparing_texts import in_order, label, my_batches, network_of
+from samestep.recipes.gan.comparing.endpoint import Endpoint
+from samestep.recipes.gan.comparing.records import label
+from samestep.recipes.gan.completing import in_order, my_batches, network_of
 from samestep.recipes.gan.config import GanConfig
-from samestep.recipes.gan.endpoint import Endpoint
-from samestep.recipes.gan.judges import last_logits
 from samestep.recipes.gan.judging import (
     JudgeConfig,
     Mode,

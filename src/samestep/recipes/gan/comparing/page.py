@@ -1,4 +1,4 @@
-"""A comparison as one HTML page without scripts or other files, made from the template comparing.html."""
+"""A comparison as one HTML page without scripts or other files, made from the template page.html."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 
 from samestep.core.records import Json
-from samestep.recipes.gan.comparing_results import (
+from samestep.recipes.gan.comparing.results import (
     FIGURES,
     about_answers,
     figure_rows,
@@ -16,7 +16,7 @@ from samestep.recipes.gan.comparing_results import (
 )
 from samestep.recipes.gan.text_metrics import split_words
 
-TEMPLATE = Path(__file__).with_name("comparing.html")
+TEMPLATE = Path(__file__).with_name("page.html")
 GROUPS, PAIRS = 20, 40
 """Groups and pairs of texts that are shown at most."""
 WIDTH, ROW = 880, 26

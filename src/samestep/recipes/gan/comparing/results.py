@@ -18,15 +18,8 @@ from rich.text import Text
 
 from samestep import Trained
 from samestep.core.records import Json
-from samestep.recipes.gan.comparing_judges import Answer, ComparisonJudge
-from samestep.recipes.gan.text_metrics import (
-    binomial_test,
-    distinct_n,
-    length_statistics,
-    self_bleu,
-    split_words,
-    win_rate,
-)
+from samestep.recipes.gan.comparing.judges import Answer, ComparisonJudge
+from samestep.recipes.gan.text_metrics import binomial_test, win_rate
 
 Winner = Literal["a", "b", "tie"]
 _ROUNDING = 1e-5
@@ -99,17 +92,6 @@ def question_results(
     }
 
 
-def text_figures(texts: Sequence[str], whole: Sequence[str] | None = None) -> dict[str, Json]:
-    """Diversity and length of texts; `whole` are the texts before they were cut, whose lengths count."""
-    words = [split_words(text) for text in texts]
-    lengths = words if whole is None else [split_words(text) for text in whole]
-    return {
-        **{f"distinct_{n}": distinct_n(words, n) for n in (1, 2, 3)},
-        "self_bleu": self_bleu(words) if len(words) > 1 else None,
-        "words": length_statistics(lengths),
-    }
-
-
 def show_comparison(trained: Trained, results: Mapping[str, Json]) -> None:
     """Print the results as tables."""
     console = Console(highlight=False)
@@ -175,13 +157,13 @@ def figure_rows(results: Mapping[str, Json]) -> list[list[str]]:
     """The rows of the table of texts: those of A, of B and of people."""
     rows = []
     for name, found in results["texts"].items():
-        bleu, words, cut = found["self_bleu"], found["words"], found.get("at_the_limit")
+        bleu, cut = found.get("self_bleu"), found.get("at_the_limit")
         rows.append(
             [
                 {"a": "A", "b": "B"}.get(name, name),
                 *(f"{found[f'distinct_{n}']:.3f}" for n in (1, 2, 3)),
                 "" if bleu is None else f"{bleu:.3f}",
-                f"{words['mean']:.1f} ± {words['std']:.1f}",
+                f"{found['words']:.1f} ± {found['words_std']:.1f}",
                 "" if cut is None else f"{cut:.0%}",
             ]
         )

@@ -1,0 +1,7 @@
+"""What the server that all workers are forked from has done before them, so that none of them does it again: besides
+its imports, composing a configuration once, for which Hydra finds its plugins and builds its parsers."""
+
+from samestep.core.config import compose
+from samestep.train.config import Config
+
+compose(Config)
