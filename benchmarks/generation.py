@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
-    world = World.single()
+    world = World.single("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.cuda.get_device_name() if world.device.type == "cuda" else "CPU"
     dtype = torch.bfloat16 if world.device.type == "cuda" else torch.float32
     torch.manual_seed(0)
