@@ -4,9 +4,7 @@ The names of configuration fields and parameters are those of OLMo and of models
 parameters have one more `model.` in front), so that reading such weights is only a renaming.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -90,15 +88,6 @@ class Linear(nn.Linear):
         """Draw nothing."""
 
 
-def project(x: Tensor, *layers: nn.Module) -> Sequence[Tensor]:
-    """What each of several layers makes of the same input. When compiled, by one product, which is faster; joining the
-    weights costs nothing then, since mixed precision writes copies of them anyhow."""
-    if not torch.compiler.is_compiling() or any(type(layer) is not Linear for layer in layers):  # such as with adapters
-        return [layer(x) for layer in layers]
-    weights = [cast(Linear, layer).weight for layer in layers]
-    return F.linear(x, torch.cat(weights)).split([len(weight) for weight in weights], dim=-1)
-
-
 class Embedding(nn.Embedding):
     """An embedding whose weights only `Transformer.init_parameter` draws."""
 
@@ -173,14 +162,15 @@ class Block(nn.Module):
         """Map the residual stream [rows, length, d_model] to itself; without `visible`, all or what comes before."""
         visible = self.config.causal if visible is None else visible
         x = x + self._attend(self.attn_norm(x), cos, sin, visible, cache)
-        gate, up = project(self.ff_norm(x), self.ff_proj, self.up_proj)
-        return x + self.ff_out(F.silu(gate) * up)
+        y = self.ff_norm(x)
+        return x + self.ff_out(F.silu(self.ff_proj(y)) * self.up_proj(y))
 
     def _attend(self, y: Tensor, cos: Tensor, sin: Tensor, visible: Visible, cache: LayerCache | None) -> Tensor:
         rows, length, width = y.shape
         heads = (rows, length, -1, self.config.head_size)
-        q, k, v = (part.view(heads).transpose(1, 2) for part in project(y, self.q_proj, self.k_proj, self.v_proj))
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        q = rotate(self.q_proj(y).view(heads).transpose(1, 2), cos, sin)
+        k = rotate(self.k_proj(y).view(heads).transpose(1, 2), cos, sin)
+        v = self.v_proj(y).view(heads).transpose(1, 2)
         if cache is not None:
             k, v = cache.extend(k, v)
         shown = {"attn_mask": visible} if isinstance(visible, Tensor) else {"is_causal": visible}

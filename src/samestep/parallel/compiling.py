@@ -19,8 +19,15 @@ from samestep.parallel.precision import Function, with_cast_weights
 logger = logging.getLogger(__name__)
 Compiler = Callable[[fx.GraphModule, list[Tensor]], Callable[..., Any]]
 
-# Where the shape of a batch varies, a graph would be recorded for each.
-_CUDA_GRAPHS = {"config_patches": {"triton.cudagraphs": True, "triton.cudagraph_skip_dynamic_graphs": True}}
+# Where the shape of a batch varies, a graph would be recorded for each. All of a pass is recorded, or nothing: of parts
+# that are not, the results would lie elsewhere every time, and what reads them would be recorded again.
+_CUDA_GRAPHS = {
+    "config_patches": {
+        "triton.cudagraphs": True,
+        "triton.cudagraph_skip_dynamic_graphs": True,
+        "graph_partition": False,
+    }
+}
 
 
 class LossCompiler:
