@@ -1,0 +1,129 @@
+"""The language model of text pairs: a network, and what turns a pair into its tokens."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from torch import nn
+
+from samestep import CausalConfig, CausalTransformer, UserError, World, open_causal_lm
+from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer
+from samestep.models.causal_folder import CausalFolder
+from samestep.models.hub import resolve_model
+from samestep.recipes.dpo.text_records import TextPair
+
+
+class PairTokens(NamedTuple):
+    """A pair as tokens; each completion follows the prompt."""
+
+    prompt: list[int]
+    chosen: list[int]
+    rejected: list[int]
+
+
+class TextModel(Protocol):
+    """A language model."""
+
+    pad: int
+    """The token that stands where there is none."""
+    limit: int | None
+    """How many tokens a text may have."""
+
+    def network(self) -> nn.Module:
+        """A network with its first weights."""
+
+    def encode(self, pair: TextPair) -> PairTokens:
+        """The tokens of a pair, ends of texts included."""
+
+
+class BuiltInModel:
+    """A small transformer whose tokens are bytes."""
+
+    pad = BYTES.eos
+
+    def __init__(self, shape: CausalConfig) -> None:
+        if shape.vocab_size != BYTES.size:
+            raise UserError(f"Leave model.text.vocab_size at {BYTES.size}: the built-in network reads bytes.")
+        self._shape, self._tokenizer = shape, ByteTokenizer()
+        self.limit: int | None = shape.max_sequence_length
+
+    def network(self) -> nn.Module:
+        """A network with random weights."""
+        return CausalTransformer(self._shape)
+
+    def encode(self, pair: TextPair) -> PairTokens:
+        """Bytes, after the token that begins and before the one that ends a text."""
+        if not isinstance(pair.prompt, str):
+            raise UserError("Name a chat model with base_model_name: the built-in network knows no chats.")
+        assert isinstance(pair.chosen, str) and isinstance(pair.rejected, str) and BYTES.bos is not None
+        encode = self._tokenizer.encode
+        completions = ([*encode(text), BYTES.eos] for text in (pair.chosen, pair.rejected))
+        return PairTokens([BYTES.bos, *encode(pair.prompt)], *completions)
+
+
+class FolderModel:
+    """A causal model of transformers. Chats go through its template; a text is taken as it is, and ends with EOS.
+
+    A completion begins where the tokens of prompt and completion together leave those of the prompt, which may be a
+    little before the prompt's end: some tokenizers join letters over it.
+    """
+
+    def __init__(self, folder: CausalFolder) -> None:
+        self._folder, self.pad = folder, folder.pad
+        limit = getattr(folder.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        self.limit = limit if isinstance(limit, int) else None
+        own = folder.tokenizer.eos_token_id
+        self._end = folder.eos[0] if own is None else int(own)
+
+    def network(self) -> nn.Module:
+        """The network with the weights of the folder."""
+        return without_dropout(self._folder.network())
+
+    def encode(self, pair: TextPair) -> PairTokens:
+        """By the chat template, or as plain text."""
+        prompt, *whole = self._chats(pair) if not isinstance(pair.prompt, str) else self._texts(pair)
+        shared = min(_shared(prompt, tokens) for tokens in whole)
+        return PairTokens(prompt[:shared], *(tokens[shared:] for tokens in whole))
+
+    def _chats(self, pair: TextPair) -> list[list[int]]:
+        encode, prompt = self._folder.encode_chat, list(pair.prompt)
+        answered = [[*prompt, *completion] for completion in (pair.chosen, pair.rejected)]
+        return [encode(prompt), *(encode(chat, answer=False) for chat in answered)]  # type: ignore[arg-type]
+
+    def _texts(self, pair: TextPair) -> list[list[int]]:
+        assert isinstance(pair.prompt, str) and isinstance(pair.chosen, str) and isinstance(pair.rejected, str)
+        whole = [self._ids(pair.prompt + text) for text in (pair.chosen, pair.rejected)]
+        return [self._ids(pair.prompt), *([*ids, self._end] if ids[-1:] != [self._end] else ids for ids in whole)]
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self._folder.tokenizer(text, verbose=False)["input_ids"])
+
+
+def _shared(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens two texts begin with in common."""
+    return next((place for place, (a, b) in enumerate(zip(first, second)) if a != b), min(len(first), len(second)))
+
+
+def without_dropout(network: nn.Module) -> nn.Module:
+    """The network with all its dropout set to 0, also what attention is given as a number: a policy that drops and a
+    reference that does not are never the same network."""
+    for module in network.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "dropout" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+    return network
+
+
+def open_text_model(
+    name: str | None, folder: str | None, shape: CausalConfig, lora_rank: int, world: World
+) -> TextModel:
+    """The model that a configuration names. Collective, since it may be downloaded."""
+    if folder is not None:
+        name = str(Path(folder) / name) if name else folder
+    if name is None:
+        return BuiltInModel(shape)
+    # Weights that are trained are float32, whatever they are stored in; the base of adapters stays as it is.
+    dtype = "auto" if lora_rank else "float32"
+    return FolderModel(open_causal_lm(resolve_model(name, world), dtype=dtype))
