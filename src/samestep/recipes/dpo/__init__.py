@@ -1,0 +1,1 @@
+"""Preference optimisation: protein inverse folding, and text."""
