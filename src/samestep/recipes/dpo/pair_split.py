@@ -28,8 +28,8 @@ def split_pairs(
 def validation_groups(groups: Sequence[str], fraction: float, seed: int) -> set[str]:
     """The groups that are for validation, given the group of each record.
 
-    Together they have the fraction of the records, rounded up. In an order by hash, each group is taken that still
-    fits in; if none does, the smallest one is. At least one group is left for training.
+    In an order by hash, a group is taken if that brings their number of records closer to the fraction, rounded up. If
+    none does, the smallest group is taken. One group at least is left for training.
     """
     sizes = Counter(groups)
     if len(sizes) < 2:
@@ -37,11 +37,11 @@ def validation_groups(groups: Sequence[str], fraction: float, seed: int) -> set[
             f"Give records that differ, or name a file for validation (val_data): the {len(groups)} here cannot be "
             "split in two."
         )
-    room = min(math.ceil(round(len(groups) * fraction, 9)), len(groups) - 1)
+    room = min(math.ceil(round(len(groups) * fraction, 9)), len(groups) - 1)  # rounded: 0.1 * 70 is above 7
     in_order = sorted(sizes, key=lambda group: hashlib.sha256(f"{seed} {group}".encode()).digest())
-    chosen = set()
+    chosen: set[str] = set()
     for group in in_order:
-        if sizes[group] <= room:
+        if sizes[group] < 2 * room and len(chosen) < len(sizes) - 1:
             chosen.add(group)
             room -= sizes[group]
     return chosen or {min(in_order, key=lambda group: sizes[group])}

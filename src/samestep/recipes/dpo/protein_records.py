@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -194,9 +195,12 @@ def _json_records(file: Path) -> Iterator[tuple[str, Any]]:
     if text.lstrip().startswith("["):
         yield from ((f"record {number}", value) for number, value in enumerate(_json_list(text, file), start=1))
         return
-    lines = [(line, text) for line, text in enumerate(text.split("\n"), start=1) if text.strip()]
-    if not lines:
+    if not text.strip():
         raise UserError(f"Give a file with records; {file} is empty.")
+    with suppress(ValueError, RecursionError):
+        yield "record 1", json.loads(text)  # a single record, which may go over several lines
+        return
+    lines = [(line, content) for line, content in enumerate(text.split("\n"), start=1) if content.strip()]
     for number, (line, content) in enumerate(lines, start=1):
         try:
             value = json.loads(content)

@@ -20,6 +20,7 @@ def check_text(name: str, value: Any, problems: Problems) -> str | None:
         why = "missing" if value is None else f"no text but {str(value)[:40]!r}"
         problems.append(("letters", f"{name} is {why}; write the sequence in one-letter codes"))
         return None
+    value = value.strip()
     if not value.strip(SEPARATORS):
         problems.append(("letters", f"{name} is empty; write the sequence in one-letter codes"))
         return None
