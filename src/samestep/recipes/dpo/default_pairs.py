@@ -50,9 +50,7 @@ def _structure(number: int) -> tuple[str, list[dict[str, Json]]]:
     lengths = [_LENGTHS[0] + _draw(_LENGTHS[1] - _LENGTHS[0] + 1, number, _SHAPE, 2, chain) for chain in range(chains)]
     turns = [math.radians(_draw(360, number, _SHAPE, 3, chain)) for chain in range(chains)]
     backbones = side_by_side([ideal_backbone(fold, length) for fold, length in zip(folds, lengths)], turns)
-    native = [
-        _sequence(fold, length, number, _NATIVE, chain) for chain, (fold, length) in enumerate(zip(folds, lengths))
-    ]
+    native = [_sequence(folds[chain], lengths[chain], number, _NATIVE, chain) for chain in range(chains)]
     return pdb_text(list(zip(native, backbones))), _pairs(number, folds, native)
 
 

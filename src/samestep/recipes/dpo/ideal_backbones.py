@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from samestep.recipes.dpo.structures import AMINO_ACIDS, import_gemmi
+from samestep.recipes.dpo.structures import BACKBONE, import_gemmi
 
 # Bonds in Å and angles in degrees, as peptides have them on average (Engh and Huber).
 _N_CA, _CA_C, _C_N, _C_O = 1.458, 1.525, 1.329, 1.231
@@ -14,28 +14,6 @@ _N_CA_C, _CA_C_N, _C_N_CA, _CA_C_O = 111.0, 117.2, 121.7, 120.1
 _TRANS = 180.0
 _APART = 10.0
 """How far neighbouring chains are from each other, in Å."""
-_NAMES = [
-    "ALA",
-    "CYS",
-    "ASP",
-    "GLU",
-    "PHE",
-    "GLY",
-    "HIS",
-    "ILE",
-    "LYS",
-    "LEU",
-    "MET",
-    "ASN",
-    "PRO",
-    "GLN",
-    "ARG",
-    "SER",
-    "THR",
-    "VAL",
-    "TRP",
-    "TYR",
-]
 
 
 @dataclass(frozen=True)
@@ -57,9 +35,7 @@ def ideal_backbone(fold: Fold, length: int) -> np.ndarray:
     first = [np.zeros(3), np.array([_N_CA, 0.0, 0.0])]
     first.append(first[1] + _CA_C * np.array([math.cos(corner), math.sin(corner), 0.0]))
     atoms = [first]
-    for _ in range(
-        length
-    ):  # one residue more than wanted: the last O needs no next N, but it is placed in the same way
+    for _ in range(length):  # each turn places the O of one residue and begins the next; the last one is cut off
         n, ca, c = atoms[-1]
         next_n = _place(n, ca, c, _C_N, _CA_C_N, fold.psi)
         next_ca = _place(ca, c, next_n, _N_CA, _C_N_CA, _TRANS)
@@ -111,8 +87,9 @@ def pdb_text(chains: Sequence[tuple[str, np.ndarray]]) -> str:
         chain = gemmi.Chain(chain_id)
         for number, (letter, places) in enumerate(zip(letters, backbone), start=1):
             residue = gemmi.Residue()
-            residue.name, residue.seqid = _NAMES[AMINO_ACIDS.index(letter)], gemmi.SeqId(number, " ")
-            for name, element, place in zip(("N", "CA", "C", "O"), "NCCO", places):
+            residue.name = gemmi.expand_one_letter(letter, gemmi.ResidueKind.AA)
+            residue.seqid = gemmi.SeqId(number, " ")
+            for name, element, place in zip(BACKBONE, "NCCO", places):
                 atom = gemmi.Atom()
                 atom.name, atom.element, atom.pos = name, gemmi.Element(element), gemmi.Position(*place)
                 residue.add_atom(atom)

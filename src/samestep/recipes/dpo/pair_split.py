@@ -1,4 +1,4 @@
-"""Which pairs are for validation: a function of the seed and of what the records say, not of their order or the rank."""
+"""Which pairs are for validation: a function of the seed and of what the records say, not of their order."""
 
 import hashlib
 import math

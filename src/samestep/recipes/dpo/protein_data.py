@@ -73,9 +73,7 @@ def design_row(design: Design) -> dict[str, Tensor]:
         "coordinates": torch.from_numpy(np.concatenate([chain.coordinates for chain in design.chains])),
         "resolved": torch.from_numpy(np.concatenate([chain.resolved for chain in design.chains])),
         "residue_index": torch.from_numpy(_residue_index(design)),
-        "chain": torch.from_numpy(
-            np.repeat(np.arange(len(design.chains)) + 1, [len(chain) for chain in design.chains])
-        ),
+        "chain": torch.from_numpy(np.repeat(np.arange(len(design.chains)) + 1, list(map(len, design.chains)))),
         "scored": torch.from_numpy(np.concatenate([design.scored, beside])),
         "fixed": torch.from_numpy(np.concatenate([~design.mutable, ~beside])),
         "native": sequence_row(design, design.native),

@@ -174,8 +174,8 @@ def _nothing_scored(design: Design) -> str:
     if not design.mutable.any():
         return "no position is mutable; name some in mutable_positions or mutable_ranges, or leave both out for all"
     return (
-        f"none of the {int(np.count_nonzero(design.mutable))} mutable positions has all of N, CA, C and O and is one of "
-        "the 20 amino acids; name other positions, or leave this record out"
+        f"none of the {np.count_nonzero(design.mutable)} mutable positions has all of N, CA, C and O and is one of the "
+        "20 amino acids; name other positions, or leave this record out"
     )
 
 

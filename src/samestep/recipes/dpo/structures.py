@@ -14,7 +14,7 @@ import math
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from types import ModuleType
 from typing import Any
 
@@ -225,8 +225,8 @@ def _occupancy(atoms: Sequence[Any]) -> float:
 
 def _repeated(number: str, chain: str, name: str) -> UserError:
     return UserError(
-        f"Fix {name}: chain {chain!r} has residue {number} twice; give every chain a name of its own, and every residue "
-        "a number."
+        f"Fix {name}: chain {chain!r} has residue {number} twice; give every chain a name of its own, and every "
+        "residue a number."
     )
 
 
@@ -237,4 +237,4 @@ def _letter(residue_name: str) -> str:
 
 def _residue_index(numbers: Sequence[int]) -> np.ndarray:
     """Numbers that go on by more than one are a gap; an insertion code, or a number that goes back, is one step."""
-    return np.cumsum([0, *(max(1, after - before) for before, after in zip(numbers, numbers[1:]))], dtype=np.int64)
+    return np.cumsum([0, *(max(1, after - before) for before, after in pairwise(numbers))], dtype=np.int64)
