@@ -228,7 +228,8 @@ def _logits(network: nn.Module, rows: _Rows) -> Tensor:
     if rows.position_ids is not None:
         if "position_ids" not in accepted or "past_key_values" not in accepted:
             raise UserError(
-                f"{type(network).__name__} cannot be called without padding; use a model of transformers, or padded rows"
+                f"{type(network).__name__} cannot be called without padding; use a model of transformers, or pad its "
+                "rows"
             )
         options["position_ids"] = rows.position_ids
     out = network(rows.tokens, **options)

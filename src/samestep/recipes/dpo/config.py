@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from samestep import CausalConfig, Config, UserError, free
+from samestep.models.protein_mpnn import ProteinMPNNConfig
 from samestep.recipes.dpo.objective import Objective
 
 
@@ -46,6 +47,8 @@ class ModelConfig:
     model of the Hub (org/name). null: a small network with random weights."""
     dir: str | None = None
     """The folder that the model or weight file is in."""
+    protein: ProteinMPNNConfig = field(default_factory=ProteinMPNNConfig)
+    """protein: the shape of the network, where no weight file is named."""
     text: CausalConfig = field(default_factory=lambda: CausalConfig(tied_head=True))
     """text: the shape of the built-in network, which reads bytes."""
     lora_rank: int = 0

@@ -5,6 +5,7 @@ from functools import partial
 from samestep import Bench, Fit, Stage, World
 from samestep.recipes.dpo.config import DpoConfig
 from samestep.recipes.dpo.families import Family
+from samestep.recipes.dpo.protein_family import ProteinFamily
 from samestep.recipes.dpo.reference import REFERENCE, build_dump
 from samestep.recipes.dpo.task import Preferences
 from samestep.recipes.dpo.text_family import TextFamily
@@ -40,7 +41,7 @@ _UNUSED_BY_REFERENCE = (
 
 def open_family(config: DpoConfig, world: World) -> Family:
     """The family of a resolved configuration. Collective, since a model may be downloaded."""
-    return TextFamily(config, world)
+    return TextFamily(config, world) if config.family == "text" else ProteinFamily(config, world)
 
 
 def stages(config: DpoConfig) -> list[Stage]:

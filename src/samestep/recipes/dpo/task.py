@@ -40,22 +40,30 @@ class Preferences(Fit):
             policy,
             bench.feed(train, order=order, pad=family.pad, count=family.count),
             partial(_loss, objective, family, reference),
-            mix=objective.mix,
             validation=bench.evaluation_feed(validation, pad=family.pad, count=family.count),
             derive=partial(_with_loss, objective),
         )
         self.family = family
         self._bench, self._objective = bench, objective
+        self._draws = bench.draws("dpo/diversity") if objective.diversity_lambda else None
         if pairs.left_out:
             bench.screen.print(pairs.left_out)
         bench.screen.print(f"{len(train):,} pairs for training, {len(validation):,} pairs for validation")
 
     def step(self, tick: Tick) -> Metrics:
         """One update."""
-        metrics = super().step(tick)
+        batches = self.feed[tick.step]
+        if self._draws is not None:
+            batches = self._bench.produced(batches, partial(self._sampled, tick.step), count=self.family.count)
+        metrics = self.learner.update(batches, self._loss, self._objective.mix)
         if tick.step == 0:
             self._say_first(metrics)
         return metrics
+
+    def _sampled(self, step: int, batch: Batch) -> Batch:
+        assert self._draws is not None
+        with self.learner.inference() as network:
+            return self.family.with_samples(network, batch, self._draws, step)
 
     def _say_first(self, metrics: Metrics) -> None:
         """What the first batch gave, before anything was learned: with dpo, a policy that is its reference has ln 2."""
@@ -85,4 +93,5 @@ def _loss(
 def _with_loss(objective: Objective, found: dict[str, float]) -> dict[str, float]:
     """The metrics of a validation, with what is minimised, and with the perplexity of the preferred sequences."""
     loss = sum(coefficient * found[name] for name, coefficient in objective.mix.items() if name in found)
-    return {**found, "loss": loss, "perplexity": math.exp(min(found[SFT], 700.0))}
+    first = {"loss": loss, "accuracy": found["accuracy"], "margin": found["margin"]}
+    return {**first, "perplexity": math.exp(min(found[SFT], 700.0)), **found}

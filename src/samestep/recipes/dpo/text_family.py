@@ -1,7 +1,8 @@
 """Pairs of texts for a language model: their rows, and how likely the model finds them."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -9,14 +10,16 @@ from torch import Tensor, nn
 from torch.nn.functional import pad as pad_tensor
 
 from samestep import Batch, Lora, World, completion_log_probs
+from samestep.core.records import atomic_file
 from samestep.data.data_file import DataFile
 from samestep.recipes.dpo.config import DpoConfig
 from samestep.recipes.dpo.families import Pairs
 from samestep.recipes.dpo.objective import SFT, PairLogProbs, PairScores
+from samestep.recipes.dpo.pair_split import validation_groups
 from samestep.recipes.dpo.record_files import Problems, Record, read_records
-from samestep.recipes.dpo.split import split
 from samestep.recipes.dpo.text_models import PairTokens, TextModel, open_text_model
 from samestep.recipes.dpo.text_records import TextPair, pydoc_pairs, read_pair
+from samestep.train.learner.draws import Draws
 
 _PARTS = ("prompt", "chosen", "rejected")
 
@@ -45,6 +48,21 @@ class TextRows:
         return [self._origin]
 
 
+@dataclass(frozen=True)
+class _ReadTexts:
+    """What a file holds."""
+
+    texts: Sequence[TextPair]
+    kept: Sequence[tuple[int, PairTokens]]
+    """Those that are used, as tokens, with their numbers."""
+    origin: DataFile | np.ndarray
+    left_out: str = ""
+
+    def rows(self) -> TextRows:
+        """All that are used."""
+        return TextRows(self.kept, self.origin)
+
+
 class TextFamily:
     """Language models."""
 
@@ -54,45 +72,48 @@ class TextFamily:
     def __init__(self, config: DpoConfig, world: World) -> None:
         chosen = config.model
         self._config = config
-        self._model: TextModel = open_text_model(chosen.name, chosen.dir, chosen.text, chosen.lora_rank, world)
-        self.network = self._model.network
-        self.pad = dict.fromkeys(_PARTS, self._model.pad) | {f"is_{name}": False for name in _PARTS}
+        self._model: TextModel = open_text_model(chosen, world)
+        self.pad: Mapping[str, float] = dict.fromkeys(_PARTS, self._model.pad) | {
+            f"is_{name}": False for name in _PARTS
+        }
         self.lora = Lora(rank=chosen.lora_rank) if chosen.lora_rank else None
+
+    def network(self) -> nn.Module:
+        """The network with its first weights."""
+        return self._model.network()
 
     def pairs(self) -> Pairs:
         """Records of files, or sentences of Python's help."""
-        data, seed = self._config.data, self._config.seed
+        data = self._config.data
         if data.train is None:
             texts = list(pydoc_pairs())[: data.limit]
-            tokens = [(number, self._model.encode(pair)) for number, pair in enumerate(texts)]
-            kept = [(number, pair) for number, pair in tokens if not self._fault(pair)]
-            origin = np.frombuffer(repr(texts).encode("utf-8"), dtype=np.uint8)
-            return Pairs("pydoc_data.topics", *self._split(kept, texts, origin, data.validation_fraction, seed))
-        texts, kept, train_origin, notes = self._read(data.train, first=0)
+            numbered = [(number, self._model.encode(pair)) for number, pair in enumerate(texts)]
+            kept = [(number, tokens) for number, tokens in numbered if not self._fault(tokens)]
+            read = _ReadTexts(texts, kept, np.frombuffer(repr(texts).encode("utf-8"), dtype=np.uint8))
+            return Pairs("pydoc_data.topics", *self._split(read))
+        read = self._read(data.train, first=0)
         if data.validation is None:
-            parts = self._split(kept, texts, train_origin, data.validation_fraction, seed)
-            return Pairs(data.train, *parts, left_out=notes)
-        _, held_out, origin, more = self._read(data.validation, first=len(texts))
-        rows = TextRows(kept, train_origin), TextRows(held_out, origin)
-        return Pairs(data.train, *rows, left_out="; ".join(filter(None, (notes, more))))
+            return Pairs(data.train, *self._split(read), left_out=read.left_out)
+        held_out = self._read(data.validation, first=len(read.texts))
+        left_out = "; ".join(filter(None, (read.left_out, held_out.left_out)))
+        return Pairs(data.train, read.rows(), held_out.rows(), left_out)
 
-    def _split(
-        self,
-        kept: Sequence[tuple[int, PairTokens]],
-        texts: Sequence[TextPair],
-        origin: DataFile | np.ndarray,
-        fraction: float,
-        seed: int,
-    ) -> tuple[TextRows, TextRows]:
-        by_prompt = self._config.data.split_by == "structure"
-        parts = split([repr(texts[number].prompt) if by_prompt else number for number, _ in kept], fraction, seed)
-        train, validation = (TextRows([kept[row] for row in rows], origin) for rows in parts)
-        return train, validation
+    def _split(self, read: "_ReadTexts") -> tuple[TextRows, TextRows]:
+        """Equal records stay together, and by prompt so do all records with the same prompt."""
+        data = self._config.data
+        of_kept = [read.texts[number] for number, _ in read.kept]
+        groups = [repr(pair.prompt) if data.split_by == "structure" else repr(pair) for pair in of_kept]
+        held_out = validation_groups(groups, data.validation_fraction, self._config.seed)
+        parts: tuple[list[tuple[int, PairTokens]], list[tuple[int, PairTokens]]] = ([], [])
+        for row, group in zip(read.kept, groups):
+            parts[group in held_out].append(row)
+        return TextRows(parts[0], read.origin), TextRows(parts[1], read.origin)
 
-    def _read(self, path: str, first: int) -> tuple[list[TextPair], list[tuple[int, PairTokens]], DataFile, str]:
-        """All pairs of a file, those that are used as tokens with their numbers, and what was left out."""
+    def _read(self, path: str, first: int) -> "_ReadTexts":
+        """The pairs of a file, numbered from `first`."""
         records, problems = read_records(path)
-        texts, kept = [], []
+        texts: list[TextPair] = []
+        kept: list[tuple[int, PairTokens]] = []
         for record in records[: self._config.data.limit]:
             pair = read_pair(record.values)
             if isinstance(pair, str):
@@ -100,8 +121,8 @@ class TextFamily:
                 continue
             self._add(record, pair, first + len(texts), kept, problems)
             texts.append(pair)
-        notes = problems.check(self._config.data.skip_invalid, len(kept))
-        return texts, kept, DataFile(problems.file.resolve()), notes
+        left_out = problems.check(self._config.data.skip_invalid, len(kept))
+        return _ReadTexts(texts, kept, DataFile(problems.file.resolve()), left_out)
 
     def _add(
         self, record: Record, pair: TextPair, number: int, kept: list[tuple[int, PairTokens]], problems: Problems
@@ -142,9 +163,14 @@ class TextFamily:
         """Tokens of the preferred completions."""
         return {SFT: batch["is_chosen"].sum(1)}
 
-    def file_content(self, weights: Mapping[str, Tensor]) -> dict[str, Any]:
+    def with_samples(self, network: nn.Module, batch: Batch, draws: Draws, step: int) -> dict[str, Tensor]:
+        """Not for texts; settings that ask for it are refused."""
+        raise NotImplementedError
+
+    def save(self, path: Path, weights: Mapping[str, Tensor]) -> None:
         """The weights by their names."""
-        return {"model_state_dict": dict(weights)}
+        with atomic_file(path) as file:
+            torch.save({"model_state_dict": dict(weights)}, file)
 
 
 def _both(batch: Batch, prefix: str) -> Tensor:

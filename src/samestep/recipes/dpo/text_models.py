@@ -10,7 +10,7 @@ from samestep import CausalConfig, CausalTransformer, UserError, World, open_cau
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer
 from samestep.models.causal_folder import CausalFolder
 from samestep.models.hub import resolve_model
-from samestep.recipes.dpo.text_records import TextPair
+from samestep.recipes.dpo.text_records import Text, TextPair
 
 
 class PairTokens(NamedTuple):
@@ -55,10 +55,10 @@ class BuiltInModel:
         """Bytes, after the token that begins and before the one that ends a text."""
         if not isinstance(pair.prompt, str):
             raise UserError("Name a chat model with base_model_name: the built-in network knows no chats.")
-        assert isinstance(pair.chosen, str) and isinstance(pair.rejected, str) and BYTES.bos is not None
+        assert BYTES.bos is not None
         encode = self._tokenizer.encode
-        completions = ([*encode(text), BYTES.eos] for text in (pair.chosen, pair.rejected))
-        return PairTokens([BYTES.bos, *encode(pair.prompt)], *completions)
+        chosen, rejected = ([*encode(str(text)), BYTES.eos] for text in (pair.chosen, pair.rejected))
+        return PairTokens([BYTES.bos, *encode(pair.prompt)], chosen, rejected)
 
 
 class FolderModel:
@@ -81,19 +81,17 @@ class FolderModel:
 
     def encode(self, pair: TextPair) -> PairTokens:
         """By the chat template, or as plain text."""
-        prompt, *whole = self._chats(pair) if not isinstance(pair.prompt, str) else self._texts(pair)
-        shared = min(_shared(prompt, tokens) for tokens in whole)
-        return PairTokens(prompt[:shared], *(tokens[shared:] for tokens in whole))
+        prompt = self._ids(pair.prompt) if isinstance(pair.prompt, str) else self._folder.encode_chat(pair.prompt)
+        chosen, rejected = (self._whole(pair.prompt, completion) for completion in (pair.chosen, pair.rejected))
+        shared = min(_shared(prompt, whole) for whole in (chosen, rejected))
+        return PairTokens(prompt[:shared], chosen[shared:], rejected[shared:])
 
-    def _chats(self, pair: TextPair) -> list[list[int]]:
-        encode, prompt = self._folder.encode_chat, list(pair.prompt)
-        answered = [[*prompt, *completion] for completion in (pair.chosen, pair.rejected)]
-        return [encode(prompt), *(encode(chat, answer=False) for chat in answered)]  # type: ignore[arg-type]
-
-    def _texts(self, pair: TextPair) -> list[list[int]]:
-        assert isinstance(pair.prompt, str) and isinstance(pair.chosen, str) and isinstance(pair.rejected, str)
-        whole = [self._ids(pair.prompt + text) for text in (pair.chosen, pair.rejected)]
-        return [self._ids(pair.prompt), *([*ids, self._end] if ids[-1:] != [self._end] else ids for ids in whole)]
+    def _whole(self, prompt: Text, completion: Text) -> list[int]:
+        """Prompt and completion together."""
+        if isinstance(prompt, str) or isinstance(completion, str):
+            ids = self._ids(f"{prompt}{completion}")
+            return ids if ids[-1:] == [self._end] else [*ids, self._end]
+        return self._folder.encode_chat([*prompt, *completion], answer=False)
 
     def _ids(self, text: str) -> list[int]:
         return list(self._folder.tokenizer(text, verbose=False)["input_ids"])

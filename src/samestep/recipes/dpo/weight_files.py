@@ -1,17 +1,12 @@
 """checkpoint_epoch_N.pt, best_model.pt and latest_model.pt: weights as other programs read them.
 
-They are beside the full state, which a run resumes from: in `weights` in the run's folder, each written completely or
-not at all.
+They are in the run's folder beside the full state, which a run resumes from. Each is written completely or not at all.
 """
 
 import math
-from pathlib import Path
 from typing import Any
 
-import torch
-
 from samestep import Bench, Metrics, Tick
-from samestep.core.records import atomic_file
 from samestep.recipes.dpo.task import Preferences
 
 BEST = "val/loss"
@@ -39,9 +34,8 @@ class WeightFiles:
         learner = self._task.learner
         weights = learner.merged_weights() if learner.has_adapters else learner.weights(full=True)
         if self._bench.world.is_main:
-            content = {**self._task.family.file_content(weights), "epoch": tick.epoch + 1, "step": tick.step + 1}
             for name in names:
-                _write(self._bench.rundir.path / "weights" / name, content)
+                self._task.family.save(self._bench.rundir.path / name, weights)
 
     def state_dict(self) -> dict[str, Any]:
         """The best validation so far."""
@@ -50,9 +44,3 @@ class WeightFiles:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with a saved one."""
         self._best = math.inf if state["best"] is None else state["best"]
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_file(path) as file:
-        torch.save(content, file)
