@@ -10,6 +10,7 @@ from samestep import CausalConfig, CausalTransformer, UserError, World, open_cau
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer
 from samestep.models.causal_folder import CausalFolder
 from samestep.models.hub import resolve_model
+from samestep.recipes.dpo.config import ModelConfig
 from samestep.recipes.dpo.text_records import Text, TextPair
 
 
@@ -114,14 +115,13 @@ def without_dropout(network: nn.Module) -> nn.Module:
     return network
 
 
-def open_text_model(
-    name: str | None, folder: str | None, shape: CausalConfig, lora_rank: int, world: World
-) -> TextModel:
+def open_text_model(config: ModelConfig, world: World) -> TextModel:
     """The model that a configuration names. Collective, since it may be downloaded."""
-    if folder is not None:
-        name = str(Path(folder) / name) if name else folder
+    name = config.name
+    if config.dir is not None:
+        name = str(Path(config.dir) / name) if name else config.dir
     if name is None:
-        return BuiltInModel(shape)
+        return BuiltInModel(config.text)
     # Weights that are trained are float32, whatever they are stored in; the base of adapters stays as it is.
-    dtype = "auto" if lora_rank else "float32"
+    dtype = "auto" if config.lora_rank else "float32"
     return FolderModel(open_causal_lm(resolve_model(name, world), dtype=dtype))
