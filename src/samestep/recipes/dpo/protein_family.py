@@ -3,6 +3,7 @@
 import importlib.util
 import os
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +59,18 @@ class ProteinFamily:
     def pairs(self) -> Pairs:
         """Records of files, or made-up ones."""
         data = self._config.data
-        train = self._read(data.train or str(default_records(cache_folder() / "default_pairs")))
         name = data.train or "ideal helices and strands"
-        if data.validation is not None:
-            held_out = self._read(data.validation)
-            selections = [part.selection() for part in (train, held_out) if part.left_out]
-            rows = (ProteinRows(part.pairs[: data.limit], part.file) for part in (train, held_out))
-            return Pairs(name, *rows, left_out="; ".join(selections))
-        parts = split_pairs(train.pairs[: data.limit], data.validation_fraction, self._config.seed, data.split_by)
-        rows = (ProteinRows(part, train.file) for part in parts)
-        return Pairs(name, *rows, left_out=train.selection() if train.left_out else "")
+        read = self._read(data.train or str(_made_up_records(cache_folder() / "default_pairs")))
+        left_out = [read.selection()] if read.left_out else []
+        if data.validation is None:
+            fraction, seed = data.validation_fraction, self._config.seed
+            train, held_out = split_pairs(read.pairs[: data.limit], fraction, seed, data.split_by)
+            rows = ProteinRows(train, read.file), ProteinRows(held_out, read.file)
+        else:
+            other = self._read(data.validation)
+            left_out += [other.selection()] if other.left_out else []
+            rows = ProteinRows(read.pairs[: data.limit], read.file), ProteinRows(other.pairs[: data.limit], other.file)
+        return Pairs(name, rows[0], rows[1], "; ".join(left_out))
 
     def _read(self, path: str) -> ProteinRecords:
         data = self._config.data
@@ -115,8 +118,8 @@ class ProteinFamily:
         encoded = network.encode(batch["coordinates"], *(batch[name] for name in _STRUCTURE))
 
         def choose(log_probs: Tensor, place: int) -> Tensor:
-            key = {"step": step, "ids": batch["ids"], "position": place}
-            return draws.choose(log_probs, **key, temperature=self._config.sampling_temperature)[0]
+            temperature = self._config.sampling_temperature
+            return draws.choose(log_probs, step=step, ids=batch["ids"], position=place, temperature=temperature)[0]
 
         drawn = sample(network, encoded, batch["preferred"], self._order(batch), batch["scored"], choose)
         return {**{name: batch[name] for name in (*PAD, "record")}, "sampled": drawn.sequence}
@@ -129,6 +132,12 @@ class ProteinFamily:
 def alike(log_probs: Tensor) -> Tensor:
     """[..., 21] to [...]: how likely two letters that are drawn from the same distribution are equal."""
     return log_probs.exp().square().sum(-1)
+
+
+@cache
+def _made_up_records(folder: Path) -> Path:
+    """Written once by each process."""
+    return default_records(folder)
 
 
 def cache_folder() -> Path:
