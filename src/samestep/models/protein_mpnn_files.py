@@ -36,7 +36,7 @@ class ProteinMPNNFile(NamedTuple):
         """A network with these weights, on the CPU."""
         with torch.device("meta"):
             network = ProteinMPNN(self.config)
-        network.load_state_dict({name: weight.clone() for name, weight in self.weights.items()}, assign=True)
+        network.to_empty(device="cpu").load_state_dict(self.weights)
         return network
 
 

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from samestep.models.protein_mpnn import UNKNOWN, DecoderLayer, Encoded, ProteinMPNN, take
+from samestep.models.protein_mpnn import UNKNOWN, DecoderLayer, Encoded, ProteinMPNN
+from samestep.models.protein_mpnn_features import take
 
 Choose = Callable[[Tensor, int], Tensor]
 """From log-probabilities [rows, 21], -inf for X, and the place in the order (0 is the first) to letters [rows]."""
