@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 BACKBONE = ("N", "CA", "C", "O")
+NAMES = {"A": "ALA", "G": "GLY", "S": "SER", "K": "LYS", "L": "LEU", "V": "VAL", "X": "UNK", "W": "TRP"}
 
 
 def atom(
@@ -47,5 +48,4 @@ def place(number: int, name: str, shift: float = 0.0) -> list[float]:
 
 def chain(letters: str, chain_id: str = "A", first: int = 1) -> str:
     """A whole chain of amino acids."""
-    names = dict(A="ALA", G="GLY", S="SER", K="LYS", L="LEU", V="VAL", M="MSE", X="UNK", W="TRP")
-    return "".join(residue(names[letter], chain_id, first + n) for n, letter in enumerate(letters)) + "TER\n"
+    return "".join(residue(NAMES[letter], chain_id, first + n) for n, letter in enumerate(letters)) + "TER\n"

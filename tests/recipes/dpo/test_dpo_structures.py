@@ -134,7 +134,12 @@ def conformer_shift(text: str) -> float:
 
 @pytest.mark.parametrize(
     ("occupancies", "taken"),
-    [({"A": 0.3, "B": 0.7}, "B"), ({"A": 0.5, "B": 0.5}, "A"), ({"B": 0.5, "A": 0.5}, "A"), ({"C": 0.3, "B": 0.3}, "B")],
+    [
+        ({"A": 0.3, "B": 0.7}, "B"),
+        ({"A": 0.5, "B": 0.5}, "A"),
+        ({"B": 0.5, "A": 0.5}, "A"),
+        ({"C": 0.3, "B": 0.3}, "B"),
+    ],
 )
 def test_the_conformer_of_highest_occupancy(occupancies: dict[str, float], taken: str) -> None:
     text = "".join(

@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from samestep import noise
 from samestep.core.records import Json
 from samestep.recipes.dpo.ideal_backbones import HELIX, STRAND, Fold, ideal_backbone, pdb_text, side_by_side
@@ -83,7 +85,8 @@ def _record(pair: Iterable[str]) -> dict[str, Json]:
 
 
 def _sequence(fold: Fold, length: int, *key: int) -> str:
-    return "".join(FORMERS[fold][_draw(6, *key, position)] for position in range(length))
+    letters = np.array(list(FORMERS[fold]))
+    return "".join(letters[noise.scale(noise.words(_MAKE, *key, np.arange(length)), len(letters))])
 
 
 def _draw(below: int, *key: int) -> int:
