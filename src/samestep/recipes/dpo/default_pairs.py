@@ -7,8 +7,10 @@ them the other way round.
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from samestep import noise
 from samestep.core.records import Json
@@ -26,10 +28,11 @@ _SHAPE, _NATIVE = 0, 1
 
 def default_records(folder: Path) -> Path:
     """Write the data into `folder`, always the same bytes; the path of its records. All ranks may call this at once."""
+    longest = {fold: ideal_backbone(fold, _LENGTHS[1]) for fold in FORMERS}
     records: list[Json] = []
     for number in range(STRUCTURES):
         name = f"ideal_{number:02d}.pdb"
-        text, pairs = _structure(number)
+        text, pairs = _structure(number, longest)
         _write(folder / name, text)
         records += [{"pdb_file": name, **pair} for pair in pairs]
     file = folder / "pairs.json"
@@ -43,13 +46,13 @@ def _write(path: Path, text: str) -> None:
         write_on_any_rank(path, content)
 
 
-def _structure(number: int) -> tuple[str, list[dict[str, Json]]]:
+def _structure(number: int, longest: Mapping[Fold, np.ndarray]) -> tuple[str, list[dict[str, Json]]]:
     """The text of a PDB file, and its pairs."""
     chains = 2 + _draw(2, number, _SHAPE, 0)
     folds = [(HELIX, STRAND)[_draw(2, number, _SHAPE, 1, chain)] for chain in range(chains)]
     lengths = [_LENGTHS[0] + _draw(_LENGTHS[1] - _LENGTHS[0] + 1, number, _SHAPE, 2, chain) for chain in range(chains)]
     turns = [math.radians(_draw(360, number, _SHAPE, 3, chain)) for chain in range(chains)]
-    backbones = side_by_side([ideal_backbone(fold, length) for fold, length in zip(folds, lengths)], turns)
+    backbones = side_by_side([longest[fold][:length] for fold, length in zip(folds, lengths)], turns)
     native = [_sequence(folds[chain], lengths[chain], number, _NATIVE, chain) for chain in range(chains)]
     return pdb_text(list(zip(native, backbones))), _pairs(number, folds, native)
 
@@ -83,7 +86,8 @@ def _record(pair: Iterable[str]) -> dict[str, Json]:
 
 
 def _sequence(fold: Fold, length: int, *key: int) -> str:
-    return "".join(FORMERS[fold][_draw(6, *key, position)] for position in range(length))
+    letters = np.array(list(FORMERS[fold]))
+    return "".join(letters[noise.scale(noise.words(_MAKE, *key, np.arange(length)), len(letters))])
 
 
 def _draw(below: int, *key: int) -> int:

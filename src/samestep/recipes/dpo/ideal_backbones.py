@@ -20,13 +20,12 @@ _APART = 10.0
 class Fold:
     """A regular backbone, by its dihedral angles in degrees."""
 
-    name: str
     phi: float
     psi: float
 
 
-HELIX = Fold("helix", -57.0, -47.0)
-STRAND = Fold("strand", -119.0, 113.0)
+HELIX = Fold(-57.0, -47.0)
+STRAND = Fold(-119.0, 113.0)
 
 
 def ideal_backbone(fold: Fold, length: int) -> np.ndarray:

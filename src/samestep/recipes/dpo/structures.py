@@ -153,17 +153,16 @@ def _check_finite(numbers: Sequence[float], name: str, chain: str, residue: str,
 
 def _protein_residues(chain: Any) -> list[Any]:
     gemmi = import_gemmi()
-    return [
-        residue
-        for residue in chain
-        if residue.entity_type == gemmi.EntityType.Polymer
-        and (gemmi.find_tabulated_residue(residue.name).is_amino_acid() or _has_alpha_carbon(gemmi, residue))
-    ]
+    return [residue for residue in chain if _is_protein(gemmi, residue)]
 
 
-def _has_alpha_carbon(gemmi: ModuleType, residue: Any) -> bool:
-    """Of a residue that gemmi does not know; calcium has the same name."""
-    return residue.find_atom("CA", "*", gemmi.Element("C")) is not None
+def _is_protein(gemmi: ModuleType, residue: Any) -> bool:
+    known = gemmi.find_tabulated_residue(residue.name)
+    if residue.entity_type != gemmi.EntityType.Polymer:
+        # Some programs write TER at every break of a chain, and gemmi takes what comes after the last one for ligands.
+        return bool(known.is_amino_acid() and known.is_standard() and residue.het_flag == "A")
+    is_calcium = residue.name == "CA"
+    return bool(known.is_amino_acid() or (residue.find_atom("CA", "*") is not None and not is_calcium))
 
 
 def _chain(chain: Any, residues: Sequence[Any], name: str) -> Chain:
