@@ -9,7 +9,8 @@ import pytest
 from pdb_toys import BACKBONE, atom, chain, place, residue
 
 from samestep.core.errors import UserError
-from samestep.recipes.dpo.protein_records import SHOWN, ProteinPair, ProteinRecords, RecordOptions, read_records
+from samestep.recipes.dpo.protein_records import ProteinPair, ProteinRecords, RecordOptions, read_records
+from samestep.recipes.dpo.record_files import SHOWN
 
 TWO_CHAINS = (
     chain("AGSKL", "A")  # 5 residues

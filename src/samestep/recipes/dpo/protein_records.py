@@ -8,10 +8,7 @@ stand between chains.
 """
 
 import hashlib
-import json
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,12 +17,11 @@ import numpy as np
 
 from samestep import UserError
 from samestep.recipes.dpo.designs import Design, DesignError, choose_design
+from samestep.recipes.dpo.record_files import BadJson, Problem, json_records, leave_out, selection
 from samestep.recipes.dpo.sequence_checks import SEPARATORS, check_pair, check_text
 from samestep.recipes.dpo.structure_cache import read_structure
 from samestep.recipes.dpo.structures import Structure
 
-SHOWN = 20
-"""How many problems are listed one by one; the others are counted by their kind."""
 SEQUENCES = ("preferred_seq", "unpreferred_seq")
 
 
@@ -70,36 +66,25 @@ class ProteinRecords:
 
     def selection(self) -> str:
         """How many records there are, and why others were left out."""
-        why = ", ".join(f"{count} because of {about}" for about, count in self.left_out.items())
-        return f"{len(self.pairs)} of {self.total} records of {self.file}" + (f"; left out: {why}" if why else "")
-
-
-@dataclass(frozen=True)
-class _Problem:
-    record: int
-    where: str
-    about: str
-    text: str
+        return selection(self.file, len(self.pairs), self.total, self.left_out)
 
 
 def read_records(path: str, options: RecordOptions) -> ProteinRecords:
     """Read and check every record of a file; the same on every rank."""
     file = Path(path).expanduser()
     reader = _Reader(file, options)
-    records = list(_json_records(file))
+    records = list(json_records(file))
     pairs = [reader.pair(number, where, value) for number, (where, value) in enumerate(records, start=1)]
     valid = tuple(pair for pair in pairs if pair)
-    if reader.problems and not (options.skip_invalid and valid):
-        raise UserError(_report(file, reader.problems, len(records), options.skip_invalid))
-    firsts = {problem.record: problem.about for problem in reversed(reader.problems)}
-    return ProteinRecords(file, valid, len(records), dict(sorted(Counter(firsts.values()).items())))
+    left_out = leave_out(file, reader.problems, len(records), len(valid), options.skip_invalid)
+    return ProteinRecords(file, valid, len(records), left_out)
 
 
 class _Reader:
     """Checks records one by one. A structure file is read once, however many records name it."""
 
     def __init__(self, file: Path, options: RecordOptions) -> None:
-        self.problems: list[_Problem] = []
+        self.problems: list[Problem] = []
         self._folder, self._options = file.parent, options
         self._structures: dict[Path, Structure | UserError] = {}
 
@@ -107,11 +92,11 @@ class _Reader:
         """The pair of a record; None if it has problems, which are kept."""
         found: list[tuple[str, str]] = []
         pair = self._checked(number, value, found) if isinstance(value, dict) else None
-        if isinstance(value, _BadJson):
+        if isinstance(value, BadJson):
             found.append(("JSON", value.reason))
         elif not isinstance(value, dict):
             found.append(("JSON", "it is no JSON object; write one with pdb_file, preferred_seq and unpreferred_seq"))
-        self.problems += [_Problem(number, where, *problem) for problem in found]
+        self.problems += [Problem(number, where, *problem) for problem in found]
         return None if found else pair
 
     def _checked(self, number: int, value: Mapping[str, Any], found: list[tuple[str, str]]) -> ProteinPair | None:
@@ -177,57 +162,3 @@ def _nothing_scored(design: Design) -> str:
         f"none of the {np.count_nonzero(design.mutable)} mutable positions has all of N, CA, C and O and is one of the "
         "20 amino acids; name other positions, or leave this record out"
     )
-
-
-@dataclass(frozen=True)
-class _BadJson:
-    reason: str
-
-
-def _json_records(file: Path) -> Iterator[tuple[str, Any]]:
-    """The values of a JSON list, or of the lines of a JSONL file, with where each is."""
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except OSError as problem:
-        raise UserError(f"Give a JSON or JSONL file of records; {file} cannot be read: {problem.strerror}.") from None
-    except UnicodeDecodeError:
-        raise UserError(f"Give a JSON or JSONL file of records in UTF-8; {file} is not.") from None
-    if text.lstrip().startswith("["):
-        yield from ((f"record {number}", value) for number, value in enumerate(_json_list(text, file), start=1))
-        return
-    if not text.strip():
-        raise UserError(f"Give a file with records; {file} is empty.")
-    with suppress(ValueError, RecursionError):
-        yield "record 1", json.loads(text)  # a single record, which may go over several lines
-        return
-    lines = [(line, content) for line, content in enumerate(text.split("\n"), start=1) if content.strip()]
-    for number, (line, content) in enumerate(lines, start=1):
-        try:
-            value = json.loads(content)
-        except (ValueError, RecursionError) as problem:
-            value = _BadJson(f"it is not JSON ({problem}); write one record a line, or a list of records")
-        yield f"record {number} (line {line})", value
-
-
-def _json_list(text: str, file: Path) -> list[Any]:
-    try:
-        values: list[Any] = json.loads(text)
-    except (ValueError, RecursionError) as problem:
-        raise UserError(f"Fix {file}, which is no JSON list: {problem}.") from None
-    if not values:
-        raise UserError(f"Give a file with records; the list in {file} is empty.")
-    return values
-
-
-def _report(file: Path, problems: list[_Problem], total: int, skip_invalid: bool) -> str:
-    """All problems: the first ones line by line, the others counted."""
-    wrong = len({problem.record for problem in problems})
-    if skip_invalid:
-        head = f"Give records that can be used; none of the {total} of {file} can:"
-    else:
-        head = f"Fix {wrong} of {total} records of {file}, or leave them out with skip_invalid=true:"
-    lines = [f"  {problem.where}: {problem.text}" for problem in problems[:SHOWN]]
-    if rest := Counter(problem.about for problem in problems[SHOWN:]):
-        counted = ", ".join(f"{count} about {about}" for about, count in sorted(rest.items()))
-        lines.append(f"  and {sum(rest.values())} more problems: {counted}")
-    return "\n".join([head, *lines])

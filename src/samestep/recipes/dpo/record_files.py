@@ -1,108 +1,110 @@
-"""Records in JSON or JSONL files. Whatever is wrong with them is listed at once, or left out and counted."""
+"""Records in a JSON list or a JSONL file. Whatever is wrong with them is listed at once, or left out and counted."""
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from samestep import UserError
-from samestep.data.text import JSONL, existing_file
 
 FamilyName = Literal["protein", "text"]
 SHOWN = 20
-"""How many problems of a file are listed; of the others, the number is said."""
+"""How many problems are listed one by one; the others are counted by their kind."""
 _COLUMNS: Mapping[str, FamilyName] = {"pdb_file": "protein", "prompt": "text", "chosen": "text", "rejected": "text"}
 
 
 @dataclass(frozen=True)
-class Record:
-    """A record, and its number in its file, counted from 1."""
+class Problem:
+    """What is wrong with a record."""
 
-    number: int
-    values: Mapping[str, Any]
-
-
-@dataclass
-class Problems:
-    """What is wrong in a file, record by record."""
-
-    file: Path
-    found: dict[int, str] = field(default_factory=dict)
-
-    def add(self, number: int, what: str) -> None:
-        """A record cannot be used."""
-        self.found[number] = what
-
-    def check(self, skip_invalid: bool, kept: int) -> str:
-        """Refuse the file, or say what was left out of it; empty if nothing was."""
-        if not self.found:
-            return ""
-        if not skip_invalid:
-            raise UserError(
-                f"Fix {self.file}, or leave these records out with skip_invalid=true: {self._listed('; ')}."
-            )
-        if not kept:
-            raise UserError(f"Give records that can be used; {self.file} has none: {self._listed('; ')}.")
-        reasons = Counter(self.found.values()).most_common()
-        why = ", ".join(f"{count} because: {what}" for what, count in reasons[:3])
-        return f"{len(self.found)} records of {self.file} are left out ({why}{', ...' if len(reasons) > 3 else ''})"
-
-    def _listed(self, separator: str) -> str:
-        more = len(self.found) - SHOWN
-        lines = [f"record {number}: {what}" for number, what in sorted(self.found.items())[:SHOWN]]
-        return separator.join([*lines, *([f"and {more} more"] if more > 0 else [])])
+    record: int
+    """The record's number in its file, from 1."""
+    where: str
+    about: str
+    text: str
 
 
-def read_records(path: str) -> tuple[list[Record], Problems]:
-    """The records of a file, and what is no record in it."""
-    file = existing_file(path)
-    problems = Problems(file)
+@dataclass(frozen=True)
+class BadJson:
+    """A line that is no record."""
+
+    reason: str
+
+
+def json_records(file: Path) -> Iterator[tuple[str, Any]]:
+    """The values of a JSON list, or of the lines of a JSONL file, with where each is."""
     try:
         text = file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"Save {file} as UTF-8; it is not at byte {error.start + 1}.") from None
-    values = _lines(text, problems) if file.suffix.lower() in JSONL else _list(text, file)
-    records = []
-    for number, value in values:
-        if isinstance(value, dict):
-            records.append(Record(number, value))
-        else:
-            problems.add(number, f"it is a {type(value).__name__}, not an object such as {{...}}")
-    if not records and not problems.found:
-        raise UserError(f"Give a file with records; {file} has none.")
-    return records, problems
-
-
-def _lines(text: str, problems: Problems) -> Iterator[tuple[int, Any]]:
-    for number, line in enumerate((line for line in text.splitlines() if line.strip()), start=1):
+    except OSError as problem:
+        raise UserError(f"Give a JSON or JSONL file of records; {file} cannot be read: {problem.strerror}.") from None
+    except UnicodeDecodeError:
+        raise UserError(f"Give a JSON or JSONL file of records in UTF-8; {file} is not.") from None
+    if text.lstrip().startswith("["):
+        yield from ((f"record {number}", value) for number, value in enumerate(_json_list(text, file), start=1))
+        return
+    if not text.strip():
+        raise UserError(f"Give a file with records; {file} is empty.")
+    with suppress(ValueError, RecursionError):
+        yield "record 1", json.loads(text)  # a single record, which may go over several lines
+        return
+    lines = [(line, content) for line, content in enumerate(text.split("\n"), start=1) if content.strip()]
+    for number, (line, content) in enumerate(lines, start=1):
         try:
-            yield number, json.loads(line)
-        except json.JSONDecodeError as error:
-            problems.add(number, f"not JSON, {error.msg} at column {error.colno}")
+            value = json.loads(content)
+        except (ValueError, RecursionError) as problem:
+            value = BadJson(f"it is not JSON ({problem}); write one record a line, or a list of records")
+        yield f"record {number} (line {line})", value
 
 
-def _list(text: str, file: Path) -> Iterator[tuple[int, Any]]:
+def _json_list(text: str, file: Path) -> list[Any]:
     try:
-        found = json.loads(text)
-    except json.JSONDecodeError as error:
-        hint = "; one record a line is a .jsonl file" if error.msg == "Extra data" else ""
-        raise UserError(f"Fix {file}: not JSON, {error.msg} in line {error.lineno}{hint}.") from None
-    if not isinstance(found, list):
-        raise UserError(f"Make {file} a list of records, [{{...}}, ...]; it is a {type(found).__name__}.")
-    yield from enumerate(found, start=1)
+        values: list[Any] = json.loads(text)
+    except (ValueError, RecursionError) as problem:
+        raise UserError(f"Fix {file}, which is no JSON list: {problem}.") from None
+    if not values:
+        raise UserError(f"Give a file with records; the list in {file} is empty.")
+    return values
+
+
+def leave_out(file: Path, problems: Sequence[Problem], total: int, valid: int, skip_invalid: bool) -> dict[str, int]:
+    """Refuse a file with problems, or count the records that are left out, each by its first problem."""
+    if problems and not (skip_invalid and valid):
+        raise UserError(_report(file, problems, total, skip_invalid))
+    firsts = {problem.record: problem.about for problem in reversed(problems)}
+    return dict(sorted(Counter(firsts.values()).items()))
+
+
+def selection(file: Path, kept: int, total: int, left_out: Mapping[str, int]) -> str:
+    """How many records there are, and why others were left out."""
+    why = ", ".join(f"{count} because of {about}" for about, count in left_out.items())
+    return f"{kept} of {total} records of {file}" + (f"; left out: {why}" if why else "")
+
+
+def _report(file: Path, problems: Sequence[Problem], total: int, skip_invalid: bool) -> str:
+    """All problems: the first ones line by line, the others counted."""
+    wrong = len({problem.record for problem in problems})
+    if skip_invalid:
+        head = f"Give records that can be used; none of the {total} of {file} can:"
+    else:
+        head = f"Fix {wrong} of {total} records of {file}, or leave them out with skip_invalid=true:"
+    lines = [f"  {problem.where}: {problem.text}" for problem in problems[:SHOWN]]
+    if rest := Counter(problem.about for problem in problems[SHOWN:]):
+        counted = ", ".join(f"{count} about {about}" for about, count in sorted(rest.items()))
+        lines.append(f"  and {sum(rest.values())} more problems: {counted}")
+    return "\n".join([head, *lines])
 
 
 def family_of(path: str) -> FamilyName:
-    """What kind of records a file holds, by their columns."""
-    records, problems = read_records(path)
-    for record in records:
-        for column, family in _COLUMNS.items():
-            if column in record.values:
-                return family
-    problems.check(skip_invalid=False, kept=0)
+    """What kind of records a file holds, by the columns of the first one that has any of them."""
+    file = Path(path).expanduser()
+    columns = [list(value) for _, value in json_records(file) if isinstance(value, dict)]
+    for column in (name for names in columns for name in names):
+        if column in _COLUMNS:
+            return _COLUMNS[column]
     raise UserError(
         f"Give {path} the columns pdb_file, preferred_seq, unpreferred_seq (proteins) or prompt, chosen, rejected "
-        f"(texts); its first record has {', '.join(map(repr, records[0].values)) or 'none'}."
+        f"(texts); its first record has {', '.join(map(repr, columns[0])) if columns else 'none'}."
     )

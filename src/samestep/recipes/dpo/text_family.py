@@ -2,23 +2,25 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad as pad_tensor
 
-from samestep import Batch, Lora, World, completion_log_probs
+from samestep import Batch, Lora, UserError, World, completion_log_probs
 from samestep.core.records import atomic_file
 from samestep.data.data_file import DataFile
 from samestep.recipes.dpo.config import DpoConfig
 from samestep.recipes.dpo.families import Pairs
 from samestep.recipes.dpo.objective import SFT, PairLogProbs, PairScores
 from samestep.recipes.dpo.pair_split import validation_groups
-from samestep.recipes.dpo.record_files import Problems, Record, read_records
+from samestep.recipes.dpo.record_files import Problem, json_records, leave_out, selection
 from samestep.recipes.dpo.text_models import PairTokens, TextModel, open_text_model
-from samestep.recipes.dpo.text_records import TextPair, pydoc_pairs, read_pair
+from samestep.recipes.dpo.text_records import Fault, TextPair, pydoc_pairs, read_pair
 from samestep.train.learner.draws import Draws
 
 _PARTS = ("prompt", "chosen", "rejected")
@@ -53,8 +55,9 @@ class _ReadTexts:
     """What a file holds."""
 
     texts: Sequence[TextPair]
+    """Those that are used."""
     kept: Sequence[tuple[int, PairTokens]]
-    """Those that are used, as tokens, with their numbers."""
+    """The same as tokens, with their numbers."""
     origin: DataFile | np.ndarray
     left_out: str = ""
 
@@ -86,9 +89,10 @@ class TextFamily:
         """Records of files, or sentences of Python's help."""
         data = self._config.data
         if data.train is None:
-            texts = list(pydoc_pairs())[: data.limit]
-            numbered = [(number, self._model.encode(pair)) for number, pair in enumerate(texts)]
-            kept = [(number, tokens) for number, tokens in numbered if not self._fault(tokens)]
+            encoded = [(pair, self._model.encode(pair)) for pair in islice(pydoc_pairs(), data.limit)]
+            fitting = [(pair, tokens) for pair, tokens in encoded if not self._fault(tokens)]
+            texts = [pair for pair, _ in fitting]
+            kept = [(number, tokens) for number, (_, tokens) in enumerate(fitting)]
             read = _ReadTexts(texts, kept, np.frombuffer(repr(texts).encode("utf-8"), dtype=np.uint8))
             return Pairs("pydoc_data.topics", *self._split(read))
         read = self._read(data.train, first=0)
@@ -101,8 +105,7 @@ class TextFamily:
     def _split(self, read: "_ReadTexts") -> tuple[TextRows, TextRows]:
         """Equal records stay together, and by prompt so do all records with the same prompt."""
         data = self._config.data
-        of_kept = [read.texts[number] for number, _ in read.kept]
-        groups = [repr(pair.prompt) if data.split_by == "structure" else repr(pair) for pair in of_kept]
+        groups = [repr(pair.prompt) if data.split_by == "structure" else repr(pair) for pair in read.texts]
         held_out = validation_groups(groups, data.validation_fraction, self._config.seed)
         parts: tuple[list[tuple[int, PairTokens]], list[tuple[int, PairTokens]]] = ([], [])
         for row, group in zip(read.kept, groups):
@@ -111,41 +114,45 @@ class TextFamily:
 
     def _read(self, path: str, first: int) -> "_ReadTexts":
         """The pairs of a file, numbered from `first`."""
-        records, problems = read_records(path)
+        file, data = Path(path).expanduser(), self._config.data
         texts: list[TextPair] = []
         kept: list[tuple[int, PairTokens]] = []
-        for record in records[: self._config.data.limit]:
-            pair = read_pair(record.values)
-            if isinstance(pair, str):
-                problems.add(record.number, pair)
-                continue
-            self._add(record, pair, first + len(texts), kept, problems)
-            texts.append(pair)
-        left_out = problems.check(self._config.data.skip_invalid, len(kept))
-        return _ReadTexts(texts, kept, DataFile(problems.file.resolve()), left_out)
+        problems: list[Problem] = []
+        records = list(json_records(file))[: data.limit]
+        for number, (where, value) in enumerate(records, start=1):
+            found = self._checked(value)
+            if isinstance(found, Fault):
+                problems.append(Problem(number, where, *found))
+            else:
+                kept.append((first + len(texts), found[1]))
+                texts.append(found[0])
+        left_out = leave_out(file, problems, len(records), len(kept), data.skip_invalid)
+        note = selection(file, len(kept), len(records), left_out) if left_out else ""
+        return _ReadTexts(texts, kept, DataFile(file.resolve()), note)
 
-    def _add(
-        self, record: Record, pair: TextPair, number: int, kept: list[tuple[int, PairTokens]], problems: Problems
-    ) -> None:
-        tokens = self._model.encode(pair)
-        fault = self._fault(tokens)
-        if fault:
-            problems.add(record.number, fault)
-        else:
-            kept.append((number, tokens))
+    def _checked(self, value: Any) -> tuple[TextPair, PairTokens] | Fault:
+        """The pair of a record, also as tokens, or what is wrong with it."""
+        pair = read_pair(value)
+        if isinstance(pair, Fault):
+            return pair
+        try:
+            tokens = self._model.encode(pair)
+        except UserError as problem:  # such as a chat that the template refuses
+            return Fault("chat", str(problem).rstrip("."))
+        return self._fault(tokens) or (pair, tokens)
 
-    def _fault(self, pair: PairTokens) -> str:
-        """Why a pair cannot be trained on; empty if it can."""
+    def _fault(self, pair: PairTokens) -> Fault | None:
+        """Why a pair cannot be trained on."""
         longest = len(pair.prompt) + max(len(pair.chosen), len(pair.rejected))
         limits = [self._config.data.max_length, self._model.limit]
         limit = min(number for number in limits if number is not None)
         if longest > limit:
-            return f"it has {longest} tokens, and at most {limit} are taken (max_length, and what the model takes)"
-        if not pair.prompt:
-            return "its prompt has no token"
-        if not pair.chosen or not pair.rejected:
-            return "a completion has no token"
-        return "" if pair.chosen != pair.rejected else "'chosen' and 'rejected' are the same tokens"
+            return Fault(
+                "max_length", f"it has {longest} tokens, more than {limit} (max_length, or all the model takes)"
+            )
+        if not pair.prompt or not pair.chosen or not pair.rejected:
+            return Fault("tokens", "its prompt or one of its completions has no token; give it some text")
+        return Fault("tokens", "'chosen' and 'rejected' are the same tokens") if pair.chosen == pair.rejected else None
 
     def scores(self, network: nn.Module, batch: Batch) -> PairScores:
         """Both completions of each row after its prompt, in one call of the network."""

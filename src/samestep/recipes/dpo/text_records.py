@@ -3,10 +3,11 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from samestep import noise
 from samestep.data.pydoc_topics import distinct, passages, pydoc_topics
+from samestep.recipes.dpo.record_files import BadJson
 
 COLUMNS = ("prompt", "chosen", "rejected")
 Chat = tuple[Mapping[str, Any], ...]
@@ -25,16 +26,26 @@ class TextPair:
     rejected: Text
 
 
-def read_pair(record: Mapping[str, Any]) -> TextPair | str:
+class Fault(NamedTuple):
+    """Why a record cannot be used."""
+
+    about: str
+    text: str
+
+
+def read_pair(record: Any) -> TextPair | Fault:
     """The pair of a record, or what is wrong with it. A text beside chats is what the user or the model says."""
+    if not isinstance(record, dict):
+        reason = record.reason if isinstance(record, BadJson) else "it is no JSON object"
+        return Fault("JSON", f"{reason}; write one with {', '.join(COLUMNS)}")
     wrong = [f"{name!r} {fault}" for name in COLUMNS if (fault := _fault(record.get(name)))]
     if wrong:
-        return ", ".join(wrong)
+        return Fault("texts", ", ".join(wrong))
     prompt, chosen, rejected = (record[name] for name in COLUMNS)
     if not all(isinstance(value, str) for value in (prompt, chosen, rejected)):
         prompt, chosen, rejected = _chat(prompt, "user"), _chat(chosen, "assistant"), _chat(rejected, "assistant")
     if chosen == rejected:
-        return "'chosen' and 'rejected' are the same"
+        return Fault("texts", "'chosen' and 'rejected' are the same; give two that differ, or leave the record out")
     return TextPair(prompt, chosen, rejected)
 
 
