@@ -123,8 +123,10 @@ def test_relative_positions_end_at_32_and_at_the_chain() -> None:
     torch.testing.assert_close(far[33], far[1000])
     torch.testing.assert_close(far[32], far[33])
     assert (far[1] - far[32]).abs().max() > 1e-3
-    other_chains = network(*batch._replace(chain=torch.arange(14).expand(2, 14)))
+    alone = batch._replace(chain=torch.arange(14).expand(2, 14))
+    other_chains = network(*alone)
     assert (other_chains - far[1000]).abs().max() > 1e-3
+    torch.testing.assert_close(other_chains, network(*alone._replace(residue_index=5 * batch.residue_index)))
 
 
 def test_several_sequences_share_one_encoding() -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from protein_toys import Proteins, proteins
+from samestep.core.errors import UserError
 from samestep.models.protein_mpnn import ProteinMPNN
 from samestep.models.protein_mpnn_files import read_protein_mpnn, write_protein_mpnn
 
@@ -103,8 +104,7 @@ def test_written_weights_load_in_the_published_program(tmp_path: Path) -> None:
     with torch.no_grad():
         for weight in network.parameters():
             weight.mul_(1.01)
-        config = network.config
-        write_protein_mpnn(tmp_path / "trained.pt", config, network.state_dict(), 0.2)
+        write_protein_mpnn(tmp_path / "trained.pt", network.config, network.state_dict(), 0.2)
         expected = oracle_log_probs(oracle(tmp_path / "trained.pt"), batch)
         torch.testing.assert_close(network(*batch), expected, atol=1e-4, rtol=0)
     content = torch.load(tmp_path / "trained.pt", weights_only=True)
@@ -113,7 +113,7 @@ def test_written_weights_load_in_the_published_program(tmp_path: Path) -> None:
     assert content["model_state_dict"].keys() == original["model_state_dict"].keys()
 
 
-def test_unread_weights_are_written_back_as_they_were(tmp_path: Path) -> None:
+def test_untrained_weights_are_written_back_as_they_were(tmp_path: Path) -> None:
     file = read_protein_mpnn(WEIGHTS / "v_48_010.pt")
     write_protein_mpnn(tmp_path / "same.pt", file.config, file.network().state_dict(), file.noise_level)
     same, original = (torch.load(path, weights_only=True) for path in (tmp_path / "same.pt", WEIGHTS / "v_48_010.pt"))
@@ -123,7 +123,5 @@ def test_unread_weights_are_written_back_as_they_were(tmp_path: Path) -> None:
 
 
 def test_a_ca_only_file_is_refused() -> None:
-    from samestep.core.errors import UserError
-
     with pytest.raises(UserError, match="is a CA-only ProteinMPNN"):
         read_protein_mpnn(WEIGHTS.parent / "ca_model_weights" / "v_48_002.pt")

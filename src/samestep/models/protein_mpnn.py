@@ -60,14 +60,18 @@ class Encoded(NamedTuple):
 
     def repeat(self, times: int) -> "Encoded":
         """Each row several times, one after the other."""
-        graph = Graph(*(part.repeat_interleave(times, 0) for part in self.graph))
-        return Encoded(self.nodes.repeat_interleave(times, 0), self.edges.repeat_interleave(times, 0), graph)
+        graph = Graph(*(_repeat(part, times) for part in self.graph))
+        return Encoded(_repeat(self.nodes, times), _repeat(self.edges, times), graph)
 
     def sources(self, order: Tensor) -> Tensor:
         """What a position reads of each neighbour: n if neighbour n is decoded before it, otherwise n + length."""
         places = self.graph.neighbours
         is_earlier = order.gather(1, places.flatten(1)).view_as(places) < order[:, :, None]
         return torch.where(is_earlier, places, places + order.shape[1])
+
+
+def _repeat(rows: Tensor, times: int) -> Tensor:
+    return rows[:, None].expand(-1, times, *rows.shape[1:]).flatten(0, 1)
 
 
 class Embedding(nn.Embedding):
@@ -228,7 +232,7 @@ class ProteinMPNN(nn.Module):
         if sequence.dim() == 2:
             return self.decode(encoded, sequence, order)
         count = sequence.shape[1]
-        found = self.decode(encoded.repeat(count), sequence.flatten(0, 1), order.repeat_interleave(count, 0))
+        found = self.decode(encoded.repeat(count), sequence.flatten(0, 1), _repeat(order, count))
         return found.unflatten(0, (-1, count))
 
     def encode(self, coordinates: Tensor, resolved: Tensor, residue_index: Tensor, chain: Tensor) -> Encoded:

@@ -50,7 +50,8 @@ def sample(
     """Sample letters at the resolved positions where `design` [rows, length] is true; the others keep theirs.
 
     Each letter costs one decoder step of one position: what later positions read of it is kept. Positions in front of
-    the first design position are decoded together. Waits for the device once, before the first letter.
+    the first design position are decoded together. Waits for the device once, before the first letter. A sharded
+    network cannot be sampled from.
     """
     design = design & encoded.graph.resolved
     by_place = order.argsort(dim=1)
