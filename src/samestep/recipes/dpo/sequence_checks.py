@@ -52,8 +52,8 @@ def check_pair(texts: Mapping[str, str | None], design: Design, problems: Proble
         problems.append(
             (
                 "fixed positions",
-                f"the two sequences differ at position {some_of(moved)}, which is not mutable; make them equal there, or "
-                "the position mutable",
+                f"the two sequences differ at position {some_of(moved)}, which is not mutable; make them equal there, "
+                "or the position mutable",
             )
         )
     elif not (differ & design.scored).any():
