@@ -66,6 +66,11 @@ def test_small_sets(count: int, validation: int) -> None:
     assert len(chosen) == validation
 
 
+def test_a_share_that_is_a_whole_number() -> None:
+    """100 * 0.07 is a little above 7 in floating point."""
+    assert len(validation_groups([str(n) for n in range(100)], 0.07, 0)) == 7
+
+
 @pytest.mark.parametrize("groups", [["a"], ["a", "a", "a"]])
 def test_one_group_cannot_be_split(groups: list[str]) -> None:
     with pytest.raises(UserError, match=f"val_data.*: the {len(groups)} here cannot be split in two"):

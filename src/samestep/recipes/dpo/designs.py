@@ -1,5 +1,6 @@
 """What is designed in a structure: which chains, and which of their positions may change.
 
+The fields are `chain_id` or `design_chains`, `fixed_chains`, `mutable_positions` and `mutable_ranges` (ends included).
 Positions count from 0 over the residues of the design chains, joined in the order in which these are named.
 """
 
@@ -12,9 +13,6 @@ import numpy as np
 
 from samestep import UserError
 from samestep.recipes.dpo.structures import Chain, Structure
-
-DESIGN_FIELDS = ("chain_id", "design_chains", "fixed_chains", "mutable_positions", "mutable_ranges")
-"""The fields of a record that say what is designed."""
 
 
 class DesignError(UserError):
@@ -121,7 +119,7 @@ def _mutable(fields: Mapping[str, Any], size: int) -> np.ndarray:
     if outside:
         raise DesignError(
             "positions",
-            f"mutable position {_some(outside)} is not in the design chains, whose {size} residues count from 0 to "
+            f"mutable position {some_of(outside)} is not in the design chains, whose {size} residues count from 0 to "
             f"{size - 1}",
         )
     mutable = np.zeros(size, dtype=bool)
@@ -162,7 +160,8 @@ def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _some(positions: Sequence[int]) -> str:
+def some_of(positions: Sequence[int]) -> str:
+    """The first few positions, and how many more there are."""
     return ", ".join(map(str, positions[:5])) + (f" and {len(positions) - 5} more" if len(positions) > 5 else "")
 
 

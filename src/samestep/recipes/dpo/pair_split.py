@@ -37,7 +37,7 @@ def validation_groups(groups: Sequence[str], fraction: float, seed: int) -> set[
             f"Give records that differ, or name a file for validation (val_data): the {len(groups)} here cannot be "
             "split in two."
         )
-    room = min(math.ceil(round(len(groups) * fraction, 9)), len(groups) - 1)  # rounded: 0.1 * 70 is above 7
+    room = min(math.ceil(round(len(groups) * fraction, 9)), len(groups) - 1)  # rounded: 100 * 0.07 is above 7
     in_order = sorted(sizes, key=lambda group: hashlib.sha256(f"{seed} {group}".encode()).digest())
     chosen: set[str] = set()
     for group in in_order:

@@ -18,7 +18,7 @@ import numpy as np
 from samestep import UserError
 from samestep.recipes.dpo.designs import Design, DesignError, choose_design
 from samestep.recipes.dpo.record_files import BadJson, Problem, json_records, leave_out, selection
-from samestep.recipes.dpo.sequence_checks import SEPARATORS, check_pair, check_text
+from samestep.recipes.dpo.sequence_checks import SEPARATORS, Problems, check_pair, check_text
 from samestep.recipes.dpo.structure_cache import read_structure
 from samestep.recipes.dpo.structures import Structure
 
@@ -90,7 +90,7 @@ class _Reader:
 
     def pair(self, number: int, where: str, value: Any) -> ProteinPair | None:
         """The pair of a record; None if it has problems, which are kept."""
-        found: list[tuple[str, str]] = []
+        found: Problems = []
         pair = self._checked(number, value, found) if isinstance(value, dict) else None
         if isinstance(value, BadJson):
             found.append(("JSON", value.reason))
@@ -99,7 +99,7 @@ class _Reader:
         self.problems += [Problem(number, where, *problem) for problem in found]
         return None if found else pair
 
-    def _checked(self, number: int, value: Mapping[str, Any], found: list[tuple[str, str]]) -> ProteinPair | None:
+    def _checked(self, number: int, value: Mapping[str, Any], found: Problems) -> ProteinPair | None:
         texts = {name: check_text(name, value.get(name), found) for name in SEQUENCES}
         file, design = self._design(value, found)
         if file is None or design is None or None in texts.values():
@@ -108,7 +108,7 @@ class _Reader:
         sequences = ["".join(letter for letter in text or "" if letter not in SEPARATORS) for text in texts.values()]
         return ProteinPair(number, file, design, *sequences)
 
-    def _design(self, value: Mapping[str, Any], found: list[tuple[str, str]]) -> tuple[Path | None, Design | None]:
+    def _design(self, value: Mapping[str, Any], found: Problems) -> tuple[Path | None, Design | None]:
         name = value.get("pdb_file")
         if not isinstance(name, str) or not name.strip():
             found.append(("file", "pdb_file is missing; name a structure file"))
@@ -132,7 +132,7 @@ class _Reader:
         self._check_size(design, found)
         return file, design
 
-    def _check_size(self, design: Design, found: list[tuple[str, str]]) -> None:
+    def _check_size(self, design: Design, found: Problems) -> None:
         size = sum(map(len, design.chains))
         if size > self._options.max_length:
             found.append(

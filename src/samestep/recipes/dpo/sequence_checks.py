@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from samestep.recipes.dpo.designs import Design
+from samestep.recipes.dpo.designs import Design, some_of
 from samestep.recipes.dpo.structures import AMINO_ACIDS, LETTERS, UNKNOWN
 
 SEPARATORS = "/:"
@@ -49,12 +49,11 @@ def check_pair(texts: Mapping[str, str | None], design: Design, problems: Proble
             )
     differ = preferred != unpreferred
     if moved := np.flatnonzero(differ & ~design.mutable).tolist():
-        some = ", ".join(map(str, moved[:5])) + (f" and {len(moved) - 5} more" if len(moved) > 5 else "")
         problems.append(
             (
                 "fixed positions",
-                f"the two sequences differ at position {some}, which is not mutable; make them equal there, or the "
-                "position mutable",
+                f"the two sequences differ at position {some_of(moved)}, which is not mutable; make them equal there, "
+                "or the position mutable",
             )
         )
     elif not (differ & design.scored).any():
