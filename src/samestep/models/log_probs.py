@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
+from samestep.core.errors import UserError
 from samestep.models.decoding import forward_arguments, text_config
 
 AT_ONCE = 2**24
@@ -42,20 +43,27 @@ def completion_log_probs(
     *,
     temperature: float = 1.0,
     entropy: bool = False,
+    padding_free: bool = False,
 ) -> TokenLogProbs:
     """The log-probabilities of completions after their prompts, differentiable.
 
     Tokens are [rows, width]; the masks are true where there is a real one, so it makes no difference on which side a
     row is padded, or with what. Every prompt needs a token: the first of a completion without one gets NaN.
+    With `padding_free` the network, one of transformers, gets all rows one after the other as a single row.
     """
-    rows = _pack(prompt, prompt_mask.bool(), completion, completion_mask.bool())
+    pack = _pack_in_one_row if padding_free else _pack
+    rows = pack(prompt, prompt_mask.bool(), completion, completion_mask.bool())
     function = _Measure(temperature, entropy)
     head = _plain_head(network)
     if head is None or torch.compiler.is_compiling():  # a compiler fuses what follows
-        values = _in_parts(function, _at(_logits(network, rows.tokens), rows.positions), rows.targets)
+        values = _in_parts(
+            function, _at(_logits(network, rows.tokens, rows.position_ids), rows.positions), rows.targets
+        )
     else:
         values = _through_head(network, head, rows, function)
     real = completion_mask.bool()
+    if padding_free:
+        values = tuple(torch.zeros_like(real, dtype=value.dtype).masked_scatter(real, value) for value in values)
     nan = torch.full((), torch.nan, dtype=values[0].dtype, device=values[0].device)
     found = [torch.where(real, torch.where(rows.is_first, nan, value), 0.0) for value in values]
     return TokenLogProbs(found[0], found[1] if entropy else None)
@@ -96,6 +104,8 @@ class _Rows(NamedTuple):
     """The tokens of the completions."""
     is_first: Tensor
     """Whether nothing stands before a token of a completion."""
+    position_ids: Tensor | None = None
+    """The position of each token in its own text, where several texts are in one row."""
 
 
 def _pack(prompt: Tensor, prompt_mask: Tensor, completion: Tensor, completion_mask: Tensor) -> _Rows:
@@ -110,6 +120,23 @@ def _to_the_left(tokens: Tensor, real: Tensor) -> Tensor:
     """The real tokens of each row, then padding, which a causal network sees from no real token: it needs no mask."""
     tokens = torch.where(real, tokens, 0)  # padding may be any number, such as -100
     return tokens.gather(1, (~real).to(torch.uint8).argsort(dim=1, stable=True))
+
+
+def _pack_in_one_row(prompt: Tensor, prompt_mask: Tensor, completion: Tensor, completion_mask: Tensor) -> _Rows:
+    """All texts behind each other. Models of transformers see by the positions where one ends, and attend to none but
+    their own."""
+    real = torch.cat((prompt_mask, completion_mask), 1)
+    inside = real.long().cumsum(1)
+    before = inside[:, prompt.shape[1] :] - 2
+    lengths = inside[:, -1]
+    starts = (lengths.cumsum(0) - lengths)[:, None]
+    return _Rows(
+        torch.cat((prompt, completion), 1)[real][None],
+        (before.clamp(min=0) + starts)[completion_mask][None],
+        completion[completion_mask][None],
+        before < 0,
+        (inside - 1)[real][None],
+    )
 
 
 class _Measure:
@@ -172,13 +199,13 @@ def _through_head(network: nn.Module, head: nn.Linear, rows: _Rows, measure: _Me
         return stacked  # in place of logits, so that what the network returns leads back through it, as FSDP needs
 
     with _replaced_forward(head, measure_inside):
-        logits = _logits(network, rows.tokens)
+        logits = _logits(network, rows.tokens, rows.position_ids)
     if not inside:
         return _in_parts(measure, logits, rows.targets)
     if len(returned) == 1 and logits is returned[0][0] and logits._version == returned[0][1]:
         return logits.unbind(-1)
     # The network changes the logits in a way that is not known here, so they must be made.
-    return _in_parts(measure, _at(_logits(network, rows.tokens), rows.positions), rows.targets)
+    return _in_parts(measure, _at(_logits(network, rows.tokens, rows.position_ids), rows.positions), rows.targets)
 
 
 def _summing_widely(head: nn.Linear, forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -217,9 +244,17 @@ def _replaced_forward(head: nn.Module, forward: Callable[[Tensor], Tensor]) -> I
             head.forward = own
 
 
-def _logits(network: nn.Module, tokens: Tensor) -> Tensor:
+def _logits(network: nn.Module, tokens: Tensor, position_ids: Tensor | None = None) -> Tensor:
     """All logits [rows, width, vocabulary]."""
-    options = {"use_cache": False} if "use_cache" in forward_arguments(network) else {}
+    accepted = forward_arguments(network)
+    options: dict[str, Any] = {"use_cache": False} if "use_cache" in accepted else {}
+    if position_ids is not None:
+        if "position_ids" not in accepted or "past_key_values" not in accepted:
+            raise UserError(
+                f"{type(network).__name__} cannot be called without padding; use a model of transformers, or pad its "
+                "rows"
+            )
+        options["position_ids"] = position_ids
     out = network(tokens, **options)
     logits: Tensor = out if isinstance(out, Tensor) else out.logits
     return logits

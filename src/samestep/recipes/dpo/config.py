@@ -1,0 +1,101 @@
+"""Every setting of the recipe beyond those that all recipes share."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from samestep import CausalConfig, Config, UserError, free
+from samestep.models.protein_mpnn import ProteinMPNNConfig
+from samestep.recipes.dpo.objective import Objective
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Pairs of sequences."""
+
+    train: str | None = None
+    """A .json or .jsonl file of records: pdb_file, preferred_seq, unpreferred_seq; or prompt, chosen, rejected. null:
+    pairs that come with the recipe."""
+    validation: str | None = None
+    """The same for validation; null: a share of the training records."""
+    validation_fraction: float = 0.1
+    """That share, rounded up, chosen by the seed."""
+    split_by: Literal["pair", "structure"] = "pair"
+    """What is never in both parts: a pair; or a structure (text: a prompt), with all its pairs."""
+    max_length: int = 2048
+    """Most residues or tokens of a pair's longer sequence (text: with its prompt)."""
+    skip_invalid: bool = False
+    """Leave out records that cannot be used, and say how many; false: list all of them and stop."""
+    limit: int | None = None
+    """Use only this many records, from the beginning, for a quick trial; null: all."""
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        if not 0 < self.validation_fraction < 1:
+            raise UserError(f"Set data.validation_fraction between 0 and 1; it is {self.validation_fraction}.")
+        if self.max_length < 1:
+            raise UserError(f"Set data.max_length to 1 or more; it is {self.max_length}.")
+        if self.limit is not None and self.limit < 2:
+            raise UserError(f"Set data.limit to 2 or more, or to null; it is {self.limit}.")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The network that is trained, and that it is compared with."""
+
+    name: str | None = None
+    """protein: v_48_020 or another weight file of ProteinMPNN; text: a folder with a causal model of transformers, or a
+    model of the Hub (org/name). null: a small network with random weights."""
+    dir: str | None = None
+    """The folder that the model or weight file is in."""
+    protein: ProteinMPNNConfig = field(default_factory=ProteinMPNNConfig)
+    """protein: the shape of the network, where no weight file is named."""
+    text: CausalConfig = field(default_factory=lambda: CausalConfig(tied_head=True))
+    """text: the shape of the built-in network, which reads bytes."""
+    lora_rank: int = 0
+    """text: train adapters of this rank instead of the whole network; 0: the whole network."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be trained."""
+        if self.lora_rank < 0:
+            raise UserError(f"Set model.lora_rank to 0 or more; it is {self.lora_rank}.")
+
+
+@dataclass(frozen=True)
+class DpoConfig(Config):
+    """Preference optimisation, for protein inverse folding and for text."""
+
+    preset: str = "tiny"
+    """A named set of values."""
+    family: Literal["auto", "protein", "text"] = "auto"
+    """What the pairs are; auto: by the columns of their file, and proteins where there is none."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """Pairs of sequences."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """The network that is trained."""
+    objective: Objective = field(default_factory=Objective)
+    """What the pairs teach."""
+    reference: Literal["cached", "live"] = "cached"
+    """cached: a stage of its own computes the reference's log-probabilities once, and training holds one network; live:
+    with every batch (with adapters, by the same network without them)."""
+    temperature: float = 1.0
+    """What scores are divided by before log-probabilities are taken, for the loss, of policy and reference alike."""
+    sampling_temperature: float = 0.1
+    """protein: the temperature of sampled sequences (diversity_lambda, and `samestep sample`)."""
+    decoding_order: Literal["random", "left_to_right"] = "random"
+    """protein: the order in which residues are given; random: by seed and pair, and with a live reference by epoch."""
+    padding_free: bool = free(False)
+    """text: give a model of transformers the texts of a micro-batch as one row without padding."""
+    bucketed: bool = True
+    """Put pairs of similar length into one step, for less padding."""
+    pt_files: bool | None = free(None)
+    """Also write checkpoint_epoch_N.pt, best_model.pt and latest_model.pt; null: for proteins."""
+    base_batch_size: int = 0
+    """With lr_scaling (--scale_lr): the global batch that learning_rate is stated for; 0: batch_size, so that the rate
+    is multiplied by the number of processes."""
+
+    def __post_init__(self) -> None:
+        """Refuse settings that cannot work."""
+        if self.temperature <= 0 or self.sampling_temperature <= 0:
+            raise UserError("Set temperature and sampling_temperature above 0.")
+        if self.base_batch_size < 0:
+            raise UserError(f"Set base_batch_size to 0 or more; it is {self.base_batch_size}.")

@@ -1,0 +1,169 @@
+"""What is designed in a structure: which chains, and which of their positions may change.
+
+The fields are `chain_id` or `design_chains`, `fixed_chains`, `mutable_positions` and `mutable_ranges` (ends included).
+Positions count from 0 over the residues of the design chains, joined in the order in which these are named.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from samestep import UserError
+from samestep.recipes.dpo.structures import Chain, Structure
+
+
+class DesignError(UserError):
+    """A design that does not fit its structure; `about` says in a word or two what is wrong."""
+
+    def __init__(self, about: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.about = about
+
+
+@dataclass(frozen=True, eq=False)
+class Design:
+    """The chains that a sequence is for, and those that only stand beside them. Other chains are left out."""
+
+    structure: Structure
+    design_chains: tuple[Chain, ...]
+    fixed_chains: tuple[Chain, ...]
+    mutable: np.ndarray
+    """[design residues], bool: where letters may change."""
+
+    @property
+    def chains(self) -> tuple[Chain, ...]:
+        """All that the network sees: design chains as they are named, then fixed chains."""
+        return (*self.design_chains, *self.fixed_chains)
+
+    @property
+    def size(self) -> int:
+        """Residues in the design chains."""
+        return sum(map(len, self.design_chains))
+
+    @property
+    def native(self) -> str:
+        """The letters of the design chains in the file."""
+        return "".join(chain.letters for chain in self.design_chains)
+
+    @property
+    def scored(self) -> np.ndarray:
+        """[design residues], bool: mutable and resolved, and one of the 20 amino acids in the file."""
+        usable = [chain.resolved & chain.known for chain in self.design_chains]
+        return self.mutable & np.concatenate(usable)
+
+    def identity(self) -> str:
+        """All that makes this design another one, as text."""
+        names = [[chain.id for chain in chains] for chains in (self.design_chains, self.fixed_chains)]
+        return f"{self.structure.sha256} {names} {np.flatnonzero(self.mutable).tolist()}"
+
+
+def choose_design(structure: Structure, fields: Mapping[str, Any]) -> Design:
+    """The design that a record's fields describe; all chains that are not fixed, if no design chain is named."""
+    fixed = _chain_ids(fields, "fixed_chains")
+    named = _design_ids(fields)
+    design = named or [chain_id for chain_id in structure.chain_ids if chain_id not in fixed]
+    _check_chains(structure, design, fixed)
+    chains = tuple(map(structure.chain, design))
+    mutable = _mutable(fields, sum(map(len, chains)))
+    return Design(structure, chains, tuple(map(structure.chain, fixed)), mutable)
+
+
+def _design_ids(fields: Mapping[str, Any]) -> list[str]:
+    named, single = _chain_ids(fields, "design_chains"), _chain_ids(fields, "chain_id")
+    if len(single) > 1:
+        raise DesignError("chains", f"chain_id names {len(single)} chains; name several in design_chains")
+    if named and single and named != single:
+        raise DesignError("chains", "chain_id and design_chains name different chains; leave one of them out")
+    return named or single
+
+
+def _chain_ids(fields: Mapping[str, Any], name: str) -> list[str]:
+    """A list of chains, or text with commas or spaces between them."""
+    value = fields.get(name)
+    ids = re.split(r"[,\s]+", value.strip(", \t\n")) if isinstance(value, str) else value
+    if value is None or ids == [""]:
+        return []
+    if not isinstance(ids, list) or not all(isinstance(each, str) for each in ids):
+        raise DesignError("chains", f"{name} must be a list of chains such as ['A', 'B'], or text such as 'A,B'")
+    return ids
+
+
+def _check_chains(structure: Structure, design: Sequence[str], fixed: Sequence[str]) -> None:
+    missing = [chain_id for chain_id in (*design, *fixed) if chain_id not in structure.chain_ids]
+    twice = [chain_id for place, chain_id in enumerate((*design, *fixed)) if chain_id in (*design, *fixed)[:place]]
+    if missing:
+        raise DesignError(
+            "chains", f"the structure has no chain {_listed(missing)}; it has {_listed(structure.chain_ids)}"
+        )
+    if twice:
+        raise DesignError(
+            "chains", f"chain {_listed(twice)} is named twice; name each once, in design_chains or in fixed_chains"
+        )
+    if not design:
+        raise DesignError("chains", "every chain is fixed; name at least one in design_chains")
+
+
+def _mutable(fields: Mapping[str, Any], size: int) -> np.ndarray:
+    """[size], bool: the positions and the ranges that are named; every position, if neither is."""
+    if all(fields.get(name) is None for name in ("mutable_positions", "mutable_ranges")):
+        return np.ones(size, dtype=bool)
+    named = [*_positions(fields.get("mutable_positions"))]
+    for start, end in _ranges(fields.get("mutable_ranges")):
+        if start > end:
+            raise DesignError("positions", f"the range {start}-{end} of mutable_ranges ends before it begins")
+        named += [start, end] if end >= size else range(start, end + 1)
+    outside = sorted({position for position in named if not 0 <= position < size})
+    if outside:
+        raise DesignError(
+            "positions",
+            f"mutable position {some_of(outside)} is not in the design chains, whose {size} residues count from 0 to "
+            f"{size - 1}",
+        )
+    mutable = np.zeros(size, dtype=bool)
+    mutable[named] = True
+    return mutable
+
+
+def _positions(value: Any) -> list[int]:
+    if isinstance(value, str) and re.fullmatch(r"\s*\d+([,\s]+\d+)*\s*", value):
+        value = [int(number) for number in re.findall(r"\d+", value)]
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(map(_is_integer, value)):
+        raise DesignError("positions", "mutable_positions must be a list of whole numbers such as [0, 5, 6]")
+    return value
+
+
+def _ranges(value: Any) -> list[tuple[int, int]]:
+    """[[3, 9], [12, 20]], or text such as "3-9,12-20", or a list of such texts."""
+    if value is None:
+        return []
+    parts = re.split(r"[,\s]+", value.strip(", \t\n")) if isinstance(value, str) else value
+    if not isinstance(parts, list):
+        parts = [None]
+    ranges = []
+    for part in parts:
+        if isinstance(part, str) and (found := re.fullmatch(r"\s*(\d+)\s*-\s*(\d+)\s*", part)):
+            part = [int(number) for number in found.groups()]
+        if not isinstance(part, list) or len(part) != 2 or not all(map(_is_integer, part)):
+            raise DesignError(
+                "positions", "mutable_ranges must be a list such as [[3, 9], [12, 20]], or text such as '3-9,12-20'"
+            )
+        ranges.append((part[0], part[1]))
+    return ranges
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def some_of(positions: Sequence[int]) -> str:
+    """The first few positions, and how many more there are."""
+    return ", ".join(map(str, positions[:5])) + (f" and {len(positions) - 5} more" if len(positions) > 5 else "")
+
+
+def _listed(chain_ids: Sequence[str]) -> str:
+    return ", ".join(map(repr, chain_ids))

@@ -1,0 +1,77 @@
+"""What proteins and texts have in common, so that stages, losses and files are written once."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from samestep import Batch, Lora
+from samestep.recipes.dpo.objective import PairScores
+from samestep.train.learner.draws import Draws
+
+
+class PairRows(Protocol):
+    """Pairs as a feed reads them. Each has `record`, a number of its own in all of the run's data."""
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Tokens or residues of each row, so that rows of similar length share a step."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]: ...
+
+    def origins(self) -> Sequence[Any]:
+        """The files that they come from, for the comparison of a resumed run."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The data of a run, in two parts."""
+
+    name: str
+    train: PairRows
+    validation: PairRows
+    left_out: str = ""
+    """What was left out of the files, and why."""
+
+
+class Family(Protocol):
+    """A kind of sequences, with the network that is trained on them."""
+
+    @property
+    def pad(self) -> Mapping[str, float]:
+        """What a feed pads rows with."""
+
+    @property
+    def first_weights(self) -> str | None:
+        """The weight file that the network begins with; None: it is built with weights, or they follow from the
+        seed."""
+
+    @property
+    def lora(self) -> Lora | None:
+        """Adapters to train in place of the whole network."""
+
+    @property
+    def files_by_default(self) -> bool:
+        """Whether weight files are written unless the user says otherwise."""
+
+    def network(self) -> nn.Module:
+        """The network with its first weights; without dropout, which would tell the policy from its reference."""
+
+    def pairs(self) -> Pairs:
+        """Read, check and split the data; the same on every rank."""
+
+    def scores(self, network: nn.Module, batch: Batch) -> PairScores:
+        """Log-probabilities of both sequences of each row, differentiable."""
+
+    def count(self, batch: Batch) -> Mapping[str, Tensor]:
+        """What sums over tokens or residues are divided by: their number, by term."""
+
+    def with_samples(self, network: nn.Module, batch: Batch, draws: Draws, step: int) -> dict[str, Tensor]:
+        """A batch with sequences that the network wrote itself, for the term that keeps them different."""
+
+    def save(self, path: Path, weights: Mapping[str, Tensor]) -> None:
+        """Write weights as other programs read them, atomically."""

