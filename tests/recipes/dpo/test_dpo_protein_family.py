@@ -99,9 +99,7 @@ def test_how_alike_letters_are() -> None:
 
 
 def sampled_batch(own: ProteinFamily, network: ProteinMPNN, step: int = 0) -> Batch:
-    batch = batch_of(own)
-    drawn = own.with_samples(network, batch, Draws("test", 0), step)
-    return {**drawn, "ids": batch["ids"], "live": batch["live"]}
+    return own.with_samples(network, batch_of(own), Draws("test", 0), step)
 
 
 def test_samples_are_drawn_where_pairs_are_scored() -> None:

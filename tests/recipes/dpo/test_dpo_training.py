@@ -45,6 +45,12 @@ def test_cached_and_live_references_train_alike(tmp_path: Path) -> None:
     assert [row["dpo"] for row in cached] == pytest.approx([row["dpo"] for row in live], abs=1e-5)
 
 
+def test_sampled_sequences_beside_a_cached_reference(tmp_path: Path) -> None:
+    rows = train(tmp_path, "verify", "diversity_lambda=0.5", "max_steps=2")
+    assert abs(rows[0]["dpo"] - LN2) < 1e-5 and 1 / 21 < rows[0]["diversity"] < 1
+    assert rows[1]["loss"] == pytest.approx(rows[1]["dpo"] + 0.1 * rows[1]["sft"] + 0.5 * rows[1]["diversity"])
+
+
 def test_weight_files_are_those_of_protein_mpnn(tmp_path: Path) -> None:
     train(tmp_path, "verify", "max_steps=7", "schedule=constant")
     run = tmp_path / "run"

@@ -122,7 +122,7 @@ class ProteinFamily:
             return draws.choose(log_probs, step=step, ids=batch["ids"], position=place, temperature=temperature)[0]
 
         drawn = sample(network, encoded, batch["preferred"], self._order(batch), batch["scored"], choose)
-        return {**{name: batch[name] for name in (*PAD, "record")}, "sampled": drawn.sequence}
+        return {**batch, "sampled": drawn.sequence}
 
     def save(self, path: Path, weights: Mapping[str, Tensor]) -> None:
         """As the published files are."""
