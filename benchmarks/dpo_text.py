@@ -1,6 +1,6 @@
 """Text DPO beside TRL's DPOTrainer: the same tiny model, pairs, order and settings; losses step by step, and speed.
 
-    python benchmarks/dpo_text.py [--steps 20] [--batch 8] [--hidden 64] [--layers 2]
+    python benchmarks/dpo_text.py [--steps 20] [--batch 8] [--rate 1e-3] [--hidden 64] [--layers 2] [--reference live]
 
 TRL must be installed beside samestep (pip install trl). Both train a Llama with random weights on this machine's CPU or
 GPU in float32. The speed is that of a second run of each, without its first 5 steps.

@@ -39,6 +39,8 @@ def family(**data: Any) -> TextFamily:
             "'chosen' is a int, not a text or a list of messages, 'rejected'",
         ),
         ({"prompt": [{"role": "user"}], "chosen": "b", "rejected": "c"}, "'prompt' has a message without a text"),
+        ({"prompt": "a\ud83d", "chosen": "b", "rejected": "c"}, "'prompt' has half of a surrogate pair"),
+        ({"prompt": [says("user", "\udfff")], "chosen": "b", "rejected": "c"}, "a message that has half of a surrogate"),
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, "'chosen' and 'rejected' are the same"),
     ],
 )

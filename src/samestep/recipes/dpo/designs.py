@@ -14,6 +14,9 @@ import numpy as np
 from samestep import UserError
 from samestep.recipes.dpo.structures import Chain, Structure
 
+_NUMBER = r"[0-9]{1,18}"
+"""Python refuses to read thousands of digits."""
+
 
 class DesignError(UserError):
     """A design that does not fit its structure; `about` says in a word or two what is wrong."""
@@ -114,7 +117,7 @@ def _mutable(fields: Mapping[str, Any], size: int) -> np.ndarray:
     for start, end in _ranges(fields.get("mutable_ranges")):
         if start > end:
             raise DesignError("positions", f"the range {start}-{end} of mutable_ranges ends before it begins")
-        named += [start, end] if end >= size else range(start, end + 1)
+        named += range(start, end + 1) if 0 <= start and end < size else [start, end]
     outside = sorted({position for position in named if not 0 <= position < size})
     if outside:
         raise DesignError(
@@ -128,8 +131,8 @@ def _mutable(fields: Mapping[str, Any], size: int) -> np.ndarray:
 
 
 def _positions(value: Any) -> list[int]:
-    if isinstance(value, str) and re.fullmatch(r"\s*\d+([,\s]+\d+)*\s*", value):
-        value = [int(number) for number in re.findall(r"\d+", value)]
+    if isinstance(value, str) and re.fullmatch(rf"\s*{_NUMBER}([,\s]+{_NUMBER})*\s*", value):
+        value = [int(number) for number in re.findall(_NUMBER, value)]
     if value is None:
         return []
     if not isinstance(value, list) or not all(map(_is_integer, value)):
@@ -146,7 +149,7 @@ def _ranges(value: Any) -> list[tuple[int, int]]:
         parts = [None]
     ranges = []
     for part in parts:
-        if isinstance(part, str) and (found := re.fullmatch(r"\s*(\d+)\s*-\s*(\d+)\s*", part)):
+        if isinstance(part, str) and (found := re.fullmatch(rf"\s*({_NUMBER})\s*-\s*({_NUMBER})\s*", part)):
             part = [int(number) for number in found.groups()]
         if not isinstance(part, list) or len(part) != 2 or not all(map(_is_integer, part)):
             raise DesignError(

@@ -9,6 +9,7 @@ stand between chains.
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -113,8 +114,7 @@ class _Reader:
         if not isinstance(name, str) or not name.strip():
             found.append(("file", "pdb_file is missing; name a structure file"))
             return None, None
-        places = [self._folder / Path(name).expanduser(), Path(name).expanduser()]
-        file = next((place for place in places if place.is_file()), None)
+        file = _find(name, self._folder)
         if file is None:
             found.append(
                 ("file", f"there is no file {name} in {self._folder.resolve()} or {Path.cwd()}; correct pdb_file")
@@ -153,6 +153,14 @@ class _Reader:
             except UserError as problem:
                 self._structures[file] = problem
         return self._structures[file]
+
+
+def _find(name: str, folder: Path) -> Path | None:
+    """The file that a record names; None if there is none, or it cannot be looked for."""
+    with suppress(OSError, RuntimeError):  # a name too long, a folder of others; ~ of an unknown user
+        path = Path(name).expanduser()
+        return next((place for place in (folder / path, path) if place.is_file()), None)
+    return None
 
 
 def _nothing_scored(design: Design) -> str:

@@ -13,6 +13,7 @@ COLUMNS = ("prompt", "chosen", "rejected")
 Chat = tuple[Mapping[str, Any], ...]
 Text = str | Chat
 _WORD = re.compile(r"[A-Za-z]{4,}")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _TYPO = noise.purpose("dpo/typo")
 _TYPO_SHARE = 0.5
 
@@ -58,7 +59,7 @@ def _fault(value: Any) -> str:
     if value is None:
         return "is missing"
     if isinstance(value, str):
-        return "" if value.strip() else "is empty"
+        return _text_fault(value)
     if not isinstance(value, list):
         return f"is a {type(value).__name__}, not a text or a list of messages"
     if not value:
@@ -67,7 +68,16 @@ def _fault(value: Any) -> str:
         parts = [message.get(key) for key in ("role", "content")] if isinstance(message, dict) else []
         if not parts or not all(isinstance(part, str) and part.strip() for part in parts):
             return "has a message without a text as 'role' and as 'content'"
+        if fault := next(filter(None, map(_text_fault, parts)), ""):
+            return f"has a message that {fault}"
     return ""
+
+
+def _text_fault(text: str) -> str:
+    """JSON can spell half of a character, which no tokenizer takes."""
+    if not text.strip():
+        return "is empty"
+    return "has half of a surrogate pair, which is no character" if _SURROGATE.search(text) else ""
 
 
 def pydoc_pairs() -> Iterator[TextPair]:
