@@ -197,8 +197,16 @@ def cuda_graphs_are_taken_where_they_are_faster(world: World, strategy: str) -> 
     close(weights_of(learner), weights_of(again), tolerance=1e-12)
 
 
+def what_one_process_records_several_do_not(world: World, strategy: str) -> None:
+    decisions = Decisions(**{"attention/model": None, "compile/model": True, "cuda_graphs/model": True})
+    options: dict[str, Any] = {"compile": True, "attention": "auto", "cuda_graphs": True}
+    learner = trained(world, strategy, open_choices(decisions, **options, known=lambda: decisions.known))
+    assert learner._preparation.cuda_graphs == (strategy == "lone")
+
+
 CASES: list[Case] = [
     cuda_graphs_are_taken_where_they_are_faster,
+    what_one_process_records_several_do_not,
     what_is_to_be_compiled_is_compiled_after_its_attention_was_measured,
     a_loss_without_its_network_is_told_so,
     measuring_changes_no_number,

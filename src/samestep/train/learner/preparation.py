@@ -107,8 +107,9 @@ class Preparation:
         known = choices.known() if choices.compile is None or choices.attention == "auto" else {}
         self._kernel = known.get(f"attention/{name}") if choices.attention == "auto" else choices.attention
         self._has_decided = False
+        self._may_record = choices.cuda_graphs and world.control is None  # DDP and FSDP reduce in hooks
         if choices.compile or (choices.compile is None and known.get(f"compile/{name}")):
-            self._compile(bool(known.get(f"cuda_graphs/{name}")))
+            self._compile(self._may_record and bool(known.get(f"cuda_graphs/{name}")))
 
     def attention(self) -> AbstractContextManager[None]:
         """Around calls of the network and their backward passes."""
@@ -149,8 +150,8 @@ class Preparation:
 
     def _decide_compiling(self, attempt: Callable[[], None], passes: int) -> None:
         if self._decide("compile", lambda: self._pays(attempt, passes)):
-            may_record = self._choices.cuda_graphs and self._world.control is None  # DDP and FSDP reduce in hooks
-            self._compile(may_record and bool(self._decide("cuda_graphs", lambda: self._is_faster_recorded(attempt))))
+            records = self._may_record and self._decide("cuda_graphs", lambda: self._is_faster_recorded(attempt))
+            self._compile(bool(records))
         else:
             self._parallel.compiler = None
 
