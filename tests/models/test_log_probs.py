@@ -271,3 +271,13 @@ def test_without_padding_values_and_gradients_are_the_same(kind: str, prompt_sid
 def test_a_native_network_needs_padding() -> None:
     with pytest.raises(UserError, match="cannot be called without padding; use a model of transformers"):
         completion_log_probs(native(), *given(), padding_free=True)
+
+
+def test_a_network_whose_layers_read_over_the_end_of_a_text_needs_padding() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
+    config = transformers.Lfm2Config(
+        **sizes, num_key_value_heads=2, num_hidden_layers=2, layer_types=["conv", "full_attention"]
+    )
+    with pytest.raises(UserError, match="some of its layers would mix texts"):
+        completion_log_probs(transformers.Lfm2ForCausalLM(config), *given(), padding_free=True)

@@ -51,6 +51,8 @@ def completion_log_probs(
     row is padded, or with what. Every prompt needs a token: the first of a completion without one gets NaN.
     With `padding_free` the network, one of transformers, gets all rows one after the other as a single row.
     """
+    if padding_free and not torch.compiler.is_compiling():
+        check_padding_free(network)
     pack = _pack_in_one_row if padding_free else _pack
     rows = pack(prompt, prompt_mask.bool(), completion, completion_mask.bool())
     function = _Measure(temperature, entropy)
@@ -67,6 +69,17 @@ def completion_log_probs(
     nan = torch.full((), torch.nan, dtype=values[0].dtype, device=values[0].device)
     found = [torch.where(real, torch.where(rows.is_first, nan, value), 0.0) for value in values]
     return TokenLogProbs(found[0], found[1] if entropy else None)
+
+
+def check_padding_free(network: nn.Module) -> None:
+    """Refuse a network that reads beyond the beginning of a text: layers with a state, or a convolution before one, do
+    not see by the positions where a text ends."""
+    kinds = getattr(text_config(network), "layer_types", None) or ()
+    if any(isinstance(part, nn.Conv1d) for part in network.modules()) or any("linear" in kind for kind in kinds):
+        raise UserError(
+            f"{type(network).__name__} cannot be called without padding: some of its layers would mix texts that "
+            "stand behind each other; set padding_free to false"
+        )
 
 
 def token_log_probs(logits: Tensor, tokens: Tensor, temperature: float = 1.0) -> Tensor:

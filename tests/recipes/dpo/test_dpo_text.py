@@ -16,7 +16,7 @@ from samestep.data.collate import pad_rows
 from samestep.recipes.dpo.config import DataConfig, DpoConfig, ModelConfig
 from samestep.recipes.dpo.record_files import family_of
 from samestep.recipes.dpo.text_family import TextFamily
-from samestep.recipes.dpo.text_models import BuiltInModel, FolderModel
+from samestep.recipes.dpo.text_models import BuiltInModel, FolderModel, without_dropout
 from samestep.recipes.dpo.text_records import Fault, TextPair, pydoc_pairs, read_pair
 
 
@@ -40,7 +40,10 @@ def family(**data: Any) -> TextFamily:
         ),
         ({"prompt": [{"role": "user"}], "chosen": "b", "rejected": "c"}, "'prompt' has a message without a text"),
         ({"prompt": "a\ud83d", "chosen": "b", "rejected": "c"}, "'prompt' has half of a surrogate pair"),
-        ({"prompt": [says("user", "\udfff")], "chosen": "b", "rejected": "c"}, "a message that has half of a surrogate"),
+        (
+            {"prompt": [says("user", "\udfff")], "chosen": "b", "rejected": "c"},
+            "message that has half of a surrogate",
+        ),
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, "'chosen' and 'rejected' are the same"),
     ],
 )
@@ -195,3 +198,9 @@ def test_the_loss_temperature_is_that_of_the_scores() -> None:
     wanted = (network(tokens[None])[0, -size - 1 : -1] / 2).log_softmax(-1).gather(1, tokens[-size:, None]).sum()
     assert float(warm.scores(network, batch).log_probs.chosen[0]) == pytest.approx(float(wanted), abs=1e-9)
     assert float(plain.scores(network, batch).log_probs.chosen[0]) != pytest.approx(float(wanted), abs=1e-3)
+
+
+def test_no_kind_of_dropout_is_left() -> None:
+    network = torch.nn.Sequential(torch.nn.Dropout(0.3), torch.nn.Linear(2, 2))
+    network[1].attention_dropout, network[1].layerdrop = 0.1, 0.2  # as models of transformers have them
+    assert without_dropout(network)[0].p == network[1].attention_dropout == network[1].layerdrop == 0

@@ -117,7 +117,7 @@ def _mutable(fields: Mapping[str, Any], size: int) -> np.ndarray:
     for start, end in _ranges(fields.get("mutable_ranges")):
         if start > end:
             raise DesignError("positions", f"the range {start}-{end} of mutable_ranges ends before it begins")
-        named += range(start, end + 1) if 0 <= start and end < size else [start, end]
+        named += range(start, end + 1) if start >= 0 and end < size else [start, end]
     outside = sorted({position for position in named if not 0 <= position < size})
     if outside:
         raise DesignError(

@@ -14,6 +14,7 @@ from torch.nn.functional import pad as pad_tensor
 from samestep import Batch, Lora, UserError, World, completion_log_probs
 from samestep.core.records import atomic_file
 from samestep.data.data_file import DataFile
+from samestep.models.log_probs import check_padding_free
 from samestep.recipes.dpo.config import DpoConfig
 from samestep.recipes.dpo.families import Pairs
 from samestep.recipes.dpo.objective import SFT, PairLogProbs, PairScores
@@ -83,7 +84,10 @@ class TextFamily:
 
     def network(self) -> nn.Module:
         """The network with its first weights."""
-        return self._model.network()
+        network = self._model.network()
+        if self._config.padding_free:
+            check_padding_free(network)
+        return network
 
     def pairs(self) -> Pairs:
         """Records of files, or sentences of Python's help."""

@@ -104,13 +104,13 @@ def _shared(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 def without_dropout(network: nn.Module) -> nn.Module:
-    """The network with all its dropout set to 0, also what attention is given as a number: a policy that drops and a
-    reference that does not are never the same network."""
+    """The network with all its dropout set to 0, also what attention is given as a number, and that of whole layers: a
+    policy that drops and a reference that does not are never the same network."""
     for module in network.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
         for name, value in vars(module).items():
-            if "dropout" in name and isinstance(value, float):
+            if "drop" in name and isinstance(value, float):
                 setattr(module, name, 0.0)
     return network
 
