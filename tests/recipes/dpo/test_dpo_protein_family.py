@@ -153,3 +153,10 @@ def test_published_weights_are_found_in_their_package() -> None:
 def family_with(name: str) -> ProteinFamily:
     config = build(DpoConfig, PRESETS["verify"])
     return ProteinFamily(replace(config, model=replace(config.model, name=name)), World.single())
+
+
+def test_made_up_pairs_need_a_folder_that_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(UserError, match=r"XDG_CACHE_HOME to a folder .* cannot be written: Not a directory"):
+        family().pairs()

@@ -137,13 +137,19 @@ def alike(log_probs: Tensor) -> Tensor:
 @cache
 def _made_up_records(folder: Path) -> Path:
     """Written once by each process."""
-    return default_records(folder)
+    try:
+        return default_records(folder)
+    except OSError as problem:
+        raise UserError(
+            f"Name pairs with train_data, or set XDG_CACHE_HOME to a folder for those that come with the recipe; "
+            f"{folder} cannot be written: {problem.strerror}."
+        ) from None
 
 
 def cache_folder() -> Path:
     """Where parsed structures and made-up pairs are kept."""
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(home).expanduser() / "samestep" / "dpo"
+    home = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return Path(home) / "samestep" / "dpo"
 
 
 def find_weights(name: str | None, folder: str | None) -> Path:

@@ -65,7 +65,7 @@ def _fault(value: Any) -> str:
     if not value:
         return "is empty"
     for message in value:
-        parts = [message.get(key) for key in ("role", "content")] if isinstance(message, dict) else []
+        parts: list[Any] = [message.get(key) for key in ("role", "content")] if isinstance(message, dict) else []
         if not parts or not all(isinstance(part, str) and part.strip() for part in parts):
             return "has a message without a text as 'role' and as 'content'"
         if fault := next(filter(None, map(_text_fault, parts)), ""):
