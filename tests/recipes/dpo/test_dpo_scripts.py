@@ -59,7 +59,7 @@ def test_torchrun_trains_with_familiar_flags(tmp_path: Path) -> None:
         "--diversity_lambda=0.1",
         "reference=live",
     ]
-    found = call([*torchrun, *SHORT, *flags, *more], tmp_path)
+    found = call([*torchrun, *SHORT, *flags, *more, "reference=live"], tmp_path)
     assert found.returncode == 0, found.stderr
     config = read_json(tmp_path / "out" / "a" / "config.json")["config"]
     assert (config["objective"]["beta"], config["objective"]["diversity_lambda"]) == (0.2, 0.1)
