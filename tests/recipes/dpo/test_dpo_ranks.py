@@ -31,8 +31,10 @@ def test_414_records_on_4_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str
     data = many_records(tmp_path, 414)
     sizes = ["data.limit=null", "data.validation_fraction=0.1", "global_batch_size=93", "batch_size=24", "max_steps=4"]
     settings = [f"train_data={data}", f"out={tmp_path}", "validate_every=4", "evidence=true", *sizes]
-    for ranks in (1, 4):
-        assert main(["train", "dpo", "--nproc", str(ranks), "--preset=verify", f"name=ranks_{ranks}", *settings]) == 0
+    network = ["reference=live", "model.protein.hidden=8", "model.protein.decoder_layers=1"]
+    for ranks, launch in ((1, []), (4, ["--nproc", "4"])):
+        names = ["--preset=verify", f"name=ranks_{ranks}"]
+        assert main(["train", "dpo", *launch, *names, *settings, *network]) == 0
         assert "372 pairs for training, 42 pairs for validation" in capfd.readouterr().out
     one, four = (validations_of(tmp_path / f"ranks_{ranks}") for ranks in (1, 4))
     assert one == [pytest.approx(four[0], abs=1e-9)], "a rank with another split would validate other rows"
