@@ -28,6 +28,7 @@ if [ -n "${PBS_NODEFILE:-}" ]; then
     # Eight cores a rank on the socket of its tile; core 0 of each socket is the system's.
     cores=1-8:9-16:17-24:25-32:33-40:41-48:53-60:61-68:69-76:77-84:85-92:93-100
     launcher=(--hostfile "$PBS_NODEFILE" --cpu-bind "list:$cores")
+    export SAMESTEP_BEGAN=$(date +%s)  # max_time counts from here
     flags=(--max_time "${MAX_TIME:-55m}" "${flags[@]}")
     export MASTER_ADDR="${MASTER_ADDR:-$(hostname -s).hsn.cm.aurora.alcf.anl.gov}"
     # Every tile is a device of its own; oneCCL starts through the PMIx of PALS and talks over MPI.
