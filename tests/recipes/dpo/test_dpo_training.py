@@ -123,3 +123,13 @@ def test_two_processes_learn_the_default_data(tmp_path: Path) -> None:
     found = validations_of(tmp_path / "run")[-1]
     assert found["val/accuracy"] > 0.75 and found["val/margin"] > 0.3
     torch.load(tmp_path / "run" / "best_model.pt", weights_only=True)
+
+
+@pytest.mark.parametrize(("preset", "other"), [("verify", "text"), ("verify-text", "protein")])
+def test_records_of_the_other_family(
+    preset: str, other: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    protein = [{"pdb_file": "a.pdb", "preferred_seq": "A", "unpreferred_seq": "C"}]
+    data = write_records(tmp_path / "pairs.json", text_records(3) if other == "text" else protein)
+    assert main(["train", "dpo", "--preset", preset, f"train_data={data}", f"out={tmp_path}"]) == 2
+    assert f"set family={other}: {data} has {other} pairs." in " ".join(capfd.readouterr().err.split())
