@@ -36,6 +36,8 @@ def test_what_is_logged(tmp_path: Path) -> None:
     assert found["val/loss"] == pytest.approx(found["val/dpo"] + 0.1 * found["val/sft"])
     assert found["val/perplexity"] == pytest.approx(math.exp(found["val/sft"]))
     assert 0 <= found["val/recovery"] <= 1
+    shown = [name for name in found if name.startswith("val/")][:5]
+    assert shown == ["val/loss", "val/accuracy", "val/margin", "val/perplexity", "val/recovery"]
 
 
 def test_cached_and_live_references_train_alike(tmp_path: Path) -> None:
