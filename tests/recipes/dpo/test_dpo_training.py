@@ -36,6 +36,8 @@ def test_what_is_logged(tmp_path: Path) -> None:
     assert found["val/loss"] == pytest.approx(found["val/dpo"] + 0.1 * found["val/sft"])
     assert found["val/perplexity"] == pytest.approx(math.exp(found["val/sft"]))
     assert 0 <= found["val/recovery"] <= 1
+    shown = [name for name in found if name.startswith("val/")][:5]
+    assert shown == ["val/loss", "val/accuracy", "val/margin", "val/perplexity", "val/recovery"]
 
 
 def test_cached_and_live_references_train_alike(tmp_path: Path) -> None:
@@ -129,3 +131,13 @@ def test_two_processes_learn_the_default_data(tmp_path: Path) -> None:
     found = validations_of(tmp_path / "run")[-1]
     assert found["val/accuracy"] > 0.75 and found["val/margin"] > 0.3
     torch.load(tmp_path / "run" / "best_model.pt", weights_only=True)
+
+
+@pytest.mark.parametrize(("preset", "other"), [("verify", "text"), ("verify-text", "protein")])
+def test_records_of_the_other_family(
+    preset: str, other: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    protein = [{"pdb_file": "a.pdb", "preferred_seq": "A", "unpreferred_seq": "C"}]
+    data = write_records(tmp_path / "pairs.json", text_records(3) if other == "text" else protein)
+    assert main(["train", "dpo", "--preset", preset, f"train_data={data}", f"out={tmp_path}"]) == 2
+    assert f"set family={other}: {data} has {other} pairs." in " ".join(capfd.readouterr().err.split())

@@ -1,5 +1,6 @@
 """What is filled in and checked before a run is recorded: the family, and every record."""
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ def resolve_config(config: DpoConfig) -> DpoConfig:
         family = family_of(config.data.train) if config.data.train else "protein"
     config = replace(config, family=family, base_batch_size=config.base_batch_size or config.batch_size)
     _check_settings(config)
+    _check_family(config)
     if _is_at_hand(config):
         open_family(config, World.single()).pairs()
     return config
@@ -36,6 +38,17 @@ def _check_settings(config: DpoConfig) -> None:
         raise UserError("Name a model of transformers with base_model_name, or leave padding_free at false.")
     if config.model.lora_rank and config.reference == "cached" and named_source(config):
         raise UserError("Set reference=live: the reference of adapters that were trained before is not computed ahead.")
+
+
+def _check_family(config: DpoConfig) -> None:
+    """Refuse records of the other family in one sentence, before each of them is found to lack every field."""
+    for path in filter(None, (config.data.train, config.data.validation)):
+        found = config.family
+        with suppress(UserError):  # what is wrong with the file is said where it is read
+            found = family_of(path)
+        if found != config.family:
+            presets = {"text": "text or text-tiny", "protein": "proteinmpnn or tiny"}[found]
+            raise UserError(f"Choose --preset {presets}, or set family={found}: {path} has {found} pairs.")
 
 
 def _is_at_hand(config: DpoConfig) -> bool:

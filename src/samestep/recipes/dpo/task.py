@@ -91,7 +91,11 @@ def _loss(
 
 
 def _with_loss(objective: Objective, found: dict[str, float]) -> dict[str, float]:
-    """The metrics of a validation, with what is minimised, and with the perplexity of the preferred sequences."""
+    """The metrics of a validation, with what is minimised, and with the perplexity of the preferred sequences.
+
+    The first ones are shown on the screen.
+    """
     loss = sum(coefficient * found[name] for name, coefficient in objective.mix.items() if name in found)
     first = {"loss": loss, "accuracy": found["accuracy"], "margin": found["margin"]}
-    return {**first, "perplexity": math.exp(min(found[SFT], 700.0)), **found}
+    recovery = {name: found[name] for name in ("recovery",) if name in found}
+    return {**first, "perplexity": math.exp(min(found[SFT], 700.0)), **recovery, **found}

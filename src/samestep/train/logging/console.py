@@ -51,7 +51,11 @@ class Screen(AbstractContextManager["Screen"]):
             self._bar = None
 
     def banner(self, title: str, lines: Mapping[str, str]) -> None:
-        """The resolved set-up, a short table."""
+        """The resolved set-up, a short table. The bars of a stage before it are taken away."""
+        if self._bar is not None:
+            for task in self._tasks.values():
+                self._bar.remove_task(task)
+        self._tasks.clear()
         table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
         table.add_column(style="dim")
         table.add_column()
