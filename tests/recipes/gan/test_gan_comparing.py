@@ -40,11 +40,11 @@ from samestep.recipes.gan.comparing.results import (
     tally,
     without_judge,
 )
-from samestep.recipes.gan.completing import my_batches, network_of
 from samestep.recipes.gan.data import DataConfig, Record, TextRows, Texts, load
 from samestep.recipes.gan.domains import PYDOC
 from samestep.recipes.gan.judging import DEFAULT_CRITERION, QUESTION, REASONED_QUESTION, JudgeConfig
 from samestep.recipes.gan.players import BuiltInPlayer
+from samestep.train.batch_inference import my_batches, network_of
 from samestep.train.pretrained.trained_model import open_trained
 from samestep.world.world import World
 
@@ -450,7 +450,7 @@ def test_an_endpoint_that_refuses_ends_all_ranks(runs: Path, tmp_path: Path) -> 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 def test_mixed_precision(compared: Compare, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: the networks compute in bf16."""
-    monkeypatch.setattr("samestep.recipes.gan.completing.compute_dtype", lambda config, device: torch.bfloat16)
+    monkeypatch.setattr("samestep.train.batch_inference.compute_dtype", lambda config, device: torch.bfloat16)
     network, compute = network_of(open_trained(str(runs / "a")), "generator", torch.device("cpu"))
     assert compute == torch.bfloat16
     assert {weight.dtype for weight in network.parameters()} == {torch.bfloat16}
