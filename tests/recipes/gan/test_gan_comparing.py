@@ -44,7 +44,7 @@ from samestep.recipes.gan.data import DataConfig, Record, TextRows, Texts, load
 from samestep.recipes.gan.domains import PYDOC
 from samestep.recipes.gan.judging import DEFAULT_CRITERION, QUESTION, REASONED_QUESTION, JudgeConfig
 from samestep.recipes.gan.players import BuiltInPlayer
-from samestep.train.batch_inference import my_batches, network_of
+from samestep.train.batch_inference import network_of
 from samestep.train.pretrained.trained_model import open_trained
 from samestep.world.world import World
 
@@ -190,16 +190,6 @@ def test_texts_are_cut_to_what_a_judge_takes() -> None:
     assert text.count("y") == text.count("z") > 1
     with pytest.raises(UserError, match="Use a judge that takes more tokens"):
         judge.ask(["Which of them " * 9], [Shown("p", "y" * 40, "z" * 40)])
-
-
-def test_batches_do_not_depend_on_the_ranks() -> None:
-    def on(size: int) -> list[list[list[int]]]:
-        info = World.single().rank_info
-        worlds = [World(replace(info, rank=rank, size=size), torch.device("cpu")) for rank in range(size)]
-        return [my_batches([3, 1, 2, 2, 9], 2, world) for world in worlds]
-
-    assert on(1) == [[[1, 2], [3, 0], [4]]]
-    assert on(2) == [[[1, 2], [4]], [[3, 0], []]]
 
 
 @pytest.mark.parametrize(
