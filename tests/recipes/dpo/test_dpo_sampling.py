@@ -218,6 +218,7 @@ def test_a_list_with_mistakes_is_refused_or_used_without_them(folder: Path, capf
         ("tiny.pt", ["--pdb_file=one.pdb", "--temperature=-1"], "--temperature must be 0 or more, not -1."),
         ("tiny.pt", ["--pdb_file=one.pdb", "--num_samples=0"], "--num_samples must be a whole number of at least 1"),
         ("tiny.pt", ["--pdb_file=one.pdb", "--prompt=Hi"], "Leave out --prompt: this model designs proteins."),
+        ("tiny.pt", ["--pdb_file=one.pdb", "--output_dir=list.txt"], "list.txt cannot be one: File exists."),
         ("texts", [], "Give a text to go on from with --prompt"),
         ("texts", ["--prompt=a", "--pdb_file=one.pdb"], "Leave out --pdb_file: this model writes texts."),
         ("texts", ["--prompt=a", "--prompts=list.txt"], "Give --prompt or --prompts, not both."),

@@ -16,7 +16,6 @@ from samestep.recipes.dpo.sample_options import SampleOptions
 from samestep.recipes.dpo.structure_cache import read_structure
 
 _FIELDS = ("design_chains", "fixed_chains", "mutable_positions", "mutable_ranges")
-_FOLDER = Path("designs")
 
 
 @dataclass(frozen=True)
@@ -85,8 +84,15 @@ def read_designs(options: SampleOptions, max_length: int, skip_invalid: bool) ->
         if left_out:
             print_error(selection(options.pdb_list, len(found), len(files), left_out))
     names = _names([file for file, _ in found])
-    folder = options.output_dir or _FOLDER
-    return [NamedDesign(file, design, folder, name) for (file, design), name in zip(found, names, strict=True)]
+    return [NamedDesign(file, design, options.folder, name) for (file, design), name in zip(found, names, strict=True)]
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder of the designs, before the first of them."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise UserError(f"Give --output_dir a folder; {folder} cannot be one: {problem.strerror}.") from None
 
 
 def _listed(path: Path) -> Iterator[Path]:

@@ -18,7 +18,7 @@ from samestep.core.errors import print_error
 from samestep.core.records import Json, write_atomically, write_json
 from samestep.models.protein_mpnn import LETTERS, UNKNOWN, ProteinMPNN
 from samestep.models.protein_mpnn_sampling import decoding_order, sample
-from samestep.recipes.dpo.design_files import NamedDesign, read_designs
+from samestep.recipes.dpo.design_files import NamedDesign, make_folder, read_designs
 from samestep.recipes.dpo.protein_data import PAD, design_row
 from samestep.recipes.dpo.reference import POLICY
 from samestep.recipes.dpo.sample_options import SampleOptions
@@ -42,6 +42,7 @@ def design_sequences(trained: Trained, options: SampleOptions, world: World) -> 
     """
     config = trained.config
     designs = read_designs(options, config.data.max_length, config.data.skip_invalid)
+    world.run_on_all_ranks("making the folder", lambda: make_folder(options.folder) if world.is_main else None)
     requests = [(number, sample) for number in range(len(designs)) for sample in range(options.num_samples)]
     network = trained.network(POLICY, world.device)
     assert isinstance(network, ProteinMPNN)

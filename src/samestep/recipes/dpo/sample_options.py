@@ -65,6 +65,11 @@ class SampleOptions:
         if self.temperature is not None and not 0 <= self.temperature < float("inf"):
             raise UserError(f"--temperature must be 0 or more, not {self.temperature:g}.")
 
+    @property
+    def folder(self) -> Path:
+        """Where designs are written."""
+        return (self.output_dir or Path("designs")).expanduser()
+
     def check_for(self, family: Literal["protein", "text"]) -> None:
         """Refuse options that are for the other family, or none for this one."""
         others, what = (_TEXT, "designs proteins") if family == "protein" else (_PROTEIN, "writes texts")
