@@ -7,10 +7,11 @@
 Nothing is downloaded, and no code from the folder is run. What is missing is refused with a sentence.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,17 @@ class CausalFolder:
         """The token for padding: the tokenizer's own, or else one that ends a text."""
         own = self.tokenizer.pad_token_id
         return self.eos[0] if own is None else int(own)
+
+    @cached_property
+    def unused(self) -> list[int]:
+        """Rows of the embedding that belong to no token, as where it was rounded up."""
+        rows = self.config.get_text_config(decoder=True).vocab_size
+        return sorted(set(range(rows)).difference(self.tokenizer.get_vocab().values()))
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The text of tokens up to the first that ends it, without special ones."""
+        kept = list(takewhile(lambda token: token not in self.eos, tokens))
+        return str(self.tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     @cached_property
     def chat_tokens(self) -> ChatTokens:

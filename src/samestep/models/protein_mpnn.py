@@ -63,6 +63,10 @@ class Encoded(NamedTuple):
         graph = Graph(*(_repeat(part, times) for part in self.graph))
         return Encoded(_repeat(self.nodes, times), _repeat(self.edges, times), graph)
 
+    def rows(self, which: Tensor) -> "Encoded":
+        """Some rows, as often as they are named."""
+        return Encoded(self.nodes[which], self.edges[which], Graph(*(part[which] for part in self.graph)))
+
     def sources(self, order: Tensor) -> Tensor:
         """What a position reads of each neighbour: n if neighbour n is decoded before it, otherwise n + length."""
         places = self.graph.neighbours

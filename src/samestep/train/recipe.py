@@ -94,7 +94,7 @@ class Recipe:
     resolve: Callable[[Any], Any] | None = None
     """Fills in what a configuration takes from its data or from its first weights, before the run is recorded."""
     read_pretrained: Callable[[Path], Any] | None = None
-    """Recognises a published model: (folder) to its configuration, or None when it is of another kind."""
+    """Recognises a published model: (folder or .pt file) to its configuration, or None when it is of another kind."""
     read_tokenizer: Callable[..., Any] | None = None
     """Reads a tokenizer for `samestep data prepare`: (folder, mask token or None, end token or None) to a tokenizer."""
     networks: Callable[[Any], Mapping[str, Callable[[], nn.Module]]] | None = None

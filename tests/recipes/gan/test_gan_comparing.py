@@ -40,11 +40,11 @@ from samestep.recipes.gan.comparing.results import (
     tally,
     without_judge,
 )
-from samestep.recipes.gan.completing import my_batches, network_of
 from samestep.recipes.gan.data import DataConfig, Record, TextRows, Texts, load
 from samestep.recipes.gan.domains import PYDOC
 from samestep.recipes.gan.judging import DEFAULT_CRITERION, QUESTION, REASONED_QUESTION, JudgeConfig
 from samestep.recipes.gan.players import BuiltInPlayer
+from samestep.train.batch_inference import network_of
 from samestep.train.pretrained.trained_model import open_trained
 from samestep.world.world import World
 
@@ -190,16 +190,6 @@ def test_texts_are_cut_to_what_a_judge_takes() -> None:
     assert text.count("y") == text.count("z") > 1
     with pytest.raises(UserError, match="Use a judge that takes more tokens"):
         judge.ask(["Which of them " * 9], [Shown("p", "y" * 40, "z" * 40)])
-
-
-def test_batches_do_not_depend_on_the_ranks() -> None:
-    def on(size: int) -> list[list[list[int]]]:
-        info = World.single().rank_info
-        worlds = [World(replace(info, rank=rank, size=size), torch.device("cpu")) for rank in range(size)]
-        return [my_batches([3, 1, 2, 2, 9], 2, world) for world in worlds]
-
-    assert on(1) == [[[1, 2], [3, 0], [4]]]
-    assert on(2) == [[[1, 2], [4]], [[3, 0], []]]
 
 
 @pytest.mark.parametrize(
@@ -450,7 +440,7 @@ def test_an_endpoint_that_refuses_ends_all_ranks(runs: Path, tmp_path: Path) -> 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 def test_mixed_precision(compared: Compare, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: the networks compute in bf16."""
-    monkeypatch.setattr("samestep.recipes.gan.completing.compute_dtype", lambda config, device: torch.bfloat16)
+    monkeypatch.setattr("samestep.train.batch_inference.compute_dtype", lambda config, device: torch.bfloat16)
     network, compute = network_of(open_trained(str(runs / "a")), "generator", torch.device("cpu"))
     assert compute == torch.bfloat16
     assert {weight.dtype for weight in network.parameters()} == {torch.bfloat16}

@@ -74,6 +74,16 @@ def choose_design(structure: Structure, fields: Mapping[str, Any]) -> Design:
     return Design(structure, chains, tuple(map(structure.chain, fixed)), mutable)
 
 
+def check_length(design: Design, most: int) -> None:
+    """Refuse chains that have more residues than `most` together."""
+    size = sum(map(len, design.chains))
+    if size > most:
+        raise DesignError(
+            "max_length",
+            f"its chains have {size} residues, more than max_length={most}; raise max_length, or name fewer chains",
+        )
+
+
 def _design_ids(fields: Mapping[str, Any]) -> list[str]:
     named, single = _chain_ids(fields, "design_chains"), _chain_ids(fields, "chain_id")
     if len(single) > 1:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from samestep import UserError
-from samestep.recipes.dpo.designs import Design, DesignError, choose_design
+from samestep.recipes.dpo.designs import Design, DesignError, check_length, choose_design
 from samestep.recipes.dpo.record_files import BadJson, Problem, json_records, leave_out, selection
 from samestep.recipes.dpo.sequence_checks import SEPARATORS, Problems, check_pair, check_text
 from samestep.recipes.dpo.structure_cache import read_structure
@@ -133,15 +133,10 @@ class _Reader:
         return file, design
 
     def _check_size(self, design: Design, found: Problems) -> None:
-        size = sum(map(len, design.chains))
-        if size > self._options.max_length:
-            found.append(
-                (
-                    "max_length",
-                    f"its chains have {size} residues, more than max_length={self._options.max_length}; raise "
-                    "max_length, or name fewer chains",
-                )
-            )
+        try:
+            check_length(design, self._options.max_length)
+        except DesignError as problem:
+            found.append((problem.about, str(problem)))
         if not design.scored.any():
             found.append(("positions", _nothing_scored(design)))
 

@@ -30,23 +30,38 @@ class TextModel(Protocol):
     limit: int | None
     """How many tokens a text may have."""
 
+    @property
+    def eos(self) -> Sequence[int]:
+        """The tokens that end a text."""
+
+    @property
+    def forbidden(self) -> Sequence[int]:
+        """Tokens that are never written."""
+
     def network(self) -> nn.Module:
         """A network with its first weights."""
 
     def encode(self, pair: TextPair) -> PairTokens:
         """The tokens of a pair, ends of texts included."""
 
+    def prompt(self, text: Text) -> list[int]:
+        """The tokens of a prompt, up to where the model goes on."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of a completion, without what ends it."""
+
 
 class BuiltInModel:
     """A small transformer whose tokens are bytes."""
 
-    pad = BYTES.eos
+    pad, eos = BYTES.eos, (BYTES.eos,)
 
     def __init__(self, shape: CausalConfig) -> None:
         if shape.vocab_size != BYTES.size:
             raise UserError(f"Leave model.text.vocab_size at {BYTES.size}: the built-in network reads bytes.")
         self._shape, self._tokenizer = shape, ByteTokenizer()
         self.limit: int | None = shape.max_sequence_length
+        self.forbidden = BYTES.forbidden(shape.embeddings)
 
     def network(self) -> nn.Module:
         """A network with random weights."""
@@ -54,12 +69,20 @@ class BuiltInModel:
 
     def encode(self, pair: TextPair) -> PairTokens:
         """Bytes, after the token that begins and before the one that ends a text."""
-        if not isinstance(pair.prompt, str):
+        prompt = self.prompt(pair.prompt)
+        chosen, rejected = ([*self._tokenizer.encode(str(text)), BYTES.eos] for text in (pair.chosen, pair.rejected))
+        return PairTokens(prompt, chosen, rejected)
+
+    def prompt(self, text: Text) -> list[int]:
+        """The beginning of a text."""
+        if not isinstance(text, str):
             raise UserError("Name a chat model with base_model_name: the built-in network knows no chats.")
         assert BYTES.bos is not None
-        encode = self._tokenizer.encode
-        chosen, rejected = ([*encode(str(text)), BYTES.eos] for text in (pair.chosen, pair.rejected))
-        return PairTokens([BYTES.bos, *encode(pair.prompt)], chosen, rejected)
+        return [BYTES.bos, *self._tokenizer.encode(text)]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of bytes, up to the end of the text."""
+        return self._tokenizer.decode(tokens)
 
 
 class FolderModel:
@@ -75,6 +98,8 @@ class FolderModel:
         self.limit = limit if isinstance(limit, int) else None
         own = folder.tokenizer.eos_token_id
         self._end = folder.eos[0] if own is None else int(own)
+        self.eos = tuple(dict.fromkeys((self._end, *folder.eos)))
+        self.forbidden = folder.unused
 
     def network(self) -> nn.Module:
         """The network with the weights of the folder."""
@@ -82,10 +107,18 @@ class FolderModel:
 
     def encode(self, pair: TextPair) -> PairTokens:
         """By the chat template, or as plain text."""
-        prompt = self._ids(pair.prompt) if isinstance(pair.prompt, str) else self._folder.encode_chat(pair.prompt)
+        prompt = self.prompt(pair.prompt)
         chosen, rejected = (self._whole(pair.prompt, completion) for completion in (pair.chosen, pair.rejected))
         shared = min(_shared(prompt, whole) for whole in (chosen, rejected))
         return PairTokens(prompt[:shared], chosen[shared:], rejected[shared:])
+
+    def prompt(self, text: Text) -> list[int]:
+        """A text as it is, or a chat up to where the model answers."""
+        return self._ids(text) if isinstance(text, str) else self._folder.encode_chat(text)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, without special ones."""
+        return self._folder.decode(tokens)
 
     def _whole(self, prompt: Text, completion: Text) -> list[int]:
         """Prompt and completion together."""

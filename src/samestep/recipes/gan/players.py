@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import takewhile
 from typing import Any, Protocol
 
 from torch import nn
@@ -115,8 +114,7 @@ class FolderPlayer:
     def __init__(self, folder: CausalFolder) -> None:
         self._folder, self._text = folder, folder.chat_tokens
         self.eos, self.pad = self._ends(), folder.pad
-        rows = folder.config.get_text_config(decoder=True).vocab_size
-        self.forbidden = sorted(set(range(rows)).difference(folder.tokenizer.get_vocab().values()))
+        self.forbidden = folder.unused
 
     def network(self) -> nn.Module:
         """The network with the weights of the folder."""
@@ -128,9 +126,7 @@ class FolderPlayer:
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of tokens up to the first that ends it, without special ones."""
-        kept = list(takewhile(lambda token: token not in self.eos, tokens))
-        tokenizer = self._folder.tokenizer
-        return str(tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return self._folder.decode(tokens)
 
     def around(self, before: str) -> tuple[list[int], list[int]]:
         """By the chat template; a model without one gets the text itself."""

@@ -41,7 +41,10 @@ class PublishedRecord:
 
 def read_record(path: Path) -> PublishedRecord | None:
     """The record of a folder or of a safetensors file, or None if there is none."""
-    found = read_json_if_readable(path / RECORD) if path.is_dir() else _read_metadata(path)
+    if path.is_dir():
+        found = read_json_if_readable(path / RECORD)
+    else:
+        found = _read_metadata(path) if path.suffix == ".safetensors" else None
     if not isinstance(found, dict):
         return None
     try:

@@ -33,6 +33,7 @@ from samestep.train.recipe import Recipe
 from samestep.train.recipe_registry import find_recipe, known_recipes
 from samestep.train.run_record import RunRecord, find_run
 
+_PT = ".pt"
 TOKENIZER = "tokenizer"
 """The folder of the tokenizer among a stage's artifacts."""
 
@@ -194,9 +195,9 @@ def recipe_of(text: str, recipe: str | None = None) -> tuple[str, Recipe]:
 
 
 def is_published(path: Path, recipe: str | None = None) -> bool:
-    """Whether a path is that of a published model: a folder, or a safetensors file."""
+    """Whether a path is that of a published model: a folder, a safetensors file, or a .pt file."""
     if not path.is_dir():
-        return path.is_file() and path.suffix == ".safetensors"
+        return path.is_file() and path.suffix in (".safetensors", _PT)
     has_config = (path / "config.json").exists() or read_record(path) is not None
     return not is_run(path) and (has_config or recipe is not None)
 
@@ -229,7 +230,8 @@ def _open_published(path: Path, given: str | None) -> Trained:
     name = given or (record and record.recipe)
     for candidate in [name] if name else known_recipes():
         recipe = _find_recipe(candidate, given)
-        config = recipe.read_pretrained(path) if recipe.read_pretrained and path.is_dir() else None
+        may_know = recipe.read_pretrained is not None and (path.is_dir() or path.suffix == _PT)
+        config = recipe.read_pretrained(path) if recipe.read_pretrained and may_know else None
         if config is None and record and record.config is not None:
             config = build(recipe.config, record.config)
         if config is not None:

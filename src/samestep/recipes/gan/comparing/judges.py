@@ -23,7 +23,6 @@ from samestep.models.log_probs import last_logits
 from samestep.parallel.precision import autocast
 from samestep.recipes.gan.comparing.endpoint import Endpoint
 from samestep.recipes.gan.comparing.records import label
-from samestep.recipes.gan.completing import in_order, my_batches, network_of
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.judging import (
     JudgeConfig,
@@ -35,6 +34,7 @@ from samestep.recipes.gan.judging import (
 )
 from samestep.recipes.gan.players import FolderPlayer, Player, generator_without_stage, open_player
 from samestep.recipes.gan.task import JUDGE
+from samestep.train.batch_inference import in_order, my_batches, network_of
 
 REQUESTS_AT_ONCE = 4
 """Requests of a rank that an endpoint gets at the same time."""
