@@ -116,9 +116,8 @@ class _Reader:
             return None, None
         file = _find(name, self._folder)
         if file is None:
-            found.append(
-                ("file", f"there is no file {name} in {self._folder.resolve()} or {Path.cwd()}; correct pdb_file")
-            )
+            folders = dict.fromkeys((self._folder.resolve(), Path.cwd()))
+            found.append(("file", f"there is no file {name} in {' or '.join(map(str, folders))}; correct pdb_file"))
             return None, None
         structure = self._structure(file)
         if isinstance(structure, UserError):

@@ -77,10 +77,11 @@ class Preferences(Fit):
             lines.append(f"the {kind} sequences have log-probability {policy:.4f}, {gain:+.2e} from the reference{per}")
         wanted = first_loss(objective)
         known = "ln 2" if math.isclose(wanted, math.log(2)) else f"{wanted:.6f}"
-        line = f"first batch: {'; '.join(lines)}; loss {found[DPO]:.6f} ({found[DPO] - wanted:+.1e} from {known})"
+        lines.append(f"loss {found[DPO]:.6f} ({found[DPO] - wanted:+.1e} from {known})")
+        text = "first batch: " + "\n             ".join(lines)
         if self._bench.world.is_main:
-            logger.info(line)
-        self._bench.screen.print(line)
+            logger.info(text)
+        self._bench.screen.print(text)
 
 
 def _loss(
