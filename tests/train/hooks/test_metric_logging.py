@@ -88,6 +88,27 @@ def test_a_row_of_short_steps_is_written_a_step_later(tmp_path: Path, clock: lis
     assert run.sink.rows[2][1] == {"loss": 7.0, "rows/s": pytest.approx(24 / 5.02)}
 
 
+def test_the_bar_shows_the_average_of_the_epoch_too(
+    tmp_path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = LoggedSteps(tmp_path, clock)
+    run.progress.steps_per_epoch = 4
+    shown: list[str] = []
+    monkeypatch.setattr(run.log.screen, "advance", lambda what, done, total, metrics: shown.append(metrics))
+    for _ in range(9):
+        run.step(seconds=SHORT_STEP * 1.01)
+    starts = [text.split("  rows/s")[0] for text in shown]
+    assert starts == ["loss 1  average loss 1", "loss 4  average loss 4", "loss 7  average loss 7"], "a row an epoch"
+    run.progress.steps_per_epoch = 100
+    for _ in range(3):
+        run.step(seconds=SHORT_STEP * 1.01)
+    run.step(seconds=SHORT_STEP * 1.01, last=True)
+    assert [text.split("  rows/s")[0] for text in shown[3:]] == [
+        "loss 10  average loss 10",
+        "loss 12  average loss 10.5",
+    ]
+
+
 def test_rows_of_long_steps_are_written_at_once(tmp_path: Path, clock: list[float]) -> None:
     run = LoggedSteps(tmp_path, clock)
     for _ in range(6):

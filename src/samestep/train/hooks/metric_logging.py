@@ -48,6 +48,8 @@ class LogMetrics:
         self._since, self._before = time.monotonic(), self.progress.step
         self._rows: deque[_Row] = deque()
         self._writes_at_once = True
+        self._epoch, self._sums = -1, dict[str, tuple[float, int]]()
+        """For the screen: the last row's epoch, and in this launch the sum of each loss over how many of its steps."""
 
     def after_step(self, tick: Tick, metrics: Metrics, last: bool) -> None:
         """Add the step's metrics; when it is time, start a row."""
@@ -83,8 +85,19 @@ class LogMetrics:
             metrics[f"{self.unit}/s"] = per_step * row.steps / row.seconds
         metrics = {name: value for name, value in metrics.items() if not name.startswith("count/")}
         self._record(row.step, row.epoch, metrics)
-        shown = {name: metrics[name] for name in metrics if is_loss(name) or name == f"{self.unit}/s"}
+        losses = {name: value for name, value in metrics.items() if is_loss(name)}
+        speed = {name: metrics[name] for name in [f"{self.unit}/s"] if name in metrics}
+        shown = losses | self._average(row, losses) | speed
         self.screen.advance("train", row.step, self.length, format_metrics(shown))
+
+    def _average(self, row: _Row, losses: MetricValues) -> dict[str, float]:
+        """The means of losses over the epoch so far."""
+        if self._epoch != row.epoch:
+            self._epoch, self._sums = row.epoch, {}
+        for name, value in losses.items():
+            total, steps = self._sums.get(name, (0.0, 0))
+            self._sums[name] = (total + value * row.steps, steps + row.steps)
+        return {f"average {name}": total / steps for name, (total, steps) in self._sums.items()}
 
     def record(self, step: int, epoch: int, metrics: MetricValues) -> None:
         """Write metrics into every sink, after the rows that were started before."""
