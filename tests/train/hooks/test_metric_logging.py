@@ -92,20 +92,17 @@ def test_the_bar_shows_the_average_of_the_epoch_too(
     tmp_path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = LoggedSteps(tmp_path, clock)
-    run.progress.steps_per_epoch = 4
+    run.progress.steps_per_epoch = 7
     shown: list[str] = []
     monkeypatch.setattr(run.log.screen, "advance", lambda what, done, total, metrics: shown.append(metrics))
-    for _ in range(9):
-        run.step(seconds=SHORT_STEP * 1.01)
-    starts = [text.split("  rows/s")[0] for text in shown]
-    assert starts == ["loss 1  average loss 1", "loss 4  average loss 4", "loss 7  average loss 7"], "a row an epoch"
-    run.progress.steps_per_epoch = 100
-    for _ in range(3):
-        run.step(seconds=SHORT_STEP * 1.01)
-    run.step(seconds=SHORT_STEP * 1.01, last=True)
-    assert [text.split("  rows/s")[0] for text in shown[3:]] == [
+    for step in range(13):
+        run.step(seconds=SHORT_STEP * 1.01, last=step == 12)
+    assert [text.split("  rows/s")[0] for text in shown] == [
+        "loss 1  average loss 1",
+        "loss 4  average loss 2.5",
+        "loss 7",  # its first step belongs to the epoch before
         "loss 10  average loss 10",
-        "loss 12  average loss 10.5",
+        "loss 12  average loss 10.5",  # of four steps
     ]
 
 

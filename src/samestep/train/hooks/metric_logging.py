@@ -91,9 +91,11 @@ class LogMetrics:
         self.screen.advance("train", row.step, self.length, format_metrics(shown))
 
     def _average(self, row: _Row, losses: MetricValues) -> dict[str, float]:
-        """The means of losses over the epoch so far."""
+        """The means of losses over the epoch so far, in rows that began in it."""
         if self._epoch != row.epoch:
             self._epoch, self._sums = row.epoch, {}
+        if row.step - row.steps < row.epoch * self.progress.steps_per_epoch:
+            return {}
         for name, value in losses.items():
             total, steps = self._sums.get(name, (0.0, 0))
             self._sums[name] = (total + value * row.steps, steps + row.steps)
