@@ -21,6 +21,7 @@ from samestep.recipes.dpo import protein_sampling
 from samestep.recipes.dpo.designs import choose_design
 from samestep.recipes.dpo.protein_data import design_row
 from samestep.recipes.dpo.structure_cache import read_structure
+from toys import default_dtype
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -29,7 +30,8 @@ pytestmark = pytest.mark.timeout(90)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A network for proteins, one for texts, and structures of several lengths, all of them in one list."""
     folder = tmp_path_factory.mktemp("sampled")
-    network = tiny_network()
+    with default_dtype(torch.float32):  # a run in float64 in this process leaves its type, and so other weights
+        network = tiny_network()
     with torch.no_grad():
         network.W_out.weight.mul_(4.0)  # so that letters differ in their odds
         network.W_out.bias[UNKNOWN] = 30.0  # X would be taken everywhere, if it were allowed
