@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from samestep.core.errors import UserError
-from samestep.models.protein_mpnn_features import Features, Graph, LayerNorm, Linear, nearest, take, wide
+from samestep.models.deferred_init import DeferredInit, Embedding, Linear
+from samestep.models.protein_mpnn_features import Features, Graph, LayerNorm, nearest, take, wide
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWYX"
 """The amino acids by their number; X is an unknown one."""
@@ -76,13 +77,6 @@ class Encoded(NamedTuple):
 
 def _repeat(rows: Tensor, times: int) -> Tensor:
     return rows[:, None].expand(-1, times, *rows.shape[1:]).flatten(0, 1)
-
-
-class Embedding(nn.Embedding):
-    """An embedding whose weights only `ProteinMPNN.init_parameter` draws."""
-
-    def reset_parameters(self) -> None:
-        """Draw nothing."""
 
 
 class FeedForward(nn.Module):
@@ -179,7 +173,7 @@ class DecoderLayer(MessageLayer):
         return self.change(nodes, joined, usable, resolved)
 
 
-class ProteinMPNN(nn.Module):
+class ProteinMPNN(DeferredInit):
     """The whole network."""
 
     def __init__(self, config: ProteinMPNNConfig) -> None:
@@ -192,12 +186,6 @@ class ProteinMPNN(nn.Module):
         self.decoder_layers = nn.ModuleList(DecoderLayer(config.hidden) for _ in range(config.decoder_layers))
         self.W_out = Linear(config.hidden, len(LETTERS))
         self.initialise()
-
-    @torch.no_grad()
-    def initialise(self) -> None:
-        """Draw fresh weights from torch's generator; call it again after a build on the meta device and `to_empty`."""
-        for name, weight in self.named_parameters():
-            self.init_parameter(name, weight)
 
     @torch.no_grad()
     def init_parameter(self, name: str, weight: Tensor) -> None:

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from samestep.models.deferred_init import Linear
+
 FARTHEST_OFFSET = 32
 """Residues that are further apart in a chain have the same relative position."""
 OFFSETS = 2 * FARTHEST_OFFSET + 2
@@ -67,13 +69,6 @@ def nearest(points: Tensor, resolved: Tensor, count: int) -> Graph:
     first = ranks.topk(min(count, points.shape[1]), largest=False).values
     neighbours = first & 0xFFFFFFFF
     return Graph(neighbours, both.gather(2, neighbours), resolved)
-
-
-class Linear(nn.Linear):
-    """A linear layer whose weights only `ProteinMPNN.init_parameter` draws: one seed gives one network."""
-
-    def reset_parameters(self) -> None:
-        """Draw nothing."""
 
 
 class LayerNorm(nn.LayerNorm):

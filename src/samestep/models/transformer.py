@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from samestep.core.errors import UserError
+from samestep.models import deferred_init
 from samestep.models.attention import KVCache, LayerCache, Visible, at_column, token_positions, visible_columns
+from samestep.models.deferred_init import DeferredInit, Embedding
 
 
 @dataclass(frozen=True)
@@ -78,21 +80,11 @@ class TransformerConfig:
         return self.vocab_size if self.embedding_size is None else self.embedding_size
 
 
-class Linear(nn.Linear):
-    """A linear layer without bias whose weights only `Transformer.init_parameter` draws: one seed gives one network."""
+class Linear(deferred_init.Linear):
+    """A linear layer without bias."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
-
-    def reset_parameters(self) -> None:
-        """Draw nothing."""
-
-
-class Embedding(nn.Embedding):
-    """An embedding whose weights only `Transformer.init_parameter` draws."""
-
-    def reset_parameters(self) -> None:
-        """Draw nothing."""
 
 
 class RMSNorm(nn.Module):
@@ -214,7 +206,7 @@ class Body(nn.Module):
         return token_positions(tokens, mask, before), visible_columns(tokens, mask, before, self.config.causal)
 
 
-class Transformer(nn.Module):
+class Transformer(DeferredInit):
     """The whole network: tokens [rows, length] in, logits [rows, length, embedding_size] out."""
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -227,12 +219,6 @@ class Transformer(nn.Module):
     def shard_units(self) -> list[nn.Module]:
         """The modules to shard or recompute one by one: the blocks."""
         return list(self.transformer.blocks)
-
-    @torch.no_grad()
-    def initialise(self) -> None:
-        """Draw fresh weights from torch's generator; call it again after a build on the meta device and `to_empty`."""
-        for name, weight in self.named_parameters():
-            self.init_parameter(name, weight)
 
     @torch.no_grad()
     def init_parameter(self, name: str, weight: Tensor) -> None:

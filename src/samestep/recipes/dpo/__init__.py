@@ -6,20 +6,20 @@ data         record_files.py (JSON and JSONL), pair_split.py; text_records.py (p
              (their rows), default_pairs.py and ideal_backbones.py (pairs where none are named)
 families     families.py (what proteins and texts have in common); text_models.py, text_family.py; protein_family.py
 training     objective.py (the losses), reference.py (the reference, cached or live), task.py (a step), stages.py (what
-             a run does), weight_files.py (checkpoint_epoch_N.pt, best_model.pt, latest_model.pt)
+             a run does), weight_files.py (checkpoint_epoch_N.pt, best_model.pt, latest_model.pt; also as models)
 sampling     sampling.py (`samestep sample`), sample_options.py, design_files.py and protein_sampling.py (sequences for
-             structures), text_sampling.py (texts after prompts), pretrained.py (weight files as models)
+             structures), text_sampling.py (texts after prompts)
 """
 
 from samestep import Alias, Recipe, Verb, World
 from samestep.recipes.dpo.config import DpoConfig
 from samestep.recipes.dpo.presets import PRESETS
-from samestep.recipes.dpo.pretrained import read_pretrained
 from samestep.recipes.dpo.reference import POLICY
 from samestep.recipes.dpo.resolve import resolve_config
 from samestep.recipes.dpo.sample_options import SampleOptions
 from samestep.recipes.dpo.sampling import generate, show
 from samestep.recipes.dpo.stages import describe, open_family, stages
+from samestep.recipes.dpo.weight_files import read_pretrained
 
 __all__ = ["DpoConfig", "recipe"]
 

@@ -4,12 +4,13 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 from samestep import UserError
 from samestep.recipes.dpo.protein_records import ProteinPair
 
 By = Literal["pair", "structure"]
+Item = TypeVar("Item")
 
 
 def split_pairs(
@@ -18,10 +19,17 @@ def split_pairs(
     """Pairs for training and for validation, each in the order of the file. Equal records stay together, and by
     structure so do all records whose structure files have the same content."""
     groups = [pair.identity() if by == "pair" else pair.design.structure.sha256 for pair in pairs]
+    return split_groups(pairs, groups, fraction, seed)
+
+
+def split_groups(
+    items: Sequence[Item], groups: Sequence[str], fraction: float, seed: int
+) -> tuple[list[Item], list[Item]]:
+    """Items for training and for validation, each in their order; those of one group stay together."""
     chosen = validation_groups(groups, fraction, seed)
-    parts: tuple[list[ProteinPair], list[ProteinPair]] = ([], [])
-    for pair, group in zip(pairs, groups):
-        parts[group in chosen].append(pair)
+    parts: tuple[list[Item], list[Item]] = ([], [])
+    for item, group in zip(items, groups, strict=True):
+        parts[group in chosen].append(item)
     return parts
 
 

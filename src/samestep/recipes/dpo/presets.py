@@ -3,9 +3,18 @@
 from typing import Any
 
 # An epoch of 11 pairs ends in a step with one, which most ranks have no row of.
-_TEXT_VERIFY: dict[str, Any] = {
-    "family": "text",
+_BOTH_VERIFY: dict[str, Any] = {
     "data": {"limit": 14, "validation_fraction": 0.2},
+    "distributed": {"dtype": "float64"},
+    "global_batch_size": 5,
+    "batch_size": 2,
+    "max_steps": 4,
+    "validate_every": 2,
+    "learning_rate": 3e-3,
+}
+_TEXT_VERIFY: dict[str, Any] = {
+    **_BOTH_VERIFY,
+    "family": "text",
     "model": {
         "text": {
             "d_model": 16,
@@ -17,24 +26,12 @@ _TEXT_VERIFY: dict[str, Any] = {
         }
     },
     "objective": {"sft_coef": 0.1, "label_smoothing": 0.1},
-    "distributed": {"dtype": "float64"},
-    "global_batch_size": 5,
-    "batch_size": 2,
-    "max_steps": 4,
-    "validate_every": 2,
-    "learning_rate": 3e-3,
 }
 _VERIFY: dict[str, Any] = {
+    **_BOTH_VERIFY,
     "family": "protein",
-    "data": {"limit": 14, "validation_fraction": 0.2},
     "model": {"protein": {"hidden": 16, "encoder_layers": 1, "decoder_layers": 2, "neighbours": 6}},
     "objective": {"sft_coef": 0.1},
-    "distributed": {"dtype": "float64"},
-    "global_batch_size": 5,
-    "batch_size": 2,
-    "max_steps": 4,
-    "validate_every": 2,
-    "learning_rate": 3e-3,
 }
 PRESETS: dict[str, dict[str, Any]] = {
     # A small network learns which letters fit helices and strands, in seconds on 2 CPU processes.

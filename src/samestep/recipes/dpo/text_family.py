@@ -18,7 +18,7 @@ from samestep.models.log_probs import check_padding_free
 from samestep.recipes.dpo.config import DpoConfig
 from samestep.recipes.dpo.families import Pairs
 from samestep.recipes.dpo.objective import SFT, PairLogProbs, PairScores
-from samestep.recipes.dpo.pair_split import validation_groups
+from samestep.recipes.dpo.pair_split import split_groups
 from samestep.recipes.dpo.record_files import Problem, json_records, leave_out, selection
 from samestep.recipes.dpo.text_models import PairTokens, TextModel, open_text_model
 from samestep.recipes.dpo.text_records import Fault, TextPair, pydoc_pairs, read_pair
@@ -110,11 +110,8 @@ class TextFamily:
         """Equal records stay together, and by prompt so do all records with the same prompt."""
         data = self._config.data
         groups = [repr(pair.prompt) if data.split_by == "structure" else repr(pair) for pair in read.texts]
-        held_out = validation_groups(groups, data.validation_fraction, self._config.seed)
-        parts: tuple[list[tuple[int, PairTokens]], list[tuple[int, PairTokens]]] = ([], [])
-        for row, group in zip(read.kept, groups):
-            parts[group in held_out].append(row)
-        return TextRows(parts[0], read.origin), TextRows(parts[1], read.origin)
+        train, held_out = split_groups(read.kept, groups, data.validation_fraction, self._config.seed)
+        return TextRows(train, read.origin), TextRows(held_out, read.origin)
 
     def _read(self, path: str, first: int) -> "_ReadTexts":
         """The pairs of a file, numbered from `first`."""

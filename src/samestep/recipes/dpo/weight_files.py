@@ -1,12 +1,16 @@
-"""checkpoint_epoch_N.pt, best_model.pt and latest_model.pt: weights as other programs read them.
+"""checkpoint_epoch_N.pt, best_model.pt and latest_model.pt: weights as other programs read them. Those of ProteinMPNN
+can be opened as models, also the published ones.
 
 They are in the run's folder beside the full state, which a run resumes from. Each is written completely or not at all.
 """
 
 import math
+from pathlib import Path
 from typing import Any
 
-from samestep import Bench, Metrics, Tick
+from samestep import Bench, Metrics, Tick, UserError
+from samestep.models.protein_mpnn_files import read_protein_mpnn
+from samestep.recipes.dpo.config import DpoConfig, ModelConfig
 from samestep.recipes.dpo.task import Preferences
 
 BEST = "val/loss"
@@ -44,3 +48,14 @@ class WeightFiles:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with a saved one."""
         self._best = math.inf if state["best"] is None else state["best"]
+
+
+def read_pretrained(path: Path) -> DpoConfig | None:
+    """The configuration of a weight file such as v_48_020.pt or best_model.pt; None if it is something else."""
+    if path.suffix != ".pt":
+        return None
+    try:
+        file = read_protein_mpnn(path)
+    except UserError:
+        return None
+    return DpoConfig(family="protein", model=ModelConfig(protein=file.config))

@@ -1,0 +1,33 @@
+"""Networks whose weights are drawn parameter by parameter, by `init_parameter`, and by nothing else: one seed gives one
+network, and a sharded one can be drawn without being in memory in full."""
+
+import torch
+from torch import Tensor, nn
+
+
+class Linear(nn.Linear):
+    """A linear layer that draws no weights."""
+
+    def reset_parameters(self) -> None:
+        """Draw nothing."""
+
+
+class Embedding(nn.Embedding):
+    """An embedding that draws no weights."""
+
+    def reset_parameters(self) -> None:
+        """Draw nothing."""
+
+
+class DeferredInit(nn.Module):
+    """A network of such layers."""
+
+    @torch.no_grad()
+    def initialise(self) -> None:
+        """Draw fresh weights from torch's generator; call it again after a build on the meta device and `to_empty`."""
+        for name, weight in self.named_parameters():
+            self.init_parameter(name, weight)
+
+    def init_parameter(self, name: str, weight: Tensor) -> None:
+        """Draw the initial values of one parameter from torch's generator."""
+        raise NotImplementedError
