@@ -28,7 +28,7 @@ from samestep.recipes.dpo.objective import DPO, PairLogProbs, pair_terms
 from samestep.recipes.dpo.protein_data import LETTERS
 from samestep.recipes.dpo.protein_family import ProteinFamily
 
-CONTENDERS = ("by hand", "by hand bf16", "samestep plain", "samestep")
+CONTENDERS = ("by hand", "samestep plain", "samestep")
 RECORDS = 64
 
 
@@ -106,7 +106,9 @@ def by_samestep(batch: int, data: Path, args: argparse.Namespace, settings: list
             said = output.read()
             if len(speeds) < args.windows:
                 raise subprocess.CalledProcessError(run.returncode, command, said)
-            print("  " + "; ".join(line.strip() for line in said.splitlines() if "from ln 2" in line), flush=True)
+            logs = said + "".join(path.read_text() for path in (Path(folder) / "run").glob("logs/**/*.log"))
+            facts = [line for line in logs.splitlines() if "from ln 2" in line or "micro-batch takes" in line]
+            print(*dict.fromkeys(f"  {line.strip()}" for line in facts), sep="\n", flush=True)
             print("  rows/s by window:", *(f"{speed:.0f}" for speed in speeds), flush=True)
     return speeds[args.windows - 1] / batch
 

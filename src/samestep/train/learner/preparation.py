@@ -150,8 +150,7 @@ class Preparation:
 
     def _decide_compiling(self, attempt: Callable[[], None], passes: int) -> None:
         if self._decide("compile", lambda: self._pays(attempt, passes)):
-            records = self._may_record and self._decide("cuda_graphs", lambda: self._is_faster_recorded(attempt))
-            self._compile(bool(records))
+            self._compile(bool(self._may_record and self._decide("cuda_graphs", lambda: self.cuda_graphs)))
         else:
             self._parallel.compiler = None
 
@@ -167,36 +166,35 @@ class Preparation:
         return compiler
 
     def _pays(self, attempt: Callable[[], None], passes: int) -> bool:
-        plain = self._times(attempt).done
-        if self._world.share(plain * passes * self._choices.steps_left()) < self._choices.compiles_from:
+        """Whether compiling saves time in all. Leaves the compiler that is fastest: one that records CUDA graphs is
+        tried where the device waits for the host to start its kernels, which compiling alone may or may not change."""
+        plain = self._times(attempt)
+        if self._world.share(plain.done * passes * self._choices.steps_left()) < self._choices.compiles_from:
             return False
-        compiler = self._parallel.compiler = self._new_compiler()
-        self._try_compiling(compiler, attempt, is_optional=True)
-        if not compiler.enabled:
-            return False
-        compiled = self._times(attempt).done
-        if self._world.is_main:
-            logger.info("learner %r: a micro-batch takes %.4f s as it is, %.4f s compiled", self._name, plain, compiled)
-        return compiled < plain
+        is_bound = self._is_bound_by_host(plain, attempt)
+        found = self._try(attempt, cuda_graphs=is_bound)
+        if is_bound and found is None:
+            found = self._try(attempt, cuda_graphs=False)
+        elif found is not None and not is_bound and self._is_bound_by_host(found, attempt):
+            compiler = self._parallel.compiler
+            recorded = self._try(attempt, cuda_graphs=True)
+            if recorded is None or recorded.done >= found.done:
+                self._parallel.compiler = compiler
+            else:
+                found = recorded
+        return found is not None and found.done < plain.done
 
-    def _is_faster_recorded(self, attempt: Callable[[], None]) -> bool:
-        """Whether CUDA graphs save time: tried where the device waits for the host to start its kernels, unless a
-        parameter gets no gradient, which would be 0."""
-        plain, took = self._parallel.compiler, self._times(attempt)
-        if took.started < _LAUNCH_BOUND * took.done or not self._gives_all_gradients(attempt):
-            return False
-        recording = self._parallel.compiler = self._new_compiler(cuda_graphs=True)
-        for _ in range(_PASSES_TO_RECORD):
-            if recording.enabled:
-                self._try_compiling(recording, attempt, is_optional=True)
-        recorded = self._times(attempt).done if recording.enabled else took.done
-        logger.info(
-            "learner %r: a micro-batch takes %.4f s with CUDA graphs, %.4f s without", self._name, recorded, took.done
-        )
-        if recorded < took.done:
-            return True
-        self._parallel.compiler = plain
-        return False
+    def _try(self, attempt: Callable[[], None], cuda_graphs: bool) -> _Times | None:
+        """The times of a compiled pass; None if it cannot be compiled so."""
+        compiler = self._parallel.compiler = self._new_compiler(cuda_graphs)
+        for _ in range(_PASSES_TO_RECORD if cuda_graphs else 1):
+            if compiler.enabled:
+                self._try_compiling(compiler, attempt, is_optional=True)
+        return self._times(attempt) if compiler.enabled else None
+
+    def _is_bound_by_host(self, took: _Times, attempt: Callable[[], None]) -> bool:
+        """Whether CUDA graphs may save time; not where a parameter gets no gradient, which would be 0."""
+        return self._may_record and took.started >= _LAUNCH_BOUND * took.done and self._gives_all_gradients(attempt)
 
     def _gives_all_gradients(self, attempt: Callable[[], None]) -> bool:
         found: list[bool] = []
@@ -210,7 +208,12 @@ class Preparation:
 
     def _times(self, attempt: Callable[[], None]) -> _Times:
         """Of the faster of two passes."""
-        return min((self._time(attempt) for _ in range(2)), key=lambda took: took.done)
+        found = min((self._time(attempt) for _ in range(2)), key=lambda took: took.done)
+        if self._world.is_main:
+            compiler = self._parallel.compiler
+            how = "as it is" if compiler is None else "with CUDA graphs" if compiler.cuda_graphs else "compiled"
+            logger.info("learner %r: a micro-batch takes %.4f s %s", self._name, found.done, how)
+        return found
 
     def _time(self, attempt: Callable[[], None]) -> _Times:
         begun = time.perf_counter()
