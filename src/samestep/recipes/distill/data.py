@@ -86,15 +86,15 @@ def share_out(limit: int, sizes: Sequence[int]) -> list[int]:
 def load_data(config: DistillConfig) -> DistillData:
     """Read the records, keep some for validation, and cut to what the phases use."""
     data = config.data
-    if data.train:
-        read = [read_records(path, data.limit) for path in data.train]
-        name = ", ".join(data.train)
+    if data.files:
+        read = [read_records(path, data.limit) for path in data.files]
+        name = ", ".join(data.files)
     else:
         records, own_set = python_docs()
         read, name = [records[: data.limit]], "pydoc_data.topics"
     if data.validation is not None:
         held_out = read_beir(data.validation)
-    elif data.train:
+    elif data.files:
         read, held_out = hold_out(read, data.validation_fraction, data.validation_queries, config.seed)
     else:
         held_out = _first_queries(own_set, data.limit)
@@ -146,8 +146,8 @@ def _first_queries(found: RetrievalSet, limit: int | None) -> RetrievalSet:
 
 def _origins(config: DistillConfig, table: TextTable, held_out: RetrievalSet) -> list[Origin]:
     """The files, or what the texts are where there are none."""
-    named = [*config.data.train, *([config.data.validation] if config.data.validation else [])]
-    if config.data.train:
+    named = [*config.data.files, *([config.data.validation] if config.data.validation else [])]
+    if config.data.files:
         return [DataFile(file.resolve()) for name in named for file in _files(Path(name).expanduser())]
     digest = hashlib.sha256(repr((table, held_out)).encode())
     return [np.frombuffer(digest.digest(), dtype=np.uint8)]

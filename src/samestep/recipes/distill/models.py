@@ -18,7 +18,6 @@ MODEL = "model"
 """The name of the student's learner."""
 _TOKENIZER_TEXTS = 20_000
 """Texts that the tokenizer of a built-in network is learned from, at most."""
-_QUERY = "query"
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,10 @@ class Models:
 def open_models(config: DistillConfig, data: DistillData, world: World) -> Models:
     """The models that a configuration names. Collective, since they may be downloaded."""
     texts = [text.text for text in islice(data.texts(), _TOKENIZER_TEXTS)]
-    teacher = _open(config.teacher_model, config.teacher.shape, config.teacher.max_length, texts, world)
-    untrained = _open(config.student_model, config.student.shape, config.student.max_length, texts, world)
+    teacher = _open(config.teacher_model, "auto", config.teacher.shape, config.teacher.max_length, texts, world)
+    untrained = _open(
+        config.student_model, "float32", config.student.shape, config.student.max_length, texts, world
+    )
     student = untrained.with_projection(teacher.dim) if config.use_projection else untrained
     if student.dim > teacher.dim:
         raise UserError(
@@ -61,9 +62,11 @@ def open_models(config: DistillConfig, data: DistillData, world: World) -> Model
     return Models(teacher, untrained, student, readings, dims)
 
 
-def _open(name: str | None, shape: ShapeConfig, max_length: int, texts: Sequence[str], world: World) -> EncoderSource:
+def _open(
+    name: str | None, dtype: str, shape: ShapeConfig, max_length: int, texts: Sequence[str], world: World
+) -> EncoderSource:
     if name is not None:
-        return open_encoder(name, world=world)
+        return open_encoder(name, world=world, dtype=dtype)
     return small_encoder(
         texts,
         width=shape.width,
@@ -75,8 +78,9 @@ def _open(name: str | None, shape: ShapeConfig, max_length: int, texts: Sequence
 
 
 def _reading(source: EncoderSource, max_length: int, instruction: str | None) -> Reading:
-    own = source.prompts.get(_QUERY, "") if instruction is None else instruction
-    return Reading(source.tokenizer, min(max_length, source.max_length), own)
+    before_query = source.prompt("query") if instruction is None else instruction
+    length = min(max_length, source.max_length)
+    return Reading(source.tokenizer, length, before_query, source.prompt("passage", "document"))
 
 
 def student_network(config: DistillConfig) -> nn.Module:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from samestep import Batch, Bucketed, Mixed
-from samestep.models.sentence_folder import TextTokenizer
+from samestep.models.text_tokenizer import TextTokenizer
 from samestep.recipes.distill.data import DistillData, Origin, Text
 
 STUDENT, TEACHER = "", "teacher_"
@@ -30,10 +30,13 @@ class Reading:
     tokenizer: TextTokenizer
     max_length: int
     query_instruction: str = ""
+    """What stands before a query."""
+    passage_instruction: str = ""
 
     def __call__(self, text: Text) -> Tensor:
         """Token ids, special ones included."""
-        return self.tokenizer(f"{self.query_instruction}{text.text}" if text.is_query else text.text, self.max_length)
+        before = self.query_instruction if text.is_query else self.passage_instruction
+        return self.tokenizer(before + text.text, self.max_length)
 
 
 Readings = Mapping[str, Reading]

@@ -89,7 +89,7 @@ def describe(config: DistillConfig) -> dict[str, str]:
     sizes = f", Matryoshka at {', '.join(map(str, dims))}" if dims else ""
     pool = "" if config.rank.pool == "global" else "; passages of a micro-batch: depends on the number of devices"
     lines = {
-        "dataset": ", ".join(config.data.train) or "pydoc_data.topics (the documentation inside Python)",
+        "dataset": ", ".join(config.data.files) or "pydoc_data.topics (the documentation inside Python)",
         "teacher": f"{config.teacher_model or 'built-in, random'} ({config.teacher.mode})",
         "student": f"{config.student_model or 'built-in, random'}, "
         + ("with a projection" if config.use_projection else "without a projection")

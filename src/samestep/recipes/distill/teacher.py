@@ -115,7 +115,7 @@ def key_of(config: DistillConfig, models: Models, texts: Sequence[Text]) -> dict
         "texts": digest.hexdigest(),
         "model": config.teacher_model or "built-in",
         "dim": models.teacher.dim,
-        "instruction": reading.query_instruction,
+        "instruction": [reading.query_instruction, reading.passage_instruction],
         "length": reading.max_length,
     }
 
