@@ -106,8 +106,8 @@ def embed(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
     return {"out": module(batch["x"], batch["tokens"]), "reward": batch["reward"]}
 
 
-def couple(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {"all": (rows["out"] @ rows["out"].T).sum(1) * rows["reward"]}
+def couple(rows: Mapping[str, Tensor], own: slice = slice(None)) -> dict[str, Tensor]:
+    return {"all": (rows["out"][own] @ rows["out"].T).sum(1) * rows["reward"][own]}
 
 
 def updates_on_a_rollout(world: World, strategy: str) -> None:

@@ -89,9 +89,9 @@ def embed(module: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
     return {"x": module(batch["x"]), "y": batch["y"]}
 
 
-def couple(whole: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def couple(whole: Mapping[str, Tensor], own: slice) -> Mapping[str, Tensor]:
     distance = (whole["x"] - whole["y"].T).square()
-    return {"contrast": nn.functional.cross_entropy(-distance, torch.arange(len(distance)), reduction="none")}
+    return {"contrast": nn.functional.cross_entropy(-distance, torch.arange(len(distance)), reduction="none")[own]}
 
 
 def measured(module: nn.Module, batch: Batch) -> Mapping[str, Tensor]:

@@ -71,9 +71,9 @@ def embed(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
     return {"out": module(batch["x"], batch["tokens"]), "pairs": batch["pairs"]}
 
 
-def couple(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    scores = rows["out"] @ rows["out"].T
-    return {"match": scores.logsumexp(1), "pairs": rows["out"].square().sum(1) * rows["pairs"]}
+def couple(rows: Mapping[str, Tensor], own: slice) -> dict[str, Tensor]:
+    scores = rows["out"][own] @ rows["out"].T
+    return {"match": scores.logsumexp(1), "pairs": rows["out"][own].square().sum(1) * rows["pairs"][own]}
 
 
 def compared(world: World, strategy: str, update: Callable[[Learner, MicroBatches], Metrics]) -> None:

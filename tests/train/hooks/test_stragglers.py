@@ -130,8 +130,8 @@ def on_ranks() -> None:
     world.leave()
 
 
-def couple(rows: Any) -> dict[str, Tensor]:
-    return {"pull": (rows["e"] - rows["e"].mean(0)).square().sum(1)}
+def couple(rows: Any, own: slice) -> dict[str, Tensor]:
+    return {"pull": (rows["e"] - rows["e"].mean(0)).square().sum(1)[own]}
 
 
 def test_times_are_gathered_with_the_metrics_and_waits_are_counted(tmp_path: Path) -> None:

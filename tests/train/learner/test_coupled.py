@@ -1,6 +1,7 @@
 """A loss that couples all rows of the global batch has the gradient of the whole batch at once, however it is split."""
 
 from collections.abc import Mapping
+from itertools import pairwise
 
 import pytest
 import torch
@@ -53,11 +54,12 @@ def embed(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
     return {"query": query, "key": key, "weight": batch["pairs"]}  # the last has no gradient and travels along
 
 
-def couple(all_rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def couple(all_rows: Mapping[str, Tensor], own: slice = slice(None)) -> dict[str, Tensor]:
     """Each query must find its key among those of the whole batch; a second term weighs only some rows."""
-    scores = all_rows["query"] @ all_rows["key"].T
-    match = torch.nn.functional.cross_entropy(scores, torch.arange(len(scores), device=scores.device), reduction="none")
-    return {"match": match, "pairs": all_rows["query"].square().sum(1) * all_rows["weight"]}
+    query, weight = all_rows["query"][own], all_rows["weight"][own]
+    numbers = torch.arange(len(all_rows["key"]), device=query.device)[own]
+    match = torch.nn.functional.cross_entropy(query @ all_rows["key"].T, numbers, reduction="none")
+    return {"match": match, "pairs": query.square().sum(1) * weight}
 
 
 def pairs(batch: Batch) -> dict[str, Tensor]:
@@ -125,7 +127,7 @@ def nothing_to_weigh_is_skipped(world: World, strategy: str) -> None:
     learner = learner_of(made(Towers), world, strategy)
     feed = feed_of(rows, world, 4, 1, steps=2, count=pairs, order=in_order(rows, 4))
     before, moments = weights_of(learner), moments_of(learner)
-    both = lambda seen: {"pairs": couple(seen)["pairs"] + 0 * couple(seen)["match"]}  # noqa: E731
+    both = lambda *seen: {"pairs": couple(*seen)["pairs"] + 0 * couple(*seen)["match"]}  # noqa: E731
     assert not learner.update_coupled(feed[0], embed, both)
     close(weights_of(learner), before, tolerance=0)
     close(moments_of(learner), moments, tolerance=0)
@@ -142,7 +144,38 @@ def around_the_wrapper(world: World, strategy: str) -> None:
         return {"query": module.query(batch["x"])}
 
     with pytest.raises(RunFailed, match="learner 'model' did not call the network it was given"):
-        learner.update_coupled(micro_batches, around, lambda seen: {"norm": seen["query"].square().sum(1)})
+        learner.update_coupled(micro_batches, around, lambda seen, own: {"norm": seen["query"][own].square().sum(1)})
+
+
+def one_micro_batch_is_embedded_once(world: World, strategy: str) -> None:
+    learner = learner_of(made(Towers), world, strategy)
+    calls: list[int] = []
+
+    def counted(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        calls.append(len(batch["x"]))
+        return embed(module, batch)
+
+    for micro, times in ((100, 1), (1, 2 * -(-8 // world.size))):
+        feed = feed_of(Points(16), world, 8, micro, steps=2)
+        learner.update_coupled(feed[0], counted, couple, MIX)  # its first update may try a pass before
+        calls.clear()
+        learner.update_coupled(feed[1], counted, couple, MIX)
+        assert len(calls) == times
+
+
+def a_rank_does_the_loss_of_its_own_rows(world: World, strategy: str) -> None:
+    learner = learner_of(made(Towers), world, strategy)
+    spans: list[tuple[int, int]] = []
+
+    def own_rows(rows: Mapping[str, Tensor], own: slice) -> dict[str, Tensor]:
+        spans.append((own.start, own.stop))
+        return couple(rows, own)
+
+    for step, batch in enumerate((7, 2)):  # with 3 ranks one has no row of the second
+        learner.update_coupled(feed_of(Points(7), world, batch, 2, steps=1)[0], embed, own_rows, MIX)
+        everybody = world.gather(spans[-1])
+        assert [bound for span in everybody for bound in span][:: 2 * world.size - 1] == [0, batch]
+        assert all(before[1] == after[0] for before, after in pairwise(everybody)), step
 
 
 def low_precision_follows(world: World, strategy: str) -> None:
@@ -172,6 +205,8 @@ CASES: list[Case] = [
     dropout_is_the_same_in_both_passes,
     nothing_to_weigh_is_skipped,
     around_the_wrapper,
+    one_micro_batch_is_embedded_once,
+    a_rank_does_the_loss_of_its_own_rows,
     low_precision_follows,
 ]
 

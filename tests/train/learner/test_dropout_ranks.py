@@ -89,9 +89,9 @@ def embed(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
     return {"query": module(batch["x"]), "key": batch["y"]}
 
 
-def couple(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+def couple(rows: dict[str, Tensor], own: slice = slice(None)) -> dict[str, Tensor]:
     scores = rows["query"] @ rows["key"].T
-    return {"match": nn.functional.cross_entropy(scores, torch.arange(len(scores)), reduction="none")}
+    return {"match": nn.functional.cross_entropy(scores, torch.arange(len(scores)), reduction="none")[own]}
 
 
 def both_passes_of_a_coupled_loss_have_the_same_masks(world: World, strategy: str) -> None:

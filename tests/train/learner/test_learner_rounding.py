@@ -34,8 +34,8 @@ def embed(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
     return {"out": module(batch["x"], batch["tokens"]), "y": batch["y"]}
 
 
-def couple(outputs: object) -> dict[str, Tensor]:
-    return {"error": (outputs["out"] - outputs["y"]).square().sum(1)}  # type: ignore[index]
+def couple(outputs: object, own: slice) -> dict[str, Tensor]:
+    return {"error": (outputs["out"] - outputs["y"]).square().sum(1)[own]}  # type: ignore[index]
 
 
 def farthest(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:

@@ -245,8 +245,8 @@ def embed(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
     return {"out": module(batch["x"])}
 
 
-def couple(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {"error": (rows["out"] @ rows["out"].T).square().sum(1)}
+def couple(rows: Mapping[str, Tensor], own: slice) -> dict[str, Tensor]:
+    return {"error": (rows["out"][own] @ rows["out"].T).square().sum(1)}
 
 
 class Lines(logging.Handler):

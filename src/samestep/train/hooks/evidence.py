@@ -76,19 +76,6 @@ class EvidenceRecorder:
             **self._side_effects(learner),
         }
 
-    def coupled_rows(self, learner: str, micro_batches: MicroBatches, rows: Mapping[str, Tensor]) -> None:
-        """The rows of a coupled loss, which every rank holds in full: each rank keeps those it was given."""
-        micro_batches = micro_batches if self._counted else micro_batches.all_filler()
-        mine = [number for start, stop in micro_batches.spans for number in range(start, stop)]
-        values = {term: value.detach()[mine].tolist() for term, value in rows.items()}
-        ids = micro_batches.ids[mine].tolist()
-        self._update[learner] |= {
-            "ids": ids,
-            "rows": values,
-            **_input_facts(micro_batches),
-            **self._side_effects(learner),
-        }
-
     def _side_effects(self, learner: str) -> dict[str, Any]:
         """What the forward and backward passes did besides computing: it may explain why a row's loss changes."""
         now = _generators()

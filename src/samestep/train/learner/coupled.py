@@ -1,10 +1,10 @@
 """Losses that couple every row of the global batch with every other, such as in-batch negatives.
 
 Gradients cannot be taken micro-batch by micro-batch there. Instead: embed all rows without gradients, gather the
-embeddings of all data-parallel ranks in global order, take the loss and its gradient with respect to the embeddings
-(every rank computes the same), then embed each micro-batch again and backpropagate its slice of that
-gradient. The memory of one micro-batch is enough, and the result is the exact gradient of the global batch at any world
-size.
+embeddings of all data-parallel ranks in global order, take the loss of this rank's own rows and its gradient with
+respect to all embeddings, add these gradients up over the ranks, then embed each micro-batch again and backpropagate
+its slice. The memory of one micro-batch is enough, and the result is the exact gradient of the global batch at any
+world size. Where every rank has one micro-batch, it is embedded only once, with gradients.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,8 +24,10 @@ from samestep.world.world import World
 
 Embed = Callable[[nn.Module, Batch], Mapping[str, Tensor]]
 """Named tensors, one row per row of the batch; those without a gradient (labels) are gathered along."""
-Couple = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
-"""From all rows of the global batch to each term's sum per row."""
+Couple = Callable[[Mapping[str, Tensor], slice], Mapping[str, Tensor]]
+"""From all rows of the global batch, and which of them are this rank's, to each term's value for its own rows."""
+Weigh = Callable[[Mapping[str, Tensor], int], tuple[Tensor, dict[str, Tensor]]]
+"""From values for so many rows to the scalar to differentiate, and each term's sum."""
 
 
 @dataclass
@@ -41,35 +43,54 @@ class Coupled:
     """Refuses an `embed` that bypassed the wrapper, which would skip gradient synchronisation."""
 
     def backward(
-        self,
-        micro_batches: MicroBatches,
-        embed: Embed,
-        couple: Couple,
-        weigh: Callable[[Mapping[str, Tensor]], tuple[Tensor, dict[str, Tensor]]],
-        scale: Tensor | float,
-    ) -> tuple[dict[str, Tensor], Mapping[str, Tensor]]:
-        """Adds the gradients into the module; returns the loss's sums per term and its rows, equal on every rank."""
+        self, micro_batches: MicroBatches, embed: Embed, couple: Couple, weigh: Weigh, scale: Tensor | float
+    ) -> tuple[dict[str, Tensor], list[Mapping[str, Tensor]]]:
+        """Adds the gradients into the module; returns this rank's sums per term, and its rows by micro-batch."""
+        batches, spans = micro_batches.batches, micro_batches.spans
+        if len(batches) == 1:  # and so on every rank
+            with self.parallel.syncing(last=True):
+                outputs = self._embed(embed, batches[0])
+                leaves, sums, rows = self._couple([outputs], micro_batches, couple, weigh)
+                (_surrogate(outputs, leaves, spans[0]) * scale).backward()
+            return sums, rows
         before = _random_state(self.world.device)
         with torch.no_grad(), self.autocast():
-            parts = [self.call(embed, batch) for batch in micro_batches.batches]
+            parts: list[Mapping[str, Tensor]] = [self.call(embed, batch) for batch in batches]
+        leaves, sums, rows = self._couple(parts, micro_batches, couple, weigh)
+        _set_random_state(before, self.world.device)  # the second pass draws the same dropout as the first
+        for number, (batch, span) in enumerate(zip(batches, spans)):
+            with self.parallel.syncing(last=number == len(batches) - 1):
+                outputs = self._embed(embed, batch)
+                (_surrogate(outputs, leaves, span) * scale).backward()
+        return sums, rows
+
+    def _embed(self, embed: Embed, batch: Batch) -> Mapping[str, Tensor]:
+        self.parallel.called = False
+        with self.autocast():
+            outputs = self.call(embed, batch)
+        self.check_called()
+        return outputs
+
+    def _couple(
+        self, parts: list[Mapping[str, Tensor]], micro_batches: MicroBatches, couple: Couple, weigh: Weigh
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], list[Mapping[str, Tensor]]]:
+        """All rows of the global batch with their gradients; this rank's sums and rows."""
+        rank, spans = self.world.dp_rank, micro_batches.spans
+        first, end = micro_batches.bounds[rank : rank + 2]
         with self.parallel.measure_wait():
             leaves = _gather(parts, micro_batches, self.world)
         with self.autocast():
-            rows = couple(leaves)
-            total, sums = weigh(rows)
+            values = couple(leaves, slice(first, end))
+            total, sums = weigh(values, end - first)
         total.backward()
-        _set_random_state(before, self.world.device)  # the second pass draws the same dropout as the first
-        for number, (batch, span) in enumerate(zip(micro_batches.batches, micro_batches.spans)):
-            last = number == len(micro_batches.batches) - 1
-            with self.parallel.syncing(last):
-                self.parallel.called = False
-                with self.autocast():
-                    outputs = self.call(embed, batch)
-                    surrogate = _surrogate(outputs, leaves, span)
-                self.check_called()
-                (surrogate * scale).backward()
+        if self.world.control is not None:
+            with self.parallel.measure_wait():
+                _add_gradients(leaves, self.world)
         micro_batches.terms.update(sums)
-        return sums, rows
+        rows: list[Mapping[str, Tensor]] = [
+            {term: value[start - first : stop - first] for term, value in values.items()} for start, stop in spans
+        ]
+        return leaves, sums, rows
 
 
 def _surrogate(outputs: Mapping[str, Tensor], leaves: Mapping[str, Tensor], span: tuple[int, int]) -> Tensor:
@@ -87,12 +108,11 @@ def _surrogate(outputs: Mapping[str, Tensor], leaves: Mapping[str, Tensor], span
 
 def _gather(parts: list[Mapping[str, Tensor]], micro_batches: MicroBatches, world: World) -> dict[str, Tensor]:
     """All rows of the global batch in their order, as leaves that collect gradients."""
-    leaves = {}
+    leaves, spans = {}, micro_batches.spans
     for name in parts[0]:
-        mine = torch.cat([part[name][: stop - start] for part, (start, stop) in zip(parts, micro_batches.spans)])
-        gathered = _concatenate(
-            mine.float() if mine.dtype in (torch.bfloat16, torch.float16) else mine, micro_batches, world
-        )
+        mine = torch.cat([part[name].detach()[: stop - start] for part, (start, stop) in zip(parts, spans)])
+        mine = mine.float() if mine.dtype in (torch.bfloat16, torch.float16) else mine
+        gathered = _concatenate(mine, micro_batches, world)
         leaves[name] = gathered.requires_grad_(gathered.is_floating_point())
     return leaves
 
@@ -107,6 +127,14 @@ def _concatenate(mine: Tensor, micro_batches: MicroBatches, world: World) -> Ten
     parts = [torch.empty_like(padded) for _ in sizes]
     dist.all_gather(parts, padded, group=world.dp_group)
     return torch.cat([part[:size] for part, size in zip(parts, sizes)])
+
+
+def _add_gradients(leaves: Mapping[str, Tensor], world: World) -> None:
+    """Over the ranks, each of which has them of its own rows' loss."""
+    for leaf in leaves.values():
+        if leaf.requires_grad:  # also where this rank's rows do not use it
+            leaf.grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+            dist.all_reduce(leaf.grad, group=world.dp_group)
 
 
 def _random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:

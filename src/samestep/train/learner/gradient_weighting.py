@@ -106,18 +106,17 @@ def update_metrics(
     micro_batches: MicroBatches,
     sums: Mapping[str, Tensor],
     trained: Mix,
-    same: bool,
     *,
     norm: Tensor,
     bad: Tensor,
     rate: float,
 ) -> Metrics:
-    """What is logged of an update; `same`: every rank holds the global sums already."""
-    metrics = {term: Metric(value, micro_batches.weight(term), same, bad) for term, value in sums.items()}
+    """What is logged of an update."""
+    metrics = {term: Metric(value, micro_batches.weight(term), skipped=bad) for term, value in sums.items()}
     for term, value in sums.items():  # also those not trained in this step, or a mean over steps leaves it out
         coefficient = trained.get(term, 0.0)
         mixed = value if coefficient == 1 else value * coefficient if coefficient else 0.0
-        metrics[part_of("loss", term)] = Metric(mixed, micro_batches.weight(term), same, bad)
+        metrics[part_of("loss", term)] = Metric(mixed, micro_batches.weight(term), skipped=bad)
     metrics["grad_norm"] = Metric(norm, 1.0, same=True, skipped=bad)
     metrics["lr"] = Metric(rate, same=True)
     metrics["skipped"] = Metric(bad, same=True)

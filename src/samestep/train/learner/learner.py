@@ -95,12 +95,7 @@ class Learner:
         with self._keyed_masks():
             self._begin_update(micro_batches, loss, lambda: self._backward(micro_batches.first(), loss, mix))
             sums, rows = self._backward(micro_batches, loss, mix)
-        trained = trained_terms(self.name, sums, mix)
-        if not any(micro_batches.weight(term) for term in trained):  # of the global batch, so all ranks decide alike
-            return self._skip()
-        if self.recorder:
-            self.recorder.rows(self.name, micro_batches, rows)
-        return self._apply(micro_batches, sums, trained)
+        return self._finish_update(micro_batches, sums, rows, mix)
 
     def update_coupled(
         self, micro_batches: MicroBatches, embed: Embed, couple: Couple, mix: Mix | None = None
@@ -108,22 +103,27 @@ class Learner:
         """One optimizer step on a loss that couples all rows of the global batch with each other (see coupled.py)."""
         coupled = Coupled(self._parallel, self.world, self._autocast, self._call, self._check_called)
 
-        def weighed(rows: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-            return weigh(self.name, rows, len(micro_batches.ids), micro_batches, trained_terms(self.name, rows, mix))
+        def weighed(rows: Mapping[str, Tensor], count: int) -> tuple[Tensor, dict[str, Tensor]]:
+            return weigh(self.name, rows, count, micro_batches, trained_terms(self.name, rows, mix))
 
-        def backward() -> tuple[dict[str, Tensor], Mapping[str, Tensor]]:
+        def backward() -> tuple[dict[str, Tensor], list[Mapping[str, Tensor]]]:
             with self._preparation.attention():
                 return coupled.backward(micro_batches, embed, couple, weighed, self._gradient_scale())
 
         with self._keyed_masks():
             self._begin_update(micro_batches, embed, backward)
             sums, rows = backward()
+        return self._finish_update(micro_batches, sums, rows, mix)
+
+    def _finish_update(
+        self, micro_batches: MicroBatches, sums: Mapping[str, Tensor], rows: list[Mapping[str, Tensor]], mix: Mix | None
+    ) -> Metrics:
         trained = trained_terms(self.name, sums, mix)
-        if not any(micro_batches.weight(term) for term in trained):
+        if not any(micro_batches.weight(term) for term in trained):  # of the global batch, so all ranks decide alike
             return self._skip()
         if self.recorder:
-            self.recorder.coupled_rows(self.name, micro_batches, rows)
-        return self._apply(micro_batches, sums, trained, same=True)
+            self.recorder.rows(self.name, micro_batches, rows)
+        return self._apply(micro_batches, sums, trained)
 
     @property
     def module(self) -> nn.Module:
@@ -269,9 +269,7 @@ class Learner:
                 "a part or another method; call the network itself, or its sharded parameters would not be gathered"
             )
 
-    def _apply(
-        self, micro_batches: MicroBatches, sums: Mapping[str, Tensor], trained: Mix, same: bool = False
-    ) -> Metrics:
+    def _apply(self, micro_batches: MicroBatches, sums: Mapping[str, Tensor], trained: Mix) -> Metrics:
         """Clip, check, step, and return what is logged; with AdamW all without waiting for the device."""
         if self._rounding_scale != 1.0:
             torch._foreach_div_([local(gradient) for gradient in self._gradients()], self._rounding_scale)
@@ -297,7 +295,7 @@ class Learner:
         if self.recorder:
             self.recorder.parameters(self.name, self._parallel.inner, micro_batches)
         self._guard.add(counted, micro_batches)
-        return update_metrics(self.name, micro_batches, sums, trained, same, norm=norm, bad=bad, rate=rate)
+        return update_metrics(self.name, micro_batches, sums, trained, norm=norm, bad=bad, rate=rate)
 
     def _gradients(self) -> list[Tensor]:
         gradients = [p.grad for _, p in self._trained if p.grad is not None]
