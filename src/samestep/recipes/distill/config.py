@@ -13,9 +13,8 @@ class DataConfig:
 
     train: str | list[str] | None = None
     """A file (.jsonl, .json, .csv, .tsv, .parquet) or folder of datasets.save_to_disk with query and passage, or query,
-    positive and negatives; or several, as [a.jsonl, b.csv]. null: the documentation inside Python."""
-    weights: list[float] = field(default_factory=list)
-    """How often the records of each file are drawn, in proportion; without any: by their number."""
+    positive and negatives; or several, drawn in the proportion of weights, as [a.jsonl:3, b.csv:1]. null: the
+    documentation inside Python."""
     validation: str | None = None
     """A folder in BEIR's format to validate on; null: a part of the records, or of the documentation."""
     validation_fraction: float = 0.05
@@ -33,16 +32,9 @@ class DataConfig:
             raise UserError(f"Set data.validation_queries to 1 or more; it is {self.validation_queries}.")
         if self.limit is not None and self.limit < 2:
             raise UserError(f"Set data.limit to 2 or more, or to null; it is {self.limit}.")
-        if self.weights and len(self.weights) != len(self.files):
-            raise UserError(
-                f"Give data.weights one number for each of data.train; there are {len(self.weights)} for "
-                f"{len(self.files)}."
-            )
-        if any(weight <= 0 for weight in self.weights):
-            raise UserError("Set all of data.weights above 0; leave out files that are not wanted.")
 
     @property
-    def files(self) -> list[str]:
+    def named(self) -> list[str]:
         """What `train` names."""
         return [self.train] if isinstance(self.train, str) else list(self.train or ())
 

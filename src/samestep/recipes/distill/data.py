@@ -12,7 +12,8 @@ from samestep import UserError, noise
 from samestep.data.data_file import DataFile
 from samestep.data.permutation import permute
 from samestep.recipes.distill.config import DistillConfig
-from samestep.recipes.distill.records import Record, read_records
+from samestep.recipes.distill.mixed_records import parse_sources, read_mixture
+from samestep.recipes.distill.records import Record
 from samestep.recipes.distill.retrieval_set import RetrievalSet, python_docs, read_beir
 from samestep.recipes.distill.text_table import TextTable
 
@@ -36,7 +37,7 @@ class DistillData:
     sources: Sequence[range]
     """The rows of the table that each source has."""
     weights: Sequence[float]
-    """How often each source is drawn, in proportion; empty: by the number of its rows."""
+    """How often each source is drawn, in proportion."""
     held_out: RetrievalSet
     origins: Sequence[Origin]
     """Where all of it comes from, for the comparison of a resumed run."""
@@ -86,27 +87,26 @@ def share_out(limit: int, sizes: Sequence[int]) -> list[int]:
 def load_data(config: DistillConfig) -> DistillData:
     """Read the records, keep some for validation, and cut to what the phases use."""
     data = config.data
-    if data.files:
-        read = [read_records(path, data.limit) for path in data.files]
-        name = ", ".join(data.files)
+    if data.named:
+        mixture = read_mixture(data.named, data.limit)
+        read, weights = [source.records for source in mixture], [source.weight for source in mixture]
+        name = ", ".join(source.path for source in mixture)
     else:
         records, own_set = python_docs()
-        read, name = [records[: data.limit]], "pydoc_data.topics"
+        read, weights, name = [records[: data.limit]], [1.0], "pydoc_data.topics"
     if data.validation is not None:
         held_out = read_beir(data.validation)
-    elif data.files:
+    elif data.named:
         read, held_out = hold_out(read, data.validation_fraction, data.validation_queries, config.seed)
     else:
         held_out = _first_queries(own_set, data.limit)
-    used = [config.max_samples_phase1] * (not config.skip_phase1) + [config.max_samples_phase2] * (
-        not config.skip_phase2
-    )
-    kept = share_out(max(used), list(map(len, read)))
-    read = [records[:count] for records, count in zip(read, kept)]
+    first, second = config.max_samples_phase1, config.max_samples_phase2
+    most = second if config.skip_phase1 else first if config.skip_phase2 else max(first, second)
+    read = [records[:count] for records, count in zip(read, share_out(most, list(map(len, read))))]
     ends = np.cumsum([len(records) for records in read]).tolist()
     sources = [range(end - len(records), end) for end, records in zip(ends, read)]
     table = TextTable.of([record for records in read for record in records])
-    return DistillData(name, table, sources, data.weights, held_out, _origins(config, table, held_out))
+    return DistillData(name, table, sources, weights, held_out, _origins(config, table, held_out))
 
 
 def hold_out(
@@ -146,8 +146,9 @@ def _first_queries(found: RetrievalSet, limit: int | None) -> RetrievalSet:
 
 def _origins(config: DistillConfig, table: TextTable, held_out: RetrievalSet) -> list[Origin]:
     """The files, or what the texts are where there are none."""
-    named = [*config.data.files, *([config.data.validation] if config.data.validation else [])]
-    if config.data.files:
+    named = [path for path, _ in parse_sources(config.data.named)] if config.data.named else []
+    named += [config.data.validation] if config.data.validation else []
+    if config.data.named:
         return [DataFile(file.resolve()) for name in named for file in _files(Path(name).expanduser())]
     digest = hashlib.sha256(repr((table, held_out)).encode())
     return [np.frombuffer(digest.digest(), dtype=np.uint8)]

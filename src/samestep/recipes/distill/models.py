@@ -39,9 +39,7 @@ def open_models(config: DistillConfig, data: DistillData, world: World) -> Model
     """The models that a configuration names. Collective, since they may be downloaded."""
     texts = [text.text for text in islice(data.texts(), _TOKENIZER_TEXTS)]
     teacher = _open(config.teacher_model, "auto", config.teacher.shape, config.teacher.max_length, texts, world)
-    untrained = _open(
-        config.student_model, "float32", config.student.shape, config.student.max_length, texts, world
-    )
+    untrained = _open(config.student_model, "float32", config.student.shape, config.student.max_length, texts, world)
     student = untrained.with_projection(teacher.dim) if config.use_projection else untrained
     if student.dim > teacher.dim:
         raise UserError(

@@ -1,16 +1,15 @@
 """Phase 2: the student learns which passage answers which query, among all passages of the global batch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 
-import torch
 from torch import Tensor, nn
 
 from samestep import Batch, Bench, Fit, Metrics, Tick
 from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.mining import read_mined
 from samestep.recipes.distill.models import vectors_of
-from samestep.recipes.distill.objective import COSENT, INFO_NCE, KL, MARGIN_MSE, KnownPositives, RankObjective
+from samestep.recipes.distill.objective import KL, MARGIN_MSE, KnownPositives, RankObjective
 from samestep.recipes.distill.phase import Phase, kept_first
 from samestep.recipes.distill.rank_terms import RankTerms
 from samestep.recipes.distill.rows import RecordRows, collate_for, mixed

@@ -177,6 +177,5 @@ def collate_for(readings: Readings, device: torch.device) -> Any:
 def mixed(sources: Sequence[Any], weights: Sequence[float], bucketed: bool) -> tuple[Any, Bucketed | None]:
     """Rows of several sources as one, and their order."""
     lengths = [length for source in sources for length in source.lengths]
-    shares = weights or [len(source) for source in sources]
-    rows = sources[0] if len(sources) == 1 else Mixed(sources, shares)
+    rows = sources[0] if len(sources) == 1 else Mixed(sources, weights)
     return rows, Bucketed(lengths) if bucketed else None

@@ -37,7 +37,16 @@ _OF_TRAINING = (
     "bucketed",
     "init_from",
 )
-_OF_STUDENT = ("student_model", "student.*", "use_projection", "align.*", "rank.*", "negatives", "phase?_*", "skip_phase?")
+_OF_STUDENT = (
+    "student_model",
+    "student.*",
+    "use_projection",
+    "align.*",
+    "rank.*",
+    "negatives",
+    "phase?_*",
+    "skip_phase?",
+)
 _OF_PHASE_2 = ("rank.*", "negatives", "mining.*", "phase2_*", "skip_phase2")
 
 
@@ -45,10 +54,10 @@ def stages(config: DistillConfig) -> list[Stage]:
     """One to four."""
     found = []
     if config.teacher.mode == "cached":
-        ignored = (*_OF_TRAINING, *_OF_STUDENT, "mining.*", "data.weights")
+        ignored = (*_OF_TRAINING, *_OF_STUDENT, "mining.*")
         found.append(Stage(teacher.STAGE, build_cache, config=cache_config, ignores=ignored))
     if config.mining.negatives and not config.skip_phase2:
-        ignored = (*_OF_TRAINING, *_OF_STUDENT, "data.weights")
+        ignored = (*_OF_TRAINING, *_OF_STUDENT)
         found.append(Stage(mining.STAGE, build_mining, config=cache_config, ignores=ignored))
     phases = []
     if not config.skip_phase1:
@@ -89,7 +98,7 @@ def describe(config: DistillConfig) -> dict[str, str]:
     sizes = f", Matryoshka at {', '.join(map(str, dims))}" if dims else ""
     pool = "" if config.rank.pool == "global" else "; passages of a micro-batch: depends on the number of devices"
     lines = {
-        "dataset": ", ".join(config.data.files) or "pydoc_data.topics (the documentation inside Python)",
+        "dataset": ", ".join(config.data.named) or "pydoc_data.topics (the documentation inside Python)",
         "teacher": f"{config.teacher_model or 'built-in, random'} ({config.teacher.mode})",
         "student": f"{config.student_model or 'built-in, random'}, "
         + ("with a projection" if config.use_projection else "without a projection")
