@@ -59,7 +59,7 @@ class Align(Fit):
 
 
 def align_terms(student: Tensor, teacher: Tensor, dims: tuple[int, ...]) -> dict[str, Tensor]:
-    """Both terms and the cosine, a value for each text, from vectors [texts, dim] of which the teacher's may be longer."""
+    """Both terms and the cosine, a value for each text, from vectors [texts, dim]; the teacher's may be longer."""
 
     def distance(dim: int) -> Tensor:
         return squared_distance(unit_prefix(student, dim), unit_prefix(teacher, dim))

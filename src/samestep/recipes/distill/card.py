@@ -31,8 +31,8 @@ def _about(config: DistillConfig, models: Models) -> str:
     teacher = config.teacher_model or "a small network with random weights"
     student = config.student_model or "a small network with random weights"
     text = (
-        f"A sentence encoder that maps a text of up to {reading.max_length} tokens to a vector of {dim} numbers. It was "
-        f"distilled from {teacher} (vectors of {models.teacher.dim}) into {student}"
+        f"A sentence encoder that maps a text of up to {reading.max_length} tokens to a vector of {dim} numbers. It "
+        f"was distilled from {teacher} (vectors of {models.teacher.dim}) into {student}"
     )
     if config.use_projection:
         return f"{text}, with a projection to the teacher's size behind it."

@@ -13,12 +13,13 @@ from samestep.data.data_file import DataFile
 from samestep.data.permutation import permute
 from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.mixed_records import parse_sources, read_mixture
+from samestep.recipes.distill.python_docs import python_docs
 from samestep.recipes.distill.records import Record
-from samestep.recipes.distill.retrieval_set import RetrievalSet, python_docs, read_beir
+from samestep.recipes.distill.retrieval_set import RetrievalSet, read_beir
 from samestep.recipes.distill.text_table import TextTable
 
 _HELD_OUT = noise.purpose("distill/held out")
-Origin = DataFile | np.ndarray
+Origin = DataFile | Path | np.ndarray
 
 
 class Text(NamedTuple):

@@ -16,7 +16,6 @@ from samestep.recipes.distill.models import MODEL, Models, open_models
 from samestep.recipes.distill.mteb_tasks import run_mteb
 from samestep.recipes.distill.objective import COSINE, cosine, unit_prefix
 from samestep.recipes.distill.phase import KS, NDCG, retrieval_of
-from samestep.recipes.distill.retrieval_metrics import retrieval_metrics
 from samestep.recipes.distill.retrieval_set import RetrievalSet, read_beir
 from samestep.recipes.distill.rows import STUDENT, TEACHER
 from samestep.recipes.distill.teacher import ARTIFACT, CachedVectors
@@ -104,8 +103,8 @@ def evaluate(trained: Trained, options: EvaluationOptions, world: World) -> dict
         vectors = subject.untrained()
         sizes = sorted({min(dim, vectors.shape[1]) for dim in subject.models.dims}, reverse=True)
         found["untrained"] = {str(dim): retrieval_of(vectors, held_out, dim) for dim in sizes}
-    ranked = rank_by_bm25(held_out.queries, held_out.passages, max(KS))
-    found["bm25"] = {"": retrieval_metrics(ranked, held_out.relevant, KS)}
+    ranked = rank_by_bm25(held_out.queries, held_out.passages, max(KS) + 1)
+    found["bm25"] = {"": held_out.metrics(ranked, KS)}
     about = {
         "set": str(options.beir or data.name),
         "queries": len(held_out.queries),

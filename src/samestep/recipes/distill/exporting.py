@@ -23,8 +23,7 @@ def export(trained: Trained, folder: Path, options: ExportOptions) -> None:
     config: DistillConfig = trained.config
     models = open_models(config, load_data(config), World.single())
     weights = trained.network(MODEL).state_dict()
-    best = {}
-    write_student(folder, config, models, weights, best, dtype=EXPORT_TYPES[options.dtype], overwrite=options.overwrite)
+    write_student(folder, config, models, weights, {}, dtype=EXPORT_TYPES[options.dtype], overwrite=options.overwrite)
 
 
 def write_artifact_folder(task: Fit, bench: Bench) -> None:

@@ -11,7 +11,7 @@ from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.data import DistillData, Origin, load_data
 from samestep.recipes.distill.models import MODEL, Models, open_models, vectors_of
 from samestep.recipes.distill.objective import COSINE, cosine, unit_prefix
-from samestep.recipes.distill.retrieval_metrics import rank_by_vectors, retrieval_metrics
+from samestep.recipes.distill.retrieval_metrics import rank_by_vectors
 from samestep.recipes.distill.retrieval_set import RetrievalSet
 from samestep.recipes.distill.rows import STUDENT, Readings, TextRows, by_length, collate_for
 from samestep.recipes.distill.teacher import CachedVectors, LiveTeacher, read_cache
@@ -100,7 +100,7 @@ def retrieval_of(vectors: Tensor, held_out: RetrievalSet, dim: int) -> dict[str,
     """Metrics of the first `dim` numbers of vectors of all queries and then all passages."""
     unit = unit_prefix(vectors, dim)
     queries, passages = unit.split([len(held_out.queries), len(held_out.passages)])
-    return retrieval_metrics(rank_by_vectors(queries, passages, max(KS)), held_out.relevant, KS)
+    return held_out.metrics(rank_by_vectors(queries, passages, max(KS) + 1), KS)
 
 
 def kept_first(found: dict[str, float]) -> dict[str, float]:

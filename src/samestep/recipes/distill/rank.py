@@ -1,6 +1,6 @@
 """Phase 2: the student learns which passage answers which query, among all passages of the global batch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from torch import Tensor, nn
@@ -24,8 +24,8 @@ class Rank(Fit):
         config: DistillConfig = bench.config
         self.phase = phase = Phase.open(bench)
         data, texts = phase.data, phase.data.texts()
-        mined = read_mined(bench) if config.mining.negatives else None
-        negatives = mined or [row.negatives for row in data.table.rows]
+        own: Sequence[Sequence[int]] = [row.negatives for row in data.table.rows]
+        negatives = read_mined(bench) if config.mining.negatives else own
         width = min(config.negatives, max(map(len, negatives)))
         sources = [
             RecordRows(data, texts, rows, negatives, width, phase.readings, phase.vectors)

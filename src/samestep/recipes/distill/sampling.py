@@ -23,8 +23,8 @@ class SampleOptions:
     query: str | None = None
     """The query."""
     passages: Path | None = None
-    """A file with a passage on each line, or a .jsonl file whose lines hold "text"; by default the passages that the run
-    kept for validation."""
+    """A file with a passage on each line, or a .jsonl file whose lines hold "text"; by default the passages that the
+    run kept for validation."""
     top: int = 5
     """Passages that are shown."""
     dim: int | None = None

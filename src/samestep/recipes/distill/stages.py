@@ -52,13 +52,14 @@ _OF_PHASE_2 = ("rank.*", "negatives", "mining.*", "phase2_*", "skip_phase2")
 
 def stages(config: DistillConfig) -> list[Stage]:
     """One to four."""
-    found = []
+    found: list[Stage] = []
+    unused: tuple[str, ...]
     if config.teacher.mode == "cached":
-        ignored = (*_OF_TRAINING, *_OF_STUDENT, "mining.*")
-        found.append(Stage(teacher.STAGE, build_cache, config=cache_config, ignores=ignored))
+        unused = (*_OF_TRAINING, *_OF_STUDENT, "mining.*")
+        found.append(Stage(teacher.STAGE, build_cache, config=cache_config, ignores=unused))
     if config.mining.negatives and not config.skip_phase2:
-        ignored = (*_OF_TRAINING, *_OF_STUDENT)
-        found.append(Stage(mining.STAGE, build_mining, config=cache_config, ignores=ignored))
+        unused = (*_OF_TRAINING, *_OF_STUDENT)
+        found.append(Stage(mining.STAGE, build_mining, config=cache_config, ignores=unused))
     phases = []
     if not config.skip_phase1:
         phases.append(Stage(align.STAGE, Align, config=align_config, ignores=_OF_PHASE_2))
