@@ -43,7 +43,6 @@ class SentenceEncoder(DeferredInit):
         self.head = nn.Sequential(*head)
         self.dim = next((m.dim for m in reversed(self.head) if isinstance(m, Dense | LayerNorm)), pooling.dim)
         self.first_values = first_values
-        self._mark_as_unset()
 
     @property
     def config(self) -> Any:
@@ -75,13 +74,6 @@ class SentenceEncoder(DeferredInit):
             weight.normal_(0.0, 1 / math.sqrt(weight.shape[1]))
         else:
             weight.normal_(0.0, getattr(self.config, "initializer_range", 0.02))
-
-    @torch.no_grad()
-    def _mark_as_unset(self) -> None:
-        """A network whose weights were never set gives NaN, not numbers. One value each: the memory stays unused."""
-        for weight in self.parameters():
-            if not weight.is_meta and weight.numel():
-                weight.view(-1)[0] = torch.nan
 
 
 def with_projection(encoder: SentenceEncoder, dim: int) -> SentenceEncoder:

@@ -24,8 +24,8 @@ from samestep.models.folder_weights import FolderWeights, StoredTensor, find_wei
 from samestep.models.hub import resolve_model
 from samestep.models.sentence_encoder import SentenceEncoder, with_projection
 from samestep.models.sentence_files import SentenceFiles, read_sentence_files
-from samestep.models.sentence_transformer import TransformerPlan, position_limit
 from samestep.models.text_tokenizer import TextTokenizer, read_tokenizer
+from samestep.models.transformer_plan import TransformerPlan, position_limit
 from samestep.world.world import World
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from samestep.core.errors import UserError
-from samestep.models.deferred_init import Linear
+from samestep.models.deferred_init import Linear, mark_unset
 
 POOLINGS = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 """The ways to make one vector of those of the tokens, as sentence-transformers names them."""
@@ -112,6 +112,7 @@ class Dense(nn.Module):
         self.dim = outputs
         self.linear = Linear(inputs, outputs, bias=bias)
         self.activation = activation()
+        mark_unset(self)
 
     def forward(self, vectors: Tensor) -> Tensor:
         """Map each vector."""

@@ -8,8 +8,8 @@ from samestep.core.errors import UserError
 from samestep.models.sentence_encoder import SentenceEncoder
 from samestep.models.sentence_folder import EncoderSource
 from samestep.models.sentence_modules import Normalize, Pooling
-from samestep.models.sentence_transformer import TransformerPlan
 from samestep.models.text_tokenizer import TextTokenizer
+from samestep.models.transformer_plan import TransformerPlan
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 """The special tokens, in the order of their ids."""

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from samestep.core.errors import UserError
+from samestep.models.deferred_init import mark_unset
 
 _CROSS_ENCODER = "ForSequenceClassification"
 
@@ -68,6 +69,7 @@ class TransformerPlan:
 
         with no_init_weights():
             built: nn.Module = self._kind._from_config(copy.deepcopy(self.config), dtype=self.dtype, **self.options)
+        mark_unset(built)
         return built
 
     @property
