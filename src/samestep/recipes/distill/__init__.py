@@ -18,7 +18,7 @@ from samestep.recipes.distill.exporting import export
 from samestep.recipes.distill.models import MODEL, student_network
 from samestep.recipes.distill.presets import PRESETS
 from samestep.recipes.distill.resolve import resolve_config
-from samestep.recipes.distill.sampling import SampleOptions, find_passages
+from samestep.recipes.distill.sampling import SampleOptions, find_passages, show_passages
 from samestep.recipes.distill.stages import describe, stages
 
 __all__ = ["DistillConfig", "recipe"]
@@ -38,7 +38,7 @@ recipe = Recipe(
     describe=describe,
     resolve=resolve_config,
     networks=lambda config: {MODEL: lambda: student_network(config)},
-    sample=Verb(find_passages, SampleOptions),
+    sample=Verb(find_passages, SampleOptions, show=show_passages),
     evaluate=Verb(evaluate, EvaluationOptions, show=show),
     export=export,
 )

@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 
-from samestep import Batch, Bench, Fit, Metrics, Tick
+from samestep import Batch, Bench, Metrics, Tick
 from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.models import vectors_of
 from samestep.recipes.distill.objective import (
@@ -16,46 +17,36 @@ from samestep.recipes.distill.objective import (
     squared_distance,
     unit_prefix,
 )
-from samestep.recipes.distill.phase import Phase, kept_first
+from samestep.recipes.distill.phase import Phase, PhaseTask
 from samestep.recipes.distill.rows import TextRows, collate_for, mixed
 
 STAGE = "align"
 
 
-class Align(Fit):
-    """`Fit` of the student to the teacher's vectors."""
+class Align(PhaseTask):
+    """The student is fitted to the teacher's vectors."""
 
     def __init__(self, bench: Bench) -> None:
         config: DistillConfig = bench.config
-        self.phase = phase = Phase.open(bench)
+        phase = Phase.open(bench)
         texts = phase.data.texts()
         sources = [
             TextRows(texts, numbers, phase.readings, phase.origins, phase.vectors)
             for numbers in phase.data.texts_of_phase(config.max_samples_phase1)
         ]
         rows, order = mixed(sources, phase.data.weights, config.bucketed)
-        super().__init__(
-            phase.learner,
-            bench.feed(rows, order=order, collate=collate_for(phase.readings, bench.world.device)),
-            self._terms,
-            validation=phase.validation_feed(),
-            measure=phase.measure,
-            derive=kept_first,
-            mix=config.align.mix,
-            whole_set=phase.retrieval(),
-        )
+        super().__init__(phase, bench.feed(rows, order=order, collate=collate_for(phase.readings, bench.world.device)))
+        self._objective, self._dims = config.align, phase.models.dims
         bench.screen.print(f"{len(rows):,} texts, {len(phase.data.held_out.queries):,} queries for validation")
 
     def step(self, tick: Tick) -> Metrics:
         """One update."""
-        batches = self.feed[tick.step]
-        if self.phase.teacher:
-            batches = self.phase.teacher.beside(batches)
-        return self.learner.update(batches, self._terms, self.phase.bench.config.align.mix)
+        return self.learner.update(self.batches(tick.step), self._terms, self._objective.mix)
 
     def _terms(self, network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         student = vectors_of(network, batch["text_ids"], batch["text_mask"])
-        return align_terms(student, batch["teacher"], self.phase.models.dims)
+        with torch.autocast(student.device.type, enabled=False):
+            return align_terms(student, batch["teacher"], self._dims)
 
 
 def align_terms(student: Tensor, teacher: Tensor, dims: tuple[int, ...]) -> dict[str, Tensor]:

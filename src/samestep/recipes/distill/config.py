@@ -22,7 +22,8 @@ class DataConfig:
     validation_queries: int = 500
     """Queries of that part at most."""
     limit: int | None = None
-    """Use only this many records, from the beginning, for a quick trial; null: all."""
+    """Use only this many records, for a quick trial: from the beginning of files, or spread over the documentation;
+    null: all."""
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from samestep.recipes.distill.retrieval_set import RetrievalSet, read_beir
 from samestep.recipes.distill.text_table import TextTable
 
 _HELD_OUT = noise.purpose("distill/held out")
+T = TypeVar("T")
 Origin = DataFile | Path | np.ndarray
 
 
@@ -94,13 +95,13 @@ def load_data(config: DistillConfig) -> DistillData:
         name = ", ".join(source.path for source in mixture)
     else:
         records, own_set = python_docs()
-        read, weights, name = [records[: data.limit]], [1.0], "pydoc_data.topics"
+        read, weights, name = [_spread(records, data.limit)], [1.0], "pydoc_data.topics"
     if data.validation is not None:
         held_out = read_beir(data.validation)
     elif data.named:
         read, held_out = hold_out(read, data.validation_fraction, data.validation_queries, config.seed)
     else:
-        held_out = _first_queries(own_set, data.limit)
+        held_out = _some_queries(own_set, data.limit)
     first, second = config.max_samples_phase1, config.max_samples_phase2
     most = second if config.skip_phase1 else first if config.skip_phase2 else max(first, second)
     read = [records[:count] for records, count in zip(read, share_out(most, list(map(len, read))))]
@@ -131,17 +132,24 @@ def hold_out(
     return kept, RetrievalSet(table.queries, table.passages, relevant)
 
 
-def _first_queries(found: RetrievalSet, limit: int | None) -> RetrievalSet:
-    """A small retrieval set for a quick trial: the first queries, and the passages that answer them."""
+def _spread(values: Sequence[T], limit: int | None) -> list[T]:
+    """At most `limit` of these, spread evenly: neighbours in the documentation are about the same thing."""
+    if limit is None or limit >= len(values):
+        return list(values)
+    return [values[number * len(values) // limit] for number in range(limit)]
+
+
+def _some_queries(found: RetrievalSet, limit: int | None) -> RetrievalSet:
+    """A small retrieval set for a quick trial: some queries, and the passages that answer them."""
     if limit is None:
         return found
-    relevant = found.relevant[:limit]
-    passages = sorted({passage for grades in relevant for passage in grades})
+    chosen = _spread(range(len(found.queries)), limit)
+    passages = sorted({passage for query in chosen for passage in found.relevant[query]})
     numbers = {passage: number for number, passage in enumerate(passages)}
     return RetrievalSet(
-        found.queries[:limit],
+        [found.queries[query] for query in chosen],
         [found.passages[passage] for passage in passages],
-        [{numbers[passage]: grade for passage, grade in grades.items()} for grades in relevant],
+        [{numbers[passage]: grade for passage, grade in found.relevant[query].items()} for query in chosen],
     )
 
 

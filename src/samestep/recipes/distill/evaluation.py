@@ -143,7 +143,7 @@ def show(trained: Trained, results: Mapping[str, Any]) -> None:
     title = f"{trained.source}\n{results['queries']:,} queries, {results['passages']:,} passages of {results['set']}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     metrics = (NDCG, "mrr@10", *(f"recall@{k}" for k in KS), RETAINED, COSINE)
-    for name in ("model", "size", *metrics):
+    for name in ("model", "size", "nDCG@10", "MRR@10", *(f"R@{k}" for k in KS), "of teacher", "cosine"):
         table.add_column(name, justify="left" if name == "model" else "right", no_wrap=True)
     for model, sizes in results["models"].items():
         for size, found in sizes.items():

@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from samestep import Bench, Fit, Trained, World
+from samestep import Bench, Trained, World
 from samestep.models.sentence_export import write_encoder
 from samestep.recipes.distill.card import model_card
 from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.data import load_data
 from samestep.recipes.distill.models import MODEL, Models, open_models
-from samestep.recipes.distill.phase import NDCG
+from samestep.recipes.distill.phase import NDCG, PhaseTask
 from samestep.recipes.distill.rows import STUDENT
 from samestep.train.pretrained.export import EXPORT_TYPES, ExportOptions
 
@@ -26,7 +26,7 @@ def export(trained: Trained, folder: Path, options: ExportOptions) -> None:
     write_student(folder, config, models, weights, {}, dtype=EXPORT_TYPES[options.dtype], overwrite=options.overwrite)
 
 
-def write_artifact_folder(task: Fit, bench: Bench) -> None:
+def write_artifact_folder(task: PhaseTask, bench: Bench) -> None:
     """The student as it is now, in the folder of artifacts under the name of the run. Every rank takes part, since
     weights may be sharded."""
     config: DistillConfig = bench.config

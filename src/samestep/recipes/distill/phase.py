@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from samestep import Batch, Bench, Feed, Learner, WholeSet
+from samestep import Batch, Bench, Feed, Learner, MicroBatches, Tick, WholeSet
 from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.data import DistillData, Origin, load_data
 from samestep.recipes.distill.models import MODEL, Models, open_models, vectors_of
@@ -15,9 +16,12 @@ from samestep.recipes.distill.retrieval_metrics import rank_by_vectors
 from samestep.recipes.distill.retrieval_set import RetrievalSet
 from samestep.recipes.distill.rows import STUDENT, Readings, TextRows, by_length, collate_for
 from samestep.recipes.distill.teacher import CachedVectors, LiveTeacher, read_cache
+from samestep.train.logging.metrics import MetricValues
 
 NDCG = "ndcg@10"
 KS = (1, 10, 100)
+SHOWN = (NDCG, "recall@10", COSINE)
+"""The metrics of a validation that come first, since the screen has no room for all."""
 
 
 @dataclass(frozen=True)
@@ -65,25 +69,42 @@ class Phase:
         rows = TextRows(texts, numbers, self.readings, self.origins, self.vectors)
         return self.bench.evaluation_feed(rows, collate=collate_for(self.readings, self.bench.world.device))
 
-    def measure(self, network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-        """The cosine of the student's vectors with the teacher's, for each text of the retrieval set."""
-        student = vectors_of(network, batch["text_ids"], batch["text_mask"])
-        wanted = self.with_teacher(batch)["teacher"]
-        dim = self.models.dims[0]
-        return {COSINE: cosine(unit_prefix(student, dim), unit_prefix(wanted, dim))}
-
     def retrieval(self) -> WholeSet:
-        """How well the student retrieves, at each of its sizes."""
+        """How well the student retrieves, at each of its sizes, and how close it is to the teacher."""
         held_out, dims = self.data.held_out, self.models.dims
         places = torch.tensor(by_length(self.data.texts()[self.data.first_held_out :])).argsort()
 
         def outputs(network: nn.Module, batch: Batch) -> dict[str, Tensor]:
-            return {"vector": vectors_of(network, batch["text_ids"], batch["text_mask"])}
+            vectors = vectors_of(network, batch["text_ids"], batch["text_mask"])
+            wanted = unit_prefix(self.with_teacher(batch)["teacher"], dims[0])
+            return {"vector": vectors, COSINE: cosine(unit_prefix(vectors, dims[0]), wanted)}
 
         def metrics(rows: dict[str, Tensor]) -> dict[str, float]:
-            return retrieval_by_dim(rows["vector"][places], held_out, dims)
+            found = retrieval_by_dim(rows["vector"][places], held_out, dims)
+            found[COSINE] = float(rows[COSINE].double().mean())
+            return {name: found[name] for name in SHOWN} | found
 
         return WholeSet(outputs, metrics)
+
+
+class PhaseTask:
+    """What both phases do: updates of the student, and validation on the retrieval set."""
+
+    def __init__(self, phase: Phase, feed: Feed) -> None:
+        self.phase, self.feed, self.learner = phase, feed, phase.learner
+        self.length = feed.length
+        self.state: Mapping[str, Any] = {self.learner.name: self.learner}
+        self._validation, self._retrieval = phase.validation_feed(), phase.retrieval()
+
+    def batches(self, step: int) -> MicroBatches:
+        """The rows of a step with the teacher's vectors."""
+        found = self.feed[step]
+        return self.phase.teacher.beside(found) if self.phase.teacher else found
+
+    def validate(self, tick: Tick) -> MetricValues:
+        """Metrics of the retrieval set, equal on all ranks."""
+        found = self._retrieval.evaluate(self.learner, self._validation)
+        return {f"val/{name}": value for name, value in found.items()}
 
 
 def retrieval_by_dim(vectors: Tensor, held_out: RetrievalSet, dims: tuple[int, ...]) -> dict[str, float]:
@@ -101,9 +122,3 @@ def retrieval_of(vectors: Tensor, held_out: RetrievalSet, dim: int) -> dict[str,
     unit = unit_prefix(vectors, dim)
     queries, passages = unit.split([len(held_out.queries), len(held_out.passages)])
     return held_out.metrics(rank_by_vectors(queries, passages, max(KS) + 1), KS)
-
-
-def kept_first(found: dict[str, float]) -> dict[str, float]:
-    """The metrics of a validation, those first that are shown on the screen."""
-    first = (NDCG, "recall@10", COSINE)
-    return {name: found[name] for name in first if name in found} | found

@@ -5,24 +5,24 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from samestep import Batch, Bench, Fit, Metrics, Tick
+from samestep import Batch, Bench, Metrics, Tick
 from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.mining import read_mined
 from samestep.recipes.distill.models import vectors_of
 from samestep.recipes.distill.objective import KL, MARGIN_MSE, KnownPositives, RankObjective
-from samestep.recipes.distill.phase import Phase, kept_first
+from samestep.recipes.distill.phase import Phase, PhaseTask
 from samestep.recipes.distill.rank_terms import RankTerms
 from samestep.recipes.distill.rows import RecordRows, collate_for, mixed
 
 STAGE = "rank"
 
 
-class Rank(Fit):
-    """`Fit` with a loss that couples all rows of the global batch."""
+class Rank(PhaseTask):
+    """The student is trained with a loss that couples all rows of the global batch."""
 
     def __init__(self, bench: Bench) -> None:
         config: DistillConfig = bench.config
-        self.phase = phase = Phase.open(bench)
+        phase = Phase.open(bench)
         data, texts = phase.data, phase.data.texts()
         own: Sequence[Sequence[int]] = [row.negatives for row in data.table.rows]
         negatives = read_mined(bench) if config.mining.negatives else own
@@ -34,30 +34,20 @@ class Rank(Fit):
         rows, order = mixed(sources, data.weights, config.bucketed)
         known = KnownPositives([(row.query, row.positive) for row in data.table.rows], len(data.table.passages))
         self._terms = RankTerms(config.rank, phase.models.dims, known)
-        super().__init__(
-            phase.learner,
-            bench.feed(
-                rows,
-                order=order,
-                collate=collate_for(phase.readings, bench.world.device),
-                count=partial(count_negatives, config.rank),
-            ),
-            self._alone,
-            validation=phase.validation_feed(),
-            measure=phase.measure,
-            derive=kept_first,
-            mix=config.rank.mix,
-            whole_set=phase.retrieval(),
+        feed = bench.feed(
+            rows,
+            order=order,
+            collate=collate_for(phase.readings, bench.world.device),
+            count=partial(count_negatives, config.rank),
         )
+        super().__init__(phase, feed)
         bench.screen.print(
             f"{len(rows):,} records with up to {width} negatives, {len(data.held_out.queries):,} queries for validation"
         )
 
     def step(self, tick: Tick) -> Metrics:
         """One update."""
-        batches, objective = self.feed[tick.step], self._terms.objective
-        if self.phase.teacher:
-            batches = self.phase.teacher.beside(batches)
+        batches, objective = self.batches(tick.step), self._terms.objective
         if objective.pool == "local":
             return self.learner.update(batches, self._alone, objective.mix)
         return self.learner.update_coupled(batches, self._embed, self._terms.coupled, objective.mix)

@@ -1,5 +1,6 @@
 """`samestep sample RUN --query TEXT`: the passages that the student finds for a query."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,3 +61,9 @@ def find_passages(trained: Trained, options: SampleOptions, world: World) -> lis
         }
         for number in ranked
     ]
+
+
+def show_passages(trained: Trained, records: Sequence[Mapping[str, Json]]) -> None:
+    """Print each passage after its score."""
+    for record in records:
+        print(record["text"])

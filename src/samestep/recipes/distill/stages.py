@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from samestep import Bench, Fit, Stage
+from samestep import Bench, Stage
 from samestep.recipes.distill import align, mining, rank, teacher
 from samestep.recipes.distill.align import Align
 from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.exporting import write_artifact_folder
 from samestep.recipes.distill.mining import build_mining
-from samestep.recipes.distill.phase import NDCG
+from samestep.recipes.distill.phase import NDCG, PhaseTask
 from samestep.recipes.distill.rank import Rank
 from samestep.recipes.distill.teacher import build_cache
 
@@ -66,7 +66,7 @@ def stages(config: DistillConfig) -> list[Stage]:
     if not config.skip_phase2:
         start = None if config.skip_phase1 else f"{align.STAGE}:best"
         phases.append(Stage(rank.STAGE, Rank, config=rank_config, start=start))
-    phases = [replace(phase, validate=Fit.validate, best=BEST) for phase in phases]
+    phases = [replace(phase, validate=PhaseTask.validate, best=BEST) for phase in phases]
     phases[-1] = replace(phases[-1], finish=finish)
     return [*found, *phases]
 
@@ -87,7 +87,7 @@ def rank_config(config: DistillConfig) -> DistillConfig:
     return replace(config, learning_rate=config.phase2_lr, epochs=config.phase2_epochs)
 
 
-def finish(task: Fit, bench: Bench) -> None:
+def finish(task: PhaseTask, bench: Bench) -> None:
     """Write the student for other programs, if that is wanted."""
     if bench.config.save_to_artifacts:
         write_artifact_folder(task, bench)
