@@ -66,8 +66,8 @@ def _header(facts: CardFacts) -> str:
 def _introduction(facts: CardFacts) -> str:
     base = "random weights" if facts.base_model is None else f"`{facts.base_model}`"
     return (
-        f"A sentence-transformers model that maps a text to a vector of {facts.dim} numbers. It began as {base} and was "
-        f"trained to reproduce the vectors of `{facts.teacher}`."
+        f"A sentence-transformers model that maps a text to a vector of {facts.dim} numbers. It began as {base} and "
+        f"was trained to reproduce the vectors of `{facts.teacher}`."
     )
 
 
