@@ -88,7 +88,7 @@ def test_prompts_and_shorter_vectors(published: Any, library: SentenceTransforme
 
 
 def test_a_small_encoder_is_written_too(library: SentenceTransformers, tmp_path: Path) -> None:
-    source = small_encoder(TEXTS, width=16, layers=1, heads=2, vocabulary=60, max_length=12).with_projection(24)
+    source = small_encoder(TEXTS, width=16, layers=1, heads=2, vocabulary=300, max_length=12).with_projection(24)
     torch.manual_seed(1)
     encoder = source.load()
     write_encoder(tmp_path / "out", source, encoder.state_dict(), "# A card\n")

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from samestep.core.errors import UserError
 from samestep.core.records import replace_folder, write_json
+from samestep.models.hub_modules import MODULES
 from samestep.models.sentence_encoder import SentenceEncoder
-from samestep.models.sentence_files import MODULES, SETTINGS, TRANSFORMER_SETTINGS
+from samestep.models.sentence_files import SETTINGS, TRANSFORMER_SETTINGS
 from samestep.models.sentence_folder import EncoderSource
 
 _STOCK = "sentence_transformers.models."

@@ -9,9 +9,9 @@ from typing import Any
 
 from samestep.core.errors import UserError
 from samestep.core.records import read_json_if_readable
+from samestep.models.hub_modules import MODULES
 from samestep.models.sentence_modules import Dense, HeadModule, LayerNorm, Normalize, Pooling
 
-MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
 TRANSFORMER_SETTINGS = "sentence_bert_config.json"
 _CONFIG = "config.json"

@@ -11,10 +11,10 @@ from samestep.models.sentence_modules import Normalize, Pooling
 from samestep.models.text_tokenizer import TextTokenizer
 from samestep.models.transformer_plan import TransformerPlan
 
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+SPECIAL = ("[PAD]", "[CLS]", "[SEP]")
 """The special tokens, in the order of their ids."""
-_LONGEST = 24
-"""Letters of a word beyond which it is unknown; texts have addresses and lines of dashes."""
+SMALLEST = 256 + len(SPECIAL)
+"""The smallest vocabulary: every byte is a token."""
 
 
 def small_encoder(
@@ -27,13 +27,17 @@ def small_encoder(
     max_length: int = 128,
     dropout: float = 0.0,
 ) -> EncoderSource:
-    """A BERT of this shape whose words are learned from `texts`; the same texts give the same tokens everywhere.
+    """A BERT of this shape whose tokens are learned from `texts`; the same texts give the same tokens everywhere.
 
     Its vectors are the normalised mean of its tokens'. Its weights are drawn by the learner, from the run's seed.
     """
     if width % heads:
         raise UserError(f"Set width to a multiple of heads; {width} is no multiple of {heads}.")
-    tokenizer = TextTokenizer(_learn_word_pieces(texts, vocabulary, max_length))
+    if vocabulary < SMALLEST:
+        raise UserError(
+            f"Set vocabulary to {SMALLEST} or more: 256 bytes and {len(SPECIAL)} special tokens; it is {vocabulary}."
+        )
+    tokenizer = TextTokenizer(_learn_words(texts, vocabulary, max_length))
     plan = TransformerPlan.of(_bert(len(tokenizer.inner), width, layers, heads, max_length), "float32", dropout)
     return EncoderSource(
         network=partial(_build, plan), tokenizer=tokenizer, dim=width, max_length=max_length, config=plan.published
@@ -64,41 +68,33 @@ def _bert(vocabulary: int, width: int, layers: int, heads: int, max_length: int)
     )
 
 
-def _learn_word_pieces(texts: Sequence[str], vocabulary: int, max_length: int) -> Any:
-    """A tokenizer of transformers. Ids follow the order of spelling: that in which the library learns pieces depends on
-    its threads."""
+def _learn_words(texts: Sequence[str], vocabulary: int, max_length: int) -> Any:
+    """A tokenizer of transformers: bytes and their most frequent sequences, in lower case, spaces as one.
+
+    Not word pieces: of those the library learns others each time, since it numbers the letters within words in the
+    order of a hash table.
+    """
     import tokenizers
+    from tokenizers import normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    learner = _word_pieces({token: number for number, token in enumerate(SPECIAL)})
-    trainer = tokenizers.trainers.WordPieceTrainer(
-        vocab_size=vocabulary, special_tokens=list(SPECIAL), show_progress=False
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE())
+    one_space = normalizers.Replace(tokenizers.Regex(r"\s+"), " ")
+    inner.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase(), one_space])
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    inner.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
-    learner.train_from_iterator(texts, trainer)
-    pieces = sorted(set(learner.get_vocab()) - set(SPECIAL))
-    inner = _word_pieces({token: number for number, token in enumerate((*SPECIAL, *pieces))})
+    inner.train_from_iterator(texts, trainer)
     inner.post_processor = tokenizers.processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B [SEP]",
         special_tokens=[(token, SPECIAL.index(token)) for token in ("[CLS]", "[SEP]")],
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        model_max_length=max_length,
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
+        tokenizer_object=inner, model_max_length=max_length, pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]"
     )
-
-
-def _word_pieces(vocabulary: dict[str, int]) -> Any:
-    """Lower case, split at spaces and punctuation."""
-    import tokenizers
-
-    model = tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=_LONGEST)
-    inner = tokenizers.Tokenizer(model)
-    inner.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
-    inner.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
-    inner.decoder = tokenizers.decoders.WordPiece()
-    return inner
