@@ -10,7 +10,7 @@ from typing import Any
 
 from samestep.core.errors import UserError
 from samestep.data.saved_datasets import dataset_rows, is_saved_dataset
-from samestep.data.table_formats import FORMATS, GZIP, Format, RowProblem, TableRow, inner_suffix
+from samestep.data.table_formats import FORMATS, GZIP, LINES, Format, RowProblem, TableRow, inner_suffix
 from samestep.data.text import JSONL, PACKED, existing_file
 
 SHOWN = 10
@@ -81,8 +81,9 @@ def read_table(path: str, kinds: Sequence[str] = PLAIN, limit: int | None = None
 def _format(path: str, kinds: Sequence[str]) -> Format:
     file = existing_file(path, packed=[ending for ending in PACKED if ending not in kinds])
     kind = inner_suffix(file)
-    if kind not in kinds:
-        endings = [ending for ending in kinds if ending.startswith(".")]
+    if kind not in kinds or kind not in FORMATS:
+        endings = [ending for ending in kinds if ending in FORMATS]
+        endings += [f"{ending}{GZIP}" for ending in LINES if GZIP in kinds]
         raise UserError(f"Give a file that ends with {', '.join(endings)}; {path} does not.")
     return FORMATS[kind]
 

@@ -18,7 +18,8 @@ from samestep.data.json_records import BadJson, json_records
 from samestep.data.text import JSONL
 
 GZIP = ".gz"
-_LINES = (".csv", ".tsv", *JSONL)
+LINES = (".csv", ".tsv", *JSONL)
+"""Kinds that are read line by line, and may be packed."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ Format = Callable[[Path], Rows]
 def inner_suffix(file: Path) -> str:
     """What a file's name ends with; of a packed one, what it is when unpacked."""
     suffixes = [suffix.lower() for suffix in file.suffixes[-2:]]
-    if len(suffixes) == 2 and suffixes[-1] == GZIP and suffixes[0] in _LINES:
+    if len(suffixes) == 2 and suffixes[-1] == GZIP and suffixes[0] in LINES:
         return suffixes[0]
     return suffixes[-1] if suffixes else ""
 

@@ -51,7 +51,7 @@ class _Index:
         word, passage = np.divmod(pairs, max(len(found), 1))  # sorted by word, then by passage
         having = np.bincount(word, minlength=len(numbers))
         idf = np.log1p((len(found) - having + 0.5) / (having + 0.5))
-        relative = lengths / max(lengths.mean(), 1) if len(found) else lengths
+        relative = lengths / max(lengths.sum() / max(len(found), 1), 1e-9)
         gains = idf[word] * counts / (counts + K1 * (1 - B + B * relative[passage]))
         return cls(len(found), numbers, np.concatenate([[0], np.cumsum(having)]), passage, gains)
 

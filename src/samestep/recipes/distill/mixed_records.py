@@ -41,7 +41,7 @@ def parse_sources(named: Sequence[str]) -> list[tuple[str, float | None]]:
 def read_mixture(named: Sequence[str], limit: int | None = None) -> list[Source]:
     """The records of all data sets. Without weights, each has as many draws as records.
 
-    Of more than `limit` records in all, each data set keeps its share, from the beginning.
+    At most `limit` records of each are read, and of more in all, each data set keeps its share, from the beginning.
     """
     sources = parse_sources(named)
     every = _read_all([path for path, _ in sources], limit)
