@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
 
 from samestep.core.errors import UserError
@@ -122,11 +123,11 @@ def _padded(name: str, values: list[Tensor], value: float, multiple: int) -> Ten
     inner = sorted({tuple(each.shape[1:]) if each.dim() else None for each in values}, key=str)
     if len(inner) > 1 or inner[0] is None:
         raise UserError(f"{name!r} cannot be padded: its samples must have a length, and agree in all other dimensions")
-    longest = max(len(each) for each in values)
-    padded = values[0].new_full((len(values), -(-longest // multiple) * multiple, *inner[0]), value)
-    for row, each in zip(padded, values):
-        row[: len(each)] = each
-    return padded
+    padded = pad_sequence(values, batch_first=True, padding_value=value)
+    missing = -padded.shape[1] % multiple
+    if not missing:
+        return padded
+    return torch.cat((padded, padded.new_full((len(values), missing, *inner[0]), value)), 1)
 
 
 def _listed(names: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ that cannot be compiled runs as it is and is recorded: all ranks then agree to g
 """
 
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from types import CodeType, FunctionType
 from typing import Any
@@ -19,15 +19,17 @@ from samestep.parallel.precision import Function, with_cast_weights
 logger = logging.getLogger(__name__)
 Compiler = Callable[[fx.GraphModule, list[Tensor]], Callable[..., Any]]
 
-# Where the shape of a batch varies, a graph would be recorded for each. All of a pass is recorded, or nothing: of parts
-# that are not, the results would lie elsewhere every time, and what reads them would be recorded again.
+# All of a pass is recorded, or nothing: of parts that are not, the results would lie elsewhere every time, and what
+# reads them would be recorded again. A graph is recorded for each shape of a batch.
 _CUDA_GRAPHS = {
     "config_patches": {
         "triton.cudagraphs": True,
-        "triton.cudagraph_skip_dynamic_graphs": True,
+        "triton.cudagraph_skip_dynamic_graphs": False,
         "graph_partition": False,
     }
 }
+MOST_SHAPES = 32
+"""Batches of further shapes are compiled, but not recorded."""
 
 
 class LossCompiler:
@@ -42,23 +44,35 @@ class LossCompiler:
         self._compile: Callable[..., Callable[..., Any]] = torch._dynamo.lookup_backend(backend)
         self._compiled: dict[Hashable, tuple[Function, Function]] = {}
         self._codes: dict[Hashable, CodeType] = {}
+        self._recorded_shapes: set[Hashable] = set()
+        # Made once: torch compiles again for a backend that is not the same object.
+        self._backends = {records: partial(self.compile_graph, cuda_graphs=records) for records in (False, True)}
 
     def is_new(self, function: Function) -> bool:
         """Whether a function was not compiled yet; one that is made anew in every step is the same one."""
-        return self.enabled and _key(function) not in self._compiled
+        return self.enabled and (_key(function), self.cuda_graphs) not in self._compiled
 
-    def __call__(self, function: Function, compute: torch.dtype | None = None) -> Function:
-        """The function with weights that are cast to `compute`, compiled unless that was given up."""
+    def __call__(self, function: Function, compute: torch.dtype | None = None, args: Sequence[Any] = ()) -> Function:
+        """The function with weights that are cast to `compute`, compiled unless that was given up; `args` is what it
+        is going to be called with."""
         if not self.enabled:
             return with_cast_weights(function, compute)
-        if self.cuda_graphs:  # what was returned before may be overwritten from now on
+        records = self.cuda_graphs and self._may_record(args)
+        if records:  # what was returned before may be overwritten from now on
             torch.compiler.cudagraph_mark_step_begin()
-        known = self._compiled.get(_key(function))
+        key = _key(function), records
+        known = self._compiled.get(key)
         if known is None or known[0] != function:  # the same code with other closures: torch compiles it only once
-            wrapped = self._with_own_code(_key(function), function, with_cast_weights(function, compute))
-            compiled = torch.compile(wrapped, backend=self.compile_graph)
-            known = self._compiled[_key(function)] = (function, compiled)
+            wrapped = self._with_own_code(key, function, with_cast_weights(function, compute))
+            compiled = torch.compile(wrapped, backend=self._backends[records])
+            known = self._compiled[key] = (function, compiled)
         return known[1]
+
+    def _may_record(self, args: Sequence[Any]) -> bool:
+        shapes = tuple(value.shape for batch in args for value in batch.values())
+        if len(self._recorded_shapes) < MOST_SHAPES:
+            self._recorded_shapes.add(shapes)
+        return shapes in self._recorded_shapes
 
     def _with_own_code(self, key: Hashable, function: Function, wrapped: Function) -> Function:
         """torch counts and limits compilations by code object; that of what is wrapped around all functions is one."""
@@ -67,10 +81,12 @@ class LossCompiler:
         code = self._codes.setdefault(key, wrapped.__code__.replace())
         return FunctionType(code, wrapped.__globals__, closure=wrapped.__closure__)
 
-    def compile_graph(self, graph: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+    def compile_graph(
+        self, graph: fx.GraphModule, inputs: list[Tensor], cuda_graphs: bool = False
+    ) -> Callable[..., Any]:
         try:
             drop_causal_masks(graph)
-            return self._compile(graph, inputs, **(_CUDA_GRAPHS if self.cuda_graphs else {}))
+            return self._compile(graph, inputs, **(_CUDA_GRAPHS if cuda_graphs else {}))
         except torch.OutOfMemoryError:
             raise
         except Exception as error:

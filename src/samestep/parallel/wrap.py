@@ -128,11 +128,11 @@ class _ParallelBase:
 
     def call(self, function: Function, *args: Any) -> Any:
         """Nothing to wrap."""
-        return self._prepared(function)(self.inner, *args)
+        return self._prepared(function, args)(self.inner, *args)
 
-    def _prepared(self, function: Function) -> Function:
+    def _prepared(self, function: Function, args: Sequence[Any]) -> Function:
         if self.compiler:
-            return self.compiler(function, self._cast_to)
+            return self.compiler(function, self._cast_to, args)
         return with_cast_weights(function, self._cast_to)
 
     def cast_weights(self) -> AbstractContextManager[None]:
@@ -215,7 +215,8 @@ class Replicated(_ParallelBase):
 
     def call(self, function: Function, *args: Any) -> Any:
         """Inside DDP's forward pass, unless there will be no backward pass."""
-        return self._ddp(self._prepared(function), *args) if torch.is_grad_enabled() else super().call(function, *args)
+        prepared = self._prepared(function, args)
+        return self._ddp(prepared, *args) if torch.is_grad_enabled() else prepared(self.inner, *args)
 
     @property
     def seconds_waited(self) -> float:

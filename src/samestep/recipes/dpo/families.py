@@ -1,13 +1,14 @@
 """What proteins and texts have in common, so that stages, losses and files are written once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from samestep import Batch, Lora
+from samestep import Batch, Lora, World, pad_rows
 from samestep.recipes.dpo.objective import PairScores
 from samestep.train.learner.draws import Draws
 
@@ -46,6 +47,10 @@ class Family(Protocol):
         """What a feed pads rows with."""
 
     @property
+    def pad_multiple(self) -> int:
+        """A GPU's rows are padded to a multiple of this, so that few shapes are compiled and recorded."""
+
+    @property
     def first_weights(self) -> str | None:
         """The weight file that the network begins with; None: it is built with weights, or they follow from the
         seed."""
@@ -75,3 +80,8 @@ class Family(Protocol):
 
     def save(self, path: Path, weights: Mapping[str, Tensor]) -> None:
         """Write weights as other programs read them, atomically."""
+
+
+def padding(family: Family, world: World) -> Callable[[list[Any]], Mapping[str, Tensor]]:
+    """Makes batches of a feed's rows."""
+    return partial(pad_rows, pad=family.pad, multiple=family.pad_multiple if world.device.type == "cuda" else 1)

@@ -20,7 +20,7 @@ from samestep.recipes.dpo.families import Pairs
 from samestep.recipes.dpo.objective import DIVERSITY, SFT, PairLogProbs, PairScores
 from samestep.recipes.dpo.pair_split import split_pairs
 from samestep.recipes.dpo.protein_data import PAD, PairRows
-from samestep.recipes.dpo.protein_records import ProteinRecords, RecordOptions, read_records
+from samestep.recipes.dpo.protein_records import ProteinPair, ProteinRecords, RecordOptions, read_records
 from samestep.train.learner.draws import Draws
 
 _ORDER = noise.purpose("dpo/decoding order")
@@ -32,15 +32,19 @@ _STRUCTURE = ("resolved", "residue_index", "chain")
 class ProteinRows(PairRows):
     """Pairs with a number of their own, which their decoding order follows from."""
 
+    def __init__(self, pairs: Sequence[ProteinPair], records_file: Path) -> None:
+        super().__init__(pairs, records_file)
+        self._records = torch.tensor([int(pair.identity()[:15], 16) for pair in pairs])
+
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        record = int(self.pairs[index].identity()[:15], 16)
-        return {**super().__getitem__(index), "record": torch.tensor(record)}
+        return {**super().__getitem__(index), "record": self._records[index]}
 
 
 class ProteinFamily:
     """Inverse folding."""
 
     pad: Mapping[str, float] = PAD
+    pad_multiple = 64
     lora = None
     files_by_default = True
 

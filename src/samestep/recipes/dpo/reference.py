@@ -14,7 +14,7 @@ from torch import Tensor
 from samestep import Batch, Bench, Dump, Learner, UserError
 from samestep.core.records import read_json, write_json
 from samestep.recipes.dpo.config import DpoConfig
-from samestep.recipes.dpo.families import Family, PairRows, Pairs
+from samestep.recipes.dpo.families import Family, PairRows, Pairs, padding
 from samestep.recipes.dpo.objective import PairLogProbs
 from samestep.train.artifacts.array_rows import ArrayRows
 from samestep.train.config import named_source
@@ -85,9 +85,8 @@ def build_dump(bench: Bench, open_family: Callable[..., Family]) -> Dump:
         return {CHOSEN: found.chosen, REJECTED: found.rejected}
 
     fields: dict[str, tuple[Sequence[int], str]] = {CHOSEN: ((), "float64"), REJECTED: ((), "float64")}
-    return Dump(
-        bench.evaluation_feed(rows, pad=family.pad), compute, bench.array_artifact(REFERENCE, len(rows), fields)
-    )
+    feed = bench.evaluation_feed(rows, collate=padding(family, bench.world))
+    return Dump(feed, compute, bench.array_artifact(REFERENCE, len(rows), fields))
 
 
 def key_of(config: DpoConfig, rows: AllRows) -> dict[str, str]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from samestep import Batch, Bench, Bucketed, Fit, Metrics, Tick
 from samestep.recipes.dpo.config import DpoConfig
-from samestep.recipes.dpo.families import Family, PairRows
+from samestep.recipes.dpo.families import Family, PairRows, padding
 from samestep.recipes.dpo.objective import DPO, SFT, Objective, first_loss, pair_terms
 from samestep.recipes.dpo.reference import POLICY, Reference, cached, live, read_cached
 from samestep.train.config import named_source
@@ -36,11 +36,12 @@ class Preferences(Fit):
         else:
             reference = live(bench, family, policy)
         order = Bucketed(train.lengths) if config.bucketed else None
+        collate = padding(family, bench.world)
         super().__init__(
             policy,
-            bench.feed(train, order=order, pad=family.pad, count=family.count),
+            bench.feed(train, order=order, collate=collate, count=family.count),
             partial(_loss, objective, family, reference),
-            validation=bench.evaluation_feed(validation, pad=family.pad, count=family.count),
+            validation=bench.evaluation_feed(validation, collate=collate, count=family.count),
             derive=partial(_with_loss, objective),
         )
         self.family = family

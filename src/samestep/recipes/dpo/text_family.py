@@ -73,6 +73,7 @@ class TextFamily:
 
     files_by_default = False
     first_weights = None
+    pad_multiple = 1  # a model may have no positions behind its longest text
 
     def __init__(self, config: DpoConfig, world: World) -> None:
         chosen = config.model
