@@ -6,9 +6,9 @@ data         records.py, mixed_records.py (files and folders), python_docs.py an
 models       models.py (teacher and student), rows.py (texts as tokens for feeds)
 stages       teacher.py (vectors, cached or live), mining.py (hard negatives), align.py (phase 1), rank.py and
              rank_terms.py (phase 2), phase.py (what both have), objective.py (the losses), stages.py (what a run does)
-evaluation   retrieval_metrics.py, bm25.py, embedding.py, evaluation.py (`samestep evaluate`), mteb_tasks.py,
+evaluation   retrieval_metrics.py, bm25.py, embedding.py, evaluation.py (`samestep evaluate`), mteb_scores.py,
              sampling.py (`samestep sample`)
-exchange     exporting.py (folders of sentence-transformers), card.py (the model card)
+exchange     exporting.py (folders of sentence-transformers), model_card.py
 """
 
 from samestep import Recipe, Verb

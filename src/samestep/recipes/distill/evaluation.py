@@ -1,5 +1,6 @@
 """`samestep evaluate RUN`: the student beside its teacher, itself before training, and BM25, at each of its sizes."""
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,9 @@ from samestep.recipes.distill.bm25 import rank_by_bm25
 from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.data import DistillData, Text, load_data
 from samestep.recipes.distill.embedding import embed_texts, first_network
+from samestep.recipes.distill.exporting import export
 from samestep.recipes.distill.models import MODEL, Models, open_models
-from samestep.recipes.distill.mteb_tasks import run_mteb
+from samestep.recipes.distill.mteb_scores import mteb_scores
 from samestep.recipes.distill.objective import COSINE, cosine, unit_prefix
 from samestep.recipes.distill.phase import KS, NDCG, retrieval_of
 from samestep.recipes.distill.retrieval_set import RetrievalSet, read_beir
@@ -22,6 +24,7 @@ from samestep.recipes.distill.teacher import ARTIFACT, CachedVectors
 from samestep.recipes.distill.teacher import STAGE as TEACHER_STAGE
 from samestep.train.artifacts.array_rows import ArrayRows
 from samestep.train.batch_inference import compute_dtype, network_of
+from samestep.train.pretrained.export import ExportOptions
 
 RETAINED = "retained"
 """The student's nDCG@10 as a share of that of the teacher's whole vectors."""
@@ -111,7 +114,18 @@ def evaluate(trained: Trained, options: EvaluationOptions, world: World) -> dict
         "passages": len(held_out.passages),
     }
     tasks = [task for task in options.mteb.split(",") if task]
-    return {**about, "models": found, **({"mteb": run_mteb(trained, tasks, world)} if tasks else {})}
+    return {**about, "models": found, **({"mteb": _mteb(trained, tasks, world)} if tasks else {})}
+
+
+def _mteb(trained: Trained, tasks: Sequence[str], world: World) -> dict[str, float]:
+    """The score of each task, computed by rank 0 on the exported student."""
+
+    def compute() -> dict[str, float]:
+        with tempfile.TemporaryDirectory() as folder:
+            export(trained, Path(folder) / "student", ExportOptions())
+            return mteb_scores(Path(folder) / "student", tasks)
+
+    return dict(world.run_on_all_ranks("running MTEB", lambda: compute() if world.is_main else {})[0])
 
 
 def compare(

@@ -6,7 +6,7 @@ from samestep import Bench, Stage
 from samestep.recipes.distill import align, mining, rank, teacher
 from samestep.recipes.distill.align import Align
 from samestep.recipes.distill.config import DistillConfig
-from samestep.recipes.distill.exporting import write_artifact_folder
+from samestep.recipes.distill.exporting import shown_mix, write_artifact_folder
 from samestep.recipes.distill.mining import build_mining
 from samestep.recipes.distill.phase import NDCG, PhaseTask
 from samestep.recipes.distill.rank import Rank
@@ -108,13 +108,9 @@ def describe(config: DistillConfig) -> dict[str, str]:
     if config.skip_phase1:
         lines["phase 1"] = f"skipped; begins with {config.init_from or 'the student as it is'}"
     else:
-        lines["phase 1"] = _shown(config.align.mix)
+        lines["phase 1"] = shown_mix(config.align.mix)
     if config.skip_phase2:
         lines["phase 2"] = "skipped"
     else:
-        lines["phase 2"] = _shown(config.rank.mix) + pool
+        lines["phase 2"] = shown_mix(config.rank.mix) + pool
     return lines
-
-
-def _shown(mix: dict[str, float]) -> str:
-    return " + ".join(f"{weight:g} {name}" for name, weight in mix.items())
