@@ -7,8 +7,8 @@
         --max_samples_phase1 100000 --max_samples_phase2 500000 --save_to_artifacts --artifacts_dir ./artifacts \\
         --train_data records.jsonl
 
-Also --skip_phase1, --skip_phase2, --config ddp_config.json with the same names, --preset retriever|tiny (retriever), and
-every setting of `samestep config distill`. In place of --nproc N, `torchrun --nproc_per_node=N
+Also --skip_phase1, --skip_phase2, --config ddp_config.json with the same names, --preset retriever|tiny (retriever),
+and every setting of `samestep config distill`. In place of --nproc N, `torchrun --nproc_per_node=N
 scripts/distill/train_ddp.py ...` works as well, and so do srun and mpiexec.
 """
 
