@@ -26,15 +26,24 @@ _SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 """MPNet counts positions from the padding token, which it takes to have the id 1."""
 
 
-def tokenizer_of(texts: list[str] = TEXTS) -> Any:
-    """Whole words are tokens."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+def tokenizer_of(kind: str) -> Any:
+    """Whole words are tokens; of a Qwen2 they are bytes and pairs of them, since transformers knows no other of it."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
-    words = sorted({word for text in texts for word in text.lower().replace(".", " . ").split()} | {"query", ":"})
-    vocabulary = {word: number for number, word in enumerate((*_SPECIAL, *words))}
-    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    inner.normalizer, inner.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.BertPreTokenizer()
+    if kind == "qwen2":
+        inner = Tokenizer(models.BPE())
+        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        letters = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(
+            vocab_size=300, special_tokens=list(_SPECIAL), initial_alphabet=letters, show_progress=False
+        )
+        inner.train_from_iterator(TEXTS, trainer)
+    else:
+        words = sorted({word for text in TEXTS for word in text.lower().replace(".", " . ").split()})
+        vocabulary = {word: number for number, word in enumerate((*_SPECIAL, *words))}
+        inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+        inner.normalizer, inner.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.BertPreTokenizer()
     ends = [("<s>", 0), ("</s>", 2)]
     inner.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ends)
     return PreTrainedTokenizerFast(
@@ -51,7 +60,7 @@ def backbone_folder(kind: str, folder: Path, **changes: Any) -> Path:
         sizes = {"dim": 16, "n_layers": 2, "n_heads": 4, "hidden_dim": 24}
     if kind == "qwen2":
         sizes["num_key_value_heads"] = 2
-    tokenizer = tokenizer_of()
+    tokenizer = tokenizer_of(kind)
     more = {"vocab_size": len(tokenizer) + 3, "max_position_embeddings": POSITIONS, "pad_token_id": 1, **changes}
     config = getattr(transformers, f"{NAMES[kind]}Config")(**sizes, **more, initializer_range=0.3)
     torch.manual_seed(7)

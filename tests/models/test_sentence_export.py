@@ -47,6 +47,14 @@ def published(library: SentenceTransformers, tmp_path_factory: pytest.TempPathFa
     return find
 
 
+def test_a_causal_model_that_looks_both_ways(library: SentenceTransformers, tmp_path: Path) -> None:
+    base = backbone_folder("qwen2", tmp_path / "base", is_causal=False)
+    wanted = library.ask(make=tmp_path / "both", base=base, texts=TEXTS, **PUBLISHED["qwen2"])["vectors"]
+    source = open_encoder(tmp_path / "both")
+    found = vectors_of(source.load(), source.tokenizer, TEXTS, source.max_length)
+    torch.testing.assert_close(found, torch.tensor(wanted), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", PUBLISHED)
 def test_vectors_are_those_of_sentence_transformers(published: Any, kind: str) -> None:
     folder, wanted = published(kind)

@@ -30,6 +30,21 @@ def test_a_plain_folder_is_pooled_by_the_mean(plain: Path, caplog: pytest.LogCap
     torch.testing.assert_close(encoder(tokens, mask), found)
 
 
+def test_a_causal_model_may_look_both_ways(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Published retrievers say so in their configuration, beside code that does it, which is not run."""
+    folder = backbone_folder("qwen2", tmp_path / "qwen2", is_causal=False)
+    change("config.json", auto_map={"AutoModel": "modeling_qwen.Qwen2Model"})(folder)
+    source = open_encoder(folder)
+    assert "names code of its own, which is not run" in caplog.text
+    with torch.no_grad():
+        encoder = source.load()
+        tokens, mask = padded(source.tokenizer, ["a list", "a list of numbers"], 40)
+        first = encoder.transformer(input_ids=tokens, attention_mask=mask).last_hidden_state[:, 0]
+    assert not torch.allclose(first[0], first[1]), "the first token depends on the last"
+    write_encoder(tmp_path / "out", source, encoder.state_dict(), "")
+    assert "auto_map" not in (tmp_path / "out" / "config.json").read_text()
+
+
 @pytest.mark.parametrize("form", ["pickled", "prefix", "layer norms of old", "in two files"])
 def test_weights_in_other_forms(plain: Path, form: str) -> None:
     source = open_encoder(plain)
@@ -159,6 +174,10 @@ BASIC = modules(f"{OLD}Transformer", f"{OLD}Pooling")
         (change("config_sentence_transformers.json", model_type="SparseEncoder"), "holds a sparse encoder"),
         (modules(f"{OLD}Transformer", SPARSE), "holds a sparse encoder"),
         (each(BASIC, change("sentence_bert_config.json", transformer_task="fill-mask")), "a sparse encoder"),
+        (
+            change("config.json", quantization_config={"quant_method": "awq", "bits": 4}),
+            "as it was before quantization",
+        ),
         (change("adapter_config.json"), "Merge the adapters into their base first"),
         (modules("my_code.Transformer"), "names 'my_code.Transformer', and code of models is not run"),
         (modules(f"{OLD}Transformer"), "begins with Transformer and Pooling; .* lists Transformer"),

@@ -21,11 +21,13 @@ class StoredTensor:
     file: Path
     name: str
     shape: tuple[int, ...]
+    mapped: Tensor | None = None
+    """Of a file of torch: the tensor itself, which the file is mapped to."""
 
     def read(self) -> Tensor:
-        """All of it. The file is mapped again each time, so what was read does not count as used memory."""
-        if self.file.suffix != ".safetensors":
-            return _read_pickled(self.file)[self.name]
+        """All of it. Safetensors are mapped again each time, so what was read does not count as used memory."""
+        if self.mapped is not None:
+            return self.mapped
         from safetensors import safe_open
 
         with _sentence(self.file), safe_open(self.file, framework="pt") as content:
@@ -86,7 +88,7 @@ def read_layout(folder: Path) -> dict[str, StoredTensor]:
 
 def _tensors_in(file: Path) -> Iterable[StoredTensor]:
     if file.suffix != ".safetensors":
-        return [StoredTensor(file, name, tuple(tensor.shape)) for name, tensor in _read_pickled(file).items()]
+        return [StoredTensor(file, name, tuple(tensor.shape), tensor) for name, tensor in _read_pickled(file).items()]
     from safetensors import safe_open
 
     with _sentence(file), safe_open(file, framework="pt") as content:

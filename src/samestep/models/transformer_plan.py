@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import nn
 from samestep.core.errors import UserError
 from samestep.models.deferred_init import mark_unset
 
+logger = logging.getLogger(__name__)
 _CROSS_ENCODER = "ForSequenceClassification"
 
 
@@ -41,6 +43,9 @@ class TransformerPlan:
             reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
             raise UserError(f"Give another model; {folder / 'config.json'} cannot be used: {reason}") from error
         _refuse_other_kinds(published, folder)
+        if getattr(published, "auto_map", None):
+            logger.warning("%s names code of its own, which is not run; transformers' own class is used", folder)
+            del published.auto_map  # what is written later must not name it either
         return cls.of(published, dtype, dropout)
 
     @classmethod
@@ -92,6 +97,8 @@ def position_limit(transformer: nn.Module) -> int | None:
 def _refuse_other_kinds(config: Any, folder: Path) -> None:
     from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
+    if getattr(config, "quantization_config", None):
+        raise UserError(f"Give the model as it was before quantization; the weights in {folder} are quantized.")
     named = (getattr(config, "architectures", None) or [config.model_type])[0]
     if named.endswith(_CROSS_ENCODER):
         raise UserError(f"Give a model that makes one vector of each text; {folder} holds a cross-encoder ({named}).")
