@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from samestep.core.errors import UserError
-from samestep.data.table_formats import Rows, TableRow
+from samestep.data.table_formats import TableRow, TableRows
 
 _DATASET = "state.json"
 _SPLITS = "dataset_dict.json"
@@ -15,7 +15,7 @@ def is_saved_dataset(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (_DATASET, _SPLITS))
 
 
-def dataset_rows(folder: Path) -> Rows:
+def dataset_rows(folder: Path) -> TableRows:
     """The rows of a dataset, or of its only split."""
     try:
         from datasets import load_from_disk

@@ -40,8 +40,8 @@ class RowProblem:
     text: str
 
 
-Rows = Generator[TableRow | RowProblem, None, None]
-Format = Callable[[Path], Rows]
+TableRows = Generator[TableRow | RowProblem, None, None]
+Format = Callable[[Path], TableRows]
 
 
 def inner_suffix(file: Path) -> str:
@@ -67,7 +67,7 @@ def _lines(file: Path) -> Iterator[tuple[int, str] | RowProblem]:
         raise UserError(f"Pack {file} again, with gzip; it cannot be unpacked after line {number}.") from None
 
 
-def _jsonl_rows(file: Path) -> Rows:
+def _jsonl_rows(file: Path) -> TableRows:
     for line in _lines(file):
         if isinstance(line, RowProblem):
             yield line
@@ -78,7 +78,7 @@ def _jsonl_rows(file: Path) -> Rows:
 def _json_row(number: int, line: str) -> TableRow | RowProblem:
     where = f"line {number}"
     try:
-        value = json.loads(line.rstrip("\r\n"), object_pairs_hook=_without_repeats)
+        value = _DECODER.decode(line.rstrip("\r\n"))
     except json.JSONDecodeError as error:
         return RowProblem(number, f"{where}: not JSON, {error.msg} at column {error.colno}")
     except _RepeatedKey as error:
@@ -98,12 +98,16 @@ class _RepeatedKey(Exception):
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object whose keys are different; json would keep the last one in silence."""
-    if repeated := _repeated([key for key, _ in pairs]):
-        raise _RepeatedKey(repr(repeated[0]))
-    return dict(pairs)
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _RepeatedKey(repr(_repeated([key for key, _ in pairs])[0]))
+    return found
 
 
-def _json_list_rows(file: Path) -> Rows:
+_DECODER = json.JSONDecoder(object_pairs_hook=_without_repeats)
+
+
+def _json_list_rows(file: Path) -> TableRows:
     for number, (where, value) in enumerate(json_records(file), start=1):
         if isinstance(value, dict):
             yield TableRow(number, where, value)
@@ -112,7 +116,7 @@ def _json_list_rows(file: Path) -> Rows:
             yield RowProblem(number, f"{where}: {reason}")
 
 
-def _csv_rows(file: Path, delimiter: str) -> Rows:
+def _csv_rows(file: Path, delimiter: str) -> TableRows:
     lines = list(_lines(file))
     unreadable = [line for line in lines if isinstance(line, RowProblem)]
     yield from unreadable
@@ -121,7 +125,7 @@ def _csv_rows(file: Path, delimiter: str) -> Rows:
             yield from _split_rows([line[1] for line in lines if not isinstance(line, RowProblem)], delimiter)
 
 
-def _split_rows(lines: Sequence[str], delimiter: str) -> Rows:
+def _split_rows(lines: Sequence[str], delimiter: str) -> TableRows:
     reader = csv.reader(lines, strict=True, delimiter=delimiter)
     header: list[str] | None = None
     number, first_line = 0, 1
@@ -160,7 +164,7 @@ def _fields_of_any_length() -> Iterator[None]:
         csv.field_size_limit(before)
 
 
-def _parquet_rows(file: Path) -> Rows:
+def _parquet_rows(file: Path) -> TableRows:
     try:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile

@@ -145,7 +145,7 @@ def existing_file(path: str, packed: Sequence[str] = PACKED) -> Path:
     """A file that a user named; refused if it cannot be read, as those that end with one of `packed`."""
     file = Path(path).expanduser()
     if not file.exists():
-        raise UserError(f"Give an existing text or JSONL file; {path} does not exist (from {Path.cwd()}).")
+        raise UserError(f"Give an existing file; {path} does not exist (from {Path.cwd()}).")
     if file.is_dir():
         inside = sorted(p.name for p in file.iterdir() if p.is_file())[:5]
         raise UserError(f"Name one file inside the folder {path}, such as {', '.join(inside) or 'a .txt file'}.")

@@ -33,6 +33,7 @@ def jsonl(path: Path, *rows: Any) -> str:
 )
 def test_the_columns_that_people_have(row: dict[str, Any], records: list[Record], tmp_path: Path) -> None:
     assert read_records(jsonl(tmp_path / "a.jsonl", row)) == records
+    assert read_records(str(tmp_path / "a.jsonl"), limit=1) == records[:1]
 
 
 @pytest.mark.parametrize("kind", ["csv", "tsv", "json", "parquet", "folder"])
@@ -52,6 +53,15 @@ def test_every_kind_of_file(kind: str, tmp_path: Path) -> None:
         dataset.save_to_disk(path) if kind == "folder" else dataset.to_parquet(path)
     assert read_records(str(path)) == [Record(f"q {n}", f"p {n}", (f"n, {n}",)) for n in range(3)]
     assert len(read_records(str(path), limit=2)) == 2
+
+
+def test_an_empty_cell_is_no_negative(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("query,positive,negative_1,negative_2\nq,p,n,\nr,p,,\n")
+    assert read_records(str(path)) == [Record("q", "p", ("n",)), Record("r", "p")]
+    path.write_text("query,positive\nq,\n")
+    with pytest.raises(UserError, match=r"row 1 \(line 2\): 'positive' is empty"):
+        read_records(str(path))
 
 
 def test_all_problems_at_once(tmp_path: Path) -> None:
@@ -92,7 +102,10 @@ def test_all_problems_at_once(tmp_path: Path) -> None:
         ({"text": "q", "passage": "p"}, "it has 'text', 'passage'"),
         ({"query": "q", "positive": "p", "negative": "n", "neg": ["n"]}, "one kind of negatives .* 'negative', 'neg'"),
         ({"query": "q", "positive": "p", "negative_1": "n", "neg": ["n"]}, "one kind of negatives"),
-        ({"query": "q", "positive": "p", "negtive": "n", "extra": 1}, "Rename or remove .* 'negtive', 'extra' of"),
+        (
+            {"query": "", "positive": "p", "negtive": "n", "extra": 1},
+            "line 1: 'query' is empty; .*the column 'extra', .*the column 'negtive', which a record does not have",
+        ),
     ],
 )
 def test_columns_that_are_not_clear(row: dict[str, Any], sentence: str, tmp_path: Path) -> None:

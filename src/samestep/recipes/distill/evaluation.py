@@ -155,7 +155,7 @@ def show(trained: Trained, results: Mapping[str, Any]) -> None:
     from rich.table import Table
 
     title = f"{trained.source}\n{results['queries']:,} queries, {results['passages']:,} passages of {results['set']}"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     metrics = (NDCG, "mrr@10", *(f"recall@{k}" for k in KS), RETAINED, COSINE)
     for name in ("model", "size", "nDCG@10", "MRR@10", *(f"R@{k}" for k in KS), "of teacher", "cosine"):
         table.add_column(name, justify="left" if name == "model" else "right", no_wrap=True)

@@ -12,11 +12,13 @@ from typing import Any
 
 from samestep import UserError
 from samestep.data.table_files import EVERY_KIND, Table, read_table, text_fault
-from samestep.data.table_formats import TableRow
+from samestep.data.table_formats import TableRow, inner_suffix
 
 QUERY = ("query", "anchor", "question")
 POSITIVE = ("positive", "passage", "pos", "answer", "document")
 NEGATIVE = ("negative", "negatives", "neg")
+_CELLS = (".csv", ".tsv")
+"""Kinds that have only texts."""
 _NUMBERED = re.compile(r"negative_\d+")
 _IGNORED = re.compile(r"_?idx?|source|(.*_)?(ids?|scores?)")
 """Columns that say nothing about the texts: ids, scores, and where a record is from."""
@@ -34,13 +36,13 @@ class Record:
 def read_records(path: str, limit: int | None = None) -> list[Record]:
     """The records of a file (.jsonl, .json, .csv, .tsv, .parquet), or of a folder of `datasets.save_to_disk`.
 
-    At most `limit` rows are read, from the beginning. Whatever is wrong with them is said in one sentence.
+    These are the first `limit` of them. Whatever is wrong with what is read is said in one sentence.
     """
     table = read_table(path, EVERY_KIND, limit)
     columns = _Columns.of(table)
     records = [record for row in table.rows for record in _records(table, row, columns)]
     table.check()
-    return records
+    return records[:limit]
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,12 @@ class _Columns:
     query: str
     positive: str
     negatives: Sequence[str]
+    absent: tuple[Any, ...]
+    """What stands for no negatives."""
 
     @classmethod
     def of(cls, table: Table) -> "_Columns":
-        """Found by their names; columns that are missing, ambiguous or unknown are refused."""
+        """Found by their names; those that are missing or ambiguous are refused, others are problems of the table."""
         names = table.columns
         query, positive = (_only(table, names, known) for known in (QUERY, POSITIVE))
         negatives = sorted(filter(_NUMBERED.fullmatch, names), key=lambda name: int(name.split("_")[1]))
@@ -61,13 +65,11 @@ class _Columns:
         if len(listed) + bool(negatives) > 1:
             raise UserError(f"Keep one kind of negatives in {table.file}; it has {_listed([*listed, *negatives])}.")
         negatives += listed
-        unknown = [name for name in names if name not in (query, positive, *negatives) and not _IGNORED.fullmatch(name)]
-        if unknown:
-            raise UserError(
-                f"Rename or remove the columns {_listed(unknown)} of {table.file}; those of a record are "
-                f"{', '.join((*QUERY, *POSITIVE, *NEGATIVE))} and negative_1, negative_2, ..."
-            )
-        return cls(query, positive, negatives)
+        for name in names:
+            if name not in (query, positive, *negatives) and not _IGNORED.fullmatch(name):
+                first = next(row for row in table.rows if name in row.values)
+                table.add_problem(first, f"rename or remove the column {name!r}, which a record does not have")
+        return cls(query, positive, negatives, ("", None) if inner_suffix(table.file) in _CELLS else (None, []))
 
 
 def _only(table: Table, names: Sequence[str], known: Sequence[str]) -> str:
@@ -84,7 +86,7 @@ def _records(table: Table, row: TableRow, columns: _Columns) -> Iterator[Record]
     positives = _texts(row, columns.positive, wrong)
     if not positives and not wrong:
         wrong.append(f"{columns.positive!r} has no text")
-    present = [name for name in columns.negatives if row.values.get(name) not in (None, [])]
+    present = [name for name in columns.negatives if row.values.get(name) not in columns.absent]
     negatives = [text for name in present for text in _texts(row, name, wrong)]
     if not wrong and set(positives) & set(negatives):
         wrong.append(f"a text is {columns.positive!r} and negative at once")
