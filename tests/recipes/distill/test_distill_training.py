@@ -119,8 +119,6 @@ def test_several_files_are_mixed_by_weight(tmp_path: Path) -> None:
         (["student_model=nowhere/to be found"], "Name an existing folder, or a model of the Hub"),
     ],
 )
-def test_what_is_refused(
-    settings: list[str], sentence: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_refused(settings: list[str], sentence: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "distill", "--preset", "verify", f"out={tmp_path}", *settings]) == 2
     assert sentence in " ".join(capfd.readouterr().err.split())
