@@ -70,8 +70,16 @@ def test_texts_get_vectors_of_length_one(source: EncoderSource) -> None:
     assert vectors.norm(dim=1).tolist() == pytest.approx([1.0] * 3)
 
 
-def test_impossible_shapes_are_refused() -> None:
+def test_impossible_shapes_are_refused(source: EncoderSource) -> None:
+    with pytest.raises(UserError, match="Set max_length above 2, the special tokens of every text; it is 2"):
+        source.tokenizer("a", 2)
     with pytest.raises(UserError, match="Set width to a multiple of heads; 30 is no multiple of 4"):
         small_encoder(TEXTS, width=30)
     with pytest.raises(UserError, match="Set vocabulary to 259 or more"):
         small_encoder(TEXTS, vocabulary=100)
+
+
+def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UserError, match=r'pip install "samestep\[hf\]"; a sentence encoder needs it'):
+        small_encoder(TEXTS)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from samestep.core.errors import UserError
+from samestep.core.errors import UserError, first_line
 from samestep.models.hub_download import weight_files
 
 
@@ -116,5 +116,4 @@ def _sentence(file: Path) -> Iterator[None]:
     try:
         yield
     except (SafetensorError, OSError, pickle.UnpicklingError, EOFError, RuntimeError, AttributeError) as error:
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise UserError(f"Fetch or copy {file} again; it cannot be read ({reason}).") from error
+        raise UserError(f"Fetch or copy {file} again; it cannot be read ({first_line(error)}).") from error

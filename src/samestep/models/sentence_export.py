@@ -118,9 +118,13 @@ def _part(weights: Mapping[str, Tensor], prefix: str, dtype: torch.dtype) -> dic
 
 
 def _save(file: Path, weights: Mapping[str, Tensor]) -> None:
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    save_file({name: weight.clone().contiguous() for name, weight in weights.items()}, file, metadata={"format": "pt"})
+    try:
+        save_file({name: weight.clone().contiguous() for name, weight in weights.items()}, file, {"format": "pt"})
+    except SafetensorError as error:  # raised for a full disk, too
+        raise OSError(str(error)) from error
     file.chmod(file.parent.stat().st_mode & 0o666)  # the library makes it readable by its owner only
 
 

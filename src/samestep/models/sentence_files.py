@@ -93,7 +93,7 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
         pooling_settings=_module_settings(modules[1][1]),
         pooling_file=str(modules[1][1] / _CONFIG),
         head={path: _head_module(kind, path, folder) for kind, path in modules[2:]},
-        max_length=own.get("max_seq_length"),
+        max_length=own.get("max_seq_length") if isinstance(own.get("max_seq_length"), int) else None,
         lower_case=bool(own.get("do_lower_case")),
         prompts={name: text for name, text in prompts.items() if isinstance(text, str)},
         default_prompt=settings.get("default_prompt_name"),

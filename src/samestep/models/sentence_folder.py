@@ -92,6 +92,10 @@ def open_encoder(
     if files.is_plain and (world is None or world.is_main):
         logger.warning("%s has no modules.json; its vectors are the mean of its tokens'", folder)
     plan = TransformerPlan.read(files.transformer, dtype, dropout)
+    if getattr(plan.published, "auto_map", None):
+        if world is None or world.is_main:
+            logger.warning("%s names code of its own, which is not run; transformers' own class is used", folder)
+        del plan.published.auto_map  # what is written later must not name it either
     blank = _build_on_meta(plan, files)
     places = _find_all_weights(files, blank)
     tokenizer = read_tokenizer(files.transformer, files.lower_case)

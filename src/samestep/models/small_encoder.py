@@ -9,7 +9,7 @@ from samestep.models.sentence_encoder import SentenceEncoder
 from samestep.models.sentence_folder import EncoderSource
 from samestep.models.sentence_modules import Normalize, Pooling
 from samestep.models.text_tokenizer import TextTokenizer
-from samestep.models.transformer_plan import TransformerPlan
+from samestep.models.transformer_plan import TransformerPlan, import_transformers
 
 SPECIAL = ("[PAD]", "[CLS]", "[SEP]")
 """The special tokens, in the order of their ids."""
@@ -34,9 +34,7 @@ def small_encoder(
     if width % heads:
         raise UserError(f"Set width to a multiple of heads; {width} is no multiple of {heads}.")
     if vocabulary < SMALLEST:
-        raise UserError(
-            f"Set vocabulary to {SMALLEST} or more: 256 bytes and {len(SPECIAL)} special tokens; it is {vocabulary}."
-        )
+        raise UserError(f"Set vocabulary to {SMALLEST} or more, since every byte is a token; it is {vocabulary}.")
     tokenizer = TextTokenizer(_learn_words(texts, vocabulary, max_length))
     plan = TransformerPlan.of(_bert(len(tokenizer.inner), width, layers, heads, max_length), "float32", dropout)
     return EncoderSource(
@@ -49,14 +47,7 @@ def _build(plan: TransformerPlan) -> SentenceEncoder:
 
 
 def _bert(vocabulary: int, width: int, layers: int, heads: int, max_length: int) -> Any:
-    try:
-        from transformers import BertConfig
-    except ImportError as error:
-        raise UserError(
-            'Install the library transformers with: pip install "samestep[hf]"; a sentence encoder needs it '
-            f"({str(error).splitlines()[0]})."
-        ) from error
-    return BertConfig(
+    return import_transformers().BertConfig(
         vocab_size=vocabulary,
         hidden_size=width,
         num_hidden_layers=layers,
@@ -74,9 +65,9 @@ def _learn_words(texts: Sequence[str], vocabulary: int, max_length: int) -> Any:
     Not word pieces: of those the library learns others each time, since it numbers the letters within words in the
     order of a hash table.
     """
-    import tokenizers
+    transformers = import_transformers()
+    import tokenizers  # which transformers needs, too
     from tokenizers import normalizers, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
 
     inner = tokenizers.Tokenizer(tokenizers.models.BPE())
     one_space = normalizers.Replace(tokenizers.Regex(r"\s+"), " ")
@@ -95,6 +86,6 @@ def _learn_words(texts: Sequence[str], vocabulary: int, max_length: int) -> Any:
         pair="[CLS] $A [SEP] $B [SEP]",
         special_tokens=[(token, SPECIAL.index(token)) for token in ("[CLS]", "[SEP]")],
     )
-    return PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=inner, model_max_length=max_length, pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]"
     )

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samestep.core.errors import UserError
+from samestep.core.errors import UserError, first_line
 from samestep.models.hub_download import TOKENIZERS
 
 _NO_LIMIT = 10**6
@@ -35,6 +35,9 @@ class TextTokenizer:
         """The tokens of each text; many at once are faster."""
         if not texts:
             return []
+        special = self.inner.num_special_tokens_to_add()
+        if max_length <= special:
+            raise UserError(f"Set max_length above {special}, the special tokens of every text; it is {max_length}.")
         found = self.inner(
             list(texts),
             truncation=True,
@@ -65,8 +68,9 @@ def read_tokenizer(folder: Path, lower_case: bool = False) -> TextTokenizer:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library has no exceptions of its own
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise UserError(f"Fetch or copy the tokenizer of {folder} again; it cannot be read ({reason}).") from error
+        raise UserError(
+            f"Fetch or copy the tokenizer of {folder} again; it cannot be read ({first_line(error)})."
+        ) from error
     if lower_case:
         _add_lower_case(tokenizer)
     return TextTokenizer(tokenizer)

@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from samestep.core.errors import UserError
+from samestep.core.errors import UserError, first_line
 from samestep.models.deferred_init import mark_unset
 
-logger = logging.getLogger(__name__)
 _CROSS_ENCODER = "ForSequenceClassification"
 
 
@@ -30,22 +28,14 @@ class TransformerPlan:
     @classmethod
     def read(cls, folder: Path, dtype: str, dropout: float | None) -> "TransformerPlan":
         """From the config.json of a folder."""
+        transformers = import_transformers()
         try:
-            from transformers import AutoConfig
-        except ImportError as error:  # it is missing, or something that it needs
-            raise UserError(
-                'Install the library transformers with: pip install "samestep[hf]"; a sentence encoder needs it '
-                f"({str(error).splitlines()[0]})."
-            ) from error
-        try:
-            published = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            published = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # the library has no exceptions of its own
-            reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-            raise UserError(f"Give another model; {folder / 'config.json'} cannot be used: {reason}") from error
+            raise UserError(
+                f"Give another model; {folder / 'config.json'} cannot be used: {first_line(error)}"
+            ) from error
         _refuse_other_kinds(published, folder)
-        if getattr(published, "auto_map", None):
-            logger.warning("%s names code of its own, which is not run; transformers' own class is used", folder)
-            del published.auto_map  # what is written later must not name it either
         return cls.of(published, dtype, dropout)
 
     @classmethod
@@ -82,6 +72,17 @@ class TransformerPlan:
         from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
         return MODEL_MAPPING[type(self.config)]
+
+
+def import_transformers() -> Any:
+    """The library, which is an extra."""
+    try:
+        import transformers
+    except ImportError as error:  # it is missing, or something that it needs
+        raise UserError(
+            f'Install transformers with: pip install "samestep[hf]"; a sentence encoder needs it ({first_line(error)}).'
+        ) from error
+    return transformers
 
 
 def position_limit(transformer: nn.Module) -> int | None:
