@@ -23,6 +23,7 @@ multiprocessing.get_context("forkserver").set_forkserver_preload(
         "samestep.train.session.entry",
         "samestep.cli.verify",
         "samestep.cli.train",
+        "samestep.recipes.distill",
         "samestep.recipes.dpo",
         "samestep.recipes.gan",
         "samestep.recipes.mdlm",

@@ -111,6 +111,28 @@ def test_a_commit_is_found_again(hub: HubServer) -> None:
     assert hub.requests == []
 
 
+def test_the_modules_of_a_sentence_encoder_are_fetched_too(hub: HubServer) -> None:
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Dense": "Dense", "3_Normalize": "Normalize"}
+    listed = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in kinds.items()]
+    modules = {
+        "modules.json": json.dumps(listed).encode(),
+        "1_Pooling/config.json": b"{}",
+        "2_Dense/config.json": b"{}",
+        "2_Dense/model.safetensors": b"d" * 10,
+    }
+    others = {"2_Dense/pytorch_model.bin": b"pickle", "onnx/model.safetensors": b"o", "openvino/config.json": b"{}"}
+    hub.models["org/sentences"] = {**PLAIN, **modules, **others}
+    folder = resolve_model("org/sentences")
+    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert found == PLAIN | modules
+    (folder / "2_Dense" / "model.safetensors").unlink()
+    assert resolve_model("org/sentences") == folder
+    assert (folder / "2_Dense" / "model.safetensors").is_file(), "what is lost is noticed"
+    hub.requests.clear()
+    assert resolve_model("org/sentences") == folder
+    assert hub.requests == []
+
+
 def test_what_others_downloaded_is_used(hub: HubServer) -> None:
     for name in PLAIN:
         huggingface_hub.hf_hub_download("org/plain", name)

@@ -55,6 +55,11 @@ class OutOfMemory(RunFailed):
     kind = "memory"
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what a library says, for a sentence; the kind of the error where it says nothing."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def print_error(sentence: str) -> None:
     """Print what is wrong to stderr, once: only on rank 0."""
     if os.environ.get("RANK", "0") == "0":

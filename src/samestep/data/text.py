@@ -141,15 +141,15 @@ def part(tokens: Tokens, start: int, stop: int) -> Tokens:
     return tokens[start:stop] if isinstance(tokens, np.ndarray) else tokens.span(start, stop)
 
 
-def existing_file(path: str) -> Path:
-    """A text file that a user named; refused if it cannot be read."""
+def existing_file(path: str, packed: Sequence[str] = PACKED) -> Path:
+    """A file that a user named; refused if it cannot be read, as those that end with one of `packed`."""
     file = Path(path).expanduser()
     if not file.exists():
-        raise UserError(f"Give an existing text or JSONL file; {path} does not exist (from {Path.cwd()}).")
+        raise UserError(f"Give an existing file; {path} does not exist (from {Path.cwd()}).")
     if file.is_dir():
         inside = sorted(p.name for p in file.iterdir() if p.is_file())[:5]
         raise UserError(f"Name one file inside the folder {path}, such as {', '.join(inside) or 'a .txt file'}.")
-    if file.suffix.lower() in PACKED:
+    if file.suffix.lower() in packed:
         raise UserError(f"Unpack {path} into a plain text or JSONL file first; {file.suffix} files are not read.")
     if not os.access(file, os.R_OK):
         raise UserError(f"Allow this user to read {path}; its permissions do not.")

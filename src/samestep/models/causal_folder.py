@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from samestep.core.errors import UserError
+from samestep.core.errors import UserError, first_line
 from samestep.core.records import read_json_if_readable
 from samestep.models.chat_tokens import ChatTokens
 from samestep.models.hub_download import TOKENIZERS
@@ -130,7 +130,7 @@ def open_causal_lm(folder: str | Path, *, dtype: str = "auto", attention: str | 
     except ImportError as error:  # it is missing, or something that it needs
         raise UserError(
             'a causal language model needs the library transformers; install it with: pip install "samestep[hf]" '
-            f"({str(error).splitlines()[0]})"
+            f"({first_line(error)})"
         ) from error
     with _sentence(f"{path / _CONFIG} cannot be used"):
         config = AutoConfig.from_pretrained(path, **_OFFLINE)
@@ -167,8 +167,7 @@ def _sentence(what: str) -> Iterator[None]:
     except (UserError, MemoryError):
         raise
     except Exception as error:
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise UserError(f"{what}: {reason}") from error
+        raise UserError(f"{what}: {first_line(error)}") from error
 
 
 @contextmanager

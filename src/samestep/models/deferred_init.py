@@ -19,6 +19,14 @@ class Embedding(nn.Embedding):
         """Draw nothing."""
 
 
+@torch.no_grad()
+def mark_unset(network: nn.Module) -> None:
+    """Let a network whose weights are never set give NaN, not numbers. One value each: other memory stays untouched."""
+    for weight in network.parameters():
+        if not weight.is_meta:
+            weight.view(-1)[:1] = torch.nan
+
+
 class DeferredInit(nn.Module):
     """A network of such layers."""
 

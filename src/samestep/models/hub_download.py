@@ -19,6 +19,7 @@ from typing import Any
 
 from samestep.core.errors import RunFailed, UserError
 from samestep.core.records import read_json_if_readable, write_atomically, write_json
+from samestep.models.hub_modules import has_all_modules, module_files
 
 CONFIG = "config.json"
 SMALL = ("*.json", "*.model", "*.tiktoken", "*.jinja", "merges.txt", "vocab.txt")
@@ -66,12 +67,13 @@ def weight_files(names: Collection[str], folder: Path) -> list[str]:
 
 def is_complete(folder: Path) -> bool:
     """Whether a snapshot in the cache has all files of its model: by our own record, or as far as can be seen."""
-    names = {path.name for path in folder.iterdir() if path.is_file()}
     recorded = read_json_if_readable(_record(folder))
     if isinstance(recorded, list):
-        return names.issuperset(recorded)
+        return all((folder / name).is_file() for name in recorded) and has_all_modules(folder)
+    names = {path.name for path in folder.iterdir() if path.is_file()}
     weights = weight_files(names, folder)
-    return CONFIG in names and bool(weights) and names.issuperset(weights) and not names.isdisjoint(TOKENIZERS)
+    has_weights = bool(weights) and names.issuperset(weights) and has_all_modules(folder)
+    return CONFIG in names and has_weights and not names.isdisjoint(TOKENIZERS)
 
 
 class Download:
@@ -100,12 +102,14 @@ class Download:
 
     def _download(self, hub: Any) -> Path:
         info = hub.HfApi().model_info(self.model.name, revision=self._revision, files_metadata=True)
-        self._sizes = {file.rfilename: file.size or 0 for file in info.siblings if "/" not in file.rfilename}
+        sizes = {file.rfilename: file.size or 0 for file in info.siblings}
+        modules = module_files(sizes)
+        self._sizes = {name: size for name, size in sizes.items() if "/" not in name or name in modules}
         if CONFIG not in self._sizes:
             raise UserError(f"Name another model; {self.model} has no {CONFIG}.")
         small = [name for name in self._sizes if any(fnmatch(name, pattern) for pattern in SMALL)]
         folder = self._fetch(hub, info.sha, small)
-        weights = weight_files(self._sizes, folder)
+        weights = weight_files([name for name in self._sizes if "/" not in name], folder)
         if not weights or not self._sizes.keys() >= set(weights):
             what = (
                 "lacks files that its index of weights names"
@@ -113,6 +117,7 @@ class Download:
                 else "has neither safetensors nor PyTorch weights"
             )
             raise UserError(f"Name another model; {self.model} {what}.")
+        weights += [name for name in modules if name not in small]
         self._wanted = small + weights
         self._fetch(hub, info.sha, weights)
         write_json(_record(folder), self._wanted)
@@ -129,7 +134,7 @@ class Download:
             counter = _byte_counter(self._have, name)
             path = hub.hf_hub_download(self.model.name, name, revision=commit, tqdm_class=counter)
             self._have[name] = self._sizes[name]
-            found.append(Path(path).parent)
+            found.append(Path(path).parents[name.count("/")])
 
         _for_each(fetch, names)
         return found[0]

@@ -192,6 +192,13 @@ def test_flags_and_aliases_reach_the_config() -> None:
     assert toy("--flag=False").flag is False
 
 
+def test_aliases_in_a_file(write: Write) -> None:
+    file = write("c.json", '{"fp16": true, "distributed": {"backend": "gloo"}}')
+    got = toy(config=file)
+    assert (got.distributed.mixed_precision, got.distributed.backend) == ("fp16", "gloo")
+    assert toy("--no-fp16", config=file).distributed.mixed_precision == "none"
+
+
 def test_a_config_without_the_distributed_section(write: Write) -> None:
     assert compose(Small, args=["x=3"]) == Small(3)
     assert compose(Small, config=write("c.yaml", "x: 4")) == Small(4)

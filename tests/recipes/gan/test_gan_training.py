@@ -11,8 +11,8 @@ import pytest
 import samestep
 from cli.conftest import Shell
 from samestep.cli.main import main
+from samestep.data.table_files import read_table
 from samestep.recipes.gan.rollout import Rollouts
-from samestep.recipes.gan.table_files import read_table
 
 FLOAT = "distributed.dtype=float32"
 

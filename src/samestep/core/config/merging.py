@@ -7,7 +7,7 @@ replaces the option that a lower layer chose.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -209,7 +209,10 @@ def merge(
     """The settings of all layers as nested plain data; fields that no layer sets are absent."""
     command_line = _layer(cls, parse_settings(args, cls, aliases))
     search = search_path(source)
-    file = _file_layer(cls, load_config_file(source, command_line.choices, search)) if source else _Layer([])
+    file = _Layer([])
+    if source is not None:
+        loaded = load_config_file(source, command_line.choices, search)
+        file = _file_layer(cls, replace(loaded, data=_without_aliases(cls, loaded.data, aliases)))
     name = _preset_name(cls, presets, preset, command_line, file)
     layers = [_base_layer(cls), _layer(cls, flatten(cls, presets.get(name or "", {}))), file, command_line]
     if name is not None and "preset" in types_of(cls):
@@ -244,6 +247,26 @@ def _layer(cls: type, settings: Settings) -> _Layer:
 def _file_layer(cls: type, loaded: LoadedFile) -> _Layer:
     choices, fields = split_choices(cls, flatten(cls, loaded.data))
     return _Layer(fields, choices, loaded.groups, loaded.verbatim)
+
+
+def _without_aliases(cls: type, data: Mapping[str, Any], aliases: Aliases) -> dict[str, Any]:
+    """The content of a file, with the settings themselves in place of names that people know from other programs."""
+    fields = types_of(cls)
+    found = {name: value for name, value in data.items() if name in fields or name not in aliases}
+    for name in data.keys() - found.keys():
+        given = aliases[name]
+        alias = Alias(given) if isinstance(given, str) else given
+        value = data[name] if alias.values is None else alias.translate(name, _as_text(data[name]))
+        *parents, field_name = alias.path.split(".")
+        node = found
+        for parent in parents:
+            node[parent] = node = dict(node.get(parent, {}))
+        node.setdefault(field_name, value)
+    return found
+
+
+def _as_text(value: Any) -> str | bool:
+    return value if isinstance(value, bool) else str(value)
 
 
 def _base_layer(cls: type) -> _Layer:

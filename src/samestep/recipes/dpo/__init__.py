@@ -1,7 +1,7 @@
 """Preference optimisation, for protein inverse folding and for text: `samestep train dpo --preset tiny`.
 
 settings     config.py, presets.py, resolve.py (what is filled in and refused before a run is recorded)
-data         record_files.py (JSON and JSONL), pair_split.py; text_records.py (pairs of texts); protein_records.py,
+data         record_files.py (problems of a file), pair_split.py; text_records.py (pairs of texts); protein_records.py,
              structures.py, structure_cache.py, designs.py, sequence_checks.py (pairs for structures), protein_data.py
              (their rows), default_pairs.py and ideal_backbones.py (pairs where none are named)
 families     families.py (what proteins and texts have in common); text_models.py, text_family.py; protein_family.py

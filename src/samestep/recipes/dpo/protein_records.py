@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from samestep import UserError
+from samestep.data.json_records import BadJson, json_records
 from samestep.recipes.dpo.designs import Design, DesignError, check_length, choose_design
-from samestep.recipes.dpo.record_files import BadJson, Problem, json_records, leave_out, selection
+from samestep.recipes.dpo.record_files import Problem, leave_out, selection
 from samestep.recipes.dpo.sequence_checks import SEPARATORS, Problems, check_pair, check_text
 from samestep.recipes.dpo.structure_cache import read_structure
 from samestep.recipes.dpo.structures import Structure

@@ -1,14 +1,13 @@
-"""Records in a JSON list or a JSONL file. Whatever is wrong with them is listed at once, or left out and counted."""
+"""What is wrong with the records of a file: all of it at once, or what is left out, counted."""
 
-import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from samestep import UserError
+from samestep.data.json_records import json_records
 
 FamilyName = Literal["protein", "text"]
 SHOWN = 20
@@ -25,48 +24,6 @@ class Problem:
     where: str
     about: str
     text: str
-
-
-@dataclass(frozen=True)
-class BadJson:
-    """A line that is no record."""
-
-    reason: str
-
-
-def json_records(file: Path) -> Iterator[tuple[str, Any]]:
-    """The values of a JSON list, or of the lines of a JSONL file, with where each is."""
-    try:
-        text = file.read_text(encoding="utf-8-sig")
-    except OSError as problem:
-        raise UserError(f"Give a JSON or JSONL file of records; {file} cannot be read: {problem.strerror}.") from None
-    except UnicodeDecodeError:
-        raise UserError(f"Give a JSON or JSONL file of records in UTF-8; {file} is not.") from None
-    if text.lstrip().startswith("["):
-        yield from ((f"record {number}", value) for number, value in enumerate(_json_list(text, file), start=1))
-        return
-    if not text.strip():
-        raise UserError(f"Give a file with records; {file} is empty.")
-    with suppress(ValueError, RecursionError):
-        yield "record 1", json.loads(text)  # a single record, which may go over several lines
-        return
-    lines = [(line, content) for line, content in enumerate(text.split("\n"), start=1) if content.strip()]
-    for number, (line, content) in enumerate(lines, start=1):
-        try:
-            value = json.loads(content)
-        except (ValueError, RecursionError) as problem:
-            value = BadJson(f"it is not JSON ({problem}); write one record a line, or a list of records")
-        yield f"record {number} (line {line})", value
-
-
-def _json_list(text: str, file: Path) -> list[Any]:
-    try:
-        values: list[Any] = json.loads(text)
-    except (ValueError, RecursionError) as problem:
-        raise UserError(f"Fix {file}, which is no JSON list: {problem}.") from None
-    if not values:
-        raise UserError(f"Give a file with records; the list in {file} is empty.")
-    return values
 
 
 def leave_out(file: Path, problems: Sequence[Problem], total: int, valid: int, skip_invalid: bool) -> dict[str, int]:

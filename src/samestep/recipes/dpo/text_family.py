@@ -14,12 +14,13 @@ from torch.nn.functional import pad as pad_tensor
 from samestep import Batch, Lora, UserError, World, completion_log_probs
 from samestep.core.records import atomic_file
 from samestep.data.data_file import DataFile
+from samestep.data.json_records import json_records
 from samestep.models.log_probs import check_padding_free
 from samestep.recipes.dpo.config import DpoConfig
 from samestep.recipes.dpo.families import Pairs
 from samestep.recipes.dpo.objective import SFT, PairLogProbs, PairScores
 from samestep.recipes.dpo.pair_split import split_groups
-from samestep.recipes.dpo.record_files import Problem, json_records, leave_out, selection
+from samestep.recipes.dpo.record_files import Problem, leave_out, selection
 from samestep.recipes.dpo.text_models import PairTokens, TextModel, open_text_model
 from samestep.recipes.dpo.text_records import Fault, TextPair, pydoc_pairs, read_pair
 from samestep.train.learner.draws import Draws

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from samestep import noise
+from samestep.data.json_records import BadJson
 from samestep.data.pydoc_topics import distinct, passages, pydoc_topics
-from samestep.recipes.dpo.record_files import BadJson
 
 COLUMNS = ("prompt", "chosen", "rejected")
 Chat = tuple[Mapping[str, Any], ...]

@@ -1,7 +1,7 @@
 """A generator of text against a judge: `samestep train gan --preset tiny`.
 
 settings     config.py, presets.py, resolve.py (what is refused before a run is recorded), domains.py (kinds of texts)
-data         data.py (records and their split), table_files.py (CSV and JSONL), human_texts.py (as tokens)
+data         data.py (records and their split), human_texts.py (as tokens)
 training     players.py (the two models), judging.py (what the judge sees), judges.py (how it judges and learns),
              objectives.py (what the generator learns from), rollout.py (texts and verdicts), task.py (a step),
              stages.py (what a run does)

@@ -15,8 +15,8 @@ from samestep import UserError
 from samestep.data.data_file import DataFile
 from samestep.data.prepared.split import ByDocument
 from samestep.data.pydoc_topics import distinct, passages, pydoc_topics
+from samestep.data.table_files import read_table
 from samestep.recipes.gan.domains import PYDOC, Domain, find_domain
-from samestep.recipes.gan.table_files import read_table
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,192 @@
+"""How the rows of a table are written in each kind of file."""
+
+import csv
+import gzip
+import json
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from samestep.core.errors import UserError
+from samestep.data.json_records import BadJson, json_records
+from samestep.data.text import JSONL
+
+GZIP = ".gz"
+LINES = (".csv", ".tsv", *JSONL)
+"""Kinds that are read line by line, and may be packed."""
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A row, and where it is."""
+
+    line: int
+    """The line that it begins on, or its number where there are no lines."""
+    where: str
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RowProblem:
+    """Why a row cannot be read, and where it is."""
+
+    line: int
+    text: str
+
+
+TableRows = Generator[TableRow | RowProblem, None, None]
+Format = Callable[[Path], TableRows]
+
+
+def inner_suffix(file: Path) -> str:
+    """What a file's name ends with; of a packed one, what it is when unpacked."""
+    suffixes = [suffix.lower() for suffix in file.suffixes[-2:]]
+    if len(suffixes) == 2 and suffixes[-1] == GZIP and suffixes[0] in LINES:
+        return suffixes[0]
+    return suffixes[-1] if suffixes else ""
+
+
+def _lines(file: Path) -> Iterator[tuple[int, str] | RowProblem]:
+    """The lines of a file with their numbers, of which some may not be UTF-8."""
+    number = 0
+    try:
+        with gzip.open(file) if file.suffix.lower() == GZIP else file.open("rb") as opened:
+            for line in (part for ended in opened for part in ended.splitlines(keepends=True)):
+                number += 1
+                try:
+                    yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError as problem:
+                    yield RowProblem(number, f"line {number}: not UTF-8 at byte {problem.start + 1}")
+    except (gzip.BadGzipFile, zlib.error, EOFError):
+        raise UserError(f"Pack {file} again, with gzip; it cannot be unpacked after line {number}.") from None
+
+
+def _jsonl_rows(file: Path) -> TableRows:
+    for line in _lines(file):
+        if isinstance(line, RowProblem):
+            yield line
+        elif line[1].strip():
+            yield _json_row(*line)
+
+
+def _json_row(number: int, line: str) -> TableRow | RowProblem:
+    where = f"line {number}"
+    try:
+        value = _DECODER.decode(line.rstrip("\r\n"))
+    except json.JSONDecodeError as error:
+        return RowProblem(number, f"{where}: not JSON, {error.msg} at column {error.colno}")
+    except _RepeatedKey as error:
+        return RowProblem(number, f"{where}: the key {error} comes twice")
+    except (ValueError, RecursionError):
+        return RowProblem(
+            number, f"{where}: not JSON that can be read: a number is too long, or it is nested too deeply"
+        )
+    if not isinstance(value, dict):
+        return RowProblem(number, f"{where}: not a JSON object")
+    return TableRow(number, where, value)
+
+
+class _RepeatedKey(Exception):
+    pass
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose keys are different; json would keep the last one in silence."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _RepeatedKey(repr(_repeated([key for key, _ in pairs])[0]))
+    return found
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_without_repeats)
+
+
+def _json_list_rows(file: Path) -> TableRows:
+    for number, (where, value) in enumerate(json_records(file), start=1):
+        if isinstance(value, dict):
+            yield TableRow(number, where, value)
+        else:
+            reason = value.reason if isinstance(value, BadJson) else "not a JSON object"
+            yield RowProblem(number, f"{where}: {reason}")
+
+
+def _csv_rows(file: Path, delimiter: str) -> TableRows:
+    lines = list(_lines(file))
+    unreadable = [line for line in lines if isinstance(line, RowProblem)]
+    yield from unreadable
+    if not unreadable:  # a row may go over several lines, so one that is unreadable spoils what follows
+        with _fields_of_any_length():
+            yield from _split_rows([line[1] for line in lines if not isinstance(line, RowProblem)], delimiter)
+
+
+def _split_rows(lines: Sequence[str], delimiter: str) -> TableRows:
+    reader = csv.reader(lines, strict=True, delimiter=delimiter)
+    header: list[str] | None = None
+    number, first_line = 0, 1
+    try:
+        for values in reader:
+            line, first_line = first_line, reader.line_num + 1
+            if not values:
+                continue
+            if header is None:
+                header = values
+                if repeated := _repeated([name for name in header if name]):
+                    yield RowProblem(line, f"the header has {', '.join(map(repr, repeated))} twice")
+                    return
+                continue
+            number += 1
+            where = f"row {number} (line {line})"
+            if len(values) == len(header):
+                yield TableRow(line, where, dict(zip(header, values)))
+            else:
+                yield RowProblem(line, f"{where}: {len(values)} values for {len(header)} columns")
+    except csv.Error as problem:
+        yield RowProblem(first_line, f"row {number + 1} (line {first_line}): {problem}")
+
+
+def _repeated(names: Sequence[str]) -> list[str]:
+    return [name for name, times in Counter(names).items() if times > 1]
+
+
+@contextmanager
+def _fields_of_any_length() -> Iterator[None]:
+    """Python's limit of 128 KiB is less than a long story."""
+    before = csv.field_size_limit(sys.maxsize)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
+def _parquet_rows(file: Path) -> TableRows:
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise UserError('Parquet files need the library pyarrow: pip install "samestep[datasets]"') from None
+    number = 0
+    try:
+        with ParquetFile(file) as opened:
+            for batch in opened.iter_batches(batch_size=1024):
+                for values in batch.to_pylist():
+                    number += 1
+                    yield TableRow(number, f"row {number}", values)
+    except (ArrowException, OSError, UnicodeDecodeError) as problem:
+        reason = str(problem).splitlines()[0].rstrip(".")
+        raise UserError(f"Give another parquet file; {file} cannot be read after row {number}: {reason}.") from None
+
+
+FORMATS: dict[str, Format] = {
+    ".csv": partial(_csv_rows, delimiter=","),
+    ".tsv": partial(_csv_rows, delimiter="\t"),
+    ".json": _json_list_rows,
+    ".parquet": _parquet_rows,
+    **dict.fromkeys(JSONL, _jsonl_rows),
+}
+"""How a file is read, by what its name ends with."""

@@ -1,0 +1,120 @@
+"""The transformer of a sentence encoder, built by transformers from its configuration alone, without any weight."""
+
+import copy
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from samestep.core.errors import UserError, first_line
+from samestep.models.deferred_init import mark_unset
+
+_CROSS_ENCODER = "ForSequenceClassification"
+
+
+@dataclass(frozen=True)
+class TransformerPlan:
+    """What a transformer is built from."""
+
+    published: Any
+    """Its configuration, an object of transformers, as it was published."""
+    config: Any
+    """The one to build with."""
+    dtype: torch.dtype
+
+    @classmethod
+    def read(cls, folder: Path, dtype: str, dropout: float | None) -> "TransformerPlan":
+        """From the config.json of a folder."""
+        transformers = import_transformers()
+        try:
+            published = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        except Exception as error:  # the library has no exceptions of its own
+            raise UserError(
+                f"Give another model; {folder / 'config.json'} cannot be used: {first_line(error)}"
+            ) from error
+        _refuse_other_kinds(published, folder)
+        return cls.of(published, dtype, dropout)
+
+    @classmethod
+    def of(cls, published: Any, dtype: str = "auto", dropout: float | None = 0.0) -> "TransformerPlan":
+        """From a configuration."""
+        config = copy.deepcopy(published)
+        config.use_cache = False
+        _set_dropout(config, dropout)
+        stored = published.dtype if isinstance(published.dtype, torch.dtype) else torch.float32
+        return cls(published, config, stored if dtype == "auto" else getattr(torch, dtype))
+
+    @property
+    def width(self) -> int:
+        """The length of a token's vector."""
+        return int(self.config.hidden_size)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What its class is built with beside its configuration: without a pooling layer, which would get no
+        gradient."""
+        return {"add_pooling_layer": False} if "add_pooling_layer" in inspect.signature(self._kind).parameters else {}
+
+    def build(self) -> nn.Module:
+        """The transformer, its parameters not set."""
+        from transformers.initialization import no_init_weights
+
+        with no_init_weights():
+            built: nn.Module = self._kind._from_config(copy.deepcopy(self.config), dtype=self.dtype, **self.options)
+        mark_unset(built)
+        return built
+
+    @property
+    def _kind(self) -> Any:
+        from transformers.models.auto.modeling_auto import MODEL_MAPPING
+
+        return MODEL_MAPPING[type(self.config)]
+
+
+def import_transformers() -> Any:
+    """The library, which is an extra."""
+    try:
+        import transformers
+    except ImportError as error:  # it is missing, or something that it needs
+        raise UserError(
+            f'Install transformers with: pip install "samestep[hf]"; a sentence encoder needs it ({first_line(error)}).'
+        ) from error
+    return transformers
+
+
+def position_limit(transformer: nn.Module) -> int | None:
+    """How many tokens a transformer has positions for; None where nothing limits them."""
+    table = getattr(getattr(transformer, "embeddings", None), "position_embeddings", None)
+    if isinstance(table, nn.Embedding):
+        # Those of RoBERTa's kind begin after the padding's.
+        return table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
+    limit = getattr(transformer.config, "max_position_embeddings", None)
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
+def _refuse_other_kinds(config: Any, folder: Path) -> None:
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING
+
+    if getattr(config, "quantization_config", None):
+        raise UserError(f"Give the model as it was before quantization; the weights in {folder} are quantized.")
+    named = (getattr(config, "architectures", None) or [config.model_type])[0]
+    if named.endswith(_CROSS_ENCODER):
+        raise UserError(f"Give a model that makes one vector of each text; {folder} holds a cross-encoder ({named}).")
+    is_encoder = type(config) in MODEL_MAPPING and not getattr(config, "is_encoder_decoder", False)
+    if not is_encoder or not isinstance(getattr(config, "hidden_size", None), int):
+        raise UserError(f"Give an encoder of texts, such as a BertModel; {folder} holds a {named}.")
+
+
+def _set_dropout(config: Any, probability: float | None) -> None:
+    """Set all dropout that a configuration names. Attention's own is off: no mask of it can be keyed by the sample."""
+    if probability is None:
+        return
+    if not 0 <= probability < 1:
+        raise UserError(f"Set dropout to a probability below 1, or to null for the model's own; it is {probability}.")
+    for name, value in list(vars(config).items()):
+        if "drop" in name and isinstance(value, float | int) and not isinstance(value, bool):
+            is_kept = "att" not in name and "layer" not in name
+            setattr(config, name, probability if is_kept else 0.0)

@@ -1,0 +1,189 @@
+"""Every setting of the recipe beyond those that all recipes share."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from samestep import Config, UserError, free
+from samestep.recipes.distill.objective import AlignObjective, RankObjective
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Queries and passages."""
+
+    train: str | list[str] | None = None
+    """A file (.jsonl, .json, .csv, .tsv, .parquet) or folder of datasets.save_to_disk with query and passage, or query,
+    positive and negatives; or several, drawn in the proportion of weights, as [a.jsonl:3, b.csv:1]. null: the
+    documentation inside Python."""
+    validation: str | None = None
+    """A folder in BEIR's format to validate on; null: a part of the records, or of the documentation."""
+    validation_fraction: float = 0.05
+    """That part of the queries, rounded up, chosen by the seed."""
+    validation_queries: int = 500
+    """Queries of that part at most."""
+    limit: int | None = None
+    """Use only this many records, for a quick trial: from the beginning of files, or spread over the documentation;
+    null: all."""
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        if not 0 < self.validation_fraction < 1:
+            raise UserError(f"Set data.validation_fraction between 0 and 1; it is {self.validation_fraction}.")
+        if self.validation_queries < 1:
+            raise UserError(f"Set data.validation_queries to 1 or more; it is {self.validation_queries}.")
+        if self.limit is not None and self.limit < 2:
+            raise UserError(f"Set data.limit to 2 or more, or to null; it is {self.limit}.")
+
+    @property
+    def named(self) -> list[str]:
+        """What `train` names."""
+        return [self.train] if isinstance(self.train, str) else list(self.train or ())
+
+
+@dataclass(frozen=True)
+class ShapeConfig:
+    """A small network with random weights, where no model is named."""
+
+    width: int = 64
+    """Width of a layer, and size of a vector."""
+    layers: int = 2
+    """Number of layers."""
+    heads: int = 4
+    """Heads of attention."""
+    vocabulary: int = 4000
+    """Tokens, learned from the training texts."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be built."""
+        if min(self.width, self.layers, self.heads) < 1 or self.width % self.heads:
+            raise UserError("Set width, layers and heads to 1 or more, and width to a multiple of heads.")
+
+
+@dataclass(frozen=True)
+class TeacherConfig:
+    """How the teacher is used."""
+
+    mode: Literal["cached", "live"] = "cached"
+    """cached: a stage of its own computes the vectors of all texts once, and training holds one network; live: the
+    teacher is asked with every batch."""
+    batch_size: int = free(32)
+    """Texts that a device gives the teacher at once, in the stage that fills the cache."""
+    max_length: int = 512
+    """Tokens of a text that the teacher reads at most."""
+    query_instruction: str | None = None
+    """What stands before a query for the teacher; null: what its folder says, if anything."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Type of its weights; auto: bfloat16 on a GPU, float32 on a CPU."""
+    cache_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    """Type of cached vectors."""
+    save_every: int = free(100)
+    """Steps between two saves of the cache: what a kill costs at most."""
+    shape: ShapeConfig = field(default_factory=lambda: ShapeConfig(width=96, layers=2, heads=4))
+    """The network where no teacher_model is named."""
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        if min(self.batch_size, self.max_length, self.save_every) < 1:
+            raise UserError("Set teacher.batch_size, teacher.max_length and teacher.save_every to 1 or more.")
+
+
+@dataclass(frozen=True)
+class StudentConfig:
+    """What the student reads."""
+
+    max_length: int = 256
+    """Tokens of a text that the student reads at most."""
+    query_instruction: str | None = None
+    """What stands before a query for the student; null: what its folder says, if anything."""
+    matryoshka_dims: list[int] = field(default_factory=list)
+    """Sizes at which the beginning of a vector is trained to be a vector too, such as [384, 128, 64]; without any: only
+    whole vectors."""
+    shape: ShapeConfig = field(default_factory=ShapeConfig)
+    """The network where no student_model is named."""
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        if self.max_length < 1 or any(dim < 1 for dim in self.matryoshka_dims):
+            raise UserError("Set student.max_length and all of student.matryoshka_dims to 1 or more.")
+
+
+@dataclass(frozen=True)
+class MiningConfig:
+    """Hard negatives: passages that the teacher finds close to a query and that do not answer it."""
+
+    negatives: int = 0
+    """Negatives that are found for each record, in place of its own; 0: none are mined."""
+    highest: float = 0.95
+    """Only passages that the teacher scores below this times the positive: closer ones may be answers too."""
+    skip: int = 0
+    """The closest of these are passed over."""
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        if self.negatives < 0 or self.skip < 0 or self.highest <= 0:
+            raise UserError("Set mining.negatives and mining.skip to 0 or more, and mining.highest above 0.")
+
+
+@dataclass(frozen=True)
+class DistillConfig(Config):
+    """A small retriever that learns from a large one."""
+
+    preset: str = "tiny"
+    """A named set of values."""
+    teacher_model: str | None = None
+    """A folder of sentence-transformers or transformers, or a model of the Hub (org/name). null: a small random
+    network."""
+    student_model: str | None = None
+    """The same for the student."""
+    use_projection: bool = True
+    """true: layers behind the student bring its vectors to the teacher's size; false: no layers, the student learns the
+    first numbers of the teacher's vectors, scaled to length 1."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """Queries and passages."""
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    """How the teacher is used."""
+    student: StudentConfig = field(default_factory=StudentConfig)
+    """What the student reads."""
+    mining: MiningConfig = field(default_factory=MiningConfig)
+    """Hard negatives from the teacher."""
+    align: AlignObjective = field(default_factory=AlignObjective)
+    """Phase 1: the teacher's vectors."""
+    rank: RankObjective = field(default_factory=RankObjective)
+    """Phase 2: which passage answers which query."""
+    negatives: int = 7
+    """Negatives of a record that are used at most, in phase 2."""
+    phase1_epochs: int = 1
+    """Passes over the texts in phase 1."""
+    phase2_epochs: int = 3
+    """Passes over the records in phase 2."""
+    phase1_lr: float = 2e-5
+    """Peak learning rate of phase 1."""
+    phase2_lr: float = 5e-6
+    """Peak learning rate of phase 2."""
+    max_samples_phase1: int = 100_000
+    """Records whose texts are used in phase 1, at most."""
+    max_samples_phase2: int = 500_000
+    """Records that are used in phase 2, at most."""
+    skip_phase1: bool = False
+    """Begin with phase 2: with the best weights of phase 1 of the newest run in `out` with the same models, or else
+    with the student as it is."""
+    skip_phase2: bool = False
+    """End after phase 1."""
+    bucketed: bool = True
+    """Put texts of similar length into one step, for less padding."""
+    save_to_artifacts: bool = free(False)
+    """When the last stage ends, also write the student as a folder of sentence-transformers."""
+    artifacts_dir: str = free("artifacts")
+    """Where to: a folder in it has the name of the run."""
+
+    def __post_init__(self) -> None:
+        """Refuse settings that cannot work."""
+        for name in ("phase1_epochs", "phase2_epochs", "max_samples_phase1", "max_samples_phase2"):
+            if getattr(self, name) < 1:
+                raise UserError(f"Set {name} to 1 or more; it is {getattr(self, name)}.")
+        if self.phase1_lr <= 0 or self.phase2_lr <= 0:
+            raise UserError("Set phase1_lr and phase2_lr above 0.")
+        if self.negatives < 0:
+            raise UserError(f"Set negatives to 0 or more; it is {self.negatives}.")
+        if self.skip_phase1 and self.skip_phase2:
+            raise UserError("Leave out --skip_phase1 or --skip_phase2: with both there is nothing to train.")

@@ -1,0 +1,167 @@
+"""The data of a run: training records of one or several sources, and a retrieval set that is kept for validation."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from samestep import UserError, noise
+from samestep.data.data_file import DataFile
+from samestep.data.permutation import permute
+from samestep.recipes.distill.config import DistillConfig
+from samestep.recipes.distill.mixed_records import parse_sources, read_mixture
+from samestep.recipes.distill.python_docs import python_docs
+from samestep.recipes.distill.records import Record
+from samestep.recipes.distill.retrieval_set import RetrievalSet, read_beir
+from samestep.recipes.distill.text_table import TextTable
+
+_HELD_OUT = noise.purpose("distill/held out")
+T = TypeVar("T")
+Origin = DataFile | Path | np.ndarray
+
+
+class Text(NamedTuple):
+    """A text, and whether it is a query, which a model may read after an instruction."""
+
+    text: str
+    is_query: bool
+
+
+@dataclass(frozen=True)
+class DistillData:
+    """The data of a run, the same on every rank."""
+
+    name: str
+    table: TextTable
+    sources: Sequence[range]
+    """The rows of the table that each source has."""
+    weights: Sequence[float]
+    """How often each source is drawn, in proportion."""
+    held_out: RetrievalSet
+    origins: Sequence[Origin]
+    """Where all of it comes from, for the comparison of a resumed run."""
+
+    def texts(self) -> list[Text]:
+        """All texts by number: queries, passages, and then those of the retrieval set."""
+        parts = (
+            (self.table.queries, True),
+            (self.table.passages, False),
+            (self.held_out.queries, True),
+            (self.held_out.passages, False),
+        )
+        return [Text(text, is_query) for texts, is_query in parts for text in texts]
+
+    @property
+    def first_passage(self) -> int:
+        """The number of the first passage among all texts."""
+        return len(self.table.queries)
+
+    @property
+    def first_held_out(self) -> int:
+        """The number of the first text of the retrieval set."""
+        return self.first_passage + len(self.table.passages)
+
+    def rows_of_phase(self, limit: int) -> list[list[int]]:
+        """The rows of the table, by source, of which a phase takes at most `limit` in all."""
+        kept = share_out(limit, [len(source) for source in self.sources])
+        return [list(source[:count]) for source, count in zip(self.sources, kept)]
+
+    def texts_of_phase(self, limit: int) -> list[list[int]]:
+        """The texts of those rows, by source, each once for a source."""
+        return [list(dict.fromkeys(self._texts_of(rows))) for rows in self.rows_of_phase(limit)]
+
+    def _texts_of(self, rows: Sequence[int]) -> Iterator[int]:
+        for row in rows:
+            record = self.table.rows[row]
+            yield record.query
+            yield from (self.first_passage + number for number in (record.positive, *record.negatives))
+
+
+def share_out(limit: int, sizes: Sequence[int]) -> list[int]:
+    """How many rows of each source are taken where `limit` in all are wanted: by size, and at least one."""
+    total = sum(sizes)
+    return list(sizes) if total <= limit else [max(1, size * limit // total) for size in sizes]
+
+
+def load_data(config: DistillConfig) -> DistillData:
+    """Read the records, keep some for validation, and cut to what the phases use."""
+    data = config.data
+    if data.named:
+        mixture = read_mixture(data.named, data.limit)
+        read, weights = [source.records for source in mixture], [source.weight for source in mixture]
+        name = ", ".join(source.path for source in mixture)
+    else:
+        records, own_set = python_docs()
+        read, weights, name = [_spread(records, data.limit)], [1.0], "pydoc_data.topics"
+    if data.validation is not None:
+        held_out = read_beir(data.validation)
+    elif data.named:
+        read, held_out = hold_out(read, data.validation_fraction, data.validation_queries, config.seed)
+    else:
+        held_out = _some_queries(own_set, data.limit)
+    first, second = config.max_samples_phase1, config.max_samples_phase2
+    most = second if config.skip_phase1 else first if config.skip_phase2 else max(first, second)
+    read = [records[:count] for records, count in zip(read, share_out(most, list(map(len, read))))]
+    ends = np.cumsum([len(records) for records in read]).tolist()
+    sources = [range(end - len(records), end) for end, records in zip(ends, read)]
+    table = TextTable.of([record for records in read for record in records])
+    return DistillData(name, table, sources, weights, held_out, _origins(config, table, held_out))
+
+
+def hold_out(
+    read: Sequence[Sequence[Record]], fraction: float, most: int, seed: int
+) -> tuple[list[list[Record]], RetrievalSet]:
+    """The records for training, and a retrieval set of a share of the queries with all their records, whose passages
+    are those of these records."""
+    queries = list(dict.fromkeys(record.query for records in read for record in records))
+    wanted = min(most, -int(-len(queries) * fraction // 1))
+    if wanted >= len(queries):
+        raise UserError(f"Give records of more than {wanted} queries; there are {len(queries)}, too few to split.")
+    order = permute(np.arange(len(queries)), 0, len(queries), seed, _HELD_OUT)
+    chosen = {query for query, place in zip(queries, order.tolist()) if place < wanted}
+    table = TextTable.of([record for records in read for record in records if record.query in chosen])
+    relevant: list[dict[int, float]] = [{} for _ in table.queries]
+    for row in table.rows:
+        relevant[row.query][row.positive] = 1.0
+    kept = [[record for record in records if record.query not in chosen] for records in read]
+    if not all(kept):
+        raise UserError("Give every file of data.train records of several queries; one has none left for training.")
+    return kept, RetrievalSet(table.queries, table.passages, relevant)
+
+
+def _spread(values: Sequence[T], limit: int | None) -> list[T]:
+    """At most `limit` of these, spread evenly: neighbours in the documentation are about the same thing."""
+    if limit is None or limit >= len(values):
+        return list(values)
+    return [values[number * len(values) // limit] for number in range(limit)]
+
+
+def _some_queries(found: RetrievalSet, limit: int | None) -> RetrievalSet:
+    """A small retrieval set for a quick trial: some queries, and the passages that answer them."""
+    if limit is None:
+        return found
+    chosen = _spread(range(len(found.queries)), limit)
+    passages = sorted({passage for query in chosen for passage in found.relevant[query]})
+    numbers = {passage: number for number, passage in enumerate(passages)}
+    return RetrievalSet(
+        [found.queries[query] for query in chosen],
+        [found.passages[passage] for passage in passages],
+        [{numbers[passage]: grade for passage, grade in found.relevant[query].items()} for query in chosen],
+    )
+
+
+def _origins(config: DistillConfig, table: TextTable, held_out: RetrievalSet) -> list[Origin]:
+    """The files, or what the texts are where there are none."""
+    named = [path for path, _ in parse_sources(config.data.named)] if config.data.named else []
+    named += [config.data.validation] if config.data.validation else []
+    if config.data.named:
+        return [DataFile(file.resolve()) for name in named for file in _files(Path(name).expanduser())]
+    digest = hashlib.sha256(repr((table, held_out)).encode())
+    return [np.frombuffer(digest.digest(), dtype=np.uint8)]
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]

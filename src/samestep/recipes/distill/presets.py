@@ -1,0 +1,64 @@
+"""Named sets of values."""
+
+from typing import Any
+
+_SMALL: dict[str, Any] = {"width": 16, "layers": 1, "heads": 2, "vocabulary": 300}
+# 14 records end an epoch in a step with fewer rows than ranks.
+_VERIFY: dict[str, Any] = {
+    "data": {"limit": 14},
+    "teacher": {"max_length": 24, "batch_size": 3, "shape": {**_SMALL, "width": 24}, "save_every": 2},
+    "student": {"max_length": 24, "shape": _SMALL},
+    "distributed": {"dtype": "float64"},
+    "global_batch_size": 5,
+    "batch_size": 2,
+    "max_steps": 4,
+    "validate_every": 2,
+    "phase1_lr": 3e-3,
+    "phase2_lr": 3e-3,
+}
+PRESETS: dict[str, dict[str, Any]] = {
+    # A small student learns from a random teacher and from Python's documentation, in a minute on 2 CPU processes.
+    "tiny": {
+        "teacher": {"max_length": 96, "shape": {"width": 128, "layers": 2, "heads": 4, "vocabulary": 4000}},
+        "student": {"max_length": 96, "shape": {"width": 64, "layers": 2, "heads": 4, "vocabulary": 4000}},
+        "global_batch_size": 64,
+        "batch_size": 32,
+        "phase1_epochs": 2,
+        "phase2_epochs": 4,
+        "phase1_lr": 2e-3,
+        "phase2_lr": 1e-3,
+        "weight_decay": 0.01,
+        "warmup_ratio": 0.1,
+        "best_at_end": True,
+    },
+    # A published 7B retriever into a published student of 110M parameters: --train_data FILE. None of its values sets
+    # global_batch_size: --batch_size is for each process, as users of such scripts expect.
+    "retriever": {
+        "teacher_model": "infly/inf-retriever-v1-pro",
+        "student_model": "sentence-transformers/all-mpnet-base-v2",
+        "batch_size": 64,
+        "out": "checkpoints",
+        "weight_decay": 0.01,
+        "warmup_ratio": 0.1,
+        "schedule": "linear",
+        "best_at_end": True,
+    },
+    # Milliseconds a step in float64: cached vectors, a projection, the published losses.
+    "verify": _VERIFY,
+    # No projection, Matryoshka dimensions, mined negatives, all losses that have weight 0 by default.
+    "verify-mining": {
+        **_VERIFY,
+        "use_projection": False,
+        "student": {**_VERIFY["student"], "matryoshka_dims": [8, 4]},
+        "mining": {"negatives": 2, "highest": 1.5},
+        "rank": {"info_nce": 0.5, "margin_mse": 0.3, "kl": 0.2, "cosent": 0.1, "teacher_margin": 0.5},
+    },
+    # The teacher with every batch.
+    "verify-live": {
+        **_VERIFY,
+        "teacher": {**_VERIFY["teacher"], "mode": "live"},
+        "bucketed": False,
+        "rank": {"teacher_margin": 0.1},
+    },
+}
+"""Named sets of values."""

@@ -1,0 +1,119 @@
+"""What retrieval is measured on: queries, a corpus, and which of its passages answer which query."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from samestep import UserError
+from samestep.data.table_files import read_table, text_fault
+from samestep.data.table_formats import TableRow
+from samestep.recipes.distill.retrieval_metrics import retrieval_metrics
+
+_QRELS = ("query-id", "corpus-id", "score")
+
+
+@dataclass(frozen=True)
+class RetrievalSet:
+    """Queries, the passages to find, and their grades."""
+
+    queries: list[str]
+    passages: list[str]
+    relevant: list[dict[int, float]]
+    """For each query, the passages that answer it, with a grade above 0 each."""
+    itself: Mapping[int, int] = field(default_factory=dict)
+    """The passage that a query was taken from, for queries that are passages: finding it is no answer."""
+
+    def metrics(self, ranked: Sequence[Sequence[int]], ks: Sequence[int] = (1, 10, 100)) -> dict[str, float]:
+        """nDCG@10, MRR@10 and Recall@k of the passages found for each query, best first.
+
+        Ask for `max(ks) + 1` passages a query where `itself` has any.
+        """
+        others = [
+            [passage for passage in found if passage != self.itself.get(number)] for number, found in enumerate(ranked)
+        ]
+        return retrieval_metrics(others, self.relevant, ks)
+
+
+def read_beir(folder: str | Path, split: str = "test") -> RetrievalSet:
+    """A folder as BEIR has them: corpus.jsonl, queries.jsonl, qrels/test.tsv.
+
+    A passage is its title and its text. Queries without a grade above 0 in this split are left out.
+    """
+    files = [_existing(Path(folder).expanduser(), name) for name in ("corpus.jsonl", "queries.jsonl")]
+    grades_file = _existing(Path(folder).expanduser(), f"qrels/{split}.tsv")
+    corpus, queries = (_texts_by_id(file) for file in files)
+    grades = _grades(grades_file, list(queries), list(corpus))
+    numbers = {name: number for number, name in enumerate(corpus)}
+    return RetrievalSet(
+        [queries[name] for name in grades],
+        list(corpus.values()),
+        [{numbers[passage]: grade for passage, grade in found.items()} for found in grades.values()],
+        {place: numbers[name] for place, name in enumerate(grades) if name in numbers},
+    )
+
+
+def _existing(folder: Path, name: str) -> Path:
+    if not (folder / name).is_file():
+        found = sorted(str(path.relative_to(folder)) for path in folder.glob("**/*") if path.is_file())[:10]
+        raise UserError(
+            f"Give a folder with corpus.jsonl, queries.jsonl and qrels/SPLIT.tsv, as BEIR has them; {folder} has no "
+            f"{name}, but {', '.join(found) or 'no file'}."
+        )
+    return folder / name
+
+
+def _texts_by_id(file: Path) -> dict[str, str]:
+    """The texts of a file in its order; those of a corpus begin with the title, and may be empty."""
+    table = read_table(str(file))
+    texts: dict[str, str] = {}
+    for row in table.rows:
+        name, title, text = (row.values.get(key) for key in ("_id", "title", "text"))
+        may_be_empty = file.stem == "corpus" and text == ""
+        if not isinstance(name, str) or text_fault(name):
+            table.add_problem(row, f"'_id' {text_fault(name)}")
+        elif name in texts:
+            table.add_problem(row, f"the '_id' {name!r} comes twice")
+        elif not may_be_empty and (fault := text_fault(text)):
+            table.add_problem(row, f"'text' {fault}")
+        elif title and (fault := text_fault(title)):
+            table.add_problem(row, f"'title' {fault}")
+        else:
+            texts[name] = f"{title or ''} {text}".strip()
+    table.check()
+    return texts
+
+
+def _grades(file: Path, queries: Sequence[str], passages: Sequence[str]) -> dict[str, dict[str, float]]:
+    """For each query with an answer, in the order of the queries: the passages that answer it."""
+    table = read_table(str(file), kinds=(".tsv",))
+    if missing := [name for name in _QRELS if name not in table.columns]:
+        raise UserError(f"Give {file} the columns {', '.join(_QRELS)}, with tabs between; it has no {missing[0]}.")
+    found: dict[str, dict[str, float]] = {name: {} for name in queries}
+    known = set(passages)
+    for row in table.rows:
+        query, passage = (row.values[name] for name in _QRELS[:2])
+        wrong = list(_qrel_faults(row, query in found, passage in known, found.get(query, {})))
+        if wrong:
+            table.add_problem(row, ", ".join(wrong))
+        else:
+            found[query][passage] = float(row.values["score"])
+    table.check()
+    answered = {
+        query: {passage: grade for passage, grade in grades.items() if grade > 0} for query, grades in found.items()
+    }
+    answered = {query: grades for query, grades in answered.items() if grades}
+    if not answered:
+        raise UserError(f"Give {file} a query with a score above 0; it has none.")
+    return answered
+
+
+def _qrel_faults(row: TableRow, has_query: bool, has_passage: bool, before: Mapping[str, float]) -> Iterator[str]:
+    query, passage, score = (row.values[name] for name in _QRELS)
+    if not has_query:
+        yield f"queries.jsonl has no {query!r}"
+    if not has_passage:
+        yield f"corpus.jsonl has no {passage!r}"
+    if passage in before:
+        yield f"{query!r} and {passage!r} come twice"
+    if not score.strip().lstrip("-").isdecimal():
+        yield f"'score' is no whole number but {score!r}"

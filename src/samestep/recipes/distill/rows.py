@@ -1,0 +1,181 @@
+"""Rows for feeds: token ids, made when a row is asked for, with the teacher's vectors or the teacher's tokens beside.
+
+Names in a batch: `text_ids` [rows, length] with `text_mask` (phase 1, teacher, validation); `query_ids` and
+`passage_ids` [rows, each, length] with their masks (phase 2). A live teacher's tokens are `teacher_text_ids` and so on.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from samestep import Batch, Bucketed, Mixed
+from samestep.models.text_tokenizer import TextTokenizer
+from samestep.recipes.distill.data import DistillData, Origin, Text
+
+STUDENT, TEACHER = "", "teacher_"
+"""What the names of a model's tokens begin with."""
+_IDS, _LENGTHS, _MASK = "_ids", "_lengths", "_mask"
+GPU_MULTIPLE = 32
+"""On a GPU lengths are rounded up to multiples of this, so that few shapes are compiled."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a model reads texts."""
+
+    tokenizer: TextTokenizer
+    max_length: int
+    query_instruction: str = ""
+    """What stands before a query."""
+    passage_instruction: str = ""
+
+    def __call__(self, text: Text) -> Tensor:
+        """Token ids, special ones included."""
+        before = self.query_instruction if text.is_query else self.passage_instruction
+        return self.tokenizer(before + text.text, self.max_length)
+
+
+Readings = Mapping[str, Reading]
+"""How the models read whose tokens rows have, by what the names of these begin with."""
+
+
+class Vectors(Protocol):
+    """The teacher's vectors of all texts."""
+
+    def of(self, texts: Sequence[int]) -> Tensor:
+        """[texts, dim], by the numbers of the texts."""
+
+
+def by_length(texts: Sequence[Text]) -> list[int]:
+    """The numbers of texts, longest first: those of a batch are of similar length, and what needs most memory comes
+    first."""
+    return sorted(range(len(texts)), key=lambda number: -len(texts[number].text))
+
+
+class TextRows:
+    """One text a row."""
+
+    def __init__(
+        self,
+        texts: Sequence[Text],
+        numbers: Sequence[int],
+        readings: Readings,
+        origins: Sequence[Origin],
+        vectors: Vectors | None = None,
+    ) -> None:
+        """`numbers` are the texts that have a row, in this order."""
+        self._texts, self._numbers, self._readings = texts, numbers, readings
+        self._origins, self._vectors = origins, vectors
+        self.lengths = [len(texts[number].text) for number in numbers]
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        number = self._numbers[index]
+        row = {f"{who}text{_IDS}": read(self._texts[number]) for who, read in self._readings.items()}
+        if self._vectors is not None:
+            row["teacher"] = self._vectors.of([number])[0]
+        return row
+
+    def origins(self) -> list[Origin]:
+        """Where the texts come from."""
+        return list(self._origins)
+
+
+class RecordRows:
+    """One record a row: its query, its positive, and its negatives, as many as `negatives`; -1 stands for none."""
+
+    def __init__(
+        self,
+        data: DistillData,
+        texts: Sequence[Text],
+        rows: Sequence[int],
+        negatives: Sequence[Sequence[int]],
+        width: int,
+        readings: Readings,
+        vectors: Vectors | None = None,
+    ) -> None:
+        """`negatives` are passages by row of the table, of which `width` are taken."""
+        self._data, self._texts, self._rows, self._readings = data, texts, rows, readings
+        self._vectors, self._width = vectors, width
+        self._negatives = negatives
+        self.lengths = [self._longest(row) for row in rows]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        record, passages = self._data.table.rows[self._rows[index]], self._passages(self._rows[index])
+        numbers = [self._data.first_passage + passage for passage in passages]
+        absent = 1 + self._width - len(passages)
+        row = {"query": torch.tensor(record.query), "passages": torch.tensor([*passages, *[-1] * absent])}
+        for who, read in self._readings.items():
+            row[f"{who}query{_IDS}"] = read(self._texts[record.query])
+            tokens = [read(self._texts[number]) for number in numbers]
+            row[f"{who}passage{_IDS}"] = torch.cat(tokens)
+            row[f"{who}passage{_LENGTHS}"] = torch.tensor([*map(len, tokens), *[0] * absent])
+        if self._vectors is not None:
+            found = self._vectors.of([record.query, *numbers])
+            row["teacher_query"] = found[0]
+            row["teacher_passages"] = torch.cat([found[1:], found.new_zeros(absent, found.shape[1])])
+        return row
+
+    def _passages(self, row: int) -> list[int]:
+        return [self._data.table.rows[row].positive, *self._negatives[row][: self._width]]
+
+    def _longest(self, row: int) -> int:
+        return max(len(self._data.table.passages[passage]) for passage in self._passages(row))
+
+    def origins(self) -> list[Origin]:
+        """Where the texts come from."""
+        return list(self._data.origins)
+
+
+def pad_tokens(samples: Sequence[Mapping[str, Tensor]], pads: Mapping[str, int], multiple: int = 1) -> Batch:
+    """A batch: tokens padded and with masks, all else stacked. `pads` are the padding tokens by model."""
+    batch: Batch = {}
+    for name in samples[0]:
+        values = [sample[name] for sample in samples]
+        if name.endswith(_LENGTHS):
+            continue
+        if not name.endswith(_IDS):
+            batch[name] = torch.stack(values)
+            continue
+        stem = name.removesuffix(_IDS)
+        pad = pads[TEACHER if stem.startswith(TEACHER) else STUDENT]
+        if f"{stem}{_LENGTHS}" in samples[0]:
+            lengths = [sample[f"{stem}{_LENGTHS}"].tolist() for sample in samples]
+            parts = [part for value, each in zip(values, lengths) for part in value.split(each)]
+            ids, mask = _padded(parts, pad, multiple)
+            shape = (len(samples), len(lengths[0]), -1)
+            batch[name], batch[f"{stem}{_MASK}"] = ids.view(shape), mask.view(shape)
+        else:
+            batch[name], batch[f"{stem}{_MASK}"] = _padded(values, pad, multiple)
+    return batch
+
+
+def _padded(parts: Sequence[Tensor], pad: int, multiple: int) -> tuple[Tensor, Tensor]:
+    width = -(-max(1, *map(len, parts)) // multiple) * multiple
+    ids, mask = torch.full((len(parts), width), pad), torch.zeros(len(parts), width, dtype=torch.int64)
+    for number, part in enumerate(parts):
+        ids[number, : len(part)] = part
+        mask[number, : len(part)] = 1
+    return ids, mask
+
+
+def collate_for(readings: Readings, device: torch.device) -> Any:
+    """The collate of a feed: lengths are those of a micro-batch's longest text, on a GPU rounded up."""
+    pads = {who: read.tokenizer.pad for who, read in readings.items()}
+    return partial(pad_tokens, pads=pads, multiple=1 if device.type == "cpu" else GPU_MULTIPLE)
+
+
+def mixed(sources: Sequence[Any], weights: Sequence[float], bucketed: bool) -> tuple[Any, Bucketed | None]:
+    """Rows of several sources as one, and their order."""
+    lengths = [length for source in sources for length in source.lengths]
+    rows = sources[0] if len(sources) == 1 else Mixed(sources, weights)
+    return rows, Bucketed(lengths) if bucketed else None

@@ -1,0 +1,125 @@
+"""A trained student used elsewhere: exported, evaluated, asked."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from distill_runs import train, validations_of, write_records
+from safetensors.torch import load_file
+
+from samestep import World
+from samestep.cli.main import main
+from samestep.recipes.distill.data import Text, load_data
+from samestep.recipes.distill.embedding import embed_texts
+from samestep.recipes.distill.models import open_models
+from samestep.recipes.distill.rows import STUDENT
+from samestep.train.pretrained.trained_model import open_trained
+
+TEXTS = ["what is 7", "it is spelled seven", "it is spelled one two, of course"]
+ELSEWHERE = """
+import sys
+from safetensors.torch import save_file
+from sentence_transformers import SentenceTransformer
+folder, file, *texts = sys.argv[1:]
+model = SentenceTransformer(folder, device="cpu")
+query = model.encode(texts, prompt_name="query", convert_to_tensor=True)
+save_file({"queries": query, "passages": model.encode(texts, convert_to_tensor=True)}, file)
+assert not any(name.startswith("samestep") for name in sys.modules)
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A student with a projection, an instruction and Matryoshka dimensions, also written when its last stage ends."""
+    folder = tmp_path_factory.mktemp("distill")
+    settings = [
+        f"train_data={write_records(folder / 'records.jsonl', 20)}",
+        "data.limit=null",
+        "data.validation_fraction=0.2",
+        "student.query_instruction=question: ",
+        "matryoshka_dims=[12]",
+        "save_to_artifacts=true",
+        f"artifacts_dir={folder / 'artifacts'}",
+        "best_at_end=true",
+    ]
+    return train(folder, "verify", *settings)
+
+
+def vectors(run: Path, is_query: bool) -> torch.Tensor:
+    trained, world = open_trained(str(run)), World.single()
+    reading = open_models(trained.config, load_data(trained.config), world).readings[STUDENT]
+    return embed_texts(trained.network(), reading, [Text(text, is_query) for text in TEXTS], world, batch_size=2)
+
+
+@pytest.mark.skipif(find_spec("sentence_transformers") is None, reason="needs sentence-transformers")
+def test_another_process_without_samestep_gets_the_same_vectors(run: Path, tmp_path: Path) -> None:
+    folder, file = run.parent / "artifacts" / "run", tmp_path / "found.safetensors"
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-c", ELSEWHERE, str(folder), str(file), *TEXTS]
+    subprocess.run(command, check=True, cwd=tmp_path, env={**env, "HF_HUB_OFFLINE": "1"}, timeout=110)
+    found = load_file(file)
+    torch.testing.assert_close(found["queries"], vectors(run, is_query=True), rtol=0, atol=1e-5)
+    torch.testing.assert_close(found["passages"], vectors(run, is_query=False), rtol=0, atol=1e-5)
+
+
+def test_export_writes_what_the_last_stage_wrote(run: Path, tmp_path: Path) -> None:
+    assert main(["export", str(run), str(tmp_path / "student")]) == 0
+    first, second = run.parent / "artifacts" / "run", tmp_path / "student"
+    for name in ("model.safetensors", "3_Dense/model.safetensors"):
+        torch.testing.assert_close(load_file(first / name), load_file(second / name), rtol=0, atol=0)
+    card = (second / "README.md").read_text()
+    assert "question: " in card and "records.jsonl" in card and "0.8 info_nce + 0.2 mse" in card
+    found = max(row["val/ndcg@10"] for row in validations_of(run, "rank"))
+    assert f"{found:.4f}" in card and f"{found:.4f}" in (first / "README.md").read_text()
+    assert main(["export", str(run), str(second)]) == 2, "it exists"
+    assert main(["export", str(run), str(second), "--overwrite", "--dtype", "bf16"]) == 0
+
+
+def test_evaluation_beside_teacher_untrained_student_and_bm25(
+    run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "found.json"
+    assert main(["evaluate", str(run), "--which", "best", "--out", str(file)]) == 0
+    found = json.loads(file.read_text())
+    assert list(found["models"]) == ["student", "teacher", "untrained", "bm25"]
+    assert list(found["models"]["student"]) == list(found["models"]["teacher"]) == ["24", "12"]
+    student, teacher = (found["models"][name]["24"] for name in ("student", "teacher"))
+    best = max(validations_of(run, "rank"), key=lambda row: row["val/ndcg@10"])
+    for name in ("ndcg@10", "mrr@10", "recall@1", "recall@10", "recall@100", "cosine"):
+        assert student[name] == pytest.approx(best[f"val/{name}"], abs=1e-5), name
+    assert found["models"]["student"]["12"]["ndcg@10"] == pytest.approx(best["val/ndcg@10/12"], abs=1e-5)
+    assert student["retained"] == pytest.approx(student["ndcg@10"] / teacher["ndcg@10"])
+    shown = capfd.readouterr().out
+    assert "untrained" in shown and "bm25" in shown and f"{100 * student['retained']:.1f}%" in shown
+
+
+def test_evaluation_on_a_folder_of_beir(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The teacher reads these texts itself: they are not in the cache."""
+    (tmp_path / "qrels").mkdir()
+    corpus = [{"_id": f"p{number}", "title": "", "text": text} for number, text in enumerate(TEXTS[1:])]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(map(json.dumps, corpus)))
+    (tmp_path / "queries.jsonl").write_text(json.dumps({"_id": "q", "text": TEXTS[0]}))
+    (tmp_path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq\tp0\t1\n")
+    assert main(["evaluate", str(run), "--beir", str(tmp_path), "--out", str(tmp_path / "found.json")]) == 0
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found["queries"], found["passages"]) == (1, 2)
+    assert found["models"]["bm25"][""]["recall@10"] in (0.0, 1.0) and found["models"]["teacher"]["24"]
+    capfd.readouterr()
+
+
+def test_a_query_finds_passages(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "passages.txt").write_text("\n".join(TEXTS[1:]))
+    asked = ["--query", TEXTS[0], "--passages", str(tmp_path / "passages.txt"), "--out", str(tmp_path / "found.jsonl")]
+    assert main(["sample", str(run), *asked]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    records = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
+    scores = [record["score"] for record in records]
+    assert len(scores) == 2 and scores == sorted(scores, reverse=True)
+    assert any(TEXTS[1] in line for line in lines)
+    assert main(["sample", str(run)]) == 2
+    assert "Give a query with --query." in capfd.readouterr().err
