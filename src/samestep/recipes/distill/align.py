@@ -29,12 +29,9 @@ class Align(PhaseTask):
     def __init__(self, bench: Bench) -> None:
         config: DistillConfig = bench.config
         phase = Phase.open(bench)
-        texts = phase.data.texts()
-        sources = [
-            TextRows(texts, numbers, phase.readings, phase.origins, phase.vectors)
-            for numbers in phase.data.texts_of_phase(config.max_samples_phase1)
-        ]
-        rows, order = mixed(sources, phase.data.weights, config.bucketed)
+        texts, (parts, weights) = phase.data.texts(), phase.data.texts_of_phase(config.max_samples_phase1)
+        sources = [TextRows(texts, numbers, phase.readings, phase.origins, phase.vectors) for numbers in parts]
+        rows, order = mixed(sources, weights, config.bucketed)
         super().__init__(phase, bench.feed(rows, order=order, collate=collate_for(phase.readings, bench.world.device)))
         self._objective, self._dims = config.align, phase.models.dims
         bench.screen.print(f"{len(rows):,} texts, {len(phase.data.held_out.queries):,} queries for validation")

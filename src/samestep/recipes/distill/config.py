@@ -21,6 +21,9 @@ class DataConfig:
     """That part of the queries, rounded up, chosen by the seed."""
     validation_queries: int = 500
     """Queries of that part at most."""
+    sentences: bool = False
+    """Phase 1 also learns single sentences of all passages, and the passages of the validation set (not its queries):
+    more to learn from where records are few."""
     limit: int | None = None
     """Use only this many records, for a quick trial: from the beginning of files, or spread over the documentation;
     null: all."""

@@ -1,6 +1,7 @@
 """The data of a run: training records of one or several sources, and a retrieval set that is kept for validation."""
 
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,9 @@ from samestep.recipes.distill.retrieval_set import RetrievalSet, read_beir
 from samestep.recipes.distill.text_table import TextTable
 
 _HELD_OUT = noise.purpose("distill/held out")
+_SENTENCE_END = re.compile(r"(?<=[.?!;])\s+")
+_FEWEST_WORDS = 3
+"""Of a sentence that is a text of its own."""
 T = TypeVar("T")
 Origin = DataFile | Path | np.ndarray
 
@@ -43,14 +47,17 @@ class DistillData:
     held_out: RetrievalSet
     origins: Sequence[Origin]
     """Where all of it comes from, for the comparison of a resumed run."""
+    sentences: Sequence[str] = ()
+    """Of all passages, where phase 1 learns them too."""
 
     def texts(self) -> list[Text]:
-        """All texts by number: queries, passages, and then those of the retrieval set."""
+        """All texts by number: queries, passages, those of the retrieval set, and then sentences."""
         parts = (
             (self.table.queries, True),
             (self.table.passages, False),
             (self.held_out.queries, True),
             (self.held_out.passages, False),
+            (self.sentences, False),
         )
         return [Text(text, is_query) for texts, is_query in parts for text in texts]
 
@@ -60,18 +67,28 @@ class DistillData:
         return len(self.table.queries)
 
     @property
-    def first_held_out(self) -> int:
-        """The number of the first text of the retrieval set."""
-        return self.first_passage + len(self.table.passages)
+    def held_out_texts(self) -> range:
+        """The numbers of the texts of the retrieval set, queries first."""
+        first = self.first_passage + len(self.table.passages)
+        return range(first, first + len(self.held_out.queries) + len(self.held_out.passages))
 
     def rows_of_phase(self, limit: int) -> list[list[int]]:
         """The rows of the table, by source, of which a phase takes at most `limit` in all."""
         kept = share_out(limit, [len(source) for source in self.sources])
         return [list(source[:count]) for source, count in zip(self.sources, kept)]
 
-    def texts_of_phase(self, limit: int) -> list[list[int]]:
-        """The texts of those rows, by source, each once for a source."""
-        return [list(dict.fromkeys(self._texts_of(rows))) for rows in self.rows_of_phase(limit)]
+    def texts_of_phase(self, limit: int) -> tuple[list[list[int]], list[float]]:
+        """The texts of those rows, by source, each once for a source, and how often each source is drawn. Sentences and
+        the passages of the retrieval set, where these are learned too, are in proportion to their number."""
+        found = [list(dict.fromkeys(self._texts_of(rows))) for rows in self.rows_of_phase(limit)]
+        weights = list(self.weights)
+        if not self.sentences:
+            return found, weights
+        held_out = self.held_out_texts
+        more = [*held_out[len(self.held_out.queries) :], *range(held_out.stop, held_out.stop + len(self.sentences))]
+        if len(found) == 1:
+            return [[*found[0], *more]], weights
+        return [*found, more], [*weights, sum(weights) * len(more) / sum(map(len, found))]
 
     def _texts_of(self, rows: Sequence[int]) -> Iterator[int]:
         for row in rows:
@@ -108,7 +125,15 @@ def load_data(config: DistillConfig) -> DistillData:
     ends = np.cumsum([len(records) for records in read]).tolist()
     sources = [range(end - len(records), end) for end, records in zip(ends, read)]
     table = TextTable.of([record for records in read for record in records])
-    return DistillData(name, table, sources, weights, held_out, _origins(config, table, held_out))
+    sentences = sentences_of(table.passages, held_out.passages) if data.sentences else []
+    return DistillData(name, table, sources, weights, held_out, _origins(config, table, held_out), sentences)
+
+
+def sentences_of(*texts: Sequence[str]) -> list[str]:
+    """The distinct sentences of texts that have more than one."""
+    parts = (_SENTENCE_END.split(text) for each in texts for text in each)
+    found = dict.fromkeys(part for split in parts if len(split) > 1 for part in split)
+    return [part for part in found if len(part.split()) >= _FEWEST_WORDS]
 
 
 def hold_out(

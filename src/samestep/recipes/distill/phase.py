@@ -63,16 +63,16 @@ class Phase:
 
     def validation_feed(self) -> Feed:
         """All texts of the retrieval set, the longest first."""
-        texts = self.data.texts()
-        first = self.data.first_held_out
-        numbers = [first + number for number in by_length(texts[first:])]
+        texts, held_out = self.data.texts(), self.data.held_out_texts
+        numbers = [held_out[number] for number in by_length(texts[held_out.start : held_out.stop])]
         rows = TextRows(texts, numbers, self.readings, self.origins, self.vectors)
         return self.bench.evaluation_feed(rows, collate=collate_for(self.readings, self.bench.world.device))
 
     def retrieval(self) -> WholeSet:
         """How well the student retrieves, at each of its sizes, and how close it is to the teacher."""
         held_out, dims = self.data.held_out, self.models.dims
-        places = torch.tensor(by_length(self.data.texts()[self.data.first_held_out :])).argsort()
+        numbers = self.data.held_out_texts
+        places = torch.tensor(by_length(self.data.texts()[numbers.start : numbers.stop])).argsort()
 
         def outputs(network: nn.Module, batch: Batch) -> dict[str, Tensor]:
             vectors = vectors_of(network, batch["text_ids"], batch["text_mask"])
