@@ -1,13 +1,14 @@
 """Texts as rows of a feed: tokens, masks, vectors beside them; which records are for what."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from samestep import UserError
-from samestep.recipes.distill.data import DistillData, Text, hold_out, share_out
+from samestep.recipes.distill.data import DistillData, Text, hold_out, sentences_of, share_out
 from samestep.recipes.distill.records import Record
 from samestep.recipes.distill.retrieval_set import RetrievalSet
 from samestep.recipes.distill.rows import (
@@ -64,8 +65,23 @@ def test_all_texts_have_numbers() -> None:
     data = data_of(RECORDS)
     assert [text.text for text in data.texts()] == ["q0", "q1", "a", "bb", "ccc", "dddd", "x", "yy", "z"]
     assert [text.is_query for text in data.texts()] == [True, True, *[False] * 4, True, False, False]
-    assert (data.first_passage, data.first_held_out) == (2, 6)
-    assert data.texts_of_phase(3) == [[0, 2, 3, 4, 1, 5], [0, 3, 2]], "each once for a source"
+    assert (data.first_passage, data.held_out_texts) == (2, range(6, 9))
+    assert data.texts_of_phase(3)[0] == [[0, 2, 3, 4, 1, 5], [0, 3, 2]], "each once for a source"
+
+
+def test_sentences_are_texts_of_phase_1_and_of_nothing_else() -> None:
+    assert sentences_of(["One is here. Two is there! No."], ["Alone it stands.", "Two is there! One is here."]) == [
+        "One is here.",
+        "Two is there!",
+    ]
+    data = replace(data_of(RECORDS), sentences=["s", "t"])
+    assert [text.text for text in data.texts()][data.held_out_texts.stop :] == ["s", "t"]
+    parts, weights = data.texts_of_phase(3)
+    assert parts[-1] == [7, 8, 9, 10], "the passages of the retrieval set without its query, and the sentences"
+    assert weights[-1] == pytest.approx(sum(data.weights) * 4 / 9), "by their number"
+    one = replace(data, sources=[range(3)], weights=[1.0])
+    assert one.texts_of_phase(3) == ([[0, 2, 3, 4, 1, 5, 7, 8, 9, 10]], [1.0])
+    assert one.rows_of_phase(3) == [[0, 1, 2]]
 
 
 def test_limits_are_shared_out_by_size() -> None:

@@ -31,6 +31,23 @@ PRESETS: dict[str, dict[str, Any]] = {
         "warmup_ratio": 0.1,
         "best_at_end": True,
     },
+    # A student of two layers with random weights learns from a small published teacher: --teacher_model FOLDER. Some
+    # minutes on 2 CPU processes.
+    "small": {
+        "data": {"sentences": True},
+        "teacher": {"max_length": 128},
+        "student": {"max_length": 128, "shape": {"width": 128, "layers": 2, "heads": 4, "vocabulary": 8000}},
+        "rank": {"info_nce": 0.2, "mse": 0.8},
+        "global_batch_size": 128,
+        "batch_size": 64,
+        "phase1_epochs": 20,
+        "phase2_epochs": 3,
+        "phase1_lr": 2e-3,
+        "phase2_lr": 2e-4,
+        "weight_decay": 0.01,
+        "warmup_ratio": 0.1,
+        "best_at_end": True,
+    },
     # A published 7B retriever into a published student of 110M parameters: --train_data FILE. None of its values sets
     # global_batch_size: --batch_size is for each process, as users of such scripts expect.
     "retriever": {
@@ -58,6 +75,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         **_VERIFY,
         "teacher": {**_VERIFY["teacher"], "mode": "live"},
         "bucketed": False,
+        "data": {"limit": 14, "sentences": True},
         "rank": {"teacher_margin": 0.1},
     },
 }
