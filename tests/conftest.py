@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import textwrap
+from collections.abc import Iterator
 from multiprocessing import forkserver
 from typing import Any
 
@@ -36,6 +37,14 @@ multiprocessing.get_context("forkserver").set_forkserver_preload(
 with pytest.MonkeyPatch.context() as environment:
     environment.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # the server does not get sys.path
     forkserver.ensure_running()
+
+
+@pytest.fixture(autouse=True)
+def default_type() -> Iterator[None]:
+    """A run in the tests' own process sets torch's default type; the next test has its own."""
+    before = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(before)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from samestep.data.loading import Batch
+from samestep.parallel import compiling
 from samestep.parallel.compiling import LossCompiler, repeat_rows
 from samestep.parallel.wrap import wrap
 from samestep.train.learner.learner import Learner
@@ -26,6 +27,18 @@ class Counting:
         if self.fails:
             raise RuntimeError("no compiler here\nand much more")
         return graph.forward
+
+
+class Recording(Counting):
+    """Keeps for each compilation whether it was to record CUDA graphs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recorded: list[bool] = []
+
+    def __call__(self, graph: fx.GraphModule, inputs: list[Tensor], **settings: dict[str, bool]) -> Callable:
+        self.recorded.append(settings.get("config_patches", {}).get("triton.cudagraphs", False))
+        return super().__call__(graph, inputs)
 
 
 def error(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
@@ -98,3 +111,21 @@ def test_rows_are_repeated() -> None:
     assert padded["x"].tolist() == [[1, 2], [3, 4], [1, 2], [1, 2]]
     assert len(padded["live"]) == 4
     assert repeat_rows(batch, 2) is batch
+
+
+def test_some_shapes_are_recorded_and_further_ones_only_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "MOST_SHAPES", 2)
+    torch._dynamo.reset()
+    backend = Recording()
+    compiler = LossCompiler(backend)
+    compiler.cuda_graphs = True
+    found = {}
+    for length in (3, 5, 7, 3, 9, 5):
+        batch = {"x": torch.ones(2, length)}
+        found[length] = compiler(summed, args=[batch])(nn.Identity(), batch)
+    assert {length: float(value.sum()) for length, value in found.items()} == {3: 6, 5: 10, 7: 14, 9: 18}
+    assert backend.recorded == [True, True, False], "for one length, for any, and for any that is too many"
+
+
+def summed(module: nn.Module, batch: Batch) -> Tensor:
+    return module(batch["x"]).sum(1)

@@ -3,7 +3,8 @@
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,7 +16,9 @@ from samestep.data.feed import Feed
 from samestep.data.fingerprint import ReadOptions, compare_fingerprint, take_fingerprint
 from samestep.data.order import Sequential
 from samestep.data.order_choice import Bucketed, choose_order
+from samestep.recipes.dpo.families import padding
 from samestep.recipes.dpo.protein_data import PairRows
+from samestep.recipes.dpo.protein_family import ProteinFamily
 from samestep.recipes.dpo.protein_records import RecordOptions, read_records
 from samestep.world.world import World
 
@@ -81,6 +84,24 @@ def test_a_feed_pads_rows(folder: Path) -> None:
     assert text(batch["preferred"][0]) == "AGSKXX" and not batch["scored"][0, 4:].any()
     assert not batch["resolved"][0, 4:].any() and batch["coordinates"].shape == (2, 6, 4, 3)
     assert [pair.number for pair in rows.of_batch(batch["ids"])] == [1, 2]
+
+
+def test_a_gpu_pads_to_few_lengths(folder: Path) -> None:
+    rows = rows_of(folder, {})
+    widths = {}
+    for device in ("cpu", "cuda"):
+        world: Any = SimpleNamespace(device=torch.device(device))
+        batch = padding(cast(Any, ProteinFamily), world)([rows[0]])
+        widths[device] = batch["coordinates"].shape[1]
+        assert int((batch["chain"] > 0).sum()) == len(rows[0]["chain"])
+    assert widths == {"cpu": len(rows[0]["chain"]), "cuda": ProteinFamily.pad_multiple}
+
+
+def test_a_row_is_made_once_and_given_away(folder: Path) -> None:
+    rows = rows_of(folder, {})
+    first = rows[0]
+    first["more"] = torch.zeros(1)
+    assert "more" not in rows[0] and rows[0]["native"] is first["native"]
 
 
 def test_rows_go_into_buckets(folder: Path) -> None:
