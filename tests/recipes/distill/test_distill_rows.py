@@ -36,8 +36,8 @@ class Letters:
     def __init__(self, pad: int) -> None:
         self.pad = pad
 
-    def __call__(self, text: str, max_length: int) -> Tensor:
-        return torch.tensor([ord(letter) for letter in text[:max_length]])
+    def encode_all(self, texts: Sequence[str], max_length: int) -> list[Tensor]:
+        return [torch.tensor([ord(letter) for letter in text[:max_length]]) for text in texts]
 
 
 class Numbers:
@@ -92,8 +92,8 @@ def test_limits_are_shared_out_by_size() -> None:
 
 def test_queries_have_their_instruction_and_are_cut() -> None:
     read = reading(query_instruction="> ", passage_instruction=": ")
-    assert spelled(read(Text("abcdef", True)), torch.ones(4)) == "> ab"
-    assert spelled(read(Text("abcdef", False)), torch.ones(4)) == ": ab"
+    ids = read([Text("abcdef", True), Text("abcdef", False)])
+    assert [spelled(each, torch.ones(4)) for each in ids] == ["> ab", ": ab"]
 
 
 def test_texts_are_padded_to_the_longest_or_to_a_multiple() -> None:

@@ -36,9 +36,8 @@ def embed_texts(
     for batch in my_batches([len(text.text) for text in texts], batch_size, world):
         if not batch:
             continue
-        tokens = pad_tokens(
-            [{"text_ids": reading(texts[number])} for number in batch], {STUDENT: reading.tokenizer.pad}
-        )
+        rows = [{"text_ids": ids} for ids in reading([texts[number] for number in batch])]
+        tokens = pad_tokens(rows, {STUDENT: reading.tokenizer.pad})
         ids, mask = (tokens[name].to(world.device) for name in ("text_ids", "text_mask"))
         with autocast(world.device, compute):
             found = vectors_of(network, ids, mask)

@@ -7,6 +7,7 @@ Names in a batch: `text_ids` [rows, length] with `text_mask` (phase 1, teacher, 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any, Protocol
 
 import torch
@@ -33,10 +34,10 @@ class Reading:
     """What stands before a query."""
     passage_instruction: str = ""
 
-    def __call__(self, text: Text) -> Tensor:
-        """Token ids, special ones included."""
-        before = self.query_instruction if text.is_query else self.passage_instruction
-        return self.tokenizer(before + text.text, self.max_length)
+    def __call__(self, texts: Sequence[Text]) -> list[Tensor]:
+        """Token ids of each text, special ones included; many at once are faster."""
+        before = {True: self.query_instruction, False: self.passage_instruction}
+        return self.tokenizer.encode_all([before[text.is_query] + text.text for text in texts], self.max_length)
 
 
 Readings = Mapping[str, Reading]
@@ -76,11 +77,16 @@ class TextRows:
         return len(self._numbers)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        number = self._numbers[index]
-        row = {f"{who}text{_IDS}": read(self._texts[number]) for who, read in self._readings.items()}
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Tensor]]:
+        """Several rows."""
+        numbers = [self._numbers[index] for index in indices]
+        texts = [self._texts[number] for number in numbers]
+        columns: dict[str, Sequence[Tensor]] = {f"{who}text{_IDS}": read(texts) for who, read in self._readings.items()}
         if self._vectors is not None:
-            row["teacher"] = self._vectors.of([number])[0]
-        return row
+            columns["teacher"] = self._vectors.of(numbers).unbind()
+        return [dict(zip(columns, values)) for values in zip(*columns.values())]
 
     def origins(self) -> list[Origin]:
         """Where the texts come from."""
@@ -110,20 +116,41 @@ class RecordRows:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        record, passages = self._data.table.rows[self._rows[index]], self._passages(self._rows[index])
-        numbers = [self._data.first_passage + passage for passage in passages]
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Tensor]]:
+        """Several rows."""
+        chosen = [self._rows[index] for index in indices]
+        numbers = [self._numbers(row) for row in chosen]
+        every = [number for own in numbers for number in own]
+        texts = [self._texts[number] for number in every]
+        tokens = {who: read(texts) for who, read in self._readings.items()}
+        vectors = None if self._vectors is None else self._vectors.of(every)
+        ends = accumulate(map(len, numbers), initial=0)
+        return [self._row(row, slice(*span), tokens, vectors) for row, span in zip(chosen, pairwise(ends))]
+
+    def _row(
+        self, row: int, own: slice, tokens: Mapping[str, Sequence[Tensor]], vectors: Tensor | None
+    ) -> dict[str, Tensor]:
+        """A record, whose query and passages are `own` among the tokens and vectors."""
+        passages = self._passages(row)
         absent = 1 + self._width - len(passages)
-        row = {"query": torch.tensor(record.query), "passages": torch.tensor([*passages, *[-1] * absent])}
-        for who, read in self._readings.items():
-            row[f"{who}query{_IDS}"] = read(self._texts[record.query])
-            tokens = [read(self._texts[number]) for number in numbers]
-            row[f"{who}passage{_IDS}"] = torch.cat(tokens)
-            row[f"{who}passage{_LENGTHS}"] = torch.tensor([*map(len, tokens), *[0] * absent])
-        if self._vectors is not None:
-            found = self._vectors.of([record.query, *numbers])
-            row["teacher_query"] = found[0]
-            row["teacher_passages"] = torch.cat([found[1:], found.new_zeros(absent, found.shape[1])])
-        return row
+        query = torch.tensor(self._data.table.rows[row].query)
+        found = {"query": query, "passages": torch.tensor([*passages, *[-1] * absent])}
+        for who, ids in tokens.items():
+            found[f"{who}query{_IDS}"], *others = ids[own]
+            found[f"{who}passage{_IDS}"] = torch.cat(others)
+            found[f"{who}passage{_LENGTHS}"] = torch.tensor([*map(len, others), *[0] * absent])
+        if vectors is not None:
+            query_vector, *others = vectors[own]
+            zeros = vectors.new_zeros(absent, vectors.shape[1])
+            found |= {"teacher_query": query_vector, "teacher_passages": torch.cat([torch.stack(others), zeros])}
+        return found
+
+    def _numbers(self, row: int) -> list[int]:
+        """The texts of a record: its query, and then its passages."""
+        passages = (self._data.first_passage + passage for passage in self._passages(row))
+        return [self._data.table.rows[row].query, *passages]
 
     def _passages(self, row: int) -> list[int]:
         return [self._data.table.rows[row].positive, *self._negatives[row][: self._width]]
