@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from samestep.models.causal_folder import open_causal_lm
     from samestep.models.causal_lm import CausalConfig, CausalTransformer
     from samestep.models.log_probs import completion_log_probs
+    from samestep.models.sentence_export import write_encoder
+    from samestep.models.sentence_folder import EncoderSource, open_encoder
+    from samestep.models.small_encoder import small_encoder
     from samestep.train.bench import Bench
     from samestep.train.config import Config
     from samestep.train.dump import Dump
@@ -57,6 +60,7 @@ _EXPORTS = {
     "Config": "samestep.train.config",
     "Dump": "samestep.train.dump",
     "EarlierWeights": "samestep.train.learner.earlier_weights",
+    "EncoderSource": "samestep.models.sentence_folder",
     "Every": "samestep.train.hooks.every",
     "Feed": "samestep.data.feed",
     "Fit": "samestep.train.fit",
@@ -94,7 +98,10 @@ _EXPORTS = {
     "load": "samestep.train.pretrained.load",
     "merged_weights": "samestep.train.learner.merged",
     "open_causal_lm": "samestep.models.causal_folder",
+    "open_encoder": "samestep.models.sentence_folder",
     "pad_rows": "samestep.data.collate",
+    "small_encoder": "samestep.models.small_encoder",
+    "write_encoder": "samestep.models.sentence_export",
 }
 
 _EARLIER_NAMES = {"Figure": "Metric", "Micros": "MicroBatches"}
@@ -115,6 +122,7 @@ __all__ = [
     "Config",
     "Dump",
     "EarlierWeights",
+    "EncoderSource",
     "Every",
     "Feed",
     "Fit",
@@ -153,7 +161,10 @@ __all__ = [
     "merged_weights",
     "noise",
     "open_causal_lm",
+    "open_encoder",
     "pad_rows",
+    "small_encoder",
+    "write_encoder",
 ]
 
 

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from samestep import World
-from samestep.models.sentence_folder import EncoderSource
+from samestep import EncoderSource, World
 from samestep.parallel.build import materialize
 from samestep.parallel.precision import autocast
 from samestep.recipes.distill.data import Text

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samestep import Bench, Trained, World
+from samestep import Bench, Trained, World, write_encoder
 from samestep.core.records import JsonLines
-from samestep.models.sentence_export import write_encoder
 from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.data import load_data
 from samestep.recipes.distill.model_card import CardFacts, model_card

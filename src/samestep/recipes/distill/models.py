@@ -7,9 +7,7 @@ from itertools import islice
 import torch
 from torch import Tensor, nn
 
-from samestep import UserError, World
-from samestep.models.sentence_folder import EncoderSource, open_encoder
-from samestep.models.small_encoder import small_encoder
+from samestep import EncoderSource, UserError, World, open_encoder, small_encoder
 from samestep.recipes.distill.config import DistillConfig, ShapeConfig
 from samestep.recipes.distill.data import DistillData, load_data
 from samestep.recipes.distill.rows import STUDENT, TEACHER, Reading
