@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from samestep.models.sentence_folder import EncoderSource, open_encoder
     from samestep.models.small_encoder import small_encoder
     from samestep.train.bench import Bench
-    from samestep.train.config import Config
+    from samestep.train.config import TRAINING_SETTINGS, Config
     from samestep.train.dump import Dump
     from samestep.train.fit import Fit, evaluate
     from samestep.train.generation import Completions, GenerationConfig, Generator, LocalGenerator
@@ -82,6 +82,7 @@ _EXPORTS = {
     "SGD": "samestep.train.learner.optimizers.choices",
     "Schedule": "samestep.train.plan",
     "Stage": "samestep.train.recipe",
+    "TRAINING_SETTINGS": "samestep.train.config",
     "Task": "samestep.train.loop",
     "Tick": "samestep.train.loop",
     "Trained": "samestep.train.pretrained.trained_model",
@@ -109,6 +110,7 @@ _EARLIER_NAMES = {"Figure": "Metric", "Micros": "MicroBatches"}
 
 __all__ = [
     "SGD",
+    "TRAINING_SETTINGS",
     "AdamW",
     "AdamW8bit",
     "Alias",

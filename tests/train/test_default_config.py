@@ -1,14 +1,23 @@
 """The settings that every recipe has."""
 
+from dataclasses import fields
+from fnmatch import filter
+
 import pytest
 
 from samestep.core.config import compose
 from samestep.core.errors import UserError
-from samestep.train.config import Checkpoints, Config
+from samestep.train.config import TRAINING_SETTINGS, Checkpoints, Config
 
 
 def test_the_files_of_the_package_change_no_default() -> None:
     assert compose(Config) == Config()
+
+
+def test_settings_of_training_are_settings() -> None:
+    names = {field.name for field in fields(Config)}
+    assert [pattern for pattern in TRAINING_SETTINGS if not filter(names, pattern)] == []
+    assert "seed" not in [name for pattern in TRAINING_SETTINGS for name in filter(names, pattern)]
 
 
 @pytest.mark.parametrize("name", ["every_steps", "every_epochs", "every_minutes"])

@@ -87,7 +87,8 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
     own = _read(modules[0][1] / TRANSFORMER_SETTINGS)
     _refuse_kind(_OTHER_TASKS.get(str(own.get("transformer_task"))), folder)
     _check_config(modules[0][1])
-    prompts = settings.get("prompts") or {}
+    prompts = settings.get("prompts")
+    prompts = prompts if isinstance(prompts, dict) else {}
     return SentenceFiles(
         modules[0][1],
         pooling_settings=_module_settings(modules[1][1]),

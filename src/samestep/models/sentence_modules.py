@@ -42,7 +42,9 @@ class Pooling(nn.Module):
     def settings(self) -> dict[str, Any]:
         """As sentence-transformers of any version reads them."""
         older = {name: mode in self.modes for name, mode in _OLDER_POOLINGS.items()}
-        return {"word_embedding_dimension": self.width, **older, "include_prompt": True}
+        usual = tuple(mode for mode in _OLDER_POOLINGS.values() if mode in self.modes)
+        own_order = {} if self.modes == usual else {"pooling_mode": list(self.modes)}
+        return {"word_embedding_dimension": self.width, **older, **own_order, "include_prompt": True}
 
     @classmethod
     def read(cls, settings: Mapping[str, Any], where: str) -> "Pooling":

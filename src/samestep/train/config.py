@@ -198,6 +198,31 @@ class Config:
     """When a run counts as hung, and what else is checked while it runs."""
 
 
+TRAINING_SETTINGS = (
+    "learning_rate",
+    "lr_scaling",
+    "base_batch_size",
+    "schedule",
+    "warmup_*",
+    "final_lr_ratio",
+    "decay_ratio",
+    "plateau_*",
+    "optimizer",
+    "momentum",
+    "beta1",
+    "beta2",
+    "adam_eps",
+    "weight_decay",
+    "clip",
+    "clip_value",
+    "epochs",
+    "max_steps",
+    "validate_every",
+    "min_improvement",
+)
+"""Settings that a stage without a learner does not use: `Stage("dump", dump, ignores=TRAINING_SETTINGS)`."""
+
+
 def named_source(config: Config) -> str | None:
     """The run, checkpoint or weight file that the user named to begin with: `continue_from` or `init_from`."""
     return config.continue_from or config.init_from

@@ -197,6 +197,9 @@ def test_aliases_in_a_file(write: Write) -> None:
     got = toy(config=file)
     assert (got.distributed.mixed_precision, got.distributed.backend) == ("fp16", "gloo")
     assert toy("--no-fp16", config=file).distributed.mixed_precision == "none"
+    for content in ("null", '"fsdp"', "3"):
+        with pytest.raises(UserError, match="distributed must be a section with settings"):
+            toy(config=write("c.json", f'{{"fp16": true, "distributed": {content}}}'))
 
 
 def test_a_config_without_the_distributed_section(write: Write) -> None:

@@ -98,6 +98,19 @@ def test_evaluation_beside_teacher_untrained_student_and_bm25(
     assert "untrained" in shown and "bm25" in shown and f"{100 * student['retained']:.1f}%" in shown
 
 
+def test_other_data_than_that_of_the_run_is_refused(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Other queries would be held out, and a built-in student would have other tokens."""
+    file = run.parent / "records.jsonl"
+    before = file.read_text()
+    file.write_text(before + '\n{"query": "what is new", "positive": "this is"}\n')
+    try:
+        for verb in (["evaluate", str(run)], ["sample", str(run), "--query", "x"], ["export", str(run), "anywhere"]):
+            assert main(verb) == 2, verb
+            assert "Bring back the data" in " ".join(capfd.readouterr().err.split())
+    finally:
+        file.write_text(before)
+
+
 def test_evaluation_on_a_folder_of_beir(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The teacher reads these texts itself: they are not in the cache."""
     (tmp_path / "qrels").mkdir()

@@ -17,11 +17,17 @@ def test_the_closest_that_are_no_answers() -> None:
         found = hard_negatives(mining, queries, positives, passages, answers)
         for number, query in enumerate(queries):
             scores = (passages.double() @ query.double()).tolist()
-            limit = 0.9 * scores[3 * number]
+            limit = scores[3 * number] - 0.1 * abs(scores[3 * number])
             fitting = [place for place in range(40) if place not in answers[number] and scores[place] < limit]
             fitting.sort(key=lambda place: -scores[place])
             assert found[number] == fitting[skip : skip + 4]
     assert any(len(numbers) == 4 for numbers in found)
+
+
+def test_nothing_is_closer_than_a_positive_that_is_far_away() -> None:
+    query, positive = torch.tensor([[1.0, 0.0]]), torch.tensor([[-0.2, 0.9]])
+    passages = torch.tensor([[-0.2, 0.9], [-0.195, 0.9], [-0.5, 0.8]])
+    assert hard_negatives(MiningConfig(negatives=3, highest=0.9), query, positive, passages, [{0}]) == [[2]]
 
 
 def test_fewer_where_there_are_no_more() -> None:

@@ -53,8 +53,8 @@ def data_of(records: Sequence[Record]) -> DistillData:
     return DistillData("toy", table, [range(2), range(2, 3)], [1.0, 1.0], held_out, [])
 
 
-def reading(pad: int = 0, **settings: str) -> Reading:
-    return Reading(Letters(pad), 4, **settings)  # type: ignore[arg-type]
+def reading(pad: int = 0, max_length: int = 4, **settings: str) -> Reading:
+    return Reading(Letters(pad), max_length, **settings)  # type: ignore[arg-type]
 
 
 def spelled(ids: Tensor, mask: Tensor) -> str:
@@ -100,7 +100,7 @@ def test_texts_are_padded_to_the_longest_or_to_a_multiple() -> None:
     texts = data_of(RECORDS).texts()
     rows = TextRows(texts, [5, 2], {STUDENT: reading(pad=7)}, [], Numbers())
     for multiple, width in ((1, 4), (3, 6)):
-        batch = pad_tokens([rows[0], rows[1]], {STUDENT: 7}, multiple)
+        batch = pad_tokens([rows[0], rows[1]], {STUDENT: reading(pad=7, max_length=9)}, multiple)
         assert batch["text_ids"].shape == (2, width)
         assert [spelled(*both) for both in zip(batch["text_ids"], batch["text_mask"])] == ["dddd", "a"]
         assert batch["text_ids"][1, 1:].tolist() == [7] * (width - 1)
@@ -127,7 +127,9 @@ def test_records_have_as_many_passages_and_say_which_are_absent() -> None:
 
 def test_on_a_gpu_lengths_are_few() -> None:
     samples = [{"text_ids": torch.arange(5)}]
-    assert collate_for({STUDENT: reading()}, torch.device("cuda"))(samples)["text_ids"].shape == (1, 32)
+    for longest, width in ((100, 32), (20, 20)):  # never more than a model has positions for
+        collate = collate_for({STUDENT: reading(max_length=longest)}, torch.device("cuda"))
+        assert collate(samples)["text_ids"].shape == (1, width)
 
 
 def test_the_longest_texts_come_first() -> None:

@@ -114,6 +114,7 @@ def test_several_files_are_mixed_by_weight(tmp_path: Path) -> None:
         (["use_projection=false", "student.shape.width=32"], "Set use_projection=true, or take a smaller student"),
         (["matryoshka_dims=[99]"], "Set student.matryoshka_dims to 24 or less"),
         (["data.validation_fraction=2"], "Set data.validation_fraction between 0 and 1"),
+        (["rank.info_nce=0", "rank.mse=0", "rank.kl=1", "skip_phase1=true"], "rank.margin_mse and rank.kl need some"),
         (["phase1_epochs=0"], "Set phase1_epochs to 1 or more"),
         (["use_projection=perhaps"], "use_projection must be true or false"),
         (["student_model=nowhere/to be found"], "Name an existing folder, or a model of the Hub"),

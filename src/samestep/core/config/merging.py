@@ -260,7 +260,10 @@ def _without_aliases(cls: type, data: Mapping[str, Any], aliases: Aliases) -> di
         *parents, field_name = alias.path.split(".")
         node = found
         for parent in parents:
-            node[parent] = node = dict(node.get(parent, {}))
+            inner = node.get(parent, {})
+            if not isinstance(inner, Mapping):
+                raise UserError(f"{parent} must be a section with settings, not {inner!r}")
+            node[parent] = node = dict(inner)
         node.setdefault(field_name, value)
     return found
 

@@ -9,7 +9,8 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from samestep import UserError, noise
+from samestep import Trained, UserError, noise
+from samestep.core.records import read_json, write_json
 from samestep.data.data_file import DataFile
 from samestep.data.permutation import permute
 from samestep.recipes.distill.config import DistillConfig
@@ -23,6 +24,8 @@ _HELD_OUT = noise.purpose("distill/held out")
 _SENTENCE_END = re.compile(r"(?<=[.?!;])\s+")
 _FEWEST_WORDS = 3
 """Of a sentence that is a text of its own."""
+TEXTS = "texts.json"
+"""The artifact of a phase that says with which texts it trains."""
 T = TypeVar("T")
 Origin = DataFile | Path | np.ndarray
 
@@ -85,7 +88,9 @@ class DistillData:
         if not self.sentences:
             return found, weights
         held_out = self.held_out_texts
-        more = [*held_out[len(self.held_out.queries) :], *range(held_out.stop, held_out.stop + len(self.sentences))]
+        known, passages = set(self.table.passages), held_out[len(self.held_out.queries) :]
+        more = [number for number, text in zip(passages, self.held_out.passages) if text not in known]
+        more += range(held_out.stop, held_out.stop + len(self.sentences))
         if len(found) == 1:
             return [[*found[0], *more]], weights
         return [*found, more], [*weights, sum(weights) * len(more) / sum(map(len, found))]
@@ -95,6 +100,37 @@ class DistillData:
             record = self.table.rows[row]
             yield record.query
             yield from (self.first_passage + number for number in (record.positive, *record.negatives))
+
+
+def digest_of(texts: Sequence[Text]) -> str:
+    """Equal for the same texts in the same order."""
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(f"{text.is_query} {len(text.text)} {text.text}".encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
+def record_texts(path: Path, data: DistillData) -> None:
+    """Write what a trained network is later used with: which texts, and how many queries were kept for validation."""
+    write_json(path, {"texts": digest_of(data.texts()), "queries": len(data.held_out.queries)})
+
+
+def data_of(trained: Trained) -> DistillData:
+    """The data of a trained network, refused if it has changed: the queries that were kept for validation would be
+    others, and so would the tokens of a built-in network."""
+    data, file = load_data(trained.config), texts_file(trained)
+    if file is not None and read_json(file)["texts"] != digest_of(data.texts()):
+        raise UserError(
+            f"Bring back the data that {trained.source} was trained with; its texts are others now, or this is another "
+            "version of Python, whose documentation was the data."
+        )
+    return data
+
+
+def texts_file(trained: Trained) -> Path | None:
+    """Where a run has recorded its texts; None for a network without a run."""
+    file = trained.run.artifacts(trained.stage) / TEXTS if trained.run else None
+    return file if file and file.is_file() else None
 
 
 def share_out(limit: int, sizes: Sequence[int]) -> list[int]:

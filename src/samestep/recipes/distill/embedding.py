@@ -36,7 +36,7 @@ def embed_texts(
         if not batch:
             continue
         rows = [{"text_ids": ids} for ids in reading([texts[number] for number in batch])]
-        tokens = pad_tokens(rows, {STUDENT: reading.tokenizer.pad})
+        tokens = pad_tokens(rows, {STUDENT: reading})
         ids, mask = (tokens[name].to(world.device) for name in ("text_ids", "text_mask"))
         with autocast(world.device, compute):
             found = vectors_of(network, ids, mask)

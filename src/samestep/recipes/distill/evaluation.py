@@ -11,7 +11,7 @@ from torch import Tensor
 from samestep import Trained, UserError, World
 from samestep.recipes.distill.bm25 import rank_by_bm25
 from samestep.recipes.distill.config import DistillConfig
-from samestep.recipes.distill.data import DistillData, Text, load_data
+from samestep.recipes.distill.data import DistillData, Text, data_of
 from samestep.recipes.distill.embedding import embed_texts, first_network
 from samestep.recipes.distill.exporting import export
 from samestep.recipes.distill.models import MODEL, Models, open_models
@@ -97,7 +97,7 @@ class _Subject:
 def evaluate(trained: Trained, options: EvaluationOptions, world: World) -> dict[str, Any]:
     """Metrics by model and size, on every rank."""
     config: DistillConfig = trained.config
-    data = load_data(config)
+    data = data_of(trained)
     held_out = data.held_out if options.beir is None else read_beir(options.beir)
     subject = _Subject(trained, options, world, data, open_models(config, data, world), held_out)
     found = compare(subject.models.dims, subject.student(), held_out, subject.teacher() if options.teacher else None)

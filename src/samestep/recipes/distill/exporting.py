@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from samestep import Bench, Trained, World, write_encoder
-from samestep.core.records import JsonLines
+from samestep.core.records import JsonLines, read_json
 from samestep.recipes.distill.config import DistillConfig
-from samestep.recipes.distill.data import load_data
+from samestep.recipes.distill.data import data_of, texts_file
 from samestep.recipes.distill.model_card import CardFacts, model_card
-from samestep.recipes.distill.models import MODEL, Models, open_models
+from samestep.recipes.distill.models import MODEL, Models, needs_data, open_models
 from samestep.recipes.distill.phase import NDCG, PhaseTask
 from samestep.recipes.distill.rows import STUDENT, TEACHER
 from samestep.train.pretrained.export import EXPORT_TYPES, ExportOptions
@@ -25,10 +25,12 @@ _RANDOM = "a small network with random weights"
 def export(trained: Trained, folder: Path, options: ExportOptions) -> None:
     """What `samestep export RUN FOLDER` does."""
     config: DistillConfig = trained.config
-    data = load_data(config)
+    data = data_of(trained) if needs_data(config) else None
     models = open_models(config, data, World.single())
     weights = trained.network(MODEL).state_dict()
-    facts = card_facts(folder.name, config, models, validated(trained), len(data.held_out.queries))
+    file = texts_file(trained)
+    queries = int(read_json(file)["queries"]) if file else 0
+    facts = card_facts(folder.name, config, models, validated(trained) if queries else {}, queries)
     _write(folder, models, weights, facts, EXPORT_TYPES[options.dtype], options.overwrite)
 
 
@@ -90,6 +92,8 @@ def _training(config: DistillConfig, models: Models) -> dict[str, Any]:
     facts: dict[str, Any] = {"Global batch": config.global_batch_size}
     if reading.query_instruction:
         facts["The teacher's query instruction"] = repr(reading.query_instruction)
+    if config.skip_phase1 and config.init_from:
+        facts["Phase 1"] = "in an earlier run"
     if not config.skip_phase1:
         facts["Phase 1"] = f"{shown_mix(config.align.mix)}; {config.phase1_epochs} epochs, rate {config.phase1_lr:g}"
     if not config.skip_phase2:
@@ -106,8 +110,9 @@ def shown_mix(mix: Mapping[str, float]) -> str:
 
 def _prompts(models: Models) -> dict[str, str]:
     reading = models.readings[STUDENT]
-    own = {"query": reading.query_instruction} if reading.query_instruction else {}
-    return {**models.untrained.prompts, **own}
+    before = models.untrained.prompts
+    own = {"query": reading.query_instruction} if reading.query_instruction or "query" in before else {}
+    return {**before, **own}
 
 
 def _write(

@@ -65,11 +65,12 @@ def build_mining(bench: Bench) -> Dump:
 def hard_negatives(
     mining: MiningConfig, queries: Tensor, positives: Tensor, passages: Tensor, answers: Sequence[set[int]]
 ) -> list[list[int]]:
-    """For each query the numbers of its negatives, closest first; fewer where there are no more. `answers` are
-    passages that are known to answer a query."""
+    """For each query the numbers of its negatives, closest first; fewer where the closest passages have no more.
+    `answers` are passages that are known to answer a query."""
     most = max(map(len, answers))
     ranked = rank_by_vectors(queries, passages, mining.skip + mining.negatives + most + _DEPTH)
-    limits = mining.highest * (queries.double() * positives.double()).sum(1)
+    scores_of_positives = (queries.double() * positives.double()).sum(1)
+    limits = scores_of_positives - (1 - mining.highest) * scores_of_positives.abs()
     found = []
     for query, numbers, limit, known in zip(queries, ranked, limits, answers):
         scores = (passages[numbers].to(query.device, torch.float64) @ query.double()).tolist()

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _TAGS = ("sentence-transformers", "sentence-similarity", "feature-extraction")
@@ -56,11 +57,15 @@ def _header(facts: CardFacts) -> str:
     """YAML; a path of this machine is no name for the Hub."""
     lines = ["library_name: sentence-transformers", "pipeline_tag: sentence-similarity", "tags:"]
     lines += [f"- {tag}" for tag in _TAGS]
-    if facts.base_model is not None and _HUB_NAME.fullmatch(facts.base_model):
+    if facts.base_model is not None and _is_of_hub(facts.base_model):
         lines += ["base_model:", f"- {json.dumps(facts.base_model)}"]
-    datasets = [name for name in facts.data if _HUB_NAME.fullmatch(name)]
+    datasets = [name for name in facts.data if _is_of_hub(name)]
     lines += ["datasets:", *(f"- {json.dumps(name)}" for name in datasets)] if datasets else []
     return "\n".join(("---", *lines, "---"))
+
+
+def _is_of_hub(name: str) -> bool:
+    return _HUB_NAME.fullmatch(name) is not None and not Path(name).exists()
 
 
 def _introduction(facts: CardFacts) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -33,9 +32,10 @@ class Models:
     """The sizes at which vectors are trained, whole vectors first."""
 
 
-def open_models(config: DistillConfig, data: DistillData, world: World) -> Models:
-    """The models that a configuration names. Collective, since they may be downloaded."""
-    texts = [text.text for text in islice(data.texts(), _TOKENIZER_TEXTS)]
+def open_models(config: DistillConfig, data: DistillData | None, world: World) -> Models:
+    """The models that a configuration names. Collective, since they may be downloaded. Built-in ones learn their tokens
+    from the data; without any, `data` may be None."""
+    texts = [text.text for text in data.texts()[: min(_TOKENIZER_TEXTS, data.held_out_texts.start)]] if data else []
     teacher = _open(config.teacher_model, "auto", config.teacher.shape, config.teacher.max_length, texts, world)
     untrained = _open(config.student_model, "float32", config.student.shape, config.student.max_length, texts, world)
     student = untrained.with_projection(teacher.dim) if config.use_projection else untrained
@@ -81,7 +81,12 @@ def _reading(source: EncoderSource, max_length: int, instruction: str | None) ->
 
 def student_network(config: DistillConfig) -> nn.Module:
     """The student, for loading what was trained."""
-    return open_models(config, load_data(config), World.single()).student.network()
+    return open_models(config, load_data(config) if needs_data(config) else None, World.single()).student.network()
+
+
+def needs_data(config: DistillConfig) -> bool:
+    """Whether a model is built-in, and hence learns its tokens from the data."""
+    return config.teacher_model is None or config.student_model is None
 
 
 def vectors_of(network: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from samestep import Batch, Bench, Feed, Learner, MicroBatches, Tick, WholeSet
 from samestep.recipes.distill.config import DistillConfig
-from samestep.recipes.distill.data import DistillData, Origin, load_data
+from samestep.recipes.distill.data import TEXTS, DistillData, Origin, load_data, record_texts
 from samestep.recipes.distill.models import MODEL, Models, open_models, vectors_of
 from samestep.recipes.distill.objective import COSINE, cosine, unit_prefix
 from samestep.recipes.distill.retrieval_metrics import rank_by_vectors
@@ -42,6 +42,8 @@ class Phase:
         config: DistillConfig = bench.config
         data = load_data(config)
         models = open_models(config, data, bench.world)
+        if bench.world.is_main:
+            record_texts(bench.artifact(TEXTS), data)
         learner = bench.learner(models.student.network, name=MODEL)
         if config.teacher.mode == "cached":
             return cls(bench, data, models, learner, read_cache(bench, data, models), None)

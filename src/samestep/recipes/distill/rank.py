@@ -5,7 +5,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from samestep import Batch, Bench, Metrics, Tick
+from samestep import Batch, Bench, Metrics, Tick, UserError
 from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.mining import read_mined
 from samestep.recipes.distill.models import vectors_of
@@ -27,6 +27,8 @@ class Rank(PhaseTask):
         own: Sequence[Sequence[int]] = [row.negatives for row in data.table.rows]
         negatives = read_mined(bench) if config.mining.negatives else own
         width = min(config.negatives, max(map(len, negatives)))
+        if not width and (config.rank.margin_mse or config.rank.kl):
+            raise UserError("Give records negatives, or set mining.negatives: rank.margin_mse and rank.kl need some.")
         sources = [
             RecordRows(data, texts, rows, negatives, width, phase.readings, phase.vectors)
             for rows in data.rows_of_phase(config.max_samples_phase2)
@@ -58,8 +60,11 @@ class Rank(PhaseTask):
         return self._terms.of_records(query, passages, batch)
 
     def _alone(self, network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-        """The same with the passages of one micro-batch as the pool."""
-        rows = self._embed(network, batch)
+        """The same with the passages of one micro-batch as the pool, without those of rows that only fill it up."""
+        rows = dict(self._embed(network, batch))
+        is_same = (batch["ids"][:, None] == batch["ids"]).all(-1)
+        is_repeated = is_same.tril(-1).any(1)
+        rows["passage_numbers"] = rows["passage_numbers"].masked_fill(is_repeated[:, None], -1)
         return self._terms.coupled(rows, slice(0, len(batch["query"])))
 
 

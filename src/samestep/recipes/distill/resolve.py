@@ -6,6 +6,7 @@ from pathlib import Path
 from samestep import UserError
 from samestep.core.config import dump, flatten
 from samestep.core.rundir import RunDir
+from samestep.data.order import MixedOrder
 from samestep.recipes.distill.align import STAGE as ALIGN
 from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.data import load_data
@@ -14,15 +15,21 @@ from samestep.train.pretrained.run_checkpoints import choose_checkpoint
 from samestep.train.run_record import RunRecord
 
 RECIPE = "distill"
-_SAME = ("teacher_model", "student_model", "use_projection", "teacher.shape.", "student.shape.")
-"""Beginnings of settings that make two runs train the same network."""
+_SAME = (
+    *("teacher_model", "student_model", "use_projection", "teacher.shape.", "student.shape.", "student.max_length"),
+    *("data.", "seed", "max_samples_"),
+)
+"""Beginnings of settings that make two runs train the same network, with the same tokens, and keep the same queries
+for validation."""
 
 
 def resolve_config(config: DistillConfig) -> DistillConfig:
     """The configuration, if its data can be used; with the weights of an earlier phase 1 where that is skipped."""
     if config.mining.negatives and config.teacher.mode == "live":
         raise UserError("Set teacher.mode=cached, or mining.negatives=0: negatives are mined with cached vectors.")
-    load_data(config)
+    data = load_data(config)
+    if len(data.sources) > 1:  # refuses weights that are too far apart now, not after the teacher's stage
+        MixedOrder([len(rows) for rows in data.sources], data.weights, 1, config.seed)
     if config.skip_phase1 and named_source(config) is None:
         found = earlier_phase_1(config)
         return replace(config, init_from=str(found)) if found else config

@@ -1,5 +1,6 @@
 """What retrieval is measured on: queries, a corpus, and which of its passages answer which query."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,5 +116,5 @@ def _qrel_faults(row: TableRow, has_query: bool, has_passage: bool, before: Mapp
         yield f"corpus.jsonl has no {passage!r}"
     if passage in before:
         yield f"{query!r} and {passage!r} come twice"
-    if not score.strip().lstrip("-").isdecimal():
+    if not re.fullmatch(r"\s*-?\d+\s*", score):
         yield f"'score' is no whole number but {score!r}"

@@ -163,8 +163,8 @@ class RecordRows:
         return list(self._data.origins)
 
 
-def pad_tokens(samples: Sequence[Mapping[str, Tensor]], pads: Mapping[str, int], multiple: int = 1) -> Batch:
-    """A batch: tokens padded and with masks, all else stacked. `pads` are the padding tokens by model."""
+def pad_tokens(samples: Sequence[Mapping[str, Tensor]], readings: Readings, multiple: int = 1) -> Batch:
+    """A batch: tokens padded and with masks, all else stacked."""
     batch: Batch = {}
     for name in samples[0]:
         values = [sample[name] for sample in samples]
@@ -174,21 +174,23 @@ def pad_tokens(samples: Sequence[Mapping[str, Tensor]], pads: Mapping[str, int],
             batch[name] = torch.stack(values)
             continue
         stem = name.removesuffix(_IDS)
-        pad = pads[TEACHER if stem.startswith(TEACHER) else STUDENT]
+        reading = readings[TEACHER if stem.startswith(TEACHER) else STUDENT]
         if f"{stem}{_LENGTHS}" in samples[0]:
             lengths = [sample[f"{stem}{_LENGTHS}"].tolist() for sample in samples]
             parts = [part for value, each in zip(values, lengths) for part in value.split(each)]
-            ids, mask = _padded(parts, pad, multiple)
+            ids, mask = _padded(parts, reading, multiple)
             shape = (len(samples), len(lengths[0]), -1)
             batch[name], batch[f"{stem}{_MASK}"] = ids.view(shape), mask.view(shape)
         else:
-            batch[name], batch[f"{stem}{_MASK}"] = _padded(values, pad, multiple)
+            batch[name], batch[f"{stem}{_MASK}"] = _padded(values, reading, multiple)
     return batch
 
 
-def _padded(parts: Sequence[Tensor], pad: int, multiple: int) -> tuple[Tensor, Tensor]:
+def _padded(parts: Sequence[Tensor], reading: Reading, multiple: int) -> tuple[Tensor, Tensor]:
     width = -(-max(1, *map(len, parts)) // multiple) * multiple
-    ids, mask = torch.full((len(parts), width), pad), torch.zeros(len(parts), width, dtype=torch.int64)
+    width = min(width, reading.max_length)  # a model may have no positions behind it
+    ids = torch.full((len(parts), width), reading.tokenizer.pad)
+    mask = torch.zeros(len(parts), width, dtype=torch.int64)
     for number, part in enumerate(parts):
         ids[number, : len(part)] = part
         mask[number, : len(part)] = 1
@@ -197,8 +199,7 @@ def _padded(parts: Sequence[Tensor], pad: int, multiple: int) -> tuple[Tensor, T
 
 def collate_for(readings: Readings, device: torch.device) -> Any:
     """The collate of a feed: lengths are those of a micro-batch's longest text, on a GPU rounded up."""
-    pads = {who: read.tokenizer.pad for who, read in readings.items()}
-    return partial(pad_tokens, pads=pads, multiple=1 if device.type == "cpu" else GPU_MULTIPLE)
+    return partial(pad_tokens, readings=readings, multiple=1 if device.type == "cpu" else GPU_MULTIPLE)
 
 
 def mixed(sources: Sequence[Any], weights: Sequence[float], bucketed: bool) -> tuple[Any, Bucketed | None]:

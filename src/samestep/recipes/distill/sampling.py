@@ -8,7 +8,7 @@ from samestep import Trained, UserError, World
 from samestep.core.records import Json
 from samestep.data.prompt_files import read_prompts
 from samestep.recipes.distill.config import DistillConfig
-from samestep.recipes.distill.data import Text, load_data
+from samestep.recipes.distill.data import Text, data_of
 from samestep.recipes.distill.embedding import embed_texts
 from samestep.recipes.distill.models import MODEL, open_models
 from samestep.recipes.distill.objective import unit_prefix
@@ -44,7 +44,7 @@ class SampleOptions:
 def find_passages(trained: Trained, options: SampleOptions, world: World) -> list[dict[str, Json]]:
     """One record for each passage, the closest first, on every rank."""
     config: DistillConfig = trained.config
-    data = load_data(config)
+    data = data_of(trained)
     passages = read_prompts(options.passages) if options.passages else data.held_out.passages
     reading = open_models(config, data, world).readings[STUDENT]
     network, compute = network_of(trained, MODEL, world.device)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from samestep import Bench, Stage
+from samestep import TRAINING_SETTINGS, Bench, Stage
 from samestep.recipes.distill import align, mining, rank, teacher
 from samestep.recipes.distill.align import Align
 from samestep.recipes.distill.config import DistillConfig
@@ -13,30 +13,6 @@ from samestep.recipes.distill.rank import Rank
 from samestep.recipes.distill.teacher import build_cache
 
 BEST = (f"val/{NDCG}", "max")
-_OF_TRAINING = (
-    "learning_rate",
-    "lr_scaling",
-    "base_batch_size",
-    "schedule",
-    "warmup_*",
-    "final_lr_ratio",
-    "decay_ratio",
-    "plateau_*",
-    "optimizer",
-    "momentum",
-    "beta1",
-    "beta2",
-    "adam_eps",
-    "weight_decay",
-    "clip",
-    "clip_value",
-    "epochs",
-    "max_steps",
-    "validate_every",
-    "min_improvement",
-    "bucketed",
-    "init_from",
-)
 _OF_STUDENT = (
     "student_model",
     "student.*",
@@ -55,10 +31,10 @@ def stages(config: DistillConfig) -> list[Stage]:
     found: list[Stage] = []
     unused: tuple[str, ...]
     if config.teacher.mode == "cached":
-        unused = (*_OF_TRAINING, *_OF_STUDENT, "mining.*")
+        unused = (*TRAINING_SETTINGS, "init_from", "bucketed", *_OF_STUDENT, "mining.*")
         found.append(Stage(teacher.STAGE, build_cache, config=cache_config, ignores=unused))
     if config.mining.negatives and not config.skip_phase2:
-        unused = (*_OF_TRAINING, *_OF_STUDENT)
+        unused = (*TRAINING_SETTINGS, "init_from", "bucketed", *_OF_STUDENT)
         found.append(Stage(mining.STAGE, build_mining, config=cache_config, ignores=unused))
     phases = []
     if not config.skip_phase1:

@@ -18,7 +18,7 @@ from torch.nn.functional import normalize
 from samestep import Batch, Bench, Dump, Frozen, MicroBatches, UserError
 from samestep.core.records import read_json, write_json
 from samestep.recipes.distill.config import DistillConfig
-from samestep.recipes.distill.data import DistillData, Text, load_data
+from samestep.recipes.distill.data import DistillData, Text, digest_of, load_data
 from samestep.recipes.distill.models import Models, open_models, vectors_of
 from samestep.recipes.distill.rows import TEACHER, TextRows, by_length, collate_for
 from samestep.train.artifacts.array_rows import ArrayRows
@@ -26,6 +26,7 @@ from samestep.train.artifacts.array_rows import ArrayRows
 STAGE = "teacher"
 """The name of the stage, and of the frozen network."""
 ARTIFACT, FIELD, KEY = "vectors", "vector", "key.json"
+_BEGINNING = 1 << 20
 
 
 class CachedVectors:
@@ -33,7 +34,8 @@ class CachedVectors:
 
     def __init__(self, rows: ArrayRows, texts: Sequence[Text]) -> None:
         self._rows = rows
-        self._places = np.argsort(by_length(texts))
+        places = {text: place for place, text in enumerate(cached_texts(texts))}
+        self._places = np.array([places[text] for text in texts])
 
     def of(self, texts: Sequence[int]) -> Tensor:
         """[texts, dim], in float32 at least."""
@@ -47,6 +49,12 @@ class CachedVectors:
     def origins(self) -> list[Path]:
         """What a resume compares."""
         return self._rows.origins()
+
+
+def cached_texts(texts: Sequence[Text]) -> list[Text]:
+    """What the teacher reads: each distinct text once, the longest first."""
+    distinct = list(dict.fromkeys(texts))
+    return [distinct[number] for number in by_length(distinct)]
 
 
 class LiveTeacher:
@@ -95,29 +103,40 @@ def build_cache(bench: Bench) -> Dump:
     weights = str(bench.first_launch.of_this_stage()[f"frozen/{STAGE}"])
     if bench.world.is_main:
         write_json(bench.artifact(KEY), {**key_of(config, models, texts), "weights": weights})
-    rows = TextRows(texts, by_length(texts), readings, data.origins)
+    distinct = cached_texts(texts)
+    rows = TextRows(distinct, range(len(distinct)), readings, data.origins)
     fields: dict[str, tuple[Sequence[int], str]] = {FIELD: ((models.teacher.dim,), config.teacher.cache_dtype)}
-    bench.screen.print(f"{len(texts):,} texts for the teacher, vectors of {models.teacher.dim} numbers")
+    bench.screen.print(f"{len(distinct):,} texts for the teacher, vectors of {models.teacher.dim} numbers")
     return Dump(
         bench.evaluation_feed(rows, collate=collate_for(readings, bench.world.device)),
         lambda batch: {FIELD: teacher.vectors(batch, "teacher_text")},
-        bench.array_artifact(ARTIFACT, len(texts), fields),
+        bench.array_artifact(ARTIFACT, len(distinct), fields),
     )
 
 
 def key_of(config: DistillConfig, models: Models, texts: Sequence[Text]) -> dict[str, Any]:
     """What cached vectors depend on beside the weights."""
-    digest = hashlib.sha256()
-    for text in texts:
-        digest.update(f"{text.is_query} {len(text.text)} {text.text}".encode("utf-8", "surrogatepass"))
     reading = models.readings[TEACHER]
     return {
-        "texts": digest.hexdigest(),
+        "texts": digest_of(texts),
         "model": config.teacher_model or "built-in",
+        "files": _weight_files(models.teacher.folder),
         "dim": models.teacher.dim,
         "instruction": [reading.query_instruction, reading.passage_instruction],
         "length": reading.max_length,
     }
+
+
+def _weight_files(folder: Path | None) -> str:
+    """A hash of the names, sizes and beginnings of a model's weight files; empty where weights are drawn."""
+    if folder is None:
+        return ""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in (".safetensors", ".bin"):
+            with path.open("rb") as file:
+                digest.update(f"{path.relative_to(folder)} {path.stat().st_size}".encode() + file.read(_BEGINNING))
+    return digest.hexdigest()
 
 
 def read_cache(bench: Bench, data: DistillData, models: Models) -> CachedVectors:

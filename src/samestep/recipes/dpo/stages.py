@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from samestep import Bench, Fit, Stage, World
+from samestep import TRAINING_SETTINGS, Bench, Fit, Stage, World
 from samestep.recipes.dpo.config import DpoConfig
 from samestep.recipes.dpo.families import Family
 from samestep.recipes.dpo.protein_family import ProteinFamily
@@ -12,31 +12,7 @@ from samestep.recipes.dpo.text_family import TextFamily
 from samestep.recipes.dpo.weight_files import WeightFiles
 
 TRAIN = "dpo"
-_UNUSED_BY_REFERENCE = (
-    "objective.*",
-    "learning_rate",
-    "lr_scaling",
-    "base_batch_size",
-    "schedule",
-    "warmup_*",
-    "final_lr_ratio",
-    "decay_ratio",
-    "plateau_*",
-    "optimizer",
-    "momentum",
-    "beta1",
-    "beta2",
-    "adam_eps",
-    "weight_decay",
-    "clip",
-    "clip_value",
-    "epochs",
-    "max_steps",
-    "validate_every",
-    "min_improvement",
-    "bucketed",
-    "sampling_temperature",
-)
+_UNUSED_BY_REFERENCE = (*TRAINING_SETTINGS, "objective.*", "bucketed", "sampling_temperature")
 
 
 def open_family(config: DpoConfig, world: World) -> Family:

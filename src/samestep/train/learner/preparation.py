@@ -166,8 +166,8 @@ class Preparation:
         return compiler
 
     def _pays(self, attempt: Callable[[], None], passes: int) -> bool:
-        """Whether compiling saves time in all. Leaves the compiler that is fastest: one that records CUDA graphs is
-        tried where the device waits for the host to start its kernels, which compiling alone may or may not change."""
+        """Whether compiling saves time in all; leaves the compiler for it. One that records CUDA graphs is tried where
+        the device waits for the host to start its kernels, as it is or once it is compiled."""
         plain = self._times(attempt)
         if self._world.share(plain.done * passes * self._choices.steps_left()) < self._choices.compiles_from:
             return False
