@@ -149,3 +149,8 @@ CASES = [the_same_vectors_and_weights_on_ranks, a_frozen_encoder_on_ranks]
 @pytest.mark.parametrize("case", CASES)
 def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:
     proofs.check(case, nproc, strategy)
+
+
+@pytest.mark.parametrize("modes", [("mean",), ("cls", "mean"), ("mean", "cls"), ("lasttoken", "max", "cls")])
+def test_several_poolings_keep_their_order(modes: tuple[str, ...]) -> None:
+    assert Pooling.read(Pooling(8, modes).settings, "here").modes == modes
