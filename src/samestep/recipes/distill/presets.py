@@ -17,7 +17,7 @@ _VERIFY: dict[str, Any] = {
     "phase2_lr": 3e-3,
 }
 PRESETS: dict[str, dict[str, Any]] = {
-    # A small student learns from a random teacher and from Python's documentation, in a minute on 2 CPU processes.
+    # A small student learns from a random teacher and from Python's documentation, in two minutes on 2 CPU processes.
     "tiny": {
         "teacher": {"max_length": 96, "shape": {"width": 128, "layers": 2, "heads": 4, "vocabulary": 4000}},
         "student": {"max_length": 96, "shape": {"width": 64, "layers": 2, "heads": 4, "vocabulary": 4000}},
