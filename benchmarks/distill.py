@@ -19,6 +19,9 @@ from typing import Any
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).parent))
+from stopped_run import run_and_stop
+
 from samestep.models.small_encoder import small_encoder
 
 CONTENDERS = ("sentence-transformers", "samestep plain", "samestep")
@@ -94,34 +97,23 @@ def measure(name: str, batch: int, folder: Path, dim: int, args: argparse.Namesp
 def by_samestep(
     batch: int, folder: Path, dim: int, args: argparse.Namespace, settings: list[str]
 ) -> tuple[float, float]:
-    """A real run, stopped after some windows of phase 1."""
-    with tempfile.TemporaryDirectory() as made:
-        options: dict[str, Any] = {"student_model": folder / "student", "train_data": folder / "records.jsonl"}
-        options |= {"out": made, "name": "run", "batch_size": batch, "global_batch_size": batch, "validate_every": 0}
-        options |= {"use_projection": False, "teacher.shape.width": dim, "teacher.shape.layers": 1}
-        options |= {"student.max_length": args.length, "teacher.max_length": 16, "data.validation_queries": 1}
-        options |= {"skip_phase2": True, "phase1_epochs": 10**6, "log.every": args.window, "checkpoint.every_epochs": 0}
-        command = [sys.executable, "-m", "samestep", "train", "distill", "--preset", "tiny"]
-        command += [*(f"{key}={value}" for key, value in options.items()), *args.settings, *settings]
-        with (Path(made) / "output").open("w+") as output:
-            run = subprocess.Popen(command, stdout=output, stderr=output, text=True)
-            speeds: list[float] = []
-            while len(speeds) < args.windows and run.poll() is None:
-                time.sleep(0.2)
-                speeds = read_speeds(Path(made) / "run" / "metrics.jsonl")
-            memory = in_use()
-            run.kill()
-            run.wait()
-            if len(speeds) < args.windows:
-                output.seek(0)
-                raise subprocess.CalledProcessError(run.returncode, command, output.read())
-    return speeds[args.windows - 1], memory
-
-
-def read_speeds(path: Path) -> list[float]:
-    """What phase 1 has logged so far."""
-    complete = path.read_text().rpartition("\n")[0] if path.exists() else ""
-    return [row["rows/s"] for row in map(json.loads, complete.splitlines()) if "rows/s" in row and "mse" in row]
+    """The speed of phase 1 that samestep itself measures."""
+    options: dict[str, Any] = {"student_model": folder / "student", "train_data": folder / "records.jsonl"}
+    options |= {"batch_size": batch, "global_batch_size": batch, "validate_every": 0, "data.validation_queries": 1}
+    options |= {"use_projection": False, "teacher.shape.width": dim, "teacher.shape.layers": 1}
+    options |= {"student.max_length": args.length, "teacher.max_length": 16}
+    options |= {"skip_phase2": True, "phase1_epochs": 10**6, "log.every": args.window, "checkpoint.every_epochs": 0}
+    memory: list[float] = []
+    run = run_and_stop(
+        ["distill", "--preset", "tiny"],
+        options,
+        [*args.settings, *settings],
+        windows=args.windows,
+        unit="rows/s",
+        term="mse",
+        at_end=lambda: memory.append(in_use()),
+    )
+    return run.speeds[-1], memory[0]
 
 
 def in_use() -> float:

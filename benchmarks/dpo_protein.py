@@ -20,6 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+sys.path.insert(0, str(Path(__file__).parent))
+from stopped_run import run_and_stop
+
 from samestep import World
 from samestep.recipes.dpo import DpoConfig
 from samestep.recipes.dpo.families import padding
@@ -87,36 +90,16 @@ def measure(name: str, batch: int, data: Path, args: argparse.Namespace) -> floa
 
 
 def by_samestep(batch: int, data: Path, args: argparse.Namespace, settings: list[str]) -> float:
-    """A real run, stopped after some windows."""
-    with tempfile.TemporaryDirectory() as folder:
-        options = {"train_data": data, "out": folder, "name": "run", "batch_size": batch, "global_batch_size": batch}
-        options |= {"max_steps": 10**6, "log.every": args.window, "checkpoint.every_epochs": 0, "validate_every": 0}
-        options |= {"model.name": "null", "pt_files": "false"}
-        command = [sys.executable, "-m", "samestep", "train", "dpo", "--preset", "proteinmpnn"]
-        command += [*(f"{key}={value}" for key, value in options.items()), *args.settings, *settings]
-        with (Path(folder) / "output").open("w+") as output:
-            run = subprocess.Popen(command, stdout=output, stderr=output, text=True)
-            speeds: list[float] = []
-            while len(speeds) < args.windows and run.poll() is None:
-                time.sleep(0.2)
-                speeds = read_speeds(Path(folder) / "run" / "metrics.jsonl")
-            run.kill()
-            run.wait()
-            output.seek(0)
-            said = output.read()
-            if len(speeds) < args.windows:
-                raise subprocess.CalledProcessError(run.returncode, command, said)
-            logs = said + "".join(path.read_text() for path in (Path(folder) / "run").glob("logs/**/*.log"))
-            facts = [line for line in logs.splitlines() if "from ln 2" in line or "micro-batch takes" in line]
-            print(*dict.fromkeys(f"  {line.strip()}" for line in facts), sep="\n", flush=True)
-            print("  rows/s by window:", *(f"{speed:.0f}" for speed in speeds), flush=True)
-    return speeds[args.windows - 1] / batch
-
-
-def read_speeds(path: Path) -> list[float]:
-    """What the training stage has logged so far."""
-    complete = path.read_text().rpartition("\n")[0] if path.exists() else ""
-    return [row["rows/s"] for row in map(json.loads, complete.splitlines()) if "rows/s" in row and DPO in row]
+    """The speed that samestep itself measures."""
+    options = {"train_data": data, "batch_size": batch, "global_batch_size": batch, "model.name": "null"}
+    options |= {"max_steps": 10**6, "log.every": args.window, "checkpoint.every_epochs": 0, "validate_every": 0}
+    words = ["dpo", "--preset", "proteinmpnn"]
+    settings = ["pt_files=false", *args.settings, *settings]
+    run = run_and_stop(words, options, settings, windows=args.windows, unit="rows/s", term=DPO)
+    facts = [line for line in run.said.splitlines() if "from ln 2" in line or "micro-batch takes" in line]
+    print(*dict.fromkeys(f"  {line.strip()}" for line in facts), sep="\n", flush=True)
+    print("  rows/s by window:", *(f"{speed:.0f}" for speed in run.speeds), flush=True)
+    return run.speeds[-1] / batch
 
 
 def by_hand(args: argparse.Namespace, name: str, data: str) -> float:

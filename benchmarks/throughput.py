@@ -22,6 +22,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 sys.path.insert(0, str(Path(__file__).parent))
+from stopped_run import run_and_stop
 from throughput_recipe import SIZES, RandomTokens, logits_of, network
 
 BATCHES = {"tiny": (4, 64), "110m": (32, 1024), "1b": (8, 2048)}
@@ -66,33 +67,12 @@ def measure(name: str, kind: str, size: str, steps: int, settings: list[str]) ->
 
 
 def by_samestep(kind: str, size: str, steps: int, settings: list[str]) -> float:
-    """A real run of many hours, with its settings as they are by default; its own measured speed, after which it is
-    stopped. In a short run it would not pay to compile."""
+    """The speed that samestep itself measures, with its settings as they are by default."""
     rows, length = BATCHES[size]
-    with tempfile.TemporaryDirectory() as folder:
-        recipe = str(Path(__file__).parent / "throughput_recipe.py")
-        options = {"out": folder, "name": "run", "network": kind, "size": size, "length": length, "batch_size": rows}
-        options |= {"max_steps": 10**6, "log.every": steps // 2, "checkpoint.every_epochs": 0, "learning_rate": 3e-4}
-        command = [sys.executable, "-m", "samestep", "train", recipe, *(f"{k}={v}" for k, v in options.items())]
-        with (Path(folder) / "output").open("w+") as output:
-            run = subprocess.Popen([*command, *settings], stdout=output, stderr=output, text=True)
-            speeds: list[float] = []
-            while len(speeds) < 2 and run.poll() is None:
-                time.sleep(0.2)
-                speeds = read_speeds(Path(folder) / "run" / "metrics.jsonl")
-            run.kill()
-            run.wait()
-            if len(speeds) < 2:
-                output.seek(0)
-                raise subprocess.CalledProcessError(run.returncode, command, output.read())
-    return speeds[1]
-
-
-def read_speeds(path: Path) -> list[float]:
-    """The speeds that a run has logged so far."""
-    complete = path.read_text().rpartition("\n")[0] if path.exists() else ""
-    lines = complete.splitlines()
-    return [float(row["tokens/s"]) for row in map(json.loads, lines) if "tokens/s" in row]
+    recipe = str(Path(__file__).parent / "throughput_recipe.py")
+    options = {"network": kind, "size": size, "length": length, "batch_size": rows, "learning_rate": 3e-4}
+    options |= {"max_steps": 10**6, "log.every": steps // 2, "checkpoint.every_epochs": 0}
+    return run_and_stop([recipe], options, settings, windows=2, unit="tokens/s").speeds[1]
 
 
 def by_loop(name: str, kind: str, size: str, steps: int) -> float:

@@ -63,8 +63,8 @@ def spelled(ids: Tensor, mask: Tensor) -> str:
 
 def test_all_texts_have_numbers() -> None:
     data = data_of(RECORDS)
-    assert [text.text for text in data.texts()] == ["q0", "q1", "a", "bb", "ccc", "dddd", "x", "yy", "z"]
-    assert [text.is_query for text in data.texts()] == [True, True, *[False] * 4, True, False, False]
+    assert [text.text for text in data.texts] == ["q0", "q1", "a", "bb", "ccc", "dddd", "x", "yy", "z"]
+    assert [text.is_query for text in data.texts] == [True, True, *[False] * 4, True, False, False]
     assert (data.first_passage, data.held_out_texts) == (2, range(6, 9))
     assert data.texts_of_phase(3)[0] == [[0, 2, 3, 4, 1, 5], [0, 3, 2]], "each once for a source"
 
@@ -75,7 +75,7 @@ def test_sentences_are_texts_of_phase_1_and_of_nothing_else() -> None:
         "Two is there!",
     ]
     data = replace(data_of(RECORDS), sentences=["s", "t"])
-    assert [text.text for text in data.texts()][data.held_out_texts.stop :] == ["s", "t"]
+    assert [text.text for text in data.texts][data.held_out_texts.stop :] == ["s", "t"]
     parts, weights = data.texts_of_phase(3)
     assert parts[-1] == [7, 8, 9, 10], "the passages of the retrieval set without its query, and the sentences"
     assert weights[-1] == pytest.approx(sum(data.weights) * 4 / 9), "by their number"
@@ -97,7 +97,7 @@ def test_queries_have_their_instruction_and_are_cut() -> None:
 
 
 def test_texts_are_padded_to_the_longest_or_to_a_multiple() -> None:
-    texts = data_of(RECORDS).texts()
+    texts = data_of(RECORDS).texts
     rows = TextRows(texts, [5, 2], {STUDENT: reading(pad=7)}, [], Numbers())
     for multiple, width in ((1, 4), (3, 6)):
         batch = pad_tokens([rows[0], rows[1]], {STUDENT: reading(pad=7, max_length=9)}, multiple)
@@ -112,7 +112,7 @@ def test_records_have_as_many_passages_and_say_which_are_absent() -> None:
     data = data_of(RECORDS)
     readings = {STUDENT: reading(pad=0), TEACHER: reading(pad=9, query_instruction=">")}
     negatives = [row.negatives for row in data.table.rows]
-    rows = RecordRows(data, data.texts(), [0, 1], negatives, 2, readings, Numbers())
+    rows = RecordRows(data, data.texts, [0, 1], negatives, 2, readings, Numbers())
     batch = collate_for(readings, torch.device("cpu"))([rows[0], rows[1]])
     assert batch["query"].tolist() == [0, 1]
     assert batch["passages"].tolist() == [[0, 1, 2], [3, -1, -1]]

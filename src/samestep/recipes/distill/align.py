@@ -29,7 +29,7 @@ class Align(PhaseTask):
     def __init__(self, bench: Bench) -> None:
         config: DistillConfig = bench.config
         phase = Phase.open(bench)
-        texts, (parts, weights) = phase.data.texts(), phase.data.texts_of_phase(config.max_samples_phase1)
+        texts, (parts, weights) = phase.data.texts, phase.data.texts_of_phase(config.max_samples_phase1)
         sources = [TextRows(texts, numbers, phase.readings, phase.origins, phase.vectors) for numbers in parts]
         rows, order = mixed(sources, weights, config.bucketed)
         super().__init__(phase, bench.feed(rows, order=order, collate=collate_for(phase.readings, bench.world.device)))

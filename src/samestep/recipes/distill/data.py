@@ -4,6 +4,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -53,6 +54,7 @@ class DistillData:
     sentences: Sequence[str] = ()
     """Of all passages, where phase 1 learns them too."""
 
+    @cached_property
     def texts(self) -> list[Text]:
         """All texts by number: queries, passages, those of the retrieval set, and then sentences."""
         parts = (
@@ -112,14 +114,14 @@ def digest_of(texts: Sequence[Text]) -> str:
 
 def record_texts(path: Path, data: DistillData) -> None:
     """Write what a trained network is later used with: which texts, and how many queries were kept for validation."""
-    write_json(path, {"texts": digest_of(data.texts()), "queries": len(data.held_out.queries)})
+    write_json(path, {"texts": digest_of(data.texts), "queries": len(data.held_out.queries)})
 
 
 def data_of(trained: Trained) -> DistillData:
     """The data of a trained network, refused if it has changed: the queries that were kept for validation would be
     others, and so would the tokens of a built-in network."""
     data, file = load_data(trained.config), texts_file(trained)
-    if file is not None and read_json(file)["texts"] != digest_of(data.texts()):
+    if file is not None and read_json(file)["texts"] != digest_of(data.texts):
         raise UserError(
             f"Bring back the data that {trained.source} was trained with; its texts are others now, or this is another "
             "version of Python, whose documentation was the data."

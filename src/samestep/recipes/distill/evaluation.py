@@ -84,7 +84,7 @@ class _Subject:
         run = self.trained.run
         folder = run.artifacts(TEACHER_STAGE) / ARTIFACT if run else None
         if self.options.beir is None and folder is not None and folder.is_dir():
-            return CachedVectors(ArrayRows(folder), self.data.texts()).of(self.data.held_out_texts)
+            return CachedVectors(ArrayRows(folder), self.data.texts).of(self.data.held_out_texts)
         return self._first(self.models.teacher, TEACHER_STAGE, TEACHER)
 
     def _first(self, source: Any, name: str, who: str) -> Tensor:

@@ -35,7 +35,7 @@ class Models:
 def open_models(config: DistillConfig, data: DistillData | None, world: World) -> Models:
     """The models that a configuration names. Collective, since they may be downloaded. Built-in ones learn their tokens
     from the data; without any, `data` may be None."""
-    texts = [text.text for text in data.texts()[: min(_TOKENIZER_TEXTS, data.held_out_texts.start)]] if data else []
+    texts = [text.text for text in data.texts[: min(_TOKENIZER_TEXTS, data.held_out_texts.start)]] if data else []
     teacher = _open(config.teacher_model, "auto", config.teacher.shape, config.teacher.max_length, texts, world)
     untrained = _open(config.student_model, "float32", config.student.shape, config.student.max_length, texts, world)
     student = untrained.with_projection(teacher.dim) if config.use_projection else untrained

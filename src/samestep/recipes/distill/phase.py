@@ -65,7 +65,7 @@ class Phase:
 
     def validation_feed(self) -> Feed:
         """All texts of the retrieval set, the longest first."""
-        texts, held_out = self.data.texts(), self.data.held_out_texts
+        texts, held_out = self.data.texts, self.data.held_out_texts
         numbers = [held_out[number] for number in by_length(texts[held_out.start : held_out.stop])]
         rows = TextRows(texts, numbers, self.readings, self.origins, self.vectors)
         return self.bench.evaluation_feed(rows, collate=collate_for(self.readings, self.bench.world.device))
@@ -74,7 +74,7 @@ class Phase:
         """How well the student retrieves, at each of its sizes, and how close it is to the teacher."""
         held_out, dims = self.data.held_out, self.models.dims
         numbers = self.data.held_out_texts
-        places = torch.tensor(by_length(self.data.texts()[numbers.start : numbers.stop])).argsort()
+        places = torch.tensor(by_length(self.data.texts[numbers.start : numbers.stop])).argsort()
 
         def outputs(network: nn.Module, batch: Batch) -> dict[str, Tensor]:
             vectors = vectors_of(network, batch["text_ids"], batch["text_mask"])

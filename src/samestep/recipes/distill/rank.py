@@ -23,7 +23,7 @@ class Rank(PhaseTask):
     def __init__(self, bench: Bench) -> None:
         config: DistillConfig = bench.config
         phase = Phase.open(bench)
-        data, texts = phase.data, phase.data.texts()
+        data, texts = phase.data, phase.data.texts
         own: Sequence[Sequence[int]] = [row.negatives for row in data.table.rows]
         negatives = read_mined(bench) if config.mining.negatives else own
         width = min(config.negatives, max(map(len, negatives)))

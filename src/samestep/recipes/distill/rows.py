@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from samestep import Batch, Bucketed, Mixed
 from samestep.models.text_tokenizer import TextTokenizer
@@ -187,14 +188,13 @@ def pad_tokens(samples: Sequence[Mapping[str, Tensor]], readings: Readings, mult
 
 
 def _padded(parts: Sequence[Tensor], reading: Reading, multiple: int) -> tuple[Tensor, Tensor]:
-    width = -(-max(1, *map(len, parts)) // multiple) * multiple
+    lengths = torch.tensor([len(part) for part in parts])
+    width = -(-max(1, int(lengths.max())) // multiple) * multiple
     width = min(width, reading.max_length)  # a model may have no positions behind it
-    ids = torch.full((len(parts), width), reading.tokenizer.pad)
-    mask = torch.zeros(len(parts), width, dtype=torch.int64)
-    for number, part in enumerate(parts):
-        ids[number, : len(part)] = part
-        mask[number, : len(part)] = 1
-    return ids, mask
+    pad = reading.tokenizer.pad
+    ids = pad_sequence(list(parts), batch_first=True, padding_value=pad)
+    ids = torch.nn.functional.pad(ids, (0, width - ids.shape[1]), value=pad)
+    return ids, (torch.arange(width) < lengths[:, None]).long()
 
 
 def collate_for(readings: Readings, device: torch.device) -> Any:

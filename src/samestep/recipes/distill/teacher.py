@@ -97,7 +97,7 @@ def build_cache(bench: Bench) -> Dump:
     """The stage that computes the vectors of all texts, with all ranks; the longest texts first."""
     config: DistillConfig = bench.config
     data = load_data(config)
-    texts, models = data.texts(), open_models(config, data, bench.world)
+    texts, models = data.texts, open_models(config, data, bench.world)
     readings = {TEACHER: models.readings[TEACHER]}
     teacher = LiveTeacher(bench, models)
     weights = str(bench.first_launch.of_this_stage()[f"frozen/{STAGE}"])
@@ -141,7 +141,7 @@ def _weight_files(folder: Path | None) -> str:
 
 def read_cache(bench: Bench, data: DistillData, models: Models) -> CachedVectors:
     """What the stage left, if it is for these texts and this teacher. Collective."""
-    texts = data.texts()
+    texts = data.texts
 
     def check() -> None:
         if not bench.world.is_main:
