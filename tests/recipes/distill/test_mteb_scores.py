@@ -35,7 +35,7 @@ def test_a_retrieval_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         queries = Dataset.from_dict({"id": ["q0", "q1", "q2"], "text": texts})
         relevant = {"q0": {"d0": 1}, "q1": {"d1": 1}, "q2": {"d22": 1}}
         task.dataset = {
-            "default": {"test": dict(corpus=corpus, queries=queries, relevant_docs=relevant, top_ranked=None)}
+            "default": {"test": {"corpus": corpus, "queries": queries, "relevant_docs": relevant, "top_ranked": None}}
         }
         task.data_loaded = True
 
