@@ -221,9 +221,6 @@ def set_up_torch(config: Any, world: World) -> None:
     """Set torch's arithmetic for the whole process."""
     torch.set_default_dtype(getattr(torch, config.distributed.dtype))
     check_precision(config, world)
-    # Where the arithmetic is of fewer bits anyway, what is left in float32 may use TF32; "none" means true float32.
-    is_reduced = world.device.type == "cuda" and config.distributed.mixed_precision != "none"
-    torch.set_float32_matmul_precision("high" if is_reduced else "highest")
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is not deterministic
         torch.use_deterministic_algorithms(True)
