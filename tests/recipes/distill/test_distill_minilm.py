@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.mark.timeout(600)
 def test_a_random_student_retrieves_like_its_teacher(tmp_path: Path) -> None:
-    """In a sixth of the preset's steps, after which it has half of the teacher's nDCG; benchmarks/RESULTS.md has all."""
+    """In a sixth of the preset's steps, which give half of the teacher's nDCG; benchmarks/RESULTS.md has all of it."""
     spec = find_spec(PACKAGE)
     assert spec is not None and spec.submodule_search_locations
     model = Path(spec.submodule_search_locations[0]) / "model"
