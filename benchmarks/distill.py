@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from stopped_run import run_and_stop
+from stopped_run import memory_in_use, run_and_stop
 
 from samestep.models.small_encoder import small_encoder
 
@@ -111,17 +111,9 @@ def by_samestep(
         windows=args.windows,
         unit="rows/s",
         term="mse",
-        at_end=lambda: memory.append(in_use()),
+        at_end=lambda: memory.append(memory_in_use()),
     )
     return run.speeds[-1], memory[0]
-
-
-def in_use() -> float:
-    """Bytes of the device's memory that all processes use."""
-    if not torch.cuda.is_available():
-        return 0.0
-    free, total = torch.cuda.mem_get_info()
-    return float(total - free)
 
 
 def by_trainer(args: argparse.Namespace) -> None:
@@ -158,7 +150,7 @@ def by_trainer(args: argparse.Namespace) -> None:
         SentenceTransformerTrainer(
             model, settings, train_dataset=data, loss=MSELoss(model), callbacks=[Clock()]
         ).train()
-    print(json.dumps([args.batches[0] * args.window / (times[-1] - times[-1 - args.window]), in_use()]))
+    print(json.dumps([args.batches[0] * args.window / (times[-1] - times[-1 - args.window]), memory_in_use()]))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 
 @dataclass(frozen=True)
 class StoppedRun:
@@ -52,6 +54,14 @@ def run_and_stop(
             raise subprocess.CalledProcessError(run.returncode, command, said)
         said += "".join(path.read_text() for path in (folder / "run").glob("logs/**/*.log"))
     return StoppedRun(speeds[:windows], said)
+
+
+def memory_in_use() -> float:
+    """Bytes of the device's memory that all processes use."""
+    if not torch.cuda.is_available():
+        return 0.0
+    free, total = torch.cuda.mem_get_info()
+    return float(total - free)
 
 
 def _speeds(path: Path, unit: str, term: str) -> list[float]:
