@@ -93,7 +93,7 @@ class PretrainConfig:
     def __post_init__(self) -> None:
         """Refuse what cannot be trained."""
         if min(self.max_steps, self.batch_size) < 1 or self.learning_rate <= 0:
-            raise UserError("Set pretrain.max_steps and pretrain.batch_size to 1 or more, and its learning_rate above 0.")
+            raise UserError("Set max_steps and batch_size of pretrain to 1 or more, and its learning_rate above 0.")
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class LensConfig(Config):
     kl_base_weight: float = 1.0
     """Weight of the KL divergence between the model's output with the activation and with what was rebuilt."""
     lm_base_weight: float = 0.1
-    """Weight of the KL divergence of the decoder's distributions to those of the language model, times alpha_schedule."""
+    """Weight of the KL divergence of the decoder's distributions to those of the frozen model, times alpha_schedule."""
     entropy_weight: float = 0.0
     """Weight of the entropy of the decoder's distributions, which is made larger."""
     mse_weight: float = 1.0

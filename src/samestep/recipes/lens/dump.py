@@ -159,7 +159,7 @@ class Activations:
 
 
 def read_dump(bench: Bench, model: LanguageModel, network: nn.Module) -> Activations:
-    """The dump of this run, or the one that the configuration names; refused if it is not for this model. Collective."""
+    """The dump of this run, or the one that the configuration names; refused if it is of another model. Collective."""
     folder = dump_folder(bench.config) or bench.artifact(KEY, stage=STAGE).parent
 
     def check() -> Any:
@@ -176,7 +176,7 @@ def read_dump(bench: Bench, model: LanguageModel, network: nn.Module) -> Activat
 def read_key(folder: Path) -> dict[str, Any]:
     """What a dump depends on; refuses a folder without one, or with a part of one."""
     if not (folder / KEY).is_file():
-        raise UserError(f"Set activation_dumper.source to a run of this recipe that dumped activations; {folder} has none.")
+        raise UserError(f"Set activation_dumper.source to a run that dumped activations; {folder} holds no dump.")
     if not (folder / ARTIFACT / LAYOUT).is_file() or not (folder / HASH).is_file():
         raise UserError(
             f"Finish the dump in {folder} first, by resuming the run that writes it: it is only a part of one."

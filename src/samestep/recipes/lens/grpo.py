@@ -42,7 +42,9 @@ class LensRewards(LensStage):
         """Explanations of the activations of a batch, without gradients."""
         self.bench.check_stop()
         with self.learner.inference() as network:
-            found = network({**batch, "tau": torch.ones_like(batch["live"], dtype=torch.get_default_dtype())}, "explain")
+            found = network(
+                {**batch, "tau": torch.ones_like(batch["live"], dtype=torch.get_default_dtype())}, "explain"
+            )
             activation = batch.get("activation")
             if activation is None:
                 activation = network(batch, "activation")["activation"]
@@ -84,4 +86,3 @@ def policy_terms(log_probs: Tensor, before: Tensor, advantage: Tensor, clip: flo
     bounded = ratio.clamp(1 - clip, 1 + clip)
     gain = torch.minimum(ratio * advantage[:, None], bounded * advantage[:, None])
     return {"policy": -gain.mean(1), "clipped": (ratio != bounded).to(ratio.dtype).mean(1).detach()}
-

@@ -26,9 +26,13 @@ _PROBE = "The quick brown fox, 123 Ünïcode\n\tprint(x)"
 class LanguageModel(Protocol):
     """A causal language model and its tokenizer."""
 
-    name: str
-    characters_per_token: int
-    """Of English text, about; at least one token is made of so many."""
+    @property
+    def name(self) -> str:
+        """The name of the model, for people."""
+
+    @property
+    def characters_per_token(self) -> int:
+        """Of English text, about."""
 
     @property
     def bos(self) -> int | None:
@@ -70,7 +74,9 @@ class BuiltInModel:
         network = CausalTransformer(self.shape)
         if self.weights is not None:
             if not self.weights.is_file():
-                raise UserError(f"{self.weights} is gone, the built-in language model; put it back, or start a new run.")
+                raise UserError(
+                    f"{self.weights} is gone, the built-in language model; put it back, or start a new run."
+                )
             read_copy(self.weights).fill(network.state_dict())
         return network
 
@@ -133,7 +139,7 @@ class FolderModel:
         rows = int(self.folder.config.get_text_config(decoder=True).vocab_size)
         if largest >= rows:
             raise UserError(
-                f"Set tokenizer_name to the tokenizer of {self.name}: the one in {self.tokenizer_folder} does not match "
+                f"Set tokenizer_name to the tokenizer of {self.name}: that in {self.tokenizer_folder} does not match "
                 f"the model, since it has tokens up to {largest}, and the model knows {rows}."
             )
 

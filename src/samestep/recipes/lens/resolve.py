@@ -16,7 +16,9 @@ def resolve_config(config: LensConfig) -> LensConfig:
     if folder is not None:
         key = read_key(folder)
         if key.get("layer") != config.layer_l:
-            raise UserError(f"Set layer_l to {key.get('layer')}, or name another dump: that in {folder} is of that layer.")
+            raise UserError(
+                f"Set layer_l to {key.get('layer')}, or name another dump: that in {folder} is of that layer."
+            )
     elif config.model_name is None:
         texts_of(config, open_language_model(config, World.single()))
     return config

@@ -1,4 +1,4 @@
-"""Values that change with the optimizer step: the Gumbel temperature, the weight of a term, when a part begins to train.
+"""Values by optimizer step: the Gumbel temperature, the weight of a term, when a part begins to train.
 
 Lengths are texts: "500s" are 500 optimizer steps, "2e" are 2 epochs, and -1 is the whole stage.
 """
@@ -20,7 +20,9 @@ def steps_of(length: str, steps_per_epoch: int, stage_steps: int) -> int:
         return stage_steps
     found = _LENGTH.fullmatch(length.strip())
     if found is None:
-        raise UserError(f"Write a length as 500s (optimizer steps), 2e (epochs) or -1 (the whole stage), not {length!r}.")
+        raise UserError(
+            f"Write a length as 500s (optimizer steps), 2e (epochs) or -1 (the whole stage), not {length!r}."
+        )
     return int(found[1]) * (steps_per_epoch if found[2] == "e" else 1)
 
 

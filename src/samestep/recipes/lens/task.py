@@ -17,7 +17,7 @@ from samestep.recipes.lens.network import Lens, LensShape
 from samestep.train.logging.metrics import MetricValues
 
 STAGE = "train"
-LEARNER = "lens"
+LEARNER = "model"
 FVE = "fve"
 _TERMS = ("kl", "lm", "entropy", "mse")
 _CHECKED_ROWS = 4
