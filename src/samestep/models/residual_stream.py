@@ -209,10 +209,11 @@ def _cut(body: nn.Module, blocks: str, norm: str, layer: int) -> nn.Module:
 def _embedding(network: nn.Module) -> nn.Embedding:
     find = getattr(network, "get_input_embeddings", None)
     found = find() if find else None
-    if isinstance(found, nn.Embedding):
-        if type(found).forward is nn.Embedding.forward or hasattr(found, "embed_scale"):
-            return found
-    raise _unknown(network)
+    if not isinstance(found, nn.Embedding):
+        raise _unknown(network)
+    if type(found).forward is not nn.Embedding.forward and not hasattr(found, "embed_scale"):
+        raise _unknown(network)
+    return found
 
 
 def _head(network: nn.Module) -> nn.Linear:

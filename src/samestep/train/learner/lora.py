@@ -117,6 +117,18 @@ def has_adapters(network: object) -> bool:
     return isinstance(network, nn.Module) and any(True for _ in _adapter_layers(network))
 
 
+def has_frozen_base(network: object) -> bool:
+    """Whether what does not require gradients in a network is its base, which is in no checkpoint but named there by a
+    hash: that of its adapters, or that of a network with the attribute `has_frozen_base = True`."""
+    return has_adapters(network) or brings_its_base(network)
+
+
+def brings_its_base(network: object) -> bool:
+    """Whether a network says that it has a frozen base, which its recipe gives it anew at every start. It may have
+    adapters too, several of them and with names of their own."""
+    return isinstance(network, nn.Module) and getattr(network, "has_frozen_base", False) is True
+
+
 def _adapter_layers(network: nn.Module) -> Iterator[Any]:
     """The layers with adapters; there are none as long as nobody has imported peft."""
     if "peft" not in sys.modules:
@@ -161,9 +173,9 @@ def base_state(network: nn.Module) -> dict[str, Tensor]:
 
 
 def to_type(network: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """The network in a type. Where it has adapters these alone are, and the base stays in the type it was loaded in;
-    but float64 is for proofs, which need all of the arithmetic in it."""
-    if dtype == torch.float64 or not has_adapters(network):
+    """The network in a type. Where it has a frozen base only what trains is, and the base stays in the type it was
+    loaded in; but float64 is for proofs, which need all of the arithmetic in it."""
+    if dtype == torch.float64 or not has_frozen_base(network):
         return network.to(dtype)
     for parameter in network.parameters():
         if parameter.requires_grad:
