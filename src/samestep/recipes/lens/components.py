@@ -57,7 +57,7 @@ PATTERNS: dict[str, tuple[str, ...]] = {
     "decoder.output_head": ("decoder.head.*",),
     "decoder.prompt": ("decoder.prompt",),
     "encoder.base_model": ("encoder.model.*", "*.lora_*.encoder.*"),
-    "encoder.projection_layer": ("encoder.output.*",),
+    "encoder.projection_layer": ("encoder.projection.*",),
 }
 """The parameters of each part, as patterns of their names."""
 
