@@ -209,9 +209,8 @@ def test_models_of_transformers_train_in_every_part(kind: str, decoder: Any) -> 
     batch = batch_of()
     found = gradients_of(lens, lens(batch))
     assert all(gradient.abs().sum() > 0 for gradient in found.values())
-    uncached = lens_of(
-        replace(shape, kv_cache=False), of_transformers(kind, model.config._attn_implementation, **{named: 3}).double()
-    )
+    again = of_transformers(kind, attention, **{named: 3}).double()
+    uncached = lens_of(replace(shape, kv_cache=False), again)
     same(uncached(batch), lens(batch), 1e-4)
 
 
