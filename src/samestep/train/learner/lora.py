@@ -55,15 +55,18 @@ class Lora:
             raise UserError(f"Lora(targets={self.targets!r}) must be {ALL_LINEAR!r} or a list of names of layers")
 
 
-def add_adapters(network: nn.Module, lora: Lora) -> nn.Module:
-    """The network with adapters, everything else frozen. Their values are drawn later, by `draw_adapters`."""
+def add_adapters(network: nn.Module, lora: Lora, adapter: str = ADAPTER) -> nn.Module:
+    """The network with adapters, everything else frozen. Their values are drawn later, by `draw_adapters`.
+
+    A network may get several, each with a name of its own; peft lets only the last of them train and act.
+    """
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise UserError(
             'lora=Lora(...) needs the library peft; install it with: pip install "samestep[lora]"'
         ) from error
-    if has_adapters(network):
+    if has_adapters(network) and adapter == ADAPTER:
         raise UserError("the network has adapters already; leave out lora=..., or give the network without them")
     names = _target_names(network, lora.targets)
     settings = LoraConfig(
@@ -75,7 +78,7 @@ def add_adapters(network: nn.Module, lora: Lora) -> nn.Module:
     on_meta = any(parameter.is_meta for parameter in network.parameters())
     try:
         with torch.random.fork_rng(devices=[]):  # they are drawn again by name
-            inject_adapter_in_model(settings, network, ADAPTER, low_cpu_mem_usage=on_meta)
+            inject_adapter_in_model(settings, network, adapter, low_cpu_mem_usage=on_meta)
     except ValueError as error:  # a layer of another kind
         raise UserError(f"peft cannot add adapters here ({error}); name other layers in Lora(targets=[...])") from error
     for part in _adapter_layers(network):
