@@ -119,7 +119,7 @@ def test_dumps_that_do_not_fit(run: Path, tmp_path: Path, capfd: pytest.CaptureF
     words = PreTrainedTokenizerFast(tokenizer_object=words_with_spaces(), bos_token="<s>", eos_token="<|end|>")
     words.save_pretrained(tmp_path / "words")
     named = (f"model_name={wide}", f"tokenizer_name={tmp_path / 'words'}")
-    train(tmp_path, "verify", *named, source, *few, name="words", code=2)
+    train(tmp_path, "verify", *named, source, *few, name="other_words", code=2)
     assert "is of another tokenizer" in said(capfd)
     train(tmp_path, "verify", f"model_name={folder}", source, *few, name="same")
     (first / "artifacts" / "dump" / "activations" / "arrays.json").unlink()
