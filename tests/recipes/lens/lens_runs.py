@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from language_toys import of_transformers
 from player_folders import bytes_with_merges
 from samestep.cli.main import main
@@ -13,7 +15,11 @@ SMALL = ("log.every=1", "log.quiet=true", "log.tensorboard=false", "checkpoint.b
 
 def train(folder: Path, preset: str, *settings: str, name: str = "run", code: int = 0) -> Path:
     """A run of some steps; its folder."""
-    assert main(["train", "lens", "--preset", preset, f"out={folder}", f"name={name}", *SMALL, *settings]) == code
+    before = torch.get_default_dtype()  # a proof changes it; a fixture of a module would leave it so
+    try:
+        assert main(["train", "lens", "--preset", preset, f"out={folder}", f"name={name}", *SMALL, *settings]) == code
+    finally:
+        torch.set_default_dtype(before)
     return folder / name
 
 

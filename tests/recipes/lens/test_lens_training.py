@@ -119,3 +119,13 @@ def test_presets_can_be_composed() -> None:
     for name, values in recipe.presets.items():
         config = build(LensConfig, values)
         assert stages(config)[-1].name in ("train", "grpo"), name
+
+
+def test_other_settings_take_over_earlier_stages(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    shown = ("stages_from=run", "log.quiet=false", "max_steps=1", "grpo.max_steps=1", "grpo.inner_epochs=1")
+    second = train(run.parent, "verify-grpo", *shown, "t_text=2", "learning_rate=1e-3", name="second")
+    assert capfd.readouterr().out.count("is taken over from") == 3, "the model, its tokens and its activations"
+    (row,) = rows_of(second, "grpo")
+    assert row["clipped"] == 0 and abs(row["policy"]) < 1e-9, "the first update compares a network with itself"
+    train(run.parent, "verify-grpo", *shown, "layer_l=1", "until=dump", name="third")
+    assert capfd.readouterr().out.count("is taken over from") == 2, "other activations of the same texts"
