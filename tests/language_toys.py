@@ -30,7 +30,8 @@ def native(**changes: Any) -> CausalTransformer:
 
 
 def of_transformers(kind: str, attention: str = "sdpa", **changes: Any) -> nn.Module:
-    """One of `llama`, `qwen2`, `gemma`, `gemma2` (which changes its logits and has a window), `gpt2`."""
+    """One of `llama`, `qwen2`, `qwen3`, `gemma`, `gemma2` (which changes its logits and has a window), `gemma3` (every
+    second layer has a window here), `gpt2`."""
     import transformers
 
     kinds: dict[str, tuple[Any, Any, dict[str, Any]]] = {
@@ -38,6 +39,12 @@ def of_transformers(kind: str, attention: str = "sdpa", **changes: Any) -> nn.Mo
         "qwen2": (transformers.Qwen2ForCausalLM, transformers.Qwen2Config, {}),
         "gemma": (transformers.GemmaForCausalLM, transformers.GemmaConfig, {"head_dim": 4}),
         "gemma2": (transformers.Gemma2ForCausalLM, transformers.Gemma2Config, {"head_dim": 4, "sliding_window": 4}),
+        "qwen3": (transformers.Qwen3ForCausalLM, transformers.Qwen3Config, {"head_dim": 4}),
+        "gemma3": (
+            transformers.Gemma3ForCausalLM,
+            transformers.Gemma3TextConfig,
+            {"head_dim": 4, "sliding_window": 4, "sliding_window_pattern": 2},
+        ),
         "gpt2": (transformers.GPT2LMHeadModel, transformers.GPT2Config, {}),
     }
     build, configure, own = kinds[kind]

@@ -63,6 +63,44 @@ class KVCache:
         return self.layers[0].length
 
 
+class GrowingLayer:
+    """Keys and values of one layer, joined anew with every call, so that gradients reach what was cached."""
+
+    is_differentiable = True
+    """Read where blocks are computed again in the backward pass: that would add the same columns twice."""
+
+    def __init__(self) -> None:
+        self._keys: Tensor | None = None
+        self._values: Tensor | None = None
+
+    @property
+    def length(self) -> int:
+        """Columns so far."""
+        return 0 if self._keys is None else self._keys.shape[2]
+
+    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add new columns [rows, heads, new, head_size]; all columns so far."""
+        if self._keys is not None and self._values is not None:
+            keys, values = torch.cat((self._keys, keys), 2), torch.cat((self._values, values), 2)
+        self._keys, self._values = keys, values
+        return keys, values
+
+
+class GrowingCache:
+    """Keys and values of all layers, through which gradients flow."""
+
+    column = None
+    """Columns are never written to a fixed place."""
+
+    def __init__(self, layers: int) -> None:
+        self.layers = [GrowingLayer() for _ in range(layers)]
+
+    @property
+    def length(self) -> int:
+        """Columns so far."""
+        return self.layers[0].length
+
+
 def _room(like: Tensor, capacity: int) -> Tensor:
     rows, heads, _, size = like.shape
     return like.new_zeros(rows, heads, capacity, size)  # a hidden column counts 0 times, and 0 times NaN is NaN

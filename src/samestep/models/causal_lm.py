@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from samestep.core.errors import UserError
-from samestep.models.attention import KVCache
+from samestep.models.attention import GrowingCache, KVCache
 from samestep.models.transformer import Transformer, TransformerConfig
 
 
@@ -42,6 +42,10 @@ class CausalTransformer(Transformer):
         if config.tied_head:
             self.transformer.ff_out.weight = self.transformer.wte.weight
 
+    def get_input_embeddings(self) -> nn.Module:
+        """The embedding."""
+        return self.transformer.wte
+
     def get_output_embeddings(self) -> nn.Module:
         """The head."""
         return self.transformer.ff_out
@@ -54,13 +58,14 @@ class CausalTransformer(Transformer):
         self,
         tokens: Tensor,
         attention_mask: Tensor | None = None,
-        cache: KVCache | None = None,
+        cache: KVCache | GrowingCache | None = None,
         logits_to_keep: int = 0,
     ) -> Tensor:
         """Logits of each position, or of the last `logits_to_keep`.
 
         `attention_mask` is true where there is a real token; with a cache it has a column for each cached token first.
-        The new keys and values go into the cache, which works without gradients only.
+        The new keys and values go into the cache; a `KVCache` works without gradients only. Vectors
+        [rows, length, d_model] may stand in for tokens, as the embedding gives them.
         """
         self.check_length(tokens.shape[1] + (cache.length if cache is not None else 0))
         logits: Tensor = self.transformer(tokens, attention_mask, cache, logits_to_keep)

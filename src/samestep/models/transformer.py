@@ -12,7 +12,16 @@ from torch import Tensor, nn
 
 from samestep.core.errors import UserError
 from samestep.models import deferred_init
-from samestep.models.attention import KVCache, LayerCache, Visible, at_column, token_positions, visible_columns
+from samestep.models.attention import (
+    GrowingCache,
+    GrowingLayer,
+    KVCache,
+    LayerCache,
+    Visible,
+    at_column,
+    token_positions,
+    visible_columns,
+)
 from samestep.models.deferred_init import DeferredInit, Embedding
 
 
@@ -149,7 +158,12 @@ class Block(nn.Module):
         self.ff_out = Linear(config.mlp_hidden_size, width)
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, visible: Visible | None = None, cache: LayerCache | None = None
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        visible: Visible | None = None,
+        cache: LayerCache | GrowingLayer | None = None,
     ) -> Tensor:
         """Map the residual stream [rows, length, d_model] to itself; without `visible`, all or what comes before."""
         visible = self.config.causal if visible is None else visible
@@ -157,7 +171,9 @@ class Block(nn.Module):
         y = self.ff_norm(x)
         return x + self.ff_out(F.silu(self.ff_proj(y)) * self.up_proj(y))
 
-    def _attend(self, y: Tensor, cos: Tensor, sin: Tensor, visible: Visible, cache: LayerCache | None) -> Tensor:
+    def _attend(
+        self, y: Tensor, cos: Tensor, sin: Tensor, visible: Visible, cache: LayerCache | GrowingLayer | None
+    ) -> Tensor:
         rows, length, width = y.shape
         heads = (rows, length, -1, self.config.head_size)
         q = rotate(self.q_proj(y).view(heads).transpose(1, 2), cos, sin)
@@ -186,18 +202,20 @@ class Body(nn.Module):
         self,
         tokens: Tensor,
         attention_mask: Tensor | None = None,
-        cache: KVCache | None = None,
+        cache: KVCache | GrowingCache | None = None,
         logits_to_keep: int = 0,
     ) -> Tensor:
-        """Logits of each position, or of the last few."""
-        x = self.wte(tokens)
+        """Logits of each position, or of the last few. Vectors may stand in for tokens, as the embedding gives them."""
+        x = tokens if tokens.is_floating_point() else self.wte(tokens)
         positions, visible = self._places(tokens, attention_mask, cache)
         cos, sin = rotary_tables(positions, self.config.head_size, self.config.rope_theta, x)
         for number, block in enumerate(self.blocks):
             x = block(x, cos, sin, visible, cache.layers[number] if cache is not None else None)
         return self.ff_out(self.ln_f(x[:, -logits_to_keep:]))
 
-    def _places(self, tokens: Tensor, mask: Tensor | None, cache: KVCache | None) -> tuple[Tensor, Visible]:
+    def _places(
+        self, tokens: Tensor, mask: Tensor | None, cache: KVCache | GrowingCache | None
+    ) -> tuple[Tensor, Visible]:
         """Positions of tokens, and the columns that they attend to."""
         if cache is not None and cache.column is not None:
             assert mask is not None, "a cache with a fixed column needs a mask of all columns"

@@ -30,6 +30,18 @@ class PreallocatedLayer(DynamicLayer):
         return self.keys, self.values
 
 
+class GrowingDynamicCache(DynamicCache):
+    """The cache of transformers as it is: keys and values are joined anew with every call, so gradients flow."""
+
+    is_differentiable = True
+    """See `GrowingLayer`."""
+
+
+def growing_cache(config: Any) -> GrowingDynamicCache:
+    """An empty differentiable cache for a model with this configuration."""
+    return GrowingDynamicCache(config=config)
+
+
 def new_cache(config: Any, capacity: int) -> DynamicCache:
     """An empty cache for a model with this configuration. Layers of a kind of their own, such as a sliding window, stay
     as transformers has them."""

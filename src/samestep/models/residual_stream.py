@@ -1,0 +1,227 @@
+"""A causal network as a stack of blocks: what leaves a block can be read, and exchanged for something else.
+
+    stream = ResidualStream(network)                 # once; the network may be moved, cast or sharded afterwards
+    hidden = stream.leaving(tokens, layer=4)         # what leaves block 4, counted from 0
+    logits = stream.logits(tokens, positions, layer=4, values=hidden[rows, positions])    # the network's own logits
+
+What leaves block 4 is `hidden_states[5]` of transformers, but for the last block, whose output transformers gives after
+the last norm: here it is always what the block itself returns.
+
+All of it is differentiable in what goes in. A hook of each block exchanges its output, and a hook of the head chooses
+the positions that it is called for; the network is still called as a whole. To read what leaves a block, a shallow copy
+of the network is called that ends there and shares every layer.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from samestep.core.errors import UserError
+from samestep.models.attention import GrowingCache
+from samestep.models.decoding import forward_arguments, position_limit
+
+_BLOCKS = ("blocks", "h", "layers")
+_LAST_NORMS = ("ln_f", "norm")
+_KNOWN = "CausalTransformer, or GPT-2, Llama, Qwen2, Qwen3, Gemma, Gemma 2 or Gemma 3 (text) of transformers"
+
+
+class _OutputExchange:
+    """A hook of a block that exchanges what leaves it at one position of each row."""
+
+    def __init__(self) -> None:
+        self.positions: Tensor | None = None
+        self.values: Tensor | None = None
+
+    def __call__(self, block: nn.Module, args: Any, output: Any) -> Any:
+        if self.positions is None or self.values is None:
+            return None
+        hidden: Tensor = output if isinstance(output, Tensor) else output[0]
+        values = self.values[:, None].to(hidden.dtype)
+        changed = hidden.scatter(1, _index(self.positions, hidden), values)
+        return changed if isinstance(output, Tensor) else (changed, *output[1:])
+
+
+class _PositionChoice:
+    """A hook of the head: it is called for one position of each row only."""
+
+    def __init__(self) -> None:
+        self.positions: Tensor | None = None
+
+    def __call__(self, head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if self.positions is None:
+            return None
+        hidden: Tensor = args[0]
+        return (hidden.gather(1, _index(self.positions, hidden)), *args[1:])
+
+
+class ResidualStream:
+    """The blocks of the native `CausalTransformer`, or of a causal model of transformers."""
+
+    def __init__(self, network: nn.Module) -> None:
+        """Hooks are added to the network, which do nothing but in calls of `logits`."""
+        self.network = network
+        body = _body(network)
+        blocks, norm = _named(body, _BLOCKS), _named(body, _LAST_NORMS)
+        self._embedding, self._head = _embedding(network), _head(network)
+        if not (blocks and norm):
+            raise _unknown(network)
+        self.blocks: list[nn.Module] = list(getattr(body, blocks))
+        self.layers, self.width = len(self.blocks), self._embedding.embedding_dim
+        self.vocabulary = self._head.out_features
+        if self._embedding.num_embeddings != self.vocabulary:
+            raise UserError(
+                f"{type(network).__name__} embeds {self._embedding.num_embeddings} tokens and predicts "
+                f"{self.vocabulary}; use a model with as many of one as of the other"
+            )
+        self._is_native = "cache" in forward_arguments(network)
+        self._limit = position_limit(network)
+        self._cuts = [_cut(body, blocks, norm, layer) for layer in range(self.layers)]
+        self._exchanges = [_OutputExchange() for _ in self.blocks]
+        for block, exchange in zip(self.blocks, self._exchanges, strict=True):
+            block.register_forward_hook(exchange)
+        self._choice = _PositionChoice()
+        self._head.register_forward_pre_hook(self._choice)
+
+    def check_layer(self, layer: int) -> None:
+        """Refuse a layer that the network does not have."""
+        if not 0 <= layer < self.layers:
+            raise UserError(
+                f"the model has the layers 0 to {self.layers - 1}, and no layer {layer}; choose one of these"
+            )
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """The vectors [..., width] of tokens [...]."""
+        vectors: Tensor = self._embedding(tokens)
+        return vectors
+
+    def embed_mixture(self, weights: Tensor) -> Tensor:
+        """Mixtures of the vectors of all tokens, by weights [..., vocabulary]: that of one token where it has all the
+        weight."""
+        table: Tensor = self._embedding.weight
+        vectors = weights.to(table.dtype) @ table
+        scale = getattr(self._embedding, "embed_scale", None)
+        return vectors if scale is None else vectors * (scale.to(table.dtype) if isinstance(scale, Tensor) else scale)
+
+    def leaving(self, inputs: Tensor, layer: int) -> Tensor:
+        """What leaves block `layer` [rows, columns, width]; no later block is computed.
+
+        `inputs` are tokens [rows, columns] or vectors [rows, columns, width]. Rows are padded on the right only, so no
+        mask is needed.
+        """
+        self.check_layer(layer)
+        self._check_length(inputs.shape[1])
+        out = self._call(self._cuts[layer], inputs)
+        hidden: Tensor = out if isinstance(out, Tensor) else out.last_hidden_state
+        return hidden
+
+    def logits(
+        self,
+        inputs: Tensor,
+        positions: Tensor | None = None,
+        *,
+        layer: int | None = None,
+        values: Tensor | None = None,
+    ) -> Tensor:
+        """Logits [rows, columns, vocabulary], or [rows, vocabulary] at `positions` [rows], for which alone the head is
+        then called. `values` [rows, width] take the place of what leaves block `layer` at `positions`."""
+        self._check_length(inputs.shape[1])
+        if layer is None or values is None:
+            return self._logits(inputs, positions)
+        assert positions is not None, "an exchange needs the positions where it is made"
+        self.check_layer(layer)
+        exchange = self._exchanges[layer]
+        exchange.positions, exchange.values = positions, values
+        try:
+            return self._logits(inputs, positions)
+        finally:
+            exchange.positions = exchange.values = None
+
+    def _logits(self, inputs: Tensor, positions: Tensor | None) -> Tensor:
+        self._choice.positions = positions
+        try:
+            logits = _logits_of(self._call(self.network, inputs))
+        finally:
+            self._choice.positions = None
+        return logits if positions is None else logits[:, 0]
+
+    def new_cache(self) -> Any:
+        """An empty cache for `next_logits`. Gradients reach what is in it."""
+        if self._is_native:
+            return GrowingCache(self.layers)
+        from samestep.models.transformers_cache import growing_cache
+
+        return growing_cache(self.network.config)
+
+    def next_logits(self, inputs: Tensor, cache: Any) -> Tensor:
+        """Logits [rows, vocabulary] after the last column of `inputs`, which follow what is in the cache."""
+        known = cache.length if self._is_native else cache.get_seq_length()
+        self._check_length(known + inputs.shape[1])
+        named = {"cache": cache} if self._is_native else {"past_key_values": cache, "use_cache": True}
+        return _logits_of(self._call(self.network, inputs, logits_to_keep=1, **named))[:, -1]
+
+    def _call(self, network: nn.Module, inputs: Tensor, **options: Any) -> Any:
+        """Always with vectors: a model of transformers warns about tokens that look like padding."""
+        vectors = inputs if inputs.is_floating_point() else self.embed(inputs)
+        if self._is_native:
+            return network(vectors, **options)
+        return network(inputs_embeds=vectors, **{"use_cache": False, **options})
+
+    def _check_length(self, columns: int) -> None:
+        if self._limit is not None and columns > self._limit:
+            raise UserError(f"the model reads at most {self._limit} tokens, and a text has {columns}; make it shorter")
+
+
+def _index(positions: Tensor, hidden: Tensor) -> Tensor:
+    return positions[:, None, None].expand(-1, 1, hidden.shape[-1])
+
+
+def _logits_of(out: Any) -> Tensor:
+    logits: Tensor = out if isinstance(out, Tensor) else out.logits
+    return logits
+
+
+def _body(network: nn.Module) -> nn.Module:
+    """The part with the blocks: the native one calls it `transformer`, transformers knows it as `base_model`."""
+    body = getattr(network, "base_model", getattr(network, "transformer", None))
+    if not isinstance(body, nn.Module):
+        raise _unknown(network)
+    return body
+
+
+def _named(body: nn.Module, names: tuple[str, ...]) -> str:
+    return next((name for name in names if isinstance(getattr(body, name, None), nn.Module)), "")
+
+
+def _cut(body: nn.Module, blocks: str, norm: str, layer: int) -> nn.Module:
+    """A copy of the network's body that ends after block `layer`, of the very same layers."""
+    end: Mapping[str, nn.Module] = {
+        blocks: nn.ModuleList(list(getattr(body, blocks))[: layer + 1]),
+        norm: nn.Identity(),
+        "ff_out": nn.Identity(),  # the native body has the head in it
+    }
+    cut = copy.copy(body)
+    cut._modules = {name: end.get(name, part) for name, part in body._modules.items()}
+    return cut
+
+
+def _embedding(network: nn.Module) -> nn.Embedding:
+    find = getattr(network, "get_input_embeddings", None)
+    found = find() if find else None
+    if isinstance(found, nn.Embedding):
+        if type(found).forward is nn.Embedding.forward or hasattr(found, "embed_scale"):
+            return found
+    raise _unknown(network)
+
+
+def _head(network: nn.Module) -> nn.Linear:
+    find = getattr(network, "get_output_embeddings", None)
+    found = find() if find else None
+    if not isinstance(found, nn.Linear):
+        raise _unknown(network)
+    return found
+
+
+def _unknown(network: nn.Module) -> UserError:
+    return UserError(f"the blocks of {type(network).__name__} cannot be read; use {_KNOWN}")

@@ -1,0 +1,27 @@
+"""Activations of a frozen language model as text, and back: `samestep train lens --preset tiny`.
+
+settings     config.py, components.py (what is trained), schedules.py, presets.py, resolve.py (what is refused before a
+             run is recorded)
+data         texts.py (documents in pieces), pretokenize.py (tokens), samples.py (which activations there are),
+             dump.py (activations on disk), activations.py (rows for feeds)
+models       language_model.py (the frozen model and its tokenizer), pretrain.py (the built-in one), network.py (decoder
+             and encoder around it)
+training     task.py (the training stage), grpo.py (rewards), stages.py (what a run does)
+"""
+
+from samestep import Recipe
+from samestep.recipes.lens.config import LensConfig
+from samestep.recipes.lens.presets import PRESETS
+from samestep.recipes.lens.resolve import resolve_config
+from samestep.recipes.lens.stages import describe, stages
+
+__all__ = ["LensConfig", "recipe"]
+
+recipe = Recipe(
+    config=LensConfig,
+    stages=stages,
+    presets=PRESETS,
+    aliases={"gradient_accumulation_steps": "accumulation", "num_train_epochs": "epochs"},
+    describe=describe,
+    resolve=resolve_config,
+)

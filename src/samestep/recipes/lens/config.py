@@ -1,0 +1,183 @@
+"""Every setting of the recipe beyond those that all recipes share."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from samestep import CausalConfig, Config, UserError, free
+from samestep.recipes.lens.components import TrainableComponents
+from samestep.recipes.lens.schedules import ValueSchedule
+
+SLOT = "<embed>"
+"""Where the activation stands in the decoder's prompt."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """The texts whose activations are explained."""
+
+    path: str | None = None
+    """A .txt file, a .jsonl, .json, .csv, .tsv or .parquet file, or a folder of datasets.save_to_disk; null: the
+    English text that comes with Python (`pydoc_data.topics`)."""
+    text_field: str = "text"
+    """The column that holds the text."""
+    validation_fraction: float = 0.1
+    """Share of the texts that is kept for validation: whole documents, chosen by the seed, or the end of a single
+    one."""
+    limit: int | None = None
+    """Use only this many documents, from the beginning, for a quick trial; null: all."""
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        if not 0 < self.validation_fraction < 1:
+            raise UserError(f"Set data.validation_fraction between 0 and 1; it is {self.validation_fraction}.")
+        if self.limit is not None and self.limit < 2:
+            raise UserError(f"Set data.limit to 2 or more, or to null; it is {self.limit}.")
+
+
+@dataclass(frozen=True)
+class ActivationDumper:
+    """Which activations there are, and where they come from."""
+
+    mode: Literal["dumped", "live"] = "dumped"
+    """dumped: a stage of its own computes all activations once; live: they are computed with every batch."""
+    source: str | None = None
+    """A run, or a folder with a dump of one, to train with instead of dumping; null: this run's own."""
+    num_samples: int | None = None
+    """Activations to train with; null: one for each text."""
+    validation_samples: int | None = None
+    """Activations to validate with; null: one for each text that is kept for validation."""
+    seq_len: int = 64
+    """Tokens of a text."""
+    position: Literal["random", "midpoint"] = "random"
+    """The token of a text whose activation is taken: drawn by the seed, or the middle one."""
+    min_position: int = 5
+    """Drawn positions begin here, counted from 0; in a shorter text the last token is taken."""
+    batch_size: int = free(32)
+    """Texts at once on a device, in the stages that write tokens and activations."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Type of stored activations."""
+    save_every: int = free(100)
+    """Steps of these stages between two saves: what a kill costs at most."""
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        for name in ("num_samples", "validation_samples"):
+            value = getattr(self, name)
+            if value is not None and value < 2:
+                raise UserError(f"Set activation_dumper.{name} to 2 or more, or to null; it is {value}.")
+        for name in ("batch_size", "save_every"):
+            if getattr(self, name) < 1:
+                raise UserError(f"Set activation_dumper.{name} to 1 or more; it is {getattr(self, name)}.")
+        if self.seq_len < 2 or not 0 <= self.min_position < self.seq_len:
+            raise UserError(
+                "Set activation_dumper.seq_len to 2 or more, and activation_dumper.min_position from 0 to below it; "
+                f"they are {self.seq_len} and {self.min_position}."
+            )
+        if self.source is not None and self.mode == "live":
+            raise UserError("Set activation_dumper.mode=dumped to train with a dump, or leave out its source.")
+
+
+@dataclass(frozen=True)
+class PretrainConfig:
+    """How the built-in language model is trained, where no model is named."""
+
+    network: CausalConfig = field(default_factory=lambda: CausalConfig(tied_head=True))
+    """Its shape."""
+    max_steps: int = 300
+    """Steps."""
+    batch_size: int = 32
+    """Texts per step, over all devices."""
+    learning_rate: float = 3e-3
+    """Peak learning rate."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be trained."""
+        if min(self.max_steps, self.batch_size) < 1 or self.learning_rate <= 0:
+            raise UserError("Set max_steps and batch_size of pretrain to 1 or more, and its learning_rate above 0.")
+
+
+@dataclass(frozen=True)
+class GrpoConfig:
+    """A last stage that rewards explanations from which the activation can be rebuilt."""
+
+    max_steps: int = 0
+    """Steps; 0: no such stage."""
+    group_size: int = 4
+    """Explanations of each activation, which are compared with each other."""
+    clip_eps: float = 0.2
+    """How far an update may move the probability of a token."""
+    inner_epochs: int = 1
+    """Updates on the same explanations."""
+    learning_rate: float | None = None
+    """Peak learning rate; null: learning_rate."""
+    mse_weight: float = 1.0
+    """Weight of the encoder's own error, by which it goes on learning from the drawn explanations."""
+    entropy_weight: float = 0.0
+    """Weight of the entropy of the decoder's distributions, which is made larger."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be compared."""
+        if self.max_steps < 0 or self.group_size < 2 or self.inner_epochs < 1 or self.clip_eps <= 0:
+            raise UserError(
+                "Set grpo.max_steps to 0 or more, grpo.group_size to 2 or more, grpo.inner_epochs to 1 or more, and "
+                "grpo.clip_eps above 0."
+            )
+
+
+@dataclass(frozen=True)
+class LensConfig(Config):
+    """Activations of a frozen language model as text, and back."""
+
+    preset: str = "tiny"
+    """A named set of values."""
+    model_name: str | None = None
+    """A folder with a causal model of transformers, or a model of the Hub (org/name); null: a small model on bytes,
+    which is trained first."""
+    tokenizer_name: str | None = None
+    """A folder or a model of the Hub that the tokenizer is taken from; null: the model's own."""
+    layer_l: int = 2
+    """The activation is what leaves this block, counted from 0."""
+    t_text: int = 8
+    """Tokens of an explanation."""
+    decoder_prompt: str = f"Explain {SLOT}: "
+    """What the decoder reads before it writes; <embed> is where the activation stands."""
+    kl_base_weight: float = 1.0
+    """Weight of the KL divergence between the model's output with the activation and with what was rebuilt."""
+    lm_base_weight: float = 0.1
+    """Weight of the KL divergence of the decoder's distributions to those of the frozen model, times alpha_schedule."""
+    entropy_weight: float = 0.0
+    """Weight of the entropy of the decoder's distributions, which is made larger."""
+    mse_weight: float = 1.0
+    """Weight of the squared error of the rebuilt activation, divided by the activation's squared norm."""
+    gumbel_tau_schedule: ValueSchedule = field(default_factory=lambda: ValueSchedule("linear", 1.0, 0.5))
+    """Temperature of the Gumbel-softmax."""
+    alpha_schedule: ValueSchedule = field(default_factory=ValueSchedule)
+    """Factor of lm_base_weight."""
+    stop_gradient_delta: bool = True
+    """Take what is added to the rebuilt activation, A' less its own reconstruction, as a constant."""
+    kv_cache: bool = True
+    """The decoder keeps keys and values of what it has read; false: it reads everything again for each token."""
+    trainable_components: TrainableComponents = field(default_factory=TrainableComponents)
+    """Which parts are trained."""
+    data: DataConfig = field(default_factory=DataConfig)
+    """The texts."""
+    activation_dumper: ActivationDumper = field(default_factory=ActivationDumper)
+    """Which activations there are, and where they come from."""
+    pretrain: PretrainConfig = field(default_factory=PretrainConfig)
+    """How the built-in language model is trained."""
+    grpo: GrpoConfig = field(default_factory=GrpoConfig)
+    """A last stage with a reward."""
+
+    def __post_init__(self) -> None:
+        """Refuse settings that cannot work."""
+        if self.t_text < 1:
+            raise UserError(f"Set t_text to 1 or more; an explanation of {self.t_text} tokens says nothing.")
+        if self.layer_l < 0:
+            raise UserError(f"Set layer_l to 0 or more; it is {self.layer_l}.")
+        if self.decoder_prompt.count(SLOT) != 1:
+            raise UserError(f"Write {SLOT} once in decoder_prompt, where the activation stands.")
+        weights = (self.kl_base_weight, self.lm_base_weight, self.mse_weight)
+        if min(weights) < 0 or not any((*weights, self.entropy_weight)):
+            raise UserError("Set kl_base_weight, lm_base_weight and mse_weight to 0 or more, and one of them above 0.")
+        if self.gumbel_tau_schedule.least <= 0:
+            raise UserError("Set start and end of gumbel_tau_schedule above 0: they are temperatures.")

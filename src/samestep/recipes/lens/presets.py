@@ -1,0 +1,111 @@
+"""Named sets of values."""
+
+from typing import Any
+
+# 11 samples in batches of 4 end an epoch in a step with fewer rows than some numbers of ranks share.
+_VERIFY: dict[str, Any] = {
+    "data": {"limit": 24, "validation_fraction": 0.3},
+    "pretrain": {
+        "network": {
+            "d_model": 16,
+            "n_layers": 2,
+            "n_heads": 2,
+            "mlp_hidden_size": 32,
+            "max_sequence_length": 64,
+            "init_std": 0.1,
+        },
+        "max_steps": 3,
+        "batch_size": 5,
+    },
+    "activation_dumper": {
+        "seq_len": 16,
+        "min_position": 3,
+        "num_samples": 13,
+        "validation_samples": 7,
+        "batch_size": 3,
+        "save_every": 2,
+    },
+    "layer_l": 0,
+    "t_text": 3,
+    "decoder_prompt": "a<embed>b",
+    "entropy_weight": 0.01,
+    "alpha_schedule": {"type": "linear", "start": 0.0, "end": 1.0, "num_steps": "3s"},
+    "gumbel_tau_schedule": {"type": "exponential", "start": 1.0, "end": 0.5, "num_steps": "1e"},
+    "distributed": {"dtype": "float64"},
+    "global_batch_size": 6,
+    "batch_size": 2,
+    "max_steps": 4,
+    "validate_every": 2,
+    "learning_rate": 3e-3,
+}
+PRESETS: dict[str, dict[str, Any]] = {
+    # A small model on bytes is trained, its activations are dumped, and explained in text: two minutes on 2 CPU
+    # processes.
+    "tiny": {
+        "pretrain": {
+            "network": {
+                "d_model": 64,
+                "n_layers": 4,
+                "n_heads": 4,
+                "mlp_hidden_size": 192,
+                "max_sequence_length": 128,
+                "init_std": 0.04,
+            },
+            "max_steps": 400,
+            "batch_size": 32,
+            "learning_rate": 4e-3,
+        },
+        "activation_dumper": {"seq_len": 48, "validation_samples": 256, "batch_size": 64},
+        "layer_l": 1,
+        "t_text": 8,
+        "trainable_components": {"decoder": {"base_model": True}, "encoder": {"base_model": True}},
+        "global_batch_size": 64,
+        "batch_size": 32,
+        "max_steps": 400,
+        "validate_every": 100,
+        "learning_rate": 3e-3,
+        "weight_decay": 0.0,
+        "warmup_ratio": 0.05,
+    },
+    # GPT-2 with shared frozen parts, as conf/gpt2_frozen.yaml has it. None of its values sets global_batch_size:
+    # batch_size is for each process, as users of such scripts expect.
+    "gpt2": {
+        "model_name": "openai-community/gpt2",
+        "layer_l": 6,
+        "t_text": 10,
+        "activation_dumper": {"seq_len": 64, "dtype": "float32"},
+        "batch_size": 32,
+        "learning_rate": 1e-4,
+        "weight_decay": 0.0,
+        "warmup_ratio": 0.02,
+    },
+    # Milliseconds a step in float64: a dump, copies of the model, everything trained.
+    "verify": {
+        **_VERIFY,
+        "trainable_components": {
+            "decoder": {"base_model": True, "output_head": True},
+            "encoder": {"base_model": True, "layer": 1},
+            "learning_rate_multipliers": {"decoder.prompt": 0.1},
+            "freeze_until": {"encoder.base_model": "2s"},
+        },
+    },
+    # Activations with every batch, adapters, the decoder without a cache, gradients through Delta.
+    "verify-live": {
+        **_VERIFY,
+        "activation_dumper": {**_VERIFY["activation_dumper"], "mode": "live", "position": "midpoint"},
+        "trainable_components": {
+            "decoder": {"base_model": "lora"},
+            "encoder": {"base_model": "lora"},
+            "lora": {"rank": 2},
+        },
+        "kv_cache": False,
+        "stop_gradient_delta": False,
+    },
+    # Rewards after training.
+    "verify-grpo": {
+        **_VERIFY,
+        "max_steps": 2,
+        "grpo": {"max_steps": 3, "group_size": 3, "inner_epochs": 2, "entropy_weight": 0.01},
+    },
+}
+"""Named sets of values."""

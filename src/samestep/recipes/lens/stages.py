@@ -1,0 +1,105 @@
+"""The stages: the built-in model (if none is named), tokens, activations (if they are dumped), training, rewards."""
+
+from dataclasses import replace
+
+from samestep import TRAINING_SETTINGS, Fit, Stage
+from samestep.recipes.lens import dump, grpo, pretokenize, pretrain, task
+from samestep.recipes.lens.config import LensConfig
+from samestep.recipes.lens.dump import build_dump
+from samestep.recipes.lens.grpo import LensRewards
+from samestep.recipes.lens.pretokenize import build_pretokenize
+from samestep.recipes.lens.pretrain import build_pretrain, keep_weights
+from samestep.recipes.lens.task import FVE, LensStage, LensTraining
+
+BEST = (f"val/{FVE}", "max")
+"""Not the loss: its weights change with the step, so that its values at two steps are not comparable."""
+_OF_TRAINING = (
+    *("t_text", "decoder_prompt", "*_weight", "*_schedule.*", "stop_gradient_delta", "kv_cache", "init_from"),
+    *("trainable_components.*", "grpo.*"),
+)
+_OF_SAMPLES = ("layer_l", "activation_dumper.mode", "activation_dumper.num_samples", "activation_dumper.*position")
+
+
+def stages(config: LensConfig) -> list[Stage]:
+    """Two to five."""
+    found: list[Stage] = []
+    has_source = config.activation_dumper.source is not None
+    if not has_source:
+        found += _preparation(config)
+    found.append(Stage(task.STAGE, LensTraining, validate=LensStage.validate, best=BEST, ignores=("grpo.*",)))
+    if config.grpo.max_steps:
+        begins = f"{task.STAGE}:best"
+        rewards = Stage(grpo.STAGE, LensRewards, validate=LensStage.validate, best=BEST, config=grpo_config)
+        found.append(replace(rewards, start=begins))
+    return found
+
+
+def _preparation(config: LensConfig) -> list[Stage]:
+    """What comes before training."""
+    found: list[Stage] = []
+    unused = (*TRAINING_SETTINGS, *_OF_TRAINING)
+    if config.model_name is None:
+        found.append(
+            Stage(
+                pretrain.STAGE,
+                build_pretrain,
+                validate=Fit.validate,
+                best=("val/nats", "min"),
+                finish=keep_weights,
+                config=pretrain_config,
+                ignores=(*_OF_TRAINING, *_OF_SAMPLES, "activation_dumper.validation_samples"),
+            )
+        )
+    ignored = (*unused, *_OF_SAMPLES, "activation_dumper.validation_samples", "activation_dumper.dtype", "pretrain.*")
+    found.append(Stage(pretokenize.STAGE, build_pretokenize, config=dump_config, ignores=ignored))
+    if config.activation_dumper.mode == "dumped":
+        found.append(Stage(dump.STAGE, build_dump, config=dump_config, ignores=unused))
+    return found
+
+
+def pretrain_config(config: LensConfig) -> LensConfig:
+    """The settings of the stage that trains the built-in model."""
+    own = config.pretrain
+    return replace(
+        config,
+        max_steps=own.max_steps,
+        global_batch_size=own.batch_size,
+        batch_size=own.batch_size,
+        learning_rate=own.learning_rate,
+        validate_every=0,
+    )
+
+
+def dump_config(config: LensConfig) -> LensConfig:
+    """The settings of stages that write tokens and activations: texts at once, and how much a kill may cost."""
+    dumper = config.activation_dumper
+    saves = replace(config.checkpoint, every_steps=dumper.save_every)
+    return replace(config, batch_size=dumper.batch_size, checkpoint=saves)
+
+
+def grpo_config(config: LensConfig) -> LensConfig:
+    """The settings of the stage with rewards."""
+    own = config.grpo
+    rate = config.learning_rate if own.learning_rate is None else own.learning_rate
+    return replace(config, max_steps=own.max_steps, learning_rate=rate)
+
+
+def describe(config: LensConfig) -> dict[str, str]:
+    """Data, model and objective, for the banner."""
+    shape, dumper = config.pretrain.network, config.activation_dumper
+    own = f"built-in, {shape.n_layers} layers of width {shape.d_model}, on bytes"
+    weights = {
+        "kl": config.kl_base_weight,
+        "lm": config.lm_base_weight,
+        "entropy": -config.entropy_weight,
+        "mse": config.mse_weight,
+    }
+    source = f"dump of {dumper.source}" if dumper.source else dumper.mode
+    return {
+        "dataset": config.data.path or "pydoc_data.topics (the text inside Python)",
+        "model": f"{config.model_name or own}, layer {config.layer_l}",
+        "activations": f"{source}, {dumper.position} positions in {dumper.seq_len} tokens",
+        "explanation": f"{config.t_text} tokens",
+        "trained": ", ".join(config.trainable_components.trained),
+        "loss": " + ".join(f"{weight:g} {term}" for term, weight in weights.items() if weight).replace("+ -", "- "),
+    }

@@ -1,0 +1,180 @@
+"""The training stage: decoder and encoder learn to explain activations and to rebuild them."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from samestep import Batch, Bench, Learner, Metric, Metrics, MicroBatches, Tick, UserError, evaluate, gather_rows
+from samestep.recipes.lens.activations import ActivationRows, open_activations, training_samples
+from samestep.recipes.lens.config import LensConfig
+from samestep.recipes.lens.dump import frozen_model
+from samestep.recipes.lens.language_model import LanguageModel, prompt_tokens
+from samestep.recipes.lens.network import Lens, LensShape
+from samestep.train.logging.metrics import MetricValues
+
+STAGE = "train"
+LEARNER = "model"
+FVE = "fve"
+_TERMS = ("kl", "lm", "entropy", "mse")
+_CHECKED_ROWS = 4
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.02}
+"""How far logits may be from each other, as a share of the largest, by the type they are computed in."""
+
+
+def lens_shape(config: LensConfig, bos: int | None) -> LensShape:
+    """The shape of the network that a configuration asks for."""
+    parts = config.trainable_components
+    kinds = {False: "frozen", True: "full", "lora": "lora"}
+    return LensShape(
+        layer=config.layer_l,
+        t_text=config.t_text,
+        encoder_layer=config.layer_l if parts.encoder.layer is None else parts.encoder.layer,
+        kv_cache=config.kv_cache,
+        stop_gradient=config.stop_gradient_delta,
+        decoder=kinds[parts.decoder.base_model],
+        encoder=kinds[parts.encoder.base_model],
+        trains_decoder_projection=parts.decoder.projection_layer,
+        trains_prompt=parts.decoder.prompt,
+        trains_head=parts.decoder.output_head,
+        trains_encoder_projection=parts.encoder.projection_layer,
+        lora_rank=parts.lora.rank,
+        lora_alpha=parts.lora.alpha,
+        bos=bos,
+        seed=config.seed,
+    )
+
+
+class LensStage:
+    """What training and its continuation by rewards have: the network, the activations, the validation."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.config: LensConfig = bench.config
+        self.model = frozen_model(bench)
+        network = self.model.network()
+        # Before the activations are read, so that a trained network can be loaded where they are not at hand.
+        self.learner = make_learner(bench, self.model, network)
+        rows = open_activations(bench, self.model, network)
+        self.feed, self._validation = bench.feed(rows.train), bench.evaluation_feed(rows.validation)
+        self.length = self.feed.length
+        self.state: Mapping[str, Any] = {LEARNER: self.learner}
+        self._variance: float | None = None
+        check_reinsertion(bench, self.learner, rows)
+        bench.screen.print(f"{len(rows.train):,} activations, {len(rows.validation):,} for validation")
+
+    def validate(self, tick: Tick) -> MetricValues:
+        """Means of all terms over the validation rows, and the share of the activations' variance that is
+        explained."""
+        found = evaluate(self.learner, self._validation, _measure, tick.step)
+        if self._variance is None:
+            self._variance = variance_of(gather_rows(self.learner, self._validation, _activation)["activation"])
+        explained = {FVE: 1 - found.pop("error") / self._variance}
+        found["loss"] = sum(weight * found[term] for term, weight in self.mix(tick.step).items())
+        return {f"val/{name}": value for name, value in (explained | found).items()}
+
+    def mix(self, step: int) -> dict[str, float]:
+        """The coefficients of the terms that are trained, at a step."""
+        config = self.config
+        found = {
+            "kl": config.kl_base_weight,
+            "lm": config.lm_base_weight * self._at_step(config.alpha_schedule, step),
+            "entropy": -config.entropy_weight,
+            "mse": config.mse_weight,
+        }
+        return {term: weight for term, weight in found.items() if weight}
+
+    def _at_step(self, schedule: Any, step: int) -> float:
+        plan = self.bench.known_plan
+        assert plan is not None
+        return float(schedule.at(step, plan.steps_per_epoch, plan.steps))
+
+
+class LensTraining(LensStage):
+    """Both learn through the straight-through Gumbel-softmax."""
+
+    def step(self, tick: Tick) -> Metrics:
+        """One update."""
+        tau = self._at_step(self.config.gumbel_tau_schedule, tick.step)
+        metrics = self.learner.update(with_tau(self.feed[tick.step], tau), _terms, self.mix(tick.step))
+        alpha = self._at_step(self.config.alpha_schedule, tick.step)
+        return {**metrics, "tau": Metric(tau, same=True), "alpha": Metric(alpha, same=True)}
+
+
+def make_learner(bench: Bench, model: LanguageModel, network: nn.Module) -> Learner:
+    """Decoder and encoder around the frozen model, as one network."""
+    config: LensConfig = bench.config
+    lens = Lens(network, lens_shape(config, model.bos), prompt_tokens(model, config.decoder_prompt))
+    parts, groups = config.trainable_components, {}
+    if parts.freeze_until:
+        plan = bench.plan(training_samples(bench))
+        groups = parts.groups(plan.steps_per_epoch, plan.steps)
+    elif parts.learning_rate_multipliers:
+        groups = parts.groups(1, 1)
+    return bench.learner(lens, name=LEARNER, groups=groups or None)
+
+
+def with_tau(micro_batches: MicroBatches, tau: float) -> MicroBatches:
+    """The rows of a step with the temperature beside them: as a tensor, since a number would be compiled in."""
+    batches = [{**batch, "tau": _like(batch, tau)} for batch in micro_batches.batches]
+    return replace(micro_batches, batches=batches)
+
+
+def _like(batch: Batch, value: float) -> Tensor:
+    return torch.full(batch["live"].shape, value, dtype=torch.get_default_dtype(), device=batch["live"].device)
+
+
+def _terms(network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+    found = network(batch)
+    return {name: found[name] for name in _TERMS}
+
+
+def _measure(network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+    """The terms of validation. What is drawn does not depend on the temperature, only gradients do."""
+    found = network({**batch, "tau": _like(batch, 1.0)})
+    return {**{name: found[name] for name in _TERMS}, "error": found["mse"] * found["square"]}
+
+
+def _activation(network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+    return {"activation": batch["activation"] if "activation" in batch else network(batch, "activation")["activation"]}
+
+
+def variance_of(activations: Tensor) -> float:
+    """The mean squared distance of activations [rows, width] to their mean."""
+    wide = activations.double()
+    return float((wide - wide.mean(0)).square().sum(1).mean())
+
+
+def check_reinsertion(bench: Bench, learner: Learner, rows: ActivationRows) -> None:
+    """Refuse to train where putting an activation back does not give the model's own output: then it was read at
+    another place than where it is exchanged, or with another model. Collective."""
+    batch = {name: value.to(bench.world.device) for name, value in rows.validation.rows(_first(rows)).items()}
+    stored = batch["activation"].dtype if "activation" in batch else None
+    batch = {name: _in_default_type(value) for name, value in batch.items()}
+    with learner.inference() as network:
+        found = network(batch, "check")
+    plain, inserted = found["plain"].double(), found["inserted"].double()
+    apart = float((plain - inserted).abs().max() / plain.abs().max())
+    types = {found["plain"].dtype, *([stored] if stored else [])}
+    allowed = max(_TOLERANCE[dtype] for dtype in types)
+
+    def check() -> None:
+        if not apart <= allowed:
+            raise UserError(
+                f"Dump the activations of this model again: putting them back into layer {bench.config.layer_l} does "
+                f"not give the model's own logits (they are {apart:.1e} of the largest apart, and {allowed:.0e} would "
+                "be rounding)."
+            )
+
+    bench.world.run_on_all_ranks("putting activations back", check)
+
+
+def _first(rows: ActivationRows) -> np.ndarray:
+    return np.arange(min(_CHECKED_ROWS, len(rows.validation)))
+
+
+def _in_default_type(value: Tensor) -> Tensor:
+    return value.to(torch.get_default_dtype()) if value.is_floating_point() else value
