@@ -72,7 +72,7 @@ def test_later_blocks_are_not_computed(stream: ResidualStream) -> None:
     calls: list[int] = []
     for number, block in enumerate(stream.blocks):
         block.register_forward_hook(lambda block, args, output, number=number: calls.append(number))
-    stream._head.register_forward_hook(lambda *_: calls.append(-1))
+    stream.head.register_forward_hook(lambda *_: calls.append(-1))
     stream.leaving(tokens(), 1)
     assert calls == [0, 1]
 

@@ -1,6 +1,8 @@
 """Blocks are found in the networks of any library, and computing them again changes no number."""
 
 import copy
+from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
@@ -8,6 +10,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from samestep.core.errors import UserError
+from samestep.models.causal_lm import CausalConfig, CausalTransformer
+from samestep.models.residual_stream import ResidualStream
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.parallel.blocks import checkpoint_activations, find_blocks
 from samestep.parallel.wrap import wrap
@@ -19,6 +23,11 @@ TOKENS = torch.arange(21).reshape(3, 7) % 11
 
 def own() -> nn.Module:
     return Transformer(TransformerConfig(d_model=16, n_layers=4, n_heads=2, mlp_hidden_size=32, vocab_size=11))
+
+
+def causal() -> nn.Module:
+    shape = CausalConfig(d_model=16, n_layers=4, n_heads=2, mlp_hidden_size=32, vocab_size=11)
+    return CausalTransformer(shape)
 
 
 def of_transformers() -> nn.Module:
@@ -75,6 +84,73 @@ def test_weights_held_constant_stay_so() -> None:
     output.sum().backward()
     assert shift.grad.abs().sum() > 0
     assert all(parameter.grad is None for parameter in network.parameters())
+
+
+@pytest.mark.parametrize("make", [causal, of_transformers])
+def test_blocks_that_never_train_are_computed_again_too(make) -> None:
+    """For the gradients of what they are called with, which are the same to the bit."""
+    found = {}
+    for mode in ("none", "full"):
+        network = made(make).requires_grad_(False)
+        checkpoint_activations(network, mode)
+        vectors = torch.ones(3, 7, 16).requires_grad_()
+        kept: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t.numel()), t)[1], lambda t: t):  # noqa: B023
+            logits = ResidualStream(network).logits(vectors)
+        logits.square().sum().backward()
+        found[mode] = vectors.grad, sum(kept)
+    assert torch.equal(found["full"][0], found["none"][0])
+    assert found["full"][1] < 0.5 * found["none"][1]
+
+
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("make", [causal, of_transformers])
+def test_blocks_with_a_differentiable_cache_are_not_computed_again(make, trains: bool) -> None:
+    found = []
+    for mode in ("none", "full"):
+        network = made(make).requires_grad_(trains)
+        checkpoint_activations(network, mode)
+        stream = ResidualStream(network)
+        cache, vectors = stream.new_cache(), torch.ones(3, 3, 16).requires_grad_()
+        parts = [stream.next_logits(vectors[:, [column]], cache) for column in range(3)]
+        torch.stack(parts).square().sum().backward()
+        assert vectors.grad.abs().sum() > 0
+        found.append(vectors.grad)
+    assert torch.equal(*found)
+
+
+def test_a_block_is_computed_again_in_the_state_of_its_call() -> None:
+    """The state is another one when the backward pass comes."""
+
+    class Scaling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.scale = nn.Linear(3, 3), 1.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (self.linear(x) * self.scale).sin()
+
+        def keep_state(self):
+            return partial(self.scaled, self.scale)
+
+        @contextmanager
+        def scaled(self, scale: float):
+            before, self.scale = self.scale, scale
+            yield
+            self.scale = before
+
+    def gradient(mode: str) -> Tensor:
+        network = made(lambda: nn.ModuleList(Scaling() for _ in range(2)))
+        checkpoint_activations(network, mode)
+        x = torch.ones(2, 3)
+        for scale in (2.0, 5.0):
+            for block in network:
+                block.scale = scale
+                x = block(x)
+        x.sum().backward()
+        return network[0].linear.weight.grad
+
+    torch.testing.assert_close(gradient("full"), gradient("none"))
 
 
 def test_experts_are_part_of_their_layer() -> None:

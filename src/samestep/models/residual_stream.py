@@ -13,7 +13,7 @@ of the network is called that ends there and shares every layer.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -44,7 +44,7 @@ class _OutputExchange:
 
 
 class _PositionChoice:
-    """A hook of the head: it is called for one position of each row only."""
+    """A hook of the head: it is called for chosen positions of each row only."""
 
     def __init__(self) -> None:
         self.positions: Tensor | None = None
@@ -64,15 +64,16 @@ class ResidualStream:
         self.network = network
         body = _body(network)
         blocks, norm = _named(body, _BLOCKS), _named(body, _LAST_NORMS)
-        self._embedding, self._head = _embedding(network), _head(network)
+        self.embedding, self.head = _embedding(network), _head(network)
         if not (blocks and norm):
             raise _unknown(network)
         self.blocks: list[nn.Module] = list(getattr(body, blocks))
-        self.layers, self.width = len(self.blocks), self._embedding.embedding_dim
-        self.vocabulary = self._head.out_features
-        if self._embedding.num_embeddings != self.vocabulary:
+        self.last_norm: nn.Module = getattr(body, norm)
+        self.layers, self.width = len(self.blocks), self.embedding.embedding_dim
+        self.vocabulary = self.head.out_features
+        if self.embedding.num_embeddings != self.vocabulary:
             raise UserError(
-                f"{type(network).__name__} embeds {self._embedding.num_embeddings} tokens and predicts "
+                f"{type(network).__name__} embeds {self.embedding.num_embeddings} tokens and predicts "
                 f"{self.vocabulary}; use a model with as many of one as of the other"
             )
         self._is_native = "cache" in forward_arguments(network)
@@ -82,7 +83,7 @@ class ResidualStream:
         for block, exchange in zip(self.blocks, self._exchanges, strict=True):
             block.register_forward_hook(exchange)
         self._choice = _PositionChoice()
-        self._head.register_forward_pre_hook(self._choice)
+        self.head.register_forward_pre_hook(self._choice)
 
     def check_layer(self, layer: int) -> None:
         """Refuse a layer that the network does not have."""
@@ -93,15 +94,15 @@ class ResidualStream:
 
     def embed(self, tokens: Tensor) -> Tensor:
         """The vectors [..., width] of tokens [...]."""
-        vectors: Tensor = self._embedding(tokens)
+        vectors: Tensor = self.embedding(tokens)
         return vectors
 
     def embed_mixture(self, weights: Tensor) -> Tensor:
         """Mixtures of the vectors of all tokens, by weights [..., vocabulary]: that of one token where it has all the
         weight."""
-        table: Tensor = self._embedding.weight
+        table: Tensor = self.embedding.weight
         vectors = weights.to(table.dtype) @ table
-        scale = getattr(self._embedding, "embed_scale", None)
+        scale = getattr(self.embedding, "embed_scale", None)
         return vectors if scale is None else vectors * (scale.to(table.dtype) if isinstance(scale, Tensor) else scale)
 
     def leaving(self, inputs: Tensor, layer: int) -> Tensor:
@@ -125,7 +126,8 @@ class ResidualStream:
         values: Tensor | None = None,
     ) -> Tensor:
         """Logits [rows, columns, vocabulary], or [rows, vocabulary] at `positions` [rows], for which alone the head is
-        then called. `values` [rows, width] take the place of what leaves block `layer` at `positions`."""
+        then called; [rows, some, vocabulary] at positions [rows, some]. `values` [rows, width] take the place of what
+        leaves block `layer` at `positions` [rows]."""
         self._check_length(inputs.shape[1])
         if layer is None or values is None:
             return self._logits(inputs, positions)
@@ -144,7 +146,7 @@ class ResidualStream:
             logits = _logits_of(self._call(self.network, inputs))
         finally:
             self._choice.positions = None
-        return logits if positions is None else logits[:, 0]
+        return logits[:, 0] if positions is not None and positions.dim() == 1 else logits
 
     def new_cache(self) -> Any:
         """An empty cache for `next_logits`. Gradients reach what is in it."""
@@ -173,8 +175,27 @@ class ResidualStream:
             raise UserError(f"the model reads at most {self._limit} tokens, and a text has {columns}; make it shorter")
 
 
+def copy_sharing(network: nn.Module, shared: Iterable[nn.Module]) -> nn.Module:
+    """A copy of a network with layers of its own, but for some that both have."""
+    return copy.deepcopy(network, {id(part): part for part in shared})
+
+
+def with_head(network: nn.Module, head: nn.Linear) -> nn.Module:
+    """The same network with another head; every other layer is the very same."""
+    own = network.get_output_embeddings()  # type: ignore[operator]
+    changed = copy.copy(network)
+    changed._modules = dict(network._modules)
+    for name, part in network._modules.items():
+        if part is own:
+            changed._modules[name] = head
+        elif part is not None and own in part._modules.values():  # the native body has the head in it
+            body = changed._modules[name] = copy.copy(part)
+            body._modules = {key: head if value is own else value for key, value in part._modules.items()}
+    return changed
+
+
 def _index(positions: Tensor, hidden: Tensor) -> Tensor:
-    return positions[:, None, None].expand(-1, 1, hidden.shape[-1])
+    return positions.view(len(positions), -1, 1).expand(-1, -1, hidden.shape[-1])
 
 
 def _logits_of(out: Any) -> Tensor:
@@ -209,10 +230,11 @@ def _cut(body: nn.Module, blocks: str, norm: str, layer: int) -> nn.Module:
 def _embedding(network: nn.Module) -> nn.Embedding:
     find = getattr(network, "get_input_embeddings", None)
     found = find() if find else None
-    if isinstance(found, nn.Embedding):
-        if type(found).forward is nn.Embedding.forward or hasattr(found, "embed_scale"):
-            return found
-    raise _unknown(network)
+    if not isinstance(found, nn.Embedding):
+        raise _unknown(network)
+    if type(found).forward is not nn.Embedding.forward and not hasattr(found, "embed_scale"):
+        raise _unknown(network)
+    return found
 
 
 def _head(network: nn.Module) -> nn.Linear:

@@ -5,6 +5,7 @@ saves memory, and does not change any number.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from samestep.core.errors import UserError
 from samestep.parallel.precision import are_cast, weight_places, weights_at
 
+State = Callable[[], AbstractContextManager[Any]]
 _COSTLY = (
     "mm",
     "addmm",
@@ -60,7 +62,8 @@ def checkpoint_activations(module: nn.Module, mode: str) -> None:
             "modules; list them in an attribute `shard_units`, or set activation_checkpointing=none"
         )
     for block in blocks[:: _every(mode)]:
-        block.forward = partial(_forward_again, block, block.forward, mode == "selective")
+        never_trains = not any(parameter.requires_grad for parameter in block.parameters())
+        block.forward = partial(_forward_again, block, block.forward, mode == "selective", never_trains)
 
 
 def _every(mode: str) -> int:
@@ -73,25 +76,39 @@ def _every(mode: str) -> int:
     return int(mode)
 
 
-def _forward_again(block: nn.Module, forward: Callable[..., Any], selective: bool, *args: Any, **kwargs: Any) -> Any:
+def _forward_again(
+    block: nn.Module, forward: Callable[..., Any], selective: bool, never_trains: bool, *args: Any, **kwargs: Any
+) -> Any:
     # Where the weights are held constant the backward pass must not compute again: by then they would need gradients.
-    trains = any(parameter.requires_grad for parameter in block.parameters())
-    if not trains or not torch.is_grad_enabled():
+    # Those that never train may be computed with again, for the gradients of what the block is called with.
+    is_held_constant = not never_trains and not any(parameter.requires_grad for parameter in block.parameters())
+    if is_held_constant or not torch.is_grad_enabled() or _grows_cache(args, kwargs):
         return forward(*args, **kwargs)
     if kwargs.get("past_key_values") is not None:  # transformers' cache: computing again would append to it again
         kwargs["past_key_values"] = None
     contexts: dict[str, Any] = {"context_fn": _keep_costly} if selective else {}
-    return checkpoint(_with_weights_of_now(block, forward), *args, use_reentrant=False, **contexts, **kwargs)
+    return checkpoint(_as_now(block, forward), *args, use_reentrant=False, **contexts, **kwargs)
 
 
-def _with_weights_of_now(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
-    """In the backward pass the block has its own weights again, no longer those that were cast for the forward pass."""
-    if torch.compiler.is_compiling() or not are_cast(block):  # what is compiled has its backward pass in it
+def _grows_cache(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a block is called with a cache through which gradients flow: computing again would add to it again."""
+    return any(getattr(value, "is_differentiable", False) is True for value in (*args, *kwargs.values()))
+
+
+def _as_now(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """In the backward pass the block has its own weights again, no longer those that were cast for the forward pass,
+    and its state may be another. A block that is called in several states has a function `keep_state`; what that
+    returns gives a context in which the block is as it was then."""
+    keep_state: Callable[[], State] = getattr(block, "keep_state", lambda: nullcontext)
+    if torch.compiler.is_compiling():  # what is compiled has its backward pass in it
         return forward
-    places = weight_places(block)
+    places = weight_places(block) if are_cast(block) else []
+    state = keep_state()
+    if not places and state is nullcontext:
+        return forward
 
     def compute(*args: Any, **kwargs: Any) -> Any:
-        with weights_at(places):
+        with weights_at(places), state():
             return forward(*args, **kwargs)
 
     return compute

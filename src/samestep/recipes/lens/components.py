@@ -55,7 +55,7 @@ PATTERNS: dict[str, tuple[str, ...]] = {
     "decoder.base_model": ("decoder.model.*", "*.lora_*.decoder.*"),
     "decoder.projection_layer": ("decoder.projection.*",),
     "decoder.output_head": ("decoder.head.*",),
-    "decoder.prompt": ("decoder.prompt*",),
+    "decoder.prompt": ("decoder.prompt",),
     "encoder.base_model": ("encoder.model.*", "*.lora_*.encoder.*"),
     "encoder.projection_layer": ("encoder.projection.*",),
 }

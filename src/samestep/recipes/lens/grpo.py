@@ -25,10 +25,7 @@ class LensRewards(LensStage):
 
     def step(self, tick: Tick) -> Metrics:
         """Draw explanations, then learn from them."""
-        copies = self._grpo.group_size
-        rollout = self.bench.produced(self.feed[tick.step], self._draw, copies=copies)
-        for batch in rollout.batches:
-            batch["advantage"] = advantages(batch["reward"], copies)
+        rollout = self.bench.produced(self.feed[tick.step], self._draw, copies=self._grpo.group_size)
         mean, variance = self.bench.moments(rollout, "reward")
         metrics: Metrics = {}
         weights = {"policy": 1.0, "mse": self._grpo.mse_weight, "entropy": -self._grpo.entropy_weight}
@@ -39,7 +36,7 @@ class LensRewards(LensStage):
         return {**metrics, **reward}
 
     def _draw(self, batch: Batch) -> Batch:
-        """Explanations of the activations of a batch, without gradients."""
+        """Explanations of the activations of a batch, without gradients; those of one activation follow each other."""
         self.bench.check_stop()
         with self.learner.inference() as network:
             found = network(
@@ -56,6 +53,7 @@ class LensRewards(LensStage):
             "written": found["tokens"],
             "before": found["log_probs"],
             "reward": -error,
+            "advantage": advantages(-error, self._grpo.group_size),
         }
 
     def _loss(self, network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:

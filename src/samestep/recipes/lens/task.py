@@ -13,7 +13,8 @@ from samestep.recipes.lens.activations import ActivationRows, open_activations, 
 from samestep.recipes.lens.config import LensConfig
 from samestep.recipes.lens.dump import frozen_model
 from samestep.recipes.lens.language_model import LanguageModel, prompt_tokens
-from samestep.recipes.lens.network import Lens, LensShape
+from samestep.recipes.lens.network import Lens
+from samestep.recipes.lens.shape import Kind, LensShape
 from samestep.train.logging.metrics import MetricValues
 
 STAGE = "train"
@@ -28,11 +29,11 @@ _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.05, to
 def lens_shape(config: LensConfig, bos: int | None) -> LensShape:
     """The shape of the network that a configuration asks for."""
     parts = config.trainable_components
-    kinds = {False: "frozen", True: "full", "lora": "lora"}
+    kinds: dict[bool | str, Kind] = {False: "frozen", True: "full", "lora": "lora"}
     return LensShape(
         layer=config.layer_l,
         t_text=config.t_text,
-        encoder_layer=config.layer_l if parts.encoder.layer is None else parts.encoder.layer,
+        encoder_layer=parts.encoder.layer,
         kv_cache=config.kv_cache,
         stop_gradient=config.stop_gradient_delta,
         decoder=kinds[parts.decoder.base_model],

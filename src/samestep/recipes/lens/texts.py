@@ -29,7 +29,7 @@ Origin = DataFile | np.ndarray
 
 @dataclass(frozen=True)
 class Texts:
-    """Pieces of text, in two parts that have no document in common."""
+    """Pieces of text, each once, in two parts that have no document and no piece in common."""
 
     name: str
     train: Sequence[str]
@@ -65,6 +65,9 @@ def load_texts(config: DataConfig, seed: int, characters: int) -> Texts:
         for number, document in enumerate(documents):
             parts[split.region(number)].extend(cut(document, characters))
         train, validation = parts["train"], parts["validation"]
+    train = list(dict.fromkeys(train))
+    known = set(train)
+    validation = [piece for piece in dict.fromkeys(validation) if piece not in known]
     if min(len(train), len(validation)) < 2:
         raise UserError(
             f"Give more text, or set activation_dumper.seq_len lower; {name} gives {len(train)} rows for training and "

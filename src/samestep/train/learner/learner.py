@@ -29,7 +29,7 @@ from samestep.train.hooks.evidence import EvidenceRecorder
 from samestep.train.learner.coupled import Couple, Coupled, Embed
 from samestep.train.learner.dropout import share_key
 from samestep.train.learner.gradient_weighting import Loss, Mix, trained_terms, update_metrics, weigh
-from samestep.train.learner.lora import frozen_names, has_adapters, without_adapters
+from samestep.train.learner.lora import frozen_names, has_adapters, has_frozen_base, without_adapters
 from samestep.train.learner.merged import merged_weights
 from samestep.train.learner.nonfinite import FiniteGuard
 from samestep.train.learner.optimizer import LearnerOptimizer, LossScale, OptimSettings
@@ -71,8 +71,9 @@ class Learner:
         self._loop_step = step
         self._parallel, self.world, self._rate = parallel, world, rate
         self.has_adapters = has_adapters(parallel.inner)
-        """Whether only adapters train; then the base is in no checkpoint."""
-        self._unsaved = frozen_names(parallel.inner) if self.has_adapters else set()
+        self.has_frozen_base = has_frozen_base(parallel.inner)
+        """Whether what does not train is in no checkpoint: the base of adapters, or of a network that says so."""
+        self._unsaved = frozen_names(parallel.inner) if self.has_frozen_base else set()
         # Listed once: walking over the modules would take as long as the norm of the gradients.
         self._trained = [(name, p) for name, p in parallel.inner.named_parameters() if p.requires_grad]
         self._optimizer = LearnerOptimizer(parallel.inner, settings)
@@ -338,7 +339,7 @@ class Learner:
         return {name: p for name, p in self._parallel.inner.named_parameters() if local(p) is p}
 
     def saved_parameters(self) -> dict[str, nn.Parameter]:
-        """Those that a checkpoint holds, by name: all, or of a network with adapters those that train."""
+        """Those that a checkpoint holds, by name: all, or of a network with a frozen base those that train."""
         return {name: p for name, p in self._parallel.inner.named_parameters() if name not in self._unsaved}
 
     @property
@@ -353,9 +354,9 @@ class Learner:
     def weights(self, full: bool = False) -> dict[str, Any]:
         """The module's state by its own names; `full` gathers a sharded one to the CPU of rank 0.
 
-        Of a network with adapters: what trains, and buffers. `merged_weights` gives all of it.
+        Of a network with a frozen base: what trains, and buffers. Of one with adapters `merged_weights` gives all.
         """
-        options = StateDictOptions(full_state_dict=full, cpu_offload=full, ignore_frozen_params=self.has_adapters)
+        options = StateDictOptions(full_state_dict=full, cpu_offload=full, ignore_frozen_params=self.has_frozen_base)
         found = get_model_state_dict(self._parallel.inner, options=options)
         return {name: value for name, value in found.items() if name not in self._unsaved} if self._unsaved else found
 
@@ -366,7 +367,7 @@ class Learner:
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Load full weights, the same on every rank."""
-        options = StateDictOptions(full_state_dict=True, strict=not self.has_adapters)
+        options = StateDictOptions(full_state_dict=True, strict=not self.has_frozen_base)
         set_model_state_dict(self._parallel.inner, dict(weights), options=options)
 
     def load_torch_optimizer(self, state: Mapping[str, Any]) -> None:
@@ -389,7 +390,7 @@ class Learner:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue as the learner that was saved."""
-        options = StateDictOptions(strict=not self.has_adapters)
+        options = StateDictOptions(strict=not self.has_frozen_base)
         set_model_state_dict(self._parallel.inner, state["model"], options=options)
         self._optimizer.load_state_dict(state["optimizer"])
         if self._scale:

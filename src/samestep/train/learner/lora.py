@@ -55,15 +55,18 @@ class Lora:
             raise UserError(f"Lora(targets={self.targets!r}) must be {ALL_LINEAR!r} or a list of names of layers")
 
 
-def add_adapters(network: nn.Module, lora: Lora) -> nn.Module:
-    """The network with adapters, everything else frozen. Their values are drawn later, by `draw_adapters`."""
+def add_adapters(network: nn.Module, lora: Lora, adapter: str = ADAPTER) -> nn.Module:
+    """The network with adapters, everything else frozen. Their values are drawn later, by `draw_adapters`.
+
+    A network may get several, each with a name of its own; peft lets only the last of them train and act.
+    """
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise UserError(
             'lora=Lora(...) needs the library peft; install it with: pip install "samestep[lora]"'
         ) from error
-    if has_adapters(network):
+    if has_adapters(network) and adapter == ADAPTER:
         raise UserError("the network has adapters already; leave out lora=..., or give the network without them")
     names = _target_names(network, lora.targets)
     settings = LoraConfig(
@@ -75,7 +78,7 @@ def add_adapters(network: nn.Module, lora: Lora) -> nn.Module:
     on_meta = any(parameter.is_meta for parameter in network.parameters())
     try:
         with torch.random.fork_rng(devices=[]):  # they are drawn again by name
-            inject_adapter_in_model(settings, network, ADAPTER, low_cpu_mem_usage=on_meta)
+            inject_adapter_in_model(settings, network, adapter, low_cpu_mem_usage=on_meta)
     except ValueError as error:  # a layer of another kind
         raise UserError(f"peft cannot add adapters here ({error}); name other layers in Lora(targets=[...])") from error
     for part in _adapter_layers(network):
@@ -115,6 +118,18 @@ def _is_conv1d(part: nn.Module) -> bool:
 def has_adapters(network: object) -> bool:
     """Whether a network has adapters of peft, whoever added them."""
     return isinstance(network, nn.Module) and any(True for _ in _adapter_layers(network))
+
+
+def has_frozen_base(network: object) -> bool:
+    """Whether what does not require gradients in a network is its base, which is in no checkpoint but named there by a
+    hash: that of its adapters, or that of a network with the attribute `has_frozen_base = True`."""
+    return has_adapters(network) or brings_its_base(network)
+
+
+def brings_its_base(network: object) -> bool:
+    """Whether a network says that it has a frozen base, which its recipe gives it anew at every start. It may have
+    adapters too, several of them and with names of their own."""
+    return isinstance(network, nn.Module) and getattr(network, "has_frozen_base", False) is True
 
 
 def _adapter_layers(network: nn.Module) -> Iterator[Any]:
@@ -161,9 +176,9 @@ def base_state(network: nn.Module) -> dict[str, Tensor]:
 
 
 def to_type(network: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """The network in a type. Where it has adapters these alone are, and the base stays in the type it was loaded in;
-    but float64 is for proofs, which need all of the arithmetic in it."""
-    if dtype == torch.float64 or not has_adapters(network):
+    """The network in a type. Where it has a frozen base only what trains is, and the base stays in the type it was
+    loaded in; but float64 is for proofs, which need all of the arithmetic in it."""
+    if dtype == torch.float64 or not has_frozen_base(network):
         return network.to(dtype)
     for parameter in network.parameters():
         if parameter.requires_grad:

@@ -28,7 +28,7 @@ from samestep.parallel.build import FillFunction
 from samestep.train.config import named_source
 from samestep.train.first_launch import FirstLaunch
 from samestep.train.learner.learner import Learner
-from samestep.train.learner.lora import Lora, frozen_names, has_adapters
+from samestep.train.learner.lora import Lora, frozen_names, has_frozen_base
 from samestep.train.loop import Progress
 from samestep.train.pretrained.adapter_weights import check_peft_folder
 from samestep.train.pretrained.bases import Bases
@@ -94,7 +94,8 @@ class FirstWeights:
         self.descriptions: dict[str, str] = {}
         """By learner, where its weights come from, as text."""
         self.hashes: dict[str, Mapping[str, str]] = {}
-        """By learner with adapters, the hashes of what the run that trained these used without saving it."""
+        """By learner with a frozen base, the hashes of what the run that trained its first weights used without saving
+        it."""
         self.bases = Bases(world, rundir, stage, shared, first_launch)
 
     def of(self, learner: str, own: str | None = None) -> FillFunction | None:
@@ -105,9 +106,16 @@ class FirstWeights:
             return None
         return self._begin_with(learner, found)
 
+    def of_trained(self, learner: str, own: str | None = None) -> FillFunction | None:
+        """What fills the trained part of a learner's network that brings its frozen base; None: it has its values."""
+        fill = self.of(learner, own)
+        if isinstance(fill, SourceFill):
+            self.hashes[learner] = fill.hashes
+        return fill
+
     def of_fitting(self, learner: str, module: nn.Module) -> FillFunction | None:
         """What fills the module of a learner that is not called `model`, if a plain weight file was named that fits."""
-        is_settled = learner in self._fills or self._resumed or has_adapters(module)
+        is_settled = learner in self._fills or self._resumed or has_frozen_base(module)
         named = None if is_settled else self._named_for(learner)
         if named is None or not named.is_file or MODEL in self._users:
             return None
@@ -313,7 +321,7 @@ def _both(base: FillFunction, adapters: FillFunction) -> FillFunction:
 @torch.no_grad()
 def fill_placeholder(module: nn.Module) -> None:
     """Fills what a checkpoint will restore with NaN, so that a tensor that it misses is noticed; the rest stays."""
-    frozen = frozen_names(module) if has_adapters(module) else ()
+    frozen = frozen_names(module) if has_frozen_base(module) else ()
     for tensor in (tensor for name, tensor in module.state_dict().items() if name not in frozen):
         tensor.fill_(float("nan") if tensor.is_floating_point() or tensor.is_complex() else 0)
 

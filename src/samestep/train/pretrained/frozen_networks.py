@@ -1,4 +1,4 @@
-"""The frozen networks of a stage, and the bases of its learners with adapters: built, and compared at every resume."""
+"""The frozen networks of a stage, and the frozen bases of its learners: built, and compared at every resume."""
 
 import copy
 import logging
@@ -28,7 +28,7 @@ from samestep.train.learner.frozen import (
 )
 from samestep.train.learner.initialization import build_fresh
 from samestep.train.learner.learner import Learner
-from samestep.train.learner.lora import base_parameters, base_state
+from samestep.train.learner.lora import base_parameters, base_state, brings_its_base
 from samestep.train.pretrained.first_weights import FirstWeights
 from samestep.train.pretrained.learner_network import WEIGHT_TYPES
 from samestep.train.pretrained.named_weights import NamedWeights
@@ -71,17 +71,18 @@ class FrozenNetworks:
         """The hashes of all content that is in no checkpoint, for its manifest."""
 
     def add_learner(self, learner: Learner, given: Given, begins_at_base: bool, trained_on: Mapping[str, str]) -> None:
-        """A learner was made of `given`. If it has adapters, its base is recorded or compared, and stored where it
-        cannot be read again. `trained_on` are the hashes of the run that it has its adapters from."""
+        """A learner was made of `given`. If it has a frozen base, that is recorded or compared, and stored where it
+        cannot be read again. `trained_on` are the hashes of the run that its first weights come from."""
         self._given[learner.name], self._begins_at_base[learner.name] = given, begins_at_base
-        if learner.has_adapters:
+        if learner.has_frozen_base:
+            what = "adapters" if learner.has_adapters else "weights"
             key, bases = f"base/{learner.name}", self._first_weights.bases
             self._check(f"the base of learner {learner.name!r}", key, base_parameters(learner.module))
             if bases.is_copied(learner.name) and not self._resumed:
                 write_copy(bases.copy_of(learner.name), base_state(learner.module), self._world)
             if trained_on.get(key, self.hashes[key]) != self.hashes[key]:
                 raise UserError(
-                    f"learner {learner.name!r} begins with adapters that were trained on another base, or on this one "
+                    f"learner {learner.name!r} begins with {what} that were trained on another base, or on this one "
                     "in another type; build the base that they were trained on"
                 )
 
@@ -160,6 +161,11 @@ class FrozenNetworks:
         return place_frozen(module, self._world, fill, sharded, self._compute)
 
     def _of_learner(self, learner: Learner, name: str, place: Callable[..., nn.Module], as_it_is: bool) -> Frozen:
+        if brings_its_base(learner.module):
+            raise UserError(
+                f"learner {learner.name!r} has a frozen base of its own, so its network cannot be copied as frozen "
+                f"network {name!r}; give bench.frozen a function that builds what you need"
+            )
         if learner.has_updated:
             raise UserError(
                 f"frozen network {name!r} is a copy of the first weights of learner {learner.name!r}, which has been "

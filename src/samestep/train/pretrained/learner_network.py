@@ -10,7 +10,7 @@ from torch import nn
 from samestep.core.errors import UserError
 from samestep.parallel.build import FillFunction, build_uninitialized
 from samestep.train.learner.initialization import build_fresh
-from samestep.train.learner.lora import Lora, has_adapters, to_type
+from samestep.train.learner.lora import Lora, brings_its_base, has_adapters, to_type
 from samestep.train.pretrained.adapter_weights import build_adapted, refuse_built_adapters
 from samestep.train.pretrained.first_weights import FirstWeights
 
@@ -45,6 +45,9 @@ def build_learner_network(
     seed: int,
 ) -> LearnerNetwork:
     """The network that a recipe gives a learner, or the one that its function builds: without memory if it can be."""
+    if brings_its_base(given) and lora is None:
+        assert isinstance(given, nn.Module)
+        return LearnerNetwork(given, first_weights.of_trained(name, init_from))
     if lora is not None or has_adapters(given):
         initial, part = first_weights.of_adapted(name, lora, init_from)
         module, fill = build_adapted(
@@ -55,6 +58,11 @@ def build_learner_network(
     if isinstance(given, nn.Module):
         return LearnerNetwork(given, initial)
     module, fill = (build_uninitialized(given), initial) if initial else build_fresh(given, seed, name)
+    if brings_its_base(module):
+        raise UserError(
+            f"the network of learner {name!r} has a frozen base, which no checkpoint brings back; give bench.learner "
+            "the network itself, not a function that builds it"
+        )
     refuse_built_adapters(module)
     return LearnerNetwork(module, fill)
 

@@ -16,7 +16,7 @@ from samestep.checkpoint.weight_files import check_shapes, open_weight_file
 from samestep.checkpoint.weight_sources import CheckpointWeights, LayeredWeights, WeightSource, read_all
 from samestep.core.errors import UserError
 from samestep.core.rundir import RunDir
-from samestep.train.learner.lora import has_adapters
+from samestep.train.learner.lora import brings_its_base, frozen_names, has_adapters
 from samestep.train.pretrained.adapter_weights import fill_adapted, holds_adapters
 from samestep.train.pretrained.run_checkpoints import choose_checkpoint, choose_learner, learners_of
 from samestep.train.run_record import RunRecord
@@ -70,17 +70,23 @@ def read_extra(path: Path) -> Mapping[str, Any]:
 def fill(module: nn.Module, source: WeightSource, what: str) -> None:
     """Copy weights into a module on its device, tensor by tensor; refuse, before the first, any that do not fit.
 
-    Of a network with adapters, its base or its adapters are filled, whichever the source holds.
+    Of a network with adapters, its base or its adapters are filled, whichever the source holds; of one that brings its
+    base, what trains, and buffers.
     """
-    if has_adapters(module):
+    if brings_its_base(module):
+        source.fill(fitting_tensors(module, source, what, without=frozen_names(module)))
+    elif has_adapters(module):
         fill_adapted(module, source, what, OUTER)
     else:
         source.fill(fitting_tensors(module, source, what))
 
 
-def fitting_tensors(module: nn.Module, source: WeightSource, what: str) -> dict[str, Tensor]:
-    """The module's tensors by their names in the source; refuses weights whose names or shapes do not fit."""
-    own = module.state_dict()
+def fitting_tensors(
+    module: nn.Module, source: WeightSource, what: str, without: Collection[str] = ()
+) -> dict[str, Tensor]:
+    """The module's tensors by their names in the source, but for some; refuses weights whose names or shapes do not
+    fit."""
+    own = {name: tensor for name, tensor in module.state_dict().items() if name not in without}
     names = names_in(source, own)
     targets = {names[name]: target for name, target in own.items()}
     check_shapes(source.layout, {name: target.shape for name, target in targets.items()}, what)

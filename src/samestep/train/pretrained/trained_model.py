@@ -16,7 +16,7 @@ from samestep.core.errors import UserError
 from samestep.core.rundir import RunDir
 from samestep.parallel.build import build_uninitialized, materialize
 from samestep.train.learner.content_hash import content_hash
-from samestep.train.learner.lora import base_parameters, has_adapters
+from samestep.train.learner.lora import base_parameters, has_adapters, has_frozen_base
 from samestep.train.pretrained.bases import find_base
 from samestep.train.pretrained.network_building import BuiltNetwork, TrainedStage, build_network
 from samestep.train.pretrained.open_weights import (
@@ -124,7 +124,7 @@ class Trained:
                 built.initial(module)
             self.load(module, learner)
 
-        if not has_adapters(built.module):
+        if not has_frozen_base(built.module):
             module = built.module if dtype is None else built.module.to(dtype)
             return materialize(module, torch.device(device), fill_module).eval()
         module = materialize(built.module, torch.device(device), fill_module)
@@ -132,17 +132,17 @@ class Trained:
         return (module if dtype is None else module.to(dtype)).eval()
 
     def _base_hash(self, learner: str | None) -> str | None:
-        """Of a learner with adapters in a checkpoint, the hash of its base."""
+        """Of a learner with a frozen base in a checkpoint, the hash of that."""
         about = read_manifest(self.source).about if is_checkpoint(self.source) else {}
         found: str | None = about.get("frozen", {}).get(f"base/{learner}")
         return found
 
     def _check_base(self, module: nn.Module, learner: str | None) -> None:
-        """Refuse another base than the one that the adapters in a checkpoint were trained on."""
-        known = self._base_hash(learner)
+        """Refuse another base than the one that the weights in a checkpoint were trained on."""
+        known, what = self._base_hash(learner), "adapters" if has_adapters(module) else "weights"
         if known is not None and content_hash(base_parameters(module)) != known:
             raise UserError(
-                f"the adapters in {self.source} were trained on another base than the recipe builds now; put back the "
+                f"the {what} in {self.source} were trained on another base than the recipe builds now; put back the "
                 "model that the run was started with"
             )
 

@@ -1,0 +1,34 @@
+"""Runs of the recipe in this process, what they log, and models in folders."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from language_toys import of_transformers
+from player_folders import bytes_with_merges
+from samestep.cli.main import main
+
+SMALL = ("log.every=1", "log.quiet=true", "log.tensorboard=false", "checkpoint.background=false")
+
+
+def train(folder: Path, preset: str, *settings: str, name: str = "run", code: int = 0) -> Path:
+    """A run of some steps; its folder."""
+    assert main(["train", "lens", "--preset", preset, f"out={folder}", f"name={name}", *SMALL, *settings]) == code
+    return folder / name
+
+
+def rows_of(run: Path, stage: str, has: str = "loss") -> list[dict[str, Any]]:
+    """The rows of metrics of a stage that have this one."""
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [row for row in rows if row["stage"] == stage and has in row]
+
+
+def model_folder(folder: Path, kind: str = "llama", **changes: Any) -> Path:
+    """A tiny random model of transformers with a tokenizer."""
+    from transformers import PreTrainedTokenizerFast
+
+    inner = bytes_with_merges()
+    names = {"bos_token": "<s>", "eos_token": "<|end|>"}
+    PreTrainedTokenizerFast(tokenizer_object=inner, **names).save_pretrained(folder)
+    of_transformers(kind, **{"vocab_size": inner.get_vocab_size() + 3, **changes}).save_pretrained(folder)
+    return folder

@@ -1,0 +1,59 @@
+"""Each mistake has a sentence of its own, before anything is computed."""
+
+from pathlib import Path
+
+import pytest
+from lens_runs import model_folder, train
+
+from samestep.cli.main import main
+
+
+def refused(settings: list[str], capfd: pytest.CaptureFixture[str], folder: Path) -> str:
+    preset = [] if "--preset" in settings else ["--preset", "verify"]
+    code = main(["train", "lens", *preset, f"out={folder / 'runs'}", *settings])
+    found = " ".join(capfd.readouterr().err.split())
+    assert code == 2, found
+    assert "Traceback" not in found
+    return found
+
+
+CASES = {
+    "layer_l=2": "Set layer_l from 0 to 1: the model has 2 layers; it is 2.",
+    "layer_l=-1": "Set layer_l to 0 or more",
+    "trainable_components.encoder.layer=7": "Set trainable_components.encoder.layer from 0 to 1",
+    "t_text=0": "Set t_text to 1 or more",
+    "decoder_prompt=explain this": "Write <embed> once in decoder_prompt",
+    "mse_weight=-1": "Set kl_base_weight, lm_base_weight and mse_weight to 0 or more",
+    "gumbel_tau_schedule.num_steps=5m": "Write a length as 500s",
+    "gumbel_tau_schedule.type=step": "gumbel_tau_schedule.type must be one of constant, linear, cosine, exponential",
+    "trainable_components.decoder.base_model=half": "base_model must be true or false or one of lora",
+    "activation_dumper.seq_len=1": "Set activation_dumper.seq_len to 2 or more",
+    "activation_dumper.num_samples=1": "Set activation_dumper.num_samples to 2 or more",
+    "activation_dumper.source=nowhere": "holds no dump",
+    "tokenizer_name=x": "Leave out tokenizer_name, or set model_name",
+    "pretrain.network.vocab_size=300": "Leave pretrain.network.vocab_size at 259",
+    "grpo.group_size=1": "grpo.group_size to 2 or more",
+    "data.path=nowhere.txt": "nowhere.txt",
+}
+
+
+@pytest.mark.parametrize("setting", CASES)
+def test_settings(setting: str, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert CASES[setting] in refused([setting], capfd, tmp_path)
+
+
+def test_nothing_is_trained(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    parts = ("decoder.projection_layer", "decoder.prompt", "encoder.projection_layer")
+    off = [f"trainable_components.{part}=false" for part in parts]
+    assert "nothing would be trained" in refused(["--preset", "gpt2", *off], capfd, tmp_path)
+
+
+def test_models(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "model")
+    assert "from 0 to 1" in refused([f"model_name={folder}", "layer_l=2", "trainable_components={}"], capfd, tmp_path)
+    small = model_folder(tmp_path / "small", vocab_size=100)
+    shown = refused([f"model_name={small}", "trainable_components={}"], capfd, tmp_path)
+    assert "does not match the model" in shown and "the model knows 100" in shown
+    shown = refused([f"model_name={folder}", f"tokenizer_name={tmp_path}", "trainable_components={}"], capfd, tmp_path)
+    assert "tokenizer" in shown
+    train(tmp_path, "verify", f"model_name={small}", f"tokenizer_name={small}", code=2, name="again")

@@ -1,0 +1,131 @@
+"""Activations on disk: what a killed stage has computed is not computed again, and who may train with them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lens_runs import model_folder, rows_of, train
+from torch import Tensor
+
+from samestep.cli.main import main
+from samestep.core.records import read_json
+from samestep.models.causal_lm import CausalConfig
+from samestep.recipes.lens.dump import ActivationReader
+from samestep.recipes.lens.language_model import BuiltInModel
+from samestep.train.artifacts.array_rows import ArrayRows
+
+FLOAT = "distributed.dtype=float32"
+BATCH = 6
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All stages of the preset for proofs, in float32."""
+    return train(tmp_path_factory.mktemp("lens"), "verify", FLOAT)
+
+
+def dump_of(run: Path) -> ArrayRows:
+    return ArrayRows(run / "artifacts" / "dump" / "activations")
+
+
+def said(capfd: pytest.CaptureFixture[str]) -> str:
+    return " ".join(capfd.readouterr().err.split())
+
+
+def test_what_is_dumped(run: Path) -> None:
+    key = read_json(run / "artifacts" / "dump" / "key.json")
+    rows = dump_of(run).rows(np.arange(20))
+    assert (key["train"], key["validation"], key["layer"]) == (13, 7, 0)
+    assert {name: tuple(value.shape) for name, value in rows.items()} == {
+        "A": (20, 16),
+        "A_prime": (20, 16),
+        "tokens": (20, 16),
+        "position": (20,),
+        "layer": (20,),
+    }
+    config = read_json(run / "config.json")["config"]["pretrain"]["network"]
+    model = BuiltInModel(CausalConfig(**config), run / "artifacts" / "pretrain" / "model.safetensors")
+    with torch.no_grad():
+        network = model.network()
+        blocks = network.transformer.blocks  # type: ignore[union-attr]
+        seen: list[Tensor] = []
+        blocks[0].register_forward_hook(lambda block, args, output: seen.append(output))  # type: ignore[union-attr, index]
+        network(rows["tokens"].long())
+    wanted = seen[0][torch.arange(20), rows["position"].long()]
+    torch.testing.assert_close(rows["A"], wanted, rtol=1e-4, atol=1e-5)
+    apart = (rows["A"][:13, None] - rows["A_prime"][None, :13]).abs().amax(-1) < 1e-5
+    assert apart.any(0).all(), "A' is the A of another row"
+    assert not apart.diagonal().any()
+
+
+def test_a_killed_dump_resumes_without_computing_again(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    compute, calls = ActivationReader.forward, 4
+
+    def counted(self: ActivationReader, tokens: Tensor, position: Tensor) -> Any:
+        if len(seen) == calls:
+            raise RuntimeError("killed")
+        seen.append(len(tokens) // 2)
+        return compute(self, tokens, position)
+
+    monkeypatch.setattr(ActivationReader, "forward", counted)
+    killed = train(tmp_path, "verify", FLOAT, "until=dump", code=1)
+    before, calls = sum(seen), 10**6
+    assert 0 < before < 20
+    assert main(["train", "--resume", str(killed)]) == 0
+    assert 20 <= sum(seen) <= 20 + 2 * BATCH, "once more: only what came after the last save"
+    every = np.arange(20)
+    torch.testing.assert_close(dump_of(killed).rows(every), dump_of(run).rows(every), rtol=0, atol=0)
+
+
+def test_dumped_and_live_activations_train_alike(run: Path, tmp_path: Path) -> None:
+    live = train(tmp_path, "verify", FLOAT, "activation_dumper.mode=live")
+    assert not (live / "artifacts" / "dump").exists()
+    found, wanted = ([row["loss"] for row in rows_of(path, "train")] for path in (live, run))
+    assert found == pytest.approx(wanted, rel=1e-4)
+    explained = [[row["val/fve"] for row in rows_of(path, "train", "val/fve")] for path in (live, run)]
+    assert explained[0] == pytest.approx(explained[1], abs=1e-3)
+
+
+def test_training_with_the_dump_of_another_run(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The built-in model is then that of the other run, too."""
+    second = train(tmp_path, "verify", FLOAT, f"activation_dumper.source={run}", name="second")
+    assert {row["stage"] for row in rows_of(second, "train")} == {"train"}
+    assert not (second / "artifacts" / "pretrain").exists()
+    assert [r["loss"] for r in rows_of(second, "train")] == [r["loss"] for r in rows_of(run, "train")]
+    train(tmp_path, "verify", FLOAT, f"activation_dumper.source={run}", "layer_l=1", name="layer", code=2)
+    assert "Set layer_l to 0, or name another dump" in said(capfd)
+    train(tmp_path, "verify", FLOAT, f"activation_dumper.source={tmp_path}", name="none", code=2)
+    assert "holds no dump" in said(capfd)
+
+
+def test_dumps_that_do_not_fit(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder, other = (model_folder(tmp_path / name, initializer_range=scale) for name, scale in (("m", 0.3), ("n", 0.2)))
+    few = ("max_steps=1", "activation_dumper.num_samples=5", "distributed.dtype=float32", "trainable_components={}")
+    first = train(tmp_path, "verify", f"model_name={folder}", *few, "until=dump", name="first")
+    source = f"activation_dumper.source={first}"
+    train(tmp_path, "verify", f"model_name={other}", source, *few, name="other", code=2)
+    assert "is of another model" in said(capfd)
+    train(tmp_path, "verify", source, *few, name="bytes", code=2)
+    assert "is of another tokenizer" in said(capfd)
+    train(tmp_path, "verify", f"model_name={folder}", source, *few, name="same")
+    (first / "artifacts" / "dump" / "activations" / "arrays.json").unlink()
+    train(tmp_path, "verify", f"model_name={folder}", source, *few, name="part", code=2)
+    assert "it is only a part of one" in said(capfd)
+
+
+def test_activations_of_another_place_are_noticed(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Putting them back would not give the model's own logits."""
+    second = train(tmp_path, "verify", FLOAT, "until=dump")
+    path = second / "artifacts" / "dump" / "activations" / "A.npy"
+    values = np.load(path)
+    layout = path.parent / "arrays.json"
+    text = layout.read_text()
+    np.save(path, values + 0.5)
+    layout.write_text(text)
+    assert main(["train", "--resume", str(second), "until=null"]) == 2
+    assert "is damaged" in said(capfd), "the digest notices first"

@@ -1,0 +1,121 @@
+"""The training stages, run for a few steps as a user would."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lens_runs import model_folder, rows_of, train
+from torch import Tensor
+
+from samestep import UserError, World
+from samestep.core.config import build
+from samestep.core.records import read_json
+from samestep.recipes.lens import recipe
+from samestep.recipes.lens.config import LensConfig
+from samestep.recipes.lens.grpo import advantages, policy_terms, relative_error
+from samestep.recipes.lens.stages import stages
+from samestep.recipes.lens.task import check_reinsertion, variance_of
+
+FLOAT = "distributed.dtype=float32"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Training, then rewards."""
+    return train(tmp_path_factory.mktemp("lens"), "verify-grpo")
+
+
+def test_stages_and_what_they_log(run: Path) -> None:
+    names = [stage.name for stage in stages(build(LensConfig, read_json(run / "config.json")["config"]))]
+    assert names == ["pretrain", "pretokenize", "dump", "train", "grpo"]
+    first, last = rows_of(run, "train")
+    assert (first["tau"], first["alpha"], last["alpha"]) == (1.0, 0.0, 0.5)
+    assert last["tau"] == pytest.approx(0.5**0.5), "half of an epoch of three steps"
+    weighted = last["kl"] + 0.1 * 0.5 * last["lm"] - 0.01 * last["entropy"] + last["mse"]
+    assert last["loss"] == pytest.approx(weighted)
+    (found,) = rows_of(run, "train", "val/fve")
+    assert {"val/kl", "val/lm", "val/entropy", "val/mse", "val/loss"} <= found.keys()
+    rewards = rows_of(run, "grpo")
+    assert len(rewards) == 3
+    assert rewards[0]["reward"] < 0 < rewards[0]["reward_std"]
+    assert rewards[-1]["clipped"] >= 0
+
+
+def test_variance_explained() -> None:
+    """By hand: 1 for what is rebuilt exactly, 0 for the mean, and less for zeros."""
+    rows = torch.randn(50, 4, dtype=torch.float64) + 3
+    total = variance_of(rows)
+    assert total == pytest.approx(float(((rows - rows.mean(0)) ** 2).sum() / 50))
+    zeros = rows.square().sum(1).mean()
+    assert 1 - float(zeros) / total < -5
+
+
+def test_advantages_and_policy() -> None:
+    found = advantages(torch.tensor([1.0, 3.0, 5.0, 5.0]), 2)
+    torch.testing.assert_close(found, torch.tensor([-1.0, 1.0, 0.0, 0.0]), rtol=0, atol=1e-4)
+    before = torch.zeros(2, 3)
+    log_probs = torch.tensor([[0.0, 0.5, -0.5], [0.0, 0.5, -0.5]])
+    terms = policy_terms(log_probs, before, torch.tensor([1.0, -1.0]), 0.2)
+    ratio = [1.0, float(np.exp(0.5)), float(np.exp(-0.5))]
+    wanted = [-(ratio[0] + 1.2 + ratio[2]) / 3, (ratio[0] + ratio[1] + 0.8) / 3]
+    torch.testing.assert_close(terms["policy"], torch.tensor(wanted))
+    torch.testing.assert_close(terms["clipped"], torch.full((2,), 2 / 3))
+    error = relative_error(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 4.0]]))
+    assert float(error) == pytest.approx(9 / 25)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"])
+def test_models_of_transformers(tmp_path: Path, kind: str) -> None:
+    """From local folders: every family, with all kinds of trained parts."""
+    folder = model_folder(tmp_path / "model", kind)
+    parts = {
+        "gpt2": "{decoder: {base_model: lora}, encoder: {base_model: lora}}",
+        "llama": "{decoder: {base_model: true, output_head: true}, encoder: {base_model: true}}",
+    }.get(kind, "{}")
+    few = (
+        "max_steps=1",
+        "activation_dumper.num_samples=6",
+        "activation_dumper.validation_samples=4",
+        "validate_every=0",
+    )
+    found = train(tmp_path, "verify", f"model_name={folder}", FLOAT, f"trainable_components={parts}", *few)
+    (row,) = rows_of(found, "train")
+    assert all(np.isfinite(row[name]) for name in ("kl", "lm", "entropy", "mse"))
+    assert not (found / "artifacts" / "pretrain").exists()
+
+
+class Inserting:
+    """A network whose output with an activation put back is `apart` from its own."""
+
+    def __init__(self, apart: float) -> None:
+        self.apart = apart
+
+    def __enter__(self) -> Any:
+        plain = torch.tensor([[1.0, -2.0]])
+        return lambda batch, what: {"plain": plain, "inserted": plain + self.apart}
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+def test_reinsertion_is_checked_before_training() -> None:
+    def rows(indices: np.ndarray) -> dict[str, Tensor]:
+        return {"activation": torch.ones(len(indices), 2)}
+
+    world = World.single()
+    bench: Any = SimpleNamespace(world=world, config=LensConfig())
+    held_out: Any = SimpleNamespace(validation=type("Rows", (), {"rows": staticmethod(rows), "__len__": lambda s: 3})())
+    good: Any = SimpleNamespace(inference=lambda: Inserting(1e-6))
+    check_reinsertion(bench, good, held_out)
+    for apart in (0.1, float("nan")):
+        bad: Any = SimpleNamespace(inference=lambda apart=apart: Inserting(apart))
+        with pytest.raises(UserError, match="does not give the model's own logits"):
+            check_reinsertion(bench, bad, held_out)
+
+
+def test_presets_can_be_composed() -> None:
+    for name, values in recipe.presets.items():
+        config = build(LensConfig, values)
+        assert stages(config)[-1].name in ("train", "grpo"), name
