@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lens_runs import model_folder, rows_of
 
 from samestep.cli.args import RecipeArgs
 from samestep.core.config import compose
@@ -17,7 +18,7 @@ from samestep.core.records import read_json
 from samestep.recipes.lens import recipe
 from samestep.recipes.lens.config import LensConfig
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).parents[3]
 SCRIPTS, CONF = ROOT / "scripts" / "lens", ROOT / "conf"
 TRAIN, SUBMIT, LAUNCH, INTEGRATION = (
@@ -35,7 +36,7 @@ SHORT = ["preset=verify", "distributed=cpu", "--no-log.tensorboard", "name=a"]
 def call(command: Sequence[str | Path], folder: Path, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
     source = Path(sys.modules["samestep"].__file__ or "").parents[1]
     env = {**os.environ, "PYTHON": python, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(source)}
-    return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=110)
+    return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=280)
 
 
 def config_of(run: Path) -> dict[str, Any]:
@@ -81,6 +82,19 @@ def test_torchrun_trains_with_a_config_of_the_repository_and_familiar_keys(tmp_p
     config = config_of(run)
     assert (config["accumulation"], config["kl_base_weight"], config["distributed"]["backend"]) == (2, 0.5, "gloo")
     assert read_json(run / "frozen.json")["train"]["plan"]["global_batch"] == 2 * 2 * 2
+
+
+def test_gpt2_with_everything_frozen_trains_from_a_folder(tmp_path: Path) -> None:
+    """A random GPT-2; what is around it is trained, and the model itself is in no checkpoint."""
+    model = model_folder(tmp_path / "gpt2", "gpt2")
+    (tmp_path / "texts.txt").write_text("\n\n".join(f"the {n} cats sat on {n + 1} mats" for n in range(60)))
+    small = [f"model_name={model}", "layer_l=1", "data.path=texts.txt", "activation_dumper.seq_len=16", "t_text=2"]
+    short = ["max_steps=2", "batch_size=2", "distributed=cpu", "--no-log.tensorboard", "name=a", "log.every=1"]
+    found = call([sys.executable, TRAIN, "--nproc=2", "--config-name=gpt2_frozen", *small, *short], tmp_path)
+    assert found.returncode == 0, found.stderr
+    run = tmp_path / "runs" / "a"
+    assert config_of(run)["trainable_components"]["decoder"]["base_model"] is False
+    assert [row["step"] for row in rows_of(run, "train")] == [1, 2]
 
 
 @pytest.mark.parametrize("name", ["gpt2_frozen", "lens_small"])
