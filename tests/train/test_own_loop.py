@@ -179,7 +179,28 @@ def existing_worker() -> None:
     assert torch.equal(next(module.parameters()), next(net(0).parameters()))
 
 
-@pytest.mark.parametrize("worker", [metrics_worker, refusals_worker, existing_worker])
+def frozen_worker() -> None:
+    """Tensors of every kind come from rank 0, also where nothing is trained."""
+    rank, _, _ = init_distributed(device="cpu", timeout=60)
+    module = nn.Module()
+    values = {
+        "mask": torch.tensor([rank == 0, True]),
+        "rounded": torch.full((2,), float(rank), dtype=torch.bfloat16),
+        "count": torch.tensor(rank),
+        "turned": torch.full((2, 3), float(rank)).t(),
+        "empty": torch.zeros(0),
+    }
+    for name, value in values.items():
+        module.register_buffer(name, value)
+    trained = net(rank)
+    trained.register_buffer("mask", torch.tensor([rank == 0]))
+    found, replica = setup_distributed_models(module, trained)
+    assert found is module and replica.module.mask.all()
+    assert found.mask.tolist() == [True, True] and int(found.count) == 0
+    assert not found.rounded.any() and not found.turned.any() and found.turned.shape == (3, 2)
+
+
+@pytest.mark.parametrize("worker", [metrics_worker, refusals_worker, existing_worker, frozen_worker])
 @pytest.mark.parametrize("world", WORLDS)
 def test_on_real_processes(worker: object, world: int, tmp_path: Path) -> None:
     run_on_ranks(worker, world, logs=tmp_path)  # type: ignore[arg-type]

@@ -119,7 +119,9 @@ def _replicated(module: nn.Module, world: World, find_unused: bool) -> nn.Module
         return Replica(module, device_ids=devices, gradient_as_bucket_view=True, **settings)
     with torch.no_grad():
         for tensor in (*module.parameters(), *module.buffers()):
-            dist.broadcast(tensor.detach(), 0)
+            value = tensor.detach().contiguous()
+            dist.broadcast(value.reshape(-1).view(torch.uint8), 0)  # as bytes, since gloo does not know every type
+            tensor.copy_(value)
     return module
 
 
