@@ -27,6 +27,7 @@ multiprocessing.get_context("forkserver").set_forkserver_preload(
         "samestep.recipes.distill",
         "samestep.recipes.dpo",
         "samestep.recipes.gan",
+        "samestep.recipes.lens",
         "samestep.recipes.mdlm",
         "torch.utils.tensorboard",
         "torch._dynamo",

@@ -22,7 +22,7 @@ MDLM = ["train", "mdlm", "--preset", "verify", "--no-log.tensorboard"]
         (["train", "no_such_package.recipe"], "no recipe 'no_such_package.recipe'"),
         (["train", "nowhere.py"], "nowhere.py does not exist"),
         (["train", "json"], "the module json has no `recipe = Recipe(...)`"),
-        (["train", "--epochs", "3"], "needs a recipe first, one of: distill, dpo, gan, mdlm"),
+        (["train", "--epochs", "3"], "needs a recipe first, one of: distill, dpo, gan, lens, mdlm"),
         (["train", "mdlm", "--preset", "huge"], "tiny"),
         (["train", "mdlm", "--backend", "gloo"], "distributed.backend"),
         (["train", "mdlm", "--learning-rte", "1"], "learning_rate"),

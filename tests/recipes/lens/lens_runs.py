@@ -30,5 +30,6 @@ def model_folder(folder: Path, kind: str = "llama", **changes: Any) -> Path:
     inner = bytes_with_merges()
     names = {"bos_token": "<s>", "eos_token": "<|end|>"}
     PreTrainedTokenizerFast(tokenizer_object=inner, **names).save_pretrained(folder)
-    of_transformers(kind, **{"vocab_size": inner.get_vocab_size() + 3, **changes}).save_pretrained(folder)
+    attention = "eager" if kind == "gemma2" else "sdpa"
+    of_transformers(kind, attention, **{"vocab_size": inner.get_vocab_size() + 3, **changes}).save_pretrained(folder)
     return folder

@@ -9,6 +9,7 @@ import torch
 from lens_runs import model_folder, rows_of, train
 from torch import Tensor
 
+from player_folders import words_with_spaces
 from samestep.cli.main import main
 from samestep.core.records import read_json
 from samestep.models.causal_lm import CausalConfig
@@ -105,27 +106,22 @@ def test_training_with_the_dump_of_another_run(run: Path, tmp_path: Path, capfd:
 
 def test_dumps_that_do_not_fit(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder, other = (model_folder(tmp_path / name, initializer_range=scale) for name, scale in (("m", 0.3), ("n", 0.2)))
-    few = ("max_steps=1", "activation_dumper.num_samples=5", "distributed.dtype=float32", "trainable_components={}")
+    wide = model_folder(tmp_path / "wide", vocab_size=500)
+    few = ("max_steps=1", "activation_dumper.num_samples=5", "distributed.dtype=float32", "validate_every=0")
     first = train(tmp_path, "verify", f"model_name={folder}", *few, "until=dump", name="first")
     source = f"activation_dumper.source={first}"
     train(tmp_path, "verify", f"model_name={other}", source, *few, name="other", code=2)
     assert "is of another model" in said(capfd)
     train(tmp_path, "verify", source, *few, name="bytes", code=2)
+    assert f"is of another model, {folder}" in said(capfd)
+    from transformers import PreTrainedTokenizerFast
+
+    words = PreTrainedTokenizerFast(tokenizer_object=words_with_spaces(), bos_token="<s>", eos_token="<|end|>")
+    words.save_pretrained(tmp_path / "words")
+    named = (f"model_name={wide}", f"tokenizer_name={tmp_path / 'words'}")
+    train(tmp_path, "verify", *named, source, *few, name="other_words", code=2)
     assert "is of another tokenizer" in said(capfd)
     train(tmp_path, "verify", f"model_name={folder}", source, *few, name="same")
     (first / "artifacts" / "dump" / "activations" / "arrays.json").unlink()
     train(tmp_path, "verify", f"model_name={folder}", source, *few, name="part", code=2)
     assert "it is only a part of one" in said(capfd)
-
-
-def test_activations_of_another_place_are_noticed(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Putting them back would not give the model's own logits."""
-    second = train(tmp_path, "verify", FLOAT, "until=dump")
-    path = second / "artifacts" / "dump" / "activations" / "A.npy"
-    values = np.load(path)
-    layout = path.parent / "arrays.json"
-    text = layout.read_text()
-    np.save(path, values + 0.5)
-    layout.write_text(text)
-    assert main(["train", "--resume", str(second), "until=null"]) == 2
-    assert "is damaged" in said(capfd), "the digest notices first"

@@ -94,7 +94,7 @@ class Inserting:
         self.apart = apart
 
     def __enter__(self) -> Any:
-        plain = torch.tensor([[1.0, -2.0]])
+        plain = torch.tensor([[1.0, -2.0]], dtype=torch.float32)
         return lambda batch, what: {"plain": plain, "inserted": plain + self.apart}
 
     def __exit__(self, *error: object) -> None: ...
@@ -102,7 +102,7 @@ class Inserting:
 
 def test_reinsertion_is_checked_before_training() -> None:
     def rows(indices: np.ndarray) -> dict[str, Tensor]:
-        return {"activation": torch.ones(len(indices), 2)}
+        return {"activation": torch.ones(len(indices), 2, dtype=torch.float32)}
 
     world = World.single()
     bench: Any = SimpleNamespace(world=world, config=LensConfig())

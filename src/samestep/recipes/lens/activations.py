@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
-
 from samestep import Bench
 from samestep.core.records import read_json
 from samestep.recipes.lens.config import LensConfig
@@ -26,14 +24,14 @@ class ActivationRows:
     validation: Any
 
 
-def open_activations(bench: Bench, model: LanguageModel, network: nn.Module) -> ActivationRows:
-    """Of a dump, which must be of this model, or computed with every batch. Collective."""
+def open_activations(bench: Bench, model: LanguageModel, weights: str) -> ActivationRows:
+    """Of a dump, which must be of this model with weights of this hash, or computed with every batch. Collective."""
     config: LensConfig = bench.config
     parts: dict[str, Any]
     if config.activation_dumper.mode == "live":
         parts = dict(sample_rows(TokenRows.open(bench), config.activation_dumper, config.seed))
     else:
-        parts = dict(read_dump(bench, model, network).parts())
+        parts = dict(read_dump(bench, model, weights).parts())
     return ActivationRows(parts[TRAIN], parts[VALIDATION])
 
 

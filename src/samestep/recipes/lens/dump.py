@@ -158,15 +158,16 @@ class Activations:
         return {TRAIN: DumpedRows(self.rows, 0, edge), VALIDATION: DumpedRows(self.rows, edge, len(self.rows))}
 
 
-def read_dump(bench: Bench, model: LanguageModel, network: nn.Module) -> Activations:
-    """The dump of this run, or the one that the configuration names; refused if it is of another model. Collective."""
+def read_dump(bench: Bench, model: LanguageModel, weights: str) -> Activations:
+    """The dump of this run, or the one that the configuration names; refused if it is of another model. `weights` is
+    the hash of those of this model, on rank 0. Collective."""
     folder = dump_folder(bench.config) or bench.artifact(KEY, stage=STAGE).parent
 
     def check() -> Any:
         if not bench.world.is_main:
             return None
         key = read_key(folder)
-        refuse_other(folder, key, key_of(bench.config, model), weights_hash(network))
+        refuse_other(folder, key, key_of(bench.config, model), weights)
         return key
 
     key = bench.world.run_on_all_ranks(f"comparing the dump in {folder}", check)[0]

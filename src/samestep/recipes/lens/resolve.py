@@ -5,7 +5,7 @@ from pathlib import Path
 from samestep import UserError, World, open_causal_lm
 from samestep.recipes.lens.config import LensConfig
 from samestep.recipes.lens.dump import dump_folder, read_key
-from samestep.recipes.lens.language_model import open_language_model
+from samestep.recipes.lens.language_model import BUILT_IN, open_language_model
 from samestep.recipes.lens.pretokenize import texts_of
 
 
@@ -15,6 +15,10 @@ def resolve_config(config: LensConfig) -> LensConfig:
     folder = dump_folder(config)
     if folder is not None:
         key = read_key(folder)
+        if (key.get("model") == BUILT_IN) != (config.model_name is None):
+            raise UserError(
+                f"Set model_name, or name another dump: that in {folder} is of another model, {key.get('model')}."
+            )
         if key.get("layer") != config.layer_l:
             raise UserError(
                 f"Set layer_l to {key.get('layer')}, or name another dump: that in {folder} is of that layer."

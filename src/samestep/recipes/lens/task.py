@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from samestep import Batch, Bench, Learner, Metric, Metrics, MicroBatches, Tick, UserError, evaluate, gather_rows
 from samestep.recipes.lens.activations import ActivationRows, open_activations, training_samples
 from samestep.recipes.lens.config import LensConfig
-from samestep.recipes.lens.dump import frozen_model
+from samestep.recipes.lens.dump import frozen_model, weights_hash
 from samestep.recipes.lens.language_model import LanguageModel, prompt_tokens
 from samestep.recipes.lens.network import Lens
 from samestep.recipes.lens.shape import Kind, LensShape
@@ -57,9 +57,10 @@ class LensStage:
         self.config: LensConfig = bench.config
         self.model = frozen_model(bench)
         network = self.model.network()
+        weights = weights_hash(network) if bench.world.is_main else ""  # now: it gets adapters, and another type
         # Before the activations are read, so that a trained network can be loaded where they are not at hand.
         self.learner = make_learner(bench, self.model, network)
-        rows = open_activations(bench, self.model, network)
+        rows = open_activations(bench, self.model, weights)
         self.feed, self._validation = bench.feed(rows.train), bench.evaluation_feed(rows.validation)
         self.length = self.feed.length
         self.state: Mapping[str, Any] = {LEARNER: self.learner}
