@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep import Batch, Bench, Dump, UserError
+from samestep.core.paths import expand_home
 from samestep.core.records import read_json, write_json
 from samestep.core.rundir import RunDir
 from samestep.models.residual_stream import ResidualStream
@@ -140,7 +141,7 @@ def dump_folder(config: LensConfig) -> Path | None:
     named = config.activation_dumper.source
     if named is None:
         return None
-    path = Path(run_path(named, config.out)).expanduser()
+    path = expand_home(run_path(named, config.out))
     inside = RunDir(path).artifacts(STAGE)
     return (inside if inside.is_dir() else path).absolute()
 
