@@ -1,8 +1,7 @@
 """What is refused before a run is recorded: with the mistake corrected, the same command then works."""
 
-from pathlib import Path
-
 from samestep import UserError, World, open_causal_lm
+from samestep.core.paths import expand_home
 from samestep.recipes.lens.config import LensConfig
 from samestep.recipes.lens.dump import dump_folder, read_key
 from samestep.recipes.lens.language_model import BUILT_IN, open_language_model
@@ -40,7 +39,7 @@ def check_layers(config: LensConfig) -> None:
 def _layers(config: LensConfig) -> int | None:
     if config.model_name is None:
         return config.pretrain.network.n_layers
-    path = Path(config.model_name).expanduser()
+    path = expand_home(config.model_name)
     if not path.is_dir():
         return None
     return int(open_causal_lm(path).config.get_text_config(decoder=True).num_hidden_layers)

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from samestep import UserError
+from samestep.core.paths import expand_home
 from samestep.data.data_file import DataFile
 from samestep.data.prepared.split import ByDocument
 from samestep.data.pydoc_topics import distinct, passages, pydoc_topics
@@ -95,7 +96,7 @@ def _read(config: DataConfig) -> tuple[str, list[str], list[Origin]]:
         documents = list(distinct(passage for _, topic in pydoc_topics() for passage in passages(topic)))
         content = np.frombuffer("\0".join(documents).encode(), dtype=np.uint8)
         return "pydoc_data.topics", documents, [content]
-    path = Path(config.path).expanduser()
+    path = expand_home(config.path)
     if path.suffix.lower() == PLAIN:
         return config.path, [_plain_text(existing_file(config.path))], [DataFile(path)]
     table = read_table(config.path, EVERY_KIND, config.limit)
