@@ -117,6 +117,27 @@ def test_the_gradient_of_an_exchanged_value(stream: ResidualStream) -> None:
     torch.testing.assert_close((values.grad * along).sum(), (ends[0] - ends[1]) / (2 * step), rtol=2e-3, atol=1e-6)
 
 
+def test_in_a_context_only_the_exchanged_column_is_computed(stream: ResidualStream) -> None:
+    """The same values and gradients as by whole rows, twice in one context; not where a window is shorter."""
+    columns = 7 if getattr(stream.network.config, "sliding_window", None) is None else 2
+    given = tokens(3, columns)
+    positions = torch.tensor([1, columns - 1, 0])
+    context = stream.read_context(given)
+    widths: list[int] = []
+    stream.blocks[-1].register_forward_hook(lambda block, args, output: widths.append(args[0].shape[1]))
+    for seed in (1, 2):
+        generator = torch.Generator().manual_seed(seed)
+        values = torch.randn(3, stream.width, generator=generator, dtype=torch.float64, requires_grad=True)
+        whole = stream.logits(given, positions, layer=1, values=values)
+        quick = stream.logits(given, positions, layer=1, values=values, context=context)
+        close(quick, whole, stream.network)
+        wanted, found = (torch.autograd.grad(logits.square().sum(), values)[0] for logits in (whole, quick))
+        close(found / wanted.abs().max(), wanted / wanted.abs().max(), stream.network)
+    assert widths == [columns, 1] * 2
+    if columns == 2:
+        assert stream.read_context(tokens(3, 3)) is None
+
+
 def test_a_mixture_of_one_token_is_that_token(stream: ResidualStream) -> None:
     one_hot = torch.nn.functional.one_hot(tokens(), TOKENS).double()
     assert torch.equal(stream.embed_mixture(one_hot), stream.embed(tokens()))

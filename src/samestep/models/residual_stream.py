@@ -16,11 +16,12 @@ import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from samestep.core.errors import UserError
 from samestep.models.attention import GrowingCache
-from samestep.models.decoding import forward_arguments, position_limit
+from samestep.models.decoding import forward_arguments, position_limit, text_config
 
 _BLOCKS = ("blocks", "h", "layers")
 _LAST_NORMS = ("ln_f", "norm")
@@ -124,10 +125,12 @@ class ResidualStream:
         *,
         layer: int | None = None,
         values: Tensor | None = None,
+        context: Any = None,
     ) -> Tensor:
         """Logits [rows, columns, vocabulary], or [rows, vocabulary] at `positions` [rows], for which alone the head is
         then called; [rows, some, vocabulary] at positions [rows, some]. `values` [rows, width] take the place of what
-        leaves block `layer` at `positions` [rows]."""
+        leaves block `layer` at `positions` [rows]; with a `context` of the same rows (see `read_context`) only that
+        column is computed."""
         self._check_length(inputs.shape[1])
         if layer is None or values is None:
             return self._logits(inputs, positions)
@@ -136,6 +139,9 @@ class ResidualStream:
         exchange = self._exchanges[layer]
         exchange.positions, exchange.values = positions, values
         try:
+            if context is not None:
+                exchange.positions = torch.zeros_like(positions)
+                return self._logits_in_context(inputs, positions, context)
             return self._logits(inputs, positions)
         finally:
             exchange.positions = exchange.values = None
@@ -147,6 +153,28 @@ class ResidualStream:
         finally:
             self._choice.positions = None
         return logits[:, 0] if positions is not None and positions.dim() == 1 else logits
+
+    def read_context(self, inputs: Tensor) -> Any:
+        """The keys and values of whole rows, without gradients, for calls of `logits` that exchange something in them:
+        what comes before does not depend on it. None where a window is shorter than the rows."""
+        window = getattr(text_config(self.network), "sliding_window", None)
+        if window is not None and inputs.shape[1] + 1 >= window:
+            return None
+        with torch.no_grad():
+            cache = self.new_cache()
+            self._call(self._cuts[-1], inputs, **self._cache_options(cache))
+        return cache
+
+    def _logits_in_context(self, inputs: Tensor, positions: Tensor, context: Any) -> Tensor:
+        """By one more column, at the position of the one that it stands for, which sees what is before that."""
+        columns = inputs.shape[1]
+        column = inputs.gather(1, positions[:, None] if inputs.dim() == 2 else _index(positions, inputs))
+        visible = torch.arange(columns + 1, device=inputs.device) < positions[:, None]
+        visible = visible | (torch.arange(columns + 1, device=inputs.device) == columns)
+        options = {"attention_mask": visible, "logits_to_keep": 1, **self._cache_options(_branch(context))}
+        if not self._is_native:  # which counts positions by the mask
+            options["position_ids"] = positions[:, None]
+        return _logits_of(self._call(self.network, column, **options))[:, -1]
 
     def new_cache(self) -> Any:
         """An empty cache for `next_logits`. Gradients reach what is in it."""
@@ -160,8 +188,10 @@ class ResidualStream:
         """Logits [rows, vocabulary] after the last column of `inputs`, which follow what is in the cache."""
         known = cache.length if self._is_native else cache.get_seq_length()
         self._check_length(known + inputs.shape[1])
-        named = {"cache": cache} if self._is_native else {"past_key_values": cache, "use_cache": True}
-        return _logits_of(self._call(self.network, inputs, logits_to_keep=1, **named))[:, -1]
+        return _logits_of(self._call(self.network, inputs, logits_to_keep=1, **self._cache_options(cache)))[:, -1]
+
+    def _cache_options(self, cache: Any) -> dict[str, Any]:
+        return {"cache": cache} if self._is_native else {"past_key_values": cache, "use_cache": True}
 
     def _call(self, network: nn.Module, inputs: Tensor, **options: Any) -> Any:
         """Always with vectors: a model of transformers warns about tokens that look like padding."""
@@ -196,6 +226,13 @@ def with_head(network: nn.Module, head: nn.Linear) -> nn.Module:
 
 def _index(positions: Tensor, hidden: Tensor) -> Tensor:
     return positions.view(len(positions), -1, 1).expand(-1, -1, hidden.shape[-1])
+
+
+def _branch(cache: Any) -> Any:
+    """A cache that begins with what another one has, and leaves that as it is."""
+    branch = copy.copy(cache)
+    branch.layers = [copy.copy(layer) for layer in cache.layers]
+    return branch
 
 
 def _logits_of(out: Any) -> Tensor:

@@ -186,9 +186,10 @@ class Lens(nn.Module):
     def _behaviour(self, batch: Batch, activation: Tensor, target: Tensor) -> Tensor:
         """KL divergence of the model's prediction with `target` in the activation's place from that with itself."""
         tokens, position, layer = batch["tokens"], batch["position"], self.shape.layer
+        context = self._stream.read_context(tokens)
         with torch.no_grad():
-            wanted = self._stream.logits(tokens, position, layer=layer, values=activation)
-        changed = self._stream.logits(tokens, position, layer=layer, values=target)
+            wanted = self._stream.logits(tokens, position, layer=layer, values=activation, context=context)
+        changed = self._stream.logits(tokens, position, layer=layer, values=target, context=context)
         return kl_divergence(log_softmax(wide(wanted), -1), log_softmax(wide(changed), -1))
 
     def _fluency(self, found: Explanation) -> Tensor:
