@@ -12,7 +12,16 @@ from samestep.cli.main import main
 from toys import run_on_ranks
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-LINES = {"before": 35, "after": 35, "sine": 60, "gan": 60, "preference": 60, "finetune": 60, "teacher": 70}
+LINES = {
+    "before": 35,
+    "after": 35,
+    "sine": 60,
+    "gan": 60,
+    "preference": 60,
+    "finetune": 60,
+    "teacher": 70,
+    "own_loop": 35,
+}
 """How long each may be, so that the guide stays short."""
 TEXTS = "\n\n".join(
     f"a little {one} sat on the {two}" for one in ("cat", "dog", "hen") for two in ("mat", "wall", "hill")

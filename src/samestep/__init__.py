@@ -39,6 +39,12 @@ if TYPE_CHECKING:
     from samestep.train.learner.optimizers.groups import Group
     from samestep.train.logging.metrics import Metric, Metrics
     from samestep.train.loop import Hook, Task, Tick
+    from samestep.train.own_loop import (
+        get_dataloader_for_distributed,
+        init_distributed,
+        setup_distributed_models,
+        sync_metrics,
+    )
     from samestep.train.plan import Schedule
     from samestep.train.pretrained.load import load
     from samestep.train.pretrained.trained_model import Trained
@@ -95,13 +101,17 @@ _EXPORTS = {
     "evaluate": "samestep.train.fit",
     "free": "samestep.core.config",
     "gather_rows": "samestep.train.whole_set",
+    "get_dataloader_for_distributed": "samestep.train.own_loop",
+    "init_distributed": "samestep.train.own_loop",
     "keyed_dropout": "samestep.train.learner.dropout",
     "load": "samestep.train.pretrained.load",
     "merged_weights": "samestep.train.learner.merged",
     "open_causal_lm": "samestep.models.causal_folder",
     "open_encoder": "samestep.models.sentence_folder",
     "pad_rows": "samestep.data.collate",
+    "setup_distributed_models": "samestep.train.own_loop",
     "small_encoder": "samestep.models.small_encoder",
+    "sync_metrics": "samestep.train.own_loop",
     "write_encoder": "samestep.models.sentence_export",
 }
 
@@ -157,6 +167,8 @@ __all__ = [
     "evaluate",
     "free",
     "gather_rows",
+    "get_dataloader_for_distributed",
+    "init_distributed",
     "keyed_dropout",
     "launch",
     "load",
@@ -165,7 +177,9 @@ __all__ = [
     "open_causal_lm",
     "open_encoder",
     "pad_rows",
+    "setup_distributed_models",
     "small_encoder",
+    "sync_metrics",
     "write_encoder",
 ]
 

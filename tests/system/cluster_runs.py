@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import samestep
 from faults import run_checks, toy
 from samestep.cli.main import main
 from samestep.core.records import JsonLines, read_json
@@ -23,6 +24,8 @@ from system.cluster import GPUS, Cluster
 from system.hosts import Host, wait_for
 
 TESTS = Path(__file__).parents[1]
+MODULES = os.pathsep.join([str(TESTS), str(Path(samestep.__file__).parents[1])])
+"""Where jobs find the toys and samestep itself, in the version that is tested."""
 PAIR = ("--nodes=2", "--tasks-per-node=1")
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 JOB_TIMEOUT = 300.0
@@ -45,7 +48,7 @@ class ClusterRuns:
         """The environment of a user of the cluster; if all nodes are this machine, their names do not resolve."""
         own = {} if isinstance(self.cluster.login, Host) else {"MASTER_ADDR": "127.0.0.1"}
         site = self.folder / "site.yaml"
-        site.write_text(json.dumps({"gpus_per_node": GPUS, "env": {"PYTHONPATH": str(TESTS), **own}}))
+        site.write_text(json.dumps({"gpus_per_node": GPUS, "env": {"PYTHONPATH": MODULES, **own}}))
         conf = self.cluster.env["SLURM_CONF"]
         return {**MARKED, "SLURM_CONF": conf, "SAMESTEP_SITE": str(site), "OMP_NUM_THREADS": "1"}
 
@@ -89,7 +92,7 @@ class ClusterRuns:
         login = self.cluster.login
         if isinstance(login, Host):
             command = login.wrap([sys.executable, "-m", "samestep", *args], self.folder)
-            env = {**os.environ, **self.env, "PYTHONPATH": str(TESTS)}
+            env = {**os.environ, **self.env, "PYTHONPATH": MODULES}
             return subprocess.run(
                 command, env=env, stdout=subprocess.PIPE, text=True, check=True, timeout=JOB_TIMEOUT
             ).stdout

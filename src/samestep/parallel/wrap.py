@@ -34,7 +34,7 @@ from samestep.parallel.waiting import WaitTimer
 from samestep.world.world import World
 
 # Newer releases of torch have another name for it and warn about the old one.
-_SYNC_BUFFERS = next(
+SYNC_BUFFERS = next(
     n for n in ("forward_sync_buffers", "broadcast_buffers") if n in signature(DistributedDataParallel).parameters
 )
 
@@ -201,7 +201,7 @@ class Replicated(_ParallelBase):
     def __init__(self, module: nn.Module, world: World, compute: torch.dtype | None) -> None:
         self.inner, self._cast_to = module, compute
         self.needs_warm_up = world.dp_size > 2  # the sum of two numbers does not depend on their order
-        settings: dict[str, Any] = {_SYNC_BUFFERS: False}
+        settings: dict[str, Any] = {SYNC_BUFFERS: False}
         self._ddp = DistributedDataParallel(
             _CallFunction(module),
             device_ids=[world.device] if world.device.type != "cpu" else None,

@@ -6,9 +6,23 @@ Fields made with `free(...)` may change when a run is resumed; all others shape 
 from dataclasses import dataclass, field
 from typing import Literal
 
-from samestep.core.config import free
+from samestep.core.config import free, or_mapping
 from samestep.core.errors import UserError
 from samestep.world.watchdog.limits import WatchdogConfig
+
+
+@dataclass(frozen=True)
+class PrecisionSwitch:
+    """`mixed_precision` as other programs have it: `{enabled: true, dtype: bfloat16}`."""
+
+    enabled: bool = True
+    """Whether there is mixed precision at all."""
+    dtype: Literal["auto", "bfloat16", "bf16", "float16", "fp16"] = "auto"
+    """Type of the arithmetic."""
+
+    def value(self) -> str:
+        """The same as one word."""
+        return {"bfloat16": "bf16", "float16": "fp16"}.get(self.dtype, self.dtype) if self.enabled else "none"
 
 
 @dataclass(frozen=True)
@@ -23,9 +37,9 @@ class Distributed:
     """Seconds a collective may wait for a peer; the variable NCCL_TIMEOUT overrides it."""
     strategy: Literal["ddp", "fsdp"] = "ddp"
     """ddp keeps a full model on every rank, fsdp shards it over them."""
-    mixed_precision: Literal["auto", "none", "bf16", "fp16"] = "auto"
+    mixed_precision: Literal["auto", "none", "bf16", "fp16"] = or_mapping("auto", PrecisionSwitch)
     """Type of the arithmetic; the parameters stay in `dtype`. auto: bf16 on GPUs that have it, decided at the first
-    launch of a run for all others."""
+    launch of a run for all others. Also a mapping such as {enabled: true, dtype: bfloat16}."""
     dtype: Literal["float32", "float64"] = "float32"
     """Type of parameters and optimizer state; float64 is for proofs."""
 

@@ -2,7 +2,8 @@
 
 `compose` makes a config from presets, files and the command line; `override` changes one that was dumped. `build` makes
 one from plain data and refuses wrong values with one sentence; `dump` is its inverse. `fields_of` lists every field
-with its meaning. `changed` finds fields that a resumed run may not change; `free` declares those that it may.
+with its meaning. `changed` finds fields that a resumed run may not change; `free` declares those that it may, and
+`or_mapping` those whose value has a second way to be written.
 """
 
 import dataclasses
@@ -16,6 +17,7 @@ from samestep.core.config.merging import Aliases, Presets, compose, flatten, mer
 from samestep.core.config.schema import (
     MISSING,
     FieldDoc,
+    MappingForm,
     defaults_of,
     fields_of,
     init_fields,
@@ -46,6 +48,7 @@ __all__ = [
     "is_flag",
     "listed",
     "merge",
+    "or_mapping",
     "override",
     "parse_settings",
     "paths_of",
@@ -59,6 +62,11 @@ def free(default: Any = MISSING, *, factory: Callable[[], Any] | None = None) ->
     if factory is not None:
         return dataclasses.field(default_factory=factory, metadata={"free": True})
     return dataclasses.field(default=default, metadata={"free": True})
+
+
+def or_mapping(default: Any, form: type[MappingForm]) -> Any:
+    """A field whose value may also be written as a mapping: with the fields of the config class `form`."""
+    return dataclasses.field(default=default, metadata={"mapping_form": form})
 
 
 def dump(config: Any) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from samestep.core.config.schema import (
     is_dict,
     is_list,
     is_section,
+    mapping_form,
     members,
     paths_of,
     types_of,
@@ -92,6 +93,9 @@ def _section(value: Any, cls: type[T], place: FieldPath, base: T | None) -> T:
 
 def _field(value: Any, field: dataclasses.Field[Any], tp: Any, place: FieldPath, parent: Any) -> Any:
     default = default_of(field) if parent is None else getattr(parent, field.name)
+    form = mapping_form(field.metadata)
+    if form is not None and _is_mapping(value):
+        return _section(value, form, place, None).value()
     if value is not MISSING:
         return _convert(value, tp, place, None if default is MISSING else default)
     if default is MISSING and is_section(tp):
@@ -99,6 +103,11 @@ def _field(value: Any, field: dataclasses.Field[Any], tp: Any, place: FieldPath,
     if default is MISSING:
         raise UserError(f"Set {place.path} to {expected(tp)}; it has no default.")
     return default
+
+
+def _is_mapping(value: Any) -> bool:
+    """Whether a value is a mapping, or text that is meant as one."""
+    return value.lstrip().startswith("{") if isinstance(value, str) else isinstance(value, Mapping)
 
 
 def _convert(value: Any, tp: Any, place: FieldPath, base: Any = None) -> Any:

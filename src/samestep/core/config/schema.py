@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, TypeGuard, Union, get_args, get_origin
+from typing import Any, Literal, Protocol, TypeGuard, Union, cast, get_args, get_origin
 
 from samestep.core.errors import UserError
 
@@ -175,18 +175,30 @@ def _walk(cls: type, prefix: str, base: Any, free: bool) -> Iterator[FieldDoc]:
             yield FieldDoc(path, type_text(kind), default, docs.get(field.name, ""), is_free)
 
 
+class MappingForm(Protocol):
+    """A config class whose fields are another way to write one setting: `value` is what they amount to."""
+
+    def value(self) -> Any:
+        """The value of the setting."""
+
+
+def mapping_form(metadata: Any) -> type[MappingForm] | None:
+    """The config class whose fields may be written in place of a field's value, if the field's metadata names one."""
+    return cast("type[MappingForm] | None", metadata.get("mapping_form"))
+
+
 def is_marked_free(metadata: Any) -> bool:
     """Whether a field's metadata says that it may change when a run is resumed."""
     return bool(metadata.get("free", False))
 
 
 def paths_of(cls: type) -> dict[str, Any]:
-    """The type of every dotted name, sections included."""
+    """The type of every dotted name; sections, and the fields of mapping forms, included."""
     found: dict[str, Any] = {}
     kinds = types_of(cls)
     for field in init_fields(cls):
         found[field.name] = kinds[field.name]
-        inner = section(kinds[field.name])
+        inner = section(kinds[field.name]) or mapping_form(field.metadata)
         if inner is not None:
             found |= {f"{field.name}.{path}": kind for path, kind in paths_of(inner).items()}
     return found

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# submit_with_config.sh config=FILE num_gpus_train=N [num_gpus=M] [nodelist=NODES] [further settings]: `samestep submit lens`.
+#
+#     scripts/lens/submit_with_config.sh config=conf/gpt2_frozen.yaml num_gpus_train=8 num_gpus=2 nodelist=node1
+#
+# Training runs on N GPUs and what comes before it (tokens, dump) on M, as jobs that follow each other; num_gpus_STAGE=K
+# is for any one stage (with grpo.max_steps also give num_gpus_grpo=N). Without num_gpus the other stages take one GPU;
+# without num_gpus_STAGE it is one job. Also nodes=, partition=, account=, qos=, constraint=, time=, mem=, and every option
+# of `samestep submit --help` as --option VALUE; --dry-run prints the jobs. Everything else, such as layer_l=5, is a
+# setting of the recipe.
+set -euo pipefail
+options=() settings=()
+has_config=
+for arg in "$@"; do
+    name=${arg%%=*}
+    case "$arg" in
+        config=*) has_config=1 options+=("--config=${arg#*=}") ;;
+        num_gpus=* | num_gpus_*=* | nodelist=* | nodes=* | partition=* | account=* | qos=* | constraint=* | time=* | mem=*)
+            options+=("--${name//_/-}=${arg#*=}") ;;
+        *) settings+=("$arg") ;;
+    esac
+done
+if [ -z "$has_config" ]; then
+    echo "usage: $(basename "$0") config=FILE [num_gpus_train=N] [num_gpus=M] [nodelist=NODES] [further settings]" >&2
+    exit 2
+fi
+exec "${PYTHON:-python}" -m samestep submit lens "${options[@]}" "${settings[@]}"

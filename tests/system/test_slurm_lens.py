@@ -1,0 +1,44 @@
+"""The script that submits with a config file, on a real SLURM cluster: dump and training are jobs of their own."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from samestep.core.records import read_json
+from samestep.core.rundir import RunDir
+from system.cluster import Cluster
+from system.cluster_runs import ENDED, MODULES, ClusterRuns
+
+pytestmark = pytest.mark.timeout(900)
+ROOT = Path(__file__).parents[2]
+SUBMIT = ROOT / "scripts" / "lens" / "submit_with_config.sh"
+
+
+@pytest.fixture
+def runs(cluster: Cluster, tmp_path: Path) -> Iterator[ClusterRuns]:
+    with ClusterRuns(cluster, tmp_path).open() as runs:
+        yield runs
+
+
+def test_dump_and_training_are_jobs_of_one_run(runs: ClusterRuns) -> None:
+    config = ROOT / "conf" / "lens_small.yaml"
+    options = [f"config={config}", "num_gpus=1", "num_gpus_train=2", "nodelist=node1"]
+    settings = ["preset=verify", "distributed=cpu", "name=chain", "--quiet"]
+    env = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": MODULES}
+    found = subprocess.run([SUBMIT, *options, *settings], env=env, capture_output=True, text=True, timeout=200)
+    assert found.returncode == 0, found.stderr
+    prepared, trained = (line.split()[1].rstrip(":") for line in found.stdout.splitlines() if line.startswith("job "))
+    runs.await_state(trained, *ENDED)
+    assert [runs.cluster.state(job) for job in (prepared, trained)] == ["COMPLETED"] * 2, runs.printed("chain")
+    assert runs.cluster.field(prepared, "EndTime") <= runs.cluster.field(trained, "StartTime")
+    assert [runs.cluster.field(job, "NodeList") for job in (prepared, trained)] == ["node1"] * 2
+    assert [event["world"] for event in runs.events("chain", "launch")] == [1, 2]
+    assert runs.status("chain") == "done"
+    frozen = read_json(RunDir(runs.path("chain")).frozen)
+    assert set(frozen) >= {"pretrain", "pretokenize", "dump", "train"}
+    submitted = read_json(RunDir(runs.path("chain")).job / "job.json")["jobs"]
+    assert [job["stages"] for job in submitted] == [["pretrain", "pretokenize", "dump"], ["train"]]
