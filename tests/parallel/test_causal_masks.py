@@ -32,6 +32,13 @@ def causal_by_position(x: Tensor) -> Tensor:
     return scaled_dot_product_attention(x, x, x, triangle(x), 0.0, False)
 
 
+def causal_and_of_one_text(x: Tensor) -> Tensor:
+    """As transformers has it for texts that stand behind each other, of which there is one here."""
+    places = torch.arange(x.shape[-2])
+    texts = (torch.diff(places, prepend=places[:1] - 1) != 1).cumsum(0)
+    return attend(x, triangle(x) & texts[:, None].__eq__(texts[None]))
+
+
 def causal_recomputed(x: Tensor) -> Tensor:
     mask = triangle(x)
     found: Tensor = checkpoint(attend, x, mask, use_reentrant=False)  # type: ignore[assignment]
@@ -102,7 +109,7 @@ def compile_counting(function: Callable[..., Any]) -> tuple[Callable[..., Any], 
     return torch.compile(function, backend=backend), counts
 
 
-@pytest.mark.parametrize("function", [causal, causal_by_position, causal_recomputed])
+@pytest.mark.parametrize("function", [causal, causal_by_position, causal_and_of_one_text, causal_recomputed])
 def test_a_causal_mask_is_dropped(function: Callable[[Tensor], Tensor]) -> None:
     compiled, counts = compile_counting(function)
     x = X.clone().requires_grad_()

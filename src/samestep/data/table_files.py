@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.core.errors import UserError
+from samestep.core.paths import expand_home
 from samestep.data.saved_datasets import dataset_rows, is_saved_dataset
 from samestep.data.table_formats import FORMATS, GZIP, LINES, Format, RowProblem, TableRow, inner_suffix
 from samestep.data.text import JSONL, PACKED, existing_file
@@ -61,7 +62,7 @@ def read_table(path: str, kinds: Sequence[str] = PLAIN, limit: int | None = None
 
     `kinds` are the endings that are read, and `SAVED_DATASET` for folders.
     """
-    table = Table(Path(path).expanduser())
+    table = Table(expand_home(path))
     if SAVED_DATASET in kinds and is_saved_dataset(table.file):
         rows = dataset_rows(table.file)
     else:

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from samestep.core.errors import UserError
+from samestep.core.paths import expand_home
 from samestep.data.data_file import DataFile
 
 JSONL = (".jsonl", ".ndjson")
@@ -143,7 +144,7 @@ def part(tokens: Tokens, start: int, stop: int) -> Tokens:
 
 def existing_file(path: str, packed: Sequence[str] = PACKED) -> Path:
     """A file that a user named; refused if it cannot be read, as those that end with one of `packed`."""
-    file = Path(path).expanduser()
+    file = expand_home(path)
     if not file.exists():
         raise UserError(f"Give an existing file; {path} does not exist (from {Path.cwd()}).")
     if file.is_dir():

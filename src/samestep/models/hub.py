@@ -20,6 +20,7 @@ from rich.progress import Progress as Bar
 
 from samestep.core.errors import RunFailed, UserError
 from samestep.core.output import ResilientStream
+from samestep.core.paths import expand_home
 from samestep.core.records import Json
 from samestep.models.hub_download import Download, HubModel, find_in_cache, import_hub
 from samestep.world.world import World
@@ -40,7 +41,7 @@ def resolve_model(name: str, world: World | None = None, progress: Progress | No
     world = world or World.single()
     found = world.run_on_all_ranks(f"finding {name}", lambda: _parse(name) if world.is_main else None)[0]
     if found is None:
-        return _folder_on_all_hosts(Path(name).expanduser(), world)
+        return _folder_on_all_hosts(expand_home(name), world)
     model = HubModel(*found)
     with _bar(str(model), visible=world.is_main and progress is None) as bar:
         show = progress or bar
@@ -54,7 +55,7 @@ def resolve_model(name: str, world: World | None = None, progress: Progress | No
 
 def _parse(name: str) -> Json:
     """Name and revision of a model of the Hub; None for a folder."""
-    path = Path(name).expanduser()
+    path = expand_home(name)
     if name and path.is_dir():
         return None
     if name and path.exists():

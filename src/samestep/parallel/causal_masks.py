@@ -16,9 +16,11 @@ from torch.nn.functional import scaled_dot_product_attention
 _ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 """Those that may be given by position."""
 _MAKING = frozenset({"arange", "ones", "zeros", "full", "new_ones", "new_zeros", "new_full", "ones_like", "zeros_like"})
-_COMPARING = frozenset(
-    {"eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "xor", "invert", "logical_and", "logical_or"}
-)
+_RELATIONS = ("eq", "ne", "lt", "le", "gt", "ge")
+_COMPARING = frozenset({*_RELATIONS, "and_", "or_", "xor", "invert", "logical_and", "logical_or"}) | {
+    f"__{name}__"
+    for name in _RELATIONS  # which is how torch 2.11 records `a == b`
+}
 _COMPUTING = frozenset({"add", "sub", "mul", "neg", "logical_not", "diff", "cumsum", "tril", "triu", "where", "clone"})
 _SHAPING = frozenset({"getitem", "view", "reshape", "expand", "expand_as", "unsqueeze", "squeeze", "transpose", "to"})
 _KNOWN = _MAKING | _COMPARING | _COMPUTING | _SHAPING | {"bool", "int", "long", "contiguous", "broadcast_to"}

@@ -37,9 +37,10 @@ class Distributed:
     """Seconds a collective may wait for a peer; the variable NCCL_TIMEOUT overrides it."""
     strategy: Literal["ddp", "fsdp"] = "ddp"
     """ddp keeps a full model on every rank, fsdp shards it over them."""
-    mixed_precision: Literal["auto", "none", "bf16", "fp16"] = or_mapping("auto", PrecisionSwitch)
-    """Type of the arithmetic; the parameters stay in `dtype`. auto: bf16 on GPUs that have it, decided at the first
-    launch of a run for all others. Also a mapping such as {enabled: true, dtype: bfloat16}."""
+    mixed_precision: Literal["auto", "none", "tf32", "bf16", "fp16"] = or_mapping("auto", PrecisionSwitch)
+    """Type of the arithmetic; the parameters stay in `dtype`. tf32: matrix products on a GPU keep 10 bits of their
+    factors. auto: bf16 on GPUs that have it, decided at the first launch of a run for all others. Also a mapping such
+    as {enabled: true, dtype: bfloat16}."""
     dtype: Literal["float32", "float64"] = "float32"
     """Type of parameters and optimizer state; float64 is for proofs."""
 

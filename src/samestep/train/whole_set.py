@@ -58,7 +58,7 @@ def gather_rows(learner: Learner, feed: Feed, outputs: Outputs, *, everywhere: b
         for micro_batches in feed:
             for batch, (start, stop) in zip(micro_batches.batches, micro_batches.spans):
                 parts.add(outputs(module, batch), batch["live"], micro_batches.ids[start:stop])
-    found = _gather(world, parts.joined(counted=world.dp_counted), everywhere)
+    found = gather_tensors(world, parts.joined(counted=world.dp_counted), everywhere)
     if not found:
         return {}
     ids = found.pop(_IDS).numpy()
@@ -96,8 +96,9 @@ class _Parts:
         return joined if counted else {name: tensor[:0] for name, tensor in joined.items()}
 
 
-def _gather(world: World, own: dict[str, Tensor], everywhere: bool) -> dict[str, Tensor]:
-    """The tensors of all ranks, one after another."""
+def gather_tensors(world: World, own: dict[str, Tensor], everywhere: bool = True) -> dict[str, Tensor]:
+    """The tensors of all ranks, which may have different numbers of rows, one after another; not `everywhere`: on rank
+    0 alone."""
     if world.control is None:
         return own
     layouts = world.gather({name: [list(tensor.shape), str(tensor.dtype)] for name, tensor in own.items()})

@@ -1,14 +1,19 @@
-"""Phase 2's loss and its gradient are those of the whole global batch, at 1, 2 and 3 ranks."""
+"""At 1, 2 and 3 ranks phase 2's loss and its gradient are those of the whole global batch, and texts get the same
+vectors."""
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from samestep import small_encoder
 from samestep.data.loading import Batch
 from samestep.data.order import Shuffled
+from samestep.recipes.distill.data import Text
+from samestep.recipes.distill.embedding import embed_texts
 from samestep.recipes.distill.objective import KnownPositives, RankObjective
 from samestep.recipes.distill.rank import count_negatives
 from samestep.recipes.distill.rank_terms import RankTerms
+from samestep.recipes.distill.rows import Reading
 from samestep.train.logging.metrics import MetricAccumulator
 from samestep.world.world import World
 from toys import WORLDS, ByHand, Case, Proofs, close, feed_of, learner_of, made, rate, weights_of
@@ -99,7 +104,20 @@ def the_loss_is_that_of_the_whole_batch(world: World, strategy: str) -> None:
             close(weights_of(learner), hand.module.state_dict(), tolerance=1e-8)
 
 
-CASES: list[Case] = [the_loss_is_that_of_the_whole_batch]
+def texts_get_the_same_vectors(world: World, strategy: str) -> None:
+    """Also where a rank has no text at all."""
+    texts = [Text(f"the {number}th text " * number, number % 2 == 0) for number in range(1, 6)]
+    source = small_encoder([text.text for text in texts], width=8, layers=1, heads=2, vocabulary=300, max_length=32)
+    torch.manual_seed(3)
+    network = source.load()
+    reading = Reading(source.tokenizer, max_length=32, query_instruction="find: ")
+    for count, batch_size in [(5, 2), (1, 4)]:
+        alone = embed_texts(network, reading, texts[:count], World.single(), 1)
+        found = embed_texts(network, reading, texts[:count], world, batch_size)
+        torch.testing.assert_close(found, alone, rtol=0, atol=1e-6)
+
+
+CASES: list[Case] = [the_loss_is_that_of_the_whole_batch, texts_get_the_same_vectors]
 
 
 @pytest.mark.parametrize(("nproc", "strategy"), WORLDS)

@@ -73,6 +73,11 @@ def test_records_are_read(name: str, folder: Path) -> None:
     assert found.pairs[0].design.scored.all() and found.pairs[0].design.native == "AGSKL"
 
 
+def test_a_limit_comes_before_the_checks(folder: Path) -> None:
+    found = read(folder, record(), record(), record(pdb_file="gone.pdb"), limit=2)
+    assert (len(found.pairs), found.total) == (2, 2)
+
+
 def test_a_single_record_over_several_lines(folder: Path) -> None:
     (folder / "pairs.json").write_text(json.dumps(record(), indent=2))
     assert len(read_records(str(folder / "pairs.json"), RecordOptions(100)).pairs) == 1

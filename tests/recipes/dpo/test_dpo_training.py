@@ -7,9 +7,12 @@ import pytest
 import torch
 from dpo_runs import FLOAT, rows_of, text_records, train, validations_of, write_records
 
+from hub_server import serving
 from player_folders import CHATML, player_folder
+from samestep import UserError
 from samestep.cli.main import main
 from samestep.models.protein_mpnn_files import read_protein_mpnn
+from samestep.recipes.dpo.protein_family import find_weights
 
 LN2 = math.log(2)
 
@@ -60,6 +63,8 @@ def test_weight_files_are_those_of_protein_mpnn(tmp_path: Path) -> None:
     assert files == {"checkpoint_epoch_1.pt", "checkpoint_epoch_2.pt", "best_model.pt", "latest_model.pt"}
     latest, second = (read_protein_mpnn(run / name) for name in ("latest_model.pt", "checkpoint_epoch_2.pt"))
     assert latest.config.hidden == 16 and latest.config.neighbours == 6
+    with pytest.raises(UserError, match=r"with base_model_name \(there are best_model, checkpoint_epoch_1, "):
+        find_weights(None, str(run))
     again = train(tmp_path, "verify", f"base_model_dir={run}", "base_model_name=latest_model", "max_steps=1", name="b")
     assert abs(again[0]["dpo"] - LN2) < 1e-5, "it is the reference of the next run"
     assert again[0]["chosen_log_prob"] != pytest.approx(rows_of(run)[0]["chosen_log_prob"], abs=1e-3)
@@ -111,6 +116,21 @@ def test_a_model_of_transformers_with_and_without_padding(adapters: list[str], l
     ]
     assert [row["dpo"] for row in runs[0]] == pytest.approx([row["dpo"] for row in runs[1]], abs=1e-5)
     assert abs(runs[0][0]["dpo"] - LN2) < 1e-5 and abs(runs[0][2]["dpo"] - LN2) > 1e-4
+
+
+def test_a_model_of_the_hub(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Downloaded once, by one process for both; a resume finds it."""
+    data = write_records(tmp_path / "chats.jsonl", chats(16))
+    files = {path.name: path.read_bytes() for path in llama.iterdir() if path.is_file()}
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    with serving({"org/llama": files}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        settings = ["base_model_name=org/llama", f"train_data={data}", "data.limit=null", "max_steps=2"]
+        common = [f"out={tmp_path}", "name=run", "log.quiet=true", "log.every=1", FLOAT]
+        assert main(["train", "--nproc", "2", "dpo", "--preset", "verify-text", *settings, *common]) == 0
+        assert hub.fetched().count("model.safetensors") == 1
+    assert abs(rows_of(tmp_path / "run")[0]["dpo"] - LN2) < 1e-5
 
 
 def test_a_model_with_dropout_is_trained_without(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from samestep.core.rundir import RunDir
 from samestep.train.config import Checkpoints, Config, Distributed, Log
 from samestep.train.recipe import Recipe, Stage
 from samestep.train.session.session import Session
-from samestep.train.session.stage_config import check_precision, refuse_other_settings, stage_config
+from samestep.train.session.stage_config import check_precision, refuse_other_settings, set_precision, stage_config
 from samestep.world.world import World
 
 RUN = Config(global_batch_size=12)
@@ -80,6 +80,18 @@ def test_fp16_needs_a_gpu_in_a_stage_too() -> None:
     world = replace(World.single(), device=torch.device("cpu"))
     with pytest.raises(UserError, match="needs a GPU"):
         check_precision(replace(RUN, distributed=Distributed(mixed_precision="fp16")), world)
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "products"),
+    [("cuda", "none", "highest"), ("cuda", "tf32", "high"), ("cuda", "bf16", "high"), ("cpu", "bf16", "highest")],
+)
+def test_none_is_true_float32(device: str, precision: Any, products: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_to: list[str] = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", set_to.append)
+    config = replace(RUN, distributed=Distributed(mixed_precision=precision))
+    set_precision(config, replace(World.single(), device=torch.device(device)))
+    assert set_to == [products]
 
 
 @pytest.mark.parametrize(

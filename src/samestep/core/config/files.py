@@ -10,6 +10,7 @@ from typing import Any
 from samestep.core.config.hydra_files import compose_yaml, yaml_message
 from samestep.core.config.schema import listed
 from samestep.core.errors import UserError
+from samestep.core.paths import expand_home
 
 PACKAGE_CONF = Path(__file__).parents[2] / "conf"
 PACKAGE_SEARCH = (f"file://{PACKAGE_CONF}",)
@@ -63,7 +64,7 @@ def find_config_file(config: Path | None, config_path: Path | None, config_name:
 
 
 def _absolute(path: Path) -> Path:
-    return Path(os.path.abspath(Path(path).expanduser()))
+    return Path(os.path.abspath(expand_home(path)))
 
 
 def _no_file(source: ConfigFile) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.core.errors import UserError
+from samestep.core.paths import expand_home
 from samestep.core.records import write_json
 from samestep.data.prepared import FORMAT, METADATA, TOKENIZER_FOLDER
 from samestep.data.prepared.chats import ChatFields, Chats
@@ -37,7 +38,7 @@ def prepare(
     read_folder: ReadTokenizer = read_tokenizer,
 ) -> dict[str, Any]:
     """Write the folder, and return its metadata; `read_folder` reads the tokenizer if `config` names a folder."""
-    target = Path(config.out).expanduser()
+    target = expand_home(config.out)
     refuse_existing(target, config.overwrite)
     dataset = _dataset(sources, config)
     size = sum(source.file.stat().st_size for source in sources)
@@ -104,7 +105,7 @@ def _tokenizer(
         return CharTokenizer.of(characters)
     if config.tokenizer == "bpe":
         return train_bpe(dataset.training_texts(split()), config.vocab_size or 4096)
-    folder = Path(config.tokenizer).expanduser()
+    folder = expand_home(config.tokenizer)
     if not folder.is_dir():
         raise UserError(f"Choose --tokenizer byte, char, bpe or a local folder; there is no folder {config.tokenizer}.")
     return read_folder(folder, config.mask_token, config.eos_token)

@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from samestep.core.errors import UserError
+from samestep.core.paths import expand_home
 from samestep.data.text import JSONL, documents, existing_file, records
 
 PLAIN = (".txt", ".md", ".text")
@@ -64,7 +65,7 @@ def find_sources(names: Sequence[str]) -> list[TextSource]:
 
 
 def _inside(name: str) -> list[TextSource]:
-    folder = Path(name).expanduser()
+    folder = expand_home(name)
     if not folder.is_dir():
         return [TextSource(existing_file(name).resolve(), name)]
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in PLAIN + JSONL and path.is_file())

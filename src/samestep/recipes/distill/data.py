@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from samestep import Trained, UserError, noise
+from samestep.core.paths import expand_home
 from samestep.core.records import read_json, write_json
 from samestep.data.data_file import DataFile
 from samestep.data.permutation import permute
@@ -221,7 +222,7 @@ def _origins(config: DistillConfig, table: TextTable, held_out: RetrievalSet) ->
     named = [path for path, _ in parse_sources(config.data.named)] if config.data.named else []
     named += [config.data.validation] if config.data.validation else []
     if config.data.named:
-        return [DataFile(file.resolve()) for name in named for file in _files(Path(name).expanduser())]
+        return [DataFile(file.resolve()) for name in named for file in _files(expand_home(name))]
     digest = hashlib.sha256(repr((table, held_out)).encode())
     return [np.frombuffer(digest.digest(), dtype=np.uint8)]
 

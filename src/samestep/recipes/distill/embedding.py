@@ -11,8 +11,9 @@ from samestep.parallel.precision import autocast
 from samestep.recipes.distill.data import Text
 from samestep.recipes.distill.models import vectors_of
 from samestep.recipes.distill.rows import STUDENT, Reading, pad_tokens
-from samestep.train.batch_inference import in_order, my_batches
+from samestep.train.batch_inference import my_batches
 from samestep.train.learner.initialization import build_fresh
+from samestep.train.whole_set import gather_tensors
 
 
 def first_network(source: EncoderSource, seed: int, name: str, device: torch.device) -> nn.Module:
@@ -31,14 +32,17 @@ def embed_texts(
     compute: torch.dtype | None = None,
 ) -> Tensor:
     """Vectors [texts, dim] on the CPU of every rank. Collective."""
-    mine: list[tuple[int, list[float]]] = []
-    for batch in my_batches([len(text.text) for text in texts], batch_size, world):
-        if not batch:
-            continue
-        rows = [{"text_ids": ids} for ids in reading([texts[number] for number in batch])]
+
+    def embed(numbers: Sequence[int]) -> Tensor:
+        rows = [{"text_ids": ids} for ids in reading([texts[number] for number in numbers])]
         tokens = pad_tokens(rows, {STUDENT: reading})
         ids, mask = (tokens[name].to(world.device) for name in ("text_ids", "text_mask"))
         with autocast(world.device, compute):
-            found = vectors_of(network, ids, mask)
-        mine += zip(batch, found.cpu().tolist())
-    return torch.tensor(in_order(world.gather([list(pair) for pair in mine])))
+            found = vectors_of(network, ids, mask).cpu()
+        return found.to(torch.promote_types(found.dtype, torch.float32))
+
+    mine = [batch for batch in my_batches([len(text.text) for text in texts], batch_size, world) if batch]
+    vectors = torch.cat([embed(batch) for batch in mine] or [embed([0])[:0]])  # without any, still of their size
+    numbers = torch.tensor([number for batch in mine for number in batch], dtype=torch.int64)
+    found = gather_tensors(world, {"number": numbers, "vector": vectors})
+    return found["vector"][found["number"].argsort()]

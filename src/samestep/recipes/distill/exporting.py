@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from samestep import Bench, Trained, World, write_encoder
+from samestep.core.paths import expand_home
 from samestep.core.records import JsonLines, read_json
 from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.data import data_of, texts_file
@@ -50,7 +51,7 @@ def write_artifact_folder(task: PhaseTask, bench: Bench) -> None:
     config: DistillConfig = bench.config
     models, held_out = task.phase.models, task.phase.data.held_out
     weights = task.learner.weights(full=True)
-    folder = Path(config.artifacts_dir).expanduser() / bench.rundir.path.name
+    folder = expand_home(config.artifacts_dir) / bench.rundir.path.name
     best = bench.progress.best
     figures = {NDCG: best} if best is not None and config.best_at_end else {}
 

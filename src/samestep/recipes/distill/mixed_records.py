@@ -8,9 +8,9 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from samestep import UserError
+from samestep.core.paths import expand_home
 from samestep.recipes.distill.records import Record, read_records
 
 
@@ -54,7 +54,7 @@ def read_mixture(named: Sequence[str], limit: int | None = None) -> list[Source]
 
 def _parse_source(text: str) -> tuple[str, float | None]:
     path, colon, number = text.rpartition(":")
-    if not colon or Path(text).expanduser().exists():
+    if not colon or expand_home(text).exists():
         return text, None
     try:
         weight = float(number)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from samestep import UserError
 from samestep.core.config import dump, flatten
+from samestep.core.paths import expand_home
 from samestep.core.rundir import RunDir
 from samestep.data.order import MixedOrder
 from samestep.recipes.distill.align import STAGE as ALIGN
@@ -38,7 +39,7 @@ def resolve_config(config: DistillConfig) -> DistillConfig:
 
 def earlier_phase_1(config: DistillConfig) -> Path | None:
     """The best checkpoint of phase 1 of the newest run beside this one that trained the same network."""
-    runs = sorted(Path(config.out).expanduser().glob("*/"), key=lambda run: run.stat().st_mtime, reverse=True)
+    runs = sorted(expand_home(config.out).glob("*/"), key=lambda run: run.stat().st_mtime, reverse=True)
     for run in map(RunDir, runs):
         if _trains_the_same(run, config):
             return choose_checkpoint(run, "best", stage=ALIGN)

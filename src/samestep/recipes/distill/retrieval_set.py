@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from samestep import UserError
+from samestep.core.paths import expand_home
 from samestep.data.table_files import read_table, text_fault
 from samestep.data.table_formats import TableRow
 from samestep.recipes.distill.retrieval_metrics import retrieval_metrics
@@ -40,8 +41,8 @@ def read_beir(folder: str | Path, split: str = "test") -> RetrievalSet:
 
     A passage is its title and its text. Queries without a grade above 0 in this split are left out.
     """
-    files = [_existing(Path(folder).expanduser(), name) for name in ("corpus.jsonl", "queries.jsonl")]
-    grades_file = _existing(Path(folder).expanduser(), f"qrels/{split}.tsv")
+    files = [_existing(expand_home(folder), name) for name in ("corpus.jsonl", "queries.jsonl")]
+    grades_file = _existing(expand_home(folder), f"qrels/{split}.tsv")
     corpus, queries = (_texts_by_id(file) for file in files)
     grades = _grades(grades_file, list(queries), list(corpus))
     numbers = {name: number for number, name in enumerate(corpus)}

@@ -8,6 +8,7 @@ import numpy as np
 
 from samestep import UserError
 from samestep.core.errors import print_error
+from samestep.core.paths import expand_home
 from samestep.core.records import Json
 from samestep.recipes.dpo.designs import Design, DesignError, check_length, choose_design
 from samestep.recipes.dpo.protein_family import cache_folder
@@ -66,7 +67,7 @@ class NamedDesign:
 def read_designs(options: SampleOptions, max_length: int, skip_invalid: bool) -> list[NamedDesign]:
     """Read and check every structure that is named; the same on every rank."""
     fields = {name: getattr(options, name) for name in _FIELDS if getattr(options, name) is not None}
-    files = [options.pdb_file.expanduser()] if options.pdb_file else list(_listed(options.pdb_list or Path()))
+    files = [expand_home(options.pdb_file)] if options.pdb_file else list(_listed(options.pdb_list or Path()))
     found: list[tuple[Path, Design]] = []
     problems: list[Problem] = []
     for number, file in enumerate(files, start=1):
@@ -98,15 +99,15 @@ def make_folder(folder: Path) -> None:
 def _listed(path: Path) -> Iterator[Path]:
     """The paths in a file, one on each line: from its folder, or from the working directory."""
     try:
-        lines = path.expanduser().read_text(encoding="utf-8-sig").splitlines()
+        lines = expand_home(path).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError):
         raise UserError(f"Give --pdb_list a text file with one path on each line; {path} cannot be read.") from None
     wanted = [line.strip() for line in lines if line.strip()]
     if not wanted:
         raise UserError(f"Put at least one path into {path}; it is empty.")
     for line in wanted:
-        beside = path.expanduser().parent / Path(line).expanduser()
-        yield beside if beside.is_file() else Path(line).expanduser()
+        beside = expand_home(path).parent / expand_home(line)
+        yield beside if beside.is_file() else expand_home(line)
 
 
 def _design(file: Path, fields: dict[str, str], max_length: int) -> Design:

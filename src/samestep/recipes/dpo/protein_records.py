@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from samestep import UserError
+from samestep.core.paths import expand_home
 from samestep.data.json_records import BadJson, json_records
 from samestep.recipes.dpo.designs import Design, DesignError, check_length, choose_design
 from samestep.recipes.dpo.record_files import Problem, leave_out, selection
@@ -54,6 +55,8 @@ class RecordOptions:
     """Leave out records with problems, instead of refusing the file."""
     cache: Path | None = None
     """The folder in which parsed structures are kept."""
+    limit: int | None = None
+    """Look at only so many records, from the beginning of the file; None: all."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +76,9 @@ class ProteinRecords:
 
 def read_records(path: str, options: RecordOptions) -> ProteinRecords:
     """Read and check every record of a file; the same on every rank."""
-    file = Path(path).expanduser()
+    file = expand_home(path)
     reader = _Reader(file, options)
-    records = list(json_records(file))
+    records = list(json_records(file))[: options.limit]
     pairs = [reader.pair(number, where, value) for number, (where, value) in enumerate(records, start=1)]
     valid = tuple(pair for pair in pairs if pair)
     left_out = leave_out(file, reader.problems, len(records), len(valid), options.skip_invalid)
@@ -152,8 +155,8 @@ class _Reader:
 
 def _find(name: str, folder: Path) -> Path | None:
     """The file that a record names; None if there is none, or it cannot be looked for."""
-    with suppress(OSError, RuntimeError):  # a name too long, a folder of others; ~ of an unknown user
-        path = Path(name).expanduser()
+    with suppress(OSError, UserError):  # a name too long, a folder of others; ~ of an unknown user
+        path = expand_home(name)
         return next((place for place in (folder / path, path) if place.is_file()), None)
     return None
 

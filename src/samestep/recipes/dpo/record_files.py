@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from samestep import UserError
+from samestep.core.paths import expand_home
 from samestep.data.json_records import json_records
 
 FamilyName = Literal["protein", "text"]
@@ -56,7 +57,7 @@ def _report(file: Path, problems: Sequence[Problem], total: int, skip_invalid: b
 
 def family_of(path: str) -> FamilyName:
     """What kind of records a file holds, by the columns of the first one that has any of them."""
-    file = Path(path).expanduser()
+    file = expand_home(path)
     columns = [list(value) for _, value in json_records(file) if isinstance(value, dict)]
     for column in (name for names in columns for name in names):
         if column in _COLUMNS:

@@ -15,7 +15,7 @@ from samestep import Batch, Bench, Dump, Learner, UserError
 from samestep.core.records import read_json, write_json
 from samestep.recipes.dpo.config import DpoConfig
 from samestep.recipes.dpo.families import Family, PairRows, Pairs, padding
-from samestep.recipes.dpo.objective import PairLogProbs
+from samestep.recipes.dpo.objective import SAMPLED, PairLogProbs
 from samestep.train.artifacts.array_rows import ArrayRows
 from samestep.train.config import named_source
 from samestep.train.learner.content_hash import content_hash
@@ -141,7 +141,8 @@ def live(bench: Bench, family: Family, policy: Learner) -> Reference:
     network = bench.frozen(policy, shard=is_sharded)
 
     def reference(batch: Batch) -> PairLogProbs:
+        pairs = {name: value for name, value in batch.items() if name != SAMPLED}  # nobody asks what it says of these
         with network.inference() as module:
-            return family.scores(module, batch).log_probs
+            return family.scores(module, pairs).log_probs
 
     return reference

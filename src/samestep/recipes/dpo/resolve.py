@@ -2,9 +2,9 @@
 
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 from samestep import UserError, World
+from samestep.core.paths import expand_home
 from samestep.recipes.dpo.config import DpoConfig
 from samestep.recipes.dpo.record_files import family_of
 from samestep.recipes.dpo.stages import open_family
@@ -55,4 +55,4 @@ def _is_at_hand(config: DpoConfig) -> bool:
     """Whether nothing has to be downloaded for the tokens of the texts; if so, all ranks do it, and then check."""
     if config.family == "protein" or config.model.dir is not None or config.model.name is None:
         return True
-    return Path(config.model.name).expanduser().is_dir()
+    return expand_home(config.model.name).is_dir()

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from samestep import UserError
+from samestep.core.paths import expand_home
 
 _PROTEIN = (
     "pdb_file",
@@ -68,7 +69,7 @@ class SampleOptions:
     @property
     def folder(self) -> Path:
         """Where designs are written."""
-        return (self.output_dir or Path("designs")).expanduser()
+        return expand_home(self.output_dir or "designs")
 
     def check_for(self, family: Literal["protein", "text"]) -> None:
         """Refuse options that are for the other family, or none for this one."""

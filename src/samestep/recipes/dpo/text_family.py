@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad as pad_tensor
 
 from samestep import Batch, Lora, UserError, World, completion_log_probs
+from samestep.core.paths import expand_home
 from samestep.core.records import atomic_file
 from samestep.data.data_file import DataFile
 from samestep.data.json_records import json_records
@@ -117,7 +118,7 @@ class TextFamily:
 
     def _read(self, path: str, first: int) -> "_ReadTexts":
         """The pairs of a file, numbered from `first`."""
-        file, data = Path(path).expanduser(), self._config.data
+        file, data = expand_home(path), self._config.data
         texts: list[TextPair] = []
         kept: list[tuple[int, PairTokens]] = []
         problems: list[Problem] = []

@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from samestep import UserError
+from samestep.core.paths import expand_home
 from samestep.data.data_file import DataFile
 from samestep.data.prepared.split import ByDocument
 from samestep.data.pydoc_topics import distinct, passages, pydoc_topics
@@ -119,7 +120,7 @@ def load(config: DataConfig, seed: int) -> Texts:
 
 def _version(path: str | None) -> tuple[int, ...] | None:
     try:
-        found = Path(path).expanduser().stat() if path else None
+        found = expand_home(path).stat() if path else None
     except OSError:  # which reading it explains
         return None
     return (found.st_ino, found.st_size, found.st_mtime_ns) if found else None

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from samestep import UserError
+from samestep.core.paths import expand_home
 from samestep.data import text
 from samestep.data.prepared import METADATA, TOKENIZER_FOLDER, Prepared, is_prepared, open_prepared
 from samestep.data.prepared.chats import ChatMessage, ChatRow, answers
@@ -125,7 +126,7 @@ def load(config: DataConfig, cache: Path | None = None) -> Corpus:
     if config.path is None:
         tokens = np.frombuffer(pydoc_text(config.limit).encode("utf-8"), dtype=np.uint8)
         return _byte_corpus("pydoc_data.topics", tokens, config)
-    folder = Path(config.path).expanduser()
+    folder = expand_home(config.path)
     if is_prepared(folder):
         return _prepared_corpus(open_prepared(folder), config)
     if is_older(folder):
@@ -139,7 +140,7 @@ def load(config: DataConfig, cache: Path | None = None) -> Corpus:
 
 def row_length(config: DataConfig) -> int:
     """Tokens in a row; opens only a small file."""
-    folder = None if config.path is None else Path(config.path).expanduser()
+    folder = None if config.path is None else expand_home(config.path)
     metadata = {} if folder is None else read_record(folder / METADATA)
     own = metadata.get("sequence_length")
     fixed = metadata.get("kind") == "chat" or "format" not in metadata
@@ -150,7 +151,7 @@ def row_length(config: DataConfig) -> int:
 
 def data_tokenizer(config: DataConfig) -> Tokenizer:
     """The tokenizer of the data, without opening the data."""
-    folder = Path(config.path or "").expanduser()
+    folder = expand_home(config.path or "")
     if config.path is None or not folder.is_dir():
         return ByteTokenizer()
     return load_tokenizer(folder / TOKENIZER_FOLDER) if is_prepared(folder) else read_tokenizer(folder)

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from samestep import Average, Bench, Fit, Stage, Tick, Trained, UserError
+from samestep.core.paths import expand_home
 from samestep.core.records import write_json
 from samestep.data.prepared import METADATA
 from samestep.data.tokenizer.vocabulary import read_record
@@ -37,7 +38,7 @@ def holds_chats(data: DataConfig) -> bool:
     """Whether the data is prompts with answers, judged by a small file."""
     if data.path is None or data.path == QUESTIONS:
         return data.path is not None
-    return read_record(Path(data.path).expanduser() / METADATA).get("kind") == "chat"
+    return read_record(expand_home(data.path) / METADATA).get("kind") == "chat"
 
 
 def describe(config: MdlmConfig) -> dict[str, str]:

@@ -10,6 +10,7 @@ from torch import nn
 
 from samestep.checkpoint.loading import verified_manifest
 from samestep.checkpoint.manifest import DamageError, read_manifest
+from samestep.checkpoint.weight_files import open_weight_file
 from samestep.checkpoint.weight_sources import WeightSource
 from samestep.core.config import build
 from samestep.core.errors import UserError
@@ -237,6 +238,8 @@ def _open_published(path: Path, given: str | None) -> Trained:
         if config is not None:
             files = path if path.is_dir() else path.parent
             return Trained(candidate, recipe, config, path, files, stage=record.stage if record else "")
+    if path.suffix == _PT and path.is_file():
+        open_weight_file(path)  # a damaged file is unknown to all, and says so here
     if name:
         raise UserError(f"the recipe {name} does not know the model in {path}; name another one with --recipe")
     raise UserError(

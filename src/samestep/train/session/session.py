@@ -221,8 +221,6 @@ def set_up_torch(config: Any, world: World) -> None:
     """Set torch's arithmetic for the whole process."""
     torch.set_default_dtype(getattr(torch, config.distributed.dtype))
     check_precision(config, world)
-    if world.device.type == "cuda":
-        torch.set_float32_matmul_precision("high")
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is not deterministic
         torch.use_deterministic_algorithms(True)

@@ -4,6 +4,8 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
+
 from samestep.checkpoint.manifest import Checkpoint
 from samestep.core.config import changed, dump, flatten
 from samestep.core.errors import UserError
@@ -65,6 +67,13 @@ def check_precision(config: Any, world: World) -> None:
     """Refuse arithmetic that the device does not have."""
     if config.distributed.mixed_precision == "fp16" and world.device.type == "cpu":
         raise UserError("mixed_precision=fp16 needs a GPU; on a CPU use bf16 or none")
+
+
+def set_precision(config: Any, world: World) -> None:
+    """Set how torch multiplies float32, for the whole process. Where the arithmetic is of fewer bits anyway, what is
+    left in float32 may use TF32 on a GPU; `none` means true float32."""
+    is_reduced = world.device.type == "cuda" and config.distributed.mixed_precision != "none"
+    torch.set_float32_matmul_precision("high" if is_reduced else "highest")
 
 
 def refuse_other_settings(stage: Stage, config: Any, found: Checkpoint | None, rundir: RunDir) -> None:

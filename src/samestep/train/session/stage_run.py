@@ -27,7 +27,7 @@ from samestep.train.session.context import ReadyStage, SessionContext
 from samestep.train.session.hook_order import assemble_hooks
 from samestep.train.session.recipe_code import code_hash
 from samestep.train.session.resume_checks import checkpoint_to_resume
-from samestep.train.session.stage_config import refuse_other_settings, stage_config
+from samestep.train.session.stage_config import refuse_other_settings, set_precision, stage_config
 from samestep.train.session.takeover import done_record
 from samestep.world.seeding import RandomState, seed_everywhere
 
@@ -68,6 +68,7 @@ class StageRun:
     def _set_up(self) -> ReadyStage:
         """Build the task, and load the checkpoint, or the file that the user named to continue from."""
         seed_everywhere(self._config.seed)
+        set_precision(self._config, self._world)
         store = self._store()
         found = self._find_checkpoint(store)
         evidence = self._rundir.evidence(self._world.size, self._world.rank)
