@@ -11,10 +11,13 @@ from torch import Tensor, nn
 
 from language_toys import TOKENS, native, of_transformers
 from samestep import UserError, noise
+from samestep.data.feed import MicroBatches
 from samestep.parallel.blocks import checkpoint_activations, find_blocks
 from samestep.recipes.lens.distributions import straight_through
 from samestep.recipes.lens.network import Lens, LensShape
-from toys import default_dtype
+from samestep.train.learner.lora import to_type
+from samestep.world.world import World
+from toys import default_dtype, learner_of
 
 PROMPT = [3, 5], [7]
 T, ROWS, COLUMNS, LAYER = 3, 4, 6, 1
@@ -223,7 +226,30 @@ def test_a_layer_that_is_frozen_is_one_module() -> None:
     assert not [name for name in trained if ".wte." in name or name.endswith("transformer.ff_out.weight")]
     assert not [name for name in trained if name.startswith("encoder.model.transformer.blocks.2")]
     assert len(find_blocks(lens)) == 3 + 3 + 2
-    assert not lens.train().model.training
+
+
+def test_dropout_of_a_published_model_does_not_act() -> None:
+    lens = lens_of(SHAPE, of_transformers("gpt2", n_layer=3, resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5).double())
+    lens.train()
+    assert lens.training
+    same(lens(batch_of()), lens(batch_of()))
+
+
+@pytest.mark.parametrize("base", [torch.float32, torch.bfloat16])
+def test_in_mixed_precision_it_learns(base: torch.dtype) -> None:
+    with default_dtype(torch.float32):
+        lens = lens_of(replace(SHAPE, encoder="lora"), native(n_layers=3).to(base), moved=False)
+        to_type(lens, torch.float32)
+        learner = learner_of(lens, World.single(), "ddp", mixed_precision="bf16", rate=lambda _: 0.01)
+        batch = {name: value.float() if value.is_floating_point() else value for name, value in batch_of().items()}
+        losses = []
+        for _ in range(12):
+            with learner.inference() as network:
+                losses.append(float(network(batch)["mse"].mean()))
+            held = MicroBatches(0, [batch], {"rows": float(ROWS)}, batch["ids"].numpy(), [(0, ROWS)])
+            learner.update(held, lambda network, batch: {"mse": network(batch)["mse"]})
+    assert {p.dtype for p in lens.model.transformer.wte.parameters()} == {base}
+    assert losses[-1] < 0.9 * losses[0], losses
 
 
 def test_which_parts_are_trained() -> None:

@@ -95,9 +95,9 @@ class Lens(nn.Module):
         return list({id(block): block for stream in streams for block in stream.blocks}.values())
 
     def train(self, mode: bool = True) -> "Lens":
-        """The model is always in evaluation mode."""
-        super().train(mode)
-        self.model.eval()
+        """Its parts are always in evaluation mode: dropout of a published model would depend on the rank."""
+        super().train(False)
+        self.training = mode
         return self
 
     def forward(self, batch: Batch, what: What = "terms") -> dict[str, Tensor]:
