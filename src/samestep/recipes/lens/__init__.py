@@ -7,12 +7,16 @@ data         texts.py (documents in pieces), pretokenize.py (tokens), samples.py
 models       language_model.py (the frozen model and its tokenizer), pretrain.py (the built-in one), network.py (decoder
              and encoder around it)
 training     task.py (the training stage), grpo.py (rewards), stages.py (what a run does)
+evaluation   evaluation.py (the last stage, and `samestep evaluate`), measuring.py (figures), baselines.py (what they
+             are compared with), held_out.py (rows), explanations.py (records), page.py, sampling.py (`samestep sample`)
 """
 
-from samestep import Recipe
+from samestep import Recipe, Verb
 from samestep.recipes.lens.config import LensConfig
+from samestep.recipes.lens.evaluation import EvaluationOptions, evaluate, show
 from samestep.recipes.lens.presets import PRESETS
 from samestep.recipes.lens.resolve import resolve_config
+from samestep.recipes.lens.sampling import SampleOptions, explain_text, show_explanations
 from samestep.recipes.lens.stages import describe, stages
 
 __all__ = ["LensConfig", "recipe"]
@@ -24,4 +28,6 @@ recipe = Recipe(
     aliases={"gradient_accumulation_steps": "accumulation", "num_train_epochs": "epochs"},
     describe=describe,
     resolve=resolve_config,
+    sample=Verb(explain_text, SampleOptions, show=show_explanations),
+    evaluate=Verb(evaluate, EvaluationOptions, show=show),
 )

@@ -98,7 +98,7 @@ class PretrainConfig:
 
 @dataclass(frozen=True)
 class GrpoConfig:
-    """A last stage that rewards explanations from which the activation can be rebuilt."""
+    """A stage after training that rewards explanations from which the activation can be rebuilt."""
 
     max_steps: int = 0
     """Steps; 0: no such stage."""
@@ -121,6 +121,28 @@ class GrpoConfig:
             raise UserError(
                 "Set grpo.max_steps to 0 or more, grpo.group_size to 2 or more, grpo.inner_epochs to 1 or more, and "
                 "grpo.clip_eps above 0."
+            )
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """The last stage, which measures the best weights on activations that were kept for validation."""
+
+    rows: int = 512
+    """Activations, evenly spread over all of them; 0: no such stage."""
+    best_of: int = 8
+    """Explanations of each activation, of which the best is kept."""
+    fit_rows: int = 4096
+    """Training activations from which the mean and the linear lens are made."""
+    shown: int = 100
+    """Explanations on the page."""
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        if self.rows < 0 or min(self.best_of, self.fit_rows, self.shown) < 1:
+            raise UserError(
+                "Set evaluation.rows to 0 or more, and evaluation.best_of, evaluation.fit_rows and evaluation.shown to "
+                "1 or more."
             )
 
 
@@ -166,7 +188,9 @@ class LensConfig(Config):
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
     """How the built-in language model is trained."""
     grpo: GrpoConfig = field(default_factory=GrpoConfig)
-    """A last stage with a reward."""
+    """A stage with a reward."""
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """The last stage."""
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot work."""

@@ -25,7 +25,7 @@ from samestep.recipes.lens.distributions import entropy_of, kl_divergence, noise
 from samestep.recipes.lens.shape import Kind, LensShape
 
 __all__ = ["Explanation", "Lens", "LensShape"]
-What = Literal["terms", "explain", "greedy", "score", "activation", "check"]
+What = Literal["terms", "explain", "greedy", "score", "activation", "check", "behaviour", "read", "logit_lens"]
 OWN, OTHER = noise.purpose("lens"), noise.purpose("lens/other")
 """What noise is for: the text about a row's activation, and that about the one it is compared with."""
 
@@ -109,6 +109,12 @@ class Lens(nn.Module):
         - `score`: the same of the texts in batch["written"], differentiable, and their `entropy`.
         - `activation`: the `activation` that leaves block `layer` at batch["position"] of batch["tokens"].
         - `check`: `plain` logits at the position, and those with the activation `inserted`.
+        - `behaviour`: `kl`, the KL divergence of the model's output from its own with each of batch["values"] [rows,
+          several, width] in the activation's place.
+        - `read`: the activation `rebuilt` from the texts in batch["text"] [rows, columns], each with batch["length"]
+          tokens.
+        - `logit_lens`: `features`, the mean embedding of the T tokens that the model's last norm and head find
+          likeliest in the activation.
         """
         functions: Mapping[str, Callable[[Batch], dict[str, Tensor]]] = {
             "terms": self._terms,
@@ -117,18 +123,37 @@ class Lens(nn.Module):
             "score": self._score,
             "activation": lambda batch: {"activation": self._activation(batch)},
             "check": self._check,
+            "behaviour": self._behaviours,
+            "read": lambda batch: {"rebuilt": self.rebuild(batch["text"], batch["length"])},
+            "logit_lens": self._logit_lens,
         }
         return functions[what](batch)
 
     def explain(
-        self, activations: Tensor, tau: Tensor, ids: Tensor, *, purpose: int | Tensor = OWN, greedy: bool = False
+        self,
+        activations: Tensor,
+        tau: Tensor,
+        ids: Tensor,
+        *,
+        purpose: int | Tensor = OWN,
+        greedy: bool = False,
+        temperature: Tensor | None = None,
     ) -> Explanation:
-        """Texts about activations [rows, width], drawn at the temperatures `tau` [rows] with noise keyed by `ids`
-        [rows, 2] and `purpose`; `greedy`: the likeliest token each time, without noise."""
+        """Texts about activations [rows, width], drawn with noise keyed by `ids` [rows, 2] and `purpose`, whose
+        gradients are those at the temperatures `tau` [rows]; `greedy`: the likeliest token each time, without noise.
+        Logits are divided by `temperature` [rows], if there is one."""
         with self._with_adapter("decoder", self.shape.decoder):
-            return self._write(self._prompted(activations), tau, ids, purpose, greedy)
+            return self._write(self._prompted(activations), tau, ids, purpose, greedy, temperature)
 
-    def _write(self, vectors: Tensor, tau: Tensor, ids: Tensor, purpose: int | Tensor, greedy: bool) -> Explanation:
+    def _write(
+        self,
+        vectors: Tensor,
+        tau: Tensor,
+        ids: Tensor,
+        purpose: int | Tensor,
+        greedy: bool,
+        temperature: Tensor | None,
+    ) -> Explanation:
         cache = self._writer.new_cache() if self.shape.kv_cache else None
         new, written = vectors, []
         for position in range(self.shape.t_text):
@@ -138,6 +163,8 @@ class Lens(nn.Module):
                 vectors = new if position == 0 else torch.cat((vectors, new), 1)
                 logits = self._writer.logits(vectors, _last(vectors))
             logits = wide(logits)
+            if temperature is not None:
+                logits = logits / temperature[:, None].to(logits.dtype)
             if greedy:
                 tokens = logits.argmax(-1)
                 mixture = one_hot(tokens, logits.shape[-1]).to(logits.dtype)
@@ -149,12 +176,17 @@ class Lens(nn.Module):
         tokens, mixtures, log_probs = (torch.stack(parts, 1) for parts in zip(*written, strict=True))
         return Explanation(tokens, mixtures, log_probs)
 
-    def rebuild(self, text: Tensor) -> Tensor:
+    def rebuild(self, text: Tensor, lengths: Tensor | None = None) -> Tensor:
         """The activations [rows, width] that the encoder reads from texts: tokens [rows, T] or mixtures of them
-        [rows, T, vocabulary]."""
+        [rows, T, vocabulary]; with `lengths` [rows], from so many tokens of each."""
         vectors = self._as_read(text)
         with self._with_adapter("encoder", self.shape.encoder):
-            hidden = self._reader.leaving(vectors, self.shape.read_layer)[:, -1]
+            read = self._reader.leaving(vectors, self.shape.read_layer)
+        if lengths is None:
+            hidden = read[:, -1]
+        else:
+            last = lengths - 1 + vectors.shape[1] - text.shape[1]
+            hidden = read[torch.arange(len(read), device=read.device), last]
         projection = self.encoder.projection
         return wide(projection(hidden.to(projection.weight.dtype)))
 
@@ -192,6 +224,23 @@ class Lens(nn.Module):
         changed = self._stream.logits(tokens, position, layer=layer, values=target, context=context)
         return kl_divergence(log_softmax(wide(wanted), -1), log_softmax(wide(changed), -1))
 
+    @torch.no_grad()
+    def _behaviours(self, batch: Batch) -> dict[str, Tensor]:
+        tokens, position, layer = batch["tokens"], batch["position"], self.shape.layer
+        context = self._stream.read_context(tokens)
+        found = [
+            log_softmax(wide(self._stream.logits(tokens, position, layer=layer, values=values, context=context)), -1)
+            for values in (self._activation(batch), *batch["values"].unbind(1))
+        ]
+        return {"kl": torch.stack([kl_divergence(found[0], changed) for changed in found[1:]], 1)}
+
+    @torch.no_grad()
+    def _logit_lens(self, batch: Batch) -> dict[str, Tensor]:
+        stream = self._stream
+        logits = stream.head(stream.last_norm(self._activation(batch).to(stream.embedding.weight.dtype)))
+        likeliest = logits.topk(self.shape.t_text, dim=-1).indices
+        return {"features": wide(stream.embed(likeliest)).mean(1)}
+
     def _fluency(self, found: Explanation) -> Tensor:
         """The mean KL divergence of the decoder's distributions from those of the model, which has read the tokens
         before; of the first token only if a text begins with a token of its own for the model."""
@@ -207,7 +256,7 @@ class Lens(nn.Module):
     def _explain(self, batch: Batch, greedy: bool = False) -> dict[str, Tensor]:
         activation = wide(self._activation(batch))
         tau = batch.get("tau", torch.ones_like(activation[:, 0]))  # only gradients depend on it
-        found = self.explain(activation, tau, batch["ids"], greedy=greedy)
+        found = self.explain(activation, tau, batch["ids"], greedy=greedy, temperature=batch.get("temperature"))
         chosen = found.log_probs.gather(2, found.tokens[..., None])[..., 0]
         rebuilt = self.rebuild(found.mixtures)
         return {

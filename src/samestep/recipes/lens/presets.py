@@ -37,6 +37,7 @@ _VERIFY: dict[str, Any] = {
     "max_steps": 4,
     "validate_every": 2,
     "learning_rate": 3e-3,
+    "evaluation": {"best_of": 2},
 }
 PRESETS: dict[str, dict[str, Any]] = {
     # A small model on bytes is trained, its activations are dumped, and explained in text: two minutes on 2 CPU

@@ -1,11 +1,14 @@
-"""The stages: the built-in model (if none is named), tokens, activations (if they are dumped), training, rewards."""
+"""The stages: the built-in model (if none is named), tokens, activations (if they are dumped), training, rewards,
+evaluation."""
 
 from dataclasses import replace
+from functools import partial
 
 from samestep import TRAINING_SETTINGS, Fit, Stage
-from samestep.recipes.lens import dump, grpo, pretokenize, pretrain, task
+from samestep.recipes.lens import dump, evaluation, grpo, pretokenize, pretrain, task
 from samestep.recipes.lens.config import LensConfig
 from samestep.recipes.lens.dump import build_dump
+from samestep.recipes.lens.evaluation import build_evaluation, write_results
 from samestep.recipes.lens.grpo import LensRewards
 from samestep.recipes.lens.pretokenize import build_pretokenize
 from samestep.recipes.lens.pretrain import build_pretrain, keep_weights
@@ -15,22 +18,27 @@ BEST = (f"val/{FVE}", "max")
 """Not the loss: its weights change with the step, so that its values at two steps are not comparable."""
 _OF_TRAINING = (
     *("t_text", "decoder_prompt", "*_weight", "*_schedule.*", "stop_gradient_delta", "kv_cache", "init_from"),
-    *("trainable_components.*", "grpo.*"),
+    *("trainable_components.*", "grpo.*", "evaluation.*"),
 )
 _OF_SAMPLES = ("layer_l", "activation_dumper.mode", "activation_dumper.num_samples", "activation_dumper.*position")
 
 
 def stages(config: LensConfig) -> list[Stage]:
-    """Two to five."""
+    """Two to six."""
     found: list[Stage] = []
     has_source = config.activation_dumper.source is not None
     if not has_source:
         found += _preparation(config)
-    found.append(Stage(task.STAGE, LensTraining, validate=LensStage.validate, best=BEST, ignores=("grpo.*",)))
+    found.append(
+        Stage(task.STAGE, LensTraining, validate=LensStage.validate, best=BEST, ignores=("grpo.*", "evaluation.*"))
+    )
     if config.grpo.max_steps:
         begins = f"{task.STAGE}:best"
         rewards = Stage(grpo.STAGE, LensRewards, validate=LensStage.validate, best=BEST, config=grpo_config)
-        found.append(replace(rewards, start=begins))
+        found.append(replace(rewards, start=begins, ignores=("evaluation.*",)))
+    if config.evaluation.rows:
+        build = partial(build_evaluation, trained_by=found[-1].name)
+        found.append(Stage(evaluation.STAGE, build, finish=write_results, config=evaluation_config))
     return found
 
 
@@ -82,6 +90,11 @@ def grpo_config(config: LensConfig) -> LensConfig:
     own = config.grpo
     rate = config.learning_rate if own.learning_rate is None else own.learning_rate
     return replace(config, max_steps=own.max_steps, learning_rate=rate)
+
+
+def evaluation_config(config: LensConfig) -> LensConfig:
+    """The settings of the last stage: it does not run long enough to compile anything."""
+    return replace(config, compile=False)
 
 
 def describe(config: LensConfig) -> dict[str, str]:

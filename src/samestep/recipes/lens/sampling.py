@@ -1,0 +1,107 @@
+"""`samestep sample RUN --text TEXT`: explanations of the activations in a text of one's own."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from samestep import Trained, UserError, World
+from samestep.core.records import Json
+from samestep.parallel.precision import autocast
+from samestep.recipes.lens.config import LensConfig
+from samestep.recipes.lens.explanations import context_of, visible
+from samestep.recipes.lens.grpo import relative_error
+from samestep.recipes.lens.held_out import model_of
+from samestep.recipes.lens.language_model import LanguageModel
+from samestep.recipes.lens.task import LEARNER
+from samestep.train.batch_inference import in_order, my_batches, network_of
+
+
+@dataclass(frozen=True)
+class SampleOptions:
+    """Which activations to explain, and how often."""
+
+    text: str | None = None
+    """The text."""
+    position: int | None = None
+    """The token of the text whose activation is explained, counted from 0, or from the end if negative; by default the
+    last one."""
+    all: bool = False
+    """Explain the activation of every token."""
+    num_samples: int = 1
+    """Explanations of each activation."""
+    temperature: float = 1.0
+    """0 takes the likeliest token each time; above 1 explanations differ more."""
+    batch_size: int = 32
+    """Explanations at once on a device."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be, before the model is opened."""
+        if not self.text:
+            raise UserError("Give a text with --text.")
+        if self.all and self.position is not None:
+            raise UserError("Give --position or --all, not both.")
+        if min(self.num_samples, self.batch_size) < 1:
+            raise UserError("--num_samples and --batch_size must be 1 or more.")
+        if not self.temperature >= 0:
+            raise UserError(f"--temperature must be 0 or more, not {self.temperature}.")
+
+
+def explain_text(trained: Trained, options: SampleOptions, world: World) -> list[dict[str, Json]]:
+    """One record for each explanation, in the order of the text, on every rank. Collective."""
+    config: LensConfig = trained.config
+    model = model_of(trained, world)
+    tokens, positions = _chosen(model, options)
+    requests = [(position, sample) for position in positions for sample in range(options.num_samples)]
+    network, compute = network_of(trained, LEARNER, world.device)
+    first = int(model.bos is not None)
+    mine: list[tuple[int, dict[str, Json]]] = []
+    for numbers in my_batches([1] * len(requests), options.batch_size, world):
+        if not numbers:
+            continue
+        asked = torch.tensor([requests[number] for number in numbers], device=world.device)
+        batch = _batch(tokens, asked, options.temperature)
+        with torch.no_grad(), autocast(world.device, compute):
+            batch["activation"] = network(batch, "activation")["activation"]
+            found = network(batch, "greedy" if options.temperature == 0 else "explain")
+        errors = relative_error(batch["activation"], found["rebuilt"]).tolist()
+        for number, written, error in zip(numbers, found["tokens"].tolist(), errors, strict=True):
+            position, sample = requests[number]
+            context = context_of(model, tokens, position)
+            text = model.decode(written)
+            about = {"position": position - first, "sample": sample, **context, "explanation": text, "error": error}
+            mine.append((number, {**about, "layer": config.layer_l, "text": _line(context, text, error)}))
+    return in_order(world.gather(mine))
+
+
+def _chosen(model: LanguageModel, options: SampleOptions) -> tuple[list[int], list[int]]:
+    """The tokens of the text as the model reads them, and which of them are explained."""
+    own = model.encode(options.text or "")
+    first = [] if model.bos is None else [model.bos]
+    position = -1 if options.position is None else options.position
+    if not -len(own) <= position < len(own):
+        raise UserError(f"Set --position from 0 to {len(own) - 1}, or from the end; the text has {len(own)} tokens.")
+    chosen = range(len(own)) if options.all else [position % len(own)]
+    return [*first, *own], [len(first) + number for number in chosen]
+
+
+def _batch(tokens: Sequence[int], asked: Tensor, temperature: float) -> dict[str, Tensor]:
+    """Rows for pairs [rows, 2] of position and number of the sample."""
+    rows = torch.tensor(tokens, device=asked.device).expand(len(asked), -1)
+    found = {"tokens": rows, "position": asked[:, 0], "ids": asked.flip(1)}
+    if temperature:
+        found["temperature"] = torch.full((len(asked),), temperature, device=asked.device)
+    return found
+
+
+def _line(context: Mapping[str, str], text: str, error: float) -> str:
+    before = visible(context["before"])
+    shown = before if len(before) <= 40 else f"…{before[-39:]}"
+    return f"{shown}[{visible(context['token'])}]  {visible(text)!r}  error {error:.3f}"
+
+
+def show_explanations(trained: Trained, records: Sequence[Mapping[str, Json]]) -> None:
+    """Print each activation's context, its explanation and the relative error."""
+    for record in records:
+        print(record["text"])
