@@ -60,7 +60,7 @@ def fit(features: Tensor, activations: Tensor, device: torch.device) -> Baseline
     x_mean, mean = x.mean(0), y.mean(0)
     x = x - x_mean
     products = x.T @ x
-    penalty = RIDGE * products.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny)
+    penalty = (RIDGE * products.diagonal().mean()).clamp_min(1e-12)  # features may all be the same
     weight = torch.linalg.solve(products + penalty * torch.eye(len(products), dtype=x.dtype), x.T @ (y - mean))
     parts = (mean, weight, mean - x_mean @ weight)
     return Baselines(*(part.to(device, activations.dtype) for part in parts))

@@ -50,7 +50,7 @@ class Measuring:
             "round_trip": again,
             "zero": torch.zeros_like(activation),
             "mean": self.baselines.mean.expand_as(activation),
-            "shuffled": self.ask({**batch, "activation": self._other(batch)}, "explain")["rebuilt"],
+            "shuffled": self.ask({**batch, **self._other(batch)}, "explain")["rebuilt"],
             "linear_lens": self.baselines.linear(self.ask(batch, "logit_lens")["features"]),
         }
         values = torch.stack([vectors[name].to(activation.dtype) for name in METHODS], 1)
@@ -66,9 +66,7 @@ class Measuring:
         """Of several texts the one from which the activation is rebuilt best; `first` is one of them."""
         activation, found = batch["activation"], dict(first)
         for draw in range(1, self.best_of):
-            ids = batch["ids"].clone()
-            ids[:, 0] -= draw  # other noise than that of validation and of any epoch
-            other = self.ask({**batch, "ids": ids}, "explain")
+            other = self.ask({**batch, "ids": _ids(batch, draw)}, "explain")
             is_better = _error(activation, other["rebuilt"]) < _error(activation, found["rebuilt"])
             for name in ("tokens", "rebuilt"):
                 found[name] = torch.where(is_better[:, None], other[name], found[name])
@@ -86,11 +84,18 @@ class Measuring:
         lengths = torch.tensor(list(map(len, filled)), device=tokens.device)
         return self.ask({"text": text, "length": lengths}, "read")["rebuilt"], same
 
-    def _other(self, batch: Batch) -> Tensor:
+    def _other(self, batch: Batch) -> dict[str, Tensor]:
+        """The activation of another row, to be explained with noise of its own."""
+        ids = _ids(batch, self.best_of)
         if "other" in batch:
-            return wide(batch["other"])
+            return {"activation": wide(batch["other"]), "ids": ids}
         texts = {"tokens": batch["other_tokens"], "position": batch["other_position"]}
-        return wide(self.ask(texts, "activation")["activation"])
+        return {"activation": wide(self.ask(texts, "activation")["activation"]), "ids": ids}
+
+
+def _ids(batch: Batch, draw: int) -> Tensor:
+    """What keys the noise of a draw: draw 0 has that of validation, and none has that of an epoch of training."""
+    return torch.stack([batch["ids"][:, 0] - draw, batch["ids"][:, 1]], 1)
 
 
 def _error(activation: Tensor, rebuilt: Tensor) -> Tensor:

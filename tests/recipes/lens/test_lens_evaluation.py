@@ -1,0 +1,156 @@
+"""The evaluation of a lens: figures by hand, the last stage of a run, and `samestep evaluate`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lens_runs import rows_of, train
+
+from samestep import CausalConfig, CausalTransformer, World
+from samestep.cli.main import main
+from samestep.core.records import read_json
+from samestep.recipes.lens.baselines import fit
+from samestep.recipes.lens.config import EvaluationConfig
+from samestep.recipes.lens.explanations import context_of, visible
+from samestep.recipes.lens.held_out import SpreadRows, compute_rows
+from samestep.recipes.lens.language_model import BuiltInModel
+from samestep.recipes.lens.measuring import BASELINES, METHODS, results_of
+from samestep.recipes.lens.network import Lens
+from samestep.recipes.lens.shape import LensShape
+
+CPU = torch.device("cpu")
+
+
+class Table:
+    """Rows that are their own number."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def rows(self, indices: np.ndarray) -> dict[str, torch.Tensor]:
+        """The numbers."""
+        return {"value": torch.from_numpy(np.asarray(indices))}
+
+
+def evaluate(run: Path, *options: str) -> dict[str, Any]:
+    """What `samestep evaluate` writes."""
+    out = run.parent / "out.json"
+    assert main(["evaluate", str(run), "--which", "best", "--out", str(out), *options]) == 0
+    found = json.loads(out.read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.fixture(scope="module", params=["verify", "verify-live"])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a dump and copies of the model, and one with neither, but with adapters."""
+    return train(tmp_path_factory.mktemp("lens"), request.param)
+
+
+def test_figures_by_hand() -> None:
+    error, kl = torch.ones(2, len(METHODS)), torch.ones(2, len(METHODS))
+    where = {name: number for number, name in enumerate(METHODS)}
+    error[:, where["mean"]] = torch.tensor([4.0, 6.0])
+    error[:, where["zero"]] = torch.tensor([10.0, 20.0])
+    error[:, where["sampled"]] = torch.tensor([1.0, 4.0])
+    kl[:, where["mean"]], kl[:, where["sampled"]], kl[:, where["greedy"]] = 2.0, 0.5, 0.0
+    found = results_of({"error": error, "kl": kl, "same": torch.tensor([True, False])})
+    sampled = found["methods"]["sampled"]
+    assert sampled["fve"] == pytest.approx(1 - 5 / 10)
+    assert sampled["relative_error"] == pytest.approx((0.1 + 0.2) / 2)
+    assert sampled["kl_recovered"] == pytest.approx(0.75)
+    assert found["methods"]["greedy"]["kl_recovered"] == 1
+    assert found["methods"]["mean"]["fve"] == 0 == found["methods"]["mean"]["kl_recovered"]
+    assert found["methods"]["zero"]["fve"] == pytest.approx(-2)
+    assert found["same_tokens"] == 0.5
+
+
+def test_linear_lens_finds_a_linear_map() -> None:
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(400, 5, generator=generator, dtype=torch.float64)
+    weight, bias = torch.randn(5, 5, generator=generator, dtype=torch.float64), torch.arange(5.0).double()
+    found = fit(features, features @ weight + bias, CPU)
+    torch.testing.assert_close(found.mean, (features @ weight + bias).mean(0))
+    torch.testing.assert_close(found.linear(features), features @ weight + bias, rtol=0, atol=0.02)
+    constant = fit(torch.ones(7, 5), torch.full((7, 5), 3.0), CPU)
+    torch.testing.assert_close(constant.linear(torch.ones(1, 5)), torch.full((1, 5), 3.0)), "nothing to learn from"
+
+
+def test_rows_are_spread_and_in_order() -> None:
+    spread = SpreadRows(Table(), 4)
+    assert spread.rows(np.arange(4))["value"].tolist() == [0, 2, 5, 7]
+    assert len(SpreadRows(Table(), 40)) == 10
+    found = compute_rows(spread, lambda batch: {"twice": 2 * batch["value"]}, 3, World.single())
+    assert found["twice"].tolist() == [0, 4, 10, 14]
+
+
+def test_a_text_is_read_to_its_length() -> None:
+    """Padding behind a text changes nothing."""
+    torch.manual_seed(0)
+    shape = CausalConfig(d_model=16, n_layers=2, n_heads=2, mlp_hidden_size=32, max_sequence_length=16)
+    for bos in (None, 256):
+        lens = Lens(CausalTransformer(shape), LensShape(layer=0, t_text=3, bos=bos, trains_prompt=False), ([1], [2]))
+        text = torch.tensor([[5, 6, 7, 9], [8, 9, 9, 9]])
+        found = lens({"text": text, "length": torch.tensor([3, 1])}, "read")["rebuilt"]
+        torch.testing.assert_close(found[:1], lens.rebuild(text[:1, :3]))
+        torch.testing.assert_close(found[1:], lens.rebuild(text[1:, :1]))
+        assert not torch.allclose(found[:1], lens.rebuild(text[:1]))
+
+
+def test_behaviour_of_what_is_put_in_the_place_of_an_activation() -> None:
+    torch.manual_seed(0)
+    shape = CausalConfig(d_model=16, n_layers=2, n_heads=2, mlp_hidden_size=32, max_sequence_length=16, init_std=0.5)
+    lens = Lens(CausalTransformer(shape), LensShape(layer=0, t_text=3), ([1], [2]))
+    batch = {"tokens": torch.randint(256, (3, 8)), "position": torch.tensor([2, 5, 7])}
+    own = lens(batch, "activation")["activation"]
+    kl = lens({**batch, "values": torch.stack([own, torch.zeros_like(own)], 1)}, "behaviour")["kl"]
+    torch.testing.assert_close(kl[:, 0], torch.zeros(3), rtol=0, atol=1e-6)
+    assert (kl[:, 1] > 1e-4).all()
+
+
+def test_context() -> None:
+    model = BuiltInModel(CausalConfig(), None)
+    tokens = [model.bos or 0, *b"one two", model.pad, model.pad]
+    assert context_of(model, tokens, 4) == {"before": "one", "token": " ", "after": "two"}
+    assert visible("a\nb\x01é") == "a⏎b·é"
+
+
+def test_the_stage_measures_the_best_weights(run: Path) -> None:
+    """The same rows and noise as in validation, hence the same error."""
+    results = read_json(run / "artifacts" / "eval" / "results.json")
+    best = max(rows_of(run, "train", "val/fve"), key=lambda row: row["val/fve"])
+    assert results["rows"] == 7
+    assert results["methods"]["sampled"]["relative_error"] == pytest.approx(best["val/mse"], rel=1e-9)
+    assert set(results["methods"]) == set(METHODS) >= set(BASELINES)
+    rows = {path.stem: np.load(path) for path in (run / "artifacts" / "eval" / "rows").glob("[!.]*.npy")}
+    errors = {name: rows["error"][:, number] for number, name in enumerate(METHODS)}
+    assert (errors["best_of_n"] <= errors["sampled"]).all() and (errors["best_of_n"] < errors["sampled"]).any()
+    same = rows["same"].astype(bool)
+    np.testing.assert_allclose(errors["round_trip"][same], errors["sampled"][same], rtol=1e-9)
+    assert (np.abs(errors["shuffled"] - errors["sampled"]) > 1e-6).all()
+    records = [
+        json.loads(line) for line in (run / "artifacts" / "eval" / "explanations.jsonl").read_text().splitlines()
+    ]
+    assert [record["row"] for record in records] == list(range(7))
+    assert (run / "artifacts" / "eval" / "explanations.html").read_text().startswith("<!doctype html>")
+
+
+def test_the_verb_finds_the_same_figures(run: Path) -> None:
+    results = read_json(run / "artifacts" / "eval" / "results.json")
+    found = evaluate(run)
+    for method in METHODS:
+        assert found["methods"][method] == pytest.approx(results["methods"][method], rel=1e-9)
+    page = run.parent / "page.html"
+    few = evaluate(run, "--rows", "3", "--best_of", "4", "--html", str(page))
+    assert few["rows"] == 3 == len(few["explanations"]) and few["best_of"] == 4
+    assert "best of 4" in page.read_text()
+
+
+def test_options_that_cannot_be(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", str(run), "--rows", "0"]) == 2
+    assert "--rows must be 1 or more" in capsys.readouterr().err
+    with pytest.raises(Exception, match=r"evaluation\.best_of"):
+        EvaluationConfig(best_of=0)

@@ -1,0 +1,74 @@
+"""`samestep sample` with a trained lens."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lens_runs import train
+
+import samestep
+from samestep.cli.main import main
+from samestep.data.tokenizer.vocabulary import BYTES
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("lens"), "verify-grpo", "evaluation.rows=0")
+
+
+def sample(run: Path, *options: str) -> list[dict[str, Any]]:
+    out = run.parent / "out.jsonl"
+    assert main(["sample", str(run), "--out", str(out), *options]) == 0
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def test_every_token(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = sample(run, "--text", "a word", "--all", "--num_samples", "2", "--batch_size", "5")
+    assert [(record["position"], record["sample"]) for record in found] == [(p, s) for p in range(6) for s in range(2)]
+    assert [record["token"] for record in found[::2]] == list("a word")
+    assert (found[4]["before"], found[4]["after"]) == ("a ", "ord")
+    assert "[w]" in capsys.readouterr().out
+    assert any(one["explanation"] != other["explanation"] for one, other in zip(found[::2], found[1::2], strict=True))
+    again = sample(run, "--text", "a word", "--all", "--num_samples", "2")
+    assert [record["explanation"] for record in again] == [record["explanation"] for record in found]
+
+
+def test_error_is_that_of_the_network(run: Path) -> None:
+    (found,) = sample(run, "--text", "a word", "--temperature", "0")
+    network = samestep.load(run, "last")
+    batch = {"tokens": torch.tensor([[BYTES.bos, *b"a word"]]), "position": torch.tensor([6])}
+    with torch.no_grad():
+        activation = network(batch, "activation")["activation"]
+        greedy = network({**batch, "ids": torch.zeros(1, 2, dtype=torch.int64)}, "greedy")
+    error = (activation - greedy["rebuilt"]).square().sum() / activation.square().sum()
+    assert found["error"] == pytest.approx(float(error))
+    assert found["position"] == 5
+    assert sample(run, "--text", "a word", "--position", "-1", "--temperature", "0") == [found]
+
+
+def test_temperature(run: Path) -> None:
+    """Near 0 it draws the likeliest tokens."""
+    (greedy,) = sample(run, "--text", "a word", "--temperature", "0")
+    cold = sample(run, "--text", "a word", "--temperature", "1e-6", "--num_samples", "3")
+    warm = sample(run, "--text", "a word", "--temperature", "3", "--num_samples", "3")
+    assert {record["explanation"] for record in cold} == {greedy["explanation"]}
+    assert len({record["explanation"] for record in warm}) > 1
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ([], "Give a text with --text."),
+        (["--text", "abc", "--position", "3"], "Set --position from 0 to 2"),
+        (["--text", "abc", "--position", "1", "--all"], "Give --position or --all, not both."),
+        (["--text", "abc", "--temperature", "-1"], "--temperature must be 0 or more"),
+        (["--text", "abc", "--num_samples", "0"], "--num_samples and --batch_size must be 1 or more."),
+    ],
+)
+def test_options_that_cannot_be(
+    run: Path, capsys: pytest.CaptureFixture[str], options: list[str], sentence: str
+) -> None:
+    assert main(["sample", str(run), *options]) == 2
+    assert sentence in capsys.readouterr().err
