@@ -118,8 +118,7 @@ def test_reinsertion_is_checked_before_training() -> None:
 def test_presets_can_be_composed() -> None:
     for name, values in recipe.presets.items():
         config = build(LensConfig, values)
-<<<<<<< HEAD
-        assert stages(config)[-1].name in ("train", "grpo"), name
+        assert stages(config)[-1].name == "eval", name
 
 
 def test_other_settings_take_over_earlier_stages(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -130,6 +129,3 @@ def test_other_settings_take_over_earlier_stages(run: Path, capfd: pytest.Captur
     assert row["clipped"] == 0 and abs(row["policy"]) < 1e-9, "the first update compares a network with itself"
     train(run.parent, "verify-grpo", *shown, "layer_l=1", "until=dump", name="third")
     assert capfd.readouterr().out.count("is taken over from") == 2, "other activations of the same texts"
-=======
-        assert stages(config)[-1].name == "eval", name
->>>>>>> 2a84e2100fcc18ff16104df7e4eaa6183ebd5279
