@@ -271,4 +271,5 @@ def test_verbs_have_the_options_of_the_recipe(inside: Path, capsys: pytest.Captu
         assert main(["sample", "on_1", *mistake]) == 2
         assert sentence in capsys.readouterr().err
     assert main(["sample", str(Path(samestep.__file__).parents[2] / "examples/sine.py"), "--help"]) == 2
-    assert "has no `sample`; give it one, a Verb(...) (as distill, dpo, gan and mdlm have)" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "has no `sample`; give it one, a Verb(...) (as distill, dpo, gan, lens and mdlm have)" in said
