@@ -41,4 +41,4 @@ def test_dump_and_training_are_jobs_of_one_run(runs: ClusterRuns) -> None:
     frozen = read_json(RunDir(runs.path("chain")).frozen)
     assert set(frozen) >= {"pretrain", "pretokenize", "dump", "train"}
     submitted = read_json(RunDir(runs.path("chain")).job / "job.json")["jobs"]
-    assert [job["stages"] for job in submitted] == [["pretrain", "pretokenize", "dump"], ["train"]]
+    assert [job["stages"] for job in submitted] == [["pretrain", "pretokenize", "dump"], ["train", "eval"]]
