@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import samestep
@@ -134,13 +135,17 @@ def test_mixed_precision_leaves_a_base_in_bfloat16_as_it_is() -> None:
     assert module.before.weight.dtype == torch.get_default_dtype()
 
 
-def test_a_function_and_a_frozen_copy_are_refused() -> None:
+def test_a_function_and_a_frozen_copy_are_refused(tmp_path: Path) -> None:
     bench = bench_of(World.single(), "ddp")
     with pytest.raises(UserError, match=r"give bench\.learner the network itself, not a function"):
         bench.learner(lambda: Around(made(Net)), rate=rate)
     learner = bench.learner(Around(made(Net)), rate=rate)
     with pytest.raises(UserError, match="has a frozen base of its own, so its network cannot be copied"):
         bench.frozen(learner)
+    weights = tmp_path / "around.safetensors"
+    save_file({name: tensor.clone() for name, tensor in Around(made(Net)).state_dict().items()}, weights)
+    with pytest.raises(UserError, match="which no file brings back"):
+        bench.frozen(Around(made(Net)), source=weights)
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,11 @@ class FrozenNetworks:
             module = build_uninitialized(network)
         else:
             module, fill = build_fresh(network, self._config.seed, name)
+        if fill is not None and source is not None and brings_its_base(module):
+            raise UserError(
+                f"frozen network {name!r} has a frozen base of its own, which no file brings back; fill the network "
+                "before you give it to bench.frozen, and leave out its source"
+            )
         module = place(module, fill)
         self._check(f"the frozen network {name!r}", f"frozen/{name}", module.state_dict())
         return self._ready(name, module)
