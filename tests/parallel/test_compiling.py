@@ -81,7 +81,8 @@ def all_ranks_go_on_without_if_one_cannot_compile(world: World, strategy: str) -
     logger.addHandler(handler)
     learner, weights = trained(world, strategy, backend)
     logger.removeHandler(handler)
-    close(weights, trained(world, strategy, None)[1], tolerance=0)
+    # Not to the last bit: on x86-64 MKL's products depend on where in memory their factors lie.
+    close(weights, trained(world, strategy, None)[1], tolerance=1e-15)
     assert not learner._parallel.compiler.enabled
     wanted = "learner 'model' is not compiled, because torch.compile failed: RuntimeError: no compiler here"
     assert messages == [wanted] * world.is_main

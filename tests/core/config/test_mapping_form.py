@@ -95,7 +95,7 @@ def test_what_is_kept_is_the_one_word() -> None:
         (f"{NAME}.enabled=maybe", f"{NAME}.enabled must be true or false, not 'maybe'"),
         (f"{NAME}.kind=x", f"There is no setting '{NAME}.kind'"),
         (f"{NAME}={{enabled: true, kind: x}}", f"There is no setting '{NAME}.kind'"),
-        (f"{NAME}=float16", f"{NAME} must be one of auto, none, bf16, fp16, not 'float16'"),
+        (f"{NAME}=float16", f"{NAME} must be one of auto, none, tf32, bf16, fp16, not 'float16'"),
     ],
 )
 def test_nonsense_is_refused_with_its_name(arg: str, sentence: str) -> None:

@@ -145,7 +145,7 @@ def test_a_function_and_a_frozen_copy_are_refused(tmp_path: Path) -> None:
     weights = tmp_path / "around.safetensors"
     save_file({name: tensor.clone() for name, tensor in Around(made(Net)).state_dict().items()}, weights)
     with pytest.raises(UserError, match="which no file brings back"):
-        bench.frozen(Around(made(Net)), source=weights)
+        bench.frozen(Around(made(Net)), name="other", source=weights)
 
 
 @dataclass(frozen=True)
