@@ -68,7 +68,7 @@ def test_the_launch_script_trains_a_config_file_on_2_processes(tmp_path: Path) -
     assert found.returncode == 0, found.stderr
     assert "0 (2 processes on the CPU)" in found.stdout
     config = config_of(tmp_path / "runs" / "a")
-    assert (config["t_text"], config["layer_l"], config["batch_size"]) == (2, 1, 32)
+    assert (config["t_text"], config["layer_l"], config["batch_size"]) == (2, 1, 64)
     assert config["distributed"]["mixed_precision"] == "none"
 
 
@@ -130,8 +130,11 @@ def test_the_submit_script_tells_the_job_from_the_settings(tmp_path: Path) -> No
     more = ["layer_l=5", "--dry-run", "decoder_prompt=say=<embed>"]
     assert submitted(tmp_path, *job, *more) == [
         *("-m", "samestep", "submit", "lens", "--config=conf/gpt2_frozen.yaml", "--num-gpus-train=8", "--num-gpus=2"),
-        *("--nodelist=node[1-2]", "--time=2h", "layer_l=5", "--dry-run", "decoder_prompt=say=<embed>"),
+        *("--nodelist=node[1-2]", "--time=2h", "--num-gpus-eval=8"),
+        *("layer_l=5", "--dry-run", "decoder_prompt=say=<embed>"),
     ]
+    for without in ("evaluation.rows=0", "num_gpus_eval=1"):
+        assert "--num-gpus-eval=8" not in submitted(tmp_path, *job, without)
 
 
 def test_the_jobs_of_a_submission(tmp_path: Path) -> None:
