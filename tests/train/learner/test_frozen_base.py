@@ -3,8 +3,8 @@
 import shutil
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,14 +12,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import samestep
-from adapter_toys import bench_of, new_folder
+from adapter_toys import bench_of, launch_recipe, new_folder
 from samestep import Bench, Config, Fit, Recipe, Stage
 from samestep.checkpoint.loading import read_tensors
 from samestep.core.errors import UserError
 from samestep.data.loading import Batch
 from samestep.parallel.wrap import full_tensor
 from samestep.train.learner.content_hash import content_hash
-from samestep.train.session.entry import train_with
 from samestep.world.world import World
 from toys import (
     WORLDS,
@@ -33,7 +32,6 @@ from toys import (
     feed_of,
     made,
     rate,
-    run_on_ranks,
     weights_of,
 )
 
@@ -161,25 +159,7 @@ def build(bench: Bench) -> Fit:
 
 
 recipe = Recipe(Settings, lambda config: [Stage("fit", build), Stage("more", build, start="fit")])
-BASE: dict[str, Any] = {
-    "batch_size": 4,
-    "global_batch_size": 8,
-    "max_steps": 4,
-    "learning_rate": 0.05,
-    "distributed": {"device": "cpu"},
-    "checkpoint": {"every_steps": 2, "background": False, "keep_last": 1},
-    "log": {"tensorboard": False, "level": "warning"},
-}
-
-
-def launch(out: Path, name: str, expect: int = 0, **changes: Any) -> str:
-    """Train; what was printed."""
-    config, logs = {**BASE, "out": str(out), "name": name, **changes}, out / f"logs_{len(list(out.iterdir()))}"
-    if expect == 0:
-        return run_on_ranks(train_with, 1, __name__, config, logs=logs)
-    with pytest.raises(AssertionError, match=rf"exit codes \[{expect}") as raised:
-        run_on_ranks(train_with, 1, __name__, config, logs=logs)
-    return str(raised.value)
+launch = partial(launch_recipe, __name__)
 
 
 @pytest.fixture(scope="module")

@@ -2,21 +2,20 @@
 
 import shutil
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import samestep
-from adapter_toys import LORA
+from adapter_toys import LORA, launch_recipe
 from samestep import Bench, Config, Fit, Recipe, Stage
 from samestep.checkpoint.loading import read_tensors
 from samestep.data.loading import Batch
 from samestep.train.learner.lora import base_parameters
-from samestep.train.session.entry import train_with
-from toys import Net, Points, made, run_on_ranks
+from toys import Net, Points, made
 
 pytest.importorskip("peft")
 STORED = "artifacts/fit/base_model.safetensors"
@@ -40,25 +39,7 @@ def build(bench: Bench) -> Fit:
 
 
 recipe = Recipe(Adapted, lambda config: [Stage("fit", build), Stage("more", build, start="fit")])
-BASE: dict[str, Any] = {
-    "batch_size": 4,
-    "global_batch_size": 8,
-    "max_steps": 4,
-    "learning_rate": 0.05,
-    "distributed": {"device": "cpu"},
-    "checkpoint": {"every_steps": 2, "background": False, "keep_last": 1},
-    "log": {"tensorboard": False, "level": "warning"},
-}
-
-
-def launch(out: Path, name: str, expect: int = 0, **changes: Any) -> str:
-    """Train; what was printed."""
-    config, logs = {**BASE, "out": str(out), "name": name, **changes}, out / f"logs_{len(list(out.iterdir()))}"
-    if expect == 0:
-        return run_on_ranks(train_with, 1, __name__, config, logs=logs)
-    with pytest.raises(AssertionError, match=rf"exit codes \[{expect}") as raised:
-        run_on_ranks(train_with, 1, __name__, config, logs=logs)
-    return str(raised.value)
+launch = partial(launch_recipe, __name__)
 
 
 @pytest.fixture(scope="module")

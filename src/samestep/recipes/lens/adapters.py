@@ -4,7 +4,6 @@ With none the network is what it was, to the bit. Which of them act is a state o
 activation checkpointing, which computes them again when it is another.
 """
 
-import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -16,7 +15,7 @@ from torch import nn
 
 from samestep import Lora
 from samestep.train.learner.initialization import seed_of
-from samestep.train.learner.lora import add_adapters, is_adapter_name
+from samestep.train.learner.lora import add_adapters, drawn_adapter, is_adapter_name, is_linear
 
 State = tuple[bool, str]
 """Whether all are off, and the one that acts if not."""
@@ -33,10 +32,12 @@ class NamedAdapters:
             warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")  # peft sets it right for GPT-2
             for adapter, targets in names.items():
                 add_adapters(network, Lora(lora.rank, lora.alpha, 0.0, targets), adapter)
-        for name, parameter in network.named_parameters():
-            if is_adapter_name(name):
-                parameter.requires_grad_(True)  # peft lets the last adapter alone train
-                _draw(name, parameter, seed)
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            for name, parameter in network.named_parameters():
+                if is_adapter_name(name):
+                    parameter.requires_grad_(True)  # peft lets the last adapter alone train
+                    if not parameter.is_meta:
+                        parameter.copy_(drawn_adapter(name, parameter, seed_of(seed, "adapters", name)))
         self._layers: list[Any] = [part for part in network.modules() if hasattr(part, "_disable_adapters")]
         self._state: State = (True, "")
         self._set(self._state)
@@ -73,20 +74,7 @@ def _linear_names(network: nn.Module, blocks: Sequence[nn.Module]) -> list[str]:
     chosen = {part for block in blocks for part in block.modules()}
     found = []
     for name, part in network.named_modules():
-        is_linear = isinstance(part, nn.Linear) or type(part).__name__ == "Conv1D"
         is_inside_adapter = is_adapter_name(name) or name.endswith(".base_layer")
-        if part in chosen and not is_inside_adapter and (is_linear or hasattr(part, "base_layer")):
+        if part in chosen and not is_inside_adapter and (is_linear(part) or hasattr(part, "base_layer")):
             found.append(name)
     return found
-
-
-@torch.no_grad()
-def _draw(name: str, parameter: nn.Parameter, seed: int) -> None:
-    """First values by name, drawn in float32: the product of both matrices is zero at first."""
-    if parameter.is_meta:
-        return
-    weight = torch.zeros(parameter.shape, dtype=torch.float32)
-    if ".lora_A." in name:
-        generator = torch.Generator().manual_seed(seed_of(seed, "adapters", name))
-        nn.init.kaiming_uniform_(weight, a=math.sqrt(5), generator=generator)
-    parameter.copy_(weight)

@@ -91,8 +91,7 @@ def _target_names(network: nn.Module, targets: str | Sequence[str]) -> list[str]
     if targets == ALL_LINEAR:
         find_head = getattr(network, "get_output_embeddings", None)
         head = find_head() if find_head else None
-        # transformers' Conv1D is a linear layer whose weight is stored transposed.
-        linear = [(name, p) for name, p in network.named_modules() if isinstance(p, nn.Linear) or _is_conv1d(p)]
+        linear = [(name, part) for name, part in network.named_modules() if is_linear(part)]
         names = [name for name, part in linear if part is not head and name]
         if not names:
             raise UserError(f"{type(network).__name__} has no linear layer inside that could get an adapter")
@@ -111,8 +110,10 @@ def _target_names(network: nn.Module, targets: str | Sequence[str]) -> list[str]
     return sorted({name for names in found.values() for name in names})
 
 
-def _is_conv1d(part: nn.Module) -> bool:
-    return type(part).__name__ == "Conv1D" and type(part).__module__.startswith("transformers.")
+def is_linear(part: nn.Module) -> bool:
+    """Whether a layer is linear; so is transformers' Conv1D, whose weight is stored transposed."""
+    is_conv1d = type(part).__name__ == "Conv1D" and type(part).__module__.startswith("transformers.")
+    return is_conv1d or isinstance(part, nn.Linear)
 
 
 def has_adapters(network: object) -> bool:
@@ -192,12 +193,13 @@ def draw_adapters(network: nn.Module, seed: int, learner: str) -> None:
     with torch.random.fork_rng(devices=[]):
         for name, parameter in network.named_parameters():
             if is_adapter_name(name):
-                weight = _drawn(name, parameter, seed_of(seed, learner, plain_name(name)))
+                weight = drawn_adapter(name, parameter, seed_of(seed, learner, plain_name(name)))
                 copy_into(parameter, lambda part: weight if part is None else weight[part])  # noqa: B023 (called at once)
 
 
-def _drawn(name: str, parameter: Tensor, seed: int) -> Tensor:
-    """As peft and the paper have it: the product of both matrices is zero at first. In float32 whatever their type."""
+def drawn_adapter(name: str, parameter: Tensor, seed: int) -> Tensor:
+    """First values as peft and the paper have them: the product of both matrices is zero at first. In float32 whatever
+    their type; from torch's own generator, which is seeded for it."""
     weight = torch.zeros(parameter.shape, dtype=torch.float32)
     torch.default_generator.manual_seed(seed)
     if ".lora_A." in f".{name}":
