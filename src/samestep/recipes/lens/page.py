@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
+from samestep.core.html_template import fill_template
 from samestep.core.records import Json
 from samestep.recipes.lens.explanations import visible
 from samestep.recipes.lens.measuring import LENS, METHODS
@@ -25,12 +26,7 @@ def evaluation_page(
         "FIGURES": _figures(results, table),
         "TEXTS": _texts(results, records),
     }
-    pieces = TEMPLATE.read_text(encoding="utf-8").split("<!--")
-    filled = [pieces[0]]
-    for piece in pieces[1:]:  # one pass, so that a text that looks like a place in the template stays a text
-        name, _, rest = piece.partition("-->")
-        filled.append(parts[name] + rest)
-    return "".join(filled)
+    return fill_template(TEMPLATE, parts)
 
 
 def _figures(results: Mapping[str, Json], table: Sequence[Sequence[str]]) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 
+from samestep.core.html_template import fill_template
 from samestep.core.records import Json
 from samestep.recipes.gan.comparing.results import (
     FIGURES,
@@ -39,13 +40,7 @@ def comparison_page(results: Mapping[str, Json]) -> str:
         "LENGTHS": _lengths(results),
         "PAIRS": _pairs(results),
     }
-    page = TEMPLATE.read_text(encoding="utf-8")
-    pieces = page.split("<!--")
-    filled = [pieces[0]]
-    for piece in pieces[1:]:  # one pass, so that a text that looks like a place in the template stays a text
-        name, _, rest = piece.partition("-->")
-        filled.append(parts[name] + rest)
-    return "".join(filled)
+    return fill_template(TEMPLATE, parts)
 
 
 def _question(asked: Mapping[str, Json], scores: Sequence[float]) -> str:
