@@ -5,9 +5,9 @@ PYTHONPATH=tests python -m faults.hangs [--launchers samestep torchrun mpich ope
                                         [--device cuda:0] [--first-word]
 
 The watchdog's limit is ten seconds. With `--first-word` limits are the defaults, and the table says how soon a run that
-seems to hang is reported, and whether the right rank and line are named; runs are killed then. `plain` is a loop written
-by hand under torchrun, observed for a minute. Several runs share the machine, since all they do is wait. Exits non-zero
-when a culprit is not named, or a process stays behind.
+seems to hang is reported, and whether the right rank and line are named; runs are killed then. `plain` is a loop
+written by hand, under torchrun, observed for a minute. Several runs share the machine, since all they do is wait. Exits
+non-zero when a culprit is not named, or a process stays behind.
 """
 
 import argparse
