@@ -27,6 +27,7 @@ _WATCHDOG = str(Path(__file__).parent)
 _COMPILING_FILES = tuple(
     os.path.join(*parts) for parts in (("torch", "_dynamo", "convert_frame.py"), ("triton", "compiler", "compiler.py"))
 )
+_STORE = os.path.join(_SAMESTEP, "world", "authenticated_store.py")
 _WORLD = os.path.join(_SAMESTEP, "world", "world.py")
 StackFrame = tuple[str, int, str]
 """File, line and function."""
@@ -101,12 +102,9 @@ def _group_name(described: str, number: str) -> str:
 
 
 def stack_of(frame: FrameType | None) -> list[StackFrame]:
-    """The stack that ends with a frame, the innermost first, without frames of the watchdog."""
-    stack = []
-    while frame is not None:
-        stack.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
-        frame = frame.f_back
-    return [each for each in stack if not each[0].startswith(_WATCHDOG)]
+    """The stack that ends with a frame, the innermost first, without frames of the watchdog and of the store."""
+    stack = [(each.f_code.co_filename, each.f_lineno, each.f_code.co_name) for each in _frames(frame)]
+    return [each for each in stack if not each[0].startswith((_WATCHDOG, _STORE))]
 
 
 def stack_from_dump(text: str, thread: int) -> list[StackFrame]:
@@ -119,7 +117,7 @@ def stack_from_dump(text: str, thread: int) -> list[StackFrame]:
             stack = [] if in_thread else stack
         elif in_thread and (match := _FRAME.match(line)):
             stack.append((match["file"], int(match["line"]), match["name"]))
-    return stack
+    return [each for each in stack if not each[0].startswith(_STORE)]
 
 
 def is_waiting(stack: list[StackFrame]) -> bool:
