@@ -171,6 +171,15 @@ def test_files_in_the_working_directory_replace_no_module(command: list[str], ma
     assert not marker.exists()
 
 
+def test_a_name_cannot_be_more_than_a_name(tmp_path: Path, marker: Path) -> None:
+    for name, shown in (("a; touch x.py", "'a; touch x.py'"), ("\x1b[2J.py", "RECIPE")):
+        Path(name).write_text("")
+        with pytest.raises(UserError) as refused:
+            require_trusted(name, tmp_path / "run")
+        assert f"give --recipe {shown} (in Python" in str(refused.value)
+        assert "\x1b" not in str(refused.value)
+
+
 # The user's own recipes.
 
 

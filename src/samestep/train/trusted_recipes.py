@@ -12,6 +12,7 @@ code is. To forget a recipe, remove its file, or all of them. If that folder can
 
 import hashlib
 import os
+import shlex
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -41,9 +42,10 @@ def require_trusted(name: Any, folder: Path) -> None:
         return
     is_inside = any(origin.is_relative_to(folder.resolve()) for origin in origins)
     if is_inside or not _is_remembered(name, origins) or not all(_is_protected(origin) for origin in origins):
+        shown = shlex.quote(name) if name.isprintable() else "RECIPE"
         raise UserError(
             f"{folder} was made by the recipe {name!r}, which does not ship with samestep; if you trust it, give "
-            f"--recipe {name} (in Python: recipe=...)"
+            f"--recipe {shown} (in Python: recipe=...)"
         )
 
 
