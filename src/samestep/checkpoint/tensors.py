@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.futures import Future
 
 from samestep.checkpoint.files import FileRecord
-from samestep.core.errors import UserError
+from samestep.core.errors import UserError, first_line
 
 COPY_AHEAD = 10_000_000
 """Bytes that are copied from a device ahead of the writing."""
@@ -148,8 +148,12 @@ class _Reader(FileSystemReader):
                 f"the tensors in {self.path} would run code when read, so they were not; use a checkpoint you can trust"
             )
             self.failure = UserError(text)
-        except Exception as error:
+        except (OSError, torch.OutOfMemoryError) as error:
             self.failure = error
+        except Exception as error:  # there is no error that hostile bytes cannot cause
+            self.failure = UserError(
+                f"the tensors in {self.path} cannot be read ({first_line(error)}); use another checkpoint"
+            )
         return _done(None)
 
 

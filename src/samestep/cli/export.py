@@ -27,7 +27,7 @@ was trained in unless --dtype is given. `samestep.load` and `init_from` read all
 --learner     the learner whose network is written (model, or the only one)
 --raw         the weights that were trained, also where the run averaged them
 --weights     write LEARNER_step_N.pt for every learner, as a run with checkpoint.weights=true does
---recipe      the recipe, if it is elsewhere than when the run was trained
+--recipe      the recipe, if it has moved, or neither ships with samestep nor was started by you before
 --max_shard_size  of a published format: the largest size of a file (5GB)
 --overwrite   replace a model that exists already"""
 OPTIONS = ("which", "stage", "learner", "recipe", "dtype", "max_shard_size")

@@ -46,7 +46,7 @@ def run(args: Sequence[str]) -> int:
     parts = _parts(submit_args, recipe, config, scheduler)
     job = _checked(submit_args.job, scheduler, parts)
     around = ScriptContext(_run_path(name, config, create=not job.dry_run), Path.cwd(), sys.executable)
-    parts = _with_args(parts, submit_args, around, config, scheduler)
+    parts = _with_args(parts, submit_args, around, name, config, scheduler)
     _require_same_run(around.run, parts[0].args)
     if scheduler == "local":
         return _train_here(parts, dry=job.dry_run)
@@ -120,10 +120,10 @@ def _require_same_run(path: Path, args: Sequence[str]) -> None:
 
 
 def _with_args(
-    parts: Sequence[JobPart], submit_args: SubmitArgs, around: ScriptContext, config: Any, scheduler: str
+    parts: Sequence[JobPart], submit_args: SubmitArgs, around: ScriptContext, recipe: str, config: Any, scheduler: str
 ) -> list[JobPart]:
     """The parts with their args of `samestep train`."""
-    args = _common_args(submit_args, around)
+    args = _common_args(submit_args, around, recipe)
     if len(parts) > 1 and config.global_batch_size is None and "--resume" not in args:
         # Parts have different numbers of ranks, but the run has one batch size: that of its last part.
         args.append(f"global_batch_size={global_batch(config, parts[-1].allocation.ranks)}")
@@ -135,12 +135,16 @@ def _with_args(
     return [replace(part, args=[*args, *end]) for part, end in zip(parts, ends)]
 
 
-def _common_args(submit_args: SubmitArgs, around: ScriptContext) -> list[str]:
-    """The args of all parts: the run has a fixed name, so that the same command continues it."""
-    options, rest = split_options(submit_args.training, ["resume", "name", "out"])
+def _common_args(submit_args: SubmitArgs, around: ScriptContext, recipe: str) -> list[str]:
+    """The args of all parts: the run has a fixed name, so that the same command continues it. A resumed run's recipe is
+    named, since a node may not know that it was started before."""
+    options, rest = split_options(submit_args.training, ["resume", "recipe", "name", "out"])
     args = [arg for arg in rest if not arg.startswith(("name=", "out="))]
-    if "resume" in options:
-        return ["--resume", str(around.run), *args]
+    source = options.get("resume")
+    if source is not None and not Path(source).is_file():
+        return ["--resume", str(around.run), "--recipe", recipe, *args]
+    if source is not None:
+        args.append(f"--resume={source}")
     return [*args, f"name={around.run.name}", f"out={around.run.parent}"]
 
 

@@ -22,12 +22,14 @@ from samestep.world.rank_discovery import RankInfo, discover
 
 HELP = """samestep train RECIPE [--nproc N] [--preset NAME] [--config FILE] [key=value | --key value ...]
 samestep train RECIPE --nproc N --nodes M --rdzv HOST:PORT [--node-rank K] ...       (the same on each of M machines)
-samestep train --resume RUN [--nproc N] [settings that may change, such as max_time=2h]
+samestep train --resume RUN [--nproc N] [--recipe RECIPE] [settings that may change, such as max_time=2h]
 samestep train --resume RUN max_steps=2000 [--extend]           (more steps or epochs, also for a run that has finished)
 
 RECIPE is a recipe's name, the import path of your own (my_package.my_recipe), or a file (my_recipe.py).
 `samestep config RECIPE` lists every setting.
 
+--recipe        with --resume: the run's recipe. Needed on a machine that cannot read the run, and for a recipe that has
+                moved, or that neither ships with samestep nor was started by you before
 --nproc         number of processes on this machine; auto: one for each GPU, or two on a CPU. Without it: this process
                 alone. `torchrun --nproc_per_node=2 -m samestep train RECIPE ...` works as well
 --max-restarts  with --nproc: how often a failed run starts again from its last checkpoint (0); one that ran out of
@@ -97,10 +99,10 @@ def _train(args: Sequence[str]) -> int:
     """Train in this process: alone, or as one of the ranks that a launcher started."""
     _stop_with_launcher(os.environ)
     with uncollected_imports():
-        from samestep.cli.args import parse_train
+        from samestep.cli.args import read_start
         from samestep.train.session.entry import enter
 
-    code = enter(lambda: parse_train(args))
+    code = enter(lambda: read_start(args))
     if code not in (EXIT_DONE, EXIT_PREEMPTED) and "RANK" in os.environ:
         sys.stdout.flush()
         sys.stderr.flush()

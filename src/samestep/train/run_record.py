@@ -71,7 +71,10 @@ class RunRecord:
     def read(cls, rundir: RunDir) -> "RunRecord | None":
         """The record of a run directory, or None when it holds no run."""
         known = read_json(rundir.config)
-        if not known or "recipe" not in known:  # folders of published weights have a config.json too
+        is_run = isinstance(known, dict) and isinstance(known.get("recipe"), str)
+        if not is_run or not isinstance(
+            known.get("config"), dict
+        ):  # folders of published weights have a config.json too
             return None
         launch, batch, code = known.get("launch", ""), known.get("global_batch", 0), known.get("code", {})
         return cls(known["recipe"], known["config"], launch, batch, known.get("precision", ""), code)
