@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from samestep.cli.model_verbs import ModelVerb
 from samestep.cli.model_verbs import run as run_verb
+from samestep.core.safe_files import write_text
 
 if TYPE_CHECKING:
     from samestep.train.pretrained.trained_model import Trained
@@ -30,4 +31,4 @@ def _show(records: Sequence[Mapping[str, Any]]) -> None:
 
 def _write(file: Path, trained: "Trained", options: Any, records: Sequence[Mapping[str, Any]]) -> None:
     lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-    file.write_text("".join(lines), encoding="utf-8")
+    write_text(file, "".join(lines))

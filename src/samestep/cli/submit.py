@@ -18,7 +18,7 @@ from samestep.core.errors import EXIT_DONE, UserError
 from samestep.core.output import print_safely
 from samestep.core.rundir import RunDir
 from samestep.launch.schedulers import pbs
-from samestep.launch.schedulers.job import Job, JobPart, allocate
+from samestep.launch.schedulers.job import Job, JobPart, allocate, require_one_line
 from samestep.launch.schedulers.script import ScriptContext, resume_command
 from samestep.launch.schedulers.submit import SubmittedJob, choose_scheduler, job_commands, scripts, submit
 from samestep.train.plan import global_batch
@@ -45,6 +45,9 @@ def run(args: Sequence[str]) -> int:
     scheduler = choose_scheduler(submit_args.job.site)
     parts = _parts(submit_args, recipe, config, scheduler)
     job = _checked(submit_args.job, scheduler, parts)
+    if scheduler != "local":  # the head of a job script names both
+        require_one_line("the run directory", str(Path(config.out, config.name or "").absolute()))
+        require_one_line("the working directory", str(Path.cwd()))
     around = ScriptContext(_run_path(name, config, create=not job.dry_run), Path.cwd(), sys.executable)
     parts = _with_args(parts, submit_args, around, config, scheduler)
     _require_same_run(around.run, parts[0].args)

@@ -17,6 +17,8 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+from samestep.core.safe_files import open_file
+
 _CONTEXT = multiprocessing.get_context("forkserver")
 PEER_TIMEOUT = 10.0
 """Seconds that the peers of a dead rank get to report that themselves."""
@@ -102,9 +104,9 @@ def _run_worker(env: Mapping[str, str], output: Path, target: Callable[..., obje
     """Become a worker: its environment, its output file, its threads; then the target."""
     os.environ.clear()
     os.environ.update(env)
-    handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(handle, 1)
-    os.dup2(handle, 2)
+    with open_file(output, "wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
     threading.Thread(target=_end_with_parent, name="watch parent", daemon=True).start()
     import torch
 

@@ -13,6 +13,7 @@ from samestep.core.imports import uncollected_imports
 from samestep.core.output import print_safely
 from samestep.core.records import JsonLines
 from samestep.core.rundir import RunDir
+from samestep.core.safe_files import open_file
 from samestep.launch.assignment import AttemptDeadline, NodeAssignment
 from samestep.launch.failure import Failure, exit_report_of, headline
 from samestep.launch.restart_policy import Decision
@@ -81,5 +82,5 @@ def _keep_outputs(source: Path, logs: Path) -> None:
         with suppress(OSError):  # a full disk, which the run reports itself
             if path.stat().st_size:
                 logs.mkdir(parents=True, exist_ok=True)
-                with open(path, "rb") as printed, open(logs / f"{path.stem}_output.txt", "ab") as kept:
+                with open(path, "rb") as printed, open_file(logs / f"{path.stem}_output.txt", "ab") as kept:
                     shutil.copyfileobj(printed, kept)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from samestep import Batch, Bench, Dump, Trained, UserError, World
 from samestep.core.records import write_json
+from samestep.core.safe_files import write_text
 from samestep.parallel.precision import autocast
 from samestep.recipes.lens.activations import ActivationRows, open_activations
 from samestep.recipes.lens.baselines import Ask, fit_baselines
@@ -121,9 +122,9 @@ def write_results(task: Evaluation, bench: Bench) -> None:
         with bench.write_artifact(RESULTS) as path:
             write_json(path, results)
         with bench.write_artifact(RECORDS) as path:
-            path.write_text("".join(f"{json.dumps(record)}\n" for record in records), encoding="utf-8")
+            write_text(path, "".join(f"{json.dumps(record)}\n" for record in records))
         with bench.write_artifact(PAGE) as path:
-            path.write_text(evaluation_page(results, records[: own.shown], table_of(results)), encoding="utf-8")
+            write_text(path, evaluation_page(results, records[: own.shown], table_of(results)))
         bench.screen.print("\n".join(_lines(table_of(results))))
 
     bench.world.run_on_all_ranks("writing the evaluation", write)
@@ -160,7 +161,7 @@ def evaluate(trained: Trained, options: EvaluationOptions, world: World) -> dict
     values = compute_rows(rows, measuring, options.batch_size, world)
     results, records = _found(values, rows, model, config)
     if options.html is not None and world.is_main:
-        options.html.write_text(evaluation_page(results, records[: own.shown], table_of(results)), encoding="utf-8")
+        write_text(options.html, evaluation_page(results, records[: own.shown], table_of(results)))
     return {**results, "explanations": records}
 
 
