@@ -28,6 +28,8 @@ samestep train --resume RUN max_steps=2000 [--extend]           (more steps or e
 RECIPE is a recipe's name, the import path of your own (my_package.my_recipe), or a file (my_recipe.py).
 `samestep config RECIPE` lists every setting.
 
+--config        settings from a file, .yaml or .json; or --config-path FOLDER --config-name NAME
+--allow-env     environment variables that this file may read with ${oc.env:NAME}, as NAME,NAME; none by default
 --nproc         number of processes on this machine; auto: one for each GPU, or two on a CPU. Without it: this process
                 alone. `torchrun --nproc_per_node=2 -m samestep train RECIPE ...` works as well
 --max-restarts  with --nproc: how often a failed run starts again from its last checkpoint (0); one that ran out of
