@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from samestep.cli.model_verbs import ModelVerb
 from samestep.cli.model_verbs import run as run_verb
+from samestep.core.output import print_text
 from samestep.core.safe_files import write_text
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ def _show(records: Sequence[Mapping[str, Any]]) -> None:
     """The texts, each after a separator line if there are several."""
     for number, record in enumerate(records, 1):
         if len(records) > 1:
-            print(f"--- {number} of {len(records)} ---")
-        print(record["text"] if "text" in record else json.dumps(record, ensure_ascii=False))
+            print_text(f"--- {number} of {len(records)} ---")
+        print_text(record["text"] if "text" in record else json.dumps(record, ensure_ascii=False))
 
 
 def _write(file: Path, trained: "Trained", options: Any, records: Sequence[Mapping[str, Any]]) -> None:

@@ -17,6 +17,7 @@ from samestep.core import launch_env
 from samestep.core.config import split_options
 from samestep.core.errors import EXIT_DONE, EXIT_PREEMPTED, UserError
 from samestep.core.imports import uncollected_imports
+from samestep.core.output import print_text
 from samestep.core.parent import terminate_with_parent
 from samestep.world.rank_discovery import RankInfo, discover
 
@@ -47,7 +48,7 @@ TORCHRUN_GRACE = 30.0
 def run(args: Sequence[str]) -> int:
     """Train; exit code 0 done, 2 user error, 75 preempted and resumable."""
     if not args or args[0] in ("-h", "--help"):
-        print(HELP)
+        print_text(HELP)
         return EXIT_DONE
     options, rest = split_options(args, LAUNCH_OPTIONS)
     with _exit_on_stop_request():

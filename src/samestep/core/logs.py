@@ -3,8 +3,9 @@
 import logging
 import sys
 from pathlib import Path
-from typing import IO
+from typing import IO, TextIO
 
+from samestep.core.output import text_for
 from samestep.core.safe_files import open_file
 
 FAILURES = "samestep.failures"
@@ -26,13 +27,21 @@ def start_logging(path: Path | None, *, show: str | None) -> None:
         to_file.setFormatter(logging.Formatter(_FORMAT))
         root.addHandler(to_file)
     if show is not None:
-        to_terminal = logging.StreamHandler(sys.stderr)
+        to_terminal = _Terminal(sys.stderr)
         to_terminal.setLevel(show.upper())
         to_terminal.addFilter(lambda record: record.name != FAILURES)
         to_terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
         root.addHandler(to_terminal)
     if not root.handlers:
         root.addHandler(logging.NullHandler())
+
+
+class _Terminal(logging.StreamHandler[TextIO]):
+    """A handler whose messages do not control the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line to print."""
+        return text_for(self.stream, super().format(record))
 
 
 class _LogFile(logging.StreamHandler[IO[str]]):

@@ -1,14 +1,47 @@
-"""What is printed: a closed terminal never ends the run."""
+"""What is printed, in one place: a closed terminal never ends the run, and no text controls the terminal.
+
+Texts of models, names and file names may hold control characters, which a terminal obeys: they could set the clipboard
+or hide a line. On a terminal they are shown as `\\x1b`; a pipe or a file gets every text unchanged.
+"""
 
 import os
+import re
+import sys
 from contextlib import suppress
 from typing import Any, TextIO
+
+_LONE = "\ud800-\udfff"  # halves of surrogate pairs, as in file names that are not UTF-8: they cannot be encoded
+_SURROGATES = re.compile(f"[{_LONE}]")
+_CONTROLS = re.compile(
+    "[\x00-\x08\x0b-\x1f"  # those of ASCII but newline and tab
+    "\x7f-\x9f"  # delete, and the second set, in which \x9b begins a sequence as escape does
+    f"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069{_LONE}]"  # what changes the direction of text
+)
+
+
+def escape_controls(text: str) -> str:
+    """Text without characters that a terminal obeys. What is JSON stays so, and means the same."""
+    return _CONTROLS.sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"\\x{ord(found[0]):02x}" if found[0] < " " else f"\\u{ord(found[0]):04x}"
+
+
+def text_for(file: TextIO, text: str) -> str:
+    """The text as it may be printed to `file`."""
+    return escape_controls(text) if file.isatty() else _SURROGATES.sub(_escaped, text)
+
+
+def print_text(text: str, *, end: str = "\n", flush: bool = False) -> None:
+    """Print a text of any origin."""
+    print(text_for(sys.stdout, text), end=end, flush=flush)
 
 
 def print_safely(text: str, file: TextIO, end: str = "\n") -> None:
     """Print and flush. If the reader of `file` is gone, nothing is printed and nothing fails."""
     try:
-        print(text, file=file, end=end, flush=True)
+        print(text_for(file, text), file=file, end=end, flush=True)
     except OSError:
         _redirect_to_devnull(file)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from samestep.core import exit_report, launch_env
 from samestep.core.errors import EXIT_DONE
 from samestep.core.imports import uncollected_imports
-from samestep.core.output import print_safely
+from samestep.core.output import ResilientStream, print_safely
 from samestep.core.records import JsonLines
 from samestep.core.rundir import RunDir
 from samestep.core.safe_files import open_file
@@ -45,7 +45,9 @@ class NodeRunner:
         if run is not None:
             _keep_outputs(outputs, run / "logs")
         if failures and sys.stdout.isatty():
-            print_safely("\r\x1b[2K\x1b[?25h", sys.stdout, end="")  # a killed rank 0 leaves half a bar and no cursor
+            screen = ResilientStream(sys.stdout)
+            screen.write("\r\x1b[2K\x1b[?25h")  # a killed rank 0 leaves half a bar and no cursor
+            screen.flush()
         return failures
 
     def show(self, decision: Decision) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from samestep import Batch, Bench, Dump, Trained, UserError, World
+from samestep.core.output import print_text
 from samestep.core.records import write_json
 from samestep.core.safe_files import write_text
 from samestep.parallel.precision import autocast
@@ -182,6 +183,6 @@ def _lines(table: list[tuple[str, ...]]) -> list[str]:
 
 def show(trained: Trained, results: Mapping[str, Any]) -> None:
     """Print the table, and what it is of."""
-    print(f"{results['rows']:,} held-out activations of layer {results['layer']} of {results['model']}")
-    print("\n".join(_lines(table_of(results))))
-    print(f"{100 * results['same_tokens']:.1f}% of the explanations have the same tokens after they were text")
+    print_text(f"{results['rows']:,} held-out activations of layer {results['layer']} of {results['model']}")
+    print_text("\n".join(_lines(table_of(results))))
+    print_text(f"{100 * results['same_tokens']:.1f}% of the explanations have the same tokens after they were text")

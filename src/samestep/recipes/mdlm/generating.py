@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import nn
 
 from samestep import Trained, World
+from samestep.core.console import PlainConsole
 from samestep.core.errors import print_error
 from samestep.core.records import Json
 from samestep.core.safe_files import write_text
@@ -68,7 +68,7 @@ def generate(trained: Trained, options: SampleOptions, world: World) -> list[dic
     with world.together("writing"), ExitStack() as stack:
         module = load_network(trained, world.device, options.dtype)
         stack.enter_context(mixed_precision(module, trained.config, world.device, options.dtype))
-        show = stack.enter_context(show_passes(tokenizer, Console())) if options.watch and world.is_main else None
+        show = stack.enter_context(show_passes(tokenizer, PlainConsole())) if options.watch and world.is_main else None
         for batch in batches[world.rank :: world.size]:
             mine += _sample(
                 module, requests, batch, trained.config, tokenizer.vocabulary, show, animate=html is not None
