@@ -31,20 +31,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
 
 from samestep.core.errors import EXIT_FAILURE, RunFailed, UserError
 from samestep.core.records import Json
 from samestep.world.async_gather import AsyncGather
 from samestep.world.data_parallel import DataParallel
 from samestep.world.device import card_id, choose_backend, choose_device, too_few_devices
-from samestep.world.network_interface import choose_interface
+from samestep.world.network_interface import choose_interface, stay_on_loopback
 from samestep.world.rank_discovery import RankInfo, discover
 from samestep.world.rendezvous import open_store
 from samestep.world.watchdog.activity import ActivityTracker
 
 FAILURE_KEY = "samestep/failure"
 """The store's key for the report of the first rank that failed."""
+_STORES_OF_GROUPS: list[Any] = []
+"""A process group holds the C++ part of its store only; without the Python part, it could not use it."""
 
 
 class PeerFailed(Exception):
@@ -124,10 +125,8 @@ class World:
         """Find the other ranks, before anything can fail: from here on a failure of one rank reaches all."""
         info = discover(os.environ)
         world = cls(info, torch.device("cpu"), timeout=timedelta(seconds=_timeout(600.0)))
-        if info.job:
+        if info.grouped:
             world.store = open_store(info, os.environ, world.timeout)
-        elif info.grouped:
-            world.store, _, _ = next(iter(rendezvous("env://", timeout=world.timeout)))
         return world
 
     def connect(self, device: str = "auto", backend: str = "auto", timeout: float = 600.0) -> "World":
@@ -136,11 +135,14 @@ class World:
             self.timeout = timedelta(seconds=_timeout(timeout))
             if self.rank_info.local_size < self.size:
                 self._choose_interface()
+            else:
+                stay_on_loopback(os.environ)
             self.device = _set_current(choose_device(device, self.rank_info))
             if self.store is not None and self.device.type != "cpu" and ":" not in device:
                 self._claim_card(self.device)
             self.backend = choose_backend(backend, self.device) if self.rank_info.grouped else None
         if self.backend is not None:
+            _STORES_OF_GROUPS.append(self.store)
             dist.init_process_group(
                 _backend_spec(self.backend, self.device),
                 store=PrefixStore("group", self.store),
@@ -179,6 +181,7 @@ class World:
         if self.control is not None:
             dist.destroy_process_group()
             self.control = None
+            _STORES_OF_GROUPS.clear()
 
     @contextmanager
     def together(self, what: str) -> Iterator[None]:
@@ -191,14 +194,23 @@ class World:
         if self.store is None:
             return
         self._barriers += 1
-        key = f"samestep/together/{self._barriers}"
-        self.store.add(key, 1)
+        keys = [f"samestep/together/{self._barriers}/{rank}" for rank in range(self.size)]
+        all_done = f"samestep/together/{self._barriers}/all"
+        self.store.set(keys[self.rank], "done")
+        if self.is_main:
+            self._wait_for(keys, f"not every rank finished {what}")
+            self.store.set(all_done, "done")
+        self._wait_for([all_done], f"not every rank finished {what}")
+
+    def _wait_for(self, keys: list[str], otherwise: str) -> list[bytes]:
+        """The values of these keys in the store, once all are there; `otherwise` says what did not happen in time."""
         end = time.monotonic() + self.timeout.total_seconds()
-        while self.store.add(key, 0) < self.size:
+        while not self.store.check(keys):
             self.raise_peer_failure()
             if time.monotonic() > end:
-                raise PeerFailed(f"not every rank finished {what} within {self.timeout}", EXIT_FAILURE)
+                raise PeerFailed(f"{otherwise} within {self.timeout}", EXIT_FAILURE)
             time.sleep(0.005)
+        return self.store.multi_get(keys)
 
     def share_through_store(self, key: str, value: Json) -> Json:
         """Rank 0's value through the store: for work inside `together`, where rank 0 may fail first."""
@@ -208,13 +220,7 @@ class World:
         if self.is_main:
             self.store.set(name, json.dumps(value))
             return value
-        end = time.monotonic() + self.timeout.total_seconds()
-        while not self.store.check([name]):
-            self.raise_peer_failure()
-            if time.monotonic() > end:
-                raise PeerFailed(f"rank 0 did not share {key!r} within {self.timeout}", EXIT_FAILURE)
-            time.sleep(0.005)
-        return json.loads(self.store.get(name))
+        return json.loads(self._wait_for([name], f"rank 0 did not share {key!r}")[0])
 
     def report_failure(self, error: BaseException) -> None:
         """Report to the peers why this rank ends; only the first report of any rank counts."""

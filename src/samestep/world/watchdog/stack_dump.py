@@ -8,6 +8,7 @@ import socket
 import sys
 import sysconfig
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -15,6 +16,7 @@ from types import FrameType
 import torch
 import torch.distributed.distributed_c10d as c10d
 
+from samestep.core import processes
 from samestep.core.records import Json
 from samestep.core.safe_files import open_file, write_text
 from samestep.world.watchdog.activity import ActivityTracker, ThreadActivity
@@ -23,6 +25,9 @@ _SAMESTEP = str(Path(__file__).parents[2])
 _LIBRARY = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
 _DISTRIBUTED = os.path.join("torch", "distributed", "")
 _WATCHDOG = str(Path(__file__).parent)
+_COMPILING_FILES = tuple(
+    os.path.join(*parts) for parts in (("torch", "_dynamo", "convert_frame.py"), ("triton", "compiler", "compiler.py"))
+)
 _WORLD = os.path.join(_SAMESTEP, "world", "world.py")
 StackFrame = tuple[str, int, str]
 """File, line and function."""
@@ -31,7 +36,7 @@ _FRAME = re.compile(r'\s*File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)
 
 
 def thread_report(
-    tracker: ActivityTracker, activity: ThreadActivity, seconds: float, limit: float, rank: int
+    tracker: ActivityTracker, activity: ThreadActivity, seconds: float, limit: float, unusual: float | None, rank: int
 ) -> dict[str, Json]:
     """What one thread of this rank is doing, as plain data. The keys are those of the files in `watch/`."""
     stack = stack_of(sys._current_frames().get(activity.thread))
@@ -39,7 +44,7 @@ def thread_report(
         "rank": rank,
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "born": start_time(os.getpid()),
+        "born": processes.start_time(os.getpid()),
         "thread": activity.thread,
         "time": time.time(),
         "stage": tracker.stage,
@@ -48,12 +53,28 @@ def thread_report(
         "activity": activity.activity,
         "seconds": round(seconds, 1),
         "limit": limit,
+        "unusual": unusual,
         "where": relevant_line(stack),
         "waits": is_waiting(stack),
         "collectives": collective_counts(),
-        "recent": recent_collectives() if seconds > limit else [],
+        "recent": recent_collectives() if seconds > (unusual or limit) else [],
         **memory_use(),
     }
+
+
+def is_compiling() -> bool:
+    """Whether a thread of this process compiles something: also in the middle of a run, as for a new shape."""
+    return any(
+        frame.f_code.co_filename.endswith(_COMPILING_FILES) or frame.f_code.co_name == "compile_fx_inner"
+        for top in sys._current_frames().values()
+        for frame in _frames(top)
+    )
+
+
+def _frames(top: FrameType | None) -> Iterator[FrameType]:
+    while top is not None:
+        yield top
+        top = top.f_back
 
 
 def collective_counts() -> dict[str, int]:
@@ -163,28 +184,6 @@ def host_memory() -> tuple[int, int]:
     except (OSError, KeyError, ValueError):
         return 0, 0
     return total, available
-
-
-def process_state(pid: int) -> str:
-    """The state of a process of this host that sends no heartbeat: stopped, gone, or empty (running, or unknown)."""
-    code, _ = _proc_stat(pid)
-    if not code:
-        return "gone" if Path("/proc/self").exists() else ""
-    return {"T": "stopped", "t": "stopped", "Z": "gone", "X": "gone"}.get(code, "")
-
-
-def start_time(pid: int) -> str:
-    """When a process began, by the system's clock: with the pid, which may be used again, that identifies it."""
-    return _proc_stat(pid)[1]
-
-
-def _proc_stat(pid: int) -> tuple[str, str]:
-    """State and start time; empty where there is no such process."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return "", ""
-    return fields[0], fields[19]
 
 
 def dump_collectives(path: Path) -> None:
