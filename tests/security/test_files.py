@@ -43,7 +43,7 @@ def train(shared: Path, *more: str, **env: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=env, text=True, cwd=shared.parent, **pipes)
 
 
-@pytest.mark.parametrize("planted", ["lock", "events.jsonl", "metrics.jsonl", ".config.json.tmp", "logs/rank_0.log"])
+@pytest.mark.parametrize("planted", ["lock", "logs/rank_0.log", ".config.json.tmp"])
 def test_a_planted_link_is_never_followed(planted: str, shared: Path) -> None:
     victim = shared.parent / "victim.txt"
     victim.write_text("my thesis")
@@ -52,9 +52,9 @@ def test_a_planted_link_is_never_followed(planted: str, shared: Path) -> None:
     process = train(shared)
     output, _ = process.communicate(timeout=200)
     assert victim.read_text() == "my thesis"
-    if planted != ".config.json.tmp":
-        assert process.returncode == 2, output
-        assert f"{planted} is a symbolic link" in output and "Traceback" not in output
+    assert process.returncode == 2 and "Traceback" not in output, output
+    sentence = "holds no samestep run" if planted == ".config.json.tmp" else f"{planted} is a symbolic link"
+    assert sentence in output
 
 
 TRY = """
