@@ -26,6 +26,7 @@ from torch.futures import Future
 
 from samestep.checkpoint.files import FileRecord
 from samestep.core.errors import UserError, first_line
+from samestep.core.safe_files import open_file
 
 COPY_AHEAD = 10_000_000
 """Bytes that are copied from a device ahead of the writing."""
@@ -176,7 +177,7 @@ class HashingFileSystem(FileSystem):
     @contextmanager
     def create_stream(self, path: str | os.PathLike, mode: str) -> Generator[Any, None, None]:
         """Open a file; after one that is written is closed, `records` has it."""
-        with open(path, mode) as file:
+        with open_file(Path(path), mode) if "w" in mode else open(path, mode) as file:
             if "w" not in mode:
                 yield file
                 return

@@ -50,7 +50,7 @@ def parse_run(args: Sequence[str], verb: str, flag: str) -> tuple[str, bool]:
 
 COMMON_ALIASES = {"log_level": "log.level", "quiet": "log.quiet"}
 """Aliases that every recipe has beside its own."""
-CONFIG_OPTIONS = ("config", "config-path", "config-name")
+CONFIG_OPTIONS = ("config", "config-path", "config-name", "allow-env")
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,7 @@ class RecipeArgs:
             config_path=paths.get("config-path"),
             config_name=self.options.get("config-name"),
             args=self.settings,
+            allow_env=self.options.get("allow-env", "").split(","),
         )
         config = with_run_path(config)
         return recipe.resolve(config) if recipe.resolve else config

@@ -16,6 +16,7 @@ from samestep.cli.args import COMMON_ALIASES
 from samestep.core.config import MISSING, Aliases, dump, fields_of, is_flag, listed, override, paths_of, split_options
 from samestep.core.config.schema import FALSE_WORDS, TRUE_WORDS, locate, unknown_setting
 from samestep.core.errors import EXIT_DONE, UserError, print_error
+from samestep.core.output import print_text
 
 if TYPE_CHECKING:
     from samestep.train.pretrained.trained_model import Trained
@@ -58,7 +59,7 @@ class ModelVerb:
 def run(verb: ModelVerb, args: Sequence[str]) -> int:
     """Do it; exit code 2 when one rank or all of them cannot."""
     if not args or any(arg in HELP_FLAGS for arg in args):
-        print(_help(verb, args))
+        print_text(_help(verb, args))
         return EXIT_DONE
     if args[0].startswith("-"):
         raise UserError(f"samestep {verb.name} needs a run, a checkpoint or a model folder first, not {args[0]}.")

@@ -15,10 +15,10 @@ from samestep.cli.args import SubmitArgs, options_text, parse_train
 from samestep.core.config import split_options
 from samestep.core.durations import parse_duration
 from samestep.core.errors import EXIT_DONE, UserError
-from samestep.core.output import print_safely
+from samestep.core.output import print_safely, print_text
 from samestep.core.rundir import RunDir
 from samestep.launch.schedulers import pbs
-from samestep.launch.schedulers.job import Job, JobPart, allocate
+from samestep.launch.schedulers.job import Job, JobPart, allocate, require_one_line
 from samestep.launch.schedulers.script import ScriptContext, resume_command
 from samestep.launch.schedulers.submit import SubmittedJob, choose_scheduler, job_commands, scripts, submit
 from samestep.train.plan import global_batch
@@ -38,20 +38,23 @@ that is preempted or reaches its time limit saves, queues again and continues; a
 def run(args: Sequence[str]) -> int:
     """Submit, or with --dry-run print the scripts; with --on local, train. Exit code 0: the scheduler has the job."""
     if not args or args[0] in ("-h", "--help"):
-        print(HELP + options_text())
+        print_text(HELP + options_text())
         return EXIT_DONE
     submit_args = SubmitArgs.parse(args)
     name, recipe, config = parse_train(submit_args.training)
     scheduler = choose_scheduler(submit_args.job.site)
     parts = _parts(submit_args, recipe, config, scheduler)
     job = _checked(submit_args.job, scheduler, parts)
+    if scheduler != "local":  # the head of a job script names both
+        require_one_line("the run directory", str(Path(config.out, config.name or "").absolute()))
+        require_one_line("the working directory", str(Path.cwd()))
     around = ScriptContext(_run_path(name, config, create=not job.dry_run), Path.cwd(), sys.executable)
     parts = _with_args(parts, submit_args, around, name, config, scheduler)
     _require_same_run(around.run, parts[0].args)
     if scheduler == "local":
         return _train_here(parts, dry=job.dry_run)
     if job.dry_run:
-        print("\n".join(scripts(parts, job, around, scheduler).values()), end="")
+        print_text("\n".join(scripts(parts, job, around, scheduler).values()), end="")
         return EXIT_DONE
     _show(around, submit(parts, job, around, scheduler), parts)
     return EXIT_DONE
@@ -155,7 +158,7 @@ def _train_here(parts: Sequence[JobPart], *, dry: bool) -> int:
     for part in parts:
         args = ["--nproc", str(part.allocation.ranks), *part.args]
         if dry:
-            print(shlex.join(["samestep", "train", *args]))
+            print_text(shlex.join(["samestep", "train", *args]))
         elif code := train(args):
             return code
     return EXIT_DONE
@@ -163,16 +166,16 @@ def _train_here(parts: Sequence[JobPart], *, dry: bool) -> int:
 
 def _show(around: ScriptContext, jobs: Sequence[SubmittedJob], parts: Sequence[JobPart]) -> None:
     """Print what was submitted, and the next commands."""
-    print(f"{'run':8}{around.run}")
+    print_text(f"{'run':8}{around.run}")
     for submitted, part in zip(jobs, parts):
         stages = f", stage {', '.join(part.stages)}" if part.stages else ""
-        print(f"{'job':8}{submitted.job}: {part.allocation.nodes} x {part.allocation.tasks} ranks{stages}")
+        print_text(f"{'job':8}{submitted.job}: {part.allocation.nodes} x {part.allocation.tasks} ranks{stages}")
         for purpose, command in job_commands(submitted).items():
-            print(f"{purpose:8}{command}")
+            print_text(f"{purpose:8}{command}")
     for part in parts[len(jobs) :]:
         size = f"{part.allocation.nodes} x {part.allocation.tasks} ranks"
-        print(f"{'then':8}{around.script(part)}: {size}, {', '.join(part.stages)}")
-    print(f"{'resume':8}{resume_command(around)}")
+        print_text(f"{'then':8}{around.script(part)}: {size}, {', '.join(part.stages)}")
+    print_text(f"{'resume':8}{resume_command(around)}")
 
 
 def _warn(sentence: str) -> None:

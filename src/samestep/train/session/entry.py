@@ -26,7 +26,8 @@ from samestep.core.errors import (
 )
 from samestep.core.exit_report import ExitReport
 from samestep.core.launch_env import preempted_code
-from samestep.core.output import FAILURES, print_safely, start_logging
+from samestep.core.logs import FAILURES, start_logging
+from samestep.core.output import print_safely
 from samestep.train.loop import Outcome
 from samestep.train.recipe_registry import find_recipe
 from samestep.train.run_status import write_exit_report

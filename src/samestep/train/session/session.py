@@ -14,7 +14,7 @@ from samestep.checkpoint.across_ranks import is_disk_shared, refuse_newer_on_oth
 from samestep.core import launch_env
 from samestep.core.durations import parse_duration
 from samestep.core.errors import UserError
-from samestep.core.output import start_logging
+from samestep.core.logs import start_logging
 from samestep.core.rundir import RunDir
 from samestep.train.extension import Extension, read_done, stays_stopped, stopped_early
 from samestep.train.logging.console import Screen

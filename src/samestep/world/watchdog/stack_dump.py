@@ -18,6 +18,7 @@ import torch.distributed.distributed_c10d as c10d
 
 from samestep.core import processes
 from samestep.core.records import Json
+from samestep.core.safe_files import open_file, write_text
 from samestep.world.watchdog.activity import ActivityTracker, ThreadActivity
 
 _SAMESTEP = str(Path(__file__).parents[2])
@@ -186,7 +187,7 @@ def host_memory() -> tuple[int, int]:
 def dump_collectives(path: Path) -> None:
     """The last collectives of this rank, where torch's flight recorder has them."""
     if text := _flight_recorder_json():
-        path.write_text(text, encoding="utf-8")
+        write_text(path, text)
 
 
 def _flight_recorder_json() -> str:
@@ -206,7 +207,7 @@ class StackDumpFile:
     def __init__(self, path: Path, *, alone: bool) -> None:
         """`alone`: there is no other rank that could print the stacks or end this process."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (open until close)
+        self._file = open_file(path, "a", encoding="utf-8")
         self._alone = alone
         self._dumps_crashes = not faulthandler.is_enabled()  # otherwise someone else enabled it already
         if self._dumps_crashes:
