@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.core.errors import UserError
+from samestep.core.paths import settings_folder
 from samestep.train.recipe_registry import known_recipes, recipe_origins
 
 
@@ -51,11 +52,8 @@ def require_trusted(name: Any, folder: Path) -> None:
 
 def _folder() -> Path | None:
     """Where started recipes are remembered; None where the user has no home."""
-    try:
-        folder = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
-    except RuntimeError:
-        return None
-    return folder / "samestep" / "trusted-recipes" if folder.is_absolute() else None
+    folder = settings_folder(os.environ)
+    return folder / "trusted-recipes" if folder else None
 
 
 def _key(name: str, origins: list[Path]) -> str:
