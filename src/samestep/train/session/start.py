@@ -37,7 +37,7 @@ def require_same_start(world: World, recipe: str, settings: Json) -> None:
     own = {
         "another recipe": _hash(Path(recipe).name.encode()),  # a file may be in another folder on another machine
         "another version of the recipe's file": _hash(Path(file).read_bytes() if file else b""),
-        "other settings": _hash(json.dumps(settings).encode()),
+        "other settings": _hash(json.dumps(settings, default=str).encode()),
     }
     first = world.share_through_store("started with", own)
     difference = next((what for what in own if first.get(what) != own[what]), None)
