@@ -92,7 +92,7 @@ def _run_single_node(runner: NodeRunner, policy: RestartPolicy, launch_id: str) 
         # The system chooses the port when the store opens it, so no other process can take it in between.
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         assignment = NodeAssignment("127.0.0.1", store.port, launch_id, runner.nproc)
-        failures = runner.attempt(assignment, decision.remedy, AttemptDeadline())
+        failures = runner.attempt(assignment, decision.batch_size, AttemptDeadline())
         decision = policy.decide(AttemptEnd(failures, stop.reason is not None, stop.at_once))
         runner.show(decision)
     return decision.code

@@ -325,8 +325,7 @@ def test_other_connections_to_the_port_do_no_harm(machines: Machines) -> None:
     machines.script("")
     first = machines.start("a", rank=0)
     wait_for(lambda: "waiting" in machines.printed("a"))
-    lines = [b"GET / HTTP/1.1\r\n\r\n", b'{"kind": "report"}\n', b'{"kind": "hello", "language": %d}\n']
-    for line in [*lines[:2], lines[2] % 0, lines[2] % leader.PROTOCOL_VERSION]:
+    for line in [b"GET / HTTP/1.1\r\n\r\n", b'{"kind": "hello", "language": 1, "host": "x", "nproc": 1}\n' * 2]:
         with socket.create_connection(("127.0.0.1", machines.port)) as other:
             other.sendall(line)
             other.settimeout(5)
@@ -342,7 +341,9 @@ def test_another_program_on_the_port_is_recognised(machines: Machines) -> None:
         connection.sendall(b"220 mail.example.org ESMTP\n")
         assert machines.ends(node, within=15) == [2]
         connection.close()
-    assert f"what answers at 127.0.0.1:{machines.port} is not a samestep launcher" in machines.printed("b")
+    assert f"what answers at 127.0.0.1:{machines.port} is not a samestep launcher of this version" in machines.printed(
+        "b"
+    )
 
 
 @pytest.mark.parametrize(
@@ -381,20 +382,5 @@ def test_the_first_node_is_the_one_that_is_named() -> None:
 
 
 def test_a_name_that_does_not_resolve() -> None:
-    with pytest.raises(UserError, match=r"the name 'no\.such\.host\.invalid' does not resolve here"):
+    with pytest.raises(UserError, match=r"the name 'no\.such\.host\.invalid' does not resolve on "):
         NodeOptions(2, 2, "no.such.host.invalid", 7).check_host()
-
-
-@pytest.mark.parametrize(
-    ("sent", "how", "silent"),
-    [(b"", "has not answered for 0.5 s", True), (b"[1]\n", "broke the connection (not a message)", False)],
-)
-def test_silence_and_garbage_end_a_link(sent: bytes, how: str, silent: bool) -> None:
-    ours, theirs = socket.socketpair()
-    ends: list[tuple[str, bool]] = []
-    connection = link.Link(ours, on_message=lambda *_: None, on_end=lambda *end: ends.append(end), timeout=0.5)
-    connection.start()
-    theirs.sendall(sent)
-    wait_for(lambda: ends, 5)
-    assert ends == [(how, silent)]
-    theirs.close()
