@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterator
 from multiprocessing import forkserver
@@ -35,6 +36,7 @@ multiprocessing.get_context("forkserver").set_forkserver_preload(
         "preloaded",
     ]
 )
+os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="samestep-tests-")  # the user's own files stay as they are
 with pytest.MonkeyPatch.context() as environment:
     environment.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # the server does not get sys.path
     forkserver.ensure_running()

@@ -114,7 +114,7 @@ def test_hydra_on_one_host() -> None:
 
 def test_hydra_on_several_hosts_takes_the_first_of_the_node_file(node_file: dict[str, str]) -> None:
     info = discover({**HYDRA, "PMI_SIZE": "4", **node_file})
-    assert (numbers(info), info.address, info.job) == ((1, 4, 1, 2), "x4", "hydra 33.server")
+    assert (numbers(info), info.address, info.job) == ((1, 4, 1, 2), "x4", "hydra 33.server ")
     assert discover({**HYDRA, "PMI_SIZE": "4"}).address == "", "the launcher does not say, and no one guesses"
 
 

@@ -8,8 +8,11 @@ from datetime import timedelta
 import pytest
 
 from samestep.core.errors import UserError
+from samestep.core.handshake import Listener
+from samestep.core.launch_env import SECRET
+from samestep.core.store_server import LOCALHOST
 from samestep.world import rendezvous
-from samestep.world.rank_discovery import LOCALHOST, RankInfo
+from samestep.world.rank_discovery import RankInfo
 from samestep.world.rendezvous import candidate_ports, open_store
 
 SOON = timedelta(seconds=10)
@@ -68,7 +71,43 @@ def test_a_given_address_and_port_are_taken_as_they_are() -> None:
     with socket.create_server(("", 0)) as free:
         port = free.getsockname()[1]
     store = open_store(rank_info(0, "given", size=1), {"MASTER_ADDR": LOCALHOST, "MASTER_PORT": str(port)}, SOON)
-    assert store.port == port
+    assert store.inner.port == port
+
+
+def test_ranks_of_one_host_listen_for_no_other() -> None:
+    """Neither the store nor the ports at which it is found."""
+    job = f"here {os.getpid()}"
+    store = open_store(rank_info(0, job), {}, SOON)
+    for port in (store.inner.port, candidate_ports(job)[0]):
+        with socket.create_connection((LOCALHOST, port), timeout=5):
+            pass
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", port), timeout=5)
+
+
+@pytest.mark.parametrize("port", ["", "given"])
+def test_a_rank_with_another_secret_is_told(port: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "OTHER_SECRET_WAIT", 0.2)
+    job, env = f"secrets {os.getpid()} {port}", {"MASTER_ADDR": LOCALHOST}
+    if port:
+        with socket.create_server(("", 0)) as free:
+            env["MASTER_PORT"] = str(free.getsockname()[1])
+    store = open_store(rank_info(0, job), {**env, SECRET: "1" * 32}, SOON)
+    with pytest.raises(UserError, match=f"rank 1 on .* has another secret than rank 0.* set {SECRET}"):
+        open_store(rank_info(1, job), {**env, SECRET: "2" * 32}, SOON)
+    del store
+
+
+def test_who_answers_without_the_secret_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that claims to be rank 0 of the job, on the first port; the real rank 0 takes the next one."""
+    job = f"claimed {os.getpid()}"
+    server = socket.create_server((LOCALHOST, candidate_ports(job)[0]))
+    fake = Listener(server, b"guessed", lambda connection, lines: None, topic=job)
+    fake.start()
+    try:
+        assert read_from_rank_0(job) == f"of {job}"
+    finally:
+        fake.close()
 
 
 def test_a_rank_that_does_not_find_rank_0_names_the_ports_it_tried() -> None:

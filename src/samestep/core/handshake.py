@@ -1,6 +1,6 @@
 """Two processes that meet over a network prove to each other that they know the same key, without sending it.
 
-    listener: magic, its nonce            (32 random bytes)
+    listener: magic, topic, its nonce     what this is about (8 bytes, known to all), and 32 random bytes
     caller:   its nonce, its proof        HMAC(key, "caller" + both nonces)
     listener: its proof, or a refusal     HMAC(key, "listener" + both nonces)
 
@@ -8,6 +8,7 @@ The caller proves first, so a stranger who connects learns nothing. Afterwards e
 of this connection alone, with its direction and its number: no line can be forged, repeated, left out or sent back.
 """
 
+import hashlib
 import hmac
 import secrets
 import socket
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable
 
 _MAGIC = b"samestep 2\n"
-_NONCE, _PROOF = 32, 32
+_TOPIC, _NONCE, _PROOF = 8, 32, 32
 _REFUSED = b"\0" * _PROOF
 TIMEOUT = 5.0
 """Seconds that a process which connects has to prove itself."""
@@ -56,10 +57,13 @@ def _proof(key: bytes, number: int, line: bytes) -> bytes:
     return hmac.digest(key, b"%d " % number + line, "sha256").hex().encode()
 
 
-def call(connection: socket.socket, key: bytes, timeout: float = TIMEOUT) -> Lines:
-    """Prove to the listener on the other side that this process knows the key, and have it prove the same."""
+def call(connection: socket.socket, key: bytes, topic: str = "", timeout: float = TIMEOUT) -> Lines:
+    """Prove to the listener on the other side that this process knows the key, and have it prove the same.
+
+    A listener for another topic, such as another job, is a ConnectionError like any other program.
+    """
     end = time.monotonic() + timeout
-    if _receive(connection, len(_MAGIC), end) != _MAGIC:
+    if _receive(connection, len(_MAGIC) + _TOPIC, end) != _MAGIC + _topic(topic):
         raise ConnectionError("another program answers there")
     theirs, ours = _receive(connection, _NONCE, end), secrets.token_bytes(_NONCE)
     nonces = theirs + ours
@@ -70,11 +74,11 @@ def call(connection: socket.socket, key: bytes, timeout: float = TIMEOUT) -> Lin
     return Lines(hmac.digest(key, b"lines" + nonces, "sha256"), b"caller", b"listener")
 
 
-def answer(connection: socket.socket, key: bytes, timeout: float = TIMEOUT) -> Lines:
+def answer(connection: socket.socket, key: bytes, topic: str = "", timeout: float = TIMEOUT) -> Lines:
     """The listener's part of `call`."""
     end = time.monotonic() + timeout
     ours = secrets.token_bytes(_NONCE)
-    connection.sendall(_MAGIC + ours)
+    connection.sendall(_MAGIC + _topic(topic) + ours)
     theirs = _receive(connection, _NONCE, end)
     nonces = ours + theirs
     proof = _receive(connection, _PROOF, end)
@@ -83,6 +87,10 @@ def answer(connection: socket.socket, key: bytes, timeout: float = TIMEOUT) -> L
         raise NotTrusted("the other side does not know the secret")
     connection.sendall(hmac.digest(key, b"listener" + nonces, "sha256"))
     return Lines(hmac.digest(key, b"lines" + nonces, "sha256"), b"listener", b"caller")
+
+
+def _topic(topic: str) -> bytes:
+    return hashlib.sha256(topic.encode()).digest()[:_TOPIC]
 
 
 def _receive(connection: socket.socket, count: int, end: float) -> bytes:
@@ -103,9 +111,11 @@ class Listener:
     Strangers can neither use it up nor end it: each has some seconds, and there is room for a fixed number of them.
     """
 
-    def __init__(self, server: socket.socket, key: bytes, admit: Callable[[socket.socket, Lines], None]) -> None:
+    def __init__(
+        self, server: socket.socket, key: bytes, admit: Callable[[socket.socket, Lines], None], topic: str = ""
+    ) -> None:
         """`admit` is called in a thread of the connection."""
-        self._server, self._key, self._admit = server, key, admit
+        self._server, self._key, self._admit, self._topic = server, key, admit, topic
         self._pending: dict[socket.socket, None] = {}
         self._lock = threading.Lock()
 
@@ -138,7 +148,7 @@ class Listener:
 
     def _answer(self, connection: socket.socket) -> None:
         try:
-            lines = answer(connection, self._key)
+            lines = answer(connection, self._key, self._topic)
         except (OSError, NotTrusted):
             lines = None
         with self._lock:

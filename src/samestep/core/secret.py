@@ -38,7 +38,7 @@ def find_secret(env: Mapping[str, str]) -> bytes:
         raise UserError(
             f"{launch_env.SECRET} must have at least {_LEAST} characters, such as `openssl rand -hex 32` makes"
         )
-    return given.encode()
+    return os.fsencode(given)
 
 
 def derive_key(secret: bytes, *purpose: str) -> bytes:

@@ -24,7 +24,7 @@ from samestep.doctor.clock import ClockServer
 from samestep.doctor.findings import number_ranges
 from samestep.doctor.time_limit import TimeLimitExceeded, run_within
 from samestep.world.rank_discovery import RankInfo
-from samestep.world.rendezvous import open_store
+from samestep.world.rendezvous import authenticated, open_store, store_key
 from samestep.world.world import World
 
 _POLL_SECONDS = 0.01
@@ -145,7 +145,7 @@ def _find_store(rank_info: RankInfo, env: Mapping[str, str], timeout: float) -> 
         return HashStore()
     limit = timedelta(seconds=timeout)
     if rank_info.job:
-        return PrefixStore("doctor", open_store(rank_info, env, limit))
+        return open_store(rank_info, env, limit)
     address, port = env["MASTER_ADDR"], env["MASTER_PORT"]
     if not port.isdigit():
         raise UserError(f"MASTER_PORT={port!r} is not a port: set it to a number from 1 to 65535")
@@ -153,7 +153,8 @@ def _find_store(rank_info: RankInfo, env: Mapping[str, str], timeout: float) -> 
     if not is_host:  # torch would print many errors before it gives up
         wait_until(lambda: _is_open(address, int(port)), timeout)
     store = TCPStore(address, int(port), rank_info.size, is_host, limit, wait_for_workers=False)
-    return PrefixStore(f"doctor/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    attempt = PrefixStore(f"doctor/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    return authenticated(attempt, store_key(rank_info, env), rank_info)
 
 
 def _is_open(address: str, port: int) -> bool:

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch._C._distributed_c10d import PrefixStore, TCPStore
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
@@ -26,8 +26,6 @@ from samestep.launch.failure import Failure, tail
 from samestep.launch.stop_requests import StopRequests
 
 _POLL_SECONDS = 0.05
-_EXIT_BARRIER_SECONDS = 5.0
-"""How long nodes whose ranks are done wait for each other."""
 
 
 def run_attempt(
@@ -50,7 +48,7 @@ def run_attempt(
             monitor_interval=_POLL_SECONDS,
             local_addr=assignment.address,
         )
-        agent = _Agent(spec, _Outputs(folder, assignment), stop, deadline)
+        agent = _Agent(spec, assignment, _Outputs(folder, assignment), stop, deadline)
         try:
             return agent.failures(agent.run())
         except SignalException:  # came while workers were being started: the agent has ended them
@@ -72,13 +70,10 @@ class _FixedRendezvous(RendezvousHandler):
         return "samestep"
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """This node's number among all, and the store of this attempt."""
+        """This node's number among all, and where the ranks' store is. Agents have nothing to tell each other."""
         assignment = self._assignment
-        store = PrefixStore(
-            "agents", TCPStore(assignment.address, assignment.port, is_master=False, wait_for_workers=False)
-        )
         where = RendezvousStoreInfo(assignment.address, assignment.port)
-        return RendezvousInfo(store, assignment.node, assignment.nodes, where)
+        return RendezvousInfo(HashStore(), assignment.node, assignment.nodes, where)
 
     def is_closed(self) -> bool:
         """Never before its end."""
@@ -103,12 +98,29 @@ class _FixedRendezvous(RendezvousHandler):
 class _Agent(LocalElasticAgent):
     """torch's agent, but signals go to the ranks once, and the peers of a rank that fails get time to end."""
 
-    def __init__(self, spec: WorkerSpec, outputs: "_Outputs", stop: StopRequests, deadline: AttemptDeadline) -> None:
-        super().__init__(spec, logs_specs=outputs, exit_barrier_timeout=_EXIT_BARRIER_SECONDS)
-        self._outputs, self._stop, self._deadline = outputs, stop, deadline
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        assignment: NodeAssignment,
+        outputs: "_Outputs",
+        stop: StopRequests,
+        deadline: AttemptDeadline,
+    ) -> None:
+        super().__init__(spec, logs_specs=outputs)
+        self._assignment, self._outputs, self._stop, self._deadline = assignment, outputs, stop, deadline
         self._processes: dict[int, int] = {}
         self._ended: dict[int, float] = {}
         self._stop_sent = False
+
+    def _assign_worker_ranks(
+        self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
+    ) -> list[Worker]:
+        """The ranks of this node, as assigned. torch's agents would wait for each other, for minutes if one died."""
+        first, size = self._assignment.first_rank, self._assignment.world_size
+        return [Worker(local, first + local, first + local, size, size) for local in range(spec.local_world_size)]
+
+    def _exit_barrier(self) -> None:
+        """Nothing: the launchers of the nodes know themselves when all are done."""
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         ids = super()._start_workers(worker_group)

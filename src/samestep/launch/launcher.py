@@ -17,6 +17,8 @@ from samestep.core import launch_env
 from samestep.core.errors import EXIT_PREEMPTED, UserError
 from samestep.core.imports import uncollected_imports
 from samestep.core.parent import terminate_with_parent
+from samestep.core.secret import find_secret, new_secret
+from samestep.core.store_server import LOCALHOST, serve_store
 from samestep.launch.assignment import AttemptDeadline, NodeAssignment
 from samestep.launch.node_runner import NodeRunner
 from samestep.launch.nodes.options import NodeOptions
@@ -76,22 +78,27 @@ class Launcher:
             launch_env.FOLDER: str(folder),
             launch_env.PARENT: str(os.getpid()),
             launch_env.GRACE: str(self.grace),
+            launch_env.SECRET: self._secret(),
         }
+
+    def _secret(self) -> str:
+        """New if this launcher starts all processes of the launch; else that of the user."""
+        is_new = self.nodes is None or self.nodes.hosts
+        return new_secret() if is_new else os.fsdecode(find_secret(os.environ))
 
 
 def _run_single_node(runner: NodeRunner, policy: RestartPolicy, launch_id: str) -> int:
     """Try until it is done or there is no point in another attempt."""
     with uncollected_imports():
-        from torch._C._distributed_c10d import TCPStore
+        import torch._C._distributed_c10d  # noqa: F401
 
     decision = Decision(None)
     while decision.code is None:
         stop = runner.stop
         if stop.reason is not None:
             return EXIT_PREEMPTED  # before anything was started
-        # The system chooses the port when the store opens it, so no other process can take it in between.
-        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        assignment = NodeAssignment("127.0.0.1", store.port, launch_id, runner.nproc)
+        store = serve_store(only_here=True)
+        assignment = NodeAssignment(LOCALHOST, store.port, launch_id, runner.nproc)
         failures = runner.attempt(assignment, decision.batch_size, AttemptDeadline())
         decision = policy.decide(AttemptEnd(failures, stop.reason is not None, stop.at_once))
         runner.show(decision)

@@ -17,6 +17,10 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+from samestep.core import launch_env
+from samestep.core.secret import new_secret
+from samestep.core.store_server import LOCALHOST, serve_store
+
 _CONTEXT = multiprocessing.get_context("forkserver")
 PEER_TIMEOUT = 10.0
 """Seconds that the peers of a dead rank get to report that themselves."""
@@ -71,19 +75,18 @@ def start(
     preload: Sequence[str] = ("torch",),
 ) -> Workers:
     """Run `target(*args)` in `nproc` processes that find each other; it is imported by name in each."""
-    from torch._C._distributed_c10d import TCPStore
-
     logs.mkdir(parents=True, exist_ok=True)
-    store = TCPStore("127.0.0.1", 0, nproc, is_master=True, wait_for_workers=False)
+    store = serve_store(only_here=True)
     _CONTEXT.set_forkserver_preload(list(preload))
     shared = {
         **{k: v for k, v in os.environ.items() if not k.startswith("TORCHELASTIC")},
         "WORLD_SIZE": str(nproc),
         "LOCAL_WORLD_SIZE": str(nproc),
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": LOCALHOST,
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "SAMESTEP_LAUNCHER": "local",
+        launch_env.LAUNCHER: "local",
+        launch_env.SECRET: new_secret(),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         **(env or {}),
     }

@@ -1,4 +1,4 @@
-"""Chooses the network interface that gloo uses: one on which the other hosts can reach this one.
+"""Chooses the network interface of gloo and NCCL: loopback on one host, else one on which other hosts reach this one.
 
 gloo listens on the address that the host's own name resolves to. On many machines that is 127.0.1.1, which no other
 host can reach, or the name does not resolve. There the interface is chosen that leads to the other hosts.
@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable, MutableMapping
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
+_LOOPBACK_VARIABLES = (VARIABLE, "NCCL_SOCKET_IFNAME")
 _SIOCGIFADDR = 0x8915
 _ANY_PORT = 9
 
@@ -34,6 +35,14 @@ def choose_interface(
     names = interfaces()
     if _is_reachable(own) and own in names:
         env[VARIABLE] = names[own]
+
+
+def stay_on_loopback(env: MutableMapping[str, str]) -> None:
+    """All ranks are on this host: have gloo and NCCL listen for no other one, unless the user set an interface."""
+    loopback = interfaces().get("127.0.0.1")
+    if loopback:
+        for name in _LOOPBACK_VARIABLES:
+            env.setdefault(name, loopback)
 
 
 def route_to(host: str) -> str:
@@ -68,6 +77,14 @@ def interfaces() -> dict[str, str]:
                 continue
             found[socket.inet_ntoa(answer[20:24])] = name
     return found
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host, by name or address, is this machine as only itself sees it."""
+    try:
+        return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
+    except OSError:
+        return False
 
 
 def _is_reachable(address: str) -> bool:

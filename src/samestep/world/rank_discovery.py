@@ -13,10 +13,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from samestep.core import processes
 from samestep.core.errors import UserError
+from samestep.core.store_server import LOCALHOST
 from samestep.world.host_lists import expand_hosts, job_hosts, node_file_hosts, tasks_per_node
-
-LOCALHOST = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -139,12 +139,25 @@ def _mpich(env: Mapping[str, str]) -> RankInfo | None:
         return None
     names = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
     rank, size, local_rank, local_size = int_variables(env, "mpiexec", *names)
-    if local_size == size:
-        return RankInfo("mpiexec (MPICH)", rank, size, local_rank, size, address=LOCALHOST, job=f"hydra {os.getppid()}")
     nodes = job_hosts(env)
-    job = env.get("PBS_JOBID") or env.get("SLURM_JOB_ID") or ""
-    address = nodes[0] if nodes else ""
-    return RankInfo("mpiexec (MPICH)", rank, size, local_rank, local_size, address=address, job=f"hydra {job}")
+    address = LOCALHOST if local_size == size else (nodes[0] if nodes else "")
+    allocation = env.get("PBS_JOBID") or env.get("SLURM_JOB_ID") or ""
+    job = f"hydra {allocation} {_control_port() or (os.getppid() if local_size == size else '')}"
+    return RankInfo("mpiexec (MPICH)", rank, size, local_rank, local_size, address=address, job=job)
+
+
+def _control_port() -> str:
+    """Where MPICH's mpiexec listens, which is its own on all hosts: one allocation may run several at once.
+
+    Its variables do not say so, but the command line of the helper that it starts on each host does.
+    """
+    pid = os.getppid()
+    while pid > 1:
+        words = processes.command(pid)
+        if "--control-port" in words:
+            return words[words.index("--control-port") + 1]
+        pid = processes.parent(pid)
+    return ""
 
 
 LAUNCHERS = (_torchrun, _pals, _openmpi, _mpich, _srun)

@@ -1,44 +1,86 @@
-"""Rendezvous: how ranks find the store of rank 0 when their launcher names no port.
+"""Rendezvous: how ranks find the store of their launch, and make sure that it is theirs.
 
-No rank can know which port will be free on another machine. So rank 0 opens the store on any free port. It also listens
-on the first free one of a few ports that follow from the job's id, and answers every connection with the store's port.
-A rank tries these ports until one answers for its own job; another job on such a port is recognised and skipped.
+torchrun and `samestep train --nproc` name the address of the store. Under srun and mpiexec no rank can know which port
+will be free on another machine. So rank 0 opens the store on any free port. It also listens on the first free one of a
+few ports that follow from the job's id, and tells the store's port to those who know the secret of the job. A rank
+tries these ports until one answers that knows it too; other programs and other jobs are recognised and skipped.
 """
 
+import hmac
 import socket
-import threading
 import time
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
 from torch._C._distributed_c10d import TCPStore
+from torch.distributed.rendezvous import rendezvous
 
+from samestep.core import handshake, launch_env
 from samestep.core.errors import UserError
+from samestep.core.handshake import Lines, Listener, NotTrusted
+from samestep.core.secret import derive_key, find_secret
+from samestep.core.store_server import serve_store
+from samestep.world.authenticated_store import AuthenticatedStore
+from samestep.world.network_interface import is_loopback
 from samestep.world.rank_discovery import RankInfo
 
 FIRST, RANGE, PORTS = 15000, 12000, 16
 """These ports lie below those that operating systems assign by themselves."""
 ANSWER_TIMEOUT = 2.0
 """Seconds that a process which listens on a port has to answer."""
+OTHER_SECRET_WAIT = 30.0
+"""Seconds after which a rank gives up that finds rank 0 of its job, but with another secret."""
+_SECRET_CHECK = "samestep/secret"
 
 
-def open_store(info: RankInfo, env: Mapping[str, str], timeout: timedelta) -> TCPStore:
+def open_store(info: RankInfo, env: Mapping[str, str], timeout: timedelta) -> AuthenticatedStore:
     """The store of this launch, on every rank; an address or port that the user set is taken as it is."""
+    key = store_key(info, env)
+    if info.job:
+        inner = _store_of_job(info, env, derive_key(key, "rendezvous"), timeout)
+    else:
+        inner = next(iter(rendezvous("env://", timeout=timeout)))[0]
+    return authenticated(inner, key, info)
+
+
+def store_key(info: RankInfo, env: Mapping[str, str]) -> bytes:
+    """The key of the entries in the store: of this launch, whoever made the secret."""
+    return derive_key(find_secret(env), "store", info.job or env.get("TORCHELASTIC_RUN_ID", ""))
+
+
+def authenticated(inner: Any, key: bytes, info: RankInfo) -> AuthenticatedStore:
+    """The store with authenticated entries, if this rank has the same secret as rank 0."""
+    proof = hmac.digest(key, _SECRET_CHECK.encode(), "sha256")
+    if info.rank == 0:
+        inner.set(_SECRET_CHECK, proof)
+    elif not hmac.compare_digest(inner.get(_SECRET_CHECK), proof):
+        raise _other_secret(info)
+    return AuthenticatedStore(inner, key)
+
+
+def _other_secret(info: RankInfo) -> UserError:
+    return UserError(
+        f"rank {info.rank} on {socket.gethostname()} has another secret than rank 0, so the ranks do not share a home "
+        f"directory: set {launch_env.SECRET} to the same random text on every rank"
+    )
+
+
+def _store_of_job(info: RankInfo, env: Mapping[str, str], key: bytes, timeout: timedelta) -> Any:
     address = env.get("MASTER_ADDR") or info.address
     if not address:
         raise UserError(f"{info.launcher} does not name the host of rank 0: set MASTER_ADDR to its name on every rank")
-    port_text = env.get("MASTER_PORT")
-    if port_text:
-        return TCPStore(address, _port_number(port_text), info.size, info.rank == 0, timeout, wait_for_workers=False)
-    if info.rank > 0:
-        port = _find_store(address, info, timeout)
-        return TCPStore(address, port, info.size, False, timeout, wait_for_workers=False)
-    store = TCPStore("0.0.0.0", 0, info.size, True, timeout, wait_for_workers=False)
-    if info.size > 1:
-        listener = _listen(info.job)
-        threading.Thread(target=_answer_all, args=(listener, info, store.port), name="rendezvous", daemon=True).start()
-    return store
+    port_text, only_here = env.get("MASTER_PORT"), info.local_size == info.size and is_loopback(address)
+    port = _port_number(port_text) if port_text else 0
+    if info.rank == 0:
+        store = serve_store(port, only_here=only_here, timeout=timeout)
+        if not port_text and info.size > 1:
+            _tell_port(info.job, key, store.port, only_here)
+        return store
+    port = port or _find_store(address, info, key, timeout)
+    return TCPStore(address, port, info.size, False, timeout, wait_for_workers=False)
 
 
 def candidate_ports(job: str) -> list[int]:
@@ -53,39 +95,39 @@ def _port_number(port: str) -> int:
     return int(port)
 
 
-def _listen(job: str) -> socket.socket:
+def _tell_port(job: str, key: bytes, port: int, only_here: bool) -> None:
+    """Tell the store's port to every process that connects and knows the key; each rank connects once."""
+
+    def tell(connection: socket.socket, lines: Lines) -> None:
+        with connection, suppress(OSError):
+            connection.sendall(lines.seal(b"%d" % port))
+
+    Listener(_listen(job, "127.0.0.1" if only_here else ""), key, tell, topic=job).start()
+
+
+def _listen(job: str, address: str) -> socket.socket:
     for port in candidate_ports(job):
         try:
-            return socket.create_server(("", port), backlog=1024)
+            return socket.create_server((address, port), backlog=1024)
         except OSError:  # used by another process
             continue
     ports = candidate_ports(job)
     raise UserError(f"ports {ports[0]} to {ports[-1]} are all in use here: set MASTER_PORT to a free one")
 
 
-def _greeting(info: RankInfo) -> bytes:
-    return f"samestep {info.job} {info.size} ".encode()
-
-
-def _answer_all(listener: socket.socket, info: RankInfo, port: int) -> None:
-    """Answer every connection with the store's port; each rank connects once, other processes may too."""
-    with listener:
-        while True:
-            caller, _ = listener.accept()
-            with caller:
-                try:
-                    caller.sendall(_greeting(info) + f"{port}\n".encode())
-                except OSError:  # it closed the connection
-                    continue
-
-
-def _find_store(address: str, info: RankInfo, timeout: timedelta) -> int:
-    end = time.monotonic() + timeout.total_seconds()
-    while time.monotonic() < end:
+def _find_store(address: str, info: RankInfo, key: bytes, timeout: timedelta) -> int:
+    begin = time.monotonic()
+    while (waited := time.monotonic() - begin) < timeout.total_seconds():
+        refused = False
         for port in candidate_ports(info.job):
-            answer = _read_answer(address, port)
-            if answer.startswith(_greeting(info)):
-                return int(answer.removeprefix(_greeting(info)))
+            try:
+                return _ask_port(address, port, key, info.job)
+            except NotTrusted:
+                refused = True
+            except (OSError, ValueError):  # nobody, or another program
+                continue
+        if refused and waited > OTHER_SECRET_WAIT:
+            raise _other_secret(info)
         time.sleep(0.1)
     first, last = candidate_ports(info.job)[0], candidate_ports(info.job)[-1]
     raise UserError(
@@ -94,12 +136,10 @@ def _find_store(address: str, info: RankInfo, timeout: timedelta) -> int:
     )
 
 
-def _read_answer(address: str, port: int) -> bytes:
-    """What a process on that port answers; empty where there is none, or it does not answer."""
-    try:
-        with socket.create_connection((address, port), timeout=ANSWER_TIMEOUT) as connection:
-            connection.settimeout(ANSWER_TIMEOUT)
-            with connection.makefile("rb") as lines:
-                return lines.readline(1024)
-    except OSError:
-        return b""
+def _ask_port(address: str, port: int, key: bytes, job: str) -> int:
+    """The store's port, from who listens on this one."""
+    with socket.create_connection((address, port), timeout=ANSWER_TIMEOUT) as connection:
+        lines = handshake.call(connection, key, job, ANSWER_TIMEOUT)
+        connection.settimeout(ANSWER_TIMEOUT)
+        with connection.makefile("rb") as incoming:
+            return int(lines.open(incoming.readline(1024).rstrip(b"\n")))

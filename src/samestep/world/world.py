@@ -31,20 +31,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
 
 from samestep.core.errors import EXIT_FAILURE, RunFailed, UserError
 from samestep.core.records import Json
 from samestep.world.async_gather import AsyncGather
 from samestep.world.data_parallel import DataParallel
 from samestep.world.device import card_id, choose_backend, choose_device, too_few_devices
-from samestep.world.network_interface import choose_interface
+from samestep.world.network_interface import choose_interface, stay_on_loopback
 from samestep.world.rank_discovery import RankInfo, discover
 from samestep.world.rendezvous import open_store
 from samestep.world.watchdog.activity import ActivityTracker
 
 FAILURE_KEY = "samestep/failure"
 """The store's key for the report of the first rank that failed."""
+_STORES_OF_GROUPS: list[Any] = []
+"""A process group holds the C++ part of its store only; without the Python part, it could not use it."""
 
 
 class PeerFailed(Exception):
@@ -124,10 +125,8 @@ class World:
         """Find the other ranks, before anything can fail: from here on a failure of one rank reaches all."""
         info = discover(os.environ)
         world = cls(info, torch.device("cpu"), timeout=timedelta(seconds=_timeout(600.0)))
-        if info.job:
+        if info.grouped:
             world.store = open_store(info, os.environ, world.timeout)
-        elif info.grouped:
-            world.store, _, _ = next(iter(rendezvous("env://", timeout=world.timeout)))
         return world
 
     def connect(self, device: str = "auto", backend: str = "auto", timeout: float = 600.0) -> "World":
@@ -136,11 +135,14 @@ class World:
             self.timeout = timedelta(seconds=_timeout(timeout))
             if self.rank_info.local_size < self.size:
                 self._choose_interface()
+            else:
+                stay_on_loopback(os.environ)
             self.device = _set_current(choose_device(device, self.rank_info))
             if self.store is not None and self.device.type != "cpu" and ":" not in device:
                 self._claim_card(self.device)
             self.backend = choose_backend(backend, self.device) if self.rank_info.grouped else None
         if self.backend is not None:
+            _STORES_OF_GROUPS.append(self.store)
             dist.init_process_group(
                 _backend_spec(self.backend, self.device),
                 store=PrefixStore("group", self.store),
@@ -179,6 +181,7 @@ class World:
         if self.control is not None:
             dist.destroy_process_group()
             self.control = None
+            _STORES_OF_GROUPS.clear()
 
     @contextmanager
     def together(self, what: str) -> Iterator[None]:

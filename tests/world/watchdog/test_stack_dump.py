@@ -2,8 +2,6 @@
 
 import faulthandler
 import os
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -11,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 import torch.distributed as dist
 
 from samestep.data.loading import loader
@@ -77,20 +74,6 @@ def test_a_debugger_is_recognised() -> None:
         assert stack_dump.is_debugged(thread)
     with thread_in(users_code) as thread:
         assert not stack_dump.is_debugged(thread)
-
-
-@pytest.mark.timeout(60)
-def test_the_state_of_a_process() -> None:
-    process = subprocess.Popen(["sleep", "50"])
-    try:
-        assert stack_dump.process_state(process.pid) == ""
-        os.kill(process.pid, signal.SIGSTOP)
-        while stack_dump.process_state(process.pid) != "stopped":
-            time.sleep(0.01)
-    finally:
-        process.kill()
-    process.wait()
-    assert stack_dump.process_state(process.pid) == "gone"
 
 
 def test_a_report_is_plain_data() -> None:

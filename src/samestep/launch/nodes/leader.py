@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from samestep.core.errors import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER
 from samestep.core.exit_report import ExitReport
 from samestep.core.handshake import Lines, Listener
+from samestep.core.store_server import serve_store
 from samestep.launch.assignment import PEER_SECONDS, NodeAssignment
 from samestep.launch.failure import Failure
 from samestep.launch.nodes.link import TIMEOUT, Link
@@ -90,9 +91,6 @@ class Leader:
         key: bytes,
         remote: RemoteLaunchers,
     ) -> None:
-        from torch._C._distributed_c10d import TCPStore
-
-        self._open_store = lambda: TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._options, self._policy, self._launch_id, self._command = options, policy, launch_id, command
         self._listener, self._remote = Listener(server, key, self._add_link), remote
         self._nodes: list[Node] = []
@@ -172,7 +170,7 @@ class Leader:
     def _attempt(self, batch_size: int | None) -> AttemptEnd:
         """Have all nodes run their ranks once."""
         self._begun = True
-        store = self._open_store()  # a new one for every attempt: nothing of the last one is in it
+        store = serve_store(only_here=False)  # a new one for every attempt: nothing of the last one is in it
         sizes = [node.nproc for node in self._group]
         for index, node in enumerate(self._group):
             node.report = None

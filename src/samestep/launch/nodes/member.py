@@ -9,10 +9,9 @@ import socket
 import time
 from dataclasses import dataclass, replace
 
-from samestep.core import launch_env
 from samestep.core.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, UserError
 from samestep.core.handshake import Lines, NotTrusted, call
-from samestep.core.secret import derive_key, find_secret, new_secret
+from samestep.core.secret import derive_key, find_secret
 from samestep.launch.assignment import AttemptDeadline, NodeAssignment
 from samestep.launch.failure import Failure, cause
 from samestep.launch.node_runner import NodeRunner, notify
@@ -49,7 +48,6 @@ def run_node(options: NodeOptions, runner: NodeRunner, policy: RestartPolicy, la
     if options.hosts:
         assert server is not None
         options = replace(options, port=server.getsockname()[1])
-        os.environ[launch_env.SECRET] = new_secret()
     runner.shows_all, runner.is_silent = bool(options.hosts), options.by_ssh
     key = derive_key(find_secret(os.environ), "nodes", options.address)
     member = Member(options, runner, launch_id, command, key)
@@ -161,7 +159,7 @@ class Member:
             self._first_answer = time.monotonic()
         left = self._first_answer + _WELCOME_TIMEOUT - time.monotonic()
         try:
-            return call(connection, self._key, left)
+            return call(connection, self._key, timeout=left)
         except NotTrusted:
             connection.close()
             raise UserError(

@@ -8,11 +8,14 @@ import time
 from contextlib import suppress
 from dataclasses import asdict
 
+from samestep.core import processes
 from samestep.core.errors import EXIT_STALLED, Stalled
 from samestep.core.exit_report import ExitReport
+from samestep.core.launch_env import LAUNCH_ID
 from samestep.core.output import print_safely
 from samestep.core.records import Json, write_json
 from samestep.core.rundir import RunDir
+from samestep.world.rank_discovery import OPENMPI_JOB
 from samestep.world.watchdog import stack_dump
 from samestep.world.watchdog.blame import Report
 from samestep.world.watchdog.heartbeat import HeartbeatExchange
@@ -23,6 +26,11 @@ PEER_WAIT = 3.0
 """Seconds that ranks wait for each other: the first to end breaks connections, and the others would report that."""
 FORCED_EXIT = 15.0
 """Seconds after which a process is ended that hangs while it ends, on a disk perhaps."""
+_LAUNCH_VARIABLES = {
+    *(LAUNCH_ID, "TORCHELASTIC_RUN_ID", "MASTER_PORT"),
+    *("PALS_APID", "SLURM_JOB_ID", "SLURM_STEP_ID", *OPENMPI_JOB),
+}
+"""The same for all ranks of a launch, and for no others."""
 
 
 def end_stalled_run(
@@ -76,6 +84,18 @@ def _kill_silent_neighbours(reports: list[Report]) -> None:
     """A rank that is stopped, or holds its interpreter, ends only by SIGKILL, which not every launcher sends."""
     for report in reports:
         same_host = not report["alive"] and report["host"] == socket.gethostname()
-        if same_host and report.get("born") and stack_dump.start_time(report["pid"]) == report["born"]:
+        if same_host and report.get("born") and processes.start_time(report["pid"]) == report["born"]:
             with suppress(OSError):
-                os.kill(report["pid"], signal.SIGKILL)
+                if _is_of_this_launch(report["pid"]):
+                    os.kill(report["pid"], signal.SIGKILL)
+
+
+def _is_of_this_launch(pid: int) -> bool:
+    """Whether a process is a rank of this launch: what a report says of it is not enough to kill it."""
+    return processes.is_own(pid) and (
+        processes.parent(pid) == os.getppid() or _launch_variables(pid) == _launch_variables(os.getpid()) != {}
+    )
+
+
+def _launch_variables(pid: int) -> dict[str, str]:
+    return {name: value for name, value in processes.environment(pid).items() if name in _LAUNCH_VARIABLES}

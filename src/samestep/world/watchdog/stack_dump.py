@@ -15,6 +15,7 @@ from types import FrameType
 import torch
 import torch.distributed.distributed_c10d as c10d
 
+from samestep.core import processes
 from samestep.core.records import Json
 from samestep.world.watchdog.activity import ActivityTracker, ThreadActivity
 
@@ -38,7 +39,7 @@ def thread_report(
         "rank": rank,
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "born": start_time(os.getpid()),
+        "born": processes.start_time(os.getpid()),
         "thread": activity.thread,
         "time": time.time(),
         "stage": tracker.stage,
@@ -162,28 +163,6 @@ def host_memory() -> tuple[int, int]:
     except (OSError, KeyError, ValueError):
         return 0, 0
     return total, available
-
-
-def process_state(pid: int) -> str:
-    """The state of a process of this host that sends no heartbeat: stopped, gone, or empty (running, or unknown)."""
-    code, _ = _proc_stat(pid)
-    if not code:
-        return "gone" if Path("/proc/self").exists() else ""
-    return {"T": "stopped", "t": "stopped", "Z": "gone", "X": "gone"}.get(code, "")
-
-
-def start_time(pid: int) -> str:
-    """When a process began, by the system's clock: with the pid, which may be used again, that identifies it."""
-    return _proc_stat(pid)[1]
-
-
-def _proc_stat(pid: int) -> tuple[str, str]:
-    """State and start time; empty where there is no such process."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return "", ""
-    return fields[0], fields[19]
 
 
 def dump_collectives(path: Path) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
+from samestep.core import processes
 from samestep.core.launch_env import LAUNCHER
 
 AGENT_TIMEOUT = 40.0
@@ -37,13 +38,15 @@ def end_agent_later(env: Mapping[str, str]) -> None:
 
 
 def end_process(pid: int, timeout: float, between: float = 5.0) -> None:
-    """Wait for a process to end; after `timeout` seconds send SIGTERM, and `between` seconds later SIGKILL."""
+    """Wait for a process to end; after `timeout` seconds send SIGTERM, and `between` seconds later SIGKILL.
+
+    Only to that process: another one may get its number once it has ended.
+    """
+    began = processes.start_time(pid)
     for number, seconds in ((signal.SIGTERM, timeout), (signal.SIGKILL, between)):
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            try:
-                os.kill(pid, 0)
-            except OSError:
+            if processes.start_time(pid) != began or processes.state(pid) == "gone":
                 return
             time.sleep(0.2)
         with suppress(OSError):

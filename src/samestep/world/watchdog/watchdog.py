@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from samestep.core import processes
 from samestep.core.records import Json
 from samestep.core.rundir import RunDir
 from samestep.world.watchdog import stack_dump
@@ -81,7 +82,7 @@ class StallDetector:
 
     def _with_state(self, report: Report) -> Report:
         """A report with what can be found out from here about a rank that may be silent."""
-        state = stack_dump.process_state(report["pid"]) if report["host"] == self._world.host else ""
+        state = processes.state(report["pid"]) if report["host"] == self._world.host else ""
         if state:
             return {**report, "alive": False, "state": state}
         if report["alive"]:
