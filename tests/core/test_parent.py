@@ -1,7 +1,6 @@
 """No process outlives the one it belongs to, however that ends."""
 
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -88,4 +87,3 @@ def test_a_helper_ends_with_its_rank_and_is_not_in_its_group(tmp_path: Path) -> 
 def test_a_helper_whose_rank_is_gone_already_ends() -> None:
     code = "import os; from samestep.core.parent import kill_with_parent; kill_with_parent(os.getppid() + 1)"
     assert subprocess.run([sys.executable, "-c", code], timeout=30).returncode == 1
-    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -98,6 +99,30 @@ def test_a_killed_rank_ends_all(mpi: MpiRuns, kind: str) -> None:
     os.kill(mpi.runs.rank_process(label, 2, 1), signal.SIGKILL)
     assert mpi.started[label].wait(10) != 0
     assert not run_checks.orphans(mpi.runs.folder, label, timeout=1)
+
+
+_GATHER = """
+import sys
+from samestep.world.world import World
+world = World.join(device="cpu", timeout=100)
+names = world.gather([sys.argv[1], world.rank_info.local_size])
+world.leave()
+sys.exit(0 if names == [[sys.argv[1], 2]] * 4 else f"gathered {names}")
+"""
+
+
+def test_launches_of_mpich_in_one_allocation_do_not_mix() -> None:
+    """Over several hosts, here two names for this one; all have the same job id."""
+    require("mpiexec", ["mpiexec.mpich"])
+    launch = ["mpiexec.mpich", "-launcher", "fork", "-hosts", "one,two", "-n", "4", "-ppn", "2"]
+    env = {**os.environ, "MASTER_ADDR": "localhost", "PBS_JOBID": "77.server", "OMP_NUM_THREADS": "1"}
+    started = [
+        subprocess.Popen([*launch, sys.executable, "-c", _GATHER, name], env=env, stderr=subprocess.PIPE, text=True)
+        for name in ("a", "b", "c")
+    ]
+    for process in started:
+        _, errors = process.communicate(timeout=200)
+        assert process.returncode == 0, errors
 
 
 def test_a_job_of_qsub_stops_before_its_limit_and_submits_itself(

@@ -18,10 +18,12 @@ from typing import Any
 
 from torch._C._distributed_c10d import Store
 
+from samestep.core.errors import RunFailed
+
 _PROOF, _NONCE = 32, 8
 
 
-class NotAuthentic(RuntimeError):
+class NotAuthentic(RunFailed):
     """An entry of the store was not written by a process of this run."""
 
     def __init__(self, name: str) -> None:

@@ -194,14 +194,23 @@ class World:
         if self.store is None:
             return
         self._barriers += 1
-        key = f"samestep/together/{self._barriers}"
-        self.store.add(key, 1)
+        keys = [f"samestep/together/{self._barriers}/{rank}" for rank in range(self.size)]
+        all_done = f"samestep/together/{self._barriers}/all"
+        self.store.set(keys[self.rank], "done")
+        if self.is_main:
+            self._wait_for(keys, f"not every rank finished {what}")
+            self.store.set(all_done, "done")
+        self._wait_for([all_done], f"not every rank finished {what}")
+
+    def _wait_for(self, keys: list[str], otherwise: str) -> list[bytes]:
+        """The values of these keys in the store, once all are there; `otherwise` says what did not happen in time."""
         end = time.monotonic() + self.timeout.total_seconds()
-        while self.store.add(key, 0) < self.size:
+        while not self.store.check(keys):
             self.raise_peer_failure()
             if time.monotonic() > end:
-                raise PeerFailed(f"not every rank finished {what} within {self.timeout}", EXIT_FAILURE)
+                raise PeerFailed(f"{otherwise} within {self.timeout}", EXIT_FAILURE)
             time.sleep(0.005)
+        return self.store.multi_get(keys)
 
     def share_through_store(self, key: str, value: Json) -> Json:
         """Rank 0's value through the store: for work inside `together`, where rank 0 may fail first."""
@@ -211,13 +220,7 @@ class World:
         if self.is_main:
             self.store.set(name, json.dumps(value))
             return value
-        end = time.monotonic() + self.timeout.total_seconds()
-        while not self.store.check([name]):
-            self.raise_peer_failure()
-            if time.monotonic() > end:
-                raise PeerFailed(f"rank 0 did not share {key!r} within {self.timeout}", EXIT_FAILURE)
-            time.sleep(0.005)
-        return json.loads(self.store.get(name))
+        return json.loads(self._wait_for([name], f"rank 0 did not share {key!r}")[0])
 
     def report_failure(self, error: BaseException) -> None:
         """Report to the peers why this rank ends; only the first report of any rank counts."""
