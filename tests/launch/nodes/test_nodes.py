@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.timeout(90)
 _CONTEXT = multiprocessing.get_context("forkserver")
 
 
-def launcher(folder: str, log: str, args: list[str], nproc: int, nodes: NodeOptions, options: dict[str, float]) -> None:
+def launcher(folder: str, log: str, args: list[str], nproc: int, nodes: NodeOptions, options: dict[str, Any]) -> None:
     """What one node runs."""
     os.chdir(folder)
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -40,9 +41,11 @@ def launcher(folder: str, log: str, args: list[str], nproc: int, nodes: NodeOpti
             attempt.PEER_SECONDS = leader.PEER_SECONDS = value
         elif name == "more_nodes_wait":
             leader.MORE_NODES_WAIT = value
+        elif name == "secret":
+            os.environ["SAMESTEP_SECRET"] = value
     more = {name: value for name, value in options.items() if name in ("max_restarts", "grace")}
     try:
-        sys.exit(Launcher(args, nproc, nodes=nodes, **more).run())  # type: ignore[arg-type]
+        sys.exit(Launcher(args, nproc, nodes=nodes, **more).run())
     except UserError as error:
         print(f"samestep: {error}", flush=True)
         sys.exit(2)
@@ -83,7 +86,7 @@ class Machines:
         nodes: tuple[int, int] = (2, 2),
         wait: float = 30,
         args: tuple[str, ...] = (),
-        **options: float,
+        **options: float | str,
     ) -> ForkServerProcess:
         """Begin a node's launcher."""
         node_options = NodeOptions(*nodes, "127.0.0.1", self.port, rank, wait)
@@ -373,6 +376,26 @@ def test_node_options_are_parsed() -> None:
     options = {"nodes": "1:4", "rdzv": "[fe80::1]:7", "node-rank": "3", "join-timeout": "2.5"}
     assert parse_nodes(options) == NodeOptions(1, 4, "fe80::1", 7, 3, 2.5)
     assert NodeOptions(2, 2, "fe80::1", 7).address == "[fe80::1]:7"
+
+
+@pytest.mark.parametrize("name", ["-oX=y", "", "a b", "a\n", "a;b", "u@-b", "-u@b", "a$(b)", "@b", "a\x00", "`b`"])
+def test_names_that_ssh_could_take_for_something_else_are_refused(name: str) -> None:
+    with pytest.raises(UserError, match="--hosts must be host names with commas in between"):
+        parse_nodes({"hosts": f"here,{name}"})
+
+
+def test_hosts_are_parsed() -> None:
+    found = parse_nodes({"hosts": "me@node1,fe80::1,gpu-2.example.org,you@x", "nproc": "4", "join-timeout": "9"})
+    hosts = ("me@node1", "fe80::1", "gpu-2.example.org", "you@x")
+    assert found == NodeOptions(4, 4, "node1", 0, 0, 9.0, hosts, "4")
+    with pytest.raises(UserError, match="--hosts names a twice"):
+        parse_nodes({"hosts": "a,b,a"})
+
+
+@pytest.mark.parametrize("option", ["nodes", "rdzv", "node-rank"])
+def test_hosts_need_no_other_options(option: str) -> None:
+    with pytest.raises(UserError, match=f"--hosts starts all nodes by itself; leave out --{option}"):
+        parse_nodes({"hosts": "a,b", option: "1"})
 
 
 def test_the_first_node_is_the_one_that_is_named() -> None:

@@ -7,6 +7,7 @@ read that on either machine. It stays open, and its end tells the launcher over 
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
 from samestep.core import launch_env
+from samestep.core.errors import UserError
 from samestep.core.output import print_safely
 from samestep.launch.nodes.options import NodeOptions
 
@@ -29,7 +31,7 @@ _AGAIN_AFTER = 5.0
 """Seconds between attempts to start a host again that was lost."""
 _END_TIMEOUT = 5.0
 _KEPT_LINES = 60
-CLEAR_LINE = "\r\x1b[2K"
+_CLEAR_LINE = "\r\x1b[2K"
 _SHARED = ("PYTHONPATH", "OMP_NUM_THREADS")
 """Variables that are the same on every host."""
 
@@ -50,6 +52,8 @@ class RemoteLaunchers:
     """The launchers of all hosts but the first, each the child of an ssh."""
 
     def __init__(self, options: NodeOptions, args: Sequence[str], grace: float) -> None:
+        if options.hosts[1:] and shutil.which("ssh") is None:
+            raise UserError("--hosts needs ssh, which is not installed here; install it, or use --nodes")
         self._hosts: dict[int, _Host] = {}
         for rank, name in enumerate(options.hosts[1:], start=1):
             own = replace(options, hosts=(), by_ssh=True, rank=rank, join_timeout=_FIND_TIMEOUT)
@@ -128,7 +132,7 @@ class _Host:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={name: value for name, value in os.environ.items() if name != launch_env.SECRET},
+            env={name: value for name, value in os.environ.items() if not name.startswith("SAMESTEP_")},
             start_new_session=True,  # a terminal's Ctrl-C must not end it: the ranks there have to save first
         )
         self._copying = threading.Thread(target=self._serve, args=(self._process,), name="ssh", daemon=True)
@@ -183,7 +187,7 @@ class _Host:
 
 def _show(host: str, line: str) -> None:
     """Print a line above the progress bar of rank 0, which draws itself again."""
-    print_safely(f"{CLEAR_LINE if sys.stderr.isatty() else ''}[{host}] {line}", sys.stderr)
+    print_safely(f"{_CLEAR_LINE if sys.stderr.isatty() else ''}[{host}] {line}", sys.stderr)
 
 
 def _folder() -> str:
