@@ -2,10 +2,12 @@
 
 PYTHONPATH=tests python -m faults.hangs [--launchers samestep torchrun mpich openmpi srun plain]
                                         [--faults data forward held save before skip spin stopped] [--ranks 0 1]
-                                        [--device cuda:0]
+                                        [--device cuda:0] [--first-word]
 
-The watchdog's limit is ten seconds. `plain` is a hand-written loop under torchrun, observed for a minute. Several runs
-share the machine, since all they do is wait. Exits non-zero when a culprit is not named, or a process stays behind.
+The watchdog's limit is ten seconds. With `--first-word` limits are the defaults, and the table says how soon a run that
+seems to hang is reported, and whether the right rank and line are named; runs are killed then. `plain` is a loop
+written by hand, under torchrun, observed for a minute. Several runs share the machine, since all they do is wait. Exits
+non-zero when a culprit is not named, or a process stays behind.
 """
 
 import argparse
@@ -35,6 +37,8 @@ PARALLEL_RUNS = 4
 TIMEOUT = 120.0
 PLAIN_TIMEOUT = 60.0
 """Seconds after the fault until the plain loop is killed: without a watchdog it would hang for much longer."""
+FIRST_WORD = 30.0
+"""Seconds within which a hang must be reported."""
 _MARK = "SAMESTEP_HANG"
 
 
@@ -110,24 +114,56 @@ def torchrun(*args: str) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={port}", *args]
 
 
+@dataclass
+class FirstWord:
+    """What a run with the default limits says of a rank that hangs."""
+
+    launcher: str
+    fault: str
+    rank: int
+    after: float | None = None
+    """Seconds from the fault to the report."""
+    sentence: str = ""
+
+    @property
+    def named(self) -> bool:
+        """Whether the right rank is named, with the line at which it hangs."""
+        lines = Path(hang_faults.__file__).read_text().splitlines()
+        mark = f"# hang: {self.fault}" if self.fault != "stopped" else "no more than where it was last seen"
+        at = next((number for number, line in enumerate(lines, 1) if mark in line), 0)
+        return f": rank {self.rank} on " in self.sentence and (not at or f"hang_faults.py:{at} " in self.sentence)
+
+    @property
+    def good(self) -> bool:
+        """Whether the report came soon and is right; a save may take as long as it will."""
+        return self.fault == "save" or (self.after is not None and self.after < FIRST_WORD and self.named)
+
+    def row(self) -> str:
+        """A row of the Markdown table."""
+        after = "-" if self.after is None else f"{self.after:.0f} s"
+        return f"| {self.launcher} | {self.fault} | {self.rank} | {after} | {'yes' if self.named else 'no'} |"
+
+
+def first_word(name: str, fault: str, rank: int, device: str, folder: Path, known: Mapping[str, Launcher]) -> FirstWord:
+    """Run one fault with the default limits until it is reported."""
+    place, moment, process = _start(name, fault, rank, device, folder, known, default_limits=True)
+    found, printed = FirstWord(name, fault, rank), place / "printed.txt"
+    end = time.monotonic() + TIMEOUT
+    while process.poll() is None and time.monotonic() < end and not found.sentence:
+        time.sleep(0.1)
+        lines = printed.read_text(errors="replace").splitlines()
+        found.sentence = next((line for line in lines if "no progress for" in line), "")
+    if found.sentence:
+        found.after = time.time() - float(moment.read_text())
+    _kill(f"{place.name}-{os.getpid()}")
+    process.wait()
+    return found
+
+
 def run_fault(name: str, fault: str, rank: int, device: str, folder: Path, known: Mapping[str, Launcher]) -> Outcome:
     """Run one fault under one launcher."""
-    place = folder / f"{name}-{fault}-{rank}"
-    place.mkdir()
-    moment, mark = place / "moment", f"{place.name}-{os.getpid()}"
-    settings = hang_faults.settings(place, LIMIT, fault=fault, at_rank=rank, name="run", moment=str(moment))
-    settings["distributed"]["device"] = device
-    write_json(place / "config.yaml", settings)
-    launcher = known.get(name) or known["samestep"]
-    if name == "plain":
-        args = torchrun(plain_hang.__file__, fault, str(moment))
-    elif name == "torchrun":
-        args = [*torchrun("-m", *launcher.args[2:]), f"--config={place / 'config.yaml'}"]
-    else:
-        args = [*launcher.args, f"--config={place / 'config.yaml'}", *launcher.last_args]
-    with open(place / "printed.txt", "wb") as printed:
-        env = {**launcher.env, _MARK: mark}
-        process = subprocess.Popen(args, stdout=printed, stderr=printed, env=env, start_new_session=True)
+    place, moment, process = _start(name, fault, rank, device, folder, known)
+    mark = f"{place.name}-{os.getpid()}"
     outcome = Outcome(name, fault, rank)
     outcome.exit_code = _wait(process, moment, PLAIN_TIMEOUT if name == "plain" else TIMEOUT)
     began = float(moment.read_text()) if moment.exists() else time.time()
@@ -139,6 +175,37 @@ def run_fault(name: str, fault: str, rank: int, device: str, folder: Path, known
     outcome.verdict_after = stall["time"] - began if stall else None
     outcome.why = diagnose(collect_evidence(RunDir(place / "run"))).verdict if stall else ""
     return outcome
+
+
+def _start(
+    name: str,
+    fault: str,
+    rank: int,
+    device: str,
+    folder: Path,
+    known: Mapping[str, Launcher],
+    *,
+    default_limits: bool = False,
+) -> tuple[Path, Path, subprocess.Popen[bytes]]:
+    """Start a run with a fault; its folder, the file with the time of the fault, and its process."""
+    place = folder / f"{name}-{fault}-{rank}"
+    place.mkdir()
+    moment, mark = place / "moment", f"{place.name}-{os.getpid()}"
+    settings = hang_faults.settings(place, LIMIT, fault=fault, at_rank=rank, name="run", moment=str(moment))
+    settings["distributed"]["device"] = device
+    if default_limits:
+        del settings["watch"]
+    write_json(place / "config.yaml", settings)
+    launcher = known.get(name) or known["samestep"]
+    if name == "plain":
+        args = torchrun(plain_hang.__file__, fault, str(moment))
+    elif name == "torchrun":
+        args = [*torchrun("-m", *launcher.args[2:]), f"--config={place / 'config.yaml'}"]
+    else:
+        args = [*launcher.args, f"--config={place / 'config.yaml'}", *launcher.last_args]
+    with open(place / "printed.txt", "wb") as printed:
+        env = {**launcher.env, _MARK: mark}
+        return place, moment, subprocess.Popen(args, stdout=printed, stderr=printed, env=env, start_new_session=True)
 
 
 def _wait(process: subprocess.Popen[bytes], moment: Path, timeout: float) -> int | None:
@@ -186,16 +253,23 @@ def main() -> int:
     parser.add_argument("--faults", nargs="+", default=list(FAULTS), choices=FAULTS)
     parser.add_argument("--ranks", nargs="+", type=int, default=[1], help="the ranks that hang, one after the other")
     parser.add_argument("--device", default="cpu", help="cuda:0: the ranks share one card")
+    parser.add_argument("--first-word", action="store_true", help="how soon a hang is reported, with default limits")
     options = parser.parse_args()
+    run = first_word if options.first_word else run_fault
+    columns = ["launcher", "fault", "rank"]
+    columns += (
+        ["first word after", "rank and line"]
+        if options.first_word
+        else ["named", "verdict after", "over after", "exit code", "orphans", "why"]
+    )
     folder = Path(tempfile.mkdtemp(prefix="samestep-hangs-"))
     with launchers(options.launchers, folder) as known, ThreadPoolExecutor(PARALLEL_RUNS) as pool:
         cases = [
             (name, fault, rank) for name in options.launchers for rank in options.ranks for fault in options.faults
         ]
-        futures = [pool.submit(run_fault, *case, options.device, folder, known) for case in cases]
-        print("| launcher | fault | rank | named | verdict after | over after | exit code | orphans | why |")
-        print("|---|---|---|---|---|---|---|---|---|", flush=True)
-        outcomes = []
+        futures = [pool.submit(run, *case, options.device, folder, known) for case in cases]
+        print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)
+        outcomes: list[Outcome | FirstWord] = []
         for future in futures:
             outcomes.append(future.result())
             print(outcomes[-1].row(), flush=True)

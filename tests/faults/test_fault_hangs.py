@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from faults import hang_faults
+from faults import hang_faults, hangs
 from samestep.core.errors import EXIT_STALLED
 from samestep.core.records import Json, read_json
 from samestep.core.rundir import RunDir
@@ -131,3 +131,11 @@ def test_a_rank_that_hangs_while_it_builds(hung: dict[str, HungRun]) -> None:
     run = hung["build"]
     assert run.codes == [EXIT_STALLED] * 2, run.printed
     assert source_line("build") in run.printed[0] and "rank 1 on" in run.printed[0]
+
+
+def test_with_the_default_limits_a_hang_is_reported_long_before_they_end(tmp_path: Path) -> None:
+    """Also where rank 0 cannot print it; the run itself goes on."""
+    with hangs.launchers(["samestep"], tmp_path) as known, ThreadPoolExecutor(2) as pool:
+        cases = [("samestep", fault, rank, "cpu", tmp_path, known) for fault, rank in (("stopped", 0), ("skip", 1))]
+        for found in pool.map(lambda case: hangs.first_word(*case), cases):
+            assert found.named, found

@@ -5,10 +5,11 @@ Launching does not import training, and training does not import launching; this
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from samestep.core.errors import EXIT_DONE, EXIT_PREEMPTED
-from samestep.core.records import read_json, write_json
+from samestep.core.records import read_json, write_atomically, write_json
 
 LAUNCHER = "SAMESTEP_LAUNCHER"
 """The launcher of this process; not set under stock torchrun."""
@@ -25,6 +26,7 @@ GRACE = "SAMESTEP_GRACE"
 BEGAN = "SAMESTEP_BEGAN"
 """When the batch job of this launch began, in seconds since 1970: max_time counts from there."""
 _RUN = "run.json"
+_NOTICES = "notice_*.txt"
 
 
 def preempted_code(env: Mapping[str, str]) -> int:
@@ -47,3 +49,24 @@ def read_run_path(folder: Path) -> Path | None:
     """The run directory of a launch, once it is open."""
     known = read_json(folder / _RUN)
     return Path(known["path"]) if known else None
+
+
+def write_notice(text: str, rank: int, env: Mapping[str, str]) -> bool:
+    """For a rank whose own output is not on the terminal: have the launcher print something; false: it cannot."""
+    if FOLDER not in env:
+        return False
+    try:
+        write_atomically(Path(env[FOLDER]) / _NOTICES.replace("*", str(rank)), text)
+    except OSError:
+        return False
+    return True
+
+
+def take_notices(folder: Path) -> list[str]:
+    """What ranks have to say, each once."""
+    found = []
+    for path in sorted(folder.glob(_NOTICES)):
+        with suppress(OSError):
+            found.append(path.read_text())
+            path.unlink()
+    return found

@@ -79,7 +79,7 @@ def test_a_debugger_is_recognised() -> None:
 def test_a_report_is_plain_data() -> None:
     tracker = ActivityTracker()
     with tracker.doing("validate"):
-        report = stack_dump.thread_report(tracker, tracker.threads[0], seconds=2.0, limit=5.0, rank=3)
+        report = stack_dump.thread_report(tracker, tracker.threads[0], seconds=2.0, limit=5.0, unusual=None, rank=3)
     assert (report["rank"], report["activity"], report["seconds"], report["limit"]) == (3, "validate", 2.0, 5.0)
     assert report["pid"] == os.getpid() and report["memory"] > 1e6 and report["free"] > 0
     assert report["collectives"] == {} and not report["waits"]

@@ -5,12 +5,22 @@ with world.activity.doing("data"):
 world.activity.made_progress()       # inside something long
 """
 
+import statistics
 import threading
+import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 COMPILE_STEPS = 3
 """Steps of a compiled model that may still compile something."""
+_LEAST_GAPS, _MOST_GAPS = 10, 100
+"""From how many of the last gaps between two signs of progress it is known what is usual."""
+_TIMES_MEDIAN, _TIMES_LONGEST, _LEAST_SECONDS = 20.0, 3.0, 20.0
+"""A gap is unusual if it is so many times the median, so many times the longest, and so many seconds. The longest
+counts for steps with one long part among many short ones, such as a rollout."""
+_STEADY = ("step", "data", "validate", "generate")
+"""Activities that take about the same time again and again; how long all others take depends on other things."""
 
 
 class ThreadActivity:
@@ -20,6 +30,27 @@ class ThreadActivity:
         self.name, self.activity = name, activity
         self.thread = threading.get_ident()
         self.progress = 0
+        self._marked = time.monotonic()
+        self._gaps: dict[str, deque[float]] = {}
+
+    def made_progress(self) -> None:
+        """Count it, and how long it took in the present activity."""
+        before, self._marked = self._marked, time.monotonic()
+        if self.activity not in self._gaps:
+            self._gaps[self.activity] = deque(maxlen=_MOST_GAPS)
+        self._gaps[self.activity].append(self._marked - before)
+        self.progress += 1
+
+    def unusual_gap(self) -> float | None:
+        """From how many seconds on it is unusual that the present activity makes no progress; None: not known."""
+        gaps = list(self._gaps.get(self.activity, ()))
+        if self.activity not in _STEADY or len(gaps) < _LEAST_GAPS:
+            return None
+        return max(_LEAST_SECONDS, _TIMES_MEDIAN * statistics.median(gaps), _TIMES_LONGEST * max(gaps))
+
+    def forget_gaps(self) -> None:
+        """What comes next may take as long as it will."""
+        self._gaps = {}
 
 
 class ActivityTracker:
@@ -34,23 +65,24 @@ class ActivityTracker:
     def doing(self, activity: str) -> Iterator[None]:
         """What the calling thread does meanwhile; entering and leaving count as progress."""
         thread = self._own()
+        thread.made_progress()
         before, thread.activity = thread.activity, activity
-        thread.progress += 1
         try:
             yield
         finally:
+            thread.made_progress()
             thread.activity = before
-            thread.progress += 1
 
     def made_progress(self) -> None:
         """The calling thread made progress."""
-        self._own().progress += 1
+        self._own().made_progress()
 
     @contextmanager
     def stepping(self, stage: str, step: int, *, compiles: bool) -> Iterator[None]:
         """Through the steps of a stage; the first ones of a compiled model may take longer."""
         self.stage, self.step = stage, step
         self._compile_steps_left = COMPILE_STEPS if compiles else 0
+        self._own().forget_gaps()
         with self.doing("compile" if compiles else "step"):
             yield
 
@@ -58,7 +90,7 @@ class ActivityTracker:
         """So many steps of the stage are done."""
         self.step = step
         thread = self._own()
-        thread.progress += 1
+        thread.made_progress()
         if self._compile_steps_left:
             self._compile_steps_left -= 1
             thread.activity = "compile" if self._compile_steps_left else "step"

@@ -8,6 +8,7 @@ import socket
 import sys
 import sysconfig
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -23,6 +24,9 @@ _SAMESTEP = str(Path(__file__).parents[2])
 _LIBRARY = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
 _DISTRIBUTED = os.path.join("torch", "distributed", "")
 _WATCHDOG = str(Path(__file__).parent)
+_COMPILING_FILES = tuple(
+    os.path.join(*parts) for parts in (("torch", "_dynamo", "convert_frame.py"), ("triton", "compiler", "compiler.py"))
+)
 _WORLD = os.path.join(_SAMESTEP, "world", "world.py")
 StackFrame = tuple[str, int, str]
 """File, line and function."""
@@ -31,7 +35,7 @@ _FRAME = re.compile(r'\s*File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)
 
 
 def thread_report(
-    tracker: ActivityTracker, activity: ThreadActivity, seconds: float, limit: float, rank: int
+    tracker: ActivityTracker, activity: ThreadActivity, seconds: float, limit: float, unusual: float | None, rank: int
 ) -> dict[str, Json]:
     """What one thread of this rank is doing, as plain data. The keys are those of the files in `watch/`."""
     stack = stack_of(sys._current_frames().get(activity.thread))
@@ -48,12 +52,28 @@ def thread_report(
         "activity": activity.activity,
         "seconds": round(seconds, 1),
         "limit": limit,
+        "unusual": unusual,
         "where": relevant_line(stack),
         "waits": is_waiting(stack),
         "collectives": collective_counts(),
-        "recent": recent_collectives() if seconds > limit else [],
+        "recent": recent_collectives() if seconds > (unusual or limit) else [],
         **memory_use(),
     }
+
+
+def is_compiling() -> bool:
+    """Whether a thread of this process compiles something: also in the middle of a run, as for a new shape."""
+    return any(
+        frame.f_code.co_filename.endswith(_COMPILING_FILES) or frame.f_code.co_name == "compile_fx_inner"
+        for top in sys._current_frames().values()
+        for frame in _frames(top)
+    )
+
+
+def _frames(top: FrameType | None) -> Iterator[FrameType]:
+    while top is not None:
+        yield top
+        top = top.f_back
 
 
 def collective_counts() -> dict[str, int]:

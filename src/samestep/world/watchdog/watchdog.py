@@ -4,9 +4,14 @@ A rank that made no progress for longer than its limit reads the heartbeats of a
 the run directory. A rank that sends no heartbeat, or is behind in collectives, is the culprit (blame.py). The first
 stall that any rank finds counts for all. Every rank then writes where its threads are, the lowest rank alive prints one
 sentence, and all end (ending.py).
+
+Limits are minutes. Long before, a gap of many times what is usual for the activity is reported in the same way, once,
+and the run goes on: whoever watches it need not wait for the limit.
 """
 
 import logging
+import os
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -14,7 +19,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from samestep.core import processes
+from samestep.core import launch_env, processes
+from samestep.core.output import print_safely
 from samestep.core.records import Json
 from samestep.core.rundir import RunDir
 from samestep.world.watchdog import stack_dump
@@ -31,6 +37,8 @@ TICK = 1.0
 """Seconds between two checks."""
 HEARTBEAT_TIMEOUT = 5.0
 """Seconds without a heartbeat after which a rank counts as silent, and without an answer the store as gone."""
+STACKS_AFTER = 10.0
+"""Seconds after which a rank that holds its interpreter has its stacks written, for the others to read."""
 PEER_FAILURE_TIMEOUT = 15.0
 """Seconds without progress that a rank has to end by itself once another one has failed."""
 RANKS_AT_ONCE, DELAY, MAX_DELAY = 8, 1.0, 12.0
@@ -51,8 +59,13 @@ class StallDetector:
         """This rank is not late any more."""
         self._heartbeats.fetch_all, self._heartbeats.by_rank, self._since = False, [], None
 
-    def check(self, own: Report, now: float) -> Stall | None:
-        """The stall that keeps this rank from going on; None: nothing hangs, or it is not known yet."""
+    def check(self, own: Report, now: float, *, early: bool = False) -> Stall | None:
+        """The stall that keeps this rank from going on; None: nothing hangs, or it is not known yet.
+
+        `early`: by what is usual, not by the limits.
+        """
+        if early:
+            own = _by_what_is_usual(own)
         if self._world.size == 1:
             return find_stall(own, [{**own, "alive": True}])
         if own["seconds"] < own["limit"] + self._delay:
@@ -69,7 +82,7 @@ class StallDetector:
             return None
         reports = [self._report_of(rank, reports, own) for rank, reports in enumerate(self._heartbeats.by_rank)]
         self.reset()  # begins again, unless this is a stall
-        return find_stall(own, reports)
+        return find_stall(own, list(map(_by_what_is_usual, reports)) if early else reports)
 
     def _report_of(self, rank: int, reports: list[Report], own: Report) -> Report:
         """What a rank does in the thread that is late here, or else in its main one, and whether it is alive."""
@@ -113,6 +126,11 @@ class StallDetector:
         )
 
 
+def _by_what_is_usual(report: Report) -> Report:
+    """A report whose limit is what is unusual for it; where nothing is usual, its limit stays."""
+    return {**report, "limit": report.get("unusual") or report["limit"]}
+
+
 def _tick(reports: list[Report]) -> int:
     return int(reports[0]["look"]) if reports else 0
 
@@ -142,6 +160,7 @@ class Watchdog:
         self._idle: dict[ThreadActivity, _IdleTime] = {}
         self._shortest_limit = min(map(config.seconds, ACTIVITIES))
         self._ticks, self._is_ending, self._failure_seen = 0, False, 0.0
+        self._reported, self._patience = False, 1.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
@@ -176,15 +195,43 @@ class Watchdog:
             before = now
             self._dump_later(reports[0])
             self._end_with_others(reports[0], now)
-            late = [report for report in reports if report["seconds"] > report["limit"]]
-            if not late or stack_dump.is_debugged(late[-1]["thread"]):
-                self._detector.reset()
-            elif stall := self._detector.check(late[-1], now):  # the last: the main thread may wait for a side thread
+            self._check(reports, now)
+
+    def _check(self, reports: list[Report], now: float) -> None:
+        """End the run if it hangs; before, say so if it seems to."""
+        late = [report for report in reports if report["seconds"] > report["limit"]]
+        early = [report for report in reports if report["seconds"] > (report["unusual"] or report["limit"])]
+        if not early or stack_dump.is_debugged(early[-1]["thread"]):
+            self._detector.reset()
+            self._patience *= 2 if self._reported else 1  # a run that became slower is not reported again and again
+            self._reported = False
+        elif late:  # the last: the main thread may wait for a side thread
+            stall = self._detector.check(late[-1], now)
+            if stall:
                 self._agree_and_end(stall)
+        elif not self._reported and self._world.rank < RANKS_AT_ONCE:
+            stall = self._detector.check(early[-1], now, early=True)
+            self._reported = stall is not None
+            if stall:
+                self._report_early(stall, early[-1])
+
+    def _report_early(self, stall: Stall, own: Report) -> None:
+        """Say who waits for whom, on one rank; the run goes on."""
+        if stall.to_json()["speaker"] != self._world.rank:
+            return
+        first = stall.culprit or own
+        text = (
+            f"no progress for {own['seconds']:.0f} s, which is unusual: {stall.sentence}; "
+            f"the run goes on, and ends if this lasts for {self._config.seconds(first['activity']):.0f} s"
+        )
+        logger.warning(text)
+        if self._world.is_main or not launch_env.write_notice(text, self._world.rank, os.environ):
+            print_safely(f"samestep: {text}", sys.stderr)
 
     def _dump_later(self, main: Report) -> None:
         """Stacks that are written too early do no harm, unless that ends the process."""
-        self._dump_file.dump_later(2 * TICK + (main["limit"] if self._world.size == 1 else self._shortest_limit))
+        several = min(self._shortest_limit, STACKS_AFTER)
+        self._dump_file.dump_later(2 * TICK + (main["limit"] if self._world.size == 1 else several))
 
     def _end_with_others(self, main: Report, now: float) -> None:
         """End if another rank found a stall, or if one failed a while ago and this one made no progress since."""
@@ -204,10 +251,21 @@ class Watchdog:
         reports = []
         for activity, idle in self._idle.items():
             seconds, limit = idle.update(activity, passed), self._config.seconds(activity.activity)
-            report = stack_dump.thread_report(self._tracker, activity, seconds, limit, self._world.rank)
+            unusual = self._unusual_after(activity, seconds, limit)
+            report = stack_dump.thread_report(self._tracker, activity, seconds, limit, unusual, self._world.rank)
             reports.append(report | {"look": self._ticks})  # an older name of the tick, as files have it
         self._heartbeats.own = reports
         return reports
+
+    def _unusual_after(self, activity: ThreadActivity, seconds: float, limit: float) -> float | None:
+        """After how many seconds without progress this rank reads what the others do; None: only at the limit.
+
+        It takes some seconds to find out which of them are alive; then, it is reported.
+        """
+        unusual = activity.unusual_gap()
+        if unusual is None or unusual * self._patience >= limit or (seconds > 2 * TICK and stack_dump.is_compiling()):
+            return None
+        return unusual * self._patience - HEARTBEAT_TIMEOUT - 2 * TICK
 
     def _agree_and_end(self, stall: Stall) -> None:
         """Send the stall to all ranks, unless another one found one first; a store that hangs is not waited for."""
