@@ -40,9 +40,13 @@ class SshRuns:
         log = {"every": 1, "quiet": False, "tensorboard": False}
         changes = {"max_steps": STEPS, "schedule": "constant", "log": log, **settings}
         file.write_text(json.dumps(toy.settings(self.folder / "runs", name=label, **changes)))
-        command = (sys.executable, "-m", "samestep", "train", toy.NAME, f"--config={file}", *options)
+        command = ("-m", "samestep", "train", toy.NAME, f"--config={file}", *options)
+        return self.start_python(label, *command, key=key)
+
+    def start_python(self, label: str, *command: str, key: str = "user") -> Process:
+        """Run Python on the first host."""
         env = {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1", "PATH": self.ssh.path(key)}
-        return self.first.start(*command, env=env, output=self.output(label), folder=self.folder)
+        return self.first.start(sys.executable, *command, env=env, output=self.output(label), folder=self.folder)
 
     def output(self, label: str) -> Path:
         return self.folder / f"{label}.txt"
@@ -127,7 +131,10 @@ def test_two_hosts_train_as_one_whatever_is_killed_in_between(runs: SshRuns) -> 
     wait_for(lambda: runs.idle, 10, "for all to end after SIGTERM")
     assert read_json(runs.run("pair").status)["status"] == "preempted"
 
-    assert exit_codes(runs.start("pair", *both), within=RUN_TIMEOUT) == [0], runs.printed("pair")
+    settings = {**json.loads((runs.folder / "pair.yaml").read_text()), "step_delay": 0.0}
+    call = f"samestep.launch({toy.NAME!r}, {settings}, nproc=1, hosts=['node1', 'second'])"
+    launcher = runs.start_python("pair", "-c", f"import samestep; assert {call}.done")
+    assert exit_codes(launcher, within=RUN_TIMEOUT) == [0], runs.printed("pair")
     assert runs.idle
     pair, one = runs.run("pair").path, runs.run("alone").path
     assert tensor_checksums(pair) == tensor_checksums(one)

@@ -142,12 +142,16 @@ class Leader:
         while not self._enough():
             if self._stopped:
                 return Decision(EXIT_PREEMPTED)
-            self._remote.keep_running({node.rank for node in self._present}, again=self._begun)
+            self._keep_hosts_running()
             if time.monotonic() > end or (self._remote.problem and not self._begun):
                 return self._too_few()
             self._handle_event()
+        self._keep_hosts_running()
         self._group = sorted(self._present, key=lambda node: node.order)[: self._options.most]
         return Decision(EXIT_PREEMPTED) if self._stopped else None
+
+    def _keep_hosts_running(self) -> None:
+        self._remote.keep_running({node.rank for node in self._present}, again=self._begun)
 
     @property
     def _present(self) -> list[Node]:
