@@ -143,7 +143,8 @@ class Leader:
             if self._stopped:
                 return Decision(EXIT_PREEMPTED)
             self._keep_hosts_running()
-            if time.monotonic() > end or (self._remote.problem and not self._begun):
+            cannot_begin = not self._begun and self._remote.problem and any(node.leads for node in self._present)
+            if time.monotonic() > end or cannot_begin:
                 return self._too_few()
             self._handle_event()
         self._keep_hosts_running()
