@@ -5,6 +5,7 @@ At the end, the tests that were skipped are listed by what they miss.
 
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -17,6 +18,7 @@ import pytest
 import torch
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it starts by `&`
+os.environ["XDG_CONFIG_HOME"] = SETTINGS = tempfile.mkdtemp()  # the user's own is not to be written
 torch.set_num_threads(1)  # small tensors on few cores: more threads only wait for each other
 
 multiprocessing.get_context("forkserver").set_forkserver_preload(
@@ -36,7 +38,6 @@ multiprocessing.get_context("forkserver").set_forkserver_preload(
         "preloaded",
     ]
 )
-os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="samestep-tests-")  # the user's own files stay as they are
 with pytest.MonkeyPatch.context() as environment:
     environment.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # the server does not get sys.path
     forkserver.ensure_running()
@@ -56,6 +57,10 @@ def proofs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     from toys import Proofs
 
     return Proofs(tmp_path_factory.mktemp("ranks"), request.module.CASES)
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(SETTINGS, ignore_errors=True)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -142,3 +142,10 @@ def test_shared_code_names_no_recipe() -> None:
     word = re.compile(rf"\b({'|'.join(sorted(recipes))})\b")
     shared = {name: path for name, path in modules().items() if not name.startswith("samestep.recipes")}
     assert not [name for name, path in shared.items() if word.search(path.read_text())]
+
+
+def test_everything_is_printed_in_one_place() -> None:
+    """What is printed elsewhere could control the terminal."""
+    prints = re.compile(r"(?<![\w.\"])print\(|rich import print|(?<!\w)Console\(")
+    found = [name for name, path in modules().items() if prints.search(re.sub(r"def print\(", "", path.read_text()))]
+    assert sorted(found) == ["samestep.core.output"]

@@ -24,6 +24,9 @@ def test_it_is_resumed_and_ends_as_it_would_have(shell: Shell, ranks: int) -> No
     shutil.copytree(EARLIER / "run", "runs/earlier")
     shutil.copy(EARLIER / "sine.py", "sine.py")
     codes, output = shell("train", "--resume", "earlier", ranks=ranks)
+    assert codes == [2] * ranks, "its recipe has not been started here"
+    assert "if you trust it, give --recipe sine.py" in output
+    codes, output = shell("train", "--resume", "earlier", "--recipe", "sine.py", ranks=ranks)
     assert codes == [0] * ranks, output
     assert "step_00000015, step 15" in output
     found, wanted = metrics(Path("runs/earlier/metrics.jsonl")), metrics(EARLIER / "run" / "metrics.jsonl")

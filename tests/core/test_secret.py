@@ -7,9 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from samestep.core import secret
 from samestep.core.errors import UserError
 from samestep.core.launch_env import SECRET
-from samestep.core.secret import derive_key, find_secret, new_secret, secret_file
+from samestep.core.secret import derive_key, find_secret, new_secret
+
+
+def secret_file(env: dict[str, str]) -> Path:
+    found = secret.secret_file(env)
+    assert found is not None
+    return found
 
 
 @pytest.fixture
@@ -72,6 +79,12 @@ def test_without_a_folder_to_write_the_variable_is_asked_for(tmp_path: Path) -> 
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=f"set {SECRET}"):
         find_secret({"XDG_CONFIG_HOME": str(tmp_path / "file")})
+
+
+def test_without_a_home_the_variable_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secret, "settings_folder", lambda env: None)
+    with pytest.raises(UserError, match=f"no home directory.* set {SECRET}"):
+        find_secret({})
 
 
 def test_keys_follow_from_the_secret_and_the_purpose() -> None:

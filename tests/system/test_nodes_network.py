@@ -249,6 +249,11 @@ def without_a_shared_disk_rank_0_saves_and_loads_for_all(runs: NetworkRuns) -> N
 
     separate_disks.port += 1
     args = ("train", "--resume", str(separate_disks.out / "apart"), "--step_delay=0")
+    nodes = [separate_disks.node(host, args, label="unnamed") for host in (one, two)]
+    assert exit_codes(*nodes, within=RUN_TIMEOUT) == [2, 2], "node2 cannot read which recipe it is"
+    assert "if it is on another machine, name its recipe here" in separate_disks.printed(one, "unnamed")
+
+    args, separate_disks.port = (*args, f"--recipe={toy.NAME}"), separate_disks.port + 1
     nodes = [separate_disks.node(host, args, label="resumed") for host in (one, two)]
     assert exit_codes(*nodes, within=RUN_TIMEOUT) == [0, 0], separate_disks.printed(one, "resumed")
     assert separate_disks.steps_as_expected("apart", disks[0]) == STEPS

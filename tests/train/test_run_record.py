@@ -9,6 +9,7 @@ import pytest
 from samestep.core.errors import UserError
 from samestep.core.records import read_json, write_json
 from samestep.core.rundir import RunDir
+from samestep.core.safe_files import temporary_name
 from samestep.train.config import Config
 from samestep.train.first_launch import FirstLaunch
 from samestep.train.run_record import open_run, stage_folders
@@ -43,10 +44,11 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
 def test_a_run_that_was_killed_while_it_was_first_recorded_is_opened(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "lock").touch()
-    (tmp_path / "a" / ".config.json.tmp").write_text('{"recipe": "to')
+    left = temporary_name(tmp_path / "a" / "config.json")
+    left.write_text('{"recipe": "to')
     rundir, lock, *_ = open_run("toy", Config(out=str(tmp_path), name="a"))
     lock.release()
-    assert rundir.config.exists() and not (rundir.path / ".config.json.tmp").exists()
+    assert rundir.config.exists() and not left.exists()
 
 
 def precision_of(config: Config, here: str) -> str:

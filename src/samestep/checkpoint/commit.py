@@ -143,7 +143,8 @@ class CheckpointWriter:
         manifest = Manifest(snapshot.step, self.world.size, dict(files), snapshot.about, versions(), now)
 
         def publish() -> None:
-            read_metadata(staging, files)  # another torch may write what we refuse to read: better to learn that now
+            # another torch may write what we refuse to read: better to learn that now
+            read_metadata(staging, files, own=True)
             write_manifest(staging, manifest)
             self._on_phase("manifest")
             rename_into_place(staging, final, lambda: self._on_phase("replaced"))

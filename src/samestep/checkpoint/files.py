@@ -6,6 +6,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from samestep.core.safe_files import open_file
+
 
 @dataclass(frozen=True)
 class FileRecord:
@@ -17,7 +19,7 @@ class FileRecord:
 
 def write_file(path: Path, data: bytes) -> FileRecord:
     """Write a file and sync it to the disk."""
-    with open(path, "wb") as file:
+    with open_file(path, "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -127,13 +127,16 @@ def read_manifest(folder: Path) -> Manifest:
         raise DamageError(f"{MANIFEST} cannot be read ({error.strerror})") from None
     if checksum != f"{hashlib.sha256(text).hexdigest()}  {MANIFEST}\n".encode():
         raise DamageError(f"{MANIFEST} does not match its checksum in {CHECKSUM}")
-    found = json.loads(text)
-    if found["format"] > FORMAT:
-        raise UserError(
-            f"the checkpoint {folder} has format {found['format']} and this version of samestep reads formats up to "
-            f"{FORMAT}; load it with the newer version of samestep that wrote it"
-        )
-    manifest = manifest_from(found)
+    try:
+        found = json.loads(text)
+        if found["format"] > FORMAT:
+            raise UserError(
+                f"the checkpoint {folder} has format {found['format']} and this version of samestep reads formats up "
+                f"to {FORMAT}; load it with the newer version of samestep that wrote it"
+            )
+        manifest = manifest_from(found)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise DamageError(f"{MANIFEST} is not one that samestep writes") from None
     if manifest.step != step_of(folder.name):
         raise DamageError(f"{MANIFEST} is that of step {manifest.step}")
     return manifest

@@ -17,6 +17,7 @@ from samestep.checkpoint.files import write_file
 from samestep.checkpoint.weight_sources import Slices, WeightSource, copy_into
 from samestep.core.errors import UserError
 from samestep.core.records import sync_folder
+from samestep.core.safe_files import open_new, temporary_folder
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -79,14 +80,9 @@ def write_safetensors(
 
 def write_safetensors_file(path: Path, weights: Mapping[str, Tensor]) -> None:
     """Write weights to one file, each in its own type, atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        save_safetensors(temporary, {name: weight.contiguous() for name, weight in weights.items()})
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)  # it may be what fills the disk
-        raise
+    with temporary_folder(path) as folder:
+        save_safetensors(folder / path.name, {name: weight.contiguous() for name, weight in weights.items()})
+        os.replace(folder / path.name, path)
     sync_folder(path.parent)
 
 
@@ -112,11 +108,13 @@ def save_safetensors(path: Path, weights: Mapping[str, Tensor], metadata: Mappin
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
+    with open_new(path) as file:
+        mode = os.fstat(file.fileno()).st_mode
     try:
         save_file(dict(weights), path, metadata={"format": "pt", **(metadata or {})})
     except SafetensorError as error:  # raised for a full disk, too
         raise OSError(str(error)) from error
-    path.chmod(path.parent.stat().st_mode & 0o666)  # the library makes it readable by its owner only
+    path.chmod(mode & 0o777)  # the library makes it readable by its owner only
     with open(path, "rb") as file:
         os.fsync(file.fileno())
 

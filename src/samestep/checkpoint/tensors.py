@@ -25,7 +25,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.futures import Future
 
 from samestep.checkpoint.files import FileRecord
-from samestep.core.errors import UserError
+from samestep.core.errors import UserError, first_line
+from samestep.core.safe_files import open_file
 
 COPY_AHEAD = 10_000_000
 """Bytes that are copied from a device ahead of the writing."""
@@ -148,8 +149,12 @@ class _Reader(FileSystemReader):
                 f"the tensors in {self.path} would run code when read, so they were not; use a checkpoint you can trust"
             )
             self.failure = UserError(text)
-        except Exception as error:
+        except (OSError, torch.OutOfMemoryError) as error:
             self.failure = error
+        except Exception as error:  # there is no error that hostile bytes cannot cause
+            self.failure = UserError(
+                f"the tensors in {self.path} cannot be read ({first_line(error)}); use another checkpoint"
+            )
         return _done(None)
 
 
@@ -172,7 +177,7 @@ class HashingFileSystem(FileSystem):
     @contextmanager
     def create_stream(self, path: str | os.PathLike, mode: str) -> Generator[Any, None, None]:
         """Open a file; after one that is written is closed, `records` has it."""
-        with open(path, mode) as file:
+        with open_file(Path(path), mode) if "w" in mode else open(path, mode) as file:
             if "w" not in mode:
                 yield file
                 return

@@ -3,8 +3,6 @@
 Nothing here runs code from a file: `.pt` is read by torch's weights-only loader, and what that refuses we refuse.
 """
 
-import pickle
-import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +12,7 @@ import torch
 from samestep.checkpoint.safetensor_files import SafetensorsFiles, first_few
 from samestep.checkpoint.weight_sources import InMemoryWeights, RenamedWeights, WeightSource
 from samestep.core.errors import UserError
+from samestep.core.pt_files import UnreadableFile, is_weights, read_pt
 from samestep.core.records import atomic_file
 
 NAMES = ("model_state_dict", "state_dict", "model")
@@ -114,25 +113,20 @@ def _check_plain(value: Any) -> None:
 
 
 def _read_pt(path: Path) -> Any:
-    is_mappable = zipfile.is_zipfile(path)  # files that torch.save wrote before 2020 are not
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_mappable)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
+        return read_pt(path)
+    except UnreadableFile as error:
         raise UserError(
             f"{path} cannot be read as plain weights, without running code from it; save it again with "
             "torch.save(model.state_dict(), path), or as safetensors"
         ) from error
 
 
-def _is_weights(value: Any) -> bool:
-    return isinstance(value, dict) and bool(value) and all(isinstance(v, torch.Tensor) for v in value.values())
-
-
 def _find_weights(path: Path, content: Any) -> WeightFile:
-    if _is_weights(content):
+    if is_weights(content):
         return WeightFile(InMemoryWeights(content), {}, [])
     for name in NAMES:
-        if isinstance(content, dict) and _is_weights(content.get(name)):
+        if isinstance(content, dict) and is_weights(content.get(name)):
             extra = {key: value for key, value in content.items() if key != name}
             return WeightFile(InMemoryWeights(content[name]), extra, [f"took the weights under {name!r}"])
     keys = f"only {first_few([str(key) for key in content])}" if isinstance(content, dict) else type(content).__name__

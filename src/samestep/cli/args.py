@@ -31,6 +31,7 @@ from samestep.train.run_record import RunRecord, find_run, with_run_path
 
 if TYPE_CHECKING:
     from samestep.train.recipe import Recipe
+    from samestep.train.session.start import Start
 
 # Verbs that take a run: checkpoints, why.
 
@@ -49,7 +50,7 @@ def parse_run(args: Sequence[str], verb: str, flag: str) -> tuple[str, bool]:
 
 COMMON_ALIASES = {"log_level": "log.level", "quiet": "log.quiet"}
 """Aliases that every recipe has beside its own."""
-CONFIG_OPTIONS = ("config", "config-path", "config-name")
+CONFIG_OPTIONS = ("config", "config-path", "config-name", "allow-env")
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,7 @@ class RecipeArgs:
 
     def recipe(self) -> "Recipe":
         """The recipe of this name."""
-        from samestep.train.recipe_registry import find_recipe
-
-        return find_recipe(self.name)
+        return _find_recipe(self.name)
 
     def config(self, recipe: "Recipe", preset: str | None = None) -> Any:
         """Its config: default < preset < file < command line; then `resolve`, which sets what depends on the data."""
@@ -88,6 +87,7 @@ class RecipeArgs:
             config_path=paths.get("config-path"),
             config_name=self.options.get("config-name"),
             args=self.settings,
+            allow_env=self.options.get("allow-env", "").split(","),
         )
         config = with_run_path(config)
         return recipe.resolve(config) if recipe.resolve else config
@@ -103,31 +103,62 @@ def override_config(recipe: "Recipe", data: Mapping[str, Any], args: Sequence[st
 
 def parse_train(args: Sequence[str]) -> "tuple[str, Recipe, Any]":
     """The recipe's name, the recipe, and the config of a new or resumed run."""
-    options, rest = split_options(args, ["resume"])
-    if "resume" not in options:
+    start = read_start(args)
+    return start.name, start.recipe, start.config()
+
+
+def read_start(args: Sequence[str]) -> "Start":
+    """What a command line starts. Only `config()` needs the run, the files and the data that it names."""
+    options, rest = split_options(args, ["resume", "recipe"])
+    source, given = options.get("resume"), options.get("recipe")
+    if source is None:
+        if given is not None:
+            raise UserError("--recipe goes with --resume; a new run is started with samestep train RECIPE")
         return _new_run(args)
-    source = options["resume"]
     if Path(source).is_file():  # a plain weight file does not name a recipe: a new run starts from it
         return _new_run([*rest, f"--continue_from={source}"])
-    from samestep.train.recipe_registry import find_recipe
+    from samestep.train.recipe_registry import recipe_path
+    from samestep.train.session.start import Start
 
-    rundir = find_run(source)
+    name = recipe_path(given) if given else _recorded_recipe(source)
+    recipe = _find_recipe(name)
+    return Start(name, recipe, rest, lambda: _resumed_config(recipe, find_run(source), rest))
+
+
+def _recorded_recipe(source: str) -> str:
+    """The recipe of a run that this process reads itself, if it may be used."""
+    from samestep.train.trusted_recipes import require_trusted
+
+    try:
+        rundir = find_run(source)
+    except UserError as error:
+        raise UserError(f"{error}; if it is on another machine, name its recipe here with --recipe RECIPE") from None
     record = RunRecord.read(rundir)
     assert record is not None
-    recipe = find_recipe(record.recipe)
-    return record.recipe, recipe, _resumed_config(recipe, record, rundir, rest)
+    require_trusted(record.recipe, rundir.path)
+    return record.recipe
 
 
-def _new_run(args: Sequence[str]) -> "tuple[str, Recipe, Any]":
+def _new_run(args: Sequence[str]) -> "Start":
     from samestep.train.recipe_registry import recipe_path
+    from samestep.train.session.start import Start
 
     recipe_args = RecipeArgs.parse(args, "train")
     recipe = recipe_args.recipe()
-    return recipe_path(recipe_args.name), recipe, recipe_args.config(recipe)
+    given = [recipe_args.options, recipe_args.settings]
+    return Start(recipe_path(recipe_args.name), recipe, given, lambda: recipe_args.config(recipe))
 
 
-def _resumed_config(recipe: "Recipe", record: RunRecord, rundir: RunDir, args: Sequence[str]) -> Any:
+def _find_recipe(name: str) -> "Recipe":
+    from samestep.train.recipe_registry import find_recipe
+
+    return find_recipe(name)
+
+
+def _resumed_config(recipe: "Recipe", rundir: RunDir, args: Sequence[str]) -> Any:
     """The run's own config; only settings that do not affect the results may be overridden, and its length."""
+    record = RunRecord.read(rundir)
+    assert record is not None
     data = {**record.config, "name": rundir.path.name, "out": str(rundir.path.parent)}
     config = override_config(recipe, data, args)
     fixed = changed(record.config, dump(config), recipe.config)

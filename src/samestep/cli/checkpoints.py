@@ -13,6 +13,7 @@ from samestep.checkpoint.retention import MODES, Retention
 from samestep.cli.args import parse_run
 from samestep.core.durations import ago
 from samestep.core.errors import EXIT_DONE, EXIT_FAILURE
+from samestep.core.output import print_text
 from samestep.core.rundir import RunDir
 from samestep.train.run_record import find_run, stage_folders
 
@@ -26,13 +27,13 @@ _HEAD = ("step", "size", "age", "metric", "state")
 def run(args: Sequence[str]) -> int:
     """List the checkpoints of a run; 1 when some are damaged."""
     if not args or "-h" in args or "--help" in args:
-        print(HELP)
+        print_text(HELP)
         return EXIT_DONE
     name, read_all = parse_run(args, "checkpoints", "--verify")
     rundir = find_run(name)
     stages = [Listing.of(folder) for folder in stage_folders(rundir)]
     if not any(stage.found for stage in stages):
-        print(f"the run {rundir.path} has no checkpoint yet")
+        print_text(f"the run {rundir.path} has no checkpoint yet")
     return _show(rundir, stages, read_all=read_all)
 
 
@@ -73,13 +74,15 @@ def _show(rundir: RunDir, stages: Sequence[Listing], read_all: bool) -> int:
         if read_all:
             stage = replace(stage, found=[_read(found) for found in stage.found])
         total = _bytes(sum(_size(found) for found in stage.found))
-        print(f"stage {stage.folder.name}: {len(stage.found)} checkpoints, {total} in {stage.folder}")
+        print_text(f"stage {stage.folder.name}: {len(stage.found)} checkpoints, {total} in {stage.folder}")
         _table(stage)
         for step in stage.unfinished:
-            print(f"  the save of step {step} is in progress, or was interrupted and is removed at the next start")
+            print_text(f"  the save of step {step} is in progress, or was interrupted and is removed at the next start")
         damaged += sum(found.damage is not None for found in stage.found)
     if not read_all and any(stage.found for stage in stages):
-        print(f"only manifests and sizes were checked; samestep checkpoints {rundir.path} --verify reads everything")
+        print_text(
+            f"only manifests and sizes were checked; samestep checkpoints {rundir.path} --verify reads everything"
+        )
     return EXIT_FAILURE if damaged else EXIT_DONE
 
 
@@ -97,7 +100,7 @@ def _table(stage: Listing) -> None:
         rows.append((str(found.step), _bytes(_size(found)), _age(found), metric, state + roles.get(found.step, "")))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for row in rows if stage.found else ():
-        print("  " + "  ".join([*(cell.rjust(width) for cell, width in zip(row, widths)), row[4]]))
+        print_text("  " + "  ".join([*(cell.rjust(width) for cell, width in zip(row, widths)), row[4]]))
 
 
 def _size(found: Checkpoint) -> int:

@@ -18,6 +18,7 @@ from samestep.core.config import (
     plain,
 )
 from samestep.core.errors import EXIT_DONE
+from samestep.core.output import print_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,7 +54,7 @@ def show(
     ]
     parts = [part for part in parts if part[2]]
     if console is None and not sys.stdout.isatty():
-        print("\n\n".join(_plain(*part) for part in parts))
+        print_text("\n\n".join(_plain(*part) for part in parts))
     else:
         _draw(parts, console)
 
@@ -107,11 +108,12 @@ def _plain(title: str, head: Row, rows: list[Row]) -> str:
 
 def _draw(parts: Iterable[Part], console: "Console | None") -> None:
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = console or Console()
+    from samestep.core.console import PlainConsole
+
+    console = console or PlainConsole()
     for title, head, rows in parts:
         console.print(Text(title, style="bold"))
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)

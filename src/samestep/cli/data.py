@@ -11,7 +11,7 @@ from typing import Any
 
 from samestep.core.config import MISSING, build, fields_of, listed, parse_settings, split_options
 from samestep.core.errors import EXIT_DONE, EXIT_INTERRUPTED, UserError
-from samestep.core.output import print_safely
+from samestep.core.output import print_safely, print_text
 from samestep.core.paths import expand_home
 from samestep.data.prepared.config import PrepareConfig
 
@@ -32,7 +32,7 @@ settings:"""
 def run(args: Sequence[str]) -> int:
     """Prepare the sources."""
     if not args or any(arg in ("-h", "--help") for arg in args):
-        print(_help())
+        print_text(_help())
         return EXIT_DONE
     if args[0] != "prepare":
         raise UserError(f"there is no samestep data {args[0]}; the command is: samestep data prepare SOURCE...")

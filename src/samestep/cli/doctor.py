@@ -9,6 +9,7 @@ from pathlib import Path
 from samestep.core import launch_env
 from samestep.core.config import split_options
 from samestep.core.errors import EXIT_DONE, UserError
+from samestep.core.output import print_text
 from samestep.core.records import read_json, write_json
 from samestep.world.rank_discovery import discover
 
@@ -36,7 +37,7 @@ _EXIT_CODE_FILE = "doctor.json"
 def run(args: Sequence[str]) -> int:
     """Run the checks; exit code 0 when nothing failed, 1 when something did, 2 user error."""
     if args and args[0] in ("-h", "--help"):
-        print(HELP)
+        print_text(HELP)
         return EXIT_DONE
     options, rest = split_options(args, OPTIONS)
     if rest:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from samestep.cli.model_verbs import ModelVerb
 from samestep.cli.model_verbs import run as run_verb
 from samestep.core.config import dump
+from samestep.core.output import print_text
 from samestep.core.records import write_atomically
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def _show(results: Mapping[str, Any]) -> None:
     rows = list(_flat(results))
     width = max((len(name) for name, _ in rows), default=0)
     for name, value in rows:
-        print(f"{name:{width}}  {value:.6g}" if isinstance(value, float) else f"{name:{width}}  {value}")
+        print_text(f"{name:{width}}  {value:.6g}" if isinstance(value, float) else f"{name:{width}}  {value}")
 
 
 def _flat(results: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

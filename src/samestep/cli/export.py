@@ -5,6 +5,7 @@ from pathlib import Path
 
 from samestep.core.config import split_options
 from samestep.core.errors import EXIT_DONE, UserError
+from samestep.core.output import print_text
 from samestep.train.pretrained.export import (
     ExportOptions,
     bytes_of,
@@ -27,7 +28,7 @@ was trained in unless --dtype is given. `samestep.load` and `init_from` read all
 --learner     the learner whose network is written (model, or the only one)
 --raw         the weights that were trained, also where the run averaged them
 --weights     write LEARNER_step_N.pt for every learner, as a run with checkpoint.weights=true does
---recipe      the recipe, if it is elsewhere than when the run was trained
+--recipe      the recipe, if it has moved, or neither ships with samestep nor was started by you before
 --max_shard_size  of a published format: the largest size of a file (5GB)
 --overwrite   replace a model that exists already"""
 OPTIONS = ("which", "stage", "learner", "recipe", "dtype", "max_shard_size")
@@ -37,7 +38,7 @@ SWITCHES = ("--overwrite", "--raw", "--weights")
 def run(args: Sequence[str]) -> int:
     """Write a model."""
     if not args or "-h" in args or "--help" in args:
-        print(HELP)
+        print_text(HELP)
         return EXIT_DONE
     options, rest = split_options([arg for arg in args if arg not in SWITCHES], OPTIONS)
     unknown = [arg for arg in rest if arg.startswith("-")]
@@ -62,7 +63,7 @@ def run(args: Sequence[str]) -> int:
             raise UserError("--max_shard_size is for a recipe's published format; one learner is written to one file")
         files = [export_network(trained, target, options.get("dtype"), export_options.overwrite)]
     size = sum(file.stat().st_size for file in files) / 1e6
-    print(f"exported {trained.source} to {target}: {size:,.1f} MB{of_type} in {len(files)} weight file(s)")
+    print_text(f"exported {trained.source} to {target}: {size:,.1f} MB{of_type} in {len(files)} weight file(s)")
     return EXIT_DONE
 
 

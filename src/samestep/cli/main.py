@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from samestep.core.errors import EXIT_DONE, EXIT_USER, UserError, print_error
 from samestep.core.imports import uncollected_imports
+from samestep.core.output import print_text
 
 VERBS = {
     "train": "train a recipe, or resume a run",
@@ -48,12 +49,12 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run one command line; returns its exit code."""
     verb, *rest = list(sys.argv[1:] if args is None else args) or ["--help"]
     if verb in ("-h", "--help", "help"):
-        print(USAGE + "\n".join(f"  {name:12} {meaning}" for name, meaning in VERBS.items()))
+        print_text(USAGE + "\n".join(f"  {name:12} {meaning}" for name, meaning in VERBS.items()))
         return EXIT_DONE
     if verb == "--version":
         from importlib.metadata import version
 
-        print(version("samestep"))
+        print_text(version("samestep"))
         return EXIT_DONE
     verb = OTHER_NAMES.get(verb, verb)
     try:

@@ -4,6 +4,7 @@ The recipe gives a function and a dataclass (`Verb` in train/recipe.py): the fie
 Whatever is needed of torch is imported inside functions, so that `--help` answers at once.
 """
 
+import os
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from samestep.cli.args import COMMON_ALIASES
 from samestep.core.config import MISSING, Aliases, dump, fields_of, is_flag, listed, override, paths_of, split_options
 from samestep.core.config.schema import FALSE_WORDS, TRUE_WORDS, locate, unknown_setting
 from samestep.core.errors import EXIT_DONE, UserError, print_error
+from samestep.core.output import print_text
 
 if TYPE_CHECKING:
     from samestep.train.pretrained.trained_model import Trained
@@ -25,7 +27,8 @@ GENERAL = {
     "which": "of a run: last, best (by the metric of its stage), or the number of a step (last)",
     "stage": "of a run: the stage whose checkpoint is meant (the last one)",
     "learner": "of several learners: the one that is meant (model, or the only one)",
-    "recipe": "the recipe, where the model does not name it or it has moved: a name, an import path or a file",
+    "recipe": "the recipe (a name, an import path or a file), where the model does not name it, where it has moved, or "
+    "where it neither ships with samestep nor was started by you before",
     "device": "auto, cpu, cuda, cuda:N or xpu (auto)",
 }
 """Options that these verbs have with every recipe."""
@@ -56,7 +59,7 @@ class ModelVerb:
 def run(verb: ModelVerb, args: Sequence[str]) -> int:
     """Do it; exit code 2 when one rank or all of them cannot."""
     if not args or any(arg in HELP_FLAGS for arg in args):
-        print(_help(verb, args))
+        print_text(_help(verb, args))
         return EXIT_DONE
     if args[0].startswith("-"):
         raise UserError(f"samestep {verb.name} needs a run, a checkpoint or a model folder first, not {args[0]}.")
@@ -93,8 +96,11 @@ def _open(
 ) -> "tuple[Trained, Verb, Any]":
     """The model with its settings, the recipe's verb, and its options, which are checked before weights are read."""
     from samestep.train.pretrained.trained_model import recipe_of
+    from samestep.train.session.start import require_same_start
 
     name, recipe = recipe_of(source, general.get("recipe"))
+    given = {option: text for option, text in general.items() if option != "recipe"}
+    require_same_start(world, name, [given, *args])
     own = _verb_of(verb, name, recipe)
     mine, settings = _split_fields(_name_second(args, verb, own, name), own.options)
     options = _parse_options(own.options, mine)
@@ -106,17 +112,21 @@ def _open(
 
 
 def _open_on_all_ranks(source: str, general: Mapping[str, str], world: "World") -> "Trained":
-    """The model that rank 0 chooses: a run that is still training may save another checkpoint at any moment."""
-    from samestep.train.pretrained.trained_model import open_trained
+    """The model that rank 0 chooses: a run that is still training may save another checkpoint at any moment. From rank
+    0 the others take only the name of a checkpoint, inside of the folder that they were given themselves."""
+    from samestep.train.pretrained.trained_model import model_path, open_trained
 
     learner, recipe = general.get("learner"), general.get("recipe")
-    if not world.is_main:
-        chosen = world.share_through_store("model", None)
-        return replace(open_trained(chosen, learner=learner, recipe=recipe), verified=True)
-    which = general.get("which", "last")
-    trained = open_trained(source, which, learner=learner, stage=general.get("stage"), recipe=recipe)
-    world.share_through_store("model", str(trained.source))
-    return trained
+    path = model_path(source, recipe)
+    if world.is_main:
+        which, stage = general.get("which", "last"), general.get("stage")
+        trained = open_trained(source, which, learner=learner, stage=stage, recipe=recipe)
+        world.share_through_store("checkpoint", os.path.relpath(trained.source, path))
+        return trained
+    chosen = path / world.share_through_store("checkpoint", None)
+    if not chosen.resolve().is_relative_to(path.resolve()):
+        raise UserError(f"rank 0 opened {chosen}, which is not in {path}; give all ranks the same model")
+    return replace(open_trained(str(chosen), learner=learner, recipe=recipe), verified=True)
 
 
 def _verb_of(verb: ModelVerb, name: str, recipe: "Recipe") -> "Verb":
@@ -214,6 +224,8 @@ def _recipe_for_help(text: str, given: str | None) -> "tuple[str, Recipe]":
     try:
         return recipe_of(text, given)
     except UserError as error:
+        if Path(text).exists():  # a folder of models that was unpacked here could be imported by its name
+            raise
         try:
             return text, find_recipe(text)
         except UserError:

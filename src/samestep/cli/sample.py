@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from samestep.cli.model_verbs import ModelVerb
 from samestep.cli.model_verbs import run as run_verb
+from samestep.core.output import print_text
+from samestep.core.safe_files import write_text
 
 if TYPE_CHECKING:
     from samestep.train.pretrained.trained_model import Trained
@@ -24,10 +26,10 @@ def _show(records: Sequence[Mapping[str, Any]]) -> None:
     """The texts, each after a separator line if there are several."""
     for number, record in enumerate(records, 1):
         if len(records) > 1:
-            print(f"--- {number} of {len(records)} ---")
-        print(record["text"] if "text" in record else json.dumps(record, ensure_ascii=False))
+            print_text(f"--- {number} of {len(records)} ---")
+        print_text(record["text"] if "text" in record else json.dumps(record, ensure_ascii=False))
 
 
 def _write(file: Path, trained: "Trained", options: Any, records: Sequence[Mapping[str, Any]]) -> None:
     lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-    file.write_text("".join(lines), encoding="utf-8")
+    write_text(file, "".join(lines))

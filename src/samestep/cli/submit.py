@@ -15,10 +15,10 @@ from samestep.cli.args import SubmitArgs, options_text, parse_train
 from samestep.core.config import split_options
 from samestep.core.durations import parse_duration
 from samestep.core.errors import EXIT_DONE, UserError
-from samestep.core.output import print_safely
+from samestep.core.output import print_safely, print_text
 from samestep.core.rundir import RunDir
 from samestep.launch.schedulers import pbs
-from samestep.launch.schedulers.job import Job, JobPart, allocate
+from samestep.launch.schedulers.job import Job, JobPart, allocate, require_one_line
 from samestep.launch.schedulers.script import ScriptContext, resume_command
 from samestep.launch.schedulers.submit import SubmittedJob, choose_scheduler, job_commands, scripts, submit
 from samestep.train.plan import global_batch
@@ -38,20 +38,23 @@ that is preempted or reaches its time limit saves, queues again and continues; a
 def run(args: Sequence[str]) -> int:
     """Submit, or with --dry-run print the scripts; with --on local, train. Exit code 0: the scheduler has the job."""
     if not args or args[0] in ("-h", "--help"):
-        print(HELP + options_text())
+        print_text(HELP + options_text())
         return EXIT_DONE
     submit_args = SubmitArgs.parse(args)
     name, recipe, config = parse_train(submit_args.training)
     scheduler = choose_scheduler(submit_args.job.site)
     parts = _parts(submit_args, recipe, config, scheduler)
     job = _checked(submit_args.job, scheduler, parts)
+    if scheduler != "local":  # the head of a job script names both
+        require_one_line("the run directory", str(Path(config.out, config.name or "").absolute()))
+        require_one_line("the working directory", str(Path.cwd()))
     around = ScriptContext(_run_path(name, config, create=not job.dry_run), Path.cwd(), sys.executable)
-    parts = _with_args(parts, submit_args, around, config, scheduler)
+    parts = _with_args(parts, submit_args, around, name, config, scheduler)
     _require_same_run(around.run, parts[0].args)
     if scheduler == "local":
         return _train_here(parts, dry=job.dry_run)
     if job.dry_run:
-        print("\n".join(scripts(parts, job, around, scheduler).values()), end="")
+        print_text("\n".join(scripts(parts, job, around, scheduler).values()), end="")
         return EXIT_DONE
     _show(around, submit(parts, job, around, scheduler), parts)
     return EXIT_DONE
@@ -120,10 +123,10 @@ def _require_same_run(path: Path, args: Sequence[str]) -> None:
 
 
 def _with_args(
-    parts: Sequence[JobPart], submit_args: SubmitArgs, around: ScriptContext, config: Any, scheduler: str
+    parts: Sequence[JobPart], submit_args: SubmitArgs, around: ScriptContext, recipe: str, config: Any, scheduler: str
 ) -> list[JobPart]:
     """The parts with their args of `samestep train`."""
-    args = _common_args(submit_args, around)
+    args = _common_args(submit_args, around, recipe)
     if len(parts) > 1 and config.global_batch_size is None and "--resume" not in args:
         # Parts have different numbers of ranks, but the run has one batch size: that of its last part.
         args.append(f"global_batch_size={global_batch(config, parts[-1].allocation.ranks)}")
@@ -135,12 +138,16 @@ def _with_args(
     return [replace(part, args=[*args, *end]) for part, end in zip(parts, ends)]
 
 
-def _common_args(submit_args: SubmitArgs, around: ScriptContext) -> list[str]:
-    """The args of all parts: the run has a fixed name, so that the same command continues it."""
-    options, rest = split_options(submit_args.training, ["resume", "name", "out"])
+def _common_args(submit_args: SubmitArgs, around: ScriptContext, recipe: str) -> list[str]:
+    """The args of all parts: the run has a fixed name, so that the same command continues it. A resumed run's recipe is
+    named, since a node may not know that it was started before."""
+    options, rest = split_options(submit_args.training, ["resume", "recipe", "name", "out"])
     args = [arg for arg in rest if not arg.startswith(("name=", "out="))]
-    if "resume" in options:
-        return ["--resume", str(around.run), *args]
+    source = options.get("resume")
+    if source is not None and not Path(source).is_file():
+        return ["--resume", str(around.run), "--recipe", recipe, *args]
+    if source is not None:
+        args.append(f"--resume={source}")
     return [*args, f"name={around.run.name}", f"out={around.run.parent}"]
 
 
@@ -151,7 +158,7 @@ def _train_here(parts: Sequence[JobPart], *, dry: bool) -> int:
     for part in parts:
         args = ["--nproc", str(part.allocation.ranks), *part.args]
         if dry:
-            print(shlex.join(["samestep", "train", *args]))
+            print_text(shlex.join(["samestep", "train", *args]))
         elif code := train(args):
             return code
     return EXIT_DONE
@@ -159,16 +166,16 @@ def _train_here(parts: Sequence[JobPart], *, dry: bool) -> int:
 
 def _show(around: ScriptContext, jobs: Sequence[SubmittedJob], parts: Sequence[JobPart]) -> None:
     """Print what was submitted, and the next commands."""
-    print(f"{'run':8}{around.run}")
+    print_text(f"{'run':8}{around.run}")
     for submitted, part in zip(jobs, parts):
         stages = f", stage {', '.join(part.stages)}" if part.stages else ""
-        print(f"{'job':8}{submitted.job}: {part.allocation.nodes} x {part.allocation.tasks} ranks{stages}")
+        print_text(f"{'job':8}{submitted.job}: {part.allocation.nodes} x {part.allocation.tasks} ranks{stages}")
         for purpose, command in job_commands(submitted).items():
-            print(f"{purpose:8}{command}")
+            print_text(f"{purpose:8}{command}")
     for part in parts[len(jobs) :]:
         size = f"{part.allocation.nodes} x {part.allocation.tasks} ranks"
-        print(f"{'then':8}{around.script(part)}: {size}, {', '.join(part.stages)}")
-    print(f"{'resume':8}{resume_command(around)}")
+        print_text(f"{'then':8}{around.script(part)}: {size}, {', '.join(part.stages)}")
+    print_text(f"{'resume':8}{resume_command(around)}")
 
 
 def _warn(sentence: str) -> None:

@@ -17,18 +17,23 @@ from samestep.core import launch_env
 from samestep.core.config import split_options
 from samestep.core.errors import EXIT_DONE, EXIT_PREEMPTED, UserError
 from samestep.core.imports import uncollected_imports
+from samestep.core.output import print_text
 from samestep.core.parent import terminate_with_parent
 from samestep.world.rank_discovery import RankInfo, discover
 
 HELP = """samestep train RECIPE [--nproc N] [--preset NAME] [--config FILE] [key=value | --key value ...]
 samestep train RECIPE --nproc N --nodes M --rdzv HOST:PORT [--node-rank K] ...       (the same on each of M machines)
 samestep train RECIPE --nproc N --hosts THIS,OTHER,...                               (starts the other machines by ssh)
-samestep train --resume RUN [--nproc N] [settings that may change, such as max_time=2h]
+samestep train --resume RUN [--nproc N] [--recipe RECIPE] [settings that may change, such as max_time=2h]
 samestep train --resume RUN max_steps=2000 [--extend]           (more steps or epochs, also for a run that has finished)
 
 RECIPE is a recipe's name, the import path of your own (my_package.my_recipe), or a file (my_recipe.py).
 `samestep config RECIPE` lists every setting.
 
+--recipe        with --resume: the run's recipe. Needed on a machine that cannot read the run, and for a recipe that has
+                moved, or that neither ships with samestep nor was started by you before
+--config        settings from a file, .yaml or .json; or --config-path FOLDER --config-name NAME
+--allow-env     environment variables that this file may read with ${oc.env:NAME}, as NAME,NAME; none by default
 --nproc         number of processes on this machine; auto: one for each GPU, or two on a CPU. Without it: this process
                 alone. `torchrun --nproc_per_node=2 -m samestep train RECIPE ...` works as well
 --max-restarts  with --nproc: how often a failed run starts again from its last checkpoint (0); one that ran out of
@@ -48,7 +53,7 @@ TORCHRUN_GRACE = 30.0
 def run(args: Sequence[str]) -> int:
     """Train; exit code 0 done, 2 user error, 75 preempted and resumable."""
     if not args or args[0] in ("-h", "--help"):
-        print(HELP)
+        print_text(HELP)
         return EXIT_DONE
     options, rest = split_options(args, LAUNCH_OPTIONS)
     with _exit_on_stop_request():
@@ -100,10 +105,10 @@ def _train(args: Sequence[str]) -> int:
     """Train in this process: alone, or as one of the ranks that a launcher started."""
     _stop_with_launcher(os.environ)
     with uncollected_imports():
-        from samestep.cli.args import parse_train
+        from samestep.cli.args import read_start
         from samestep.train.session.entry import enter
 
-    code = enter(lambda: parse_train(args))
+    code = enter(lambda: read_start(args))
     if code not in (EXIT_DONE, EXIT_PREEMPTED) and "RANK" in os.environ:
         sys.stdout.flush()
         sys.stderr.flush()

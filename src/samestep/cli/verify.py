@@ -12,6 +12,7 @@ from typing import Any
 from samestep.cli.args import RecipeArgs
 from samestep.core.config import dump
 from samestep.core.errors import EXIT_DONE, EXIT_FAILURE, UserError
+from samestep.core.output import print_text
 from samestep.train.recipe import Recipe
 from samestep.train.recipe_registry import recipe_path
 from samestep.verify.proof import Proof
@@ -36,7 +37,7 @@ A recipe with several kinds of training has a preset for each (`verify`, `verify
 def run(args: Sequence[str]) -> int:
     """Verify; exit code 0 when every check holds, 1 when one fails or proves nothing, 2 user error."""
     if not args or args[0] in ("-h", "--help"):
-        print(HELP)
+        print_text(HELP)
         return EXIT_DONE
     recipe_args = RecipeArgs.parse(args, "verify", extra=("kill-seed", "timeout", "keep"))
     recipe = recipe_args.recipe()
@@ -58,7 +59,7 @@ def run(args: Sequence[str]) -> int:
         if not keep:
             shutil.rmtree(folder, ignore_errors=True)
     if keep:
-        print(f"the runs are kept in {folder}")
+        print_text(f"the runs are kept in {folder}")
     return summary(checks)
 
 
@@ -88,7 +89,7 @@ def summary(checks: Sequence[CheckResult]) -> int:
     done = len(checks) - _count(checks, ProofStatus.NOT_RUN) - _count(checks, ProofStatus.UNKNOWN)
     problems = [f"{failed} of {done} checks failed"] if failed else []
     problems += [f"{unverifiable} of {done} checks are unverifiable, so this is not a proof"] if unverifiable else []
-    print(", ".join(problems) or f"all {done} checks hold")
+    print_text(", ".join(problems) or f"all {done} checks hold")
     return EXIT_FAILURE if problems else EXIT_DONE
 
 

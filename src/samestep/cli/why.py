@@ -10,6 +10,7 @@ from pathlib import Path
 
 from samestep.cli.args import parse_run
 from samestep.core.errors import EXIT_DONE, UserError
+from samestep.core.output import print_text
 from samestep.core.rundir import RunDir
 from samestep.train.run_record import find_run
 from samestep.why.collect import collect_evidence
@@ -30,15 +31,15 @@ verdicts:
 def run(args: Sequence[str]) -> int:
     """Explain a run; 0 whenever there is a verdict, whatever it is."""
     if not args or "-h" in args or "--help" in args:
-        print(HELP + "\n".join(f"  {name:14} {meaning}" for name, meaning in VERDICTS.items()))
+        print_text(HELP + "\n".join(f"  {name:14} {meaning}" for name, meaning in VERDICTS.items()))
         return EXIT_DONE
     name, as_data = parse_run(args, "why", "--json")
     evidence = collect_evidence(_find(name))
     finding = diagnose(evidence)
     if as_data:
-        print(json.dumps(as_json(evidence, finding), indent=2, ensure_ascii=False))
+        print_text(json.dumps(as_json(evidence, finding), indent=2, ensure_ascii=False))
     else:
-        print(as_text(evidence, finding))
+        print_text(as_text(evidence, finding))
     return EXIT_DONE
 
 

@@ -1,17 +1,47 @@
-"""Terminal and log files: every rank writes a log, rank 0 prints, and a closed terminal never ends the run."""
+"""What is printed, in one place: a closed terminal never ends the run, and no text controls the terminal.
 
-import logging
+Texts of models, names and file names may hold control characters, which a terminal obeys: they could set the clipboard
+or hide a line. On a terminal they are shown as `\\x1b`; a pipe or a file gets every text unchanged.
+"""
+
 import os
+import re
 import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, TextIO
+
+_LONE = "\ud800-\udfff"  # halves of surrogate pairs, as in file names that are not UTF-8: they cannot be encoded
+_SURROGATES = re.compile(f"[{_LONE}]")
+_CONTROLS = re.compile(
+    "[\x00-\x08\x0b-\x1f"  # those of ASCII but newline and tab
+    "\x7f-\x9f"  # delete, and the second set, in which \x9b begins a sequence as escape does
+    f"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069{_LONE}]"  # what changes the direction of text
+)
+
+
+def escape_controls(text: str) -> str:
+    """Text without characters that a terminal obeys. What is JSON stays so, and means the same."""
+    return _CONTROLS.sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"\\x{ord(found[0]):02x}" if found[0] < " " else f"\\u{ord(found[0]):04x}"
+
+
+def text_for(file: TextIO, text: str) -> str:
+    """The text as it may be printed to `file`."""
+    return escape_controls(text) if file.isatty() else _SURROGATES.sub(_escaped, text)
+
+
+def print_text(text: str, *, end: str = "\n", flush: bool = False) -> None:
+    """Print a text of any origin."""
+    print(text_for(sys.stdout, text), end=end, flush=flush)
 
 
 def print_safely(text: str, file: TextIO, end: str = "\n") -> None:
     """Print and flush. If the reader of `file` is gone, nothing is printed and nothing fails."""
     try:
-        print(text, file=file, end=end, flush=True)
+        print(text_for(file, text), file=file, end=end, flush=True)
     except OSError:
         _redirect_to_devnull(file)
 
@@ -47,34 +77,6 @@ def _redirect_to_devnull(file: TextIO) -> None:
         devnull = os.open(os.devnull, os.O_WRONLY)
         os.dup2(devnull, file.fileno())
         os.close(devnull)
-
-
-FAILURES = "samestep.failures"
-"""The logger for errors that end a run. They go to the log file only, because they are printed in any case."""
-_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-
-
-def start_logging(path: Path | None, *, show: str | None) -> None:
-    """Log samestep's messages to `path`, and those from level `show` on to the terminal (None: nothing there)."""
-    root = logging.getLogger("samestep")
-    for handler in list(root.handlers):
-        root.removeHandler(handler)
-        handler.close()
-    root.setLevel(logging.DEBUG if show == "debug" else logging.INFO)
-    root.propagate = False
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        to_file = logging.FileHandler(path, encoding="utf-8")
-        to_file.setFormatter(logging.Formatter(_FORMAT))
-        root.addHandler(to_file)
-    if show is not None:
-        to_terminal = logging.StreamHandler(sys.stderr)
-        to_terminal.setLevel(show.upper())
-        to_terminal.addFilter(lambda record: record.name != FAILURES)
-        to_terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-        root.addHandler(to_terminal)
-    if not root.handlers:
-        root.addHandler(logging.NullHandler())
 
 
 def plural(count: int, noun: str) -> str:

@@ -1,5 +1,6 @@
-"""Paths as people write them."""
+"""Paths as people write them, and where their own settings are."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from samestep.core.errors import UserError
@@ -11,3 +12,12 @@ def expand_home(path: str | Path) -> Path:
         return Path(path).expanduser()
     except RuntimeError:  # what pathlib raises for a user that does not exist
         raise UserError(f"there is no user {Path(path).parts[0][1:]!r}, whose home folder {path} begins with") from None
+
+
+def settings_folder(env: Mapping[str, str]) -> Path | None:
+    """Where samestep keeps what belongs to the user and to no run; None where the user has no home."""
+    try:
+        folder = Path(env.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
+    except RuntimeError:
+        return None
+    return folder / "samestep" if folder.is_absolute() else None

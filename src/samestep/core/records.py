@@ -6,21 +6,24 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import IO, Any, BinaryIO
+
+from samestep.core.safe_files import open_file, open_new, temporary_name
 
 Json = Any  # None, bool, int, float, str, and lists and string-keyed dicts of them
 
 
 @contextmanager
-def atomic_file(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
+def atomic_file(path: Path, *, sync: bool = True, private: bool = False) -> Iterator[BinaryIO]:
     """A file to write that becomes `path` at the end. After a kill at any moment, the old or the new one is there.
 
     `sync`: have it on the disk, too, when this ends; not needed for what a crash of the machine makes useless.
+    `private`: only its owner may read it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")  # a fixed name, so that the next write replaces what a kill left
+    temporary = temporary_name(path)
     try:
-        with open(temporary, "wb") as file:
+        with open_new(temporary, private=private) as file:
             yield file
             if sync:
                 file.flush()
@@ -33,9 +36,9 @@ def atomic_file(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
         sync_folder(path.parent)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace the content of `path`."""
-    with atomic_file(path) as file:
+def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
+    """Replace the content of `path`; with `private`, only its owner may read it."""
+    with atomic_file(path, private=private) as file:
         file.write(text.encode())
 
 
@@ -59,9 +62,9 @@ def replace_folder(new: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def write_json(path: Path, value: Json) -> None:
+def write_json(path: Path, value: Json, *, private: bool = False) -> None:
     """Replace `path` by `value` as readable JSON."""
-    write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n", private=private)
 
 
 def read_json(path: Path) -> Json:
@@ -96,14 +99,14 @@ class JsonLines:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file: TextIO | None = None
+        self._file: IO[str] | None = None
 
     def append(self, row: Mapping[str, Json]) -> None:
         """Add one row; it reaches the operating system before this returns, so a killed process loses no row."""
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             _remove_incomplete_line(self.path)
-            self._file = open(self.path, "a", encoding="utf-8")  # noqa: SIM115 (kept open over many rows)
+            self._file = open_file(self.path, "a", encoding="utf-8")
         self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
         self._file.flush()
 
@@ -132,7 +135,7 @@ class JsonLines:
 def _remove_incomplete_line(path: Path) -> None:
     """Remove an incomplete last line, which a full disk or a power cut leaves: the next row would be appended to it."""
     try:
-        with open(path, "rb+") as file:
+        with open_file(path, "rb+") as file:
             content = file.read()
             if content and not content.endswith(b"\n"):
                 file.truncate(content.rfind(b"\n") + 1)

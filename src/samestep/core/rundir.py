@@ -25,9 +25,10 @@ import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import IO
 
 from samestep.core.errors import UserError
+from samestep.core.safe_files import open_file, remove_leftovers
 
 DONE = "done.json"
 """Among the artifacts of a stage that is done."""
@@ -141,7 +142,10 @@ class RunDir:
 
     def lock(self) -> "RunLock":
         """Lock the run for this process, or raise an error that names the holder."""
-        return RunLock(self.path / "lock")
+        lock = RunLock(self.path / "lock")
+        for folder in (self.path, self.weights, *(self.path / "artifacts").glob("*")):
+            remove_leftovers(folder)
+        return lock
 
 
 class RunLock:
@@ -149,7 +153,7 @@ class RunLock:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: TextIO = open(path, "a+", encoding="utf-8")  # noqa: SIM115 (held as long as the lock)
+        self._file: IO[str] = open_file(path, "a+", encoding="utf-8")
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

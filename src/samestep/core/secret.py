@@ -9,6 +9,7 @@ No message is authenticated with the secret itself, but with a key that follows 
 such as the id of a job: `derive_key(secret, "store", "slurm 12.0.0")`.
 """
 
+import errno
 import hmac
 import json
 import os
@@ -19,6 +20,8 @@ from pathlib import Path
 
 from samestep.core import launch_env
 from samestep.core.errors import UserError
+from samestep.core.paths import settings_folder
+from samestep.core.safe_files import open_new, temporary_name
 
 _LEAST = 16
 """Characters of a secret that a user chose."""
@@ -46,31 +49,33 @@ def derive_key(secret: bytes, *purpose: str) -> bytes:
     return hmac.digest(secret, json.dumps(purpose).encode(), "sha256")
 
 
-def secret_file(env: Mapping[str, str]) -> Path:
-    """Where the user's secret is kept."""
-    folder = env.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
-    return Path(folder) / "samestep" / "secret"
+def secret_file(env: Mapping[str, str]) -> Path | None:
+    """Where the user's secret is kept; None where the user has no home."""
+    folder = settings_folder(env)
+    return folder / "secret" if folder else None
 
 
-def _from_file(path: Path) -> bytes:
+def _from_file(path: Path | None) -> bytes:
     try:
+        if path is None:
+            raise FileNotFoundError(errno.ENOENT, "no home directory")
         if not os.path.lexists(path):
             _make(path)
         return _read(path)
     except OSError as error:
         raise UserError(
-            f"the ranks need a secret to recognise each other, and {path} cannot be used ({error.strerror}): "
-            f"set {launch_env.SECRET} to the same random text on every node"
+            f"the ranks need a secret to recognise each other, and {path or '~/.config'} cannot be used "
+            f"({error.strerror}): set {launch_env.SECRET} to the same random text on every node"
         ) from None
 
 
 def _make(path: Path) -> None:
     """Make the file; of several processes that do so at once, the first one's stays."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    temporary = path.with_name(f".secret.{secrets.token_hex(8)}.tmp")
+    temporary = temporary_name(path)
     try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(new_secret())
+        with open_new(temporary, private=True) as file:
+            file.write(new_secret().encode())
             file.flush()
             os.fsync(file.fileno())
         os.link(temporary, path)  # fails if there is one

@@ -8,8 +8,10 @@ import hashlib
 import json
 import os
 import secrets
+import stat
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -161,9 +163,11 @@ def existing_file(path: str, packed: Sequence[str] = PACKED) -> Path:
 
 def _own_folder() -> Path:
     folder = Path(tempfile.gettempdir()) / f"samestep-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise UserError(f"Set TMPDIR to a folder of your own; {folder} belongs to another user.")
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise UserError(f"Set TMPDIR to a folder of your own; {folder} belongs to another user or is a link.")
     return folder
 
 

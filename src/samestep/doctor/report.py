@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from samestep.core.console import PlainConsole
 from samestep.core.errors import EXIT_FAILURE
 from samestep.core.exit_report import ExitReport
 from samestep.core.output import plural
@@ -35,12 +35,10 @@ _WIDTH = 100
 """Columns when the output is not a terminal."""
 
 
-def console() -> Console:
+def console() -> PlainConsole:
     """Where everything is printed. Under Open MPI ranks have a terminal of size 0, which does not count as one."""
     is_terminal = sys.stdout.isatty() and os.get_terminal_size(sys.stdout.fileno()).columns > 0
-    return Console(
-        width=None if is_terminal else _WIDTH, force_terminal=None if is_terminal else False, highlight=False
-    )
+    return PlainConsole(width=None if is_terminal else _WIDTH, force_terminal=None if is_terminal else False)
 
 
 def findings_table(findings: Sequence[Finding], title: str) -> Table:
@@ -122,7 +120,7 @@ class DoctorReport:
             report = ExitReport(text, EXIT_FAILURE, 0, socket.gethostname(), traceback=text, time=time.time())
             report.write(os.environ)
 
-    def _save(self, screen: Console, points: list[Point]) -> None:
+    def _save(self, screen: PlainConsole, points: list[Point]) -> None:
         reports, context = self.runner.reports, self.runner.context
         if self.json_file is None and (self.runner.broken or not constants.constants(reports)):
             return

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.core import launch_env
+from samestep.core.safe_files import open_file
 from samestep.core.secret import new_secret
 from samestep.core.store_server import LOCALHOST, serve_store
 
@@ -105,9 +106,9 @@ def _run_worker(env: Mapping[str, str], output: Path, target: Callable[..., obje
     """Become a worker: its environment, its output file, its threads; then the target."""
     os.environ.clear()
     os.environ.update(env)
-    handle = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(handle, 1)
-    os.dup2(handle, 2)
+    with open_file(output, "wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
     threading.Thread(target=_end_with_parent, name="watch parent", daemon=True).start()
     import torch
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from samestep.core import exit_report, launch_env
 from samestep.core.errors import EXIT_DONE
 from samestep.core.imports import uncollected_imports
-from samestep.core.output import print_safely
+from samestep.core.output import ResilientStream, print_safely
 from samestep.core.records import JsonLines
 from samestep.core.rundir import RunDir
+from samestep.core.safe_files import open_file
 from samestep.launch.assignment import AttemptDeadline, NodeAssignment
 from samestep.launch.failure import Failure, exit_report_of, headline
 from samestep.launch.restart_policy import Decision
@@ -49,7 +50,9 @@ class NodeRunner:
         if run is not None:
             _keep_outputs(outputs, run / "logs")
         if failures and sys.stdout.isatty():
-            print_safely("\r\x1b[2K\x1b[?25h", sys.stdout, end="")  # a killed rank 0 leaves half a bar and no cursor
+            screen = ResilientStream(sys.stdout)
+            screen.write("\r\x1b[2K\x1b[?25h")  # a killed rank 0 leaves half a bar and no cursor
+            screen.flush()
         return failures
 
     def show(self, decision: Decision) -> None:
@@ -88,5 +91,5 @@ def _keep_outputs(source: Path, logs: Path) -> None:
         with suppress(OSError):  # a full disk, which the run reports itself
             if path.stat().st_size:
                 logs.mkdir(parents=True, exist_ok=True)
-                with open(path, "rb") as printed, open(logs / f"{path.stem}_output.txt", "ab") as kept:
+                with open(path, "rb") as printed, open_file(logs / f"{path.stem}_output.txt", "ab") as kept:
                     shutil.copyfileobj(printed, kept)

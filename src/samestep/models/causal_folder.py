@@ -20,6 +20,7 @@ from torch import nn
 from samestep.core.errors import UserError, first_line
 from samestep.core.records import read_json_if_readable
 from samestep.models.chat_tokens import ChatTokens
+from samestep.models.folder_code import refuse_hub_kernels
 from samestep.models.hub_download import TOKENIZERS
 
 DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
@@ -124,6 +125,7 @@ def open_causal_lm(folder: str | Path, *, dtype: str = "auto", attention: str | 
     if dtype not in DTYPES:
         raise UserError(f"Set dtype to one of {', '.join(DTYPES)}; it is {dtype!r}.")
     _check_files(path)
+    refuse_hub_kernels(path / _CONFIG)
     try:
         from transformers import AutoConfig
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES

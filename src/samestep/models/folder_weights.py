@@ -1,16 +1,14 @@
 """The weights in the files of a folder, read parameter by parameter under the names of a network."""
 
-import pickle
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 from samestep.core.errors import UserError, first_line
+from samestep.core.pt_files import UnreadableFile, is_plain_tensor, read_pt
 from samestep.models.hub_download import weight_files
 
 
@@ -104,8 +102,10 @@ def _spellings(name: str, prefixes: Sequence[str]) -> Iterable[str]:
 def _read_pickled(file: Path) -> dict[str, Tensor]:
     """A file of torch, memory-mapped, without running code from it."""
     with _sentence(file):
-        content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
-        return {name: tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}
+        content = read_pt(file)
+        if not isinstance(content, dict):
+            raise UnreadableFile(f"it holds a {type(content).__name__}")
+        return {str(name): tensor for name, tensor in content.items() if is_plain_tensor(tensor)}
 
 
 @contextmanager
@@ -115,5 +115,5 @@ def _sentence(file: Path) -> Iterator[None]:
 
     try:
         yield
-    except (SafetensorError, OSError, pickle.UnpicklingError, EOFError, RuntimeError, AttributeError) as error:
+    except (SafetensorError, OSError, RuntimeError, UnreadableFile) as error:
         raise UserError(f"Fetch or copy {file} again; it cannot be read ({first_line(error)}).") from error

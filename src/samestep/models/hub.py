@@ -12,14 +12,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, cast
 
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.progress import Progress as Bar
 
+from samestep.core.console import PlainConsole
 from samestep.core.errors import RunFailed, UserError
-from samestep.core.output import ResilientStream
 from samestep.core.paths import expand_home
 from samestep.core.records import Json
 from samestep.models.hub_download import Download, HubModel, find_in_cache, import_hub
@@ -151,15 +149,14 @@ def _work_together(world: World, work: Download | None, progress: Progress) -> l
 @contextmanager
 def _bar(name: str, visible: bool) -> Iterator[Progress]:
     """A bar on a terminal, and one line elsewhere, as soon as there is something to download."""
-    output = cast(IO[str], ResilientStream(sys.stderr))
-    console = Console(quiet=not visible, highlight=False, soft_wrap=True, file=output)
-    columns = (TextColumn("{task.description}"), BarColumn(24), DownloadColumn(), TransferSpeedColumn())
+    console = PlainConsole(sys.stderr, quiet=not visible, soft_wrap=True)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(24), DownloadColumn(), TransferSpeedColumn())
     with Bar(*columns, TimeRemainingColumn(compact=True), console=console, transient=True, disable=not visible) as bar:
         task = bar.add_task(f"downloading {name}", total=None, visible=False)
 
         def show(done: int, wanted: int) -> None:
             if not bar.tasks[0].visible and not console.is_terminal:
-                console.print(f"downloading {name} ({wanted / 1e6:,.0f} MB)", markup=False)
+                console.print(f"downloading {name} ({wanted / 1e6:,.0f} MB)")
             bar.update(task, completed=done, total=wanted, visible=True)
 
         yield show

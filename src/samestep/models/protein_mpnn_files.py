@@ -7,7 +7,6 @@
 Nothing in a file is executed: it is read by torch's weights-only loader.
 """
 
-import pickle
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from samestep.core.errors import UserError
+from samestep.core.pt_files import UnreadableFile, is_weights, read_pt
 from samestep.core.records import atomic_file
 from samestep.models.protein_mpnn import ProteinMPNN, ProteinMPNNConfig
 
@@ -48,7 +48,7 @@ def read_protein_mpnn(path: str | Path) -> ProteinMPNNFile:
     if missing:
         raise _other_file(path, f"it has no {' and no '.join(missing)}")
     weights, edges, noise = content[_WEIGHTS], content[_EDGES], content[_NOISE]
-    if not isinstance(edges, int) or not isinstance(noise, int | float) or not _is_weights(weights):
+    if not isinstance(edges, int) or not isinstance(noise, int | float) or not is_weights(weights):
         raise _other_file(path, f"{_EDGES}, {_NOISE} or {_WEIGHTS} is of another kind")
     if "features.node_embedding.weight" in weights:
         raise UserError(f"{path} is a CA-only ProteinMPNN; give one for whole backbones, such as v_48_020.pt")
@@ -71,8 +71,8 @@ def _read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"there is no file {path}; give a weight file of ProteinMPNN, such as v_48_020.pt")
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError) as error:
+        content = read_pt(path)
+    except UnreadableFile as error:
         raise _other_file(path, "it cannot be read without running code from it, or is damaged") from error
     if not isinstance(content, dict):
         raise _other_file(path, f"it holds a {type(content).__name__}")
@@ -81,10 +81,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _other_file(path: Path, why: str) -> UserError:
     return UserError(f"{path} is not a weight file of ProteinMPNN: {why}; give one such as v_48_020.pt")
-
-
-def _is_weights(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(weight, Tensor) for weight in value.values())
 
 
 def _config(path: Path, weights: Mapping[str, Tensor], neighbours: int) -> ProteinMPNNConfig:

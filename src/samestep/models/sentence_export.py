@@ -1,6 +1,7 @@
 """Writing a trained encoder as a folder that `SentenceTransformer(path)` loads, without samestep."""
 
 import copy
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from samestep.core.errors import UserError
 from samestep.core.records import replace_folder, write_json
+from samestep.core.safe_files import open_new, remove_leftovers, temporary_name, write_text
 from samestep.models.hub_modules import MODULES
 from samestep.models.sentence_encoder import SentenceEncoder
 from samestep.models.sentence_files import SETTINGS, TRANSFORMER_SETTINGS
@@ -39,12 +41,12 @@ def write_encoder(
     with torch.device("meta"):
         encoder = source.network()
     _check_names(encoder, weights)
-    staging = folder.with_name(f".{folder.name}.tmp")
+    staging = temporary_name(folder)
     try:
-        shutil.rmtree(staging, ignore_errors=True)
+        remove_leftovers(folder.parent, folder.name)
         staging.mkdir(parents=True)
         _write(staging, source, encoder, weights, dict(source.prompts if prompts is None else prompts), dtype)
-        (staging / "README.md").write_text(card, encoding="utf-8")
+        write_text(staging / "README.md", card)
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
         replace_folder(staging, folder)
@@ -121,11 +123,13 @@ def _save(file: Path, weights: Mapping[str, Tensor]) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
+    with open_new(file) as new:
+        mode = os.fstat(new.fileno()).st_mode
     try:
         save_file({name: weight.clone().contiguous() for name, weight in weights.items()}, file, {"format": "pt"})
     except SafetensorError as error:  # raised for a full disk, too
         raise OSError(str(error)) from error
-    file.chmod(file.parent.stat().st_mode & 0o666)  # the library makes it readable by its owner only
+    file.chmod(mode & 0o777)  # the library makes it readable by its owner only
 
 
 def _check_names(encoder: SentenceEncoder, weights: Mapping[str, Tensor]) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 
 from samestep.core.errors import UserError, first_line
 from samestep.models.deferred_init import mark_unset
+from samestep.models.folder_code import refuse_hub_kernels
 
 _CROSS_ENCODER = "ForSequenceClassification"
 
@@ -29,6 +30,7 @@ class TransformerPlan:
     def read(cls, folder: Path, dtype: str, dropout: float | None) -> "TransformerPlan":
         """From the config.json of a folder."""
         transformers = import_transformers()
+        refuse_hub_kernels(folder / "config.json")
         try:
             published = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # the library has no exceptions of its own

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
@@ -40,11 +41,39 @@ def find_module(name: str) -> ModuleType:
     """The module of the recipe called `name`."""
     if name.endswith(".py"):
         return _load_file(Path(name))
-    _make_importable(Path.cwd())
-    target = f"{RECIPES_PACKAGE}.{name}" if name in known_recipes() else name
-    if not _exists(target):
+    if name in known_recipes():
+        return importlib.import_module(f"{RECIPES_PACKAGE}.{name}")
+    folder = Path.cwd().resolve()
+    if any(origin.is_relative_to(folder) for origin in recipe_origins(name)):
+        _make_importable(folder)  # only then: any module of a shipped recipe could be replaced by a file in this folder
+    if not _exists(name):
         raise UserError(_unknown(name))
-    return importlib.import_module(target)
+    return importlib.import_module(name)
+
+
+def recipe_origins(name: str) -> list[Path]:
+    """Where the code of a recipe is that does not ship: its file, or where its outermost package is found, looking in
+    the working directory first. Nothing of it is run. Empty where there is none."""
+    if name.endswith(".py"):
+        return [Path(name).resolve()] if Path(name).is_file() else []
+    spec = _outermost_spec(name)
+    if spec is None:
+        return []
+    if spec.has_location and spec.origin:
+        return [Path(spec.origin).resolve()]
+    return [Path(folder).resolve() for folder in spec.submodule_search_locations or ()]
+
+
+def _outermost_spec(name: str) -> ModuleSpec | None:
+    """That of the outermost package: to look for a package inside of it would import it."""
+    before, first = list(sys.path), name.partition(".")[0]
+    try:
+        sys.path.insert(0, str(Path.cwd()))
+        return importlib.util.find_spec(first)
+    except (ImportError, ValueError):
+        return None
+    finally:
+        sys.path[:] = before
 
 
 def _load_file(path: Path) -> ModuleType:
@@ -81,7 +110,8 @@ def _make_importable(folder: Path) -> None:
 
 def _exists(target: str) -> bool:
     try:
-        return importlib.util.find_spec(target) is not None
+        is_name = all(part.isidentifier() for part in target.split("."))
+        return is_name and importlib.util.find_spec(target) is not None
     except (ImportError, ValueError):
         return False
 

@@ -16,6 +16,7 @@ from samestep.core.errors import UserError
 from samestep.core.launch_env import LAUNCH_ID
 from samestep.core.records import read_json, read_json_if_readable, write_json
 from samestep.core.rundir import RunDir, RunLock
+from samestep.core.safe_files import is_temporary
 from samestep.train.config import Config, named_source
 from samestep.train.extension import LENGTH_SETTINGS, Extension, find_extension
 from samestep.train.plan import global_batch
@@ -71,7 +72,10 @@ class RunRecord:
     def read(cls, rundir: RunDir) -> "RunRecord | None":
         """The record of a run directory, or None when it holds no run."""
         known = read_json(rundir.config)
-        if not known or "recipe" not in known:  # folders of published weights have a config.json too
+        is_run = isinstance(known, dict) and isinstance(known.get("recipe"), str)
+        if not is_run or not isinstance(
+            known.get("config"), dict
+        ):  # folders of published weights have a config.json too
             return None
         launch, batch, code = known.get("launch", ""), known.get("global_batch", 0), known.get("code", {})
         return cls(known["recipe"], known["config"], launch, batch, known.get("precision", ""), code)
@@ -261,5 +265,5 @@ def launch_id(env: Mapping[str, str]) -> str:
 
 
 def _has_other_files(path: Path) -> bool:
-    ours = {"lock", "logs", "job", ".config.json.tmp"}  # the last is left by a kill while the record was written
-    return any(entry.name not in ours for entry in path.iterdir())
+    # a kill while the record was written leaves a temporary file
+    return any(entry.name not in ("lock", "logs", "job") and not is_temporary(entry) for entry in path.iterdir())

@@ -13,6 +13,7 @@ from typing import Any
 from samestep.core.exit_report import ExitReport
 from samestep.core.records import Json, JsonLines, read_json, write_json
 from samestep.core.rundir import RunDir
+from samestep.core.safe_files import open_file
 
 logger = logging.getLogger(__name__)
 _RESERVED_BYTES = 1 << 15
@@ -52,7 +53,8 @@ def reset_watch_folder(rundir: RunDir) -> None:
     shutil.rmtree(rundir.watch, ignore_errors=True)
     with suppress(OSError):
         rundir.watch.mkdir(exist_ok=True)
-        reserved_space_file(rundir).write_bytes(os.urandom(_RESERVED_BYTES))  # random, since zeros may take no space
+        with open_file(reserved_space_file(rundir), "wb") as file:
+            file.write(os.urandom(_RESERVED_BYTES))  # random, since zeros may take no space
 
 
 def reserved_space_file(rundir: RunDir) -> Path:

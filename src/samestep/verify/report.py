@@ -13,7 +13,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from samestep.core.output import plural
+from samestep.core.console import PlainConsole
+from samestep.core.output import plural, print_text
 from samestep.verify.compare import Comparison
 from samestep.verify.tolerance import STRICT, SUBJECTS, TOLERANCE, CheckResult, Floor, ProofStatus
 from samestep.verify.trace import Trace
@@ -138,9 +139,11 @@ class ProofTable:
 
     def __enter__(self) -> Self:
         if self._terminal:
-            self._live = self._stack.enter_context(Live(get_renderable=self._draw, refresh_per_second=4))
+            self._live = self._stack.enter_context(
+                Live(get_renderable=self._draw, console=PlainConsole(), refresh_per_second=4)
+            )
         else:
-            print(self._title, flush=True)
+            print_text(self._title, flush=True)
         return self
 
     def __exit__(
@@ -157,7 +160,7 @@ class ProofTable:
         """Print a check that is done."""
         self.checks.append(check)
         if not self._terminal:
-            print(f"{check.result:7} {check.name}: {check.sentence}", flush=True)
+            print_text(f"{check.result:7} {check.name}: {check.sentence}", flush=True)
 
     def _draw(self) -> Group | Table:
         checks = table(self.checks, self._title)

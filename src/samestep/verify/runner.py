@@ -16,6 +16,7 @@ from typing import Any
 
 from samestep.core.records import read_json
 from samestep.core.rundir import RunDir
+from samestep.core.safe_files import open_file
 from samestep.launch.local import Workers, start
 from samestep.train.session.entry import train_with
 from samestep.verify.trace import RecordedLaunch, last_error
@@ -251,7 +252,7 @@ class SingleProcessRun:
         output.mkdir(parents=True)
         self._output = output / "output_0.txt"
         config = {**runner.settings, "name": label}
-        with open(self._output, "w") as file:
+        with open_file(self._output, "w") as file:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _SINGLE_PROCESS_CODE, json.dumps([runner.recipe, config])],
                 stdout=file,

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from samestep.checkpoint.manifest import checkpoint_folders
 from samestep.core.exit_report import ExitReport, parse_exit_report
-from samestep.core.output import FAILURES
+from samestep.core.logs import FAILURES
 from samestep.core.records import Json, parse_json_lines, read_json_if_readable
 from samestep.core.rundir import RunDir
 from samestep.train.run_record import RunRecord

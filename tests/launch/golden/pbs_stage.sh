@@ -22,9 +22,9 @@ if [ "$code" = 0 ] && ! grep -qsE '"status": "(done|waiting)"' /home/me/runs/sin
 # Not by a dependency: a job that stopped and went on under another number would not count as ended well.
 if [ "$code" = 0 ]; then
     if new=$(qsub -j oe -o /home/me/runs/sine-default-1/job/pbs.log /home/me/runs/sine-default-1/job/2_train.sh); then
-        echo "samestep: job $new goes on with the next stage, train"
+        echo "samestep: job $new goes on with the next stage:" train
     else
-        echo "samestep: go on with the next stage, train: qsub "/home/me/runs/sine-default-1/job/2_train.sh
+        echo "samestep: go on with the next stage," train": qsub "/home/me/runs/sine-default-1/job/2_train.sh
     fi
 fi
 exit "$code"

@@ -133,7 +133,13 @@ def test_resuming(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = folder / "runs" / "old"
     main(["train", EXAMPLE, "--preset=verify", "--quiet", "name=old", "distributed=cpu"])
     printed(capsys, "submit", "--resume", "old", "--on=slurm", "--max_time=1h")
-    assert trained((run / "job" / "train.sh").read_text()) == ["--resume", str(run), "--max_time=1h"]
+    assert trained((run / "job" / "train.sh").read_text()) == [
+        "--resume",
+        str(run),
+        "--recipe",
+        str(EXAMPLE),
+        "--max_time=1h",
+    ]
 
 
 def test_a_name_that_another_run_has_is_refused_before_it_waits_in_a_queue(

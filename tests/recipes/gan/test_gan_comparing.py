@@ -493,7 +493,14 @@ def test_texts_cannot_break_the_page(compared: Compare) -> None:
     _, found, _ = compared("a", "--samples", "2")
     found["pairs"][0]["a"] = "<!--TITLE--><script>alert(1)</script>"
     found["pairs"][0]["prompt"] = "a\n<b>"
+    hostile = "\"'><script>alert(1)</script><!--PAIRS-->\u2028&"
+    found["pairs"][0] |= {"human": hostile, "b": hostile}
+    found["a"]["name"] = found["b"]["name"] = hostile
+    found["notes"] = [hostile]
+    found["questions"][0] |= {"criterion": hostile, "judge": hostile}
+    found["questions"][0]["groups"] = {hostile: next(iter(found["questions"][0]["groups"].values()))}
     page = comparison_page(found)
+    assert not re.search(r"<(script|!--|img|a )|['\"]>\s*<script", page)
     assert "&lt;!--TITLE--&gt;&lt;script&gt;" in page
     assert "<script" not in page
     assert "a &lt;b&gt;" in page

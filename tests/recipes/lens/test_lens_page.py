@@ -3,6 +3,8 @@
 from html.parser import HTMLParser
 from typing import Any
 
+import pytest
+
 from samestep.recipes.lens.evaluation import table_of
 from samestep.recipes.lens.measuring import METHODS
 from samestep.recipes.lens.page import evaluation_page
@@ -52,6 +54,17 @@ def test_texts_are_texts() -> None:
     assert found.marked[0] == "<script>"
     assert "&lt;!--TITLE--&gt;" in page() and "&amp;z" in page()
     assert "a⏎b" in page()
+
+
+HOSTILE = "\"'><script>alert(1)</script><img src=x onerror=alert(1)><!--TABLE--></td>\u2028&lt;"
+
+
+@pytest.mark.parametrize("field", ["before", "token", "after", "sampled", "greedy", "best"])
+def test_every_text_of_a_record_is_escaped(field: str) -> None:
+    found, expected = Elements(), Elements()
+    found.feed(page(**{field: HOSTILE}))
+    expected.feed(page(**{field: "x"}))
+    assert (found.names, found.links) == (expected.names, [])
 
 
 def test_figures_and_errors_are_there() -> None:

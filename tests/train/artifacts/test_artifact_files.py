@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from samestep.core.errors import UserError
+from samestep.core.safe_files import temporary_name
 from samestep.train.artifacts.files import atomic_artifact, check_name
 
 
@@ -37,7 +38,7 @@ def test_a_failure_or_a_kill_leaves_the_old_one(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing was written"), atomic_artifact(target, is_main=True):
         pass
     assert names(tmp_path) == ["vocab.json"] and target.read_text() == "old"
-    (tmp_path / ".vocab.json.partial").mkdir()  # what a kill left, of another kind
+    temporary_name(target).mkdir()  # what a kill left
     with atomic_artifact(target, is_main=True) as path:
         path.write_text("new")
     assert names(tmp_path) == ["vocab.json"] and target.read_text() == "new"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
+from samestep.core.config.limits import check_yaml
 from samestep.core.config.schema import (
     FALSE_WORDS,
     MISSING,
@@ -62,6 +63,7 @@ def parse_inline_yaml(text: str, typed: bool = False) -> Any:
     """A list or mapping written on one line, as in YAML or JSON; its scalars stay text unless `typed`."""
     import yaml
 
+    check_yaml(text, f"{text[:20]!r}...")
     try:
         return yaml.load(text, Loader=yaml.SafeLoader if typed else yaml.BaseLoader)
     except (yaml.YAMLError, ValueError):

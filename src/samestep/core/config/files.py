@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.core.config.hydra_files import compose_yaml, yaml_message
+from samestep.core.config.limits import check_depth, read_config_text
 from samestep.core.config.schema import listed
 from samestep.core.errors import UserError
 from samestep.core.paths import expand_home
@@ -78,7 +79,7 @@ def _no_file(source: ConfigFile) -> str:
 
 def load_config_file(source: ConfigFile, replaced: Mapping[str, str], search: Sequence[str]) -> LoadedFile:
     """Read a file. `replaced` are group choices from the command line that replace those of its defaults list."""
-    text = _read(source.path)
+    text = read_config_text(source.path)
     if source.path.suffix == ".json":
         return LoadedFile(_json(text, source.path), verbatim=True)
     _require_mapping(text, source.path)
@@ -125,24 +126,20 @@ def _own_search_path(path: Path) -> list[str]:
     import yaml
 
     try:
-        found = yaml.safe_load(_read(path))["hydra"]["searchpath"]
+        found = yaml.safe_load(read_config_text(path))["hydra"]["searchpath"]
     except (yaml.YAMLError, ValueError, TypeError, KeyError):  # no search path; a wrong file is reported when loaded
         return []
-    return [str(entry) for entry in found] if isinstance(found, list) else []
+    entries = [str(entry) for entry in found] if isinstance(found, list) else []
+    for entry in entries:
+        if "://" in entry.removeprefix("file://") or "${" in entry:
+            raise UserError(
+                f"The search path of {path} names {entry}; only folders are searched: write file:///FOLDER."
+            )
+    return entries
 
 
 def _folders(search: Sequence[str]) -> list[Path]:
-    """The folders of a search path; entries that are modules (`pkg://`) are left to Hydra."""
-    return [_absolute(Path(entry.removeprefix("file://"))) for entry in search if not entry.startswith("pkg://")]
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is not text; save it as UTF-8.") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}); fix the path or the permissions.") from None
+    return [_absolute(Path(entry.removeprefix("file://"))) for entry in search]
 
 
 def _json(text: str, path: Path) -> Mapping[str, Any]:
@@ -150,6 +147,9 @@ def _json(text: str, path: Path) -> Mapping[str, Any]:
         data = json.loads(text)
     except ValueError as error:
         raise UserError(f"{path} is not JSON ({error}); fix it there.") from None
+    except RecursionError:
+        raise UserError(f"{path} nests lists and mappings too deeply; make it flatter.") from None
+    check_depth(data, str(path))
     if not isinstance(data, dict):
         raise UserError(f"{path} must hold a mapping of settings, as {{...}}, not a {type(data).__name__}.")
     return data

@@ -1,6 +1,7 @@
-"""Everything that needs Hydra or OmegaConf: composing YAML files and resolving `${...}`.
+"""Everything that needs Hydra or OmegaConf: composing YAML files.
 
-Both are imported inside the functions, because importing them takes longer than the rest of the command line.
+Hydra finds nothing but files of settings here, and each is checked before it is read. Both are imported inside the
+functions, because importing them takes longer than the rest of the command line.
 """
 
 import os
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from samestep.core.config.limits import read_config_text
 from samestep.core.config.schema import listed
 from samestep.core.errors import UserError
 
@@ -19,7 +21,7 @@ def compose_yaml(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The settings of the YAML file `name` below `folder`, with the groups of its `defaults:` list merged in.
 
-    `choices` replace entries of that list. Also returns the choice of every group. `${...}` is left as it is.
+    `choices` replace entries of that list. Also returns the choice of every group. `${...}` in values is left as it is.
     """
     from hydra import compose
     from omegaconf import OmegaConf
@@ -27,12 +29,14 @@ def compose_yaml(
     overrides = [f"{group.replace('.', '/')}={_quoted(option)}" for group, option in choices.items()]
     overrides.append(f"hydra.searchpath=[{','.join(_quoted(entry) for entry in search)}]")
     try:
-        with _temporary_hydra(folder), warnings.catch_warnings():
+        with _temporary_hydra(folder), _without_resolvers(), _checked_files(), warnings.catch_warnings():
             # A list without `_self_` is read as if it ended with it: the file's own settings come last.
             warnings.filterwarnings("ignore", message=".*Defaults list is missing `_self_`")
             config = compose(name, overrides, return_hydra_config=True)
         groups = {key.replace("/", "."): str(choice) for key, choice in config.hydra.runtime.choices.items()}
         data = OmegaConf.to_container(config, resolve=False)
+    except UserError:
+        raise
     except Exception as error:  # any error that a user's file causes in Hydra, OmegaConf or the YAML reader
         raise UserError(_hydra_message(error, folder / name)) from error
     assert isinstance(data, dict)
@@ -60,35 +64,44 @@ def _temporary_hydra(folder: Path) -> Iterator[None]:
         job.set("name", before[2])
 
 
+@contextmanager
+def _without_resolvers() -> Iterator[None]:
+    """OmegaConf without functions such as `${oc.env:NAME}`, which would be called in a `defaults:` list."""
+    from omegaconf.basecontainer import BaseContainer
+
+    resolvers = BaseContainer._resolvers
+    before = dict(resolvers)
+    resolvers.clear()
+    try:
+        yield
+    finally:
+        resolvers.clear()
+        resolvers.update(before)
+
+
+@contextmanager
+def _checked_files() -> Iterator[None]:
+    """Every file is checked before Hydra reads it: also those that a `defaults:` list names."""
+    from hydra._internal.core_plugins.file_config_source import FileConfigSource
+
+    load = FileConfigSource.load_config
+
+    def check_and_load(self: FileConfigSource, config_path: str) -> Any:
+        path = Path(self.path, self._normalize_file_name(config_path))
+        if path.is_file():
+            read_config_text(path)
+        return load(self, config_path)
+
+    FileConfigSource.load_config = check_and_load
+    try:
+        yield
+    finally:
+        FileConfigSource.load_config = load
+
+
 def _quoted(text: str) -> str:
     """Text as a quoted string of Hydra's override grammar."""
     return "'" + text.replace("'", "\\'") + "'"
-
-
-def resolve_interpolations(data: dict[str, Any], defaults: dict[str, Any]) -> Any:
-    """`data` with every `${...}` replaced by the setting it refers to, which may be one of `defaults`."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        resolved = OmegaConf.to_container(OmegaConf.create(_merged(defaults, data)), resolve=True)
-    except OmegaConfBaseException as error:
-        what = str(error).strip().splitlines()[0].rstrip(".")
-        raise UserError(
-            f"The setting {error.full_key or '?'} cannot be resolved ({what}); fix it in the file."
-        ) from None
-    return _restricted(resolved, data)
-
-
-def _merged(below: Any, above: Any) -> Any:
-    if not (isinstance(below, Mapping) and isinstance(above, Mapping)):
-        return above
-    return {**below, **{key: _merged(below.get(key), value) for key, value in above.items()}}
-
-
-def _restricted(value: Any, shape: Any) -> Any:
-    """The part of `value` whose keys `shape` has too."""
-    return {key: _restricted(value[key], inner) for key, inner in shape.items()} if isinstance(shape, dict) else value
 
 
 def _hydra_message(error: Exception, path: Path) -> str:

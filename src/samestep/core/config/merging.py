@@ -6,7 +6,7 @@ replaces the option that a lower layer chose.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +23,7 @@ from samestep.core.config.files import (
     load_group_option,
     search_path,
 )
-from samestep.core.config.hydra_files import resolve_interpolations
+from samestep.core.config.interpolation import resolve_interpolations
 from samestep.core.config.schema import (
     NULL,
     NULL_WORDS,
@@ -102,7 +102,7 @@ class SettingsTree:
             if verbatim:
                 self._set(path, _map_text(value, self._protect))
             elif value != "???":  # OmegaConf's mark of a value that another layer must set
-                self._set(path, value)
+                self._set(path, _map_text(value, lambda text: self._protect(text) if "\0" in text else text))
 
     def _set(self, path: str, value: Any) -> None:
         found = locate(self.paths, path)
@@ -146,11 +146,11 @@ class SettingsTree:
     def _restore(self, text: str) -> str:
         return re.sub("\0([0-9]+)\0", lambda placeholder: self._protected[int(placeholder[1])], text)
 
-    def resolved(self) -> dict[str, Any]:
+    def resolved(self, allow_env: Collection[str]) -> dict[str, Any]:
         """The settings as nested values, with every `${...}` of a YAML file replaced."""
         data = self.data
         if _has_interpolation(data):
-            data = resolve_interpolations(data, _map_text(plain(self.defaults), self._protect))
+            data = resolve_interpolations(data, _map_text(plain(self.defaults), self._protect), allow_env)
         found = _map_text(data, self._restore)
         assert isinstance(found, dict)
         return found
@@ -182,10 +182,11 @@ def compose(
     config_path: Path | None = None,
     config_name: str | None = None,
     args: Sequence[str] = (),
+    allow_env: Collection[str] = (),
 ) -> T:
-    """The typed config from a preset, a file and command-line args."""
+    """The typed config from a preset, a file and args. `allow_env`: environment variables that the file may read."""
     source = find_config_file(config, config_path, config_name)
-    return build(cls, merge(cls, presets or {}, aliases or {}, preset, source, args))
+    return build(cls, merge(cls, presets or {}, aliases or {}, preset, source, args, allow_env))
 
 
 @dataclass(frozen=True)
@@ -205,6 +206,7 @@ def merge(
     preset: str | None,
     source: ConfigFile | None,
     args: Sequence[str],
+    allow_env: Collection[str] = (),
 ) -> dict[str, Any]:
     """The settings of all layers as nested plain data; fields that no layer sets are absent."""
     command_line = _layer(cls, parse_settings(args, cls, aliases))
@@ -217,7 +219,7 @@ def merge(
     layers = [_base_layer(cls), _layer(cls, flatten(cls, presets.get(name or "", {}))), file, command_line]
     if name is not None and "preset" in types_of(cls):
         layers.append(_Layer([("preset", name)]))
-    return _merge_layers(cls, layers, search)
+    return _merge_layers(cls, layers, search, allow_env)
 
 
 def override(cls: type[T], data: Mapping[str, Any], *, aliases: Aliases | None = None, args: Sequence[str] = ()) -> T:
@@ -226,7 +228,9 @@ def override(cls: type[T], data: Mapping[str, Any], *, aliases: Aliases | None =
     return build(cls, _merge_layers(cls, [_Layer(flatten(cls, data)), command_line], PACKAGE_SEARCH))
 
 
-def _merge_layers(cls: type, layers: Sequence[_Layer], search: Sequence[str]) -> dict[str, Any]:
+def _merge_layers(
+    cls: type, layers: Sequence[_Layer], search: Sequence[str], allow_env: Collection[str] = ()
+) -> dict[str, Any]:
     """Merge the layers, lowest first. The option of a group is left out when a higher layer chooses another."""
     tree = SettingsTree(cls)
     for at, layer in enumerate(layers):
@@ -236,7 +240,7 @@ def _merge_layers(cls: type, layers: Sequence[_Layer], search: Sequence[str]) ->
                 loaded = load_group_option(group, option, search)
                 tree.update(flatten(cls, loaded.data), verbatim=loaded.verbatim)
         tree.update(layer.settings, verbatim=layer.verbatim)
-    return tree.resolved()
+    return tree.resolved(allow_env)
 
 
 def _layer(cls: type, settings: Settings) -> _Layer:

@@ -15,6 +15,7 @@ import numpy as np
 
 from samestep.core.errors import UserError
 from samestep.core.records import replace_folder
+from samestep.core.safe_files import open_new
 from samestep.data.prepared.split import REGIONS, Region
 from samestep.data.tokenizer.vocabulary import Tokenizer
 
@@ -26,6 +27,8 @@ def fresh_folder(target: Path, overwrite: bool) -> Iterator[Path]:
     # Always the same name, so that the next attempt removes what a killed one left.
     staging = target.with_name(f".{target.name}.preparing")
     try:
+        if staging.is_symlink():
+            raise UserError(f"{staging} is a symbolic link; find out who made it, and remove it.")
         staging.mkdir(parents=True, exist_ok=True)
         with _locked(staging):
             try:
@@ -53,7 +56,7 @@ def refuse_existing(target: Path, overwrite: bool) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    handle = os.open(folder, os.O_RDONLY)
+    handle = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
@@ -111,7 +114,7 @@ class Shards:
 
     def _open_next(self) -> None:
         name = f"{self._name}-{len(self.files):05d}.bin"
-        self._file = open(self._folder / name, "wb")  # noqa: SIM115 (kept open over many appends)
+        self._file = open_new(self._folder / name)
         self._digest = hashlib.sha256()
         self.files.append({"file": name, "tokens": 0})
 

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 
 from samestep.core import launch_env
 from samestep.core.errors import UserError
-from samestep.core.output import print_safely
+from samestep.core.output import ResilientStream, print_safely
 from samestep.launch.nodes.options import NodeOptions
 
 _SSH = ("-T", "-a", "-x", "-oBatchMode=yes", "-oClearAllForwardings=yes", "-oConnectTimeout=15")
@@ -187,7 +187,9 @@ class _Host:
 
 def _show(host: str, line: str) -> None:
     """Print a line above the progress bar of rank 0, which draws itself again."""
-    print_safely(f"{_CLEAR_LINE if sys.stderr.isatty() else ''}[{host}] {line}", sys.stderr)
+    if sys.stderr.isatty():
+        ResilientStream(sys.stderr).write(_CLEAR_LINE)
+    print_safely(f"[{host}] {line}", sys.stderr)
 
 
 def _folder() -> str:

@@ -4,9 +4,11 @@ A site's file is YAML with the fields of `Site`: one that ships (`--site aurora`
 (`--site ours.yaml`, or for good with the variable SAMESTEP_SITE).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Literal
 
 from samestep.core.durations import parse_duration
 from samestep.core.errors import UserError
@@ -162,6 +164,38 @@ def _check(job: Job) -> None:
             raise UserError(f"--{name.replace('_', '-')} must be at least {bound}, not {value}")
     if job.time is not None:
         parse_duration(job.time, time_limit=True)  # only to refuse anything else
+    for option, text in _texts(job):
+        require_one_line(option, text)
+    for name, value in job.site.env.items():
+        if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
+            raise UserError(
+                f"--env {name!r} is not a name of a variable; use letters, digits and _, such as NCCL_DEBUG"
+            )
+        if "\0" in value:
+            raise UserError(f"--env {name} holds a zero byte, which no variable can; remove it")
+    try:
+        shlex.split(job.site.mpiexec)
+    except ValueError as error:
+        raise UserError(f"--mpiexec {job.site.mpiexec!r} is not a command ({error}); fix its quotes") from None
+
+
+def _texts(settings: Any, above: str = "") -> Iterator[tuple[str, str]]:
+    """Every text that becomes part of a line of the script, with its option; shell lines and values are not."""
+    for field_ in fields(settings):
+        name, value = field_.name, getattr(settings, field_.name)
+        if is_dataclass(value):
+            yield from _texts(value, f"{above}{name}.")
+        elif name not in ("env", "setup"):
+            texts = value if isinstance(value, tuple) else [value]
+            yield from ((f"--{above}{name}".replace("_", "-"), text) for text in texts if isinstance(text, str))
+
+
+def require_one_line(what: str, text: str) -> None:
+    """Refuse text that would end a line of the script: what follows would be a line of its own."""
+    if not text.isprintable():
+        raise UserError(
+            f"{what} is {text!r}, which holds a line break or another character that cannot be seen; remove it"
+        )
 
 
 @dataclass(frozen=True)

@@ -63,9 +63,9 @@ def _directives(part: JobPart, job: Job, context: ScriptContext) -> list[str]:
         "filesystems": site.filesystems,
     }
     options = {"N": _name(context.run.name), "A": site.account, "q": site.queue}
-    lines = [f"-{option} {value}" for option, value in options.items() if value is not None]
-    lines += [f"-l {name}={value}" for name, value in resources.items() if value is not None]
-    return [*lines, "-j oe", f"-o {log(context)}", f"-r {'y' if job.requeue else 'n'}", *site.directives]
+    lines = [f"-{option} {shlex.quote(value)}" for option, value in options.items() if value is not None]
+    lines += [f"-l {shlex.quote(f'{name}={value}')}" for name, value in resources.items() if value is not None]
+    return [*lines, "-j oe", f"-o {shlex.quote(log(context))}", f"-r {'y' if job.requeue else 'n'}", *site.directives]
 
 
 def log(context: ScriptContext) -> str:
@@ -102,14 +102,14 @@ def _resubmit_lines(part: JobPart, job: Job, context: ScriptContext) -> list[str
 
 
 def _next_stage_lines(following: JobPart, context: ScriptContext) -> list[str]:
-    path = shlex.quote(str(context.script(following)))
+    path, stage = shlex.quote(str(context.script(following))), shlex.quote(following.stages[0])
     return [
         "# Not by a dependency: a job that stopped and went on under another number would not count as ended well.",
         'if [ "$code" = 0 ]; then',
         f"    if new=$({_qsub(path, context)}); then",
-        f'        echo "samestep: job $new goes on with the next stage, {following.stages[0]}"',
+        f'        echo "samestep: job $new goes on with the next stage:" {stage}',
         "    else",
-        f'        echo "samestep: go on with the next stage, {following.stages[0]}: qsub "{path}',
+        f'        echo "samestep: go on with the next stage," {stage}": qsub "{path}',
         "    fi",
         "fi",
     ]

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from samestep.core.errors import EXIT_PREEMPTED
+from samestep.core.errors import EXIT_PREEMPTED, UserError
 from samestep.core.rundir import RunDir
-from samestep.launch.schedulers.job import Job, JobPart
+from samestep.launch.schedulers.job import Job, JobPart, require_one_line
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class ScriptContext:
 
 def header(mark: str, lines: Sequence[str], *, login: bool) -> list[str]:
     """The first lines: the shell and what the scheduler reads."""
+    for line in lines:
+        require_one_line("a line for the head of the job script", line)
     shell = "#!/bin/bash -l" if login else "#!/bin/bash"
     return [
         shell,
@@ -75,4 +77,11 @@ def resume_command(context: ScriptContext) -> str:
 
 def join_lines(lines: Sequence[str]) -> str:
     """The lines as a script."""
-    return "\n".join(lines) + "\n"
+    script = "\n".join(lines) + "\n"
+    try:
+        script.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{script[error.start - 40 : error.end]!r} ends with bytes that are not UTF-8; fix them"
+        ) from None
+    return script

@@ -1,4 +1,7 @@
-"""Submitting: the scripts of a run are written into its directory and submitted, and the jobs are recorded there."""
+"""Submitting: the scripts of a run are written into its directory and submitted, and the jobs are recorded there.
+
+Nobody else can look into the folder of the scripts and their output: there may be secrets, such as `--env TOKEN=...`.
+"""
 
 import shlex
 import subprocess
@@ -11,6 +14,7 @@ from shutil import which
 from samestep.core.errors import UserError
 from samestep.core.records import read_json, write_atomically, write_json
 from samestep.core.rundir import RunDir
+from samestep.core.safe_files import make_private_folder
 from samestep.launch.schedulers import pbs, slurm
 from samestep.launch.schedulers.job import Job, JobPart, Site
 from samestep.launch.schedulers.script import ScriptContext
@@ -50,8 +54,9 @@ def scripts(parts: Sequence[JobPart], job: Job, context: ScriptContext, schedule
 def submit(parts: Sequence[JobPart], job: Job, context: ScriptContext, scheduler: str) -> list[SubmittedJob]:
     """Write the scripts and submit them; under SLURM each waits for the one before, PBS gets the first alone."""
     written = scripts(parts, job, context, scheduler)
+    make_private_folder(context.job)
     for path, content in written.items():
-        write_atomically(path, content)
+        write_atomically(path, content, private=True)
     done: list[SubmittedJob] = []
     for part, path in list(zip(parts, written))[: len(parts) if scheduler == "slurm" else 1]:
         after = [earlier.job for earlier in done[-1:]]
@@ -90,4 +95,4 @@ def _record(run: RunDir, submitted: SubmittedJob) -> None:
     """Add a job to `job.json`, which keeps those of earlier submissions."""
     path = run.job / "job.json"
     known = read_json(path) or {"jobs": []}
-    write_json(path, {"jobs": [*known["jobs"], asdict(submitted)]})
+    write_json(path, {"jobs": [*known["jobs"], asdict(submitted)]}, private=True)

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from samestep import Trained, UserError, World
+from samestep.core.output import print_text
 from samestep.recipes.distill.bm25 import rank_by_bm25
 from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.data import DistillData, Text, data_of
@@ -150,8 +151,9 @@ def compare(
 def show(trained: Trained, results: Mapping[str, Any]) -> None:
     """Print a table, one row for each model and size."""
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
+
+    from samestep.core.console import PlainConsole
 
     title = f"{trained.source}\n{results['queries']:,} queries, {results['passages']:,} passages of {results['set']}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
@@ -161,9 +163,9 @@ def show(trained: Trained, results: Mapping[str, Any]) -> None:
     for model, sizes in results["models"].items():
         for size, found in sizes.items():
             table.add_row(model, size, *(_shown(name, found.get(name)) for name in metrics))
-    Console(highlight=False).print(table)
+    PlainConsole().print(table)
     for task, score in results.get("mteb", {}).items():
-        print(f"{task}  {score:.4f}")
+        print_text(f"{task}  {score:.4f}")
 
 
 def _shown(name: str, value: float | None) -> str:

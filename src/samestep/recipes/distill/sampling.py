@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samestep import Trained, UserError, World
+from samestep.core.output import print_text
 from samestep.core.records import Json
 from samestep.data.prompt_files import read_prompts
 from samestep.recipes.distill.config import DistillConfig
@@ -66,4 +67,4 @@ def find_passages(trained: Trained, options: SampleOptions, world: World) -> lis
 def show_passages(trained: Trained, records: Sequence[Mapping[str, Json]]) -> None:
     """Print each passage after its score."""
     for record in records:
-        print(record["text"])
+        print_text(record["text"])

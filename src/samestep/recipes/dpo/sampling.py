@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from samestep import Trained, World
+from samestep.core.output import print_text
 from samestep.core.records import Json
 from samestep.recipes.dpo.protein_sampling import design_sequences
 from samestep.recipes.dpo.sample_options import SampleOptions
@@ -22,7 +23,7 @@ def show(trained: Trained, records: Sequence[Mapping[str, Json]]) -> None:
     """Print the texts, each after a line if there are several; or the sequences as FASTA, and where they are."""
     for number, record in enumerate(records, 1):
         if "files" not in record and len(records) > 1:
-            print(f"--- {number} of {len(records)} ---")
-        print(record["text"])
+            print_text(f"--- {number} of {len(records)} ---")
+        print_text(record["text"])
     for files in dict.fromkeys(" and ".join(record["files"]) for record in records if "files" in record):
-        print(f"wrote {files}")
+        print_text(f"wrote {files}")

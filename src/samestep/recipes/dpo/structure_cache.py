@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import os
-import secrets
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import numpy as np
 from safetensors.numpy import load, save
 
 from samestep import UserError
+from samestep.core.records import atomic_file
 from samestep.recipes.dpo.structures import Chain, Structure, parse_chains
 
 _VERSION = 1
@@ -37,13 +36,8 @@ def read_structure(path: Path, cache: Path | None) -> Structure:
 
 def write_on_any_rank(path: Path, content: bytes) -> None:
     """Write a file that other ranks may be writing, with the same content. The last rename wins."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        part.write_bytes(content)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    with atomic_file(path, sync=False) as file:
+        file.write(content)
 
 
 def _kept_chains(path: Path) -> tuple[Chain, ...] | None:

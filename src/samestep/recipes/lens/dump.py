@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from samestep import Batch, Bench, Dump, UserError
 from samestep.core.paths import expand_home
-from samestep.core.records import read_json, write_json
+from samestep.core.records import read_json, write_atomically, write_json
 from samestep.core.rundir import RunDir
 from samestep.models.residual_stream import ResidualStream
 from samestep.recipes.lens.config import LensConfig
@@ -74,7 +74,7 @@ def build_dump(bench: Bench) -> Dump:
     if bench.world.is_main:
         counts = {name: len(part) for name, part in parts.items()}
         write_json(bench.artifact(KEY), {**key_of(config, language_model), **_details(config, tokens), **counts})
-        bench.artifact(HASH).write_text(weights_hash(reader.model))
+        write_atomically(bench.artifact(HASH), weights_hash(reader.model))
     model = bench.frozen(reader, name="model", shard=config.distributed.strategy == "fsdp")
     bench.screen.print(f"{len(rows):,} activations of {reader.width} numbers, of layer {config.layer_l}")
 

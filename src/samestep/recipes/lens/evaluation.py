@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from samestep import Batch, Bench, Dump, Trained, UserError, World
+from samestep.core.output import print_text
 from samestep.core.records import write_json
+from samestep.core.safe_files import write_text
 from samestep.parallel.precision import autocast
 from samestep.recipes.lens.activations import ActivationRows, open_activations
 from samestep.recipes.lens.baselines import Ask, fit_baselines
@@ -121,9 +123,9 @@ def write_results(task: Evaluation, bench: Bench) -> None:
         with bench.write_artifact(RESULTS) as path:
             write_json(path, results)
         with bench.write_artifact(RECORDS) as path:
-            path.write_text("".join(f"{json.dumps(record)}\n" for record in records), encoding="utf-8")
+            write_text(path, "".join(f"{json.dumps(record)}\n" for record in records))
         with bench.write_artifact(PAGE) as path:
-            path.write_text(evaluation_page(results, records[: own.shown], table_of(results)), encoding="utf-8")
+            write_text(path, evaluation_page(results, records[: own.shown], table_of(results)))
         bench.screen.print("\n".join(_lines(table_of(results))))
 
     bench.world.run_on_all_ranks("writing the evaluation", write)
@@ -160,7 +162,7 @@ def evaluate(trained: Trained, options: EvaluationOptions, world: World) -> dict
     values = compute_rows(rows, measuring, options.batch_size, world)
     results, records = _found(values, rows, model, config)
     if options.html is not None and world.is_main:
-        options.html.write_text(evaluation_page(results, records[: own.shown], table_of(results)), encoding="utf-8")
+        write_text(options.html, evaluation_page(results, records[: own.shown], table_of(results)))
     return {**results, "explanations": records}
 
 
@@ -181,6 +183,6 @@ def _lines(table: list[tuple[str, ...]]) -> list[str]:
 
 def show(trained: Trained, results: Mapping[str, Any]) -> None:
     """Print the table, and what it is of."""
-    print(f"{results['rows']:,} held-out activations of layer {results['layer']} of {results['model']}")
-    print("\n".join(_lines(table_of(results))))
-    print(f"{100 * results['same_tokens']:.1f}% of the explanations have the same tokens after they were text")
+    print_text(f"{results['rows']:,} held-out activations of layer {results['layer']} of {results['model']}")
+    print_text("\n".join(_lines(table_of(results))))
+    print_text(f"{100 * results['same_tokens']:.1f}% of the explanations have the same tokens after they were text")

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from samestep import Trained, UserError, World
+from samestep.core.output import print_text
 from samestep.core.records import Json
 from samestep.parallel.precision import autocast
 from samestep.recipes.lens.config import LensConfig
@@ -104,4 +105,4 @@ def _line(context: Mapping[str, str], text: str, error: float) -> str:
 def show_explanations(trained: Trained, records: Sequence[Mapping[str, Json]]) -> None:
     """Print each activation's context, its explanation and the relative error."""
     for record in records:
-        print(record["text"])
+        print_text(record["text"])

@@ -10,12 +10,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import nn
 
 from samestep import Trained, World
+from samestep.core.console import PlainConsole
 from samestep.core.errors import print_error
 from samestep.core.records import Json
+from samestep.core.safe_files import write_text
 from samestep.data.tokenizer.vocabulary import Tokenizer, Vocabulary
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.parallel.precision import COMPUTE_DTYPES, autocast, cast_weights
@@ -67,7 +68,7 @@ def generate(trained: Trained, options: SampleOptions, world: World) -> list[dic
     with world.together("writing"), ExitStack() as stack:
         module = load_network(trained, world.device, options.dtype)
         stack.enter_context(mixed_precision(module, trained.config, world.device, options.dtype))
-        show = stack.enter_context(show_passes(tokenizer, Console())) if options.watch and world.is_main else None
+        show = stack.enter_context(show_passes(tokenizer, PlainConsole())) if options.watch and world.is_main else None
         for batch in batches[world.rank :: world.size]:
             mine += _sample(
                 module, requests, batch, trained.config, tokenizer.vocabulary, show, animate=html is not None
@@ -76,7 +77,7 @@ def generate(trained: Trained, options: SampleOptions, world: World) -> list[dic
     texts = sorted((SampledText(**fields) for part in parts for fields in part), key=lambda sampled: sampled.request)
     if html and world.is_main:
         animated = [_animated(requests, sampled, tokenizer) for sampled in texts]
-        html.write_text(html_page(animated, *_headings(trained)), encoding="utf-8")
+        write_text(html, html_page(animated, *_headings(trained)))
     return [_record(requests[sampled.request], sampled, tokenizer) for sampled in texts]
 
 

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from samestep import Trained
+from samestep.core.console import PlainConsole
 
 
 def show_results(trained: Trained, results: Mapping[str, Any]) -> None:
@@ -17,7 +17,7 @@ def show_results(trained: Trained, results: Mapping[str, Any]) -> None:
         table.add_column(name, justify="right" if name in ("questions", "value", "error") else "left", no_wrap=True)
     for row in metric_rows(results):
         table.add_row(*row)
-    Console(highlight=False).print(table)
+    PlainConsole().print(table)
 
 
 def metric_rows(results: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str, str]]:

@@ -243,7 +243,7 @@ class _RowFile:
     """A .npy file that is open for writing rows into it."""
 
     def __init__(self, path: Path, rows: int, row_bytes: int) -> None:
-        self._handle = os.open(path, os.O_WRONLY)
+        self._handle = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
         self._offset, self._row_bytes = os.fstat(self._handle).st_size - rows * row_bytes, row_bytes
         self._is_dirty = False
 

@@ -1,7 +1,6 @@
 """An artifact that appears complete or not at all: a file, or a folder of files."""
 
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from samestep.core.errors import UserError
 from samestep.core.records import replace_folder, sync_folder
 from samestep.core.rundir import DONE
+from samestep.core.safe_files import temporary_folder
 
 
 def check_name(name: str) -> None:
@@ -29,31 +29,19 @@ def atomic_artifact(path: Path, is_main: bool) -> Iterator[Path]:
         with tempfile.TemporaryDirectory() as folder:
             yield Path(folder) / path.name
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.partial")  # a fixed name, so that the next write replaces what is left
-    _remove(temporary)
-    try:
+    with temporary_folder(path) as folder:
+        temporary = folder / path.name
         yield temporary
         if not temporary.exists():
             raise UserError(f"nothing was written for the artifact {path.name}; write to the path that you are given")
         _sync(temporary)
-    except BaseException:
-        _remove(temporary)
-        raise
-    if temporary.is_dir():
-        replace_folder(temporary, path)
-    else:
-        os.replace(temporary, path)
-        sync_folder(path.parent)
+        if temporary.is_dir():
+            replace_folder(temporary, path)
+        else:
+            os.replace(temporary, path)
+            sync_folder(path.parent)
 
 
 def _sync(path: Path) -> None:
     for each in [path, *path.rglob("*")] if path.is_dir() else [path]:
         sync_folder(each)  # a file can be synced by a handle that only reads, too
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

@@ -1,6 +1,7 @@
 """Traces of some steps by torch.profiler, as files in the run directory. Nothing is here when `profile` is empty."""
 
 import logging
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from samestep.core.errors import UserError
+from samestep.core.safe_files import temporary_folder
 from samestep.train.config import Config
 from samestep.train.logging.console import Screen
 from samestep.train.logging.metrics import Metrics
@@ -56,8 +58,9 @@ class Profile:
             return
         profiler.stop()
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            profiler.export_chrome_trace(str(self._path))
+            with temporary_folder(self._path) as folder:
+                profiler.export_chrome_trace(str(folder / self._path.name))
+                os.replace(folder / self._path.name, self._path)
         except (OSError, RuntimeError) as error:  # no reason to end a run
             logger.warning("the profile %s could not be written: %s", self._path, error)
             return

@@ -1,17 +1,15 @@
 """What rank 0 prints: a banner, one progress bar on a terminal, plain lines elsewhere."""
 
-import sys
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import IO, Self, cast
+from typing import Self
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from samestep.core.output import ResilientStream
+from samestep.core.console import PlainConsole
 
 LINE_SECONDS = 2.0
 """How often at most a progress line is printed where there is no terminal."""
@@ -21,8 +19,7 @@ class Screen(AbstractContextManager["Screen"]):
     """The terminal of rank 0; silent on the others and with `quiet`."""
 
     def __init__(self, visible: bool) -> None:
-        output = cast(IO[str], ResilientStream(sys.stdout))
-        self.console = Console(quiet=not visible, highlight=False, soft_wrap=True, file=output)
+        self.console = PlainConsole(quiet=not visible, soft_wrap=True)
         self._bar: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._shown = time.monotonic()
@@ -30,13 +27,13 @@ class Screen(AbstractContextManager["Screen"]):
     def __enter__(self) -> Self:
         if self.console.is_terminal and not self.console.quiet:
             self._bar = Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=24),
                 TextColumn("{task.completed:.0f}/{task.total:.0f}"),
                 TimeElapsedColumn(),
                 TextColumn("left"),
                 TimeRemainingColumn(compact=True),
-                TextColumn("{task.fields[metrics]}"),
+                TextColumn("{task.fields[metrics]}", markup=False),
                 console=self.console,
                 transient=True,
             )
@@ -66,7 +63,7 @@ class Screen(AbstractContextManager["Screen"]):
 
     def print(self, text: str) -> None:
         """Print one line above the bars."""
-        self.console.print(text, markup=False)
+        self.console.print(text)
 
     def advance(self, what: str, done: int, total: int, metrics: str) -> None:
         """Move a bar; without a terminal print a line now and then, and always at the end."""

@@ -22,6 +22,7 @@ from samestep.checkpoint.weight_sources import RenamedWeights
 from samestep.core.config import dump
 from samestep.core.errors import UserError
 from samestep.core.records import replace_folder, sync_folder
+from samestep.core.safe_files import remove_leftovers, temporary_folder, temporary_name
 from samestep.parallel.build import build_uninitialized
 from samestep.train.hooks.saving import write_weights
 from samestep.train.learner.merged import merged_weights
@@ -141,25 +142,22 @@ def _staging_file(file: Path, overwrite: bool) -> Iterator[Path]:
     """A path to write to that becomes `file` at the end."""
     if file.exists() and (not overwrite or not file.is_file()):
         raise UserError(f"{file} exists; choose another name, or replace it with --overwrite")
-    staging = file.with_name(f".{file.stem}.{os.getpid()}.tmp")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        yield staging
-        os.replace(staging, file)
+        with temporary_folder(file) as folder:
+            yield folder / file.name
+            os.replace(folder / file.name, file)
         sync_folder(file.parent)
     except OSError as error:
         raise UserError(f"cannot write {file} ({error.strerror or error}); choose a folder with room") from error
-    finally:
-        staging.unlink(missing_ok=True)
 
 
 @contextmanager
 def _staging_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
     """A new folder that gets its name at the end; an older one of that name stays unchanged until then."""
     _refuse_existing(folder, overwrite)
-    staging = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    staging = temporary_name(folder)
     try:
-        remove_folder(staging)
+        remove_leftovers(folder.parent, folder.name)
         staging.mkdir(parents=True)
         yield staging
         sync_folder(staging)

@@ -25,7 +25,7 @@ def load(
     the stage's metric; the newest checkpoint where there is none), `last`, or a step. `learner` is by default `model`,
     or the only one; `stage` the last stage that has it. The weights are the averaged ones if the run averaged them;
     `averaged=False` gives those that were trained. `dtype` replaces the type that the network was trained in. `recipe`
-    is for a recipe that has moved since.
+    is for a recipe that has moved since, or that neither ships with samestep nor was started by this user before.
     """
     opened = open_trained(str(source), which, learner=learner, stage=stage, recipe=recipe, averaged=averaged)
     return opened.network(learner, device, dtype)

@@ -33,6 +33,7 @@ from samestep.train.pretrained.run_checkpoints import MODEL, choose_checkpoint, 
 from samestep.train.recipe import Recipe
 from samestep.train.recipe_registry import find_recipe, known_recipes
 from samestep.train.run_record import RunRecord, find_run
+from samestep.train.trusted_recipes import require_trusted
 
 _PT = ".pt"
 TOKENIZER = "tokenizer"
@@ -181,6 +182,12 @@ def open_trained(
     return replace(trained, learner=learner, averaged=averaged)
 
 
+def model_path(text: str, recipe: str | None = None) -> Path:
+    """The path that a user named: that of a run, by path or by name, of a checkpoint, or of a published model."""
+    path = Path(text)
+    return path if is_checkpoint(path) or is_published(path, recipe) else find_run(text).path
+
+
 def recipe_of(text: str, recipe: str | None = None) -> tuple[str, Recipe]:
     """The recipe of the trained model that a user named, without opening its weights."""
     path = Path(text)
@@ -190,9 +197,10 @@ def recipe_of(text: str, recipe: str | None = None) -> tuple[str, Recipe]:
     if is_published(path, recipe):
         trained = _open_published(path, recipe)
         return trained.name, trained.recipe
-    record = RunRecord.read(find_run(text))
+    rundir = find_run(text)
+    record = RunRecord.read(rundir)
     assert record is not None
-    return recipe or record.recipe, _find_recipe(record.recipe, recipe)
+    return recipe or record.recipe, _find_recipe(record.recipe, recipe, rundir.path)
 
 
 def is_published(path: Path, recipe: str | None = None) -> bool:
@@ -203,12 +211,14 @@ def is_published(path: Path, recipe: str | None = None) -> bool:
     return not is_run(path) and (has_config or recipe is not None)
 
 
-def _find_recipe(name: str, given: str | None) -> Recipe:
+def _find_recipe(name: str, given: str | None, folder: Path) -> Recipe:
+    """The recipe that the user gives; else the one that `folder` names, if it may be used."""
+    if given:
+        return find_recipe(given)
+    require_trusted(name, folder)
     try:
-        return find_recipe(given or name)
+        return find_recipe(name)
     except UserError as error:
-        if given:
-            raise
         raise UserError(f"{error}; if the recipe is elsewhere now, say where (--recipe, or recipe=...)") from None
 
 
@@ -218,11 +228,13 @@ def _open_checkpoint(path: Path, given: str | None) -> Trained:
         about = read_manifest(path).about
     except DamageError as damage:
         raise UserError(f"the checkpoint {path} is damaged: {damage}; use another one") from None
-    recipe = _find_recipe(about["recipe"], given)
+    name, stage, settings = (about.get(key) for key in ("recipe", "stage", "config"))
+    if not isinstance(name, str) or not isinstance(stage, str) or not isinstance(settings, dict):
+        raise UserError(f"the checkpoint {path} does not say what trained it; use another one")
     run = run_of(path)
-    files = run.artifacts(about["stage"]) if run else path
-    config = build(recipe.config, about["config"])
-    return Trained(given or about["recipe"], recipe, config, path, files, stage=about["stage"], run=run)
+    recipe = _find_recipe(name, given, run.path if run else path)
+    files = run.artifacts(stage) if run else path
+    return Trained(given or name, recipe, build(recipe.config, settings), path, files, stage=stage, run=run)
 
 
 def _open_published(path: Path, given: str | None) -> Trained:
@@ -230,7 +242,7 @@ def _open_published(path: Path, given: str | None) -> Trained:
     record = read_record(path)
     name = given or (record and record.recipe)
     for candidate in [name] if name else known_recipes():
-        recipe = _find_recipe(candidate, given)
+        recipe = _find_recipe(candidate, given, path)
         may_know = recipe.read_pretrained is not None and (path.is_dir() or path.suffix == _PT)
         config = recipe.read_pretrained(path) if recipe.read_pretrained and may_know else None
         if config is None and record and record.config is not None:

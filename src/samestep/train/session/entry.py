@@ -26,12 +26,13 @@ from samestep.core.errors import (
 )
 from samestep.core.exit_report import ExitReport
 from samestep.core.launch_env import preempted_code
-from samestep.core.output import FAILURES, print_safely, start_logging
+from samestep.core.logs import FAILURES, start_logging
+from samestep.core.output import print_safely
 from samestep.train.loop import Outcome
-from samestep.train.recipe import Recipe
 from samestep.train.recipe_registry import find_recipe
 from samestep.train.run_status import write_exit_report
 from samestep.train.session.session import Session
+from samestep.train.session.start import Start, require_same_start
 from samestep.train.stop import SIGNALS
 from samestep.world.world import PeerFailed, World
 
@@ -64,8 +65,8 @@ LAST_RANK_WAIT = 5.0
 _ENDED_COUNT = "samestep/gone"
 
 
-def enter(choose: Callable[[], tuple[str, Recipe, Any]]) -> int:
-    """Train what `choose` names, on every rank; exit code 0 done, 2 user error, 75 preempted and resumable."""
+def enter(read_start: Callable[[], Start]) -> int:
+    """Train what every rank was started with; exit code 0 done, 2 user error, 75 preempted and resumable."""
     start_logging(None, show=None)  # until there is a run directory to log to
     world, session = World.single(), None
     try:
@@ -73,9 +74,10 @@ def enter(choose: Callable[[], tuple[str, Recipe, Any]]) -> int:
         if world.rank_info.job:
             os.environ["RANK"] = str(world.rank)  # for error messages and exit reports, which have no world
         with world.together("reading the configuration"):
-            name, recipe, config = _chosen_by_rank_0(choose, world)
+            start = read_start()
+            config = _config_of_rank_0(start, world)
         world.connect(config.distributed.device, config.distributed.backend, config.distributed.timeout)
-        session = Session(name, recipe, config, world)
+        session = Session(start.name, start.recipe, config, world)
         outcome = session.train()
         _ignore_signals()
         world.leave()
@@ -85,20 +87,22 @@ def enter(choose: Callable[[], tuple[str, Recipe, Any]]) -> int:
     return EXIT_DONE if outcome is Outcome.DONE else _stopped(world)
 
 
-def _chosen_by_rank_0(choose: Callable[[], tuple[str, Recipe, Any]], world: World) -> tuple[str, Recipe, Any]:
-    """What rank 0 chose, on every rank: all train the same, and a run to resume may be on rank 0's disk alone."""
-    chosen = choose() if world.is_main else None
-    name, data = world.share_through_store("choice", [chosen[0], dump(chosen[2])] if chosen else None)
-    if chosen:
-        return chosen
-    recipe = find_recipe(name)
-    return name, recipe, build(recipe.config, data)
+def _config_of_rank_0(start: Start, world: World) -> Any:
+    """The configuration that rank 0 makes, on every rank: a run to resume may be on rank 0's disk alone."""
+    require_same_start(world, start.name, start.settings)
+    config = start.config() if world.is_main else None
+    data = world.share_through_store("settings", dump(config) if world.is_main else None)
+    return config if world.is_main else build(start.recipe.config, data)
 
 
 def train_with(recipe: str, config: Mapping[str, Any]) -> int:
     """Train with a configuration given as plain data: for workers that another program starts."""
-    found = find_recipe(recipe)
-    return enter(lambda: (recipe, found, build(found.config, config)))
+
+    def read_start() -> Start:
+        found = find_recipe(recipe)
+        return Start(recipe, found, dict(config), lambda: build(found.config, config))
+
+    return enter(read_start)
 
 
 def _stopped(world: World) -> int:

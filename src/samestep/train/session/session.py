@@ -14,7 +14,7 @@ from samestep.checkpoint.across_ranks import is_disk_shared, refuse_newer_on_oth
 from samestep.core import launch_env
 from samestep.core.durations import parse_duration
 from samestep.core.errors import UserError
-from samestep.core.output import start_logging
+from samestep.core.logs import start_logging
 from samestep.core.rundir import RunDir
 from samestep.train.extension import Extension, read_done, stays_stopped, stopped_early
 from samestep.train.logging.console import Screen
@@ -29,6 +29,7 @@ from samestep.train.session.stage_config import check_precision, stage_config
 from samestep.train.session.stage_run import StageRun
 from samestep.train.session.takeover import is_taken_over, remove_half_taken, take_over
 from samestep.train.stop import Stop
+from samestep.train.trusted_recipes import remember_recipe
 from samestep.world.watchdog.watchdog import Watchdog
 from samestep.world.world import World
 
@@ -147,6 +148,8 @@ class Session:
     def _open(self, stack: ExitStack, launches: Sequence[str]) -> RunDir:
         """Rank 0 opens the directory and shares its path through the store, since opening may fail."""
         shared = None
+        if self._world.rank_info.local_rank == 0:
+            remember_recipe(self._name)
         if self._world.is_main:
             self._code, precision = recipe_code(self._name), auto_precision(self.config, self._world)
             stages = self._recipe.stage_configs

@@ -28,6 +28,7 @@ from samestep.core.config import changed, dump
 from samestep.core.errors import UserError
 from samestep.core.records import Json, read_json, sync_folder, write_json
 from samestep.core.rundir import DONE, RunDir
+from samestep.core.safe_files import open_new
 from samestep.data.fingerprint import recorded_file_difference
 from samestep.train.recipe import Stage
 from samestep.train.run_record import CodeChanges, find_run
@@ -186,7 +187,7 @@ def _link_or_copy(moved: Callable[[], None], source: str, target: str) -> None:
     try:
         os.link(source, target)
     except OSError:  # another disk, or one without hard links
-        with open(source, "rb") as old, open(target, "wb") as new:
+        with open(source, "rb") as old, open_new(Path(target)) as new:
             while chunk := old.read(_CHUNK):
                 new.write(chunk)
                 moved()

@@ -18,6 +18,7 @@ import torch.distributed.distributed_c10d as c10d
 
 from samestep.core import processes
 from samestep.core.records import Json
+from samestep.core.safe_files import open_file, write_text
 from samestep.world.watchdog.activity import ActivityTracker, ThreadActivity
 
 _SAMESTEP = str(Path(__file__).parents[2])
@@ -27,6 +28,7 @@ _WATCHDOG = str(Path(__file__).parent)
 _COMPILING_FILES = tuple(
     os.path.join(*parts) for parts in (("torch", "_dynamo", "convert_frame.py"), ("triton", "compiler", "compiler.py"))
 )
+_STORE = os.path.join(_SAMESTEP, "world", "authenticated_store.py")
 _WORLD = os.path.join(_SAMESTEP, "world", "world.py")
 StackFrame = tuple[str, int, str]
 """File, line and function."""
@@ -101,12 +103,9 @@ def _group_name(described: str, number: str) -> str:
 
 
 def stack_of(frame: FrameType | None) -> list[StackFrame]:
-    """The stack that ends with a frame, the innermost first, without frames of the watchdog."""
-    stack = []
-    while frame is not None:
-        stack.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
-        frame = frame.f_back
-    return [each for each in stack if not each[0].startswith(_WATCHDOG)]
+    """The stack that ends with a frame, the innermost first, without frames of the watchdog and of the store."""
+    stack = [(each.f_code.co_filename, each.f_lineno, each.f_code.co_name) for each in _frames(frame)]
+    return [each for each in stack if not each[0].startswith((_WATCHDOG, _STORE))]
 
 
 def stack_from_dump(text: str, thread: int) -> list[StackFrame]:
@@ -119,7 +118,7 @@ def stack_from_dump(text: str, thread: int) -> list[StackFrame]:
             stack = [] if in_thread else stack
         elif in_thread and (match := _FRAME.match(line)):
             stack.append((match["file"], int(match["line"]), match["name"]))
-    return stack
+    return [each for each in stack if not each[0].startswith(_STORE)]
 
 
 def is_waiting(stack: list[StackFrame]) -> bool:
@@ -188,7 +187,7 @@ def host_memory() -> tuple[int, int]:
 def dump_collectives(path: Path) -> None:
     """The last collectives of this rank, where torch's flight recorder has them."""
     if text := _flight_recorder_json():
-        path.write_text(text, encoding="utf-8")
+        write_text(path, text)
 
 
 def _flight_recorder_json() -> str:
@@ -208,7 +207,7 @@ class StackDumpFile:
     def __init__(self, path: Path, *, alone: bool) -> None:
         """`alone`: there is no other rank that could print the stacks or end this process."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (open until close)
+        self._file = open_file(path, "a", encoding="utf-8")
         self._alone = alone
         self._dumps_crashes = not faulthandler.is_enabled()  # otherwise someone else enabled it already
         if self._dumps_crashes:

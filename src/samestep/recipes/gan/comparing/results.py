@@ -12,11 +12,11 @@ from statistics import fmean
 from typing import Literal
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from samestep import Trained
+from samestep.core.console import PlainConsole
 from samestep.core.records import Json
 from samestep.recipes.gan.comparing.judges import Answer, ComparisonJudge
 from samestep.recipes.gan.text_metrics import binomial_test, win_rate
@@ -94,7 +94,7 @@ def question_results(
 
 def show_comparison(trained: Trained, results: Mapping[str, Json]) -> None:
     """Print the results as tables."""
-    console = Console(highlight=False)
+    console = PlainConsole()
     for line in heading(results):
         console.print(Text(line))
     for asked in results["questions"]:

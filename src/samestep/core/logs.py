@@ -1,0 +1,53 @@
+"""Where messages of the package go: every rank writes a log file, and rank 0 prints."""
+
+import logging
+import sys
+from pathlib import Path
+from typing import IO, TextIO
+
+from samestep.core.output import text_for
+from samestep.core.safe_files import open_file
+
+FAILURES = "samestep.failures"
+"""The logger for errors that end a run. They go to the log file only, because they are printed in any case."""
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def start_logging(path: Path | None, *, show: str | None) -> None:
+    """Log samestep's messages to `path`, and those from level `show` on to the terminal (None: nothing there)."""
+    root = logging.getLogger("samestep")
+    for handler in list(root.handlers):
+        root.removeHandler(handler)
+        handler.close()
+    root.setLevel(logging.DEBUG if show == "debug" else logging.INFO)
+    root.propagate = False
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        to_file = _LogFile(open_file(path, "a", encoding="utf-8"))
+        to_file.setFormatter(logging.Formatter(_FORMAT))
+        root.addHandler(to_file)
+    if show is not None:
+        to_terminal = _Terminal(sys.stderr)
+        to_terminal.setLevel(show.upper())
+        to_terminal.addFilter(lambda record: record.name != FAILURES)
+        to_terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        root.addHandler(to_terminal)
+    if not root.handlers:
+        root.addHandler(logging.NullHandler())
+
+
+class _Terminal(logging.StreamHandler[TextIO]):
+    """A handler whose messages do not control the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line to print."""
+        return text_for(self.stream, super().format(record))
+
+
+class _LogFile(logging.StreamHandler[IO[str]]):
+    """A handler that closes its file."""
+
+    def close(self) -> None:
+        """Close the file, too."""
+        super().close()
+        self.stream.close()

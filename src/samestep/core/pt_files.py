@@ -1,0 +1,37 @@
+"""Reading files of torch.save (`.pt`, `.bin`) that may come from anywhere."""
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from samestep.core.errors import first_line
+
+
+class UnreadableFile(Exception):
+    """A file that is damaged, or that would run code."""
+
+
+def read_pt(path: Path) -> Any:
+    """The content of a file, memory-mapped if it can be, on the CPU. No code from it is run: torch's weights-only
+    loader builds tensors and plain values, and refuses all else."""
+    import torch
+
+    try:
+        is_mappable = zipfile.is_zipfile(path)  # files that torch.save wrote before 2020 are not
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_mappable)
+    except Exception as error:  # there is no error that hostile bytes cannot cause
+        raise UnreadableFile(first_line(error)) from error
+
+
+def is_weights(value: Any) -> bool:
+    """Whether it is a dict of tensors by their names, and has any."""
+    is_dict = isinstance(value, dict) and bool(value)
+    return is_dict and all(isinstance(name, str) and is_plain_tensor(found) for name, found in value.items())
+
+
+def is_plain_tensor(value: Any) -> bool:
+    """Whether its values can be copied: a file may also hold tensors that are sparse, quantized or without values."""
+    import torch
+
+    is_tensor = isinstance(value, torch.Tensor)
+    return is_tensor and value.layout is torch.strided and value.device.type == "cpu" and not value.is_quantized
