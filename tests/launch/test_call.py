@@ -47,6 +47,8 @@ def test_the_same_call_on_two_nodes_is_one_run(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("where", "expected"),
     [
+        ({"hosts": ["a", "b c"]}, "--hosts must be host names with commas in between, such as node1,node2, not 'b c'"),
+        ({"hosts": ["a", "b"], "nodes": 2}, "--hosts starts all nodes by itself; leave out --nodes"),
         ({"nodes": 2}, "--nodes 2 needs --rdzv HOST:PORT on every node"),
         ({"rdzv": "a:1"}, "--rdzv is for several nodes; add --nodes N"),
         ({"nodes": "1:2", "rdzv": "a:1", "node_rank": 2}, "--node-rank must be a whole number from 0 to 1, not '2'"),

@@ -138,13 +138,14 @@ def test_a_rank_killed_from_outside_is_named_and_restarted(
     assert "samestep: rank 0" not in printed
 
 
-def test_a_remedy_is_tried_and_does_not_count_as_a_restart(
+def test_a_smaller_batch_is_tried_and_does_not_count_as_a_restart(
     script: Callable[[str], str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     worker = script("""
-        size = int(sys.argv[-1]) if len(sys.argv) > 1 else 4
+        size = int(sys.argv[-1].removeprefix("--batch_size=")) if len(sys.argv) > 1 else 4
         if size > 1 and rank == 1:
-            report = ExitReport("no room", 77, rank, "here", remedy=[str(size // 2)], remedy_text=f"with {size // 2}")
+            half = size // 2
+            report = ExitReport("no room", 77, rank, "here", retry_batch_size=half, retry_text=f"with {half}")
             assert report.write(os.environ)
             sys.exit(77)
     """)
@@ -155,7 +156,7 @@ def test_a_remedy_is_tried_and_does_not_count_as_a_restart(
     assert "restarting from the last checkpoint with 1\n" in printed
 
 
-def test_out_of_memory_without_a_remedy_is_not_restarted(script: Callable[[str], str]) -> None:
+def test_out_of_memory_without_a_smaller_batch_is_not_restarted(script: Callable[[str], str]) -> None:
     assert Launcher([script("sys.exit(77)")], nproc=1, max_restarts=3).run() == 77
     assert attempts() == 1
 

@@ -223,7 +223,7 @@ def test_out_of_memory_says_how_much_and_what_to_reduce() -> None:
     assert "it held 30 GB, and 1 GB were free there; reduce batch_size (it is 4)" in found.sentence
     assert found.next == ["samestep train --resume runs/a --batch_size=2"]
     assert "rank 1 on node1 was killed by the kernel" in of("killed for memory, by the kernel").sentence
-    no_room = report("no room", "memory", code=77, remedy=["--batch_size=1"])
+    no_room = report("no room", "memory", code=77, retry_batch_size=1)
     assert diagnose(replace(BASE, exit_reports=[no_room])).next == [
         "samestep train --resume runs/a --nproc 2 --batch_size=1"
     ]

@@ -23,6 +23,7 @@ from samestep.world.rank_discovery import RankInfo, discover
 
 HELP = """samestep train RECIPE [--nproc N] [--preset NAME] [--config FILE] [key=value | --key value ...]
 samestep train RECIPE --nproc N --nodes M --rdzv HOST:PORT [--node-rank K] ...       (the same on each of M machines)
+samestep train RECIPE --nproc N --hosts THIS,OTHER,...                               (starts the other machines by ssh)
 samestep train --resume RUN [--nproc N] [--recipe RECIPE] [settings that may change, such as max_time=2h]
 samestep train --resume RUN max_steps=2000 [--extend]           (more steps or epochs, also for a run that has finished)
 
@@ -38,11 +39,13 @@ RECIPE is a recipe's name, the import path of your own (my_package.my_recipe), o
 --max-restarts  with --nproc: how often a failed run starts again from its last checkpoint (0); one that ran out of
                 memory always does, with half the batch_size and the same global batch
 --grace         with --nproc: seconds that a run has to stop and save after Ctrl-C or SIGTERM (30)
+--hosts         this machine and others, with commas in between: starts those by ssh with your keys, in the same folder
+                with the same Python. They reach this one by the first name; --nproc (auto) is for each of them
 --nodes         number of machines, or LEAST:MOST, which may then leave and join; --nproc (auto) is for each of them
 --rdzv          with --nodes: address of the rendezvous, HOST:PORT; HOST is the first machine
 --node-rank     with --nodes: rank of this machine, 0 is the first; without it ranks are given in any order
---join-timeout  with --nodes: seconds that machines wait for each other (300)"""
-LAUNCH_OPTIONS = ("nproc", "max-restarts", "grace", "nodes", "rdzv", "node-rank", "join-timeout")
+--join-timeout  with --nodes or --hosts: seconds that machines wait for each other (300)"""
+LAUNCH_OPTIONS = ("nproc", "max-restarts", "grace", "hosts", "nodes", "rdzv", "node-rank", "join-timeout")
 TORCHRUN_GRACE = 30.0
 """Seconds to stop and save after torchrun itself was killed; torchrun allows the same when it is stopped."""
 
@@ -63,9 +66,9 @@ def _launch(options: Mapping[str, str], args: Sequence[str]) -> int:
     from samestep.launch.nodes.options import parse_nodes
 
     nodes = parse_nodes(options)
-    if not options.keys() & {"nproc", "nodes"}:
+    if not options.keys() & {"nproc", "nodes", "hosts"}:
         raise UserError(f"--{next(iter(options))} is for launching several processes; add --nproc N, or leave it out")
-    _require_no_launcher("--nodes" if "nodes" in options else "--nproc")
+    _require_no_launcher(next(f"--{name}" for name in ("hosts", "nodes", "nproc") if name in options))
     folder = os.environ.get(launch_env.FOLDER)  # set if another program launched this launcher
     launch = Launcher(
         ["-m", "samestep", "train", *args],

@@ -4,13 +4,14 @@ import os
 import socket
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from samestep.core.launch_env import FOLDER
 from samestep.core.records import Json, read_json, write_json
+from samestep.core.typed_json import from_json
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 """The file in which a failed rank writes its exit report. The launcher sets one for each rank, as torchrun does."""
@@ -30,10 +31,10 @@ class ExitReport:
     traceback: str = ""
     """Empty where the text is enough."""
     time: float = 0.0
-    remedy: Sequence[str] = ()
-    """Args to add to the command line of another attempt, which may then succeed."""
-    remedy_text: str = ""
-    """What they change, as text that follows "restarting from the last checkpoint"."""
+    retry_batch_size: int | None = None
+    """The batch_size with which another attempt may succeed."""
+    retry_text: str = ""
+    """What that changes, as text that follows "restarting from the last checkpoint"."""
     kind: str = "crashed"
     """user, failed, diverged, disk, hung, memory, interrupted, or crashed: an unexpected exception."""
 
@@ -64,7 +65,15 @@ class ExitReport:
     @classmethod
     def from_error_file(cls, data: Mapping[str, Json]) -> "ExitReport | None":
         """What `write` wrote; None for a rank that ended without a report."""
-        return cls(**data["samestep"]) if "samestep" in data else None
+        return parse_exit_report(data.get("samestep"))
+
+
+def parse_exit_report(data: Json) -> ExitReport | None:
+    """An exit report from its JSON, maybe written by another version; None when it is not one."""
+    try:
+        return from_json(ExitReport, data)
+    except ValueError:
+        return None
 
 
 def write_failure(folder: Path, report: ExitReport) -> None:
@@ -74,5 +83,4 @@ def write_failure(folder: Path, report: ExitReport) -> None:
 
 def read_failure(folder: Path) -> ExitReport | None:
     """Why a launch failed; None if it did not."""
-    known = read_json(folder / _FAILURE)
-    return ExitReport(**known) if known else None
+    return parse_exit_report(read_json(folder / _FAILURE))

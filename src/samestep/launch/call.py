@@ -48,6 +48,7 @@ def launch(
     nproc: int | str = "auto",
     max_restarts: int = 0,
     grace: float = GRACE,
+    hosts: Sequence[str] | None = None,
     nodes: int | str | None = None,
     rdzv: str | None = None,
     node_rank: int | None = None,
@@ -56,7 +57,8 @@ def launch(
 ) -> LaunchResult:
     """Train a recipe on `nproc` processes of this machine and wait for the end.
 
-    On several machines make the same call on each: `nodes` of them, or "1:4", meet at `rdzv`, "HOST:PORT" of the first.
+    `hosts` are this machine and others that it starts by ssh, each with `nproc` processes. Or make the same call on
+    several machines: `nodes` of them, or "1:4", meet at `rdzv`, "HOST:PORT" of the first.
 
     `recipe` is a recipe's name, import path, file or object, or a configuration, whose recipe is then found beside its
     class. Settings are a mapping, a configuration, keywords, or several of these: keywords override `config`, and both
@@ -67,7 +69,8 @@ def launch(
         raise UserError("samestep.launch was called by one of the workers; call it under `if __name__ == '__main__':`")
     if nproc != "auto":
         parse_nproc(str(nproc))
-    several = {"nodes": nodes, "rdzv": rdzv, "node-rank": node_rank, "join-timeout": join_timeout}
+    names = None if hosts is None else ",".join(hosts)
+    several = {"hosts": names, "nodes": nodes, "rdzv": rdzv, "node-rank": node_rank, "join-timeout": join_timeout}
     given_options = {option: str(value) for option, value in several.items() if value is not None}
     parse_nodes(given_options)  # refuses wrong ones before anything starts
     options = {"nproc": nproc, "max-restarts": max_restarts, "grace": grace, **given_options}

@@ -2,13 +2,12 @@
 
 import signal
 import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from samestep.core.errors import EXIT_MEMORY, EXIT_PREEMPTED, EXIT_USER
 from samestep.core.exit_report import ExitReport
-from samestep.core.records import Json
 
 _LINES = 60
 """How many lines of a traceback or of a rank's output are shown; its log has all."""
@@ -51,20 +50,10 @@ class Failure:
         """When the rank failed, from its exit report if there is one."""
         return self.report.time if self.report else self.seen
 
-    def to_json(self) -> dict[str, Json]:
-        """As plain data, for another node. There the report has the key `word`."""
-        data = asdict(self)
-        data["word"] = data.pop("report")
-        return data
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Json], shift: float = 0.0) -> "Failure":
-        """What `to_json` returned; `shift` is how far the clock here is ahead of the clock there."""
-        fields = dict(data)
-        report = fields.pop("word")
-        if report:
-            report = ExitReport(**{**report, "time": report["time"] + shift})
-        return cls(**{**fields, "seen": fields["seen"] + shift, "report": report or None})
+    def shifted(self, seconds: float) -> "Failure":
+        """The same in the time of a clock that is so many seconds ahead."""
+        report = self.report and replace(self.report, time=self.report.time + seconds)
+        return replace(self, seen=self.seen + seconds, report=report)
 
 
 def cause(failures: Sequence[Failure]) -> Failure:

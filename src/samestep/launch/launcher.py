@@ -78,8 +78,13 @@ class Launcher:
             launch_env.FOLDER: str(folder),
             launch_env.PARENT: str(os.getpid()),
             launch_env.GRACE: str(self.grace),
-            launch_env.SECRET: new_secret() if self.nodes is None else os.fsdecode(find_secret(os.environ)),
+            launch_env.SECRET: self._secret(),
         }
+
+    def _secret(self) -> str:
+        """New if this launcher starts all processes of the launch; else that of the user."""
+        is_new = self.nodes is None or self.nodes.hosts
+        return new_secret() if is_new else os.fsdecode(find_secret(os.environ))
 
 
 def _run_single_node(runner: NodeRunner, policy: RestartPolicy, launch_id: str) -> int:
@@ -94,7 +99,7 @@ def _run_single_node(runner: NodeRunner, policy: RestartPolicy, launch_id: str) 
             return EXIT_PREEMPTED  # before anything was started
         store = serve_store(only_here=True)
         assignment = NodeAssignment(LOCALHOST, store.port, launch_id, runner.nproc)
-        failures = runner.attempt(assignment, decision.remedy, AttemptDeadline())
+        failures = runner.attempt(assignment, decision.batch_size, AttemptDeadline())
         decision = policy.decide(AttemptEnd(failures, stop.reason is not None, stop.at_once))
         runner.show(decision)
     return decision.code

@@ -27,19 +27,24 @@ class NodeRunner:
         self.args, self.nproc, self.stop = args, nproc, stop
         self.needs_folder = False
         """Whether the output of the ranks is only in `folder`."""
+        self.shows_all = False
+        """Whether the launchers of other nodes are silent, so that all is printed here."""
+        self.is_silent = False
+        """Whether another launcher prints what happens here."""
         self._folder = folder
         self._number = 0
         self._ranks = range(nproc)
 
-    def attempt(self, assignment: NodeAssignment, remedy: Sequence[str], deadline: AttemptDeadline) -> list[Failure]:
-        """One attempt; the ranks of this node that did not end well."""
+    def attempt(self, assignment: NodeAssignment, batch_size: int | None, deadline: AttemptDeadline) -> list[Failure]:
+        """One attempt, with another batch_size than the command's if one is given; the ranks that did not end well."""
         with uncollected_imports():
             from samestep.launch.attempt import run_attempt
 
         self._number += 1
         self._ranks = range(assignment.first_rank, assignment.first_rank + self.nproc)
         outputs = self._folder / f"attempt_{self._number}"
-        command = [sys.executable, "-u", *self.args, *remedy]
+        smaller = [f"--batch_size={batch_size:d}"] if batch_size else []
+        command = [sys.executable, "-u", *self.args, *smaller]
         failures = run_attempt(command, self.nproc, assignment, outputs, self.stop, deadline)
         run = launch_env.read_run_path(self._folder)
         if run is not None:
@@ -53,9 +58,11 @@ class NodeRunner:
     def show(self, decision: Decision) -> None:
         """Print what happened: the first rank that failed, with its traceback if it is on this node."""
         self._record(decision)
+        if self.is_silent:
+            return
         first = decision.first
         if first is not None:
-            print_safely(headline(first, brief=first.rank not in self._ranks), sys.stderr)
+            print_safely(headline(first, brief=not self.shows_all and first.rank not in self._ranks), sys.stderr)
             exit_report.write_failure(self._folder, exit_report_of(first))
             if not first.is_user_error:
                 run = launch_env.read_run_path(self._folder)

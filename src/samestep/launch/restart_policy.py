@@ -1,6 +1,6 @@
 """What follows from how an attempt ended: the end of the launch with its exit code, or another attempt."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from samestep.core.errors import EXIT_DONE, EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_PREEMPTED
@@ -34,8 +34,8 @@ class Decision:
     first: Failure | None = None
     """What to show as the cause."""
     message: str = ""
-    remedy: Sequence[str] = ()
-    """Arguments to add to the command line of all further attempts."""
+    batch_size: int | None = None
+    """The smaller batch_size of all further attempts, against a lack of memory; None: that of the command."""
 
     def event(self) -> dict[str, Json]:
         """For the run's events: how the attempt ended, also of ranks that could not write an exit report."""
@@ -50,17 +50,6 @@ class Decision:
             "word": asdict(report) if report else None,
         }
 
-    def to_json(self) -> dict[str, Json]:
-        """As plain data, for another node."""
-        first = self.first.to_json() if self.first else None
-        return {"code": self.code, "first": first, "said": self.message, "remedy": list(self.remedy)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Json]) -> "Decision":
-        """What `to_json` returned."""
-        first = Failure.from_json(data["first"]) if data["first"] else None
-        return cls(data["code"], first, data["said"], data["remedy"])
-
 
 class RestartPolicy:
     """Decides what follows, and counts restarts. torch's own agent would restart on any exit code, even if in vain."""
@@ -68,13 +57,13 @@ class RestartPolicy:
     def __init__(self, max_restarts: int, grace: float) -> None:
         self._max_restarts, self._grace = max_restarts, grace
         self._restarts = 0
-        self._remedy: Sequence[str] = ()
+        self._batch_size: int | None = None
 
     def decide(self, end: AttemptEnd) -> Decision:
-        """What follows; a remedy against a lack of memory stays in force."""
+        """What follows; a smaller batch_size stays in force."""
         decision = self._decide(end)
-        self._remedy = decision.remedy or self._remedy
-        return replace(decision, remedy=self._remedy)
+        self._batch_size = decision.batch_size or self._batch_size
+        return replace(decision, batch_size=self._batch_size)
 
     def _decide(self, end: AttemptEnd) -> Decision:
         if end.at_once:
@@ -89,9 +78,9 @@ class RestartPolicy:
         code = max(first.code, EXIT_FAILURE)
         if end.stopped or first.is_user_error:
             return Decision(code, first)
-        if first.report and first.report.remedy:
-            message = f"restarting from the last checkpoint {first.report.remedy_text}"
-            return Decision(None, first, message, first.report.remedy)
+        if first.report and first.report.retry_batch_size:
+            message = f"restarting from the last checkpoint {first.report.retry_text}"
+            return Decision(None, first, message, first.report.retry_batch_size)
         if first.is_memory or self._restarts >= self._max_restarts:
             return Decision(code, first)
         return Decision(None, first, f"restarting from the last checkpoint ({self._count_restart()})")

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from samestep.core.errors import EXIT_INTERRUPTED, EXIT_MEMORY, EXIT_PREEMPTED, EXIT_STALLED, EXIT_USER
-from samestep.core.exit_report import ExitReport
+from samestep.core.exit_report import ExitReport, parse_exit_report
 from samestep.launch.failure import signal_name
-from samestep.why.records import Evidence, parse_exit_report
+from samestep.why.records import Evidence
 
 VERDICT_BY_KIND = {
     "user": "user_error",
@@ -53,7 +53,7 @@ class Cause:
     traceback: str = ""
     source: str = ""
     """The file that it is known from."""
-    remedy: Sequence[str] = ()
+    retry_batch_size: int | None = None
 
 
 def first_failure(evidence: Evidence) -> Cause | None:
@@ -111,7 +111,14 @@ def cause_from_report(report: ExitReport, source: str) -> Cause:
     kind = _kind(report) if not match else _kind(replace(report, kind="crashed"))
     reason = SECOND_CTRL_C if kind == "interrupted" else ""
     return Cause(
-        VERDICT_BY_KIND.get(kind, "failed"), text, [rank], host, reason, report.traceback, source, report.remedy
+        VERDICT_BY_KIND.get(kind, "failed"),
+        text,
+        [rank],
+        host,
+        reason,
+        report.traceback,
+        source,
+        report.retry_batch_size,
     )
 
 

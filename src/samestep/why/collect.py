@@ -17,12 +17,12 @@ from dataclasses import fields
 from pathlib import Path
 
 from samestep.checkpoint.manifest import checkpoint_folders
-from samestep.core.exit_report import ExitReport
+from samestep.core.exit_report import ExitReport, parse_exit_report
 from samestep.core.logs import FAILURES
 from samestep.core.records import Json, parse_json_lines, read_json_if_readable
 from samestep.core.rundir import RunDir
 from samestep.train.run_record import RunRecord
-from samestep.why.records import Evidence, Heartbeat, Lock, parse_exit_report
+from samestep.why.records import Evidence, Heartbeat, Lock
 from samestep.why.scheduler import kernel_kill, last_job
 
 _TAIL = 1 << 17

@@ -1,7 +1,6 @@
 """The commands to type next."""
 
 import shlex
-from collections.abc import Sequence
 
 from samestep.why.records import Evidence
 
@@ -25,10 +24,10 @@ def resume_with_changes(evidence: Evidence, *more: str) -> str:
     return shlex.join(["samestep", *args, *more])
 
 
-def resume_with_less_memory(evidence: Evidence, remedy: Sequence[str] = ()) -> str:
-    """Continue with less memory: the rank's own remedy, else half the rows at once, or fewer loader workers."""
-    half = evidence.batch_size // 2
-    args = list(remedy) or ([f"--batch_size={half}"] if half else ["num_workers=0", "checkpoint.background=false"])
+def resume_with_less_memory(evidence: Evidence, batch_size: int | None = None) -> str:
+    """Continue with less memory: the rows that the rank named, else half as many, or fewer loader workers."""
+    rows = batch_size or evidence.batch_size // 2
+    args = [f"--batch_size={rows}"] if rows else ["num_workers=0", "checkpoint.background=false"]
     return resume(evidence, *args)
 
 

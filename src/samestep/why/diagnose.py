@@ -96,7 +96,7 @@ def _failure(evidence: Evidence, cause: Cause) -> Diagnosis:
     following = {
         "crashed": [*commands.view_file(evidence, *logs), again],
         "hung": [*commands.view_file(evidence, *stacks, *logs), again],
-        "out_of_memory": [commands.resume_with_less_memory(evidence, cause.remedy)],
+        "out_of_memory": [commands.resume_with_less_memory(evidence, cause.retry_batch_size)],
         "diverged": _diverged(evidence, cause),
         "disk": [f"df -h {run} /dev/shm", commands.verify(evidence), again],
         "user_error": [commands.resume_with_changes(evidence)],
@@ -118,7 +118,7 @@ def _sentence(evidence: Evidence, cause: Cause) -> str:
     if cause.verdict in ("user_error", "hung", "diverged"):
         return first_line or "the run made no progress"
     who = describe_ranks(evidence, cause.ranks, cause.host) if cause.ranks else "a rank"
-    half = "; with half the batch_size the run stays the same" if cause.remedy else ""
+    half = "; with half the batch_size the run stays the same" if cause.retry_batch_size else ""
     if cause.reason:  # there is no exit report, only the launcher's text
         return f"{who} {first_line}{at_step(evidence)}"
     return f"{who} failed{at_step(evidence)}: {first_line}{half}"

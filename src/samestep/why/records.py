@@ -1,7 +1,7 @@
 """The evidence about a run, and the diagnosis. Nothing here reads a disk or a clock."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from samestep.core.exit_report import ExitReport
@@ -143,15 +143,6 @@ class Evidence:
         there = [heartbeat for heartbeat in self.heartbeats if heartbeat.host == host and heartbeat.memory]
         free = min((heartbeat.free for heartbeat in there), default=0)
         return bool(there) and free < TIGHT * (free + sum(heartbeat.memory for heartbeat in there))
-
-
-def parse_exit_report(data: Json) -> ExitReport | None:
-    """An exit report from its JSON, maybe written by another version; None when it is not one."""
-    known = {field.name for field in fields(ExitReport)}
-    try:
-        return ExitReport(**{name: value for name, value in data.items() if name in known})
-    except (AttributeError, TypeError):
-        return None
 
 
 VERDICTS = {

@@ -10,19 +10,32 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from samestep.core.errors import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER
 from samestep.core.exit_report import ExitReport
+from samestep.core.handshake import Lines, Listener
+from samestep.core.store_server import serve_store
 from samestep.launch.assignment import PEER_SECONDS, NodeAssignment
 from samestep.launch.failure import Failure
-from samestep.launch.nodes.link import TIMEOUT, Content, Link
+from samestep.launch.nodes.link import TIMEOUT, Link
+from samestep.launch.nodes.messages import (
+    Broken,
+    Hello,
+    Message,
+    OtherVersion,
+    Refused,
+    Regroup,
+    Report,
+    Start,
+    Stop,
+    Verdict,
+    Welcome,
+)
 from samestep.launch.nodes.options import NodeOptions
+from samestep.launch.nodes.ssh import RemoteLaunchers
 from samestep.launch.restart_policy import AttemptEnd, Decision, RestartPolicy
 
-PROTOCOL_VERSION = 1
-"""Launchers with another version are refused."""
 MORE_NODES_WAIT = 5.0
 """Seconds to wait for more nodes at the start, when there are enough but not yet all."""
 _NEW_NODE_WAIT = 2.0
@@ -34,18 +47,11 @@ _END_TIMEOUT = 5.0
 
 
 @dataclass(frozen=True)
-class Hello:
-    """The first message of a node."""
+class _Gone:
+    """A connection ended."""
 
-    host: str
-    nproc: int
-    rank: int | None
-    launch: str
-    """The id that its launch would have on its own; the leader's own node has the leader's."""
-    command: str
-    """A hash of the command line."""
-    language: int = PROTOCOL_VERSION
-    """The key in the message, which all versions must understand."""
+    how: str
+    silent: bool
 
 
 @dataclass(eq=False)
@@ -61,7 +67,8 @@ class Node:
     present: bool = False
     """It was admitted and is not lost."""
     gone: str = ""
-    report: Content | None = None
+    report: Report | None = None
+    """How its ranks ended, in the time of the clock here."""
 
     @property
     def order(self) -> tuple[float, int]:
@@ -75,17 +82,21 @@ class Leader:
     """Leads a launch over several nodes, in a thread of its own."""
 
     def __init__(
-        self, options: NodeOptions, policy: RestartPolicy, launch_id: str, command: str, listener: socket.socket
+        self,
+        options: NodeOptions,
+        policy: RestartPolicy,
+        launch_id: str,
+        command: str,
+        server: socket.socket,
+        key: bytes,
+        remote: RemoteLaunchers,
     ) -> None:
-        from torch._C._distributed_c10d import TCPStore
-
-        self._open_store = lambda: TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._options, self._policy, self._launch_id, self._command = options, policy, launch_id, command
-        self._listener = listener
+        self._listener, self._remote = Listener(server, key, self._add_link), remote
         self._nodes: list[Node] = []
         self._group: list[Node] = []
         """The nodes of the attempt under way."""
-        self._events: queue.Queue[tuple[Node, str, Content]] = queue.Queue()
+        self._events: queue.Queue[tuple[Node, Message | _Gone]] = queue.Queue()
         self._arrivals = itertools.count()
         self._stopped = False
         self._begun = False
@@ -94,38 +105,31 @@ class Leader:
 
     def start(self) -> None:
         """Accept connections and lead."""
-        threading.Thread(target=self._accept_connections, name="accept nodes", daemon=True).start()
+        self._listener.start()
         self._thread.start()
 
     def finish(self) -> None:
         """Wait until every node has the decision, but not for long."""
         self._thread.join(_END_TIMEOUT)
 
-    def _accept_connections(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:  # closed
-                return
-            self._add_link(connection)
-
-    def _add_link(self, connection: socket.socket) -> None:
-        def on_message(kind: str, content: Content) -> None:
-            self._events.put((node, kind, content))
+    def _add_link(self, connection: socket.socket, lines: Lines) -> None:
+        def on_message(message: Message) -> None:
+            self._events.put((node, message))
 
         def on_end(how: str, silent: bool) -> None:
-            self._events.put((node, "gone", {"how": how, "silent": silent}))
+            self._events.put((node, _Gone(how, silent)))
 
-        node = Node(Link(connection, on_message=on_message, on_end=on_end, timeout=_NODE_TIMEOUT), next(self._arrivals))
-        node.link.start()
+        link = Link(connection, lines, on_message=on_message, on_end=on_end, timeout=_NODE_TIMEOUT)
+        node = Node(link, next(self._arrivals))
+        link.start()
 
     def _run(self) -> None:
         decision = Decision(None)
         try:
             while decision.code is None:
                 early = self._wait_for_nodes()
-                decision = early or self._policy.decide(self._attempt(decision.remedy))
-                self._broadcast("verdict", **decision.to_json())
+                decision = early or self._policy.decide(self._attempt(decision.batch_size))
+                self._broadcast(Verdict(decision))
             self._wait_until_nodes_left()
         finally:
             self._listener.close()
@@ -138,11 +142,17 @@ class Leader:
         while not self._enough():
             if self._stopped:
                 return Decision(EXIT_PREEMPTED)
-            if time.monotonic() > end:
+            self._keep_hosts_running()
+            cannot_begin = not self._begun and self._remote.problem and any(node.leads for node in self._present)
+            if time.monotonic() > end or cannot_begin:
                 return self._too_few()
             self._handle_event()
+        self._keep_hosts_running()
         self._group = sorted(self._present, key=lambda node: node.order)[: self._options.most]
         return Decision(EXIT_PREEMPTED) if self._stopped else None
+
+    def _keep_hosts_running(self) -> None:
+        self._remote.keep_running({node.rank for node in self._present}, again=self._begun)
 
     @property
     def _present(self) -> list[Node]:
@@ -157,14 +167,15 @@ class Leader:
         here = ", ".join(node.host for node in self._present)
         came = f"{len(self._present)} of {self._options.least} nodes ({here}) came to {self._options.address}"
         text = f"only {came} within {self._options.join_timeout:g} s; start the same command on every node"
+        text = self._remote.problem or text
         if self._begun:
             return Decision(EXIT_FAILURE, message=text)
         return Decision(EXIT_USER, Failure(0, EXIT_USER, report=ExitReport(text, EXIT_USER)))
 
-    def _attempt(self, remedy: Sequence[str]) -> AttemptEnd:
+    def _attempt(self, batch_size: int | None) -> AttemptEnd:
         """Have all nodes run their ranks once."""
         self._begun = True
-        store = self._open_store()  # a new one for every attempt: nothing of the last one is in it
+        store = serve_store(only_here=False)  # a new one for every attempt: nothing of the last one is in it
         sizes = [node.nproc for node in self._group]
         for index, node in enumerate(self._group):
             node.report = None
@@ -172,14 +183,14 @@ class Leader:
             assignment = NodeAssignment(
                 self._options.host, store.port, self._launch_id, sum(sizes), first, index, nodes
             )
-            node.link.send("start", part=asdict(assignment), remedy=list(remedy))
+            node.link.send(Start(assignment, batch_size))
         joined: list[Node] = []
         while any(node.present and node.report is None for node in self._group):
             self._handle_event()
             if not joined and not self._stopped:
                 joined = self._new_nodes()
                 for node in self._group if joined else ():
-                    node.link.send("regroup")
+                    node.link.send(Regroup())
         return self._ended(joined)
 
     def _new_nodes(self) -> list[Node]:
@@ -193,9 +204,9 @@ class Leader:
         lost = [node for node in self._group if node.report is None]
         remaining = len(self._present)
         return AttemptEnd(
-            [Failure.from_json(failure, report["shift"]) for report in reports for failure in report["failures"]],
+            [failure for report in reports for failure in report.failures],
             self._stopped,
-            any(report["at_once"] for report in reports),
+            any(report.at_once for report in reports),
             lost=" and ".join(f"{node.host} {node.gone}" for node in lost),
             remaining=_count(remaining) if remaining >= self._options.least else "",
             joined=f"{' and '.join(node.host for node in joined)} joined" if joined else "",
@@ -203,58 +214,52 @@ class Leader:
 
     def _handle_event(self) -> None:
         try:
-            node, kind, content = self._events.get(timeout=0.1)
+            node, message = self._events.get(timeout=0.1)
         except queue.Empty:
             return
-        if kind == "hello":
-            self._admit(node, content)
+        if isinstance(message, Hello | OtherVersion) and not node.present:
+            self._admit(node, message)
         elif not node.present:
-            return  # not a node, or one that was refused
-        elif kind == "gone":
-            self._lose(node, **content)
-        elif kind == "stop":
+            return  # one that was refused
+        elif isinstance(message, _Gone):
+            self._lose(node, message)
+        elif isinstance(message, Stop):
             self._stopped = True
-            self._broadcast("stop", but=node)
-        elif kind == "broken":
-            self._broadcast("broken", but=node, **content)
-        elif kind == "report":
-            node.report = {**content, "shift": time.time() - content["now"]}
+            self._broadcast(message, but=node)
+        elif isinstance(message, Broken):
+            self._broadcast(message, but=node)
+        elif isinstance(message, Report):
+            shift = time.time() - message.now
+            node.report = replace(message, failures=[failure.shifted(shift) for failure in message.failures])
 
-    def _admit(self, node: Node, content: Content) -> None:
-        if content.get("language") != PROTOCOL_VERSION:
-            node.link.send("refused", text="the nodes have different versions of samestep; install the same on all")
-            return
-        try:
-            hello = Hello(**content)
-        except TypeError:  # no launcher sends that
-            node.link.close()
+    def _admit(self, node: Node, hello: Hello | OtherVersion) -> None:
+        if isinstance(hello, OtherVersion):
+            node.link.send(Refused("the nodes have different versions of samestep; install the same on all"))
             return
         node.host, node.nproc, node.rank = hello.host, hello.nproc, hello.rank
         node.leads = hello.launch == self._launch_id
         same_rank = next((other for other in self._present if node.rank is not None and other.rank == node.rank), None)
         if hello.command != self._command:
-            node.link.send("refused", text=f"{node.host} was given another command; start the same one on every node")
+            node.link.send(Refused(f"{node.host} was given another command; start the same one on every node"))
         elif same_rank is not None:
-            node.link.send(
-                "refused", text=f"{same_rank.host} has --node-rank {node.rank} already; give each node its own"
-            )
+            node.link.send(Refused(f"{same_rank.host} has --node-rank {node.rank} already; give each node its own"))
         else:
             node.present = True
             self._nodes.append(node)
             self._arrived_at = time.monotonic()
-            node.link.send("welcome")
+            node.link.send(Welcome())
 
-    def _lose(self, node: Node, how: str, silent: bool) -> None:
+    def _lose(self, node: Node, gone: _Gone) -> None:
         """A node is gone. If only its launcher is, its ranks may still save; if it is out of reach, they may not."""
-        running = node.present and node in self._group and node.report is None
-        node.present, node.gone = False, how
+        running = node in self._group and node.report is None
+        node.present, node.gone = False, gone.how
         if running:
-            self._broadcast("broken", seconds=0.0 if silent else PEER_SECONDS)
+            self._broadcast(Broken(0.0 if gone.silent else PEER_SECONDS))
 
-    def _broadcast(self, kind: str, but: Node | None = None, **content: Any) -> None:
+    def _broadcast(self, message: Message, but: Node | None = None) -> None:
         for node in self._present:
             if node is not but:
-                node.link.send(kind, **content)
+                node.link.send(message)
 
     def _wait_until_nodes_left(self) -> None:
         """Each node closes its connection when it has the decision."""

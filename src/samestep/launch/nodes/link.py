@@ -1,22 +1,20 @@
-"""A connection between the launchers of two nodes: lines of JSON, and heartbeats in between."""
+"""A connection between the launchers of two nodes: authenticated lines of JSON, and heartbeats in between."""
 
 import json
 import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import asdict
 
-from samestep.core.records import Json
+from samestep.core.handshake import MAX_LINE, Lines, NotTrusted
+from samestep.launch.nodes.messages import Message, parse
 
 HEARTBEAT_INTERVAL = 1.0
 """Seconds between heartbeats."""
 TIMEOUT = 10.0
 """Seconds without a heartbeat after which a node counts as out of reach."""
-_MAX_LINE = 8 * 2**20
-
-Content = dict[str, Json]
-"""A message without its kind."""
+_HEARTBEAT = b""
 
 
 class Link:
@@ -25,14 +23,16 @@ class Link:
     def __init__(
         self,
         connection: socket.socket,
+        lines: Lines,
         *,
-        on_message: Callable[[str, Content], None],
+        on_message: Callable[[Message], None],
         on_end: Callable[[str, bool], None],
         timeout: float = TIMEOUT,
     ) -> None:
-        """`on_message(kind, content)`; `on_end(how, silent)`, once: closed by the other side, or silent too long."""
+        """`on_end(how, silent)`, once: closed by the other side, or silent too long."""
         connection.settimeout(timeout)
-        self._connection, self._on_message, self._on_end, self._timeout = connection, on_message, on_end, timeout
+        self._connection, self._lines, self._timeout = connection, lines, timeout
+        self._on_message, self._on_end = on_message, on_end
         self._incoming = connection.dup()  # with a timeout of its own
         self._incoming.settimeout(HEARTBEAT_INTERVAL / 4)
         self._sending = threading.Lock()
@@ -42,12 +42,14 @@ class Link:
         """Start the thread."""
         threading.Thread(target=self._serve, name="node link", daemon=True).start()
 
-    def send(self, kind: str, **content: Any) -> None:
+    def send(self, message: Message) -> None:
         """Send a message; if the other side is gone, `on_end` reports that, not this method."""
-        line = json.dumps({"kind": kind, **content}).encode() + b"\n"
+        self._send_line(json.dumps([type(message).__name__, asdict(message)]).encode())
+
+    def _send_line(self, line: bytes) -> None:
         with self._sending:
             try:
-                self._connection.sendall(line)
+                self._connection.sendall(self._lines.seal(line))
             except OSError:
                 self._shut_down()
 
@@ -60,7 +62,7 @@ class Link:
         how, silent = "closed the connection", False
         try:
             silent = self._receive()
-        except (OSError, ValueError) as error:  # reset, or not our protocol
+        except (OSError, ValueError, RecursionError, NotTrusted) as error:  # reset, or not our protocol
             how = f"broke the connection ({error})"
         self._shut_down()
         self._incoming.close()
@@ -75,29 +77,30 @@ class Link:
         while True:
             try:
                 data = self._incoming.recv(2**16)
-            except TimeoutError:
-                if time.monotonic() - received > self._timeout:
-                    return True
-            else:
                 if not data:
                     return False
-                received = time.monotonic()
-                *lines, rest = (rest + data).split(b"\n")
-                for line in lines:
-                    self._handle(line)
-                if len(rest) > _MAX_LINE:
-                    raise ValueError("a line that is too long")
-            if time.monotonic() - sent > HEARTBEAT_INTERVAL:
-                sent = time.monotonic()
-                self.send("beat")
+            except TimeoutError:
+                data = b""
+            *sealed, rest = (rest + data).split(b"\n")
+            for line in sealed:
+                self._handle(self._lines.open(line))
+            if len(rest) > MAX_LINE:
+                raise ValueError("a line that is too long")
+            now = time.monotonic()
+            received = now if sealed else received
+            if now - received > self._timeout:
+                return True
+            if now - sent > HEARTBEAT_INTERVAL:
+                sent = now
+                self._send_line(_HEARTBEAT)
 
     def _handle(self, line: bytes) -> None:
+        if line == _HEARTBEAT:
+            return
         message = json.loads(line)
-        if not isinstance(message, dict) or "kind" not in message:
+        if not isinstance(message, list) or len(message) != 2:
             raise ValueError("not a message")
-        kind = message.pop("kind")
-        if kind != "beat":
-            self._on_message(kind, message)
+        self._on_message(parse(*message))
 
     def _shut_down(self) -> None:
         try:

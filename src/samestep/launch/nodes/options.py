@@ -2,8 +2,9 @@
 
 import errno
 import os
+import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from samestep.core.errors import UserError
@@ -13,6 +14,8 @@ JOIN_TIMEOUT = 300.0
 """Seconds that nodes wait for each other."""
 _PORT = 29400
 """The default, which is torchrun's too."""
+_HOST = re.compile(r"(\w[\w.+-]*@)?[\w\[:][\w.:%\[\]-]*")
+"""A host name, an address, or a name in ssh's configuration; none of them can look like an option of ssh."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,12 @@ class NodeOptions:
     rank: int | None = None
     """Position among the nodes; 0 leads and opens the port. None: the node that has the address does."""
     join_timeout: float = JOIN_TIMEOUT
+    hosts: Sequence[str] = ()
+    """The hosts of `--hosts`: this one, which leads, and those that it starts by ssh."""
+    hosts_nproc: str = "auto"
+    """`--nproc` for each of them."""
+    by_ssh: bool = False
+    """Whether the first host started this node."""
 
     @property
     def address(self) -> str:
@@ -39,6 +48,11 @@ class NodeOptions:
         if not self._is_here():
             if self.rank is None:
                 return None
+            if self.hosts:
+                raise UserError(
+                    f"--hosts must begin with this machine ({socket.gethostname()}), by a name or an address that the "
+                    f"others can reach, and {self.host} is another one"
+                )
             raise UserError(
                 f"--node-rank 0 is the first node, but {self.host} of --rdzv is not this machine "
                 f"({socket.gethostname()}); name this machine there, on every node, or give it another --node-rank"
@@ -62,8 +76,9 @@ class NodeOptions:
         try:
             socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         except OSError as error:
+            option = "--hosts" if self.hosts or self.by_ssh else f"--rdzv {self.address}"
             raise UserError(
-                f"--rdzv {self.address}: the name {self.host!r} does not resolve here ({error.strerror}); "
+                f"{option}: the name {self.host!r} does not resolve on {socket.gethostname()} ({error.strerror}); "
                 "use the first node's IP address"
             ) from None
 
@@ -80,7 +95,9 @@ class NodeOptions:
 
 
 def parse_nodes(options: Mapping[str, str]) -> NodeOptions | None:
-    """The nodes that `--nodes`, `--rdzv`, `--node-rank` and `--join-timeout` ask for; None: only this one."""
+    """The nodes that `--hosts`, or `--nodes`, `--rdzv` and `--node-rank`, ask for; None: only this one."""
+    if "hosts" in options:
+        return _parse_hosts(options)
     if "nodes" not in options:
         for name in ("rdzv", "node-rank", "join-timeout"):
             if name in options:
@@ -97,10 +114,30 @@ def parse_nodes(options: Mapping[str, str]) -> NodeOptions | None:
     rank = options.get("node-rank")
     if rank is not None and not (rank.isdigit() and int(rank) < most):
         raise UserError(f"--node-rank must be a whole number from 0 to {most - 1}, not {rank!r}")
+    return NodeOptions(least, most, host, port, None if rank is None else int(rank), _join_timeout(options))
+
+
+def _parse_hosts(options: Mapping[str, str]) -> NodeOptions:
+    """`--hosts a,b`: this machine is the first and leads, on a port that the system chooses."""
+    for name in ("nodes", "rdzv", "node-rank"):
+        if name in options:
+            raise UserError(f"--hosts starts all nodes by itself; leave out --{name}")
+    hosts = options["hosts"].split(",")
+    for host in hosts:
+        if not _HOST.fullmatch(host):
+            raise UserError(f"--hosts must be host names with commas in between, such as node1,node2, not {host!r}")
+        if hosts.count(host) > 1:
+            raise UserError(f"--hosts names {host} twice; name each host once, and set --nproc to its ranks")
+    first = hosts[0].rpartition("@")[2].strip("[]")
+    timeout, nproc = _join_timeout(options), options.get("nproc", "auto")
+    return NodeOptions(len(hosts), len(hosts), first, 0, 0, timeout, tuple(hosts), nproc)
+
+
+def _join_timeout(options: Mapping[str, str]) -> float:
     seconds = options.get("join-timeout", f"{JOIN_TIMEOUT:g}")
     if not seconds.replace(".", "", 1).isdigit():
         raise UserError(f"--join-timeout must be a number of seconds, not {seconds!r}")
-    return NodeOptions(least, most, host, port, None if rank is None else int(rank), float(seconds))
+    return float(seconds)
 
 
 def _range(text: str) -> tuple[int, int]:

@@ -159,7 +159,7 @@ def _failed(error: BaseException, world: World, session: Session | None) -> int:
 def _out_of_memory(error: BaseException, world: World, session: Session | None) -> int:
     """Ends the attempt on all ranks; a launcher starts another one with half the micro-batch, if there is one."""
     logger.error("%s", error, exc_info=error)
-    remedy: dict[str, Any] = {}
+    retry: dict[str, Any] = {}
     if session is None or session.rundir is None or not session.is_planned:
         problem, advice = f"out of memory before the first step ({type(error).__name__}: {error})", ""
     elif stage := session.own_batch_size():
@@ -169,10 +169,10 @@ def _out_of_memory(error: BaseException, world: World, session: Session | None) 
         size, global_batch = session.config.batch_size, session.config.global_batch_size
         problem, advice = memory_sentence(error, size), memory_advice(size, session.rundir.path)
         text = f"with batch_size {size // 2}; the global batch stays {global_batch}"
-        remedy = {"remedy": [f"--batch_size={size // 2}"], "remedy_text": text} if size > 1 else {}
+        retry = {"retry_batch_size": size // 2, "retry_text": text} if size > 1 else {}
     full_error = OutOfMemory(f"{problem}; {advice}" if advice else problem)
     world.report_failure(full_error)
-    report = ExitReport.from_error(OutOfMemory(problem) if remedy else full_error, EXIT_MEMORY, plain=True, **remedy)
+    report = ExitReport.from_error(OutOfMemory(problem) if retry else full_error, EXIT_MEMORY, plain=True, **retry)
     if not report.write(os.environ):
         print_error(str(full_error))
     _write_report(report, world, session)
