@@ -1,4 +1,4 @@
-"""Another user of this host, who reaches the ports of a run: run as `python strangers.py ATTACK PORT...`.
+"""Another user of this host, who reaches the ports of a run: `python strangers.py`, with what to do on stdin.
 
 Before it does anything it becomes the user "nobody"; torch is imported before, since that user may not read it.
 """
@@ -12,19 +12,35 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from system.requirements import require
 
 NOBODY = 65534
 FORGED_FAILURE = {"rank": 7, "host": "elsewhere", "text": "forged", "code": 0}
+SECONDS = 4.0
 PLAIN_NAMES = ("samestep/failure", "samestep/stall", "samestep/share/choice", "samestep/share/run directory")
 
 
-def attack(kind: str, ports: Sequence[int], seconds: float = 6.0, *args: str) -> subprocess.CompletedProcess[str]:
-    """Attack these ports as another user; returns what the attacker found out."""
-    require("another user", (), root=True)
-    command = [sys.executable, __file__, kind, str(seconds), ",".join(map(str, ports)), *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+class Stranger:
+    """Another user, ready to attack; starting one takes a while, so that is done before the run to be attacked."""
+
+    def __init__(self) -> None:
+        require("another user", (), root=True)
+        command = [sys.executable, __file__]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def attack(self, kind: str, ports: Sequence[int], forged: Any = FORGED_FAILURE) -> list[str]:
+        """For some seconds, write `forged` into every store at these ports; the names that were seen there.
+
+        `kind` is `add`, under names that entries would have without authentication, or `overwrite`, all that is there.
+        """
+        output, _ = self._process.communicate(json.dumps([kind, list(ports), forged]), timeout=60)
+        return json.loads(output)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
 
 
 def process_tree(pid: int) -> list[int]:
@@ -42,10 +58,10 @@ def process_tree(pid: int) -> list[int]:
     return found
 
 
-def listening(pid: int) -> set[tuple[str, int]]:
-    """The addresses at which a process and all that it started listen."""
+def listening(*pids: int) -> set[tuple[str, int]]:
+    """The addresses at which processes listen."""
     sockets = set()
-    for one in process_tree(pid):
+    for one in pids:
         for link in Path(f"/proc/{one}/fd").glob("*"):
             try:
                 sockets.add(os.readlink(link))
@@ -62,16 +78,16 @@ def listening(pid: int) -> set[tuple[str, int]]:
     return found
 
 
-def _main(kind: str, seconds: str, ports: str, *args: str) -> None:
+def _main() -> None:
     from torch._C._distributed_c10d import TCPStore
 
     os.setgroups([])
     os.setgid(NOBODY)
     os.setuid(NOBODY)
-    end, seen = time.monotonic() + float(seconds), set()
-    forged = json.dumps([*args, {}] if args else FORGED_FAILURE)
+    kind, ports, forged = json.load(sys.stdin)
+    end, seen = time.monotonic() + SECONDS, set()
     while time.monotonic() < end:
-        for port in map(int, ports.split(",")):
+        for port in ports:
             try:
                 store = TCPStore("127.0.0.1", port, None, False, timedelta(seconds=1), wait_for_workers=False)
                 keys = store.list_keys()
@@ -79,10 +95,10 @@ def _main(kind: str, seconds: str, ports: str, *args: str) -> None:
                 continue
             seen.update(keys)
             for name in PLAIN_NAMES if kind == "add" else keys:
-                store.set(name, forged)
+                store.set(name, json.dumps(forged))
         time.sleep(0.05)
     print(json.dumps(sorted(seen)))
 
 
 if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    _main()

@@ -1,7 +1,6 @@
 """A run of several ranks on one host, and another user of that host: nothing of the run can be reached from elsewhere,
 and what the other user writes into its store changes nothing, or ends the run with an error."""
 
-import json
 import subprocess
 import sys
 import time
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from samestep.core.records import JsonLines
-from security.strangers import attack, listening
+from security.strangers import Stranger, listening, process_tree
 
 pytestmark = pytest.mark.timeout(300)
 RECIPE = str(Path(__file__).parents[1] / "cli" / "trouble.py")
@@ -19,7 +18,14 @@ STEPS = 150
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
+def stranger() -> Iterator[Stranger]:
+    found = Stranger()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def run(stranger: Stranger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
     """A run of two ranks, some steps after its start; it takes some ten seconds more."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     command = [sys.executable, "-m", "samestep", "train", RECIPE, "--nproc", "2", f"out={tmp_path}", "name=run"]
@@ -50,29 +56,33 @@ def steps(folder: Path) -> int:
 
 
 def ports(run: subprocess.Popen[str]) -> list[int]:
+    """Those of the launcher, which has the store; strangers would try all, which takes longer."""
     return sorted({port for _, port in listening(run.pid)})
 
 
 def test_it_listens_for_no_other_machine(run: subprocess.Popen[str]) -> None:
-    addresses = {address for address, _ in listening(run.pid)}
+    addresses = {address for address, _ in listening(*process_tree(run.pid))}
     assert addresses == {"127.0.0.1"}
 
 
-def test_what_a_stranger_adds_to_its_store_is_not_read(run: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_what_a_stranger_adds_to_its_store_is_not_read(
+    run: subprocess.Popen[str], stranger: Stranger, tmp_path: Path
+) -> None:
     """By the names that entries would have without authentication: a failure with code 0, a recipe to import."""
-    found = json.loads(attack("add", ports(run)).stdout)
-    assert found, "the attacker reached the store"
+    assert stranger.attack("add", ports(run)), "the store was reached"
     output, _ = run.communicate(timeout=90)
     assert (run.returncode, steps(tmp_path)) == (0, STEPS), output
 
 
-def test_what_a_stranger_overwrites_is_never_believed(run: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_what_a_stranger_overwrites_is_never_believed(
+    run: subprocess.Popen[str], stranger: Stranger, tmp_path: Path
+) -> None:
     """All entries, with a recipe to import that would leave a mark."""
     mark = tmp_path / "mark"
     planted = tmp_path / "planted.py"
     planted.write_text(f"open({str(mark)!r}, 'w')\n")
-    found = json.loads(attack("overwrite", ports(run), 6.0, str(planted)).stdout)
-    assert found, "the attacker reached the store"
+    found = stranger.attack("overwrite", ports(run), [str(planted), {}])
+    assert found, "the store was reached"
     assert not [name for name in found if "samestep/failure" in name], "entries do not tell what they are"
     output, _ = run.communicate(timeout=90)
     assert not mark.exists()
