@@ -25,7 +25,7 @@ from samestep.why.collect import collect_evidence
 from samestep.why.diagnose import diagnose
 from samestep.why.records import Diagnosis
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 FAULTY = str(Path(__file__).with_name("faulty.py"))
 TROUBLE = str(Path(__file__).with_name("trouble.py"))
 PLAIN = ["--no-log.tensorboard", "--log.every", "1", "--distributed.device", "cpu"]
@@ -72,12 +72,12 @@ def command(*args: str, nproc: int = 2) -> Iterator[subprocess.Popen[str]]:
         process.wait()
 
 
-def result(process: subprocess.Popen[str], timeout: float = 90) -> tuple[int, str]:
+def result(process: subprocess.Popen[str], timeout: float = 200) -> tuple[int, str]:
     output, _ = process.communicate(timeout=timeout)
     return process.returncode, output
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited too long"

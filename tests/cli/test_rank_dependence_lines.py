@@ -6,7 +6,7 @@ import pytest
 
 from cli.conftest import EXAMPLE, SMALL, Shell
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 def warnings(output: str) -> list[str]:

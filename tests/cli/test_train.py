@@ -12,7 +12,7 @@ from cli.conftest import EXAMPLE, SMALL, Shell
 from samestep.checkpoint.manifest import find_checkpoints
 from samestep.core.records import JsonLines, read_json
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 def rows(run: Path) -> list[dict]:
@@ -219,7 +219,7 @@ def test_a_resume_finds_the_recipe_from_any_folder_and_no_other_of_its_name(
     assert "wave.py does not exist" in output
 
 
-def wait_for(condition: object, seconds: float = 30) -> None:
+def wait_for(condition: object, seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < end, "waited too long"

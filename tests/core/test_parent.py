@@ -11,7 +11,7 @@ import pytest
 
 from toys import gone
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 PARENT = """
 import subprocess, sys, time
 child = subprocess.Popen([sys.executable, sys.argv[1]])
@@ -36,7 +36,7 @@ def family(folder: Path, body: str) -> tuple[subprocess.Popen, int]:
     return parent, int(ready.read_text())
 
 
-def wait_for(condition: object, seconds: float = 20) -> None:
+def wait_for(condition: object, seconds: float = 100) -> None:
     end = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < end, "waited too long"

@@ -22,7 +22,7 @@ from samestep.launch.launcher import Launcher, parse_nproc
 from samestep.launch.stop_requests import StopRequests
 from toys import gone
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def attempts() -> int:
     return len(list(Path().glob("began_0_*")))
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 100) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"

@@ -22,7 +22,7 @@ from samestep.launch.launcher import Launcher
 from samestep.launch.nodes import leader, link
 from samestep.launch.nodes.options import NodeOptions, parse_nodes
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(300)
 _CONTEXT = multiprocessing.get_context("forkserver")
 
 

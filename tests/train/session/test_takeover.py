@@ -19,7 +19,7 @@ from samestep.train.recipe import Stage
 from samestep.train.session import takeover
 from train.session.dumped_line import ROWS, SETTINGS, SOURCE
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
