@@ -38,7 +38,7 @@ def two_ranks(folder: Path, *commands: Sequence[str], folders: Sequence[Path] = 
     """The exit codes, and what rank 0 printed."""
     places = [str(place) for place in folders or (folder, folder)]
     workers = local.start(main_in, 2, places, commands, logs=folder / f"logs_{len(list(folder.iterdir()))}")
-    return list(workers.wait(90)), workers.output(0)
+    return list(workers.wait(250)), workers.output(0)
 
 
 @pytest.mark.parametrize(
