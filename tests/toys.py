@@ -188,7 +188,7 @@ class Proofs:
         if nproc not in self.launched:
             self.launched.add(nproc)
             start(_worker, nproc, self.folder, self.cases, logs=self.folder / f"logs_{nproc}", preload=PRELOAD).wait(
-                280
+                800
             )
         for rank in range(nproc):
             result = _result_file(self.folder, case, nproc, strategy, rank)

@@ -9,7 +9,7 @@ from samestep.core.records import JsonLines
 from samestep.train.session import session
 from samestep.train.session.entry import train_with
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 FAULTY = str(Path(__file__).with_name("faulty.py"))
 MDLM = ["train", "mdlm", "--preset", "verify", "--no-log.tensorboard"]
 

@@ -14,7 +14,7 @@ from samestep.cli.main import main
 from samestep.core.errors import EXIT_DONE, EXIT_FAILURE, EXIT_USER
 from samestep.core.records import read_json
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "PMI_RANK", "SLURM_STEP_ID")
 

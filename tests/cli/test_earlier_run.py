@@ -18,7 +18,7 @@ def metrics(path: Path) -> list[dict]:
     return [{k: v for k, v in row.items() if not k.endswith("/s")} for row in JsonLines(path)]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_it_is_resumed_and_ends_as_it_would_have(shell: Shell, ranks: int) -> None:
     shutil.copytree(EARLIER / "run", "runs/earlier")

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from cli.conftest import Shell
 from samestep.cli.main import main
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 MDLM = ["train", "mdlm", "--preset=verify", "--distributed.dtype=float32", "--max_steps=2", "--samples_at_end=0"]
 
 

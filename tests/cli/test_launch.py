@@ -25,7 +25,7 @@ from samestep.why.collect import collect_evidence
 from samestep.why.diagnose import diagnose
 from samestep.why.records import Diagnosis
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 FAULTY = str(Path(__file__).with_name("faulty.py"))
 TROUBLE = str(Path(__file__).with_name("trouble.py"))
 PLAIN = ["--no-log.tensorboard", "--log.every", "1", "--distributed.device", "cpu"]

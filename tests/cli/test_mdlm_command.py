@@ -13,7 +13,7 @@ from cli.conftest import Shell
 from samestep.cli.main import main
 from samestep.core.records import read_json
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 SCRIPTS = Path(__file__).parents[2] / "scripts" / "mdlm"
 SMALL = ["--preset=verify", "--distributed.dtype=float32", "--no-log.tensorboard", "--sampling.length=4"]
 LABELS = ("dataset", "model", "batch size per GPU", "total batch size", "epochs", "learning rate", "save directory")

@@ -6,7 +6,7 @@ import pytest
 
 from cli.conftest import EXAMPLE, SMALL, Shell
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 def warnings(output: str) -> list[str]:

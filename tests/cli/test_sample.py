@@ -11,7 +11,7 @@ from samestep.core.errors import UserError
 from samestep.data.prompt_files import read_prompts
 from samestep.launch import local
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 SHORT = ["--length", "8", "--steps", "4", "--temperature", "1"]
 
 

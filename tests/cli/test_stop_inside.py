@@ -15,7 +15,7 @@ RECIPE = str(Path(__file__).with_name("slow_rollout.py"))
 SETTINGS = ["--no-log.tensorboard", "--log.every", "1", "--distributed.device", "cpu", "--max_steps", "6"]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("args", "saved"), [(["--distributed.strategy", "fsdp"], [3]), (["--early", "--checkpoint.every_steps", "2"], [2])]
 )

@@ -12,7 +12,7 @@ from cli.conftest import EXAMPLE, SMALL, Shell
 from samestep.checkpoint.manifest import find_checkpoints
 from samestep.core.records import JsonLines, read_json
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 def rows(run: Path) -> list[dict]:

@@ -84,7 +84,7 @@ def run_on_terminal(command: list[str], cwd: Path | None = None) -> str:
     return printed.decode()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("printer", PRINTERS)
 def test_no_text_controls_a_terminal(printer: str) -> None:
     command = [sys.executable, "-c", f"T = {HOSTILE!r}\n{PRINTERS[printer]}"]
@@ -97,14 +97,14 @@ def test_no_text_controls_a_terminal(printer: str) -> None:
         assert ESCAPED in printed
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("printer", ["text", "sample"])
 def test_a_pipe_gets_the_text_unchanged(printer: str) -> None:
     command = [sys.executable, "-c", f"T = {HOSTILE!r}\n{PRINTERS[printer]}"]
     assert subprocess.run(command, capture_output=True, check=True).stdout.decode() == f"{HOSTILE}\n"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_names_of_other_users_runs(tmp_path: Path) -> None:
     run = tmp_path / "runs" / f"a{CLIPBOARD}b"
     (run / "job").mkdir(parents=True)

@@ -11,7 +11,7 @@ import pytest
 
 from toys import gone
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 PARENT = """
 import subprocess, sys, time
 child = subprocess.Popen([sys.executable, sys.argv[1]])

@@ -11,7 +11,7 @@ import pytest
 from samestep.core import processes
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_state_of_a_process() -> None:
     process = subprocess.Popen(["sleep", "50"])
     try:

@@ -23,7 +23,7 @@ def holder(path: Path) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_live_holder_is_named_and_a_killed_one_is_gone(tmp_path: Path) -> None:
     process = holder(tmp_path)
     with pytest.raises(UserError, match=f"in use by a live run .*{process.pid}"):
@@ -35,7 +35,7 @@ def test_a_live_holder_is_named_and_a_killed_one_is_gone(tmp_path: Path) -> None
     lock.release()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_fork_does_not_keep_the_lock_of_its_dead_parent(tmp_path: Path) -> None:
     fork = "import os; child = os.fork(); child or time.sleep(30); print(child, flush=True)"
     code = HOLD.replace("print('held', flush=True)", fork)

@@ -95,7 +95,7 @@ def _umask() -> int:
     return mask
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_pipe_without_a_reader_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "lock")
     with pytest.raises(UserError, match="is a pipe or a socket"):

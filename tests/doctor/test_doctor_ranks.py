@@ -21,7 +21,7 @@ from samestep.doctor.rendezvous import CheckContext
 from samestep.launch import local
 from samestep.parallel.wrap import SingleProcess
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 PRELOAD = ("samestep.doctor.doctor", "samestep.train.session.entry")
 
 

@@ -13,7 +13,7 @@ from faults.damage import KINDS, corrupt
 from faults.fault_runs import FaultRuns
 from faults.trials import corruption
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 NAMES = ("manifest.json", ".metadata", "__1_0.distcp", "state.json", "manifest.sha256")
 CASES = [(NAMES[(index + offset) % len(NAMES)], kind) for offset in (0, 2) for index, kind in enumerate(KINDS)]
 

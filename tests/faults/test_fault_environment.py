@@ -19,7 +19,7 @@ from samestep.core.records import read_json
 from samestep.core.rundir import RunDir
 from samestep.world.agreement import MAX_DELAY
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 def must_resume(runs: FaultRuns, label: str, world: int = 2) -> None:

@@ -21,7 +21,7 @@ LONE = {"fault": "spin", "at_rank": 0, "global_batch_size": 1}
 TIMEOUT = 150
 """Seconds to wait for the end of a run; on an idle machine all end within twenty."""
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 @dataclass

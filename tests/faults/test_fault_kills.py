@@ -9,7 +9,7 @@ from faults.fault_injection import SaveFault
 from faults.fault_runs import FaultRuns
 from faults.trials import kill_during_save, random_kill
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 SEED = 4
 
 

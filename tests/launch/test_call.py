@@ -23,7 +23,7 @@ from samestep.launch.call import LaunchResult, _as_args, _wait
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "sine.py")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_same_call_on_two_nodes_is_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both nodes are this machine."""
     monkeypatch.chdir(tmp_path)

@@ -22,7 +22,7 @@ from samestep.launch.launcher import Launcher, parse_nproc
 from samestep.launch.stop_requests import StopRequests
 from toys import gone
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from samestep.launch import local
 from toys import gone
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 def print_rank(greeting: str) -> int:

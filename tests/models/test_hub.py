@@ -344,7 +344,7 @@ def on_two_ranks(url: str, cache: str, each: bool, fails: str) -> None:
     world.leave()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_two_ranks_download_once(tmp_path: Path) -> None:
     with serving({"org/large": {**WANTED, **UNWANTED}}) as server:
         for _ in range(2):  # the second time from the cache
@@ -354,14 +354,14 @@ def test_two_ranks_download_once(tmp_path: Path) -> None:
         assert len([line for line in server.requests if "/api/models/" in line]) == 1
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_hosts_with_caches_of_their_own_download_each(tmp_path: Path) -> None:
     with serving({"org/large": {**WANTED, **UNWANTED}}) as server:
         run_on_ranks(on_two_ranks, 2, server.url, f"{tmp_path}/cache", True, "", logs=tmp_path / "logs")
         assert server.fetched() == sorted([*WANTED, *WANTED])
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_two_ranks_fail_with_one_sentence(tmp_path: Path) -> None:
     with serving({"org/plain": PLAIN}) as server:
         said = "UserError: Check the name, or log in"

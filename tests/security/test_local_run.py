@@ -12,7 +12,7 @@ import pytest
 from samestep.core.records import JsonLines
 from security.strangers import Stranger, listening, process_tree
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 RECIPE = str(Path(__file__).parents[1] / "cli" / "trouble.py")
 STEPS = 150
 

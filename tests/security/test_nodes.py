@@ -9,7 +9,7 @@ from launch.nodes.test_nodes import Machines, machines  # noqa: F401  # a fixtur
 from launch.test_launcher import wait_for
 from security.node_strangers import found, stranger
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 WORKER = "Path(f'args_{rank}').write_text(' '.join(sys.argv[1:]))"
 
 

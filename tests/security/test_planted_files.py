@@ -12,7 +12,7 @@ import pytest
 from security.strangers import NOBODY
 from system.requirements import require
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 RECIPE = str(Path(__file__).parents[1] / "cli" / "trouble.py")
 SETTINGS = ("max_steps=3", "batch_size=2", "distributed.device=cpu")
 

@@ -50,7 +50,7 @@ STEPS = 5
 SPLITS = [(23, 8, 2), (10, 7, 1), (9, 4, 3), (5, 1, 1)]
 """Rows, global batch, rows of a micro-batch; a batch of one row leaves a share without any."""
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 Case = Callable[[World, str, Path], None]
 
 

@@ -20,7 +20,7 @@ from samestep.why.collect import collect_evidence
 from samestep.why.diagnose import diagnose
 from samestep.why.report import evidence_lines
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture

@@ -144,7 +144,7 @@ def mixed_precision(world: World, strategy: str) -> None:
 CASES: list[Case] = [uneven_prompts, gathered_once, mixed_precision, training]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("nproc", "strategy"), [(1, "lone"), (2, "ddp"), (2, "fsdp")])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:

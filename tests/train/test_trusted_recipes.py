@@ -21,7 +21,7 @@ from samestep.core.errors import UserError
 from samestep.train.pretrained.published import PublishedRecord
 from samestep.train.trusted_recipes import remember_recipe, require_trusted
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sine.py"
 SMALL = ["--preset=verify", "--no-log.tensorboard", "--quiet", "--distributed.device=cpu"]
 

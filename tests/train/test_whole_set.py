@@ -82,7 +82,7 @@ def mistakes_are_refused_on_all_ranks(world: World, strategy: str) -> None:
 CASES = [every_row_once_in_order, metrics_are_equal_on_all_ranks, mistakes_are_refused_on_all_ranks]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 @pytest.mark.parametrize(("nproc", "strategy"), WORLDS)
 def test_on_ranks(case: Any, nproc: int, strategy: str, proofs: Any) -> None:

@@ -42,7 +42,7 @@ PLANTED = {
 }
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_mistake(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     check, cause = PLANTED[name]
@@ -55,7 +55,7 @@ def test_planted_mistake(name: str, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert str(tmp_path / "runs") in output
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("name", "first"), [("low_precision", LOW), ("order_dependent", ORDER)])
 def test_where_nothing_can_be_proved_that_is_reported(
     name: str, first: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -51,7 +51,7 @@ def lines(path: Path, *rows: object) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_held_lock_is_seen_without_disturbing_its_holder(tmp_path: Path) -> None:
     assert read_lock(tmp_path / "lock").held is None, "there is none"
     holder = subprocess.Popen(

@@ -23,7 +23,7 @@ from samestep.why.collect import collect_evidence
 from samestep.why.diagnose import diagnose
 from samestep.why.records import Diagnosis
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 ENDLESS = 1_000_000
 """Steps of a run that is to be caught at work, however slow the machine."""
 

@@ -133,7 +133,7 @@ def groups_use_it(world: World, strategy: str) -> None:
 CASES: list[Case] = [groups_use_it]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("nproc", "strategy"), [world for world in WORLDS if world[1] == "ddp"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:

@@ -13,7 +13,7 @@ from samestep.core.errors import UserError
 from samestep.launch import local
 from samestep.world.world import PeerFailed, World
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 def talk() -> None:

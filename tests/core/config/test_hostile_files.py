@@ -28,7 +28,7 @@ def toy(tmp_path: Path, text: str, name: str = "c.yaml", *args: str, **more: Any
     return compose(Toy, config=tmp_path / name, args=args, **more)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
@@ -100,7 +100,7 @@ def test_json(text: str, tmp_path: Path) -> None:
         toy(tmp_path, text, "c.json")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "value", ["[" * DEEP, "{a: " * DEEP, "{" + ALIASES.replace("*a0", "1").replace("\n", ", ") + "}"]
 )
@@ -109,7 +109,7 @@ def test_a_value_of_the_command_line(value: str) -> None:
         compose(Toy, args=[f"files={value}"])
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_memory_is_bounded(tmp_path: Path) -> None:
     text = f"x: &a0 [1, 2]\n{ALIASES.replace('*a0', '1')}"
     (tmp_path / "c.yaml").write_text(text)

@@ -18,7 +18,7 @@ import samestep
 from launch.test_launcher import wait_for
 from security.strangers import process_tree
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 MOMENTS = [0.0, 0.05, *(round(random.Random(seed).uniform(0.1, 2.5), 2) for seed in range(3))]
 """Seconds after the start: before there are ranks, while they import torch, while they wait for each other."""
 GRACE = 3

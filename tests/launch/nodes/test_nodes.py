@@ -22,7 +22,7 @@ from samestep.launch.launcher import Launcher
 from samestep.launch.nodes import leader, link
 from samestep.launch.nodes.options import NodeOptions, parse_nodes
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 _CONTEXT = multiprocessing.get_context("forkserver")
 
 

@@ -16,7 +16,7 @@ from samestep.launch.launcher import Launcher
 from samestep.launch.nodes import ssh
 from samestep.launch.nodes.options import NodeOptions, parse_nodes
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 HERE = """
     import json, os, subprocess, sys
     with open("ssh.jsonl", "a") as file:

@@ -14,7 +14,7 @@ from samestep.core.records import read_json
 from samestep.recipes.distill import recipe
 from samestep.recipes.distill.presets import PRESETS
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 SCRIPTS = Path(__file__).parents[3] / "scripts" / "distill"
 PYTHON_SCRIPT, LOCAL = SCRIPTS / "train_ddp.py", SCRIPTS / "run_ddp.sh"
 SHORT = ["--preset=verify", "--max_steps=2", "--no-log.tensorboard", "--log.every=1", "name=a"]

@@ -12,7 +12,7 @@ from samestep.cli.main import main
 from samestep.recipes.dpo.default_pairs import default_records
 from samestep.verify.trace import Line, RecordedLaunch, count_ids
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 def many_records(folder: Path, count: int) -> Path:

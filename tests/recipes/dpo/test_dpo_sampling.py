@@ -23,7 +23,7 @@ from samestep.recipes.dpo.protein_data import design_row
 from samestep.recipes.dpo.structure_cache import read_structure
 from toys import default_dtype
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from samestep.core.records import JsonLines, read_json
 from samestep.core.rundir import RunDir
 from system.requirements import require
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 SCRIPTS = Path(__file__).parents[3] / "scripts" / "dpo"
 PYTHON_SCRIPT, LOCAL, AURORA = (
     SCRIPTS / name for name in ("run_dpo_ddp.py", "run_dpo_ddp_local.sh", "run_dpo_ddp_aurora.sh")

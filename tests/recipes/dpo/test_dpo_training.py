@@ -118,7 +118,7 @@ def test_a_model_of_transformers_with_and_without_padding(adapters: list[str], l
     assert abs(runs[0][0]["dpo"] - LN2) < 1e-5 and abs(runs[0][2]["dpo"] - LN2) > 1e-4
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_model_of_the_hub(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Downloaded once, by one process for both; a resume finds it."""
     data = write_records(tmp_path / "chats.jsonl", chats(16))
@@ -146,7 +146,7 @@ def test_a_model_with_dropout_is_trained_without(tmp_path: Path) -> None:
     assert abs(rows[0]["dpo"] - LN2) < 1e-5
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_two_processes_learn_the_default_data(tmp_path: Path) -> None:
     common = [f"out={tmp_path}", "name=run", "log.quiet=true", "epochs=2"]
     assert main(["train", "--nproc", "2", "dpo", *common]) == 0

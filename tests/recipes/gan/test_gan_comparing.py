@@ -48,7 +48,7 @@ from samestep.train.batch_inference import network_of
 from samestep.train.pretrained.trained_model import open_trained
 from samestep.world.world import World
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 SETTINGS = JudgeSettings(mode=None, max_tokens=None, answer_tokens=8, show_prompt=False, rows=3)
 
 

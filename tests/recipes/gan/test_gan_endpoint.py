@@ -11,7 +11,7 @@ from chat_server import ChatServer, completion
 from samestep.core.errors import UserError
 from samestep.recipes.gan.comparing.endpoint import LARGEST, LONGEST_PAUSE, Endpoint, is_url, key_from
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture

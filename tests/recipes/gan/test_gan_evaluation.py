@@ -28,7 +28,7 @@ from samestep.train.config import Distributed
 from samestep.train.logging.console import Screen
 from toys import Case, Proofs
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 NETWORK = CausalConfig(
     d_model=16, n_layers=2, n_heads=2, mlp_hidden_size=32, max_sequence_length=256, init_std=0.3, tied_head=True
 )

@@ -44,7 +44,7 @@ def figures(rows: list[dict[str, Any]]) -> list[list[float]]:
     return [[row[name] for name in FIGURES] for row in rows]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_one_model_plays_both_sides_on_any_ranks(chat: Path, tmp_path: Path) -> None:
     settings = [f"model_name={chat}", "max_steps=2"]
     alone = train(tmp_path / "alone", *settings)
@@ -56,7 +56,7 @@ def test_one_model_plays_both_sides_on_any_ranks(chat: Path, tmp_path: Path) -> 
         assert mine == pytest.approx(theirs, abs=1e-4)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_models_of_different_kinds_with_adapters(chat: Path, other: Path, tmp_path: Path) -> None:
     """The reference of a generator with adapters is its own base, of which nothing is copied."""
     sides = [f"generator.model={other}", f"judge.model={chat}", "generator.lora_rank=2", "judge.lora_rank=2"]
@@ -67,7 +67,7 @@ def test_models_of_different_kinds_with_adapters(chat: Path, other: Path, tmp_pa
     assert {"base/generator", "base/judge"} <= recorded.keys()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_run_with_one_adapter_goes_on_where_it_stopped(chat: Path, other: Path, tmp_path: Path) -> None:
     sides = [f"generator.model={chat}", "generator.lora_rank=2", f"judge.model={other}"]
     settings = [*sides, "objective.kind=grpo", "objective.group_size=2", "learning_rate=0.03"]

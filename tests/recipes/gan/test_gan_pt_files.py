@@ -14,7 +14,7 @@ import samestep
 from cli.conftest import Shell
 from samestep.checkpoint.loading import read_tensors
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 TRAIN = ["train", "gan", "--preset", "verify", "--no-log.tensorboard"]
 FILES = {f"{model}_{when}.pt" for model in ("generator", "judge") for when in ("step_2", "epoch_1", "step_4")}
 

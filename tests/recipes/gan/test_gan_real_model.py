@@ -25,7 +25,7 @@ real = pytest.mark.skipif(not FOLDER, reason="SAMESTEP_SMOLLM2 names no folder; 
 
 
 @real
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_it_answers() -> None:
     player = FolderPlayer(open_causal_lm(FOLDER, dtype="float32"))
     how = GenerationConfig(max_new_tokens=12, temperature=0)

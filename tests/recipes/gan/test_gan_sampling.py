@@ -9,7 +9,7 @@ import pytest
 from samestep.cli.main import main
 from samestep.launch import local
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 def read(file: Path) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import pytest
 
 from samestep.core.records import read_json
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 SCRIPTS = Path(__file__).parents[3] / "scripts" / "gan"
 SHELL_SCRIPT, TRAIN = SCRIPTS / "run_ddp_training.sh", SCRIPTS / "train_ddp.py"
 SHORT = ["--max_steps=2", "--max_agent_tokens=6", "--no-log.tensorboard", "--save_checkpoints"]

@@ -176,7 +176,7 @@ def test_each_update_of_the_judge_has_samples_of_its_own(tmp_path: Path, monkeyp
         assert seen[step, 0] != seen[step, 2] != seen[step, 1] != seen[step, 0]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_kill_inside_of_a_step_replays_it(tmp_path: Path) -> None:
     """One of 2 ranks, while it writes; the other cannot go on alone."""
     shell = Shell(tmp_path)

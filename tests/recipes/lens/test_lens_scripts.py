@@ -18,7 +18,7 @@ from samestep.core.records import read_json
 from samestep.recipes.lens import recipe
 from samestep.recipes.lens.config import LensConfig
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).parents[3]
 SCRIPTS, CONF = ROOT / "scripts" / "lens", ROOT / "conf"
 TRAIN, SUBMIT, LAUNCH, INTEGRATION = (

@@ -106,7 +106,7 @@ def worker(folder: Path) -> None:
     world.leave()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_two_ranks_answer_as_one(tmp_path: Path) -> None:
     run_on_ranks(worker, 2, tmp_path, logs=tmp_path / "logs")
     alone = json.loads(json.dumps(answers(World.single())))
@@ -143,7 +143,7 @@ def lines(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_local_tasks_need_no_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

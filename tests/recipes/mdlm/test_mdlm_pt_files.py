@@ -71,7 +71,7 @@ def run(folder: Path, strategy: str) -> None:
     world.leave()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("nproc", "strategy"), [(1, "ddp"), (2, "ddp"), (2, "fsdp")])
 def test_a_file_holds_what_older_scripts_expect(nproc: int, strategy: str, tmp_path: Path) -> None:
     run_on_ranks(run, nproc, tmp_path, strategy, logs=tmp_path / "logs")

@@ -74,7 +74,7 @@ def exact(toy: ExactConditionals, target: Objective, rows: ToyRows, ids: Tensor)
     return float((nll / answer).mean() if target.norm == "sequence" else nll.sum() / answer.sum())
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_loss_of_a_run_is_unbiased(name: str, ranks: int, losses: dict[int, dict[str, list[float]]]) -> None:

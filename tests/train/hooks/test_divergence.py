@@ -31,7 +31,7 @@ from samestep.train.session.entry import train_with
 from samestep.world.world import World
 from toys import Net, Points, feed_of, learner_of, made, run_on_ranks
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.complex64]
 
 

@@ -42,7 +42,7 @@ def build(bench: Bench) -> Failing:
 recipe = Recipe(Config, lambda config: [Stage("fit", build)])
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("nproc", "who"), [(1, "0"), (2, "0"), (2, "1"), (3, "2"), (2, "all")])
 def test_it_is_there(tmp_path: Path, nproc: int, who: str) -> None:
     config: dict[str, Any] = {

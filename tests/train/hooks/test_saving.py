@@ -20,7 +20,7 @@ from samestep.core.records import JsonLines, read_json, write_json
 from samestep.launch.local import start
 from samestep.train.session import stage_run
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 EVERY = ["--checkpoint.every_steps", "2", "--checkpoint.keep_last", "9"]
 RUN = ["train", str(EXAMPLE), *SMALL, *EVERY, "--name", "a"]
 CHECKPOINTS = Path("runs/a/checkpoints/fit")

@@ -21,7 +21,7 @@ from samestep.train.session.entry import train_with
 from samestep.world.world import World
 from toys import Net, Points, feed_of, learner_of, made, run_on_ranks
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 EVEN = [0.020, 0.021, 0.019]
 
 

@@ -78,7 +78,7 @@ CASES: list[Case] = [
 ]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("nproc", "strategy"), WORLDS)
 @pytest.mark.parametrize("case", CASES)
 def test_on_ranks(case: Case, nproc: int, strategy: str, proofs: Proofs) -> None:
@@ -110,7 +110,7 @@ def run_to(folder: Path, strategy: str, first: int) -> None:
     world.leave()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_a_resumed_run_has_the_same_ones(strategy: str, tmp_path: Path) -> None:
     for first in (0, 3):

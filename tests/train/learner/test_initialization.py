@@ -25,7 +25,7 @@ from samestep.world.world import World
 from toys import Net, Points, close, feed_of, made, run_on_ranks, weights_of
 
 SHAPE = TransformerConfig(d_model=16, n_layers=2, n_heads=2, n_kv_heads=1, mlp_hidden_size=24, vocab_size=37)
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 def network() -> Transformer:

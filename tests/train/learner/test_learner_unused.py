@@ -27,7 +27,7 @@ def update_once() -> None:
         learner.update(feed_of(Points(8), world, 4, 4, steps=2)[0], lambda module, batch: {"error": module(batch["x"])})
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_it_is_named(tmp_path: Path) -> None:
     workers = local.start(update_once, 2, logs=tmp_path)
     assert workers.wait(40) == [0, 0], workers.output(0)

@@ -170,7 +170,7 @@ CASES: list[Case] = [
 ]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("nproc", "strategy"), WORLDS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:

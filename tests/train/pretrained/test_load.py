@@ -25,7 +25,7 @@ from samestep.train.logging.console import Screen
 from samestep.world.world import World
 from toys import run_on_ranks
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 EARLIER = Path(__file__).parents[2] / "cli" / "earlier_run"
 RECIPE = "planted.two_networks"
 TRAIN = ["train", RECIPE, "--preset=verify", "--distributed.device=cpu", "--no-log.tensorboard", "--max_steps=6"]

@@ -11,7 +11,7 @@ from cli.conftest import Shell
 from samestep.core.records import JsonLines, read_json, write_json
 from train.resumed_line import ARGS, LOSS, SOURCE
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 FAILS = {"FAILS_AT": "5"}
 RUN = Path("runs/a")
 MDLM = [

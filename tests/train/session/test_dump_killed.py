@@ -11,7 +11,7 @@ from samestep.core.records import JsonLines, read_json
 from samestep.train.artifacts.array_rows import ArrayRows
 from train.session.dumped_line import ROWS, SETTINGS, SOURCE
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 DUMP = ["train", "line.py", *SETTINGS, "--until", "dump"]
 
 

@@ -17,7 +17,7 @@ from samestep.train.pretrained.run_checkpoints import choose_checkpoint
 from samestep.why.collect import collect_evidence
 from samestep.why.diagnose import diagnose
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 RECIPE = str(Path(__file__).parent / "ending.py")
 
 

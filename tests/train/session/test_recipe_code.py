@@ -15,7 +15,7 @@ from samestep.train.run_record import CodeChanges, open_run
 from samestep.train.session.recipe_code import recipe_code
 from train.resumed_line import ARGS, LOSS, SOURCE
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 RUN = Path("runs/a")
 MESSAGE = "the recipe's code is not that of the run's last launch"
 

@@ -21,7 +21,7 @@ from samestep.train.session.start import require_same_start
 from samestep.world.rank_discovery import RankInfo
 from samestep.world.world import World
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 EXAMPLE = str(Path(__file__).parents[3] / "examples" / "sine.py")
 SMALL = ["--preset=verify", "--no-log.tensorboard", "--distributed.device=cpu", "--name=a"]
 

@@ -18,7 +18,7 @@ from samestep.world.world import World
 from toys import run_on_ranks
 from train.resumed_line import ARGS, LOSS, SOURCE
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 RUN = Path("runs/a")
 FOLDER = RUN / "checkpoints" / "fit"
 

@@ -19,7 +19,7 @@ from samestep.train.recipe import Stage
 from samestep.train.session import takeover
 from train.session.dumped_line import ROWS, SETTINGS, SOURCE
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")

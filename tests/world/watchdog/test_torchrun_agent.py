@@ -9,7 +9,7 @@ import pytest
 
 from samestep.world.watchdog import torchrun_agent
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 def start_ending(pid: int, timeout: float) -> subprocess.Popen[bytes]:

@@ -27,7 +27,7 @@ def reduce_and_check(folder: Path) -> None:
     world.leave()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_nccls_collectives_are_counted_and_recorded(tmp_path: Path) -> None:
     workers = local.start(reduce_and_check, 1, tmp_path, logs=tmp_path)
     assert workers.wait(100) == [0], workers.output(0)
