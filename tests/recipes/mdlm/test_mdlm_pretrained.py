@@ -124,7 +124,10 @@ def test_a_network_is_loaded_without_its_data_and_a_folder_names_its_recipe(make
     assert json.loads(Path("out/samestep.json").read_text()) == {"recipe": "mdlm"}
     assert torch.equal(samestep.load("out")(TOKENS), network()(TOKENS))
     Path("out/samestep.json").write_text('{"recipe": "planted.sound"}')
-    with pytest.raises(UserError, match=r"the recipe planted.sound does not know the model in out; name another one"):
+    with pytest.raises(UserError, match=r"made by the recipe 'planted.sound', which does not ship with samestep"):
+        samestep.load("out")
+    Path("out/samestep.json").write_text('{"recipe": "distill"}')
+    with pytest.raises(UserError, match=r"the recipe distill does not know the model in out; name another one"):
         samestep.load("out")
     assert torch.equal(samestep.load("out", recipe="mdlm")(TOKENS), network()(TOKENS))
     Path("out/samestep.json").unlink()
