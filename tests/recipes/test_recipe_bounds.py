@@ -18,7 +18,6 @@ from samestep.train.recipe_registry import find_recipe
 RECIPES = ("mdlm", "gan", "dpo", "distill", "lens")
 UNBOUNDED = {  # a seed, values of schedules and of what may be turned round, and limits that the watchdog checks
     "seed",
-    "trainable_components.encoder.layer",
     "entropy_weight",
     "grpo.entropy_weight",
     "rank.teacher_margin",

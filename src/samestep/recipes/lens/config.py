@@ -47,7 +47,7 @@ class ActivationDumper:
     """Activations to train with; null: one for each text."""
     validation_samples: Annotated[int, Bounds(least=2)] | None = None
     """Activations to validate with; null: one for each text that is kept for validation."""
-    seq_len: Count = 64
+    seq_len: Annotated[int, Bounds(least=2)] = 64
     """Tokens of a text."""
     position: Literal["random", "midpoint"] = "random"
     """The token of a text whose activation is taken: drawn by the seed, or the middle one."""
