@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from samestep.core.config import Alias, free
+    from samestep.core.config import Alias, Bounds, free
     from samestep.core.errors import RunFailed, UserError
     from samestep.data import noise
     from samestep.data.collate import pad_rows
@@ -99,6 +99,7 @@ _EXPORTS = {
     "World": "samestep.world.world",
     "completion_log_probs": "samestep.models.log_probs",
     "evaluate": "samestep.train.fit",
+    "Bounds": "samestep.core.config",
     "free": "samestep.core.config",
     "gather_rows": "samestep.train.whole_set",
     "get_dataloader_for_distributed": "samestep.train.own_loop",
@@ -127,6 +128,7 @@ __all__ = [
     "Average",
     "Batch",
     "Bench",
+    "Bounds",
     "Bucketed",
     "CausalConfig",
     "CausalTransformer",

@@ -31,8 +31,11 @@ MDLM = ["train", "mdlm", "--preset", "verify", "--no-log.tensorboard"]
         (["train", "mdlm", "--config", "missing.yaml"], "missing.yaml"),
         (["train", "--resume", "nothing"], "is not a run directory; there is no run in runs/ yet"),
         (["train", "mdlm", "--max_time", "soon"], "'soon' is not a duration"),
-        ([*MDLM, "--batch_size", "0"], "batch_size must be at least 1, not 0"),
-        ([*MDLM, "--global_batch_size", "0"], "global_batch_size must be at least 1, not 0"),
+        ([*MDLM, "--batch_size", "0"], "batch_size must be a whole number of at least 1, not '0'"),
+        (
+            [*MDLM, "--global_batch_size", "0"],
+            "global_batch_size must be a whole number of at least 1 or null",
+        ),
         ([*MDLM, "--data.path", "missing.txt"], "missing.txt"),
         ([*MDLM, "--data.path", "empty.txt"], "empty.txt"),
         ([*MDLM, "--data.path", "short.txt"], "short.txt has 5 tokens"),

@@ -1,5 +1,6 @@
 """One writer per run."""
 
+import errno
 import json
 import os
 import signal
@@ -48,3 +49,12 @@ def test_a_fork_does_not_keep_the_lock_of_its_dead_parent(tmp_path: Path) -> Non
         RunDir(tmp_path).lock().release()
     finally:
         os.kill(child, signal.SIGKILL)
+
+
+def test_a_disk_without_file_locks_is_not_called_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(*args: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.lockf", no_locks)
+    with pytest.raises(UserError, match=r"cannot be locked .*No locks available"):
+        RunDir(tmp_path / "run").lock()

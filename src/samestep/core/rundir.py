@@ -19,6 +19,7 @@ runs/NAME/
   evidence/             what `samestep verify` compares, if requested
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -156,7 +157,13 @@ class RunLock:
         self._file: IO[str] = open_file(path, "a+", encoding="utf-8")
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):  # the two that mean: locked by another process
+                self._file.close()
+                raise UserError(
+                    f"{path} cannot be locked ({error.strerror}); choose a folder on a disk that has file locks with "
+                    "out=..."
+                ) from None
             self._file.seek(0)
             holder = self._file.read().strip() or "another process"
             self._file.close()

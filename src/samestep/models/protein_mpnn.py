@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from samestep.core.config.bounds import Count
 from samestep.core.errors import UserError
 from samestep.models.deferred_init import DeferredInit, Embedding, Linear
 from samestep.models.protein_mpnn_features import Features, Graph, LayerNorm, nearest, take, wide
@@ -34,13 +35,13 @@ MESSAGE_SCALE = 30.0
 class ProteinMPNNConfig:
     """The shape of a network; the defaults are those of the published weights."""
 
-    hidden: int = 128
+    hidden: Count = 128
     """Width of a position and of an edge."""
-    encoder_layers: int = 3
+    encoder_layers: Count = 3
     """Layers that see the structure alone."""
-    decoder_layers: int = 3
+    decoder_layers: Count = 3
     """Layers that also see letters."""
-    neighbours: int = 48
+    neighbours: Count = 48
     """Nearest residues that a residue is connected with, itself included."""
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from samestep.core.config.bounds import Count, NotNegative, Positive
 from samestep.core.errors import UserError
 from samestep.models import deferred_init
 from samestep.models.attention import (
@@ -29,27 +30,27 @@ from samestep.models.deferred_init import DeferredInit, Embedding
 class TransformerConfig:
     """The shape of a transformer."""
 
-    d_model: int = 128
+    d_model: Count = 128
     """Width of the residual stream."""
-    n_layers: int = 4
+    n_layers: Count = 4
     """Number of blocks."""
-    n_heads: int = 4
+    n_heads: Count = 4
     """Attention heads; must divide d_model into an even head size."""
-    n_kv_heads: int | None = None
+    n_kv_heads: Count | None = None
     """Heads of keys and values; fewer than n_heads is grouped-query attention, null is n_heads."""
-    mlp_hidden_size: int = 384
+    mlp_hidden_size: Count = 384
     """Width inside the feed-forward part."""
-    vocab_size: int = 259
+    vocab_size: Count = 259
     """Number of tokens, the special ones included."""
-    embedding_size: int | None = None
+    embedding_size: Count | None = None
     """Rows of the embedding and of the head when rounded up for speed; null is vocab_size."""
-    rope_theta: float = 500000.0
+    rope_theta: Positive = 500000.0
     """Base of the rotary wavelengths."""
-    max_sequence_length: int = 1024
+    max_sequence_length: Count = 1024
     """Longest sequence accepted."""
-    rms_norm_eps: float = 1e-5
+    rms_norm_eps: NotNegative = 1e-5
     """Added to the mean square before its root is taken."""
-    init_std: float = 0.02
+    init_std: NotNegative = 0.02
     """Standard deviation of fresh weights; layers that write to the residual stream get it over sqrt(2 n_layers)."""
     causal: bool = False
     """Whether a position attends only to itself and earlier positions."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from samestep.core.config import free, or_mapping
+from samestep.core.config.bounds import Count, CountOrZero, Decay, NotNegative, PartialShare, Positive, Share
 from samestep.core.errors import UserError
 from samestep.world.watchdog.limits import WatchdogConfig
 
@@ -33,7 +34,7 @@ class Distributed:
     """auto, cpu, cuda, cuda:N or xpu; auto takes the best there is."""
     backend: Literal["auto", "nccl", "gloo", "xccl", "ccl", "xpu", "mpi"] = free("auto")
     """Library that runs the collectives; auto picks by device."""
-    timeout: float = free(600.0)
+    timeout: Positive = free(600.0)
     """Seconds a collective may wait for a peer; the variable NCCL_TIMEOUT overrides it."""
     strategy: Literal["ddp", "fsdp"] = "ddp"
     """ddp keeps a full model on every rank, fsdp shards it over them."""
@@ -49,21 +50,21 @@ class Distributed:
 class Checkpoints:
     """When to save, and what to keep."""
 
-    every_steps: int = free(0)
+    every_steps: CountOrZero = free(0)
     """Save every so many steps; 0: not by steps."""
-    every_epochs: int = free(1)
+    every_epochs: CountOrZero = free(1)
     """Save every so many epochs; 0: not by epochs."""
-    every_minutes: float = free(0.0)
+    every_minutes: NotNegative = free(0.0)
     """Save every so many minutes; 0: not by time."""
-    keep_last: int = free(3)
+    keep_last: CountOrZero = free(3)
     """How many of the newest to keep."""
-    keep_best: int = free(1)
+    keep_best: CountOrZero = free(1)
     """How many of the best by the stage's metric to keep."""
-    keep_every: int = free(0)
+    keep_every: CountOrZero = free(0)
     """Also keep those at multiples of so many steps; 0: do not."""
     background: bool = free(True)
     """Write while training goes on, from a copy of the state in memory; false: no copy, and training waits."""
-    max_failures: int = free(3)
+    max_failures: Count = free(3)
     """Stop after so many saves in a row that failed; until then training goes on and the next save tries again."""
     weights: bool = free(False)
     """Also write plain weight files, {model}_step_{N}.pt and {model}_epoch_{N}.pt, for older scripts; with several
@@ -80,7 +81,7 @@ class Checkpoints:
 class Log:
     """What is printed and written."""
 
-    every: int = 10
+    every: Count = 10
     """Steps between two rows of metrics."""
     level: Literal["debug", "info", "warning", "error"] = free("warning")
     """Messages on the terminal; the log files always hold info and above."""
@@ -107,15 +108,15 @@ class Config:
     seed: int = 0
     """All random numbers of the run follow from it."""
 
-    batch_size: int = free(8)
+    batch_size: Count = free(8)
     """Rows a device takes at once. Without global_batch_size: global batch = batch_size x ranks x accumulation."""
-    accumulation: int = free(1)
+    accumulation: Count = free(1)
     """Micro-batches per step and device, when global_batch_size is not given."""
-    global_batch_size: int | None = None
+    global_batch_size: Count | None = None
     """Rows per step over all devices, the same at any world size; batch_size then only bounds memory."""
-    epochs: int = 1
+    epochs: Count = 1
     """Passes over the data, unless max_steps is given."""
-    max_steps: int | None = None
+    max_steps: Count | None = None
     """Steps of the run, in place of epochs."""
     max_time: str | None = free(None)
     """Stop after this long with a checkpoint to resume from: 90s, 30m, 2h, or HH:MM:SS."""
@@ -126,44 +127,44 @@ class Config:
     extend: bool = free(False)
     """For this launch only: let max_steps or epochs change although the learning rate then follows another schedule."""
 
-    learning_rate: float = 1e-3
+    learning_rate: NotNegative = 1e-3
     """Peak learning rate at the base batch."""
     lr_scaling: Literal["none", "linear", "sqrt"] = "none"
     """How the learning rate grows with the global batch."""
-    base_batch_size: int = 256
+    base_batch_size: Count = 256
     """The global batch that learning_rate is stated for."""
     schedule: Literal["constant", "linear", "cosine", "wsd", "plateau"] = "cosine"
     """Shape of the learning rate after warm-up; wsd is warm-up, stable, decay; plateau falls when validation stalls."""
-    warmup_steps: int | None = None
+    warmup_steps: CountOrZero | None = None
     """Steps of linear warm-up; overrides warmup_ratio."""
-    warmup_ratio: float = 0.0
+    warmup_ratio: Share = 0.0
     """Warm-up as a fraction of the run."""
-    decay_ratio: float = 0.2
+    decay_ratio: Share = 0.2
     """Length of wsd's decay as a fraction of the run."""
-    final_lr_ratio: float = 0.0
+    final_lr_ratio: NotNegative = 0.0
     """Learning rate at the end as a fraction of the peak; plateau never falls below it."""
-    plateau_factor: float = 0.1
+    plateau_factor: PartialShare = 0.1
     """With schedule=plateau: what the learning rate is multiplied by when it falls."""
-    plateau_patience: int = 3
+    plateau_patience: Count = 3
     """With schedule=plateau: it falls after so many validations without improvement of the stage's `best` metric."""
     optimizer: Literal["adamw", "sgd", "muon", "adamw8bit"] = "adamw"
     """What learners are trained with, unless the recipe chooses; muon: hidden matrices by Muon, the rest by AdamW;
     adamw8bit: AdamW with 8-bit moments (extra `torchao`)."""
-    momentum: float | None = None
+    momentum: Decay | None = None
     """Momentum of sgd (default 0.9) and muon (default 0.95)."""
-    beta1: float = 0.9
+    beta1: Decay = 0.9
     """AdamW's decay of the mean."""
-    beta2: float = 0.95
+    beta2: Decay = 0.95
     """AdamW's decay of the square."""
-    adam_eps: float = 1e-8
+    adam_eps: NotNegative = 1e-8
     """AdamW's epsilon."""
-    weight_decay: float = 0.1
+    weight_decay: NotNegative = 0.1
     """Weight decay; norms, biases and embeddings have no decay."""
-    clip: float = 1.0
+    clip: NotNegative = 1.0
     """Largest gradient norm; 0: no clipping."""
-    clip_value: float = 0.0
+    clip_value: NotNegative = 0.0
     """Largest absolute value of an element of a gradient, applied before `clip`; 0: no clipping."""
-    max_bad_steps: int = free(5)
+    max_bad_steps: Count = free(5)
     """Stop after so many steps in a row whose gradient is not finite; such steps are skipped by all ranks."""
 
     init_from: str | None = None
@@ -173,11 +174,11 @@ class Config:
     stages_from: str | None = free(None)
     """Take over the finished stages of this run, from the first on, as long as their settings, code and data files are
     the same; the others are trained. Data that names no files (`origins()`) is not compared."""
-    validate_every: int = 0
+    validate_every: CountOrZero = 0
     """Steps between validations; 0: at every epoch's end. The last step is always validated."""
-    early_stopping: int = free(0)
+    early_stopping: CountOrZero = free(0)
     """End a stage after so many validations without improvement of its `best` metric; 0: never."""
-    min_improvement: float = 0.0
+    min_improvement: NotNegative = 0.0
     """How much the metric must change for the better to count as improved, for early_stopping and plateau."""
     best_at_end: bool = free(False)
     """At a stage's end take back the state of its best checkpoint; also saves whenever validation improves."""
@@ -194,9 +195,9 @@ class Config:
     """Compute blocks of the model again in the backward pass, for less memory: none, full, selective, or every n-th."""
     deterministic: bool = free(False)
     """Bit-exact arithmetic on GPUs too, at some cost."""
-    num_workers: int = free(0)
+    num_workers: CountOrZero = free(0)
     """Processes per rank that load data; 0: the training process itself, a step ahead."""
-    prefetch: int = free(2)
+    prefetch: Count = free(2)
     """Steps that each loading process works ahead."""
     evidence: bool = free(False)
     """Record ids, losses, gradients and hashes of every step, for `samestep verify`."""

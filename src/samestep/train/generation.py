@@ -12,12 +12,13 @@ without prompts: they go on until all are done, since a sharded network must be 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from samestep.core.config.bounds import Bounds, Count, NotNegative
 from samestep.core.errors import UserError
 from samestep.models.decoding import left_pad, open_decoder, position_limit
 from samestep.models.log_probs import token_log_probs
@@ -36,13 +37,13 @@ RECORDS_FROM = 16
 class GenerationConfig:
     """How completions are sampled."""
 
-    max_new_tokens: int = 128
+    max_new_tokens: Count = 128
     """Tokens of a completion at most, the end of the text included."""
-    temperature: float = 1.0
+    temperature: NotNegative = 1.0
     """0 takes the likeliest token, 1 samples from the network's own probabilities."""
-    top_k: int | None = None
+    top_k: Count | None = None
     """Sample only from this many of the likeliest tokens; null is all."""
-    top_p: float = 1.0
+    top_p: Annotated[float, Bounds(above=0, most=1)] = 1.0
     """Sample only from the likeliest tokens that together have this probability; 1 is all."""
 
     def __post_init__(self) -> None:

@@ -4,13 +4,13 @@ import json
 import math
 from dataclasses import FrozenInstanceError, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samestep.core.config import build, dump
+from samestep.core.config import Bounds, build, dump
 from samestep.core.errors import UserError
 
 
@@ -30,7 +30,7 @@ class Teacher:
 class Toy:
     use_projection: bool = True
     steps: int = 10
-    lr: float = 1e-3
+    lr: Annotated[float, Bounds(finite=False)] = 1e-3
     name: str = "run"
     out: Path = Path("runs")
     schedule: Literal["cosine", "wsd"] = "cosine"

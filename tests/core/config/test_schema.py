@@ -30,7 +30,7 @@ class Base:
     """Where it goes."""
     inner: Inner = field(default_factory=lambda: Inner(rate=0.9))
     """The section itself."""
-    log: Inner = free(factory=Inner)  # noqa: RUF009 (declares a field)
+    log: Inner = free(factory=Inner)
     """A section that is free as a whole."""
 
 

@@ -456,7 +456,7 @@ def test_mixed_precision(compared: Compare, runs: Path, monkeypatch: pytest.Monk
         (["a", "b", "--against_stage", "mle"], "has no checkpoints of a stage 'mle'"),
         (["a", "b", "--against_which", "77"], "there is no checkpoint of step 77"),
         (["a", "nowhere"], "'nowhere' is not a run directory"),
-        (["a", "b", "--samples", "0"], "--samples must be a whole number of at least 1"),
+        (["a", "b", "--samples", "0"], "samples must be a whole number of at least 1"),
         (["a", "--judge", "nowhere"], "Name an existing folder, or a model of the Hub"),
         (["a", "--judge", "sine"], "has no learner 'judge'"),
         (["a", "--learner", "judge"], "Leave out --learner"),

@@ -108,4 +108,4 @@ def test_no_epochs_are_refused(shell: Shell) -> None:
     args = ["--out", str(shell.folder), "--epochs", "0", "--max_steps", "null"]
     codes, output = shell(*TRAIN, *args, ranks=2)
     assert codes == [2, 2]
-    assert "epochs must be at least 1, not 0" in output
+    assert "epochs must be a whole number of at least 1, not '0'" in output

@@ -86,8 +86,11 @@ def test_a_prompt_that_is_too_long_is_cut(tmp_path: Path) -> None:
         (["writing.max_new_tokens=512"], r"Set writing.max_new_tokens below 512 - 1"),
         (["judge.network.max_sequence_length=80"], r"Use a judge that takes more tokens"),
         (["generator_pauses_below=0.9", "judge_pauses_above=0.5"], r"generator_pauses_below < judge_pauses_above"),
-        (["replay.share=2"], r"replay.share from 0 to 1"),
-        (["judging.mode=generative", "judging.answer_tokens=0"], r"judging.answer_tokens to 1 or more"),
+        (["replay.share=2"], r"replay.share must be a number of at least 0 and at most 1"),
+        (
+            ["judging.mode=generative", "judging.answer_tokens=0"],
+            r"judging.answer_tokens must be a whole number",
+        ),
         (["generator.network.vocab_size=300"], r"Leave network.vocab_size at"),
         (["writing.temperature=0"], r"Set writing.temperature above 0: ppo learns from completions that are drawn"),
     ],

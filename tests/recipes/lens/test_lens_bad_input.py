@@ -19,20 +19,20 @@ def refused(settings: list[str], capfd: pytest.CaptureFixture[str], folder: Path
 
 CASES = {
     "layer_l=2": "Set layer_l from 0 to 1: the model has 2 layers; it is 2.",
-    "layer_l=-1": "Set layer_l to 0 or more",
+    "layer_l=-1": "layer_l must be a whole number of at least 0",
     "trainable_components.encoder.layer=7": "Set trainable_components.encoder.layer from 0 to 1",
-    "t_text=0": "Set t_text to 1 or more",
+    "t_text=0": "t_text must be a whole number of at least 1",
     "decoder_prompt=explain this": "Write <embed> once in decoder_prompt",
-    "mse_weight=-1": "Set kl_base_weight, lm_base_weight and mse_weight to 0 or more",
+    "mse_weight=-1": "mse_weight must be a number of at least 0",
     "gumbel_tau_schedule.num_steps=5m": "Write a length as 500s",
     "gumbel_tau_schedule.type=step": "gumbel_tau_schedule.type must be one of constant, linear, cosine, exponential",
     "trainable_components.decoder.base_model=half": "base_model must be true or false or one of lora",
-    "activation_dumper.seq_len=1": "Set activation_dumper.seq_len to 2 or more",
-    "activation_dumper.num_samples=1": "Set activation_dumper.num_samples to 2 or more",
+    "activation_dumper.seq_len=1": "activation_dumper.seq_len must be a whole number of at least 2",
+    "activation_dumper.num_samples=1": "activation_dumper.num_samples must be a whole number of at least 2",
     "activation_dumper.source=nowhere": "holds no dump",
     "tokenizer_name=x": "Leave out tokenizer_name, or set model_name",
     "pretrain.network.vocab_size=300": "Leave pretrain.network.vocab_size at 259",
-    "grpo.group_size=1": "grpo.group_size to 2 or more",
+    "grpo.group_size=1": "grpo.group_size must be a whole number of at least 2",
     "data.path=nowhere.txt": "nowhere.txt",
 }
 

@@ -151,6 +151,6 @@ def test_the_verb_finds_the_same_figures(run: Path) -> None:
 
 def test_options_that_cannot_be(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", str(run), "--rows", "0"]) == 2
-    assert "--rows must be 1 or more" in capsys.readouterr().err
+    assert "rows must be a whole number of at least 1" in capsys.readouterr().err
     with pytest.raises(Exception, match=r"evaluation\.best_of"):
         EvaluationConfig(best_of=0)

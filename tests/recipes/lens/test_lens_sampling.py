@@ -63,8 +63,8 @@ def test_temperature(run: Path) -> None:
         ([], "Give a text with --text."),
         (["--text", "abc", "--position", "3"], "Set --position from 0 to 2"),
         (["--text", "abc", "--position", "1", "--all"], "Give --position or --all, not both."),
-        (["--text", "abc", "--temperature", "-1"], "--temperature must be 0 or more"),
-        (["--text", "abc", "--num_samples", "0"], "--num_samples and --batch_size must be 1 or more."),
+        (["--text", "abc", "--temperature", "-1"], "temperature must be a number of at least 0"),
+        (["--text", "abc", "--num_samples", "0"], "num_samples must be a whole number of at least 1"),
     ],
 )
 def test_options_that_cannot_be(

@@ -178,7 +178,7 @@ def test_local_tasks_need_no_network(
     [
         (["--tasks=x"], "needs a run, a checkpoint or a model folder first"),
         (["a"], "Name at least one task"),
-        (["a", "--tasks=x", "--limit=0"], "--limit must be a whole number of at least 1"),
+        (["a", "--tasks=x", "--limit=0"], "limit must be a whole number of at least 1"),
         (["a", "--tasks=x", "--draws=many"], "--draws must be a whole number"),
         (["a", "--tasks=x", "--include_path=nowhere"], "Give --include_path a folder with task files"),
         (["a", "--tasks=x", "--out=nowhere/x.json"], "Make the folder of --out"),

@@ -3,13 +3,15 @@
 `compose` makes a config from presets, files and the command line; `override` changes one that was dumped. `build` makes
 one from plain data and refuses wrong values with one sentence; `dump` is its inverse. `fields_of` lists every field
 with its meaning. `changed` finds fields that a resumed run may not change; `free` declares those that it may, and
-`or_mapping` those whose value has a second way to be written.
+`or_mapping` those whose value has a second way to be written. The type of a number declares its bounds: `Count`,
+`Positive`, or `Annotated[float, Bounds(above=0, most=2)]`.
 """
 
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from samestep.core.config.bounds import Bounds, Count, CountOrZero, Decay, NotNegative, PartialShare, Positive, Share
 from samestep.core.config.command_line import Alias, parse_settings, split_options
 from samestep.core.config.conversion import build
 from samestep.core.config.files import group_options
@@ -34,8 +36,16 @@ __all__ = [
     "MISSING",
     "Alias",
     "Aliases",
+    "Bounds",
+    "Count",
+    "CountOrZero",
+    "Decay",
     "FieldDoc",
+    "NotNegative",
+    "PartialShare",
+    "Positive",
     "Presets",
+    "Share",
     "build",
     "changed",
     "compose",

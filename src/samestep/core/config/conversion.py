@@ -7,8 +7,9 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
+from samestep.core.config.bounds import bare, broken_bounds
 from samestep.core.config.limits import check_yaml
 from samestep.core.config.schema import (
     FALSE_WORDS,
@@ -48,7 +49,7 @@ class FieldPath:
         return FieldPath(self.root, f"{self.path}.{name}" if self.path else str(name))
 
     def refuse(self, value: object, tp: Any) -> UserError:
-        """The error for a value of the wrong type."""
+        """The error for a value of the wrong type, or out of its bounds."""
         shown = repr(value)
         shown = shown if len(shown) <= _SHOWN else shown[: _SHOWN - 3] + "..."
         return UserError(f"{self.path or 'The config'} must be {expected(tp)}, not {shown}.")
@@ -124,11 +125,16 @@ def _convert(value: Any, tp: Any, place: FieldPath, base: Any = None) -> Any:
         return _list(value, tp, place)
     if is_dict(tp):
         return _dict(value, tp, place)
-    assert get_origin(tp) is Literal or tp in _SCALARS, f"{place.path}: a config field cannot be of type {tp}"
+    kind = bare(tp)
+    assert get_origin(kind) is Literal or kind in _SCALARS, f"{place.path}: a config field cannot be of type {tp}"
     try:
-        return _literal(value, tp) if get_origin(tp) is Literal else _SCALARS[tp](value)
+        found = _literal(value, kind) if get_origin(kind) is Literal else _SCALARS[kind](value)
     except (ValueError, OverflowError):
         raise place.refuse(value, tp) from None
+    bounds = broken_bounds(found, tp)
+    if bounds is not None:
+        raise place.refuse(value, Annotated[kind, bounds])
+    return found
 
 
 def _union(value: Any, tp: Any, place: FieldPath, base: Any) -> Any:
@@ -138,9 +144,8 @@ def _union(value: Any, tp: Any, place: FieldPath, base: Any) -> Any:
         return None
     if len(choices) == 1 and _width(choices[0]) == _NESTED:
         return _convert(value, choices[0], place, base)  # its own message names the part of the value that is wrong
-    if not isinstance(value, str) and type(value) in choices:
-        return value
-    for choice in choices:
+    exact = [choice for choice in choices if type(value) is bare(choice)] if not isinstance(value, str) else []
+    for choice in exact or choices:
         try:
             return _convert(value, choice, place, base)
         except UserError:
@@ -153,7 +158,7 @@ _WIDTHS: dict[Any, int] = {int: 1, float: 2, bool: 3, Path: 5, str: 6, Any: 7, o
 
 
 def _width(tp: Any) -> int:
-    return 0 if get_origin(tp) is Literal else _WIDTHS.get(tp, _NESTED)
+    return 0 if get_origin(tp) is Literal else _WIDTHS.get(bare(tp), _NESTED)
 
 
 def _means_null(value: Any, choices: Sequence[Any]) -> bool:

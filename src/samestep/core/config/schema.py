@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeGuard, Union, cast, get_args, get_origin
 
+from samestep.core.config.bounds import bare, bounds_of
 from samestep.core.errors import UserError
 
 MISSING = dataclasses.MISSING  # a field without a default
@@ -39,8 +40,8 @@ def init_fields(cls: type) -> list[dataclasses.Field[Any]]:
 
 
 def types_of(cls: type) -> dict[str, Any]:
-    """The type of every field; annotations written as text are resolved."""
-    return typing.get_type_hints(cls)
+    """The type of every field, with its bounds; annotations written as text are resolved."""
+    return typing.get_type_hints(cls, include_extras=True)
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
@@ -90,7 +91,10 @@ def holds_dict(tp: Any) -> bool:
 
 
 def type_text(tp: Any) -> str:
-    """The type as a table shows it: `int | null`, `none | bf16 | fp16`, `list[int]`."""
+    """The type as a table shows it: `int >= 1`, `int | null`, `none | bf16 | fp16`, `list[int]`."""
+    bounds = bounds_of(tp)
+    if bounds is not None:
+        return f"{type_text(bare(tp))} {bounds.signs()}".rstrip()
     if len(members(tp)) > 1:
         return " | ".join(type_text(member) for member in members(tp))
     if get_origin(tp) is Literal:
@@ -104,6 +108,9 @@ def type_text(tp: Any) -> str:
 
 def expected(tp: Any) -> str:
     """The type as a message names it, after "must be"."""
+    bounds = bounds_of(tp)
+    if bounds is not None:
+        return f"{expected(bare(tp))} {bounds.text()}".rstrip()
     if len(members(tp)) > 1:
         return " or ".join(expected(member) for member in members(tp))
     if get_origin(tp) is Literal:

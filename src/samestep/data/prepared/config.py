@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from samestep.core.config.bounds import Count, PartialShare
 from samestep.core.errors import UserError
 
 
@@ -14,11 +15,11 @@ class PrepareConfig:
     """The folder to write."""
     tokenizer: str = "byte"
     """byte, char, bpe (learned from the text), or a local folder with a tokenizer.json."""
-    vocab_size: int | None = None
+    vocab_size: Count | None = None
     """Tokens that bpe learns, the special ones included; null is 4096."""
-    sequence_length: int | None = None
+    sequence_length: Count | None = None
     """Tokens in a row; null is 256, and 1024 for chats."""
-    validation_fraction: float = 0.1
+    validation_fraction: PartialShare = 0.1
     """Share of the documents (of a single text: its end) that is kept for validation."""
     kind: Literal["auto", "text", "chat"] = "auto"
     """text, chat, or auto: JSONL with messages, or with a prompt and an answer, is chat."""
@@ -36,7 +37,7 @@ class PrepareConfig:
     """The end-of-document token, if the tokenizer folder does not name it: a token, its number, or new to add one."""
     seed: int = 0
     """Chooses the documents that are kept for validation."""
-    shard_bytes: int = 1 << 30
+    shard_bytes: Count = 1 << 30
     """Largest size of a token file."""
     overwrite: bool = False
     """Replace the folder if it exists."""

@@ -1,9 +1,10 @@
 """Every setting of the recipe beyond those that all recipes share."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from samestep import Config, UserError, free
+from samestep.core.config.bounds import Bounds, Count, CountOrZero, PartialShare, Positive
 from samestep.recipes.distill.objective import AlignObjective, RankObjective
 
 
@@ -17,14 +18,14 @@ class DataConfig:
     documentation inside Python."""
     validation: str | None = None
     """A folder in BEIR's format to validate on; null: a part of the records, or of the documentation."""
-    validation_fraction: float = 0.05
+    validation_fraction: PartialShare = 0.05
     """That part of the queries, rounded up, chosen by the seed."""
-    validation_queries: int = 500
+    validation_queries: Count = 500
     """Queries of that part at most."""
     sentences: bool = False
     """Phase 1 also learns single sentences of all passages, and the passages of the validation set (not its queries):
     more to learn from where records are few."""
-    limit: int | None = None
+    limit: Annotated[int, Bounds(least=2)] | None = None
     """Use only this many records, for a quick trial: from the beginning of files, or spread over the documentation;
     null: all."""
 
@@ -47,13 +48,13 @@ class DataConfig:
 class ShapeConfig:
     """A small network with random weights, where no model is named."""
 
-    width: int = 64
+    width: Count = 64
     """Width of a layer, and size of a vector."""
-    layers: int = 2
+    layers: Count = 2
     """Number of layers."""
-    heads: int = 4
+    heads: Count = 4
     """Heads of attention."""
-    vocabulary: int = 4000
+    vocabulary: Count = 4000
     """Tokens, learned from the training texts."""
 
     def __post_init__(self) -> None:
@@ -69,9 +70,9 @@ class TeacherConfig:
     mode: Literal["cached", "live"] = "cached"
     """cached: a stage of its own computes the vectors of all texts once, and training holds one network; live: the
     teacher is asked with every batch."""
-    batch_size: int = free(32)
+    batch_size: Count = free(32)
     """Texts that a device gives the teacher at once, in the stage that fills the cache."""
-    max_length: int = 512
+    max_length: Count = 512
     """Tokens of a text that the teacher reads at most."""
     query_instruction: str | None = None
     """What stands before a query for the teacher; null: what its folder says, if anything."""
@@ -79,7 +80,7 @@ class TeacherConfig:
     """Type of its weights; auto: bfloat16 on a GPU, float32 on a CPU."""
     cache_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     """Type of cached vectors."""
-    save_every: int = free(100)
+    save_every: Count = free(100)
     """Steps between two saves of the cache: what a kill costs at most."""
     shape: ShapeConfig = field(default_factory=lambda: ShapeConfig(width=96, layers=2, heads=4))
     """The network where no teacher_model is named."""
@@ -94,11 +95,11 @@ class TeacherConfig:
 class StudentConfig:
     """What the student reads."""
 
-    max_length: int = 256
+    max_length: Count = 256
     """Tokens of a text that the student reads at most."""
     query_instruction: str | None = None
     """What stands before a query for the student; null: what its folder says, if anything."""
-    matryoshka_dims: list[int] = field(default_factory=list)
+    matryoshka_dims: list[Count] = field(default_factory=list)
     """Sizes at which the beginning of a vector is trained to be a vector too, such as [384, 128, 64]; without any: only
     whole vectors."""
     shape: ShapeConfig = field(default_factory=ShapeConfig)
@@ -114,11 +115,11 @@ class StudentConfig:
 class MiningConfig:
     """Hard negatives: passages that the teacher finds close to a query and that do not answer it."""
 
-    negatives: int = 0
+    negatives: CountOrZero = 0
     """Negatives that are found for each record, in place of its own; 0: none are mined."""
-    highest: float = 0.95
+    highest: Positive = 0.95
     """Only passages that the teacher scores below this times the positive: closer ones may be answers too."""
-    skip: int = 0
+    skip: CountOrZero = 0
     """The closest of these are passed over."""
 
     def __post_init__(self) -> None:
@@ -153,19 +154,19 @@ class DistillConfig(Config):
     """Phase 1: the teacher's vectors."""
     rank: RankObjective = field(default_factory=RankObjective)
     """Phase 2: which passage answers which query."""
-    negatives: int = 7
+    negatives: CountOrZero = 7
     """Negatives of a record that are used at most, in phase 2."""
-    phase1_epochs: int = 1
+    phase1_epochs: Count = 1
     """Passes over the texts in phase 1."""
-    phase2_epochs: int = 3
+    phase2_epochs: Count = 3
     """Passes over the records in phase 2."""
-    phase1_lr: float = 2e-5
+    phase1_lr: Positive = 2e-5
     """Peak learning rate of phase 1."""
-    phase2_lr: float = 5e-6
+    phase2_lr: Positive = 5e-6
     """Peak learning rate of phase 2."""
-    max_samples_phase1: int = 100_000
+    max_samples_phase1: Count = 100_000
     """Records whose texts are used in phase 1, at most."""
-    max_samples_phase2: int = 500_000
+    max_samples_phase2: Count = 500_000
     """Records that are used in phase 2, at most."""
     skip_phase1: bool = False
     """Begin with phase 2: with the best weights of phase 1 of the newest run in `out` with the same models, or else

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from samestep import Trained, UserError, World
+from samestep.core.config.bounds import Count
 from samestep.core.output import print_text
 from samestep.recipes.distill.bm25 import rank_by_bm25
 from samestep.recipes.distill.config import DistillConfig
@@ -44,7 +45,7 @@ class EvaluationOptions:
     """Also evaluate the teacher; of the run's own queries its cached vectors are used."""
     untrained: bool = True
     """Also evaluate the student before training."""
-    batch_size: int = 32
+    batch_size: Count = 32
     """Texts at once on a device."""
 
     def __post_init__(self) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax, normalize
 
 from samestep import UserError
+from samestep.core.config.bounds import NotNegative, Positive
 
 MSE, COSINE_DISTANCE, INFO_NCE = "mse", "cosine_distance", "info_nce"
 MARGIN_MSE, KL, COSENT = "margin_mse", "kl", "cosent"
@@ -42,9 +43,9 @@ def _trained(weights: dict[str, float], section: str) -> dict[str, float]:
 class AlignObjective:
     """Phase 1: the teacher's vectors of queries and passages."""
 
-    mse: float = 0.4
+    mse: NotNegative = 0.4
     """Weight of the squared distance from the teacher's vector."""
-    cosine: float = 0.6
+    cosine: NotNegative = 0.6
     """Weight of 1 - cosine."""
 
     def __post_init__(self) -> None:
@@ -61,21 +62,21 @@ class AlignObjective:
 class RankObjective:
     """Phase 2: which passage answers which query."""
 
-    info_nce: float = 0.8
+    info_nce: NotNegative = 0.8
     """Weight of the contrastive loss."""
-    mse: float = 0.2
+    mse: NotNegative = 0.2
     """Weight of the squared distance from the teacher's vectors."""
-    margin_mse: float = 0.0
+    margin_mse: NotNegative = 0.0
     """Weight of the squared difference between the margins of student and teacher, for each of a record's negatives."""
-    kl: float = 0.0
+    kl: NotNegative = 0.0
     """Weight of the divergence from the teacher's distribution over a record's passages."""
-    cosent: float = 0.0
+    cosent: NotNegative = 0.0
     """Weight of the order in which the teacher puts all pairs of query and passage of the global batch."""
-    temperature: float = 0.02
+    temperature: Positive = 0.02
     """What scores are divided by in info_nce."""
-    kl_temperature: float = 0.05
+    kl_temperature: Positive = 0.05
     """What scores of student and teacher are divided by in kl."""
-    cosent_temperature: float = 0.05
+    cosent_temperature: Positive = 0.05
     """What differences of scores are divided by in cosent."""
     pool: Literal["global", "local"] = "global"
     """The passages that info_nce and cosent compare: those of the global batch; or of a micro-batch (local), which

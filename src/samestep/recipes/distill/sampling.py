@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samestep import Trained, UserError, World
+from samestep.core.config.bounds import Count
 from samestep.core.output import print_text
 from samestep.core.records import Json
 from samestep.data.prompt_files import read_prompts
@@ -27,11 +28,11 @@ class SampleOptions:
     passages: Path | None = None
     """A file with a passage on each line, or a .jsonl file whose lines hold "text"; by default the passages that the
     run kept for validation."""
-    top: int = 5
+    top: Count = 5
     """Passages that are shown."""
-    dim: int | None = None
+    dim: Count | None = None
     """Compare only so many numbers of a vector, for a student with Matryoshka dimensions; by default all."""
-    batch_size: int = 32
+    batch_size: Count = 32
     """Texts at once on a device."""
 
     def __post_init__(self) -> None:

@@ -1,9 +1,10 @@
 """Every setting of the recipe beyond those that all recipes share."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from samestep import CausalConfig, Config, UserError, free
+from samestep.core.config.bounds import Bounds, Count, CountOrZero, PartialShare, Positive
 from samestep.models.protein_mpnn import ProteinMPNNConfig
 from samestep.recipes.dpo.objective import Objective
 
@@ -17,15 +18,15 @@ class DataConfig:
     pairs that come with the recipe."""
     validation: str | None = None
     """The same for validation; null: a share of the training records."""
-    validation_fraction: float = 0.1
+    validation_fraction: PartialShare = 0.1
     """That share, rounded up, chosen by the seed."""
     split_by: Literal["pair", "structure"] = "pair"
     """What is never in both parts: a pair; or a structure (text: a prompt), with all its pairs."""
-    max_length: int = 2048
+    max_length: Count = 2048
     """Most residues or tokens of a pair's longer sequence (text: with its prompt)."""
     skip_invalid: bool = False
     """Leave out records that cannot be used, and say how many; false: list all of them and stop."""
-    limit: int | None = None
+    limit: Annotated[int, Bounds(least=2)] | None = None
     """Use only this many records, from the beginning, for a quick trial; null: all."""
 
     def __post_init__(self) -> None:
@@ -51,7 +52,7 @@ class ModelConfig:
     """protein: the shape of the network, where no weight file is named."""
     text: CausalConfig = field(default_factory=lambda: CausalConfig(tied_head=True))
     """text: the shape of the built-in network, which reads bytes."""
-    lora_rank: int = 0
+    lora_rank: CountOrZero = 0
     """text: train adapters of this rank instead of the whole network; 0: the whole network."""
 
     def __post_init__(self) -> None:
@@ -77,9 +78,9 @@ class DpoConfig(Config):
     reference: Literal["cached", "live"] = "cached"
     """cached: a stage of its own computes the reference's log-probabilities once, and training holds one network; live:
     with every batch (with adapters, by the same network without them)."""
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     """What scores are divided by before log-probabilities are taken, for the loss, of policy and reference alike."""
-    sampling_temperature: float = 0.1
+    sampling_temperature: Positive = 0.1
     """protein: the temperature of sampled sequences (diversity_lambda, and `samestep sample`)."""
     decoding_order: Literal["random", "left_to_right"] = "random"
     """protein: the order in which residues are given; random: by seed and pair, and with a live reference by epoch."""
@@ -89,7 +90,7 @@ class DpoConfig(Config):
     """Put pairs of similar length into one step, for less padding."""
     pt_files: bool | None = free(None)
     """Also write checkpoint_epoch_N.pt, best_model.pt and latest_model.pt; null: for proteins."""
-    base_batch_size: int = 0
+    base_batch_size: CountOrZero = 0
     """With lr_scaling (--scale_lr): the global batch that learning_rate is stated for; 0: batch_size, so that the rate
     is multiplied by the number of processes."""
 

@@ -11,13 +11,14 @@ All functions are of sums per row, as a learner takes them.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from samestep import UserError
+from samestep.core.config.bounds import Bounds, NotNegative, Positive
 
 LossType = Literal["dpo", "ipo", "hinge"]
 DPO, SFT, DIVERSITY = "dpo", "sft", "diversity"
@@ -32,15 +33,15 @@ class Objective:
 
     loss_type: LossType = "dpo"
     """dpo, ipo or hinge."""
-    beta: float = 0.1
+    beta: Positive = 0.1
     """How closely the policy stays with the reference: the larger, the closer."""
-    label_smoothing: float = 0.0
+    label_smoothing: Annotated[float, Bounds(least=0, below=0.5)] = 0.0
     """dpo: the share of pairs that are taken to be the wrong way around (conservative DPO)."""
     length_normalised: bool = False
     """Divide log-probabilities by the number of scored tokens or residues."""
-    sft_coef: float = 0.0
+    sft_coef: NotNegative = 0.0
     """Coefficient of the negative log-likelihood of the preferred sequences, per token or residue."""
-    diversity_lambda: float = 0.0
+    diversity_lambda: NotNegative = 0.0
     """protein: coefficient of how alike sampled sequences are; 0: none are sampled."""
 
     def __post_init__(self) -> None:

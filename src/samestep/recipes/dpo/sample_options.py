@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from samestep import UserError
+from samestep.core.config.bounds import Count, NotNegative
 from samestep.core.paths import expand_home
 
 _PROTEIN = (
@@ -44,14 +45,14 @@ class SampleOptions:
     """text: a file with one prompt per line, or a .jsonl file whose lines hold "prompt" (or "text")."""
     chat: bool = False
     """text: a prompt is what a user says to a chat model, and not text that goes on."""
-    max_new_tokens: int | None = None
+    max_new_tokens: Count | None = None
     """text: tokens of a text at most; by default 128."""
-    num_samples: int = 1
+    num_samples: Count = 1
     """Sequences for each structure, or texts for each prompt."""
-    temperature: float | None = None
+    temperature: NotNegative | None = None
     """0 takes the likeliest letter or token, 1 samples from the network's own probabilities; by default the run's
     sampling_temperature for proteins, and 1 for texts."""
-    batch_size: int = 32
+    batch_size: Count = 32
     """Sequences or texts that are made together on a rank."""
 
     def __post_init__(self) -> None:

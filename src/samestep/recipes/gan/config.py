@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from samestep import Config, GenerationConfig, UserError, free
+from samestep.core.config.bounds import Count, CountOrZero, NotNegative, Share
 from samestep.recipes.gan.data import DataConfig
 from samestep.recipes.gan.evaluation import BenchmarkConfig
 from samestep.recipes.gan.judging import JudgeConfig
@@ -15,11 +16,11 @@ from samestep.train.config import Checkpoints
 class ReplayConfig:
     """Opponents from earlier steps, so that neither side forgets what it could do."""
 
-    keep: int = 0
+    keep: CountOrZero = 0
     """Earlier states of each side that are kept, in memory and in checkpoints; 0: none."""
-    every: int = 100
+    every: Count = 100
     """Steps after which both sides are kept as they are."""
-    share: float = 0.5
+    share: Share = 0.5
     """How often an earlier opponent plays: an earlier generator in the judge's updates before the last of a step (see
     judge_steps), an earlier judge where the generator's rewards come from."""
 
@@ -49,23 +50,23 @@ class GanConfig(Config):
     """How the judge tells texts apart."""
     objective: Objective = field(default_factory=Objective)
     """What the generator learns from."""
-    judge_learning_rate: float | None = None
+    judge_learning_rate: NotNegative | None = None
     """Peak learning rate of the judge; null: learning_rate."""
-    judge_steps: int = 1
+    judge_steps: Count = 1
     """Updates of the judge per step, each on texts of its own."""
-    mle_epochs: int = 0
+    mle_epochs: CountOrZero = 0
     """Epochs in which the generator first learns the human texts themselves, in a stage of its own."""
-    mle_learning_rate: float | None = None
+    mle_learning_rate: NotNegative | None = None
     """Peak learning rate of that stage; null: learning_rate."""
-    judge_pauses_above: float = 1.0
+    judge_pauses_above: Share = 1.0
     """The judge does not learn while its accuracy, a moving average over some ten rollouts, is above this."""
-    generator_pauses_below: float = 0.0
+    generator_pauses_below: Share = 0.0
     """The generator does not learn while that is below this."""
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     """Opponents from earlier steps."""
     benchmark: BenchmarkConfig = field(default_factory=BenchmarkConfig)
     """What both are measured on, as often as validate_every says."""
-    rollouts_every: int | None = free(None)
+    rollouts_every: CountOrZero | None = free(None)
     """Steps after which some rollouts are written to rollouts.jsonl; 0: never, null: as often as metrics."""
     checkpoint: Checkpoints = field(default_factory=lambda: Checkpoints(every_steps=20))
     """When to save, and what to keep."""

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from torch import Tensor
 
 from samestep import UserError
+from samestep.core.config.bounds import Bounds, Count, PartialShare
 from samestep.core.paths import expand_home
 from samestep.data.data_file import DataFile
 from samestep.data.prepared.split import ByDocument
@@ -28,13 +29,13 @@ class DataConfig:
     """A .csv or .jsonl file; null is the English text that comes with Python (`pydoc_data.topics`)."""
     domain: str | None = None
     """The kind of text, such as stories or proofs; null: found by the columns of the file."""
-    min_story_length: int = 1
+    min_story_length: Count = 1
     """Leave out human texts with fewer characters."""
-    max_story_length: int | None = None
+    max_story_length: Count | None = None
     """Leave out human texts with more characters; null: none."""
-    validation_fraction: float = 0.1
+    validation_fraction: PartialShare = 0.1
     """Share of the records that is kept for validation, chosen by the seed."""
-    limit: int | None = None
+    limit: Annotated[int, Bounds(least=2)] | None = None
     """Use only this many of the records that are left, from the beginning, for a quick trial; null is all of them."""
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ from samestep import (
     free,
     gather_rows,
 )
+from samestep.core.config.bounds import Bounds, CountOrZero
 from samestep.recipes.gan.data import Record, TextRows
 from samestep.recipes.gan.human_texts import HumanTexts, count_nats, human_nats
 from samestep.recipes.gan.players import Player, generator_of
@@ -45,9 +46,9 @@ ORDERS = (True, False)
 class BenchmarkConfig:
     """What generator and judge are measured on during training, each time that the stage validates."""
 
-    size: int = 64
+    size: CountOrZero = 64
     """Records, spread evenly over those kept for validation; 0: no benchmark."""
-    collapse_factor: float = free(1.5)
+    collapse_factor: Annotated[float, Bounds(least=1)] = free(1.5)
     """Warn when a token of the human texts costs the generator more nats than its baseline, by this factor."""
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from samestep import UserError
+from samestep.core.config.bounds import Count, Positive
 
 Encode = Callable[[str], Sequence[int]]
 Mode = Literal["verdict", "generative"]
@@ -39,13 +40,13 @@ class JudgeConfig:
     or \\boxed{2}."""
     training: Literal["cross_entropy", "policy_gradient"] = "cross_entropy"
     """How a verdict is learned; a generative judge always learns by policy gradient."""
-    min_tokens: int = 1
+    min_tokens: Count = 1
     """A completion with fewer tokens counts as caught."""
-    max_tokens: int = 256
+    max_tokens: Count = 256
     """Tokens of each text that the judge is shown, at most."""
-    answer_tokens: int = 256
+    answer_tokens: Count = 256
     """generative: tokens that the judge may write."""
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     """generative: how freely the judge writes."""
     unparsed_fools: bool = False
     """generative: count an answer that cannot be read as a fooled judge, as older programs did."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from samestep import UserError
+from samestep.core.config.bounds import Count, NotNegative, Positive
 
 Kind = Literal["reinforce", "ppo", "grpo", "spin"]
 
@@ -28,19 +29,19 @@ class Objective:
 
     kind: Kind = "ppo"
     """reinforce, ppo, grpo (groups of completions per prompt), or spin (self-play preference, without rewards)."""
-    clip_eps: float = 0.2
+    clip_eps: Positive = 0.2
     """ppo and grpo: how far a ratio may move from 1 before its gradient ends."""
-    entropy_coef: float = 0.01
+    entropy_coef: NotNegative = 0.01
     """Bonus on the entropy of the distribution that each token was sampled from."""
-    kl_coef: float = 0.0
+    kl_coef: NotNegative = 0.0
     """Penalty on the divergence from the generator as it began; 0: no reference is kept."""
-    inner_epochs: int = 1
+    inner_epochs: Count = 1
     """Times that one rollout is learned from."""
-    parts: int = 1
+    parts: Count = 1
     """Updates per inner epoch, each on its part of the rollout."""
-    group_size: int = 1
+    group_size: Count = 1
     """Completions per prompt; grpo needs at least 2."""
-    spin_beta: float = 0.1
+    spin_beta: Positive = 0.1
     """spin: how sharply a preference is learned."""
 
     def __post_init__(self) -> None:

@@ -17,6 +17,7 @@ from samestep import (
     World,
     open_causal_lm,
 )
+from samestep.core.config.bounds import CountOrZero
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer
 from samestep.models.causal_folder import CausalFolder
 from samestep.models.hub import resolve_model
@@ -32,7 +33,7 @@ class PlayerConfig:
     built-in network on bytes."""
     network: CausalConfig = field(default_factory=lambda: CausalConfig(tied_head=True))
     """The shape of the built-in network."""
-    lora_rank: int = 0
+    lora_rank: CountOrZero = 0
     """Train adapters of this rank instead of the whole network; 0: the whole network."""
     init_from: str | None = None
     """Begin with the weights of a run, a checkpoint or a weight file such as generator_step_20.pt; null: with those of

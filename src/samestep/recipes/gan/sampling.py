@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from samestep import Trained, UserError, World
+from samestep.core.config.bounds import Count
 from samestep.core.records import Json
 from samestep.data.prompt_files import read_prompts
 from samestep.recipes.gan.completing import Completing
@@ -20,7 +21,7 @@ class SampleOptions:
     """What to write about; by default, the first prompts that were kept for validation."""
     prompts: Path | None = None
     """A file with one prompt per line, or a .jsonl file whose lines hold "prompt" (or "text")."""
-    samples: int = 1
+    samples: Count = 1
     """Texts for each prompt."""
 
     def __post_init__(self) -> None:

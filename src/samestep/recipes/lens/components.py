@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from samestep import Group, UserError
+from samestep.core.config.bounds import Count, CountOrZero, NotNegative, Positive
 from samestep.recipes.lens.schedules import steps_of
 
 Base = bool | Literal["lora"]
@@ -32,7 +33,7 @@ class EncoderParts:
     """The language model inside of it: false, true (a copy of its own) or lora."""
     projection_layer: bool = True
     """The linear layer behind it, which begins as the identity."""
-    layer: int | None = None
+    layer: CountOrZero | None = None
     """What leaves this block of it is the text's vector; null: layer_l."""
 
 
@@ -40,9 +41,9 @@ class EncoderParts:
 class LoraConfig:
     """Adapters, where base_model is lora."""
 
-    rank: int = 8
+    rank: Count = 8
     """Rows of the smaller matrices."""
-    alpha: float = 16.0
+    alpha: Positive = 16.0
     """What an adapter adds is multiplied by alpha / rank."""
 
     def __post_init__(self) -> None:
@@ -72,7 +73,7 @@ class TrainableComponents:
     """What of the encoder is trained."""
     lora: LoraConfig = field(default_factory=LoraConfig)
     """Adapters, where base_model is lora."""
-    learning_rate_multipliers: dict[str, float] = field(default_factory=dict)
+    learning_rate_multipliers: dict[str, NotNegative] = field(default_factory=dict)
     """By part, such as {decoder.base_model: 0.1}: a factor of the learning rate."""
     freeze_until: dict[str, str] = field(default_factory=dict)
     """By part, such as {decoder.base_model: 500s}: it begins to train after so many steps (500s) or epochs (2e)."""

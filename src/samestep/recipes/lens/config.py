@@ -1,9 +1,10 @@
 """Every setting of the recipe beyond those that all recipes share."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from samestep import CausalConfig, Config, UserError, free
+from samestep.core.config.bounds import Bounds, Count, CountOrZero, NotNegative, PartialShare, Positive
 from samestep.recipes.lens.components import TrainableComponents
 from samestep.recipes.lens.schedules import ValueSchedule
 
@@ -20,10 +21,10 @@ class DataConfig:
     English text that comes with Python (`pydoc_data.topics`)."""
     text_field: str = "text"
     """The column that holds the text."""
-    validation_fraction: float = 0.1
+    validation_fraction: PartialShare = 0.1
     """Share of the texts that is kept for validation: whole documents, chosen by the seed, or the end of a single
     one."""
-    limit: int | None = None
+    limit: Annotated[int, Bounds(least=2)] | None = None
     """Use only this many documents, from the beginning, for a quick trial; null: all."""
 
     def __post_init__(self) -> None:
@@ -42,21 +43,21 @@ class ActivationDumper:
     """dumped: a stage of its own computes all activations once; live: they are computed with every batch."""
     source: str | None = None
     """A run, or a folder with a dump of one, to train with instead of dumping; null: this run's own."""
-    num_samples: int | None = None
+    num_samples: Annotated[int, Bounds(least=2)] | None = None
     """Activations to train with; null: one for each text."""
-    validation_samples: int | None = None
+    validation_samples: Annotated[int, Bounds(least=2)] | None = None
     """Activations to validate with; null: one for each text that is kept for validation."""
-    seq_len: int = 64
+    seq_len: Annotated[int, Bounds(least=2)] = 64
     """Tokens of a text."""
     position: Literal["random", "midpoint"] = "random"
     """The token of a text whose activation is taken: drawn by the seed, or the middle one."""
-    min_position: int = 5
+    min_position: CountOrZero = 5
     """Drawn positions begin here, counted from 0; in a shorter text the last token is taken."""
-    batch_size: int = free(32)
+    batch_size: Count = free(32)
     """Texts at once on a device, in the stages that write tokens and activations."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of stored activations."""
-    save_every: int = free(100)
+    save_every: Count = free(100)
     """Steps of these stages between two saves: what a kill costs at most."""
 
     def __post_init__(self) -> None:
@@ -83,11 +84,11 @@ class PretrainConfig:
 
     network: CausalConfig = field(default_factory=lambda: CausalConfig(tied_head=True))
     """Its shape."""
-    max_steps: int = 300
+    max_steps: Count = 300
     """Steps."""
-    batch_size: int = 32
+    batch_size: Count = 32
     """Texts per step, over all devices."""
-    learning_rate: float = 3e-3
+    learning_rate: Positive = 3e-3
     """Peak learning rate."""
 
     def __post_init__(self) -> None:
@@ -100,17 +101,17 @@ class PretrainConfig:
 class GrpoConfig:
     """A stage after training that rewards explanations from which the activation can be rebuilt."""
 
-    max_steps: int = 0
+    max_steps: CountOrZero = 0
     """Steps; 0: no such stage."""
-    group_size: int = 4
+    group_size: Annotated[int, Bounds(least=2)] = 4
     """Explanations of each activation, which are compared with each other."""
-    clip_eps: float = 0.2
+    clip_eps: Positive = 0.2
     """How far an update may move the probability of a token."""
-    inner_epochs: int = 1
+    inner_epochs: Count = 1
     """Updates on the same explanations."""
-    learning_rate: float | None = None
+    learning_rate: NotNegative | None = None
     """Peak learning rate; null: learning_rate."""
-    mse_weight: float = 1.0
+    mse_weight: NotNegative = 1.0
     """Weight of the encoder's own error, by which it goes on learning from the drawn explanations."""
     entropy_weight: float = 0.0
     """Weight of the entropy of the decoder's distributions, which is made larger."""
@@ -128,13 +129,13 @@ class GrpoConfig:
 class EvaluationConfig:
     """The last stage, which measures the best weights on activations that were kept for validation."""
 
-    rows: int = 512
+    rows: CountOrZero = 512
     """Activations, evenly spread over all of them; 0: no such stage."""
-    best_of: int = 8
+    best_of: Count = 8
     """Explanations of each activation, of which the best is kept."""
-    fit_rows: int = 4096
+    fit_rows: Count = 4096
     """Training activations from which the mean and the linear lens are made."""
-    shown: int = 100
+    shown: Count = 100
     """Explanations on the page."""
 
     def __post_init__(self) -> None:
@@ -157,19 +158,19 @@ class LensConfig(Config):
     which is trained first."""
     tokenizer_name: str | None = None
     """A folder or a model of the Hub that the tokenizer is taken from; null: the model's own."""
-    layer_l: int = 2
+    layer_l: CountOrZero = 2
     """The activation is what leaves this block, counted from 0."""
-    t_text: int = 8
+    t_text: Count = 8
     """Tokens of an explanation."""
     decoder_prompt: str = f"Explain {SLOT}: "
     """What the decoder reads before it writes; <embed> is where the activation stands."""
-    kl_base_weight: float = 1.0
+    kl_base_weight: NotNegative = 1.0
     """Weight of the KL divergence between the model's output with the activation and with what was rebuilt."""
-    lm_base_weight: float = 0.1
+    lm_base_weight: NotNegative = 0.1
     """Weight of the KL divergence of the decoder's distributions to those of the frozen model, times alpha_schedule."""
     entropy_weight: float = 0.0
     """Weight of the entropy of the decoder's distributions, which is made larger."""
-    mse_weight: float = 1.0
+    mse_weight: NotNegative = 1.0
     """Weight of the squared error of the rebuilt activation, divided by the activation's squared norm."""
     gumbel_tau_schedule: ValueSchedule = field(default_factory=lambda: ValueSchedule("linear", 1.0, 0.5))
     """Temperature of the Gumbel-softmax."""

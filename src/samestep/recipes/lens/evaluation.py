@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from samestep import Batch, Bench, Dump, Trained, UserError, World
+from samestep.core.config.bounds import Count
 from samestep.core.output import print_text
 from samestep.core.records import write_json
 from samestep.core.safe_files import write_text
@@ -53,13 +54,13 @@ _TITLES = {
 class EvaluationOptions:
     """What to evaluate on."""
 
-    rows: int | None = None
+    rows: Count | None = None
     """Held-out activations, evenly spread over all of them; by default as many as the run's evaluation.rows."""
-    best_of: int | None = None
+    best_of: Count | None = None
     """Explanations of each, of which the best is kept; by default evaluation.best_of."""
     html: Path | None = None
     """Also write a page with figures and explanations to this file."""
-    batch_size: int = 32
+    batch_size: Count = 32
     """Activations at once on a device."""
 
     def __post_init__(self) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from samestep import Trained, UserError, World
+from samestep.core.config.bounds import Count, NotNegative
 from samestep.core.output import print_text
 from samestep.core.records import Json
 from samestep.parallel.precision import autocast
@@ -30,11 +31,11 @@ class SampleOptions:
     last one."""
     all: bool = False
     """Explain the activation of every token."""
-    num_samples: int = 1
+    num_samples: Count = 1
     """Explanations of each activation."""
-    temperature: float = 1.0
+    temperature: NotNegative = 1.0
     """0 takes the likeliest token each time; above 1 explanations differ more."""
-    batch_size: int = 32
+    batch_size: Count = 32
     """Explanations at once on a device."""
 
     def __post_init__(self) -> None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from samestep import Config, UserError, free
+from samestep.core.config.bounds import CountOrZero, Decay
 from samestep.models.transformer import TransformerConfig
 from samestep.recipes.mdlm.corpus import DataConfig
 from samestep.recipes.mdlm.objective import ObjectiveConfig
@@ -146,12 +147,12 @@ class MdlmConfig(Config):
     """How tokens are masked, how rows are weighed, and how validation averages over it."""
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     """How text is sampled at the end of training and by `samestep sample`."""
-    ema_decay: float = 0.0
+    ema_decay: Decay = 0.0
     """Keep an exponential moving average of the weights with this decay, such as 0.999, for validation, sampling and
     export; 0: no average."""
     pt_checkpoints: bool = False
     """Also write checkpoint_epoch_N.pt after every epoch, for older scripts; `--resume FILE` continues from one."""
-    samples_at_end: int = free(1)
+    samples_at_end: CountOrZero = free(1)
     """Texts to sample and show when training is done."""
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from samestep import UserError
+from samestep.core.config.bounds import Count, PartialShare
 from samestep.core.paths import expand_home
 from samestep.data import text
 from samestep.data.prepared import METADATA, TOKENIZER_FOLDER, Prepared, is_prepared, open_prepared
@@ -33,12 +34,12 @@ class DataConfig:
     text that comes with Python (`pydoc_data.topics`)."""
     field: str = "text"
     """The field of a JSONL line that holds its text."""
-    sequence_length: int | None = None
+    sequence_length: Count | None = None
     """Tokens in a row of running text; null is that of the prepared folder, or 128. Chats and older folders have
     rows of their own length."""
-    validation_fraction: float = 0.1
+    validation_fraction: PartialShare = 0.1
     """Share of a text file, at its end, that is kept for validation; a prepared folder has its own."""
-    limit: int | None = None
+    limit: Count | None = None
     """Use only this many tokens, from the beginning, for a quick trial; null is all of them."""
 
     def __post_init__(self) -> None:

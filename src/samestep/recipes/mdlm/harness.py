@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from samestep import Trained, UserError, World
+from samestep.core.config.bounds import Count, CountOrZero
 from samestep.core.records import Json
 from samestep.data.prepared.chats import ChatMessage, chat_prompt
 from samestep.data.tokenizer.vocabulary import Tokenizer
@@ -38,11 +39,11 @@ class EvaluationOptions:
     """Names of tasks of lm-evaluation-harness (pip install 'samestep[eval]'), with commas between them."""
     include_path: Path | None = None
     """A folder with task files (YAML) of your own; local data needs no network."""
-    limit: int | None = None
+    limit: Count | None = None
     """Number of questions of each task."""
-    fewshot: int | None = None
+    fewshot: CountOrZero | None = None
     """Number of worked examples before each question, in place of the task's own number."""
-    draws: int = 128
+    draws: Count = 128
     """Monte-Carlo draws for each likelihood."""
     chat: bool = False
     """Ask as a user of a chat: for instruction-tuned models."""

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from samestep import Batch, UserError, noise
+from samestep.core.config.bounds import Count, Decay, Share
 from samestep.data.tokenizer.vocabulary import Vocabulary
 
 MASK = noise.purpose("mdlm.hide")  # the name is part of the key: another one would change every run's masks
@@ -32,16 +33,16 @@ CUT_LENGTH = noise.purpose("mdlm.cut_length")
 class ObjectiveConfig:
     """How tokens are masked, how rows are weighed, and how validation averages over it."""
 
-    least: float = 1e-3
+    least: Decay = 1e-3
     """Smallest share of masked tokens: a time t in (0, 1) masks a share of (1 - least) t + least."""
     antithetic: bool = True
     """Give rows 2k and 2k+1 of an epoch the times t and 1 - t, so that an epoch covers all times evenly."""
-    cut_rows: float = 0.01
+    cut_rows: Share = 0.01
     """Share of pre-training rows that are cut to a random length, so that short texts are learned too; LLaDA's 0.01."""
     norm: Literal["auto", "token", "sequence", "batch"] = "auto"
     """What the loss is a mean over: every token of the global batch (token); rows, each a mean over its own tokens
     (sequence); rows, each a sum (batch). auto: token in pre-training, sequence in fine-tuning on answers."""
-    validation_times: int = 8
+    validation_times: Count = 8
     """Times, evenly spread, at which each validation row is measured; more is less noise and more work."""
 
     def __post_init__(self) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from samestep import UserError
+from samestep.core.config.bounds import Count
 from samestep.data.prompt_files import read_prompts
 
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
@@ -21,7 +22,7 @@ class SampleOptions:
     """A marker for gaps in place of [[8]], such as ___; each gets --length tokens."""
     prompts: Path | None = None
     """A file with one prompt per line, or a .jsonl file whose lines hold "prompt" (or "text")."""
-    samples: int = 1
+    samples: Count = 1
     """Texts for each prompt."""
     chat: bool = False
     """The prompt is a question to an instruction-tuned model, and only its answer is printed."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep import UserError, noise
+from samestep.core.config.bounds import Count, NotNegative
 from samestep.data.tokenizer.vocabulary import BYTES, Vocabulary
 
 DRAFT = noise.purpose("mdlm.draft")
@@ -84,17 +85,17 @@ KEEP = noise.purpose("mdlm.keep")
 class SamplingConfig:
     """How text is sampled from a trained network."""
 
-    length: int = 96
+    length: Count = 96
     """Tokens to generate."""
-    steps: int = 48
+    steps: Count = 48
     """Forward passes in all; each reveals an equal share of the tokens."""
-    block_length: int | None = None
+    block_length: Count | None = None
     """Write from left to right in blocks of this many tokens; null is one block, all positions at once."""
-    temperature: float = 0.7
+    temperature: NotNegative = 0.7
     """0 takes the likeliest token, 1 samples from the network's own probabilities."""
     remasking: Literal["low_confidence", "random"] = "low_confidence"
     """Which drafts are masked again after a pass: low_confidence (keep the most confident) or random."""
-    cfg_scale: float = 0.0
+    cfg_scale: NotNegative = 0.0
     """Classifier-free guidance: how far to exaggerate the prompt's effect on the logits; 0 is no guidance."""
     eos: Literal["free", "last", "never"] = "free"
     """Ends of text: free, last (EOS and EoT are kept only when no other draft is left), or never (no EOS)."""

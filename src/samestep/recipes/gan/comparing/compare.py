@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from samestep import Trained, UserError, World
+from samestep.core.config.bounds import Count, NotNegative, Positive
 from samestep.core.records import Json, write_atomically
 from samestep.recipes.gan.comparing.endpoint import Endpoint, is_url, key_from
 from samestep.recipes.gan.comparing.judges import (
@@ -51,7 +52,7 @@ class CompareOptions:
     records: str | None = None
     """A .csv or .jsonl file with prompts and human texts, read with the first run's data settings; null: the first
     run's held-out records."""
-    samples: int | None = 200
+    samples: Count | None = 200
     """Use this many of the records, drawn by the seed; null is all."""
     criteria: str = DEFAULT_CRITERION
     """Questions about two texts, with semicolons between them; each is asked and reported for itself."""
@@ -63,18 +64,18 @@ class CompareOptions:
     judge_mode: Mode | None = None
     """verdict: by the odds of the answers 1 and 2; generative: by what it writes; null: as it was trained, or
     verdict."""
-    judge_max_tokens: int | None = None
+    judge_max_tokens: Count | None = None
     """Tokens of each text that the judge is shown, at most (words, for an endpoint); null: as it was trained, or
     256."""
-    judge_answer_tokens: int | None = None
+    judge_answer_tokens: Count | None = None
     """Tokens that a generative judge may write; null: as it was trained, or 256, or what an endpoint allows."""
     judge_model: str = ""
     """The name of the model at an endpoint."""
     judge_key_env: str = "SAMESTEP_JUDGE_KEY"
     """The environment variable with the key of an endpoint; if it is not set, none is sent."""
-    judge_timeout: float = 60.0
+    judge_timeout: Positive = 60.0
     """Seconds that a request to an endpoint may take; it is sent up to 5 times."""
-    judge_temperature: float | None = 0.0
+    judge_temperature: NotNegative | None = 0.0
     """Of a model at an endpoint; null: its own default."""
     html: Path | None = None
     """Write a page with plots and texts to this .html file."""
