@@ -13,11 +13,10 @@ from typing import Any
 
 from samestep.cli.args import SubmitArgs, options_text, parse_train
 from samestep.core.config import split_options
-from samestep.core.durations import parse_duration
 from samestep.core.errors import EXIT_DONE, UserError
 from samestep.core.output import print_safely, print_text
 from samestep.core.rundir import RunDir
-from samestep.launch.schedulers import pbs
+from samestep.launch.schedulers import pbs, slurm
 from samestep.launch.schedulers.job import Job, JobPart, allocate, require_one_line
 from samestep.launch.schedulers.script import ScriptContext, resume_command
 from samestep.launch.schedulers.submit import SubmittedJob, choose_scheduler, job_commands, scripts, submit
@@ -46,10 +45,11 @@ def run(args: Sequence[str]) -> int:
     parts = _parts(submit_args, recipe, config, scheduler)
     job = _checked(submit_args.job, scheduler, parts)
     if scheduler != "local":  # the head of a job script names both
-        require_one_line("the run directory", str(Path(config.out, config.name or "").absolute()))
-        require_one_line("the working directory", str(Path.cwd()))
+        check = pbs.require_plain_path if scheduler == "pbs" else require_one_line
+        check("the run directory", str(Path(config.out, config.name or "").absolute()))
+        check("the working directory", str(Path.cwd()))
     around = ScriptContext(_run_path(name, config, create=not job.dry_run), Path.cwd(), sys.executable)
-    parts = _with_args(parts, submit_args, around, name, config, scheduler)
+    parts = _with_args(parts, submit_args, around, name, config)
     _require_same_run(around.run, parts[0].args)
     if scheduler == "local":
         return _train_here(parts, dry=job.dry_run)
@@ -80,10 +80,10 @@ def _checked(job: Job, scheduler: str, parts: Sequence[JobPart]) -> Job:
     """The job without options that have no effect here; contradictions are refused."""
     if scheduler == "local" and any(part.allocation.nodes > 1 for part in parts):
         raise UserError("--on local is this machine alone; leave out --nodes, or submit with --on slurm or --on pbs")
-    for name in pbs.unsupported(job) if scheduler == "pbs" else ():
-        raise UserError(f"--{name} is for SLURM; under PBS write --select or --directive")
-    if scheduler == "pbs" and job.time is None:
-        _warn("without --time the run cannot stop and save before PBS ends it; it continues from its last checkpoint")
+    if scheduler != "local":
+        (pbs if scheduler == "pbs" else slurm).require_supported(job)
+    if scheduler == "pbs" and not job.dry_run:
+        pbs.require_pbs()
     if job.nodelist and len(expand_hosts(job.nodelist)) > max(part.allocation.nodes for part in parts) == 1:
         _warn(
             f"--nodelist {job.nodelist} is ignored: it names several nodes, but this training takes one (see --nodes)"
@@ -123,16 +123,13 @@ def _require_same_run(path: Path, args: Sequence[str]) -> None:
 
 
 def _with_args(
-    parts: Sequence[JobPart], submit_args: SubmitArgs, around: ScriptContext, recipe: str, config: Any, scheduler: str
+    parts: Sequence[JobPart], submit_args: SubmitArgs, around: ScriptContext, recipe: str, config: Any
 ) -> list[JobPart]:
     """The parts with their args of `samestep train`."""
     args = _common_args(submit_args, around, recipe)
     if len(parts) > 1 and config.global_batch_size is None and "--resume" not in args:
         # Parts have different numbers of ranks, but the run has one batch size: that of its last part.
         args.append(f"global_batch_size={global_batch(config, parts[-1].allocation.ranks)}")
-    limit = pbs.max_time(submit_args.job) if scheduler == "pbs" else None
-    if limit is not None and (config.max_time is None or limit < parse_duration(config.max_time)):
-        args.append(f"max_time={limit}s")
     ends = [[f"until={part.stages[-1]}"] for part in parts[:-1]]
     ends.append(["until=null"] if len(parts) > 1 and config.until else [])
     return [replace(part, args=[*args, *end]) for part, end in zip(parts, ends)]

@@ -25,6 +25,8 @@ GRACE = "SAMESTEP_GRACE"
 """Seconds between a stop request and the end by force."""
 BEGAN = "SAMESTEP_BEGAN"
 """When the batch job of this launch began, in seconds since 1970: max_time counts from there."""
+TIME_LIMIT = "SAMESTEP_TIME_LIMIT"
+"""Seconds after the batch job began at which the run stops and saves; empty or unset: the job tells it by a signal."""
 _RUN = "run.json"
 _NOTICES = "notice_*.txt"
 
@@ -37,6 +39,12 @@ def preempted_code(env: Mapping[str, str]) -> int:
 def elapsed(env: Mapping[str, str]) -> float:
     """Seconds since the batch job of this launch began; 0 without one."""
     return max(0.0, time.time() - float(env[BEGAN])) if BEGAN in env else 0.0
+
+
+def seconds_left(max_time: float | None, env: Mapping[str, str]) -> float | None:
+    """Seconds until the run has to stop: `max_time`, or its job's limit if that is sooner; None: there is no limit."""
+    limits = [limit for limit in (max_time, float(env.get(TIME_LIMIT) or 0) or None) if limit is not None]
+    return min(limits) - elapsed(env) if limits else None
 
 
 def write_run_path(path: Path, env: Mapping[str, str]) -> None:

@@ -61,7 +61,7 @@ class SchedulerJob:
     number: str
     scheduler: str
     state: str = ""
-    """SLURM's name for it; empty when it is unknown."""
+    """SLURM's name for it, also for a job of PBS; empty when it is unknown."""
     source: str = ""
     """The command or file that the state comes from."""
     script: str = ""

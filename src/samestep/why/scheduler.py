@@ -23,6 +23,13 @@ _PHRASES = {  # what SLURM writes into a job's output, and the state that it mea
     "CANCELLED AT": "CANCELLED",
 }
 
+_PBS_STATES = {"Q": "PENDING", "H": "PENDING", "W": "PENDING", "T": "PENDING", "R": "RUNNING", "E": "RUNNING"}
+_PBS_STATES |= {"B": "RUNNING", "S": "SUSPENDED", "U": "SUSPENDED"}
+_PBS_ENDS = {-29: "TIMEOUT", -27: "OUT_OF_MEMORY", -26: "OUT_OF_MEMORY", -20: "NODE_FAIL"}
+"""Exit codes that PBS sets itself, when it ends a job."""
+_PBS_DELETED = "91"
+"""The substate of a job that qdel ended."""
+
 
 def last_job(jobs: Sequence[Mapping[str, Json]]) -> SchedulerJob | None:
     """The job that ran the last launch: the last one that has started."""
@@ -38,10 +45,10 @@ def last_job(jobs: Sequence[Mapping[str, Json]]) -> SchedulerJob | None:
 def _query(noted: Mapping[str, Json]) -> SchedulerJob:
     number, output = str(noted["job"]), str(noted.get("output", ""))
     job = SchedulerJob(number, str(noted.get("scheduler", "")), script=str(noted.get("script", "")), output=output)
-    if job.scheduler != "slurm":
+    if job.scheduler == "local":
         return job
-    state, source = _slurm(number)
-    if not state:
+    state, source = _slurm(number) if job.scheduler == "slurm" else _pbs(number)
+    if not state and job.scheduler == "slurm":
         state, source = state_in_output(output), output
     return SchedulerJob(number, job.scheduler, state, source if state else "", job.script, output)
 
@@ -55,6 +62,36 @@ def _slurm(number: str) -> tuple[str, str]:
     accounted = _output_of("sacct", "-X", "-n", "-P", "-o", "State", "-j", number)
     match = re.match(r"[A-Z_]+", accounted)
     return (match[0], f"sacct -j {number}") if match else ("", "")
+
+
+def _pbs(number: str) -> tuple[str, str]:
+    """The state of a job in SLURM's words, and the command that gave it; -x is for jobs that have ended."""
+    for option in ("-xf", "-f"):
+        if shown := pbs_state(_output_of("qstat", option, number)):
+            return shown, f"qstat {option} {number}"
+    return "", ""
+
+
+def pbs_state(shown: str) -> str:
+    """The state of a job in SLURM's words, from what `qstat -xf` printed; empty when that says nothing."""
+    values = dict(re.findall(r"^\s+([\w.]+) = (.*)$", shown.replace("\n\t", ""), re.MULTILINE))
+    state = values.get("job_state", "")
+    if state not in ("F", "X"):
+        return _PBS_STATES.get(state, "")
+    code = int(values["Exit_status"]) if re.fullmatch(r"-?\d+", values.get("Exit_status", "")) else None
+    if code in _PBS_ENDS:
+        return _PBS_ENDS[code]
+    used, limit = (_clock(values.get(f"{name}.walltime", "")) for name in ("resources_used", "Resource_List"))
+    if code != 0 and used is not None and limit is not None and used >= limit:
+        return "TIMEOUT"
+    if values.get("substate") == _PBS_DELETED or "terminated" in values.get("comment", ""):
+        return "CANCELLED"
+    return "COMPLETED" if code == 0 else "FAILED"
+
+
+def _clock(text: str) -> int | None:
+    numbers = re.fullmatch(r"(\d+):(\d+):(\d+)", text.strip())
+    return int(numbers[1]) * 3600 + int(numbers[2]) * 60 + int(numbers[3]) if numbers else None
 
 
 def state_in_output(output: str) -> str:

@@ -121,10 +121,10 @@ class World:
         return cls(RankInfo("single", grouped=False), torch.device(device))
 
     @classmethod
-    def rendezvous(cls) -> "World":
-        """Find the other ranks, before anything can fail: from here on a failure of one rank reaches all."""
+    def rendezvous(cls, timeout: float | None = None) -> "World":
+        """Find the other ranks, within `timeout` seconds (600): from here on a failure of one rank reaches all."""
         info = discover(os.environ)
-        world = cls(info, torch.device("cpu"), timeout=timedelta(seconds=_timeout(600.0)))
+        world = cls(info, torch.device("cpu"), timeout=timedelta(seconds=timeout or _timeout(600.0)))
         if info.grouped:
             world.store = open_store(info, os.environ, world.timeout)
         return world

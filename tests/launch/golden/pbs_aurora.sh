@@ -11,25 +11,30 @@
 #PBS -o /home/me/runs/sine-default-1/job/pbs.log
 #PBS -r y
 
-export SAMESTEP_BEGAN=$(date +%s)  # max_time counts from here
+export SAMESTEP_BEGAN=$(date +%s)  # the time limit counts from here
 exec >> /home/me/runs/sine-default-1/job/"$PBS_JOBID".out 2>&1
 cd /home/me || exit 1
+unset OMP_NUM_THREADS  # PBS sets it to the cores of all ranks of a node
 module load frameworks
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 export ZE_FLAT_DEVICE_HIERARCHY=FLAT
+export SAMESTEP_TIME_LIMIT="$(/home/me/venv/bin/python -m samestep.launch.schedulers.pbs_job begin /home/me/runs/sine-default-1/job/train.sh 300 7200)"
+case "$(mpiexec --version 2>&1)" in
+    *"Open MPI"*|*OpenRTE*) echo 'samestep: --cpu-bind is for the mpiexec of PALS, and this one is Open MPI; leave it out'; exit 2 ;;
+    *) mpiexec=(mpiexec -n 24 -ppn 12 --cpu-bind list:1-8:9-16) ;;
+esac
 
 asked=
 trap 'asked=yes' TERM  # it was deleted, or PBS takes it back to the queue
-mpiexec -n 24 -ppn 12 --cpu-bind list:1-8:9-16 --hostfile "$PBS_NODEFILE" /home/me/venv/bin/python -u -m samestep train sine.py 'prompt=Hello, world' name=sine-default-1 out=/home/me/runs
+"${mpiexec[@]}" --hostfile "$PBS_NODEFILE" /home/me/venv/bin/python -u -m samestep train sine.py 'prompt=Hello, world' name=sine-default-1 out=/home/me/runs
 code=$?
 
-# 75: stopped and saved. Ranks that are stopped before training begins end with 0.
+# 75: stopped and saved, if the run says so: of a failed rank, 1 and 75 together are 75 too.
+if [ "$code" = 75 ] && ! grep -qs '"status": "preempted"' /home/me/runs/sine-default-1/status.json; then code=1; fi
+# Ranks that are stopped before training begins end with 0.
 if [ "$code" = 0 ] && ! grep -qsE '"status": "(done)"' /home/me/runs/sine-default-1/status.json; then code=75; fi
 if [ "$code" = 75 ] && [ -z "$asked" ]; then
-    if [ "${SAMESTEP_TURN:-0}" -lt 100 ] && new=$(qsub -v SAMESTEP_TURN=$(( ${SAMESTEP_TURN:-0} + 1 )) -j oe -o /home/me/runs/sine-default-1/job/pbs.log /home/me/runs/sine-default-1/job/train.sh); then
-        echo "samestep: stopped and saved; job $new goes on from there"
-    else
-        echo "samestep: stopped and saved, but not submitted again; go on with: qsub "/home/me/runs/sine-default-1/job/train.sh
-    fi
+    /home/me/venv/bin/python -m samestep.launch.schedulers.pbs_job again /home/me/runs/sine-default-1/job/train.sh 100 ||
+        echo "samestep: stopped and saved, but not submitted again; go on with:" 'qsub /home/me/runs/sine-default-1/job/train.sh'
 fi
 exit "$code"

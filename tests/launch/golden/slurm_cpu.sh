@@ -17,6 +17,8 @@ trap : TERM USR1
 srun --kill-on-bad-exit=1 python -u -m samestep train sine.py 'prompt=Hello, world' name=sine-default-1 out=/home/me/runs
 code=$?
 
-# 75: stopped and saved. Ranks that are stopped before training begins end with 0.
+# 75: stopped and saved, if the run says so: of a failed rank, 1 and 75 together are 75 too.
+if [ "$code" = 75 ] && ! grep -qs '"status": "preempted"' '/a b/50%/status.json'; then code=1; fi
+# Ranks that are stopped before training begins end with 0.
 if [ "$code" = 0 ] && ! grep -qsE '"status": "(done)"' '/a b/50%/status.json'; then code=75; fi
 exit "$code"

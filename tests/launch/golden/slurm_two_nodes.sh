@@ -31,7 +31,9 @@ trap : TERM USR1
 srun --kill-on-bad-exit=1 --cpus-per-task 16 --cpu-bind=cores /home/me/venv/bin/python -u -m samestep train sine.py 'prompt=Hello, world' name=sine-default-1 out=/home/me/runs
 code=$?
 
-# 75: stopped and saved. Ranks that are stopped before training begins end with 0.
+# 75: stopped and saved, if the run says so: of a failed rank, 1 and 75 together are 75 too.
+if [ "$code" = 75 ] && ! grep -qs '"status": "preempted"' /home/me/runs/sine-default-1/status.json; then code=1; fi
+# Ranks that are stopped before training begins end with 0.
 if [ "$code" = 0 ] && ! grep -qsE '"status": "(done)"' /home/me/runs/sine-default-1/status.json; then code=75; fi
 # A job that still counts as running was not cancelled: its time is up, or it makes way for another.
 state=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep -o 'JobState=[A-Z_]*')

@@ -25,6 +25,7 @@ AURORA = Site(
     gpus_per_node=12,
     account="Deployment",
     queue="prod",
+    select="",
     filesystems="home:flare",
     modules=("frameworks",),
     env={"ZE_FLAT_DEVICE_HIERARCHY": "FLAT"},
@@ -70,14 +71,65 @@ def test_scripts(name: str) -> None:
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 
 
-def test_cores_of_a_chunk_under_pbs() -> None:
-    def selected(**asked: Any) -> str:
-        text = pbs.script(replace(PLAIN, allocation=Allocation(2, 0, 4)), Job(**asked), CONTEXT)
-        return next(line for line in text.splitlines() if "select" in line)
+def pbs_text(allocation: Allocation, **asked: Any) -> str:
+    return pbs.script(replace(PLAIN, allocation=allocation), Job(**asked), CONTEXT)
 
-    assert selected() == "#PBS -l select=2"
-    assert selected(cpus_per_task=8) == "#PBS -l select=2:ncpus=32"
-    assert selected(cpus_per_task=8, site=Site(select="ncpus=64:ngpus=4")) == "#PBS -l select=2:ncpus=64:ngpus=4"
+
+def test_what_a_chunk_asks_for_under_pbs() -> None:
+    def selected(gpus: int, **asked: Any) -> str:
+        text = pbs_text(Allocation(2, gpus, 4), **asked)
+        return next(line for line in text.splitlines() if "select" in line).removeprefix("#PBS -l select=")
+
+    assert selected(0) == "2:ncpus=4:mpiprocs=4"
+    assert selected(4) == "2:ncpus=4:ngpus=4:mpiprocs=4"
+    assert selected(4, cpus_per_task=8) == "2:ncpus=32:ngpus=4:mpiprocs=4"
+    assert selected(4, site=Site(cpus_per_node=64)) == "2:ncpus=32:ngpus=4:mpiprocs=4", "its share: half of 8 GPUs"
+    assert selected(4, site=Site(select="ncpus=64:ngpus=4")) == "2:ncpus=64:ngpus=4"
+    assert selected(4, cpus_per_task=8, site=Site(select="ngpus=4")) == "2:ngpus=4:ncpus=32"
+    assert selected(4, site=Site(select="")) == "2", "whole nodes"
+    with pytest.raises(UserError, match="--cpus-per-task and the ncpus of --select set the same thing twice"):
+        selected(4, cpus_per_task=8, site=Site(select="ngpus=4:ncpus=64"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "threads"),
+    [
+        ({"cpus_per_task": 8}, "8"),
+        ({"site": Site(select="ncpus=64")}, "16"),
+        ({"site": Site(select="")}, "1"),
+        ({"site": Site(env={"OMP_NUM_THREADS": "3"})}, "3"),
+    ],
+)
+def test_threads_of_a_rank_under_pbs(tmp_path: Path, asked: dict[str, Any], threads: str) -> None:
+    """PBS sets the variable to the cores of all ranks of a node."""
+    context = ScriptContext(tmp_path, tmp_path, "false")
+    context.job.mkdir()
+    text = pbs.script(replace(PLAIN, allocation=Allocation(1, 0, 4)), Job(**asked), context)
+    variables = {"PBS_JOBID": "11", "PBS_NODEFILE": "nodes", "OMP_NUM_THREADS": "64"}
+    trial(tmp_path, text, {"mpiexec": 'echo "threads $OMP_NUM_THREADS"'}, variables)
+    assert f"threads {threads}\n" in (context.job / "11.out").read_text()
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        ("HYDRA build details:", "-n 8 -ppn 4 --hostfile nodes"),
+        ("PALS version 1.2.12", "-n 8 -ppn 4 --hostfile nodes"),
+        ("mpiexec (OpenRTE) 4.1.4", "-n 8 --map-by ppr:4:node --bind-to none -x PATH -x OMP_NUM_THREADS"),
+        ("mpiexec (Open MPI) 5.0.3", "-n 8 --map-by ppr:4:node --bind-to none -x PATH -x OMP_NUM_THREADS"),
+    ],
+)
+def test_the_words_of_each_mpiexec(tmp_path: Path, version: str, words: str) -> None:
+    context = ScriptContext(tmp_path, tmp_path, "false")
+    context.job.mkdir()
+    part = replace(PLAIN, allocation=Allocation(2, 0, 4))
+    stubs = {"mpiexec": f'[ "$1" = --version ] && echo "{version}" || echo "started $@"'}
+    variables = {"PBS_JOBID": "11", "PBS_NODEFILE": "nodes"}
+    trial(tmp_path, pbs.script(part, Job(), context), stubs, variables)
+    assert f"started {words}" in (context.job / "11.out").read_text()
+    bound = Job(site=Site(cpu_bind="list:1:2"))
+    code, _ = trial(tmp_path, pbs.script(part, bound, context), stubs, variables)
+    assert (code == 2) == ("Open" in version), "it has no --cpu-bind"
 
 
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
@@ -113,6 +165,7 @@ def trial(tmp_path: Path, text: str, commands: dict[str, str], variables: dict[s
         (0, "preempted", "RUNNING", 0, 75, True),  # stopped before training began
         (0, "", "RUNNING", 0, 75, True),
         (0, "waiting", "RUNNING", 0, 75, True),  # as it was when the stage before had ended
+        (75, "failed", "RUNNING", 0, 1, False),  # the larger of 75 and the code of a rank that failed
         (2, "preempted", "RUNNING", 1, 2, False),
         (1, "running", "RUNNING", 0, 1, False),
         (143, "running", "RUNNING", 0, 143, False),
@@ -138,39 +191,6 @@ def test_a_stage_before_the_last_ends_well_when_others_wait(tmp_path: Path) -> N
     (tmp_path / "status.json").write_text('{\n  "status": "waiting",\n  "after": "dump"\n}\n')
     text = slurm.script(DUMP, Job(), ScriptContext(tmp_path, tmp_path, "python"))
     assert trial(tmp_path, text, {"srun": "exit 0", "scontrol": "exit 1"}, {"SLURM_JOB_ID": "7"})[0] == 0
-
-
-@pytest.mark.parametrize(
-    ("mpiexec", "qsub", "submitted", "printed"),
-    [
-        ("exit 75", "echo 12.server", True, "job 12.server goes on"),
-        ("exit 75", "exit 1", True, "go on with: qsub"),  # a compute node may not
-        ("kill -TERM $PPID; exit 75", "echo 12.server", False, ""),  # qdel
-        ("exit 2", "echo 12.server", False, ""),
-    ],
-)
-def test_who_is_submitted_again(tmp_path: Path, mpiexec: str, qsub: str, submitted: bool, printed: str) -> None:
-    context = ScriptContext(tmp_path, tmp_path, "python")
-    context.job.mkdir()
-    text = pbs.script(PLAIN, Job(time="2h"), context)
-    stubs = {"mpiexec": mpiexec, "qsub": f'echo "$@" > asked; {qsub}'}
-    variables = {"PBS_JOBID": "11.server", "PBS_NODEFILE": "nodes", pbs.RESUBMISSIONS: "3"}
-    trial(tmp_path, text, stubs, variables)
-    assert (tmp_path / "asked").exists() == submitted
-    assert printed in (context.job / "11.server.out").read_text()
-    if submitted:
-        log = context.job / "pbs.log"
-        assert (tmp_path / "asked").read_text() == f"-v {pbs.RESUBMISSIONS}=4 -j oe -o {log} {context.script(PLAIN)}\n"
-
-
-def test_the_ranks_of_a_pbs_job_know_when_it_began(tmp_path: Path) -> None:
-    context = ScriptContext(tmp_path, tmp_path, "python")
-    context.job.mkdir()
-    stubs = {"mpiexec": 'echo "began $SAMESTEP_BEGAN"; echo "args $@"'}
-    trial(tmp_path, pbs.script(PLAIN, Job(), context), stubs, {"PBS_JOBID": "11", "PBS_NODEFILE": "/some/nodes"})
-    printed = (context.job / "11.out").read_text()
-    assert int(printed.split("began ")[1].split()[0]) > 1_700_000_000
-    assert "args -n 1 -ppn 1 --hostfile /some/nodes python -u -m samestep train sine.py prompt=Hello, world" in printed
 
 
 @pytest.mark.parametrize(
@@ -206,11 +226,6 @@ def test_allocation(job: Job, scheduler: str, num_gpus: int | None, wanted: Allo
 def test_impossible_allocations_are_refused(job: Job, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         allocate(job, "slurm")
-
-
-@pytest.mark.parametrize(("time", "grace", "wanted"), [("2h", None, 6900), ("2h", 600, 6600), ("4m", None, 120)])
-def test_a_pbs_run_stops_before_its_limit(time: str, grace: int | None, wanted: int) -> None:
-    assert pbs.max_time(Job(time=time, grace=grace)) == wanted
 
 
 def test_refusals_of_a_scheduler_are_shown_with_its_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

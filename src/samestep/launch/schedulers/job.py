@@ -25,6 +25,8 @@ class Site:
     """Who runs jobs: slurm, pbs, or local for this machine, at once; auto takes the first whose command is found."""
     gpus_per_node: int = 8
     """GPUs that a node has, or tiles where those are the devices; a job with all of them has the node for itself."""
+    cpus_per_node: int | None = None
+    """PBS: cores that a node has; without --cpus-per-task, each GPU comes with its share of them, or with one."""
     account: str | None = None
     """Account or project to charge."""
     partition: str | None = None
@@ -36,7 +38,7 @@ class Site:
     queue: str | None = None
     """PBS: queue."""
     select: str | None = None
-    """PBS: what each chunk of `select` asks for beside its number, such as ncpus=64:ngpus=4."""
+    """PBS: what each chunk of `select` asks for beside its number, such as ncpus=64:ngpus=4; empty: whole nodes."""
     place: str | None = "scatter"
     """PBS: how chunks are placed."""
     filesystems: str | None = None
@@ -52,7 +54,7 @@ class Site:
     srun: tuple[str, ...] = ()
     """SLURM: further options of srun."""
     mpiexec: str = "mpiexec"
-    """PBS: the command that starts ranks; it must know -n, -ppn and --hostfile."""
+    """PBS: the command that starts ranks: mpiexec of PALS, MPICH or Open MPI."""
     cpu_bind: str | None = None
     """PBS: which cores each rank of a node has, as PALS's mpiexec understands it."""
 

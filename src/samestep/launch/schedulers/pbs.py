@@ -1,18 +1,20 @@
-"""PBS Pro: the batch script, and the commands around it. Ranks are started by the `mpiexec` of PALS, as on Aurora.
+"""PBS Pro and OpenPBS: the batch script, and the commands around it. Ranks are started by mpiexec, as on Aurora.
 
-PBS sends no signal before the time limit, so the run stops itself: `max_time` is the limit less the grace time, counted
-from the start of the job, and the ranks agree on the clock. Then the script submits itself again, where a compute
-node may do that, and prints the command where it may not. A script that got SIGTERM was deleted, or PBS itself runs it
-again.
+PBS sends no signal before the time limit, so the run stops itself: SAMESTEP_TIME_LIMIT is the limit that the job really
+has less the grace time, counted from the start of the job, and the ranks agree on the clock. Then the script submits
+itself again, where a compute node may do that, and prints the command where it may not. A script that got SIGTERM was
+deleted, or PBS itself runs it again. What a script does with the job's records is in pbs_job.py.
 """
 
 import re
 import shlex
-from collections.abc import Sequence
+import subprocess
+from pathlib import Path
+from shutil import which
 
 from samestep.core.durations import format_clock, parse_duration
-from samestep.core.errors import EXIT_PREEMPTED
-from samestep.core.launch_env import BEGAN
+from samestep.core.errors import EXIT_PREEMPTED, EXIT_USER, UserError
+from samestep.core.launch_env import BEGAN, TIME_LIMIT
 from samestep.launch.schedulers.job import Job, JobPart
 from samestep.launch.schedulers.script import (
     ScriptContext,
@@ -24,40 +26,74 @@ from samestep.launch.schedulers.script import (
 )
 
 GRACE = 300
-RESUBMISSIONS = "SAMESTEP_TURN"
-"""The variable that counts how often the script has submitted itself."""
+LOG = "pbs.log"
+_OPEN_MPI = '*"Open MPI"*|*OpenRTE*'
+"""What the `mpiexec --version` of Open MPI holds: its options differ from those of MPICH and PALS."""
+_PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS", "MASTER_ADDR", BEGAN, TIME_LIMIT)
+"""Variables that Open MPI does not pass to other nodes by itself."""
+_UNLIKE_PBS = {
+    "nodelist": "--select host=NAME",
+    "mem": "--select mem=64gb",
+    "exclusive": "--site.place scatter:excl",
+    "partition": "--queue",
+    "qos": "--queue",
+    "constraint": "--select",
+    "srun": "--mpiexec",
+}
+"""Options of SLURM, and what to write under PBS."""
 
 
 def script(part: JobPart, job: Job, context: ScriptContext, following: JobPart | None = None) -> str:
     """The batch script of one job; `following` is submitted when it has ended well."""
-    allocation = part.allocation
-    start = [*shlex.split(job.site.mpiexec), "-n", str(allocation.ranks), "-ppn", str(allocation.tasks)]
-    start += ["--cpu-bind", job.site.cpu_bind] if job.site.cpu_bind else []
     return join_lines(
         [
             *header("PBS", _directives(part, job, context), login=True),
-            f"export {BEGAN}=$(date +%s)  # max_time counts from here",
+            f"export {BEGAN}=$(date +%s)  # the time limit counts from here",
             f'exec >> {shlex.quote(str(context.job))}/"$PBS_JOBID".out 2>&1',
             f"cd {shlex.quote(str(context.workdir))} || exit 1",
-            *setup_lines(job),
+            "unset OMP_NUM_THREADS  # PBS sets it to the cores of all ranks of a node",
+            *setup_lines(job, _cores_per_rank(part, job)),
+            f'export {TIME_LIMIT}="$({_helper("begin", part, job, context)})"',
+            *_mpiexec_lines(part, job),
             "",
             "asked=",
             "trap 'asked=yes' TERM  # it was deleted, or PBS takes it back to the queue",
-            f'{shlex.join(start)} --hostfile "$PBS_NODEFILE" {train_command(part, context)}',
+            f'"${{mpiexec[@]}}" --hostfile "$PBS_NODEFILE" {train_command(part, context)}',
             "code=$?",
             *exit_code_lines(part, context),
             *(_resubmit_lines(part, job, context) if job.requeue else []),
-            *(_next_stage_lines(following, context) if following else []),
+            *(_next_stage_lines(following, job, context) if following else []),
             'exit "$code"',
         ]
     )
 
 
+def _cores_per_rank(part: JobPart, job: Job) -> int | None:
+    asked = re.search(r"(?:^|:)ncpus=(\d+)", _chunk(part, job))
+    return max(1, int(asked[1]) // part.allocation.tasks) if asked else None
+
+
+def _mpiexec_lines(part: JobPart, job: Job) -> list[str]:
+    """Lines that choose the words of the mpiexec that this machine has."""
+    command, allocation = shlex.split(job.site.mpiexec), part.allocation
+    start = [*command, "-n", str(allocation.ranks)]
+    other = [*start, "-ppn", str(allocation.tasks), *(["--cpu-bind", job.site.cpu_bind] if job.site.cpu_bind else [])]
+    names = dict.fromkeys([*_PASSED_ON, *job.site.env])
+    passed = " ".join(f"${{{name}+-x {name}}}" for name in names)
+    refusal = "samestep: --cpu-bind is for the mpiexec of PALS, and this one is Open MPI; leave it out"
+    open_mpi = f"mpiexec=({shlex.join(start)} --map-by ppr:{allocation.tasks}:node --bind-to none {passed})"
+    return [
+        f"""case "$({shlex.join([*command, "--version"])} 2>&1)" in""",
+        f"    {_OPEN_MPI}) {f'echo {shlex.quote(refusal)}; exit {EXIT_USER}' if job.site.cpu_bind else open_mpi} ;;",
+        f"    *) mpiexec=({shlex.join(other)}) ;;",
+        "esac",
+    ]
+
+
 def _directives(part: JobPart, job: Job, context: ScriptContext) -> list[str]:
     site = job.site
-    cores = f"ncpus={part.allocation.tasks * job.cpus_per_task}" if job.cpus_per_task else None
     resources = {
-        "select": ":".join(filter(None, [str(part.allocation.nodes), site.select or cores])),
+        "select": ":".join(filter(None, [str(part.allocation.nodes), _chunk(part, job)])),
         "place": site.place,
         "walltime": format_clock(parse_duration(job.time, time_limit=True)) if job.time else None,
         "filesystems": site.filesystems,
@@ -68,9 +104,24 @@ def _directives(part: JobPart, job: Job, context: ScriptContext) -> list[str]:
     return [*lines, "-j oe", f"-o {shlex.quote(log(context))}", f"-r {'y' if job.requeue else 'n'}", *site.directives]
 
 
+def _chunk(part: JobPart, job: Job) -> str:
+    """What one node is asked for. A `select` of the site is kept; with an empty one whole nodes are asked for."""
+    site, allocation = job.site, part.allocation
+    cores = f"ncpus={allocation.tasks * job.cpus_per_task}" if job.cpus_per_task else None
+    if site.select is not None:
+        if cores and re.search(r"(^|:)ncpus=", site.select):
+            raise UserError("--cpus-per-task and the ncpus of --select set the same thing twice; leave out one of them")
+        return ":".join(filter(None, [site.select, cores]))
+    if cores is None:
+        share = site.cpus_per_node * allocation.gpus // max(1, site.gpus_per_node) if site.cpus_per_node else 0
+        cores = f"ncpus={max(allocation.tasks, share)}"
+    gpus = f"ngpus={allocation.gpus}" if allocation.gpus else None
+    return ":".join(filter(None, [cores, gpus, f"mpiprocs={allocation.tasks}"]))
+
+
 def log(context: ScriptContext) -> str:
     """The file for PBS's own messages about a job; the job's own output is written while it runs."""
-    return str(context.job / "pbs.log")
+    return str(context.job / LOG)
 
 
 def _name(run: str) -> str:
@@ -79,49 +130,72 @@ def _name(run: str) -> str:
     return plain if plain[:1].isalpha() else f"run-{plain}"
 
 
-def max_time(job: Job) -> int | None:
-    """Seconds after which the run stops itself; None: there is no limit."""
-    if job.time is None:
-        return None
-    limit, grace = int(parse_duration(job.time, time_limit=True)), GRACE if job.grace is None else job.grace
-    return max(1, limit - grace, limit // 2)
+def _helper(verb: str, part: JobPart, job: Job, context: ScriptContext) -> str:
+    """The command of pbs_job.py that a script calls."""
+    command = [context.python, "-m", "samestep.launch.schedulers.pbs_job", verb, str(context.script(part))]
+    if verb == "begin":
+        command += [str(GRACE if job.grace is None else job.grace)]
+        command += [str(int(parse_duration(job.time, time_limit=True)))] if job.time else []
+    elif verb == "again":
+        command += [str(job.max_requeues)]
+    return shlex.join(command)
 
 
 def _resubmit_lines(part: JobPart, job: Job, context: ScriptContext) -> list[str]:
-    path = shlex.quote(str(context.script(part)))
-    count = f"-v {RESUBMISSIONS}=$(( ${{{RESUBMISSIONS}:-0}} + 1 ))"
+    by_hand = shlex.quote(f"qsub {shlex.quote(str(context.script(part)))}")
     return [
         f'if [ "$code" = {EXIT_PREEMPTED} ] && [ -z "$asked" ]; then',
-        f'    if [ "${{{RESUBMISSIONS}:-0}}" -lt {job.max_requeues} ] && new=$({_qsub(path, context, count)}); then',
-        '        echo "samestep: stopped and saved; job $new goes on from there"',
-        "    else",
-        f'        echo "samestep: stopped and saved, but not submitted again; go on with: qsub "{path}',
-        "    fi",
+        f"    {_helper('again', part, job, context)} ||",
+        f'        echo "samestep: stopped and saved, but not submitted again; go on with:" {by_hand}',
         "fi",
     ]
 
 
-def _next_stage_lines(following: JobPart, context: ScriptContext) -> list[str]:
-    path, stage = shlex.quote(str(context.script(following))), shlex.quote(following.stages[0])
+def _next_stage_lines(following: JobPart, job: Job, context: ScriptContext) -> list[str]:
+    stage, by_hand = following.stages[0], f"qsub {shlex.quote(str(context.script(following)))}"
     return [
         "# Not by a dependency: a job that stopped and went on under another number would not count as ended well.",
         'if [ "$code" = 0 ]; then',
-        f"    if new=$({_qsub(path, context)}); then",
-        f'        echo "samestep: job $new goes on with the next stage:" {stage}',
-        "    else",
-        f'        echo "samestep: go on with the next stage," {stage}": qsub "{path}',
-        "    fi",
+        f"    {_helper('next', following, job, context)} ||",
+        f'        echo "samestep: go on with the next stage," {shlex.quote(f"{stage}: {by_hand}")}',
         "fi",
     ]
 
 
-def _qsub(path: str, context: ScriptContext, *more: str) -> str:
-    return " ".join(["qsub", *more, "-j oe", f"-o {shlex.quote(log(context))}", path])
-
-
-def submission(path: str, context: ScriptContext) -> list[str]:
+def submission(path: str) -> list[str]:
     """The command that submits a script."""
-    return ["qsub", "-j", "oe", "-o", log(context), path]
+    return ["qsub", "-j", "oe", "-o", str(Path(path).with_name(LOG)), path]
+
+
+def require_pbs() -> None:
+    """Refuse a qsub of another scheduler: SLURM, Grid Engine and Torque have commands of this name too."""
+    path = which("qsub")
+    if path is None:
+        return  # submitting says so
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, errors="replace", timeout=60)
+        said = done.stdout + done.stderr
+    except (OSError, subprocess.SubprocessError) as error:
+        said = str(error)
+    if "pbs_version" not in said:
+        raise UserError(
+            f"{path} is not the qsub of OpenPBS or PBS Pro (--version says {_first_line(said)!r}); put that one first "
+            "on the PATH, or submit with --on slurm or --on local"
+        )
+
+
+def _first_line(text: str) -> str:
+    """The first line that says something."""
+    return next((line.strip()[:80] for line in text.splitlines() if line.strip()), "")
+
+
+def require_plain_path(what: str, path: str) -> None:
+    """Refuse a path that PBS would refuse or read in another way."""
+    if odd := re.search(r"[^A-Za-z0-9_./+@%=~#-]", path):
+        raise UserError(
+            f"{what} {path} holds {odd[0]!r}, which PBS does not take in a path; use letters without accents, digits "
+            "and ._+-"
+        )
 
 
 def job_id(printed: str) -> str:
@@ -134,6 +208,8 @@ def job_commands(job: str) -> dict[str, str]:
     return {"queue": f"qstat {job}", "cancel": f"qdel {job}"}
 
 
-def unsupported(job: Job) -> Sequence[str]:
-    """Settings that PBS does not have."""
-    return [name for name in ("nodelist", "mem", "exclusive") if getattr(job, name) is not None]
+def require_supported(job: Job) -> None:
+    """Refuse options of SLURM, with those of PBS."""
+    for name, equivalent in _UNLIKE_PBS.items():
+        if getattr(job, name, None) is not None or getattr(job.site, name, None):
+            raise UserError(f"--{name} is for SLURM; under PBS write {equivalent}")

@@ -44,12 +44,12 @@ def header(mark: str, lines: Sequence[str], *, login: bool) -> list[str]:
     ]
 
 
-def setup_lines(job: Job) -> list[str]:
-    """Modules, lines of the site and variables, before the ranks start."""
+def setup_lines(job: Job, cores: int | None = None) -> list[str]:
+    """Modules, lines of the site and variables, before the ranks start; `cores` of each rank, where they are known."""
     return [
         *(f"module load {shlex.quote(name)}" for name in job.site.modules),
         *job.site.setup,
-        f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{job.cpus_per_task or 1}}}"',
+        f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{cores or job.cpus_per_task or 1}}}"',
         *(f"export {name}={shlex.quote(value)}" for name, value in job.site.env.items()),
     ]
 
@@ -60,12 +60,14 @@ def train_command(part: JobPart, context: ScriptContext, *more: str) -> str:
 
 
 def exit_code_lines(part: JobPart, context: ScriptContext) -> list[str]:
-    """Lines that set the exit code of ranks which were stopped before training began and ended with 0."""
+    """Lines that set the exit code by the run directory: the codes of several ranks may be combined into one."""
     at_end = "done|waiting" if part.unfinished else "done"
     status = shlex.quote(str(RunDir(context.run).status))
     return [
         "",
-        f"# {EXIT_PREEMPTED}: stopped and saved. Ranks that are stopped before training begins end with 0.",
+        f"# {EXIT_PREEMPTED}: stopped and saved, if the run says so: of a failed rank, 1 and 75 together are 75 too.",
+        f"""if [ "$code" = {EXIT_PREEMPTED} ] && ! grep -qs '"status": "preempted"' {status}; then code=1; fi""",
+        "# Ranks that are stopped before training begins end with 0.",
         f"""if [ "$code" = 0 ] && ! grep -qsE '"status": "({at_end})"' {status}; then code={EXIT_PREEMPTED}; fi""",
     ]
 

@@ -10,8 +10,8 @@ import shlex
 from collections.abc import Sequence
 
 from samestep.core.durations import format_clock, parse_duration
-from samestep.core.errors import EXIT_PREEMPTED
-from samestep.launch.schedulers.job import Job, JobPart
+from samestep.core.errors import EXIT_PREEMPTED, UserError
+from samestep.launch.schedulers.job import Job, JobPart, Site
 from samestep.launch.schedulers.script import (
     ScriptContext,
     exit_code_lines,
@@ -23,6 +23,15 @@ from samestep.launch.schedulers.script import (
 )
 
 GRACE = 60
+_UNLIKE_SLURM = {
+    "queue": "--partition",
+    "select": "--gpus-per-node, --cpus-per-task or --constraint",
+    "filesystems": "--directive=--licenses=...",
+    "mpiexec": "--srun",
+    "cpu_bind": "--srun=--cpu-bind=...",
+    "place": "--exclusive",
+}
+"""Options of PBS, and what to write under SLURM."""
 
 
 def script(part: JobPart, job: Job, context: ScriptContext) -> str:
@@ -103,3 +112,10 @@ def job_id(printed: str) -> str:
 def job_commands(job: str) -> dict[str, str]:
     """The commands to watch and cancel a job."""
     return {"queue": f"squeue --job {job}", "cancel": f"scancel {job}"}
+
+
+def require_supported(job: Job) -> None:
+    """Refuse options of PBS, with those of SLURM."""
+    for name, equivalent in _UNLIKE_SLURM.items():
+        if getattr(job.site, name) != getattr(Site(), name):
+            raise UserError(f"--{name.replace('_', '-')} is for PBS; under SLURM write {equivalent}")

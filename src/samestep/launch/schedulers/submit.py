@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from shutil import which
+from typing import Any
 
 from samestep.core.errors import UserError
 from samestep.core.records import read_json, write_atomically, write_json
@@ -34,6 +35,8 @@ class SubmittedJob:
     stages: Sequence[str]
     time: float
     """When, in seconds since 1970."""
+    requeues: int = 0
+    """How often the job has submitted itself again before."""
 
 
 def choose_scheduler(site: Site) -> str:
@@ -60,12 +63,12 @@ def submit(parts: Sequence[JobPart], job: Job, context: ScriptContext, scheduler
     done: list[SubmittedJob] = []
     for part, path in list(zip(parts, written))[: len(parts) if scheduler == "slurm" else 1]:
         after = [earlier.job for earlier in done[-1:]]
-        command = slurm.submission(str(path), after) if scheduler == "slurm" else pbs.submission(str(path), context)
+        command = slurm.submission(str(path), after) if scheduler == "slurm" else pbs.submission(str(path))
         printed = _run_command(command, done)
         job_id = slurm.job_id(printed) if scheduler == "slurm" else pbs.job_id(printed)
         output = str(context.job / f"{job_id}.out")
         done.append(SubmittedJob(job_id, scheduler, str(path), output, list(part.stages), time.time()))
-        _record(RunDir(context.run), done[-1])
+        record(RunDir(context.run), done[-1])
     return done
 
 
@@ -91,8 +94,11 @@ def _run_command(command: Sequence[str], before: Sequence[SubmittedJob]) -> str:
     return done.stdout
 
 
-def _record(run: RunDir, submitted: SubmittedJob) -> None:
-    """Add a job to `job.json`, which keeps those of earlier submissions."""
-    path = run.job / "job.json"
-    known = read_json(path) or {"jobs": []}
-    write_json(path, {"jobs": [*known["jobs"], asdict(submitted)]}, private=True)
+def recorded(run: RunDir) -> list[dict[str, Any]]:
+    """All jobs of a run, in the order in which they were submitted."""
+    return list((read_json(run.job / "job.json") or {"jobs": []})["jobs"])
+
+
+def record(run: RunDir, submitted: SubmittedJob) -> None:
+    """Add a job to `job.json`, which keeps those before it."""
+    write_json(run.job / "job.json", {"jobs": [*recorded(run), asdict(submitted)]}, private=True)

@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,8 @@ def memory_advice(batch_size: int, run: Path) -> str:
 logger = logging.getLogger(FAILURES)
 LAST_RANK_WAIT = 5.0
 """Seconds that rank 0 waits for the others to end before it."""
+FAILED_START_WAIT = 30.0
+"""The same for a failure before training, since ranks may start late; it is also how long others look for rank 0."""
 _ENDED_COUNT = "samestep/gone"
 
 
@@ -70,11 +73,11 @@ def enter(read_start: Callable[[], Start]) -> int:
     start_logging(None, show=None)  # until there is a run directory to log to
     world, session = World.single(), None
     try:
-        world = World.rendezvous()
-        if world.rank_info.job:
-            os.environ["RANK"] = str(world.rank)  # for error messages and exit reports, which have no world
+        start = _read(read_start)
+        world = _rendezvous(start)
         with world.together("reading the configuration"):
-            start = read_start()
+            if isinstance(start, Exception):
+                raise start
             config = _config_of_rank_0(start, world)
         world.connect(config.distributed.device, config.distributed.backend, config.distributed.timeout)
         session = Session(start.name, start.recipe, config, world)
@@ -83,8 +86,32 @@ def enter(read_start: Callable[[], Start]) -> int:
         world.leave()
     except BaseException as error:
         _ignore_signals()
-        return _failed(error, world, session)
+        code = _failed(error, world, session)
+        if session is None:
+            _end_start_together(world)
+        return code
     return EXIT_DONE if outcome is Outcome.DONE else _stopped(world)
+
+
+def _read(read_start: Callable[[], Start]) -> Start | Exception:
+    """What this rank was started with, or why that cannot be read: the peers are told before this rank ends."""
+    try:
+        return read_start()
+    except Exception as error:
+        return error
+
+
+def _rendezvous(start: Start | Exception) -> World:
+    """Meet the other ranks. A rank that cannot start only looks for them to tell them, and not for long."""
+    try:
+        world = World.rendezvous(FAILED_START_WAIT if isinstance(start, Exception) else None)
+    except UserError:
+        if isinstance(start, Exception):
+            raise start from None
+        raise
+    if world.rank_info.job:
+        os.environ["RANK"] = str(world.rank)  # for error messages and exit reports, which have no world
+    return world
 
 
 def _config_of_rank_0(start: Start, world: World) -> Any:
@@ -114,14 +141,30 @@ def _stopped(world: World) -> int:
     if not world.rank_info.job:
         return preempted_code(os.environ)
     if world.is_main:
-        end = time.monotonic() + LAST_RANK_WAIT
-        while world.store.add(_ENDED_COUNT, 0) < world.size - 1 and time.monotonic() < end:
-            time.sleep(0.01)
+        _wait_for_others(world, LAST_RANK_WAIT)
         return EXIT_PREEMPTED
     sys.stdout.flush()
     sys.stderr.flush()
     world.store.add(_ENDED_COUNT, 1)
     os._exit(EXIT_DONE)
+
+
+def _wait_for_others(world: World, seconds: float) -> None:
+    """Rank 0 holds the store, through which the others learn how the run ended: it stays until they have counted."""
+    end = time.monotonic() + seconds
+    while world.store.add(_ENDED_COUNT, 0) < world.size - 1 and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+def _end_start_together(world: World) -> None:
+    """After a failure before training: srun and mpiexec may leave ranks alone that have not met rank 0 yet."""
+    if not world.rank_info.job or world.store is None:
+        return
+    with suppress(Exception):  # the store is gone, and with it rank 0
+        if world.is_main:
+            _wait_for_others(world, FAILED_START_WAIT)
+        else:
+            world.store.add(_ENDED_COUNT, 1)
 
 
 def _ignore_signals() -> None:

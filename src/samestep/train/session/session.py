@@ -69,9 +69,8 @@ class Session:
                 screen.print(str(self._extension))
                 events.event("extended", **self._extension.to_json())
             set_up_torch(self.config, self._world)
-            limit = (
-                parse_duration(self.config.max_time) - launch_env.elapsed(os.environ) if self.config.max_time else None
-            )
+            max_time = parse_duration(self.config.max_time) if self.config.max_time else None
+            limit = launch_env.seconds_left(max_time, os.environ)
             stop = Stop(self._world, limit, self.config.checkpoint.every_minutes * 60)
             self._context = SessionContext(
                 self._name,
