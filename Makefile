@@ -27,8 +27,11 @@ lint: .venv/installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# First what can share the machine, on all cores; then what is about processes, signals, ports and schedulers.
+ALONE := tests/security tests/faults tests/system
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ALONE:%=--ignore=%)
+	$(BIN)/python -m pytest $(ALONE)
 
 # The fault tests of `make test`, then 100 random kills and 50 corruptions; SEED=N repeats a seed.
 faults: .venv/installed-test

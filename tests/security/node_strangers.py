@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from samestep.core.handshake import NotTrusted, answer, call
-from system.requirements import require
+from system.requirements import MODULES, require
 
 NOBODY = 65534
 KEY = b"a guess" * 4
@@ -26,8 +26,8 @@ OLD_START = b'{"kind": "welcome"}\n{"kind": "start", "part": {}, "remedy": ["--o
 def stranger(attack: str, port: int) -> Iterator[subprocess.Popen[str]]:
     """Attack the port as another user; has begun when this returns."""
     require("another user", (), root=True)
-    command = [sys.executable, __file__, attack, str(port)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    command, env = [sys.executable, __file__, attack, str(port)], {**os.environ, "PYTHONPATH": MODULES}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"

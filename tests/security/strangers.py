@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from system.requirements import require
+from system.requirements import MODULES, require
 
 NOBODY = 65534
 FORGED_FAILURE = {"rank": 7, "host": "elsewhere", "text": "forged", "code": 0}
@@ -27,8 +27,8 @@ class Stranger:
 
     def __init__(self) -> None:
         require("another user", (), root=True)
-        command = [sys.executable, __file__]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        command, env = [sys.executable, __file__], {**os.environ, "PYTHONPATH": MODULES}
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
 
     def attack(self, kind: str, ports: Sequence[int], forged: Any = FORGED_FAILURE) -> list[str]:
         """For some seconds, write `forged` into every store at these ports; the names that were seen there.

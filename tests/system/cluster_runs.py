@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-import samestep
 from faults import run_checks, toy
 from samestep.cli.main import main
 from samestep.core.records import JsonLines, read_json
@@ -22,10 +21,8 @@ from system import pausable
 from system.cleanup import MARKED
 from system.cluster import GPUS, Cluster
 from system.hosts import Host, wait_for
+from system.requirements import MODULES
 
-TESTS = Path(__file__).parents[1]
-MODULES = os.pathsep.join([str(TESTS), str(Path(samestep.__file__).parents[1])])
-"""Where jobs find the toys and samestep itself, in the version that is tested."""
 PAIR = ("--nodes=2", "--tasks-per-node=1")
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 JOB_TIMEOUT = 300.0

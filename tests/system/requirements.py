@@ -2,10 +2,16 @@
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from shutil import which
 from typing import NoReturn
 
 import pytest
+
+import samestep
+
+MODULES = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(samestep.__file__).parents[1])])
+"""PYTHONPATH of what a test starts by its own command: the tests, and samestep as the tests themselves have it."""
 
 INSTALL = "scripts/install-system-deps"
 """The command that installs them."""

@@ -16,12 +16,12 @@ from faults import hang_faults
 from samestep.core.records import read_json, write_json
 from samestep.core.rundir import RunDir
 from system.hosts import Host, Process, hosts, wait_for
+from system.requirements import MODULES
 
 pytestmark = pytest.mark.timeout(600)
 LIMIT, START_TIMEOUT = 10.0, 300.0
 END_TIMEOUT = 150.0
 """Seconds from the cut to the end of everything: the limit, the verdict, and forty for an agent to exit by itself."""
-TESTS = Path(__file__).parents[1]
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc_per_node=1", "--nnodes=2", "--node_rank={rank}"]
 LAUNCHERS: dict[str, tuple[list[str], list[str]]] = {
     "torchrun": ([*TORCHRUN, "--master_addr=node1", "--master_port=29701"], []),
@@ -50,7 +50,7 @@ class CutRun:
         write_json(config, hang_faults.settings(self.folder, LIMIT, name="run", max_steps=1_000_000))
         first_args, last_args = LAUNCHERS[self.launcher]
         args = [*first_args, "-m", "samestep", "train", hang_faults.NAME, f"--config={config}", *last_args]
-        env = {"PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+        env = {"PYTHONPATH": MODULES, "OMP_NUM_THREADS": "1"}
         for rank, host in enumerate(self.hosts):
             command = [sys.executable, *(arg.format(rank=rank) for arg in args)]
             self.started.append(host.start(*command, env=env, output=self._output(host), folder=self.folder))

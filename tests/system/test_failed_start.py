@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from system.requirements import require
+from system.requirements import MODULES, require
 
 LAUNCHERS = {
     "mpich": ["mpiexec.mpich", "-n", "3"],
@@ -45,7 +45,7 @@ def test_all_ranks_end(tmp_path: Path, launcher: str, mistake: str) -> None:
     require("mpiexec", [LAUNCHERS[launcher][0]])
     args, variables, sentence = MISTAKES[mistake]
     (tmp_path / "late.py").write_text(LATE)
-    env = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    env = {**os.environ, "PYTHONPATH": MODULES, "OMP_NUM_THREADS": "1", **variables}
     command = [*LAUNCHERS[launcher], "-m" if launcher == "torchrun" else sys.executable]
     command += ["samestep"] if launcher == "torchrun" else ["-m", "samestep"]
     done = subprocess.run(

@@ -18,8 +18,9 @@ from samestep.core.records import JsonLines, read_json
 from samestep.core.rundir import RunDir
 from system.cleanup import environment
 from system.hosts import Host, Process, hosts, wait_for
+from system.requirements import MODULES
 from system.sshd import Ssh
-from system.test_nodes_network import PYTHONPATH, RUN_TIMEOUT, exit_codes
+from system.test_nodes_network import RUN_TIMEOUT, exit_codes
 
 pytestmark = pytest.mark.timeout(900)
 STEPS = 60
@@ -45,7 +46,7 @@ class SshRuns:
 
     def start_python(self, label: str, *command: str, key: str = "user") -> Process:
         """Run Python on the first host."""
-        env = {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1", "PATH": self.ssh.path(key)}
+        env = {"PYTHONPATH": MODULES, "OMP_NUM_THREADS": "1", "PATH": self.ssh.path(key)}
         return self.first.start(sys.executable, *command, env=env, output=self.output(label), folder=self.folder)
 
     def output(self, label: str) -> Path:
@@ -173,7 +174,7 @@ def test_a_folder_that_the_other_host_lacks_is_named(runs: SshRuns, tmp_path: Pa
     (disk / "work").mkdir(parents=True)
     place.mkdir()
     first = replace(runs.first, own_folders={str(place): disk})
-    env = {"PYTHONPATH": PYTHONPATH, "PATH": runs.ssh.path()}
+    env = {"PYTHONPATH": MODULES, "PATH": runs.ssh.path()}
     command = (sys.executable, "-m", "samestep", "train", toy.NAME, "--hosts=node1,node2", "--nproc=1")
     output = tmp_path / "output.txt"
     process = first.start(*command, env=env, output=output, folder=place / "work")

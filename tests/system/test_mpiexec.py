@@ -17,9 +17,9 @@ from samestep.core.records import read_json
 from samestep.core.rundir import RunDir
 from system import pausable
 from system.cluster import Cluster
-from system.cluster_runs import JOB_TIMEOUT, TESTS, ClusterRuns
+from system.cluster_runs import JOB_TIMEOUT, ClusterRuns
 from system.hosts import Machine, Process, wait_for
-from system.requirements import require
+from system.requirements import MODULES, require
 
 pytestmark = pytest.mark.timeout(900)
 LAUNCHERS = {
@@ -37,7 +37,7 @@ class MpiRuns:
 
     def start(self, label: str, launcher: Sequence[str], **changes: float) -> None:
         command = [*launcher, sys.executable, "-m", "samestep", "train", pausable.NAME]
-        env = {"PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+        env = {"PYTHONPATH": MODULES, "OMP_NUM_THREADS": "1"}
         args = [*command, *self.runs.settings(label, **changes)]
         self.started[label] = Machine().start(*args, env=env, output=self.runs.folder / f"{label}.txt")
 
@@ -77,10 +77,10 @@ def runs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def jobs(runs: ClusterRuns) -> dict[str, str]:
     """Both jobs of qsub, submitted before mpiexec starts anything: one of them waits for its time limit."""
     on_pbs = ("--on=pbs", "--mpiexec=mpiexec.mpich")
-    limits = ("--nodes=2", "--tasks-per-node=1", "--time=70s", "--grace=45", "--filesystems=home:flare")
+    limits = ("--nodes=2", "--tasks-per-node=1", "--time=1m", "--grace=40", "--filesystems=home:flare")
     stages = ("--num-gpus=1", "--num-gpus-train=2", "--time=5m", "name=stages", "distributed=cpu", "--quiet")
     return {
-        "resubmitted": runs.submit("resubmitted", *on_pbs, *limits, step_delay=2.0),
+        "resubmitted": runs.submit("resubmitted", *on_pbs, *limits, step_delay=5.0),
         "stages": runs.samestep("submit", "system.two_stages", *on_pbs, *stages)[0],
     }
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
-import samestep
 from faults import toy
 from samestep.core.records import JsonLines, read_json
 from samestep.core.rundir import RunDir
 from system.cleanup import environment
 from system.hosts import Host, Process, hosts, wait_for
+from system.requirements import MODULES
 
 pytestmark = pytest.mark.timeout(900)
 STEPS = 60
@@ -33,7 +33,6 @@ SLOW = {"step_delay": 0.25}
 """Half a minute for 60 steps: long enough to interrupt it in the middle, however busy this machine is."""
 RUN_TIMEOUT = 240
 """Seconds after which a run of a few steps counts as hung."""
-PYTHONPATH = f"{Path(__file__).parents[1]}:{Path(samestep.__file__).parents[1]}"
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node=1")
 
 
@@ -49,7 +48,7 @@ class NetworkRuns:
 
     def start(self, host: Host, label: str, *command: str) -> Process:
         """Start a Python command on a host."""
-        env = {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"}
+        env = {"PYTHONPATH": MODULES, "OMP_NUM_THREADS": "1"}
         return host.start(sys.executable, *command, env=env, output=self.output(host, label), folder=self.folder)
 
     def train(self, label: str, settings: dict[str, Any] | None = None) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ def jobs(runs: ClusterRuns) -> dict[str, str]:
         "cancelled": runs.submit("cancelled", *PAIR, pause_file=runs.pause_file("cancelled")),
         "pushed": runs.submit("pushed", *ON_GPUS, "--partition=low", pause_file=runs.pause_file("pushed")),
         "asked": runs.submit("asked", *ON_GPUS, "--partition=graceful", pause_file=runs.pause_file("asked")),
-        "wrong": runs.submit("wrong", *PAIR, batch_size=0),
+        "wrong": runs.submit("wrong", *PAIR, init_from="missing"),
     }
     counts = ("--num-gpus=1", "--num-gpus-train=2")
     jobs["dump"], jobs["train"] = runs.samestep(
@@ -123,7 +123,7 @@ def test_a_user_error_is_not_retried(runs: ClusterRuns, jobs: dict[str, str]) ->
     assert runs.cluster.state(job) == "FAILED"
     assert runs.cluster.field(job, "ExitCode") == "2:0"
     assert runs.cluster.field(job, "Restarts") == "0", runs.printed("wrong") + runs.cluster.daemon_log(job)
-    assert runs.printed("wrong").count("batch_size must be at least 1") == 1
+    assert runs.printed("wrong").count("missing does not exist; give a run") == 1
 
 
 def test_a_killed_rank_ends_the_job(runs: ClusterRuns) -> None:

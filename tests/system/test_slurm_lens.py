@@ -11,7 +11,8 @@ import pytest
 from samestep.core.records import read_json
 from samestep.core.rundir import RunDir
 from system.cluster import Cluster
-from system.cluster_runs import ENDED, MODULES, ClusterRuns
+from system.cluster_runs import ENDED, ClusterRuns
+from system.requirements import MODULES
 
 pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from system.cluster import Cluster
-from system.cluster_runs import MODULES, ClusterRuns
+from system.cluster_runs import ClusterRuns
+from system.requirements import MODULES
 
 pytestmark = pytest.mark.timeout(600)
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_loop.py"

@@ -230,7 +230,10 @@ def test_a_residue_that_comes_twice_is_refused(text: str) -> None:
         (residue("HOH", "A", 1, atoms=("O",)).encode(), "with protein chains; toy.pdb has none"),
         (b"data_x\n_cell.length_a 1\n", "with protein chains; toy.pdb has none"),
         (b"data_x\nloop_\n_atom_site.id\n_atom_site.x\n1\n", "toy.pdb cannot be read as one: "),
-        (gzip.compress(EVERYTHING.encode(), mtime=0)[:-20], "Copy toy.pdb again: it is gzipped, and cut off or damaged"),
+        (
+            gzip.compress(EVERYTHING.encode(), mtime=0)[:-20],
+            "Copy toy.pdb again: it is gzipped, and cut off or damaged",
+        ),
         (b"ATOM  \n", "toy.pdb cannot be read as one: Problem in line 1"),
     ],
 )

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from samestep.core import launch_env
 from samestep.core.config import build, dump
 from samestep.core.errors import (
     EXIT_DONE,
@@ -66,6 +67,7 @@ LAST_RANK_WAIT = 5.0
 FAILED_START_WAIT = 30.0
 """The same for a failure before training, since ranks may start late; it is also how long others look for rank 0."""
 _ENDED_COUNT = "samestep/gone"
+_SHOWN = "samestep/shown"
 
 
 def enter(read_start: Callable[[], Start]) -> int:
@@ -151,19 +153,30 @@ def _stopped(world: World) -> int:
 
 def _wait_for_others(world: World, seconds: float) -> None:
     """Rank 0 holds the store, through which the others learn how the run ended: it stays until they have counted."""
+    _wait_until(lambda: world.store.add(_ENDED_COUNT, 0) >= world.size - 1, seconds)
+
+
+def _wait_until(condition: Callable[[], bool], seconds: float) -> None:
     end = time.monotonic() + seconds
-    while world.store.add(_ENDED_COUNT, 0) < world.size - 1 and time.monotonic() < end:
+    while not condition() and time.monotonic() < end:
         time.sleep(0.01)
 
 
 def _end_start_together(world: World) -> None:
-    """After a failure before training: srun and mpiexec may leave ranks alone that have not met rank 0 yet."""
-    if not world.rank_info.job or world.store is None:
+    """After a failure before training: launchers may end all ranks with the first one, or none of them.
+
+    So no rank ends before rank 0 has shown why, and rank 0 stays for those that have not met it yet. Our own launcher
+    shows it itself.
+    """
+    if world.store is None or launch_env.FOLDER in os.environ:
         return
     with suppress(Exception):  # the store is gone, and with it rank 0
         if world.is_main:
-            _wait_for_others(world, FAILED_START_WAIT)
+            world.store.set(_SHOWN, "1")
+            if world.rank_info.job:
+                _wait_for_others(world, FAILED_START_WAIT)
         else:
+            _wait_until(lambda: world.store.check([_SHOWN]), FAILED_START_WAIT)
             world.store.add(_ENDED_COUNT, 1)
 
 
