@@ -23,6 +23,7 @@ from samestep.launch.schedulers.submit import SubmittedJob, choose_scheduler, jo
 from samestep.train.plan import global_batch
 from samestep.train.recipe import Recipe
 from samestep.train.run_record import RunRecord, free_name
+from samestep.train.trusted_recipes import remember_recipe
 from samestep.world.host_lists import expand_hosts
 
 HELP = """samestep submit RECIPE [--on slurm|pbs|local] [--nodes N] [--gpus-per-node G] ... [settings of the recipe]
@@ -56,6 +57,7 @@ def run(args: Sequence[str]) -> int:
     if job.dry_run:
         print_text("\n".join(scripts(parts, job, around, scheduler).values()), end="")
         return EXIT_DONE
+    remember_recipe(name)  # the home of the job's nodes may be another one
     _show(around, submit(parts, job, around, scheduler), parts)
     return EXIT_DONE
 

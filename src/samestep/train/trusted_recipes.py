@@ -3,7 +3,7 @@
 A recipe is code, and whoever made a folder chose the recipe that it names. So such a recipe runs without asking only if
 
 - it ships with samestep, or
-- this user has started a run of it before, and it is not in the folder that names it.
+- this user has started or submitted a run of it before, and it is not in the folder that names it.
 
 All others have to be named by the user (--recipe). What was started is remembered outside of all runs, so that no
 folder can claim it: an empty file for each recipe in ~/.config/samestep/trusted-recipes, named by a hash of where its
@@ -24,7 +24,7 @@ from samestep.train.recipe_registry import known_recipes, recipe_origins
 
 
 def remember_recipe(name: str) -> None:
-    """Remember that this user has started a run of the recipe; any number of processes may do so at once."""
+    """Remember that this user has started or submitted a run of the recipe; any number of processes may do so at once."""
     folder, origins = _folder(), recipe_origins(name)
     if name in known_recipes() or folder is None or not origins:
         return
