@@ -150,3 +150,16 @@ def test_sizes_that_are_only_declared(path: Path, tmp_path: Path, what: str) -> 
 def test_other_content(path: Path, content: object) -> None:
     saved(path, content)
     assert len(open_everywhere(path)) == 3
+
+
+@pytest.mark.parametrize("compressed", ["data.pkl", "data/0"])
+def test_compressed_parts_are_refused(path: Path, tmp_path: Path, compressed: str) -> None:
+    """torch would read other values than were saved, or unpack as much as the file says."""
+    saved(tmp_path / "plain.pt", {"a": torch.zeros(2)})
+    with zipfile.ZipFile(tmp_path / "plain.pt") as old, zipfile.ZipFile(path, "w") as new:
+        for name in old.namelist():
+            method = zipfile.ZIP_DEFLATED if name.endswith(compressed) else zipfile.ZIP_STORED
+            new.writestr(name, old.read(name), method)
+    with pytest.raises(UnreadableFile, match="its parts are compressed"):
+        read_pt(path)
+    assert len(open_everywhere(path)) == 3

@@ -69,6 +69,7 @@ def test_anything_else_is_a_value_error(data: Any, fields: dict[str, Any]) -> No
         ({"rank": True}, "Outer.rank cannot be bool"),
         ({"rank": 1.0}, "Outer.rank cannot be float"),
         ({"seconds": float("nan")}, "Outer.seconds cannot be float"),
+        ({"seconds": 10**400}, "Outer.seconds cannot be int"),
         ({"many": "ab"}, "Outer.many cannot be str"),
         ({"many": [{"ok": True}]}, "Inner has no count"),
         ({"inner": [1]}, "Inner must have named fields"),

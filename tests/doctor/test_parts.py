@@ -10,6 +10,7 @@ import torch
 from torch._C._distributed_c10d import HashStore
 
 from samestep.core.errors import RunFailed, UserError
+from samestep.core.handshake import NotTrusted
 from samestep.doctor import rendezvous
 from samestep.doctor.check import Check, RankOutcome, failure_sentence, run_check
 from samestep.doctor.checks.collectives import TYPES, contribution, wrong_ranks
@@ -96,10 +97,13 @@ def test_ranks_that_did_not_complete_a_check_are_named(outcomes: dict[int, RankO
 
 
 def test_a_clock_that_is_ahead_is_seen() -> None:
-    offset = measure_offset("127.0.0.1", ClockServer(clock=lambda: time.time() - 100).port, 10)
+    server = ClockServer(b"key", only_here=True, clock=lambda: time.time() - 100)
+    offset = measure_offset("127.0.0.1", server.port, b"key", 10)
     assert abs(offset.seconds - 100) <= offset.uncertainty + 0.01
     offset = offset_from(sent=10.0, theirs=5.5, received=11.0)
     assert (offset.seconds, offset.uncertainty) == (5.0, 0.5)
+    with pytest.raises(NotTrusted):
+        measure_offset("127.0.0.1", server.port, b"another key", 10)
 
 
 @pytest.mark.parametrize("name", TYPES)

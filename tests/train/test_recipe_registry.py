@@ -73,3 +73,12 @@ def test_what_is_no_recipe_is_refused(folder: Path) -> None:
         find_recipe("empty.py")
     with pytest.raises(UserError, match=r"the recipe file .*none\.py does not exist"):
         find_recipe("none.py")
+
+
+def test_what_lies_beside_a_link_to_a_recipe_is_not_imported(folder: Path) -> None:
+    """A folder from elsewhere could hold a link to a recipe of the user's, and modules with the names that it needs."""
+    (folder / "elsewhere").mkdir()
+    (folder / "elsewhere" / "beside.py").write_text("WORD = 'planted'")
+    (folder / "elsewhere" / "exp.py").symlink_to(folder / "exp.py")
+    assert list(find_recipe("elsewhere/exp.py").presets) == ["helper"]
+    assert str(folder / "elsewhere") not in sys.path

@@ -36,6 +36,7 @@ def test_it_is_a_store_like_any_other(store: AuthenticatedStore) -> None:
     assert (other.get("a"), store.get("p/a")) == (b"1", b"1")
     assert other.check(["a"]) and not other.check(["b"])
     assert [other.add("n", amount) for amount in (2, -1, 0, 0)] == [2, 1, 1, 1]
+    assert other.add("zero", 0) == 0 and other.check(["zero"])
     assert other.get("n") == b"1"
     assert other.compare_set("c", "", "first") == b"first"
     assert other.compare_set("c", "", "second") == b"first"
@@ -51,6 +52,8 @@ def test_it_is_a_store_like_any_other(store: AuthenticatedStore) -> None:
     assert other.num_keys() == count - 1
     with pytest.raises(dist.DistStoreError):
         other.wait(["never"], timedelta(milliseconds=50))
+    with pytest.raises(dist.DistStoreError):
+        store.wait(["never"], timedelta(0))
 
 
 @given(st.text(max_size=20), st.binary(max_size=100))

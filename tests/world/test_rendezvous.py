@@ -13,7 +13,7 @@ from samestep.core.launch_env import SECRET
 from samestep.core.store_server import LOCALHOST
 from samestep.world import rendezvous
 from samestep.world.rank_discovery import RankInfo
-from samestep.world.rendezvous import candidate_ports, open_store
+from samestep.world.rendezvous import candidate_ports, open_store, store_key
 
 SOON = timedelta(seconds=10)
 
@@ -127,3 +127,11 @@ def test_an_invalid_port_is_refused(env: dict[str, str], sentence: str) -> None:
 def test_an_unknown_address_is_an_error_that_names_the_variable() -> None:
     with pytest.raises(UserError, match="set MASTER_ADDR"):
         open_store(RankInfo("mpiexec (MPICH)", 0, 2, 0, 1, job="hydra "), {}, SOON)
+
+
+def test_every_store_has_a_key_of_its_own() -> None:
+    """Entries of an earlier attempt, or of another launch under torchrun's usual run id, must not count."""
+    info, env = RankInfo("torchrun", 1, 2, 1, 2), {SECRET: "x" * 40, "TORCHELASTIC_RUN_ID": "none"}
+    keys = {store_key(info, {**env, "MASTER_PORT": port}) for port in ("1000", "1001")}
+    keys |= {store_key(rank_info(1, job), env) for job in ("slurm 1.0.0", "slurm 1.0.1")}
+    assert len(keys) == 4

@@ -136,7 +136,10 @@ class Listener:
                 time.sleep(0.05)
                 continue
             self._make_room(connection)
-            threading.Thread(target=self._answer, args=(connection,), name="answer", daemon=True).start()
+            try:
+                threading.Thread(target=self._answer, args=(connection,), name="answer", daemon=True).start()
+            except RuntimeError:  # no more threads; it may come again
+                self._drop(connection)
 
     def _make_room(self, connection: socket.socket) -> None:
         with self._lock:
@@ -151,12 +154,17 @@ class Listener:
             lines = answer(connection, self._key, self._topic)
         except (OSError, NotTrusted):
             lines = None
+        if lines is None:
+            self._drop(connection)
+            return
         with self._lock:
             self._pending.pop(connection, None)
-        if lines is None:
-            connection.close()
-        else:
-            self._admit(connection, lines)
+        self._admit(connection, lines)
+
+    def _drop(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._pending.pop(connection, None)
+        connection.close()
 
 
 def _shut_down(connection: socket.socket) -> None:

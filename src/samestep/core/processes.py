@@ -46,7 +46,7 @@ def is_own(pid: int) -> bool:
 def _stat(pid: int) -> list[str]:
     """State, parent and so on: what follows the name in /proc/PID/stat."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return []
 

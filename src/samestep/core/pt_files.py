@@ -18,9 +18,21 @@ def read_pt(path: Path) -> Any:
 
     try:
         is_mappable = zipfile.is_zipfile(path)  # files that torch.save wrote before 2020 are not
+        if is_mappable:
+            _require_plain(path)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=is_mappable)
     except Exception as error:  # there is no error that hostile bytes cannot cause
         raise UnreadableFile(first_line(error)) from error
+
+
+def _require_plain(path: Path) -> None:
+    """Refuse compressed parts: torch would map them as they lie, and others become as large as they claim to be."""
+    with zipfile.ZipFile(path) as file:
+        parts = file.infolist()
+    if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
+        raise UnreadableFile("its parts are compressed, which torch.save does not do; unpack it and zip it with -0")
+    if sum(part.file_size for part in parts) > path.stat().st_size:
+        raise UnreadableFile("its parts overlap")
 
 
 def is_weights(value: Any) -> bool:

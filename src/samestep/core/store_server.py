@@ -1,6 +1,8 @@
 """torch's store as a server on this machine; what is in it is authenticated by its clients."""
 
+import resource
 import socket
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -15,8 +17,16 @@ def serve_store(port: int = 0, *, only_here: bool, timeout: timedelta = timedelt
     """
     from torch._C._distributed_c10d import TCPStore
 
+    _allow_many_connections()
     options: dict[str, Any] = {"is_master": True, "timeout": timeout, "wait_for_workers": False}
     if not only_here:
         return TCPStore(LOCALHOST, port, **options)
     with socket.create_server((LOCALHOST, port), backlog=1024) as server:
         return TCPStore(LOCALHOST, server.getsockname()[1], **options, master_listen_fd=server.detach())
+
+
+def _allow_many_connections() -> None:
+    """As many open files as the system allows: each rank connects several times, and strangers may connect too."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,6 +1,6 @@
 """Data that another process sent or wrote, with the types that its readers rely on."""
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType, UnionType
@@ -38,7 +38,7 @@ def _value(kind: Any, data: Json, where: str) -> Any:
         return [_value(get_args(kind)[0], item, where) for item in data]
     if is_dataclass(kind):
         return from_json(kind, data)  # type: ignore[arg-type]  # a class, not an instance
-    if kind is float and type(data) in (int, float) and math.isfinite(data):
+    if kind is float and type(data) in (int, float) and abs(data) <= sys.float_info.max:
         return float(data)
     if type(data) is not kind or kind is float:
         raise ValueError(f"{where} cannot be {type(data).__name__}")

@@ -1,27 +1,24 @@
 """Rank 0 serves the time on a port: it shows whether rank 0 can be reached, and how far clocks are apart."""
 
 import socket
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from samestep.core import handshake
+from samestep.core.handshake import Listener
+from samestep.core.store_server import LOCALHOST
 
 PINGS = 8
 
 
 class ClockServer:
-    """A listening port that answers every line with the time."""
+    """A listening port that answers every line of those who know the key with the time."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
-        self._server = socket.create_server(("", 0), backlog=1024)
-        self.port = int(self._server.getsockname()[1])
-        threading.Thread(target=self._serve, name="clock server", daemon=True).start()
-
-    def _serve(self) -> None:
-        while True:
-            client, _ = self._server.accept()
-            threading.Thread(target=_answer, args=(client, self._clock), name="clock request", daemon=True).start()
+    def __init__(self, key: bytes, *, only_here: bool, clock: Callable[[], float] = time.time) -> None:
+        server = socket.create_server((LOCALHOST if only_here else "", 0), backlog=1024)
+        self.port = int(server.getsockname()[1])
+        Listener(server, key, lambda connection, _: _answer(connection, clock)).start()
 
 
 @dataclass(frozen=True)
@@ -32,13 +29,15 @@ class ClockOffset:
     uncertainty: float
 
 
-def measure_offset(address: str, port: int, timeout: float) -> ClockOffset:
+def measure_offset(address: str, port: int, key: bytes, timeout: float) -> ClockOffset:
     """Compare clocks: the server's time belongs to the middle between request and answer, plus or minus half of that.
 
     Of several requests the one that was answered fastest is the most accurate.
     """
     with socket.create_connection((address, port), timeout=timeout) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        handshake.call(connection, key, timeout=timeout)
+        connection.settimeout(timeout)
         with connection.makefile("rwb") as lines:
             offsets = []
             for _ in range(PINGS):
@@ -60,7 +59,8 @@ def _answer(client: socket.socket, clock: Callable[[], float]) -> None:
     try:
         with client, client.makefile("rwb") as lines:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            for _ in lines:
+            client.settimeout(handshake.TIMEOUT)
+            while lines.readline(1):
                 lines.write(f"{clock()!r}\n".encode())
                 lines.flush()
     except OSError:  # the client closed the connection

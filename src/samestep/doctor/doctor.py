@@ -35,6 +35,7 @@ from samestep.doctor.rendezvous import (
     CheckContext,
     StoreChannel,
     announce_arrival,
+    clock_key,
     collect_arrivals,
     leave_store,
     open_channel,
@@ -86,6 +87,7 @@ def run_doctor(request: Request) -> int:
         channel = open_channel(rank_info, os.environ, request.timeout)
         exit_after(4 * (request.timeout + SLACK))
         context = CheckContext(rank_info, channel.new_connection(), request.out, request.device, request.timeout)
+        context.clock_key = clock_key(rank_info, os.environ)
         if context.rank > 0:
             _follow(context, channel, TESTS[request.test])
             return _finish(context, channel, EXIT_DONE)

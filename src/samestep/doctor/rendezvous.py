@@ -20,9 +20,11 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from samestep.core.errors import RunFailed, UserError
 from samestep.core.records import Json
+from samestep.core.secret import derive_key
 from samestep.doctor.clock import ClockServer
 from samestep.doctor.findings import number_ranges
 from samestep.doctor.time_limit import TimeLimitExceeded, run_within
+from samestep.world.network_interface import is_loopback
 from samestep.world.rank_discovery import RankInfo
 from samestep.world.rendezvous import authenticated, open_store, store_key
 from samestep.world.world import World
@@ -84,6 +86,8 @@ class CheckContext:
     """The host of every rank; None when it did not arrive, or does not answer any more."""
     clock_port: int = 0
     """The port at which rank 0 serves the time."""
+    clock_key: bytes = b""
+    """What this rank proves to know there."""
     world: World | None = None
     """Set once the process group is open."""
     stuck: bool = False
@@ -166,6 +170,11 @@ def _is_open(address: str, port: int) -> bool:
         return False
 
 
+def clock_key(rank_info: RankInfo, env: Mapping[str, str]) -> bytes:
+    """What ranks prove to know to rank 0's clock; a single process has a key of its own."""
+    return derive_key(store_key(rank_info, env), "clock") if rank_info.grouped else os.urandom(32)
+
+
 def collect_arrivals(context: CheckContext, channel: StoreChannel) -> None:
     """On rank 0: wait for the other ranks, and share the list of those that arrived."""
     numbers = range(context.rank_info.size)
@@ -173,7 +182,8 @@ def collect_arrivals(context: CheckContext, channel: StoreChannel) -> None:
     with suppress(TimeoutError):
         wait_until(lambda: all(channel.has(f"arrival/{rank}") for rank in numbers), context.timeout)
     context.hosts = [channel.wait_for(f"arrival/{r}", SLACK) if channel.has(f"arrival/{r}") else None for r in numbers]
-    context.clock_port = ClockServer().port
+    only_here = is_loopback(context.address) and set(context.hosts) <= {context.host, None}
+    context.clock_port = ClockServer(context.clock_key, only_here=only_here).port
     channel.put("arrivals", {"hosts": context.hosts, "clock_port": context.clock_port})
 
 

@@ -78,9 +78,9 @@ def _outermost_spec(name: str) -> ModuleSpec | None:
 
 def _load_file(path: Path) -> ModuleType:
     """The module in a file, under a name that no other file has; modules beside it can be imported by their names."""
-    path = path.absolute()
     if not path.is_file():
-        raise UserError(f"the recipe file {path} does not exist")
+        raise UserError(f"the recipe file {path.absolute()} does not exist")
+    path = path.resolve()  # not what lies beside a link to it
     name = file_module(path)
     if name in sys.modules:
         return sys.modules[name]

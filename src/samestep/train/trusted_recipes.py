@@ -24,7 +24,7 @@ from samestep.train.recipe_registry import known_recipes, recipe_origins
 
 
 def remember_recipe(name: str) -> None:
-    """Remember that this user has started or submitted a run of the recipe; any number of processes may do so at once."""
+    """Remember that this user has started or submitted a run of the recipe. Several processes may do so at once."""
     folder, origins = _folder(), recipe_origins(name)
     if name in known_recipes() or folder is None or not origins:
         return

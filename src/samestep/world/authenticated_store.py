@@ -4,8 +4,8 @@ torch's TCPStore lets whoever reaches its port read, list, change and delete eve
 as an HMAC of it, and each value with an HMAC over name and value. What another program wrote is an error, or, for a
 report that may be there or not, as if it were not there. Process groups of torch use this store too.
 
-Still possible for a stranger who reaches the port: to delete entries, or to put an older entry of the same name back.
-Both can end a run, and neither can make it do anything else.
+Still possible for a stranger who reaches the port: to read values, to delete entries, or to put an older entry of the
+same name and the same store back. That can end a run, and cannot put in what no rank of it has written.
 """
 
 import hmac
@@ -39,6 +39,7 @@ class AuthenticatedStore(Store):
     def __init__(self, inner: Any, key: bytes) -> None:
         super().__init__()
         self.inner, self._key = inner, key
+        super().set_timeout(inner.timeout)
         self._clones: list[AuthenticatedStore] = []
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -74,7 +75,7 @@ class AuthenticatedStore(Store):
         while True:
             before = self._current(key)
             total = int(self._opened(key, before) if before else 0) + amount
-            if amount == 0 or self._replace(key, before, str(total)):
+            if (before and amount == 0) or self._replace(key, before, str(total)):
                 return total
             time.sleep(random.uniform(0, pause))  # others add at the same time
             pause = min(2 * pause, 0.05)
@@ -92,7 +93,7 @@ class AuthenticatedStore(Store):
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait until all of these are there."""
         names = [self._name(key) for key in keys]
-        self.inner.wait(names, *([timeout] if timeout else []))
+        self.inner.wait(names, *([] if timeout is None else [timeout]))
 
     def delete_key(self, key: str) -> bool:
         """Remove an entry; whether there was one."""

@@ -109,7 +109,8 @@ def _pals(env: Mapping[str, str]) -> RankInfo | None:
     else:
         raise UserError(
             "PALS started this process, but neither PMI_SIZE nor PBS_NODEFILE gives the world size; "
-            "pass PBS_NODEFILE on with mpiexec --env, or set WORLD_SIZE, RANK, LOCAL_RANK, MASTER_ADDR and MASTER_PORT"
+            "pass PBS_NODEFILE on with mpiexec --env, or set WORLD_SIZE, RANK, LOCAL_WORLD_SIZE, LOCAL_RANK, "
+            "MASTER_ADDR and MASTER_PORT"
         )
     address = LOCALHOST if local_size == size else (nodes[0] if nodes else "")
     return RankInfo(

@@ -22,7 +22,7 @@ from samestep.core import handshake, launch_env
 from samestep.core.errors import UserError
 from samestep.core.handshake import Lines, Listener, NotTrusted
 from samestep.core.secret import derive_key, find_secret
-from samestep.core.store_server import serve_store
+from samestep.core.store_server import LOCALHOST, serve_store
 from samestep.world.authenticated_store import AuthenticatedStore
 from samestep.world.network_interface import is_loopback
 from samestep.world.rank_discovery import RankInfo
@@ -47,8 +47,12 @@ def open_store(info: RankInfo, env: Mapping[str, str], timeout: timedelta) -> Au
 
 
 def store_key(info: RankInfo, env: Mapping[str, str]) -> bytes:
-    """The key of the entries in the store: of this launch, whoever made the secret."""
-    return derive_key(find_secret(env), "store", info.job or env.get("TORCHELASTIC_RUN_ID", ""))
+    """The key of the entries in this store, whoever made the secret. Those of another launch or attempt do not count.
+
+    Each attempt has a store of its own, so its port tells attempts apart; torchrun's run id is often the same.
+    """
+    launch = info.job or env.get("TORCHELASTIC_RUN_ID", "")
+    return derive_key(find_secret(env), "store", launch, env.get("MASTER_PORT", ""))
 
 
 def authenticated(inner: Any, key: bytes, info: RankInfo) -> AuthenticatedStore:
@@ -102,7 +106,7 @@ def _tell_port(job: str, key: bytes, port: int, only_here: bool) -> None:
         with connection, suppress(OSError):
             connection.sendall(lines.seal(b"%d" % port))
 
-    Listener(_listen(job, "127.0.0.1" if only_here else ""), key, tell, topic=job).start()
+    Listener(_listen(job, LOCALHOST if only_here else ""), key, tell, topic=job).start()
 
 
 def _listen(job: str, address: str) -> socket.socket:

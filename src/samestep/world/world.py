@@ -37,7 +37,7 @@ from samestep.core.records import Json
 from samestep.world.async_gather import AsyncGather
 from samestep.world.data_parallel import DataParallel
 from samestep.world.device import card_id, choose_backend, choose_device, too_few_devices
-from samestep.world.network_interface import choose_interface, stay_on_loopback
+from samestep.world.network_interface import choose_interface, is_loopback, stay_on_loopback
 from samestep.world.rank_discovery import RankInfo, discover
 from samestep.world.rendezvous import open_store
 from samestep.world.watchdog.activity import ActivityTracker
@@ -133,10 +133,10 @@ class World:
         """Choose device and backend and open the process group. `timeout` is in seconds; NCCL_TIMEOUT overrides it."""
         with self.together("choosing the device"):
             self.timeout = timedelta(seconds=_timeout(timeout))
-            if self.rank_info.local_size < self.size:
-                self._choose_interface()
-            else:
+            if self._is_one_host():
                 stay_on_loopback(os.environ)
+            else:
+                self._choose_interface()
             self.device = _set_current(choose_device(device, self.rank_info))
             if self.store is not None and self.device.type != "cpu" and ":" not in device:
                 self._claim_card(self.device)
@@ -159,6 +159,13 @@ class World:
         """No two ranks on one card, unless it was asked for by its number: each would be slow, or out of memory."""
         if self.store.add(f"samestep/card/{socket.gethostname()}/{card_id(device)}", 1) > 1:
             raise too_few_devices(self.rank_info, device.type, getattr(torch, device.type).device_count())
+
+    def _is_one_host(self) -> bool:
+        """Whether all ranks are known to be on this host; some launchers do not say how many are."""
+        if self.rank_info.local_size < self.size:
+            return False
+        is_known = bool(self.rank_info.job) or "LOCAL_WORLD_SIZE" in os.environ or not self.rank_info.grouped
+        return is_known or is_loopback(os.environ.get("MASTER_ADDR", ""))
 
     def _choose_interface(self) -> None:
         """Several hosts: have gloo listen where the others can reach it."""

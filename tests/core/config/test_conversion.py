@@ -225,32 +225,33 @@ def test_configs_are_frozen() -> None:
 
 
 texts = st.text(max_size=8)
-numbers = st.floats(allow_nan=False)
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+integers = st.integers(-(2**63), 2**63 - 1)
 # Text that reads as null or as a number is taken as such where the field accepts both.
 label = texts.filter(lambda text: text != "null")
 not_a_number = st.text(alphabet="abc", min_size=1, max_size=4)
-teachers = st.builds(Teacher, texts, st.integers())
+teachers = st.builds(Teacher, texts, integers)
 toys = st.builds(
     Toy,
     use_projection=st.booleans(),
-    steps=st.integers(),
-    lr=numbers,
+    steps=integers,
+    lr=st.floats(allow_nan=False),
     name=texts,
     out=st.sampled_from([Path("a/b"), Path("."), Path("/x y/${z}"), Path("..")]),
     schedule=st.sampled_from(["cosine", "wsd"]),
     switch=st.sampled_from(["on", "auto", "off"]),
     width=st.sampled_from([1, 2, 4]),
-    limit=st.none() | st.integers(),
+    limit=st.none() | integers,
     label=st.none() | label,
     precision=st.sampled_from([None, "none", "bf16"]),
-    size=st.integers() | st.just("all"),
-    seed=st.integers() | not_a_number,
-    layers=st.lists(st.integers(), max_size=3),
+    size=integers | st.just("all"),
+    seed=integers | not_a_number,
+    layers=st.lists(integers, max_size=3),
     betas=st.tuples(numbers, numbers),
     files=st.lists(texts, max_size=3).map(tuple),
     mix=st.dictionaries(texts, numbers, max_size=3),
-    extra=st.dictionaries(texts, st.integers() | texts | st.lists(texts, max_size=2), max_size=3),
-    anything=st.none() | st.integers() | texts,
+    extra=st.dictionaries(texts, integers | texts | st.lists(texts, max_size=2), max_size=3),
+    anything=st.none() | integers | texts,
     distributed=st.builds(Distributed, st.sampled_from(["auto", "nccl", "gloo"]), numbers),
     teacher=st.none() | teachers,
     stages=st.lists(teachers, max_size=2),

@@ -184,3 +184,10 @@ def test_references_mean_what_they_mean_to_omegaconf(tree: dict[str, Any]) -> No
     except UserError:
         found = None
     assert found == expected
+
+
+def test_references_count_wherever_they_are_used() -> None:
+    """Each of these settings alone is small enough."""
+    thousand = {"a": [1] * 1000, "b": ["${a}"] * 300, **{f"x{n}": "${b}" for n in range(100)}}
+    with pytest.raises(UserError, match="1,000,000 values"):
+        resolve_interpolations(thousand, {}, ())

@@ -1,5 +1,6 @@
 """The process that a worker starts before it ends: it ends an agent that stays, and nothing else."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -55,5 +56,10 @@ def test_it_is_started_only_by_one_rank_of_stock_torchrun_without_restarts(
     monkeypatch.setattr(subprocess, "Popen", lambda *args, **kwargs: started.append(args))
     torchrun_agent.end_agent_later(env)
     assert not started
-    torchrun_agent.end_agent_later({"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "0", "TORCHELASTIC_MAX_RESTARTS": "0"})
+    last = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "0", "TORCHELASTIC_MAX_RESTARTS": "0"}
+    monkeypatch.setattr(os, "getppid", lambda: 1)  # what adopts orphans, after the agent was killed
+    torchrun_agent.end_agent_later(last)
+    assert not started
+    monkeypatch.setattr(os, "getppid", os.getpid)
+    torchrun_agent.end_agent_later(last)
     assert len(started) == 1

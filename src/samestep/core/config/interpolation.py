@@ -47,13 +47,15 @@ class _Resolver:
         self._tree, self._allow_env = tree, allow_env
         self._known: dict[_Place, _Found] = {}
         self._open: set[_Place] = set()
-        self._written = 0
+        self._written = self._total = 0
 
     def shaped_as(self, shape: Any, place: _Place) -> Any:
         """The resolved value at `place`, with those keys alone that `shape` has."""
         if isinstance(shape, Mapping):
             return {key: self.shaped_as(inner, (*place, key)) for key, inner in shape.items()}
-        return _unescaped(self._at(place).value)
+        found = self._at(place)
+        self._total = self._bounded(self._total + found.size, place)  # a value counts wherever it is used
+        return _unescaped(found.value)
 
     def _at(self, place: _Place) -> _Found:
         if place not in self._known:

@@ -5,6 +5,7 @@ import ipaddress
 import os
 import socket
 
+from samestep.core.handshake import NotTrusted
 from samestep.doctor.check import Check
 from samestep.doctor.clock import measure_offset
 from samestep.doctor.findings import (
@@ -96,8 +97,8 @@ def measure_ports(context: CheckContext) -> Measured:
     if not is_launched and usual.isdigit() and port_error(int(usual)):
         measured["taken"] = int(usual)
     try:
-        offset = measure_offset(context.address, context.clock_port, min(10.0, context.timeout / 2))
-    except (OSError, ValueError) as error:
+        offset = measure_offset(context.address, context.clock_port, context.clock_key, min(10.0, context.timeout / 2))
+    except (OSError, ValueError, NotTrusted) as error:
         return {**measured, "reached": f"{type(error).__name__}: {error}", "port": context.clock_port}
     return {**measured, "offset": offset.seconds, "uncertainty": offset.uncertainty}
 

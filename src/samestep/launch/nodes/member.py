@@ -139,6 +139,7 @@ class Member:
             try:
                 connection = socket.create_connection((host, self._options.port), timeout=5.0)
             except OSError as error:
+                self._first_answer = None  # what answered before is gone
                 if time.monotonic() > end:
                     options = self._options
                     raise UserError(

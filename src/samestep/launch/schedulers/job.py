@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from samestep.core.durations import parse_duration
 from samestep.core.errors import UserError
+from samestep.core.launch_env import SECRET
 
 SITE_VARIABLE = "SAMESTEP_SITE"
 """The environment variable that names the site when the command line does not."""
@@ -172,6 +173,11 @@ def _check(job: Job) -> None:
         if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
             raise UserError(
                 f"--env {name!r} is not a name of a variable; use letters, digits and _, such as NCCL_DEBUG"
+            )
+        if name == SECRET:
+            raise UserError(
+                f"--env {name} would stand in the job's script: set it in the shell profile of the nodes, or share the "
+                "home directory between them"
             )
         if "\0" in value:
             raise UserError(f"--env {name} holds a zero byte, which no variable can; remove it")

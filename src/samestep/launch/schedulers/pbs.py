@@ -14,7 +14,7 @@ from shutil import which
 
 from samestep.core.durations import format_clock, parse_duration
 from samestep.core.errors import EXIT_PREEMPTED, EXIT_USER, UserError
-from samestep.core.launch_env import BEGAN, TIME_LIMIT
+from samestep.core.launch_env import BEGAN, SECRET, TIME_LIMIT
 from samestep.launch.schedulers.job import Job, JobPart
 from samestep.launch.schedulers.script import (
     ScriptContext,
@@ -29,7 +29,7 @@ GRACE = 300
 LOG = "pbs.log"
 _OPEN_MPI = '*"Open MPI"*|*OpenRTE*'
 """What the `mpiexec --version` of Open MPI holds: its options differ from those of MPICH and PALS."""
-_PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS", "MASTER_ADDR", BEGAN, TIME_LIMIT)
+_PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS", "MASTER_ADDR", BEGAN, TIME_LIMIT, SECRET)
 """Variables that Open MPI does not pass to other nodes by itself."""
 _UNLIKE_PBS = {
     "nodelist": "--select host=NAME",

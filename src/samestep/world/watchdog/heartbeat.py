@@ -16,6 +16,7 @@ from typing import Any
 from samestep.core.errors import EXIT_STALLED
 from samestep.core.records import Json, atomic_file, read_json
 from samestep.core.rundir import RunDir
+from samestep.world.authenticated_store import NotAuthentic
 from samestep.world.watchdog.blame import Report
 
 FILE_INTERVAL = 5.0
@@ -111,7 +112,10 @@ class HeartbeatExchange:
         return {"rank": self.rank, "host": socket.gethostname(), "text": text, "code": EXIT_STALLED}
 
     def _read(self, key: str) -> Any:
-        return json.loads(self._store.get(key)) if self._store.check([key]) else None
+        """An entry; None where there is none, or a stranger's."""
+        with suppress(NotAuthentic):
+            return json.loads(self._store.get(key)) if self._store.check([key]) else None
+        return None
 
 
 def write_heartbeat(path: Path, report: Report) -> None:

@@ -27,9 +27,12 @@ def end_agent_later(env: Mapping[str, str]) -> None:
         return
     if int(env.get("TORCHELASTIC_RESTART_COUNT", "0")) < int(env.get("TORCHELASTIC_MAX_RESTARTS", "0")):
         return
+    agent = os.getppid()
+    if "python" not in os.path.basename("".join(processes.command(agent)[:1])):
+        return  # the agent was killed, and whatever adopts orphans here is the parent now
     with suppress(OSError):
         subprocess.Popen(
-            [sys.executable, "-m", __name__, str(os.getppid()), str(AGENT_TIMEOUT)],
+            [sys.executable, "-m", __name__, str(agent), str(AGENT_TIMEOUT)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
