@@ -24,6 +24,7 @@ import fcntl
 import json
 import os
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -171,9 +172,14 @@ class RunLock:
                 f"the run directory {path.parent} is in use by a live run ({holder}); "
                 "wait for it, stop it, or choose another name with name=..."
             ) from None
-        self._file.truncate(0)
-        self._file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
-        self._file.flush()
+        try:
+            self._file.truncate(0)
+            self._file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
+            self._file.flush()
+        except OSError:
+            with suppress(OSError):
+                self._file.close()
+            raise
 
     def release(self) -> None:
         """Release the run."""
