@@ -77,9 +77,9 @@ class Checkpoint:
 
     @property
     def metric(self) -> float | None:
-        """The metric by which checkpoints are compared; None if there is none, or it is not a number."""
+        """The metric by which checkpoints are compared; None if there is none, or it is not a finite number."""
         metric = self.about.get("figure")
-        if not isinstance(metric, int | float) or isinstance(metric, bool) or math.isnan(metric):
+        if not isinstance(metric, int | float) or isinstance(metric, bool) or not math.isfinite(metric):
             return None
         return float(metric)
 
