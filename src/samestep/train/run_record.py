@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from samestep.checkpoint.manifest import versions
+from samestep.checkpoint.manifest import folders_in, versions
 from samestep.core.config import changed, dump
 from samestep.core.disk_space import is_disk_full, no_space, refusing_full_disk
 from samestep.core.errors import UserError
@@ -270,9 +270,11 @@ def find_run(text: str, out: str = "runs") -> RunDir:
 
 
 def stage_folders(rundir: RunDir) -> list[Path]:
-    """The folders of the stages' checkpoints, in the order of the stages."""
-    folders = list(rundir.checkpoints("x").parent.glob("*"))
+    """The folders of the stages' checkpoints, in the order of the stages; raises UserError if they cannot be read."""
+    folders = folders_in(rundir.checkpoints("x").parent)
     begun = list(read_json_if_readable(rundir.frozen) or {})  # has an entry for each stage that has begun, in order
+    named = [rundir.checkpoints(stage) for stage in begun]
+    folders += [path for path in named if path not in folders and path.exists()]  # not a folder: reading it refuses it
     if all(folder.name in begun for folder in folders):
         return sorted(folders, key=lambda folder: begun.index(folder.name))
     return sorted(folders, key=lambda folder: folder.stat().st_mtime)  # runs of older versions may lack an entry
