@@ -18,7 +18,7 @@ from samestep.core.disk_space import is_disk_full, no_space, refusing_full_disk
 from samestep.core.errors import UserError
 from samestep.core.launch_env import LAUNCH_ID
 from samestep.core.records import read_json, read_json_if_readable, write_json
-from samestep.core.rundir import RunDir, RunLock
+from samestep.core.rundir import LEASE, RunDir, RunLock
 from samestep.core.safe_files import is_temporary
 from samestep.train.config import Config, named_source
 from samestep.train.extension import LENGTH_SETTINGS, Extension, find_extension
@@ -314,5 +314,5 @@ def launch_id(env: Mapping[str, str]) -> str:
 
 def _has_other_files(path: Path) -> bool:
     # A kill while the record was written leaves a temporary file; other ranks may write after a run was discarded.
-    ours = ("lock", "logs", "watch", "job")
+    ours = ("lock", LEASE, "logs", "watch", "job")
     return any(entry.name not in ours and not is_temporary(entry) for entry in path.iterdir())
