@@ -163,6 +163,7 @@ class RunLock:
         self._file = _lock(path)
         with ExitStack() as undo:
             undo.enter_context(closing(self._file))
+            undo.callback(_remove_unused, path)
             self._lease = Lease(path.with_name(LEASE))
             undo.callback(self._lease.release)
             self._file.truncate(0)
@@ -174,6 +175,13 @@ class RunLock:
         """Release the run."""
         self._lease.release()
         self._file.close()
+
+
+def _remove_unused(path: Path) -> None:
+    """Remove a lock that could not be taken with its lease, and its folder, if nothing else is in there."""
+    if [found.name for found in path.parent.iterdir()] == [path.name]:
+        path.unlink()
+        path.parent.rmdir()
 
 
 def _lock(path: Path) -> IO[str]:
