@@ -1,6 +1,8 @@
 """`samestep checkpoints RUN`: what was saved, and whether it is intact, by a quick or a full check."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +11,12 @@ import pytest
 import torch
 
 from cli.conftest import EXAMPLE, SMALL
-from samestep.checkpoint.manifest import read_manifest, write_manifest
+from samestep.checkpoint.manifest import checkpoint_folders, read_manifest, write_manifest
 from samestep.checkpoint.store import Store
 from samestep.cli.main import main
+from samestep.core.errors import UserError
+from samestep.core.rundir import RunDir
+from samestep.train.pretrained.run_checkpoints import choose_checkpoint
 from samestep.world.world import World
 
 METRICS = {10: 0.5, 20: 0.25, 30: 0.75, 40: None}
@@ -155,3 +160,44 @@ def test_a_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     found = rows(capsys.readouterr().out, "fit")
     assert found[0][3] == "val/error"
     assert (found[1][0], " ".join(found[1][6:])) == ("8", "intact, newest, best")
+
+
+@pytest.mark.parametrize("place", ["checkpoints", "checkpoints/fit"])
+def test_a_file_in_place_of_a_folder_is_not_called_no_checkpoint(
+    run: Path, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "frozen.json").write_text(json.dumps({"fit": {}}))
+    shutil.rmtree(run / "checkpoints")
+    (run / place).parent.mkdir(exist_ok=True)
+    (run / place).write_text("")
+    sentence = f"{run / place} cannot be read (Not a directory), so it is not known which checkpoints there are"
+    assert main(["checkpoints", str(run)]) == 2
+    assert sentence in capsys.readouterr().err
+    with pytest.raises(UserError, match="cannot be read"):
+        choose_checkpoint(RunDir(run))
+    assert main(["why", str(run)]) == 0
+    shown = capsys.readouterr().out
+    assert sentence in shown and "no checkpoint yet" not in shown
+
+
+def test_a_folder_that_may_not_be_read_is_not_called_empty(run: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("root may become another user; root itself may read everything")
+    for folder in (run.absolute(), *run.absolute().parents[:-2]):
+        folder.chmod(0o755)
+    (run / "checkpoints/fit").chmod(0o700)
+    child = os.fork()
+    if not child:
+        os.setuid(65534)
+        try:
+            checkpoint_folders(run / "checkpoints/fit")
+            os._exit(0)
+        except UserError as error:
+            os._exit(2 if "cannot be read (Permission denied)" in str(error) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+
+
+def test_other_files_beside_the_folders_of_stages_do_not_matter(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "checkpoints" / "notes.txt").write_text("mine")
+    assert main(["checkpoints", str(run)]) == 0
+    assert "notes" not in capsys.readouterr().out

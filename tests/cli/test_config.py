@@ -1,6 +1,7 @@
 """`samestep config RECIPE`."""
 
 import io
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -10,7 +11,9 @@ from typing import Any, Literal
 import pytest
 from rich.console import Console
 
+from cli.conftest import EXAMPLE
 from samestep.cli.config import show
+from samestep.cli.main import main
 from samestep.core.config import Alias
 
 
@@ -96,3 +99,43 @@ def test_the_import_is_cheap() -> None:
     program = f"import sys, samestep.cli.config, samestep.core.config.merging; print({heavy})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def values(args: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> dict[str, str]:
+    """What `samestep config` shows of each field of the example, by name."""
+    assert main(["config", str(EXAMPLE), *args]) == code
+    lines = (re.split("  +", line) for line in capsys.readouterr().out.splitlines())
+    return {line[0]: line[2] for line in lines if len(line) > 2}
+
+
+def test_a_file_a_preset_and_settings_count_as_they_do_for_train(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("hidden: 77\nlog:\n  every: 3\nlearning_rate: 0.5\n")
+    plain = values([], capsys)
+    assert (plain["Field"], plain["hidden"]) == ("Default", "32")
+    shown = values(["--config", str(file), "--learning_rate", "0.25", "log.level=debug"], capsys)
+    assert shown["Field"] == "Value"
+    given = {"hidden": "77", "log.every": "3", "learning_rate": "0.25", "log.level": "debug"}
+    assert {name: shown[name] for name in given} == given
+    assert {name for name in plain if shown[name] != plain[name]} == {"Field", *given}, "and nothing else differs"
+    assert values(["--preset", "verify"], capsys)["hidden"] == "4"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [("hiden: 7", "hiden"), ("hidden: many", "hidden must be"), (None, "There is no file")],
+)
+def test_a_wrong_file_is_refused_as_it_is_by_train(
+    text: str | None, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.yaml"
+    if text is not None:
+        file.write_text(text)
+    sentences = []
+    for verb in ("config", "train"):
+        assert main([verb, str(EXAMPLE), "--config", str(file)]) == 2
+        sentences.append(capsys.readouterr().err)
+    assert sentences[0] == sentences[1]
+    assert sentence in sentences[0]

@@ -108,10 +108,12 @@ def test_kill_9_that_nobody_saw(yard: FaultRuns, victims: tuple[int, ...]) -> No
     assert f"samestep train --resume {yard.path(label)}" in found.next[-1]
 
 
-def test_a_user_error_after_the_run_was_opened(yard: FaultRuns) -> None:
-    assert yard.run("mistake", 2, batch_size=0)[0] == [2, 2]
+def test_a_user_error_when_a_run_is_opened_again(yard: FaultRuns) -> None:
+    assert yard.run("mistake", 2, max_time="0s")[0] == [75, 75]
+    assert yard.run("mistake", 2, until="nowhere")[0] == [2, 2]
     found = why(yard.path("mistake"))
-    assert (found.verdict, found.sentence) == ("user_error", "batch_size must be at least 1, not 0")
+    assert found.verdict == "user_error"
+    assert found.sentence == "until=nowhere is not a stage of faults.toy; choose one of fit"
 
 
 @pytest.mark.parametrize("removed", [False, True], ids=["full still", "room again"])

@@ -77,9 +77,9 @@ class Checkpoint:
 
     @property
     def metric(self) -> float | None:
-        """The metric by which checkpoints are compared; None if there is none, or it is not a number."""
+        """The metric by which checkpoints are compared; None if there is none, or it is not a finite number."""
         metric = self.about.get("figure")
-        if not isinstance(metric, int | float) or isinstance(metric, bool) or math.isnan(metric):
+        if not isinstance(metric, int | float) or isinstance(metric, bool) or not math.isfinite(metric):
             return None
         return float(metric)
 
@@ -148,13 +148,29 @@ def find_checkpoints(folder: Path) -> list[Checkpoint]:
 
 
 def checkpoint_folders(folder: Path) -> dict[int, Path]:
-    """The folder of each step's checkpoint; a `.replaced_` one counts only while its successor is missing."""
+    """The folder of each step's checkpoint; a `.replaced_` one counts only while its successor is missing.
+
+    Raises UserError when `folder` cannot be read: that is not the same as a folder without checkpoints.
+    """
     by_step: dict[int, Path] = {}
-    for path in sorted(folder.iterdir()) if folder.is_dir() else []:  # a `.replaced_` folder sorts first
+    for path in sorted(folders_in(folder)):  # a `.replaced_` folder sorts first
         step = step_of(path.name)
-        if step is not None and path.is_dir():
+        if step is not None:
             by_step[step] = path
     return by_step
+
+
+def folders_in(folder: Path) -> list[Path]:
+    """The folders in one that may not exist; raises UserError when it is there and cannot be read."""
+    try:
+        return [path for path in folder.iterdir() if path.is_dir()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot be read ({error.strerror}), so it is not known which checkpoints there are; make it a "
+            "folder that you may read"
+        ) from None
 
 
 def quick_check(path: Path, step: int) -> Checkpoint:

@@ -5,9 +5,12 @@ How a checkpoint is written is in commit.py.
 
 import copy
 import logging
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+
+from torch.distributed.tensor import DTensor
 
 from samestep.checkpoint.across_ranks import verify_together
 from samestep.checkpoint.commit import (
@@ -22,10 +25,13 @@ from samestep.checkpoint.loading import load_state
 from samestep.checkpoint.manifest import Checkpoint, find_checkpoints, manifest_from
 from samestep.checkpoint.retention import Retention
 from samestep.checkpoint.state import Stateful
+from samestep.core.disk_space import existing_folder
 from samestep.core.errors import UserError
 from samestep.core.records import Json
 from samestep.world.world import World
 
+_SMALL_FILES = 1 << 16
+"""Bytes for what is in a checkpoint beside tensors, and for metrics and logs."""
 _log = logging.getLogger("samestep.checkpoint")
 Ordering = Callable[[list[Checkpoint]], Iterable[Checkpoint]]
 """Picks checkpoints and puts them in the order in which they are tried."""
@@ -72,6 +78,22 @@ class Store(CheckpointWriter):
         """Remove what killed saves left. Call it once, before the first save, and only in the process group that
         holds the run."""
         self._run_on_main(f"removing leftovers in {self.folder}", lambda: remove_leftovers(self.folder))
+
+    def require_space(self, state: Mapping[str, Stateful]) -> None:
+        """Refuse a disk without room for one checkpoint of this state."""
+        tensors = self.take_snapshot(0, state, {}).tensors.values()
+        own = sum((t.to_local() if isinstance(t, DTensor) else t).nbytes for t in tensors)
+        needed = sum(self.world.gather(own)) + _SMALL_FILES
+
+        def check() -> None:
+            free = shutil.disk_usage(existing_folder(self.folder)).free
+            if free < needed:
+                raise UserError(
+                    f"the disk of {self.folder} is full ({free / 1000:,.0f} kB are free, and a checkpoint needs "
+                    f"{needed / 1000:,.0f} kB); free some space there, or choose a folder on another disk with out=..."
+                )
+
+        self._run_on_main(f"measuring the disk of {self.folder}", check)
 
     def save(self, step: int, state: Mapping[str, Stateful], about: Mapping[str, Json]) -> Path:
         """Save the state at `step`; a checkpoint of that step is replaced. `about["figure"]` is the metric that decides

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from samestep.core.config import (
+    build,
     changed,
-    compose,
     dump,
     fields_of,
     group_options,
     is_flag,
     listed,
+    merge,
     override,
     paths_of,
     split_options,
@@ -77,20 +78,16 @@ class RecipeArgs:
 
     def config(self, recipe: "Recipe", preset: str | None = None) -> Any:
         """Its config: default < preset < file < command line; then `resolve`, which sets what depends on the data."""
-        paths = {name: Path(self.options[name]) for name in ("config", "config-path") if name in self.options}
-        config = compose(
-            recipe.config,
-            presets=recipe.presets,
-            aliases={**COMMON_ALIASES, **recipe.aliases},
-            preset=preset,
-            config=paths.get("config"),
-            config_path=paths.get("config-path"),
-            config_name=self.options.get("config-name"),
-            args=self.settings,
-            allow_env=self.options.get("allow-env", "").split(","),
-        )
-        config = with_run_path(config)
+        config = with_run_path(build(recipe.config, self.merged(recipe, preset)))
         return recipe.resolve(config) if recipe.resolve else config
+
+    def merged(self, recipe: "Recipe", preset: str | None = None) -> dict[str, Any]:
+        """The settings of preset, file and command line, as nested plain data."""
+        paths = {name: Path(self.options[name]) for name in ("config", "config-path") if name in self.options}
+        file = find_config_file(paths.get("config"), paths.get("config-path"), self.options.get("config-name"))
+        aliases = {**COMMON_ALIASES, **recipe.aliases}
+        allow_env = self.options.get("allow-env", "").split(",")
+        return merge(recipe.config, recipe.presets, aliases, preset, file, self.settings, allow_env)
 
 
 def override_config(recipe: "Recipe", data: Mapping[str, Any], args: Sequence[str]) -> Any:

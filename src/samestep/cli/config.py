@@ -1,4 +1,6 @@
-"""`samestep config RECIPE`: every field with its type, default and meaning, and the presets and aliases."""
+"""`samestep config RECIPE [--preset NAME] [--config FILE] [key=value ...]`: every field with type, default and meaning.
+
+With a preset, a file or settings the value that a run would have is shown in place of the default."""
 
 import json
 import sys
@@ -10,6 +12,7 @@ from samestep.core.config import (
     Alias,
     Aliases,
     Presets,
+    build,
     fields_of,
     flatten,
     group_options,
@@ -34,7 +37,8 @@ def run(args: Sequence[str]) -> int:
 
     recipe_args = RecipeArgs.parse(args, "config")
     recipe = recipe_args.recipe()
-    show(recipe_args.name, recipe.config, recipe.presets, {**COMMON_ALIASES, **recipe.aliases})
+    given = recipe_args.merged(recipe) if recipe_args.options or recipe_args.settings else None
+    show(recipe_args.name, recipe.config, recipe.presets, {**COMMON_ALIASES, **recipe.aliases}, given)
     return EXIT_DONE
 
 
@@ -43,12 +47,16 @@ def show(
     cls: type,
     presets: Presets | None = None,
     aliases: Aliases | None = None,
+    given: Mapping[str, Any] | None = None,
     console: "Console | None" = None,
 ) -> None:
-    """Print the config of a recipe: a table on a terminal, one line per field elsewhere, so that `grep` finds it."""
+    """Print the config of a recipe: a table on a terminal, one line per field elsewhere, so that `grep` finds it.
+
+    `given` are settings from a file and the command line, merged with the default ones: they are shown in their place.
+    """
     presets, aliases = presets or {}, aliases or {}
     parts = [
-        *_field_parts(recipe_name, cls, presets),
+        *_field_parts(recipe_name, cls, presets, given),
         ("Presets (--preset NAME)", ("Preset", "Sets"), _preset_rows(cls, presets)),
         ("Other names (--NAME)", ("Name", "Stands for"), _alias_rows(aliases)),
     ]
@@ -59,14 +67,18 @@ def show(
         _draw(parts, console)
 
 
-def _field_parts(recipe_name: str, cls: type, presets: Presets) -> list[Part]:
+def _field_parts(recipe_name: str, cls: type, presets: Presets, given: Mapping[str, Any] | None) -> list[Part]:
     """A part for each section. Defaults are the values without any args: base group and default preset are included."""
-    effective = dict(flatten(cls, merge(cls, presets, {}, None, None, ())))
+    data = merge(cls, presets, {}, None, None, ()) if given is None else given
+    effective = dict(flatten(cls, data))
+    if given is not None and not any(doc.default is MISSING and doc.path not in effective for doc in fields_of(cls)):
+        build(cls, data)  # refuses what `train` would refuse
+    head = _HEAD if given is None else (*_HEAD[:2], "Value", _HEAD[3])
     sections: dict[str, list[Row]] = {"": []}
     for doc in fields_of(cls):
         default = _text(effective.get(doc.path, doc.default))
         sections.setdefault(doc.path.rpartition(".")[0], []).append((doc.path, doc.type, default, doc.doc))
-    return [(_title(recipe_name, path), _HEAD, rows) for path, rows in sections.items()]
+    return [(_title(recipe_name, path), head, rows) for path, rows in sections.items()]
 
 
 def _title(recipe_name: str, path: str) -> str:
@@ -118,7 +130,7 @@ def _draw(parts: Iterable[Part], console: "Console | None") -> None:
         console.print(Text(title, style="bold"))
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
         for at, name in enumerate(head):
-            narrow = console.width // 6 if name in ("Type", "Default") else None
+            narrow = console.width // 6 if at in (1, 2) else None
             table.add_column(name, no_wrap=at == 0, overflow="fold", max_width=narrow, style="bold" if at == 0 else "")
         for row in rows:
             table.add_row(*(Text(cell) for cell in row))  # as Text, so that brackets are not read as markup

@@ -7,7 +7,9 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+from samestep.core.disk_space import describe_full_disk, is_disk_full
 from samestep.core.errors import EXIT_DONE, EXIT_USER, UserError, print_error
 from samestep.core.imports import uncollected_imports
 from samestep.core.output import print_text
@@ -66,6 +68,11 @@ def main(args: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_DONE
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        print_error(f"{describe_full_disk(error, Path.cwd())}; free some space there, and try again")
+        return EXIT_USER
     except UserError as error:
         print_error(str(error))
         return EXIT_USER

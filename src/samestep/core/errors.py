@@ -21,6 +21,12 @@ class UserError(Exception):
     kind = "user"
 
 
+class NoSpace(UserError):
+    """A disk was full before training began."""
+
+    kind = "disk"
+
+
 class RunFailed(Exception):
     """The run itself cannot continue. One sentence, no traceback, a failure exit."""
 

@@ -53,8 +53,14 @@ def write_run_path(path: Path, env: Mapping[str, str]) -> None:
         write_json(Path(env[FOLDER]) / _RUN, {"path": str(path.absolute())})
 
 
+def forget_run_path(env: Mapping[str, str]) -> None:
+    """For rank 0: report to its launcher that the run directory was removed, so that nothing is written there."""
+    if FOLDER in env:
+        (Path(env[FOLDER]) / _RUN).unlink(missing_ok=True)
+
+
 def read_run_path(folder: Path) -> Path | None:
-    """The run directory of a launch, once it is open."""
+    """The run directory of a launch, once it is open; None too if it was removed again."""
     known = read_json(folder / _RUN)
     return Path(known["path"]) if known else None
 

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, TextIO
 
@@ -47,7 +48,13 @@ class _Terminal(logging.StreamHandler[TextIO]):
 class _LogFile(logging.StreamHandler[IO[str]]):
     """A handler that closes its file."""
 
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """A line that cannot be written is left out: a full disk is reported by what the run needs to write."""
+        if not isinstance(sys.exception(), OSError):
+            super().handleError(record)
+
     def close(self) -> None:
         """Close the file, too."""
-        super().close()
-        self.stream.close()
+        with suppress(OSError):
+            super().close()
+            self.stream.close()

@@ -4,10 +4,11 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
+from samestep.core.disk_space import naming_file
 from samestep.core.safe_files import open_file, open_new, temporary_name
 
 Json = Any  # None, bool, int, float, str, and lists and string-keyed dicts of them
@@ -23,7 +24,7 @@ def atomic_file(path: Path, *, sync: bool = True, private: bool = False) -> Iter
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_name(path)
     try:
-        with open_new(temporary, private=private) as file:
+        with naming_file(path), open_new(temporary, private=private) as file:
             yield file
             if sync:
                 file.flush()
@@ -107,8 +108,15 @@ class JsonLines:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             _remove_incomplete_line(self.path)
             self._file = open_file(self.path, "a", encoding="utf-8")
-        self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
-        self._file.flush()
+        try:
+            with naming_file(self.path):
+                self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                self._file.flush()
+        except OSError:
+            with suppress(OSError):  # what could not be written is tried again, and fails again
+                self._file.close()
+            self._file = None
+            raise
 
     def __iter__(self) -> Iterator[dict[str, Json]]:
         if not self.path.exists():

@@ -8,6 +8,7 @@ runs/NAME/
   events.jsonl          launches, resumes, saves, warnings
   logs/rank_0.log       one per rank
   watch/                of the last launch: heartbeats, stack dumps and exit reports of its ranks, and why it stalled
+  lock, lease           held by the process that writes; the lease also against other hosts
   ranks.jsonl           how fast each rank was
   job/                  scripts, output and ids of the jobs that `samestep submit` submitted
   tensorboard/
@@ -24,15 +25,19 @@ import fcntl
 import json
 import os
 import socket
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from samestep.core.errors import UserError
+from samestep.core.lease import Lease, in_use
 from samestep.core.safe_files import open_file, remove_leftovers
 
 DONE = "done.json"
 """Among the artifacts of a stage that is done."""
+LEASE = "lease"
+"""The file beside the lock."""
 
 
 @dataclass(frozen=True)
@@ -150,31 +155,52 @@ class RunDir:
 
 
 class RunLock:
-    """One writer per run. A POSIX record lock: released when its process ends in any way, not inherited by a fork."""
+    """One writer per run. A POSIX record lock: released when its process ends in any way, not inherited by a fork.
+    And a lease, for hosts that do not see each other's locks."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: IO[str] = open_file(path, "a+", encoding="utf-8")
+        self._file = _lock(path)
+        with ExitStack() as undo:
+            undo.enter_context(closing(self._file))
+            undo.callback(_remove_unused, path)
+            self._lease = Lease(path.with_name(LEASE))
+            undo.callback(self._lease.release)
+            self._file.truncate(0)
+            self._file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
+            self._file.flush()
+            undo.pop_all()
+
+    def release(self) -> None:
+        """Release the run."""
+        self._lease.release()
+        self._file.close()
+
+
+def _remove_unused(path: Path) -> None:
+    """Remove a lock that could not be taken with its lease, and its folder, if nothing else is in there."""
+    if [found.name for found in path.parent.iterdir()] == [path.name]:
+        path.unlink()
+        path.parent.rmdir()
+
+
+def _lock(path: Path) -> IO[str]:
+    """The lock file, locked; raises UserError if another process has locked it."""
+    while True:
+        file: IO[str] = open_file(path, "a+", encoding="utf-8")
         try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            file.close()
             if error.errno not in (errno.EACCES, errno.EAGAIN):  # the two that mean: locked by another process
-                self._file.close()
                 raise UserError(
                     f"{path} cannot be locked ({error.strerror}); choose a folder on a disk that has file locks with "
                     "out=..."
                 ) from None
-            self._file.seek(0)
-            holder = self._file.read().strip() or "another process"
-            self._file.close()
-            raise UserError(
-                f"the run directory {path.parent} is in use by a live run ({holder}); "
-                "wait for it, stop it, or choose another name with name=..."
-            ) from None
-        self._file.truncate(0)
-        self._file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
-        self._file.flush()
-
-    def release(self) -> None:
-        """Release the run."""
-        self._file.close()
+            raise in_use(path.parent, holder) from None
+        if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            return file
+        file.close()  # the run was discarded by its first launch, and this lock with it
+        path.parent.mkdir(parents=True, exist_ok=True)

@@ -72,8 +72,8 @@ class Improvement:
         return True
 
     def _is_better(self, value: float) -> bool:
-        if math.isnan(value) or self.best is None:
-            return not math.isnan(value)
+        if self.best is None or not math.isfinite(value):
+            return math.isfinite(value)
         gain = self.best - value if self.patience.mode == "min" else value - self.best
         return gain > self.patience.min_improvement
 

@@ -4,18 +4,21 @@ This module does not import torch: `samestep why` and `samestep checkpoints` use
 """
 
 import os
+import shutil
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from samestep.checkpoint.manifest import versions
+from samestep.checkpoint.manifest import folders_in, versions
 from samestep.core.config import changed, dump
+from samestep.core.disk_space import is_disk_full, no_space, refusing_full_disk
 from samestep.core.errors import UserError
 from samestep.core.launch_env import LAUNCH_ID
 from samestep.core.records import read_json, read_json_if_readable, write_json
-from samestep.core.rundir import RunDir, RunLock
+from samestep.core.rundir import LEASE, RunDir, RunLock
 from samestep.core.safe_files import is_temporary
 from samestep.train.config import Config, named_source
 from samestep.train.extension import LENGTH_SETTINGS, Extension, find_extension
@@ -130,6 +133,8 @@ class OpenedRun(NamedTuple):
     """What has changed in the recipe's code since the last launch; None where nothing has, or it is not known."""
     extension: Extension | None = None
     """How this launch changes the length of the run; None where it does not."""
+    is_new: bool = False
+    """Whether this launch made it."""
 
 
 def open_run(
@@ -148,36 +153,77 @@ def open_run(
     stages, for a run that is extended.
     """
     launches = launches or [launch_id(os.environ)]
+    rundir, lock = _lock_directory(recipe, config, launches)
+    with ExitStack() as undo, refusing_full_disk(rundir.path):
+        undo.callback(lock.release)
+        known = RunRecord.read(rundir)
+        if known is None:
+            undo.callback(discard_run, rundir)
+        else:
+            _require_same(rundir, known, recipe, config)
+        extension = None
+        if known is not None and config.extend and stage_configs is not None:
+            extension = find_extension(rundir, *known.lengths(config, stage_configs))
+        if extension is not None:
+            rundir.done(extension.stage).unlink(missing_ok=True)
+        is_planned = rundir.frozen.exists()  # until then, another batch_size may mean another global batch
+        batch = (known.global_batch if known and is_planned else 0) or global_batch(config, dp_size)
+        precision = _precision(config, known if is_planned else None, precision)
+        code, changes = _code_to_record(known, dict(code or {}), launches)
+        recorded = dump(replace(config, start_over=False, extend=False))  # these are for one launch alone
+        RunRecord(recipe, recorded, " ".join(launches), batch, precision, code).write(rundir)
+        reset_watch_folder(rundir)
+        if extension is not None or not is_done(read_json(rundir.status) or {}):  # an earlier launch's is outdated
+            set_status(rundir, "running")
+        undo.pop_all()
+    return OpenedRun(rundir, lock, batch, precision, changes, extension, is_new=known is None)
+
+
+def _lock_directory(recipe: str, config: Config, launches: Sequence[str]) -> tuple[RunDir, RunLock]:
+    """Choose the directory and take its lock."""
     rundir = RunDir(Path(config.out) / (config.name or free_name(recipe, config, launches)))
-    known = RunRecord.read(rundir)
-    source = named_source(config)
-    if known is None and source and not Path(source).exists():  # refused now, and not when a later stage needs it
-        raise UserError(
-            f"{source} does not exist; give a run's name or directory, a checkpoint folder or a weight file"
-        )
-    if known is None and rundir.path.exists() and _has_other_files(rundir.path):
-        raise UserError(f"{rundir.path} exists but holds no samestep run; choose another name with name=...")
+    if RunRecord.read(rundir) is None:
+        source = named_source(config)
+        if source and not Path(source).exists():  # refused now, and not when a later stage needs it
+            raise UserError(
+                f"{source} does not exist; give a run's name or directory, a checkpoint folder or a weight file"
+            )
+        if rundir.path.exists() and _has_other_files(rundir.path):
+            raise UserError(f"{rundir.path} exists but holds no samestep run; choose another name with name=...")
     try:
-        lock = rundir.lock()
+        return rundir, rundir.lock()
     except OSError as error:
+        if is_disk_full(error):
+            raise no_space(error, rundir.path) from None
         raise UserError(f"the run directory {rundir.path} cannot be written ({error.strerror}); set out=...") from None
-    if known is not None:
-        _require_same(rundir, known, recipe, config)
-    extension = None
-    if known is not None and config.extend and stage_configs is not None:
-        extension = find_extension(rundir, *known.lengths(config, stage_configs))
-    if extension is not None:
-        rundir.done(extension.stage).unlink(missing_ok=True)
-    is_planned = rundir.frozen.exists()  # until then, another batch_size may mean another global batch
-    batch = (known.global_batch if known and is_planned else 0) or global_batch(config, dp_size)
-    precision = _precision(config, known if is_planned else None, precision)
-    code, changes = _code_to_record(known, dict(code or {}), launches)
-    recorded = dump(replace(config, start_over=False, extend=False))  # these are for one launch alone
-    RunRecord(recipe, recorded, " ".join(launches), batch, precision, code).write(rundir)
-    reset_watch_folder(rundir)
-    if extension is not None or not is_done(read_json(rundir.status) or {}):  # that of an earlier launch is outdated
-        set_status(rundir, "running")
-    return OpenedRun(rundir, lock, batch, precision, changes, extension)
+
+
+def discard_run(rundir: RunDir) -> None:
+    """Remove a run that this process has made and locked; what `samestep submit` wrote before it stays.
+
+    Other ranks may still be writing to it: they remove that themselves.
+    """
+    for path in list(rundir.path.iterdir()) if rundir.path.is_dir() else ():
+        if path.is_dir() and path != rundir.job:
+            shutil.rmtree(path, ignore_errors=True)
+        elif path != rundir.job:
+            path.unlink(missing_ok=True)
+    _remove_if_empty(rundir.path)
+
+
+def discard_files_of_rank(rundir: RunDir, rank: int) -> None:
+    """Remove what another rank than 0 wrote into a run that rank 0 discards."""
+    folders = (rundir.watch, rundir.log(rank).parent)
+    for folder in folders:
+        for path in (*folder.glob(f"rank_{rank}.*"), *folder.glob(f"rank_{rank}_*")):
+            path.unlink(missing_ok=True)
+    _remove_if_empty(*folders, rundir.path)
+
+
+def _remove_if_empty(*folders: Path) -> None:
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def _precision(config: Config, known: RunRecord | None, here: str) -> str:
@@ -224,9 +270,11 @@ def find_run(text: str, out: str = "runs") -> RunDir:
 
 
 def stage_folders(rundir: RunDir) -> list[Path]:
-    """The folders of the stages' checkpoints, in the order of the stages."""
-    folders = list(rundir.checkpoints("x").parent.glob("*"))
+    """The folders of the stages' checkpoints, in the order of the stages; raises UserError if they cannot be read."""
+    folders = folders_in(rundir.checkpoints("x").parent)
     begun = list(read_json_if_readable(rundir.frozen) or {})  # has an entry for each stage that has begun, in order
+    named = [rundir.checkpoints(stage) for stage in begun]
+    folders += [path for path in named if path not in folders and path.exists()]  # not a folder: reading it refuses it
     if all(folder.name in begun for folder in folders):
         return sorted(folders, key=lambda folder: begun.index(folder.name))
     return sorted(folders, key=lambda folder: folder.stat().st_mtime)  # runs of older versions may lack an entry
@@ -265,5 +313,6 @@ def launch_id(env: Mapping[str, str]) -> str:
 
 
 def _has_other_files(path: Path) -> bool:
-    # a kill while the record was written leaves a temporary file
-    return any(entry.name not in ("lock", "logs", "job") and not is_temporary(entry) for entry in path.iterdir())
+    # A kill while the record was written leaves a temporary file; other ranks may write after a run was discarded.
+    ours = ("lock", LEASE, "logs", "watch", "job")
+    return any(entry.name not in ours and not is_temporary(entry) for entry in path.iterdir())

@@ -17,11 +17,12 @@ from dataclasses import fields
 from pathlib import Path
 
 from samestep.checkpoint.manifest import checkpoint_folders
+from samestep.core.errors import UserError
 from samestep.core.exit_report import ExitReport, parse_exit_report
 from samestep.core.logs import FAILURES
 from samestep.core.records import Json, parse_json_lines, read_json_if_readable
 from samestep.core.rundir import RunDir
-from samestep.train.run_record import RunRecord
+from samestep.train.run_record import RunRecord, stage_folders
 from samestep.why.records import Evidence, Heartbeat, Lock
 from samestep.why.scheduler import kernel_kill, last_job
 
@@ -38,7 +39,10 @@ def collect_evidence(rundir: RunDir) -> Evidence:
     status, lock = read_json_if_readable(rundir.status) or {}, read_lock(rundir.path / "lock")
     launch, ended, save_failed, extended = _events(rundir)
     heartbeats, exit_reports = _heartbeats(rundir), _exit_reports(rundir)
-    checkpoint = _checkpoint(rundir)
+    try:
+        checkpoint, unreadable = _checkpoint(rundir), ""
+    except UserError as error:
+        checkpoint, unreadable = None, str(error)
     here = socket.gethostname()
     own = [heartbeat.pid for heartbeat in heartbeats if heartbeat.host == here]
     return Evidence(
@@ -63,6 +67,7 @@ def collect_evidence(rundir: RunDir) -> Evidence:
         shutil.disk_usage(rundir.path).free,
         int(record.config.get("batch_size", 0)) if record else 0,
         frozenset(str(path.relative_to(rundir.path)) for path in _files(rundir)),
+        unreadable,
     )
 
 
@@ -185,7 +190,7 @@ def _kernel_message(processes: Sequence[int], lock: Lock) -> str:
 def _checkpoint(rundir: RunDir) -> tuple[str, int] | None:
     """Stage and step of the newest checkpoint, by modification time, since stages follow each other."""
     found = []
-    for folder in rundir.checkpoints("x").parent.glob("*"):
+    for folder in stage_folders(rundir):
         steps = checkpoint_folders(folder)
         if steps:
             found.append((_modified(steps[max(steps)]), folder.name, max(steps)))

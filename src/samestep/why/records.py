@@ -109,6 +109,8 @@ class Evidence:
     batch_size: int = 0
     files: frozenset[str] = frozenset()
     """Files of `logs/` and `watch/` that are not empty, relative to the run."""
+    unreadable_checkpoints: str = ""
+    """Why the folders of checkpoints could not be read; empty if they could."""
 
     @property
     def world(self) -> int:

@@ -38,7 +38,7 @@ def evidence_lines(evidence: Evidence, diagnosis: Diagnosis) -> Iterator[FileTex
     yield "lock", _lock(evidence)
     newest = evidence.checkpoint
     if newest is None:
-        yield "checkpoints", "no checkpoint yet"
+        yield "checkpoints", evidence.unreadable_checkpoints or "no checkpoint yet"
     else:
         yield f"checkpoints/{newest[0]}", f"the newest is that of step {newest[1]}"
 

@@ -28,11 +28,11 @@ class WeightFiles:
     def after_step(self, tick: Tick, metrics: Metrics, last: bool) -> None:
         """Write what is due. Every rank takes part, since weights may be sharded."""
         validated = self._bench.validation.get(BEST, math.inf)
-        is_best = validated < self._best
+        is_best = math.isfinite(validated) and validated < self._best
         names = [f"checkpoint_epoch_{tick.epoch + 1}.pt"] if tick.last_of_epoch else []
         names += ["best_model.pt"] if is_best else []
         names += ["latest_model.pt"] if tick.last_of_epoch or last else []
-        self._best = min(self._best, validated)
+        self._best = validated if is_best else self._best
         if not names:
             return
         learner = self._task.learner

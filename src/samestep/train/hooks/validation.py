@@ -91,7 +91,7 @@ class Validate:
             f"stage {self.stage.name!r}: best is {name!r}, but validation gave {sorted(self.values)}"
         )
         value, best = self.values[name], self.progress.best
-        improved = not math.isnan(value) and (best is None or (value < best if mode == "min" else value > best))
+        improved = math.isfinite(value) and (best is None or (value < best if mode == "min" else value > best))
         if improved:
             self.progress.best = value
         return improved

@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -15,12 +16,14 @@ import torch
 
 from samestep.core import launch_env
 from samestep.core.config import build, dump
+from samestep.core.disk_space import describe_full_disk, is_disk_full, no_space
 from samestep.core.errors import (
     EXIT_DONE,
     EXIT_FAILURE,
     EXIT_INTERRUPTED,
     EXIT_MEMORY,
     EXIT_PREEMPTED,
+    DiskFailed,
     OutOfMemory,
     RunFailed,
     UserError,
@@ -190,6 +193,8 @@ def _failed(error: BaseException, world: World, session: Session | None) -> int:
     """The exit code of a failure, which is reported to the peers and shown to the user."""
     if is_out_of_memory(error):
         return _out_of_memory(error, world, session)
+    if is_disk_full(error):
+        error = _disk_full(error, session)
     if not isinstance(error, UserError | RunFailed | PeerFailed):
         try:
             world.raise_peer_failure()  # a broken connection only follows from what a peer reported
@@ -210,6 +215,18 @@ def _failed(error: BaseException, world: World, session: Session | None) -> int:
         _show_report(report)
     _write_report(report, world, session)
     return report.code
+
+
+def _disk_full(error: OSError, session: Session | None) -> UserError | RunFailed:
+    """What the user is told of a full disk: a refusal as long as there is nothing to resume."""
+    run = session.rundir.path if session is not None and session.rundir is not None else None
+    if run is None:
+        return no_space(error, Path(tempfile.gettempdir()))
+    described = describe_full_disk(error, run)
+    return DiskFailed(
+        f"{described}; earlier checkpoints are untouched, so free some space there, and resume with: "
+        f"samestep train --resume {run}"
+    )
 
 
 def _out_of_memory(error: BaseException, world: World, session: Session | None) -> int:

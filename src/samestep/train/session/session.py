@@ -5,15 +5,18 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
 
 from samestep.checkpoint.across_ranks import is_disk_shared, refuse_newer_on_other_hosts
 from samestep.core import launch_env
+from samestep.core.disk_space import is_disk_full, refusing_full_disk
 from samestep.core.durations import parse_duration
-from samestep.core.errors import UserError
+from samestep.core.errors import EXIT_USER, UserError
 from samestep.core.logs import start_logging
 from samestep.core.rundir import RunDir
 from samestep.train.extension import Extension, read_done, stays_stopped, stopped_early
@@ -21,7 +24,7 @@ from samestep.train.logging.console import Screen
 from samestep.train.loop import Outcome
 from samestep.train.pretrained.first_weights import check_start
 from samestep.train.recipe import Recipe, Stage
-from samestep.train.run_record import CodeChanges, launch_id, open_run
+from samestep.train.run_record import CodeChanges, discard_files_of_rank, discard_run, launch_id, open_run
 from samestep.train.run_status import RunEvents
 from samestep.train.session.context import SessionContext
 from samestep.train.session.recipe_code import recipe_code
@@ -31,7 +34,7 @@ from samestep.train.session.takeover import is_taken_over, remove_half_taken, ta
 from samestep.train.stop import Stop
 from samestep.train.trusted_recipes import remember_recipe
 from samestep.world.watchdog.watchdog import Watchdog
-from samestep.world.world import World
+from samestep.world.world import PeerFailed, World
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +58,8 @@ class Session:
         """Run every stage that is not done yet, in order."""
         launches = sorted(set(self._world.gather(launch_id(os.environ))))
         with ExitStack() as stack:
-            with self._world.together("opening the run directory"):
+            out = Path(self.config.out)
+            with self._world.together("opening the run directory"), refusing_full_disk(out):
                 rundir = self._open(stack, launches)
             self.rundir = rundir
             screen = stack.enter_context(Screen(self._world.is_main and not self.config.log.quiet))
@@ -155,10 +159,12 @@ class Session:
             opened = open_run(self._name, self.config, self._world.dp_size, launches, self._code, precision, stages)
             stack.callback(opened.lock.release)
             remove_half_taken(opened.rundir)
-            shared = [str(opened.rundir.path.absolute()), opened.batch, opened.precision]
+            shared = [str(opened.rundir.path.absolute()), opened.batch, opened.precision, opened.is_new]
             self._code_changes, self._extension = opened.code_changes, opened.extension
-        path, batch, precision = self._world.share_through_store("run directory", shared)
+        path, batch, precision, is_new = self._world.share_through_store("run directory", shared)
         rundir = RunDir(Path(path))
+        if is_new:
+            stack.push(partial(self._discard, rundir))
         if self._world.rank_info.local_rank == 0:
             launch_env.write_run_path(rundir.path, os.environ)
         # The same batch and arithmetic from now on, wherever it is resumed; the last two are for this launch alone.
@@ -167,6 +173,25 @@ class Session:
         show = "error" if self.config.log.quiet else self.config.log.level
         start_logging(rundir.log(self._world.rank), show=show if self._world.is_main else None)
         return rundir
+
+    def _discard(
+        self, rundir: RunDir, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Remove a new run that a mistake of the user, or a full disk, has ended before its first step."""
+        try:
+            self._world.raise_peer_failure()  # else this rank may know no more than that a connection broke
+        except PeerFailed as first:
+            error = first
+        is_mistake = getattr(error, "exit_code", None) == EXIT_USER or is_disk_full(error)
+        benches = self._context.benches if self._context else []
+        if not is_mistake or any(bench.progress.step for bench in benches):
+            return
+        self.rundir = None  # no rank reports into it any more
+        if self._world.is_main:
+            discard_run(rundir)
+            launch_env.forget_run_path(os.environ)
+        else:
+            discard_files_of_rank(rundir, self._world.rank)
 
     def _is_shared(self, rundir: RunDir) -> bool:
         """Whether all ranks see the run directory; refuses settings that need it where they do not."""

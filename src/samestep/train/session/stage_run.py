@@ -10,6 +10,7 @@ from samestep.checkpoint.manifest import Checkpoint, find_checkpoints
 from samestep.checkpoint.retention import Retention
 from samestep.checkpoint.store import Store
 from samestep.core.config import dump
+from samestep.core.disk_space import refusing_full_disk
 from samestep.core.errors import UserError
 from samestep.core.records import Json, write_json
 from samestep.train.bench import Bench
@@ -44,7 +45,8 @@ class StageRun:
     def run(self) -> Outcome:
         """From set-up to hand-over."""
         self._world.activity.stage = self._stage.name
-        with self._world.together(f"setting up stage {self._stage.name!r}"):
+        setting_up = self._world.together(f"setting up stage {self._stage.name!r}")
+        with setting_up, refusing_full_disk(self._rundir.path):
             ready = self._set_up()
         lines = banner_lines(self._context.recipe, ready.bench, ready.task.length, ready.resumed)
         self._context.screen.banner(f"samestep · {self._context.name}", lines)
@@ -53,6 +55,7 @@ class StageRun:
         self._status(ready, "running")
         sinks = ready.bench.sinks = self._sinks()
         try:
+            ready.store.require_space(ready.state)
             with self._saver(ready.store, sinks) as saver:
                 saver.reserve(ready.state)
                 outcome = self._loop(ready, sinks, saver)
