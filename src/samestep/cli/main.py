@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from samestep.core.errors import EXIT_DONE, EXIT_USER, UserError, print_error
+from samestep.core.errors import EXIT_DONE, EXIT_USER, UserError, path_error, print_error
 from samestep.core.imports import uncollected_imports
 from samestep.core.output import print_text
 
@@ -58,6 +58,7 @@ def main(args: Sequence[str] | None = None) -> int:
         return EXIT_DONE
     verb = OTHER_NAMES.get(verb, verb)
     try:
+        _refuse_undecoded([verb, *rest])
         if verb not in VERBS:
             raise UserError(f"there is no verb {verb!r}; choose one of {', '.join(VERBS)}")
         with uncollected_imports():
@@ -69,3 +70,18 @@ def main(args: Sequence[str] | None = None) -> int:
     except UserError as error:
         print_error(str(error))
         return EXIT_USER
+    except OSError as error:
+        sentence = path_error(error)
+        if sentence is None:
+            raise
+        print_error(str(sentence))
+        return EXIT_USER
+
+
+def _refuse_undecoded(args: Sequence[str]) -> None:
+    """Refuse bytes that are no text: they could be written into no file of a run."""
+    for arg in args:
+        try:
+            arg.encode()
+        except UnicodeEncodeError:
+            raise UserError(f"{arg!r} is not text in UTF-8; write it in UTF-8, or rename the file") from None

@@ -23,6 +23,7 @@ from samestep.core.errors import (
     OutOfMemory,
     RunFailed,
     UserError,
+    path_error,
     print_error,
 )
 from samestep.core.exit_report import ExitReport
@@ -177,6 +178,9 @@ def _failed(error: BaseException, world: World, session: Session | None) -> int:
     """The exit code of a failure, which is reported to the peers and shown to the user."""
     if is_out_of_memory(error):
         return _out_of_memory(error, world, session)
+    if sentence := path_error(error):
+        logger.error("%s", error, exc_info=error)  # the log has the place in the code
+        error = sentence
     if not isinstance(error, UserError | RunFailed | PeerFailed):
         try:
             world.raise_peer_failure()  # a broken connection only follows from what a peer reported
