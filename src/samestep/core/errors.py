@@ -56,7 +56,7 @@ class OutOfMemory(RunFailed):
     kind = "memory"
 
 
-_PATH_ERRORS = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EROFS)
+_PATH_ERRORS = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EROFS)
 _SHOWN = 200  # characters of a path that a sentence quotes
 
 

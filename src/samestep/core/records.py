@@ -111,23 +111,24 @@ def _is_too_deep(value: Json) -> bool:
 def read_json(path: Path) -> Json:
     """The value in `path`, or None when there is no such file."""
     content = _read(path)
-    if content is None:
-        return None
+    return None if content is None else _parse(path, content)
+
+
+def read_object(path: Path) -> dict[str, Json]:
+    """The JSON object in `path`; an empty one when there is no such file."""
+    content = _read(path)
+    found = {} if content is None else _parse(path, content)
+    if not isinstance(found, dict):
+        raise DamagedFile(path, f"it must hold a JSON object, and holds {_KINDS[type(found)]}")
+    return found
+
+
+def _parse(path: Path, content: bytes) -> Json:
     try:
         return parse_json(content)
     except ValueError as error:
         why = "it is empty" if not content.strip() else f"it is not JSON ({error})"
         raise DamagedFile(path, why) from None
-
-
-def read_object(path: Path) -> dict[str, Json]:
-    """The JSON object in `path`; an empty one when there is no such file."""
-    found = read_json(path)
-    if isinstance(found, dict):
-        return found
-    if found is None and not path.exists():
-        return {}
-    raise DamagedFile(path, f"it must hold a JSON object, and holds {_KINDS[type(found)]}")
 
 
 _KINDS = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a text", list: "a list"}

@@ -80,7 +80,7 @@ class RunRecord:
     def read(cls, rundir: RunDir) -> "RunRecord | None":
         """The record of a run directory, or None when it holds no run."""
         known = read_object(rundir.config)
-        if not {"recipe", "config"} <= known.keys() and not rundir.status.exists():
+        if not known or (not {"recipe", "config"} <= known.keys() and not rundir.status.exists()):
             return None  # folders of published weights have a config.json too
         with expected_content(rundir.config):
             return from_json(cls, {"launch": "", "global_batch": 0, **known})
