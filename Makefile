@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test faults hangs lint clean
+.PHONY: demo test faults fuzz hangs lint clean
 
 # torch is installed first, in the tested version; the constraints keep the other packages from pulling in another build.
 .venv/installed: pyproject.toml constraints.txt
@@ -37,6 +37,10 @@ test: lint
 faults: .venv/installed-test
 	$(BIN)/python -m pytest tests/faults
 	PYTHONPATH=tests $(BIN)/python -m faults.campaign $(if $(SEED),--seed $(SEED))
+
+# Careless input to every verb: settings, paths, and run directories with damaged files; SEED=N repeats a seed.
+fuzz: .venv/installed-test
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz.campaign $(if $(SEED),--seed $(SEED))
 
 # Hanging ranks under every launcher, with a table; needs scripts/install-system-deps. LAUNCHERS="samestep torchrun" runs some.
 hangs: .venv/installed-test

@@ -80,7 +80,7 @@ class Outer:
     "config",
     [
         Outer(),
-        Outer(Inner({"a": 1e-05, "b": float("inf")}, ()), 'Hello, "${x}" = {y}:\n --z', None, ("a, b", "null", "")),
+        Outer(Inner({"a": 1e-05, "b": 1e308}, ()), 'Hello, "${x}" = {y}:\n --z', None, ("a, b", "null", "")),
         Outer(prompt="", folder=Path("/a b"), names=(), rate=1e300, fast=False, many=(Inner({"c": 2.0}), Inner())),
     ],
 )

@@ -50,7 +50,7 @@ def test_a_users_mistake_ends_with_its_sentence(tmp_path: Path, capsys: pytest.C
     from samestep.cli.main import main
 
     assert main(["verify", EXAMPLE, "learning_rate=-1", "--keep", str(tmp_path / "runs")]) == 2
-    assert capsys.readouterr().err == "samestep: learning_rate must not be negative, but is -1\n"
+    assert capsys.readouterr().err == "samestep: learning_rate must be a number of at least 0, not '-1'.\n"
 
 
 @pytest.mark.parametrize(

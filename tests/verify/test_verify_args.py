@@ -3,6 +3,7 @@
 import io
 import sys
 import types
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,7 @@ def test_a_recipe_without_the_preset_is_asked_to_declare_one(
 ) -> None:
     module = types.ModuleType("bare_recipe")
     module.recipe = Recipe(config=Config, stages=lambda config: [])  # type: ignore[attr-defined]
-    module.__spec__ = types.SimpleNamespace(name="bare_recipe")  # type: ignore[assignment]
+    module.__spec__ = ModuleSpec("bare_recipe", None)
     monkeypatch.setitem(sys.modules, "bare_recipe", module)
     assert main(["verify", "bare_recipe"]) == 2
     assert "has no preset 'verify'; declare a small one" in capsys.readouterr().err

@@ -1,6 +1,5 @@
 """Loading a checkpoint into a state on any number of ranks, and reading its tensors in a single process."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from samestep.checkpoint.metadata import read_metadata
 from samestep.checkpoint.state import PreparesLoad, RankStateful, Stateful, merge_state, split_state, unescape_key
 from samestep.checkpoint.tensors import check_tensors, fill_tensors
 from samestep.core.errors import UserError
-from samestep.core.records import Json
+from samestep.core.records import Json, parse_json
 from samestep.world.world import World
 
 
@@ -52,7 +51,7 @@ def load_state(checkpoint: Checkpoint, state: Mapping[str, Stateful], world: Wor
 
     world.run_on_all_ranks(doing, read)
     texts = [content.state, content.ranks] if content else ["", ""]
-    saved, ranks = (json.loads(text if shared else world.share(text)) for text in texts)
+    saved, ranks = (parse_json(text if shared else world.share(text)) for text in texts)
     for name, part in state.items():
         if isinstance(part, PreparesLoad):
             part.prepare_load(saved[name])
@@ -105,7 +104,7 @@ def _read_content(path: Path, manifest: Manifest | None) -> _Content:
 
 
 def _check_parts(path: Path, content: _Content, state: Mapping[str, Stateful]) -> None:
-    saved, with_ranks = set(json.loads(content.state)), set(json.loads(content.ranks)[0])
+    saved, with_ranks = set(parse_json(content.state)), set(parse_json(content.ranks)[0])
     wanted, with_ranks_now = set(state), {name for name, part in state.items() if isinstance(part, RankStateful)}
     problems = [f"it has no {name!r}" for name in sorted(wanted - saved)]
     problems += [f"it has {name!r}, which is not asked for" for name in sorted(saved - wanted)]

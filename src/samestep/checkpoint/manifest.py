@@ -21,7 +21,7 @@ from pathlib import Path
 
 from samestep.checkpoint.files import FileRecord, damage_of, size_damage_of, write_file
 from samestep.core.errors import UserError
-from samestep.core.records import Json, sync_folder
+from samestep.core.records import Json, parse_json, sync_folder
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -128,7 +128,7 @@ def read_manifest(folder: Path) -> Manifest:
     if checksum != f"{hashlib.sha256(text).hexdigest()}  {MANIFEST}\n".encode():
         raise DamageError(f"{MANIFEST} does not match its checksum in {CHECKSUM}")
     try:
-        found = json.loads(text)
+        found = parse_json(text)
         if found["format"] > FORMAT:
             raise UserError(
                 f"the checkpoint {folder} has format {found['format']} and this version of samestep reads formats up "

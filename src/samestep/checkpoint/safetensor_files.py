@@ -16,7 +16,7 @@ from torch import Tensor
 from samestep.checkpoint.files import write_file
 from samestep.checkpoint.weight_sources import Slices, WeightSource, copy_into
 from samestep.core.errors import UserError
-from samestep.core.records import sync_folder
+from samestep.core.records import parse_json, sync_folder
 from samestep.core.safe_files import open_new, temporary_folder
 
 INDEX = "model.safetensors.index.json"
@@ -159,11 +159,11 @@ def _files_of(path: Path) -> dict[Path, set[str]]:
 def _read_index(index: Path) -> dict[Path, set[str]]:
     """The files that an index names, and the weights it lists for each; only files of its own folder are read."""
     try:
-        where = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        where = parse_json(index.read_bytes())["weight_map"]
         files: dict[Path, set[str]] = {index.parent / Path(name).name: set() for name in sorted(set(where.values()))}
         for name, file in where.items():
             files[index.parent / Path(file).name].add(name)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{index} is not an index of safetensors files; fetch or copy it again") from None
     return files
 

@@ -14,6 +14,7 @@ from samestep.cli.args import parse_run
 from samestep.core.durations import ago
 from samestep.core.errors import EXIT_DONE, EXIT_FAILURE
 from samestep.core.output import print_text
+from samestep.core.records import damage_of_file
 from samestep.core.rundir import RunDir
 from samestep.train.run_record import find_run, stage_folders
 
@@ -30,7 +31,10 @@ def run(args: Sequence[str]) -> int:
         print_text(HELP)
         return EXIT_DONE
     name, read_all = parse_run(args, "checkpoints", "--verify")
-    rundir = find_run(name)
+    rundir = find_run(name, damaged=True)
+    for file in (rundir.config, rundir.frozen):
+        if damage := damage_of_file(file):
+            print_text(f"{file} is damaged: {damage}")
     stages = [Listing.of(folder) for folder in stage_folders(rundir)]
     if not any(stage.found for stage in stages):
         print_text(f"the run {rundir.path} has no checkpoint yet")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from samestep.core.disk_space import describe_full_disk, is_disk_full
-from samestep.core.errors import EXIT_DONE, EXIT_USER, UserError, print_error
+from samestep.core.errors import EXIT_DONE, EXIT_USER, UserError, path_error, print_error
 from samestep.core.imports import uncollected_imports
 from samestep.core.output import print_text
 
@@ -60,6 +60,7 @@ def main(args: Sequence[str] | None = None) -> int:
         return EXIT_DONE
     verb = OTHER_NAMES.get(verb, verb)
     try:
+        _refuse_undecoded([verb, *rest])
         if verb not in VERBS:
             raise UserError(f"there is no verb {verb!r}; choose one of {', '.join(VERBS)}")
         with uncollected_imports():
@@ -68,11 +69,24 @@ def main(args: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_DONE
-    except OSError as error:
-        if not is_disk_full(error):
-            raise
-        print_error(f"{describe_full_disk(error, Path.cwd())}; free some space there, and try again")
-        return EXIT_USER
     except UserError as error:
         print_error(str(error))
         return EXIT_USER
+    except OSError as error:
+        if is_disk_full(error):
+            sentence = f"{describe_full_disk(error, Path.cwd())}; free some space there, and try again"
+        elif refused := path_error(error):
+            sentence = str(refused)
+        else:
+            raise
+        print_error(sentence)
+        return EXIT_USER
+
+
+def _refuse_undecoded(args: Sequence[str]) -> None:
+    """Refuse bytes that are no text: they could be written into no file of a run."""
+    for arg in args:
+        try:
+            arg.encode()
+        except UnicodeEncodeError:
+            raise UserError(f"{arg!r} is not text in UTF-8; write it in UTF-8, or rename the file") from None

@@ -103,8 +103,10 @@ def _run_path(recipe: str, config: Any, *, create: bool) -> Path:
             return path
         try:
             path.mkdir(parents=True, exist_ok=config.name is not None)
-        except FileExistsError:  # another process has just taken the number
-            continue
+        except FileExistsError:
+            if config.name is not None:
+                raise UserError(f"{path} is a file, where a run directory is meant; set name=... or out=...") from None
+            continue  # another process has just taken the number
         except OSError as error:
             raise UserError(f"the run directory {path} cannot be created ({error.strerror}); set out=...") from None
         return path

@@ -46,7 +46,7 @@ def run(args: Sequence[str]) -> int:
 def _find(text: str) -> RunDir:
     """The run of this name; also one that was submitted and has not begun."""
     try:
-        return find_run(text)
+        return find_run(text, damaged=True)
     except UserError:
         for path in (Path(text), Path("runs") / text):
             if (RunDir(path).job / "job.json").exists():

@@ -1,5 +1,6 @@
 """The errors that end a command, and the exit code of each kind."""
 
+import errno
 import os
 import sys
 
@@ -59,6 +60,20 @@ class OutOfMemory(RunFailed):
 
     exit_code = EXIT_MEMORY
     kind = "memory"
+
+
+_PATH_ERRORS = (errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EROFS)
+_SHOWN = 200  # characters of a path that a sentence quotes
+
+
+def path_error(error: BaseException) -> UserError | None:
+    """The sentence for a path that cannot be used as it was given: a folder in place of a file or the reverse, a name
+    that is too long, no permission. None for all other errors; a file that is missing may be a mistake in the code."""
+    if not isinstance(error, OSError) or error.errno not in _PATH_ERRORS or error.filename is None:
+        return None
+    path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(error.filename)
+    shown = path if len(path) <= _SHOWN else f"{path[:_SHOWN]}..."
+    return UserError(f"{shown} cannot be used ({error.strerror}); fix that, or give another path")
 
 
 def first_line(error: BaseException) -> str:

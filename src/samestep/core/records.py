@@ -1,17 +1,34 @@
-"""The one atomic writer and the one reader of JSON files, and JSON-lines files that can be truncated."""
+"""The one atomic writer and the one reader of JSON files, and JSON-lines files that can be truncated.
 
+Any file may be damaged: half-written, replaced by a folder, not readable, or other JSON than what was written. Who
+needs it lets `DamagedFile` end the command with its sentence; who can go on without it catches it as a ValueError.
+"""
+
+import errno
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from samestep.core.disk_space import naming_file
+from samestep.core.errors import UserError
 from samestep.core.safe_files import open_file, open_new, temporary_name
 
 Json = Any  # None, bool, int, float, str, and lists and string-keyed dicts of them
+MAX_DEPTH = 100
+"""How deep JSON may nest. Nothing that we write comes near it, and Python cannot follow much deeper data."""
+
+
+class DamagedFile(UserError, ValueError):
+    """A file of ours that cannot be read, or is not what was written."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"{path} is damaged: {why}; restore it from a copy, or use another run")
+        self.why = why
 
 
 @contextmanager
@@ -68,27 +85,118 @@ def write_json(path: Path, value: Json, *, private: bool = False) -> None:
     write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n", private=private)
 
 
+def parse_json(text: str | bytes) -> Json:
+    """JSON of any origin; ValueError if it is none, or nests too deeply."""
+    try:
+        text = text.decode() if isinstance(text, bytes) else text
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("it nests too deeply") from None
+    if text.count("[") + text.count("{") > MAX_DEPTH and _is_too_deep(value):
+        raise ValueError("it nests too deeply")
+    return value
+
+
+def _is_too_deep(value: Json) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            item
+            for outer in level
+            if isinstance(outer, dict | list)
+            for item in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return bool(level)
+
+
 def read_json(path: Path) -> Json:
     """The value in `path`, or None when there is no such file."""
+    content = _read(path)
+    return None if content is None else _parse(path, content)
+
+
+def read_object(path: Path) -> dict[str, Json]:
+    """The JSON object in `path`; an empty one when there is no such file."""
+    content = _read(path)
+    found = {} if content is None else _parse(path, content)
+    if not isinstance(found, dict):
+        raise DamagedFile(path, f"it must hold a JSON object, and holds {_KINDS[type(found)]}")
+    return found
+
+
+def _parse(path: Path, content: bytes) -> Json:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        return parse_json(content)
+    except ValueError as error:
+        why = "it is empty" if not content.strip() else f"it is not JSON ({error})"
+        raise DamagedFile(path, why) from None
+
+
+_KINDS = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a text", list: "a list"}
+
+
+def _read(path: Path) -> bytes | None:
+    """The content of a file; None when there is none, also for a name that no file can have."""
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:  # no pipe waits
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise DamagedFile(path, "it is not a file")
+            return file.read()
+    except IsADirectoryError:  # Python opens no folder as a file
+        raise DamagedFile(path, "it is a folder, where a file was") from None
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return None
+        raise DamagedFile(path, f"it cannot be read ({error.strerror})") from None
+    except DamagedFile:
+        raise
+    except ValueError:  # a name with a NUL, or with a character that cannot be encoded
+        return None
+
+
+def damage_of_file(path: Path) -> str:
+    """Why there is no JSON object in a file; empty when there is one, or no such file."""
+    try:
+        read_object(path)
+    except DamagedFile as error:
+        return error.why
+    return ""
+
+
+@contextmanager
+def expected_content(path: Path) -> Iterator[None]:
+    """Around taking JSON of `path` apart: where it is not of the expected shape, the file is damaged."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as error:
+        raise DamagedFile(path, f"its content is not what was written ({type(error).__name__}: {error})") from error
 
 
 def read_json_if_readable(path: Path) -> Json:
     """The value in `path`, or None when the file is missing, unreadable or not JSON."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_json(path)
+    except DamagedFile:
         return None
+
+
+def read_object_if_readable(path: Path) -> dict[str, Json]:
+    """The JSON object in `path`; an empty one when there is none that can be read."""
+    try:
+        return read_object(path)
+    except DamagedFile:
+        return {}
 
 
 def parse_json_lines(lines: Iterable[str]) -> Iterator[dict[str, Json]]:
     """The JSON objects in `lines`; an incomplete line, which a kill or a full disk leaves, is skipped."""
     for line in lines:
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except ValueError:
             continue
         if isinstance(row, dict):
@@ -119,18 +227,24 @@ class JsonLines:
             raise
 
     def __iter__(self) -> Iterator[dict[str, Json]]:
-        if not self.path.exists():
-            return
-        with open(self.path, encoding="utf-8") as file:
-            for line in file:
-                if line.endswith("\n"):
-                    yield json.loads(line)
+        content = _read(self.path) or b""
+        for number, line in enumerate(content.splitlines(keepends=True), 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                row = parse_json(line)
+            except ValueError:
+                row = None
+            if not isinstance(row, dict):
+                raise DamagedFile(self.path, f"line {number} is not one that was written (delete the line)")
+            yield row
 
     def keep(self, wanted: Callable[[dict[str, Json]], bool]) -> None:
         """Drop the rows that are not `wanted`: rows after a checkpoint are written again, and must not appear twice."""
         self.close()
         if self.path.exists():
-            rows = [json.dumps(row, ensure_ascii=False) + "\n" for row in self if wanted(row)]
+            with expected_content(self.path):
+                rows = [json.dumps(row, ensure_ascii=False) + "\n" for row in self if wanted(row)]
             write_atomically(self.path, "".join(rows))
 
     def close(self) -> None:

@@ -36,6 +36,8 @@ def _open_without_link(path: str, flags: int) -> int:
             raise _refused(path, "a symbolic link") from None
         if error.errno == errno.ENXIO:
             raise _refused(path, "a pipe or a socket") from None
+        if error.errno == errno.EISDIR:
+            raise _refused(path, "a folder") from None
         raise
     kind = os.fstat(handle).st_mode
     if not (stat.S_ISREG(kind) or stat.S_ISCHR(kind)):  # /dev/null is a device

@@ -14,8 +14,8 @@ T = TypeVar("T")
 def from_json(cls: type[T], data: Json) -> T:
     """The dataclass that `dataclasses.asdict` made `data` from; ValueError if it is not of that shape.
 
-    Fields may be numbers, texts, dataclasses, sequences and unions with None. What no field has the name of is ignored,
-    since another version may have written it.
+    Fields may be numbers, texts, dataclasses, sequences, dicts with texts as keys, and unions with None. What no field
+    has the name of is ignored, since another version may have written it.
     """
     if not isinstance(data, Mapping):
         raise ValueError(f"{cls.__name__} must have named fields")
@@ -36,6 +36,9 @@ def _value(kind: Any, data: Json, where: str) -> Any:
     kind = next(option for option in options if option is not NoneType)
     if get_origin(kind) is Sequence and isinstance(data, list):
         return [_value(get_args(kind)[0], item, where) for item in data]
+    if get_origin(kind) is dict and isinstance(data, dict):
+        of = get_args(kind)[1]
+        return data if of is Any else {name: _value(of, item, where) for name, item in data.items()}
     if is_dataclass(kind):
         return from_json(kind, data)  # type: ignore[arg-type]  # a class, not an instance
     if kind is float and type(data) in (int, float) and abs(data) <= sys.float_info.max:

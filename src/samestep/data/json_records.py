@@ -1,6 +1,5 @@
 """Values in a JSON list or a JSONL file."""
 
-import json
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.core.errors import UserError
+from samestep.core.records import parse_json
 
 
 @dataclass(frozen=True)
@@ -30,22 +30,22 @@ def json_records(file: Path) -> Iterator[tuple[str, Any]]:
         return
     if not text.strip():
         raise UserError(f"Give a file with records; {file} is empty.")
-    with suppress(ValueError, RecursionError):
-        yield "record 1", json.loads(text)  # a single record, which may go over several lines
+    with suppress(ValueError):
+        yield "record 1", parse_json(text)  # a single record, which may go over several lines
         return
     lines = [(line, content) for line, content in enumerate(text.split("\n"), start=1) if content.strip()]
     for number, (line, content) in enumerate(lines, start=1):
         try:
-            value = json.loads(content)
-        except (ValueError, RecursionError) as problem:
+            value = parse_json(content)
+        except ValueError as problem:
             value = BadJson(f"it is not JSON ({problem}); write one record a line, or a list of records")
         yield f"record {number} (line {line})", value
 
 
 def _json_list(text: str, file: Path) -> list[Any]:
     try:
-        values: list[Any] = json.loads(text)
-    except (ValueError, RecursionError) as problem:
+        values: list[Any] = parse_json(text)
+    except ValueError as problem:
         raise UserError(f"Fix {file}, which is no JSON list: {problem}.") from None
     if not values:
         raise UserError(f"Give a file with records; the list in {file} is empty.")

@@ -1,9 +1,9 @@
 """Files of prompts, for recipes that generate text."""
 
-import json
 from pathlib import Path
 
 from samestep.core.errors import UserError
+from samestep.core.records import parse_json
 
 
 def read_prompts(file: Path) -> list[str]:
@@ -19,7 +19,7 @@ def read_prompts(file: Path) -> list[str]:
 
 def _prompt(file: Path, number: int, line: str) -> str:
     try:
-        row = json.loads(line)
+        row = parse_json(line)
         prompt = row["prompt"] if "prompt" in row else row["text"]
     except (ValueError, KeyError, TypeError):
         prompt = None

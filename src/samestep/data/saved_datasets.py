@@ -1,9 +1,9 @@
 """Datasets of Hugging Face in folders that `save_to_disk` wrote."""
 
-import json
 from pathlib import Path
 
 from samestep.core.errors import UserError
+from samestep.core.records import parse_json
 from samestep.data.table_formats import TableRow, TableRows
 
 _DATASET = "state.json"
@@ -34,8 +34,8 @@ def _split(folder: Path) -> Path:
     if not (folder / _SPLITS).is_file():
         return folder
     try:
-        splits = json.loads((folder / _SPLITS).read_text())["splits"]
-    except (ValueError, KeyError, TypeError):
+        splits = parse_json((folder / _SPLITS).read_bytes())["splits"]
+    except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"Save the dataset in {folder} again; its {_SPLITS} does not list its splits.") from None
     if len(splits) != 1:
         named = ", ".join(str(folder / split) for split in splits)

@@ -19,6 +19,7 @@ import numpy as np
 
 from samestep.core.errors import UserError
 from samestep.core.paths import expand_home
+from samestep.core.records import parse_json
 from samestep.data.data_file import DataFile
 
 JSONL = (".jsonl", ".ndjson")
@@ -236,11 +237,13 @@ def string(record: dict[str, Any], field: str, where: str) -> str:
 
 def _record(line: bytes, where: str) -> dict[str, Any]:
     try:
-        record = json.loads(line.decode("utf-8-sig"))
+        record = parse_json(line.decode("utf-8-sig"))
     except UnicodeDecodeError:
         raise UserError(f"Save the JSONL file as UTF-8; {where} is not.") from None
     except json.JSONDecodeError as problem:
         raise UserError(f"Fix {where}, which is not JSON: {problem.msg} at column {problem.colno}.") from None
+    except ValueError as problem:
+        raise UserError(f"Fix {where}, which is no record: {problem}.") from None
     if not isinstance(record, dict):
         raise UserError(f'Make {where} a JSON object such as {{"text": ...}}; it is something else.')
     return record

@@ -5,7 +5,6 @@ Nothing that is downloaded is executed. Whatever goes wrong becomes one sentence
 """
 
 import errno
-import json
 import logging
 import shutil
 import threading
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.core.errors import RunFailed, UserError
-from samestep.core.records import read_json_if_readable, write_atomically, write_json
+from samestep.core.records import parse_json, read_json_if_readable, write_atomically, write_json
 from samestep.models.hub_modules import has_all_modules, module_files
 
 CONFIG = "config.json"
@@ -224,8 +223,8 @@ def _record(folder: Path) -> Path:
 
 def _read_index(path: Path) -> list[str]:
     try:
-        return list(map(str, json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError):
+        return list(map(str, parse_json(path.read_bytes())["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"Delete the model from the cache, and download it again; {path} is no index.") from None
 
 

@@ -10,16 +10,17 @@ the stage is built (`Bench.plan`).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from samestep.checkpoint.manifest import checkpoint_folders
 from samestep.core.config import changed, dump
 from samestep.core.errors import UserError
-from samestep.core.records import Json, read_json
+from samestep.core.records import Json, expected_content, read_object
 from samestep.core.rundir import RunDir
+from samestep.core.typed_json import from_json
 from samestep.train.config import Config
-from samestep.train.plan import Plan
+from samestep.train.frozen_record import PLAN, plan_of, read_frozen
 
 OWN_SCHEDULE = "own_schedule"
 """In frozen.json, where a learner of a stage has a schedule of its own over the stage's steps."""
@@ -70,8 +71,8 @@ def find_extension(rundir: RunDir, configs: Mapping[str, Config], before: Mappin
     """
     for begun in (stage for stage in configs if stage in before and read_done(rundir, stage) is None):
         _check_settings(rundir, begun, configs[begun], before[begun])
-    frozen = read_json(rundir.frozen) or {}
-    plans = {stage: fixed["plan"] for stage, fixed in frozen.items() if stage in configs and "plan" in fixed}
+    frozen = read_frozen(rundir)
+    plans = {stage: plan_of(fixed) for stage, fixed in frozen.items() if stage in configs and PLAN in fixed}
     if not plans:
         return None
     stage, last_stage = list(plans)[-1], list(configs)[-1]  # stages begin in order
@@ -84,7 +85,7 @@ def find_extension(rundir: RunDir, configs: Mapping[str, Config], before: Mappin
                 f"{last_stage!r} came after it; start a new run with init_from={rundir.path}"
             )
         return None  # the length is that of stages to come
-    plan = Plan(**plans[stage])
+    plan = plans[stage]
     longer = plan.with_length_of(config)
     if longer == plan:
         return None
@@ -146,8 +147,24 @@ def require_extendable(rundir: RunDir, configs: Mapping[str, Config], before: Ma
 
 def read_done(rundir: RunDir, stage: str) -> dict[str, Json] | None:
     """What a stage wrote when it was done: `step`, and where it stopped early `stopped_early` and `waited`."""
-    done: dict[str, Json] | None = read_json(rundir.done(stage))
+    path = rundir.done(stage)
+    done = read_object(path)
+    if not done and not path.exists():
+        return None
+    with expected_content(path):
+        from_json(_Done, done)
     return done
+
+
+@dataclass(frozen=True)
+class _Done:
+    """The types of what is read from a stage's done.json, as far as it has it."""
+
+    step: int
+    stopped_early: str = ""
+    waited: int = 0
+    config: dict[str, Any] = field(default_factory=dict)
+    code: dict[str, str] = field(default_factory=dict)
 
 
 def stopped_early(rundir: RunDir, stages: Sequence[str]) -> dict[str, Json]:

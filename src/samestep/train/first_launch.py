@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from samestep.core.records import Json, read_json, write_json
+from samestep.core.records import Json, write_json
 from samestep.core.rundir import RunDir
+from samestep.train.frozen_record import read_frozen
 from samestep.world.world import World
 
 
@@ -44,4 +45,5 @@ class FirstLaunch:
 
     def of_all_stages(self) -> dict[str, Json]:
         """By stage, what was fixed for it."""
-        return self.world.share(read_json(self.rundir.frozen) if self.world.is_main else None) or {}
+        found: dict[str, Json] = self.world.share(read_frozen(self.rundir) if self.world.is_main else None)
+        return found

@@ -17,11 +17,19 @@ from samestep.core.config import changed, dump
 from samestep.core.disk_space import is_disk_full, no_space, refusing_full_disk
 from samestep.core.errors import UserError
 from samestep.core.launch_env import LAUNCH_ID
-from samestep.core.records import read_json, read_json_if_readable, write_json
+from samestep.core.records import (
+    DamagedFile,
+    expected_content,
+    read_object,
+    read_object_if_readable,
+    write_json,
+)
 from samestep.core.rundir import LEASE, RunDir, RunLock
 from samestep.core.safe_files import is_temporary
+from samestep.core.typed_json import from_json
 from samestep.train.config import Config, named_source
-from samestep.train.extension import LENGTH_SETTINGS, Extension, find_extension
+from samestep.train.extension import LENGTH_SETTINGS, Extension, find_extension, read_done
+from samestep.train.frozen_record import read_frozen
 from samestep.train.plan import global_batch
 from samestep.train.run_status import is_done, reset_watch_folder, set_status
 
@@ -74,14 +82,19 @@ class RunRecord:
     @classmethod
     def read(cls, rundir: RunDir) -> "RunRecord | None":
         """The record of a run directory, or None when it holds no run."""
-        known = read_json(rundir.config)
-        is_run = isinstance(known, dict) and isinstance(known.get("recipe"), str)
-        if not is_run or not isinstance(
-            known.get("config"), dict
-        ):  # folders of published weights have a config.json too
+        known = read_object(rundir.config)
+        if not known or (not {"recipe", "config"} <= known.keys() and not rundir.status.exists()):
+            return None  # folders of published weights have a config.json too
+        with expected_content(rundir.config):
+            return from_json(cls, {"launch": "", "global_batch": 0, **known})
+
+    @classmethod
+    def read_if_readable(cls, rundir: RunDir) -> "RunRecord | None":
+        """The same, for who only looks around: a damaged record counts as none."""
+        try:
+            return cls.read(rundir)
+        except DamagedFile:
             return None
-        launch, batch, code = known.get("launch", ""), known.get("global_batch", 0), known.get("code", {})
-        return cls(known["recipe"], known["config"], launch, batch, known.get("precision", ""), code)
 
     def differing(self, recipe: str, config: Config) -> list[str]:
         """What makes this another run than that of `recipe` with `config`; empty when it is the same."""
@@ -161,6 +174,7 @@ def open_run(
             undo.callback(discard_run, rundir)
         else:
             _require_same(rundir, known, recipe, config)
+            _require_readable(rundir)
         extension = None
         if known is not None and config.extend and stage_configs is not None:
             extension = find_extension(rundir, *known.lengths(config, stage_configs))
@@ -173,7 +187,7 @@ def open_run(
         recorded = dump(replace(config, start_over=False, extend=False))  # these are for one launch alone
         RunRecord(recipe, recorded, " ".join(launches), batch, precision, code).write(rundir)
         reset_watch_folder(rundir)
-        if extension is not None or not is_done(read_json(rundir.status) or {}):  # an earlier launch's is outdated
+        if extension is not None or not is_done(read_object_if_readable(rundir.status)):  # that of an earlier launch
             set_status(rundir, "running")
         undo.pop_all()
     return OpenedRun(rundir, lock, batch, precision, changes, extension, is_new=known is None)
@@ -196,6 +210,12 @@ def _lock_directory(recipe: str, config: Config, launches: Sequence[str]) -> tup
         if is_disk_full(error):
             raise no_space(error, rundir.path) from None
         raise UserError(f"the run directory {rundir.path} cannot be written ({error.strerror}); set out=...") from None
+
+
+def has_results(rundir: RunDir) -> bool:
+    """Whether a stage of the run has saved anything, or made anything for later stages."""
+    places = (rundir.checkpoints("x").parent, rundir.artifacts("x").parent)
+    return any(path.is_file() for place in places for path in place.rglob("*"))
 
 
 def discard_run(rundir: RunDir) -> None:
@@ -259,11 +279,16 @@ def run_path(text: str, out: str) -> str:
     return next((str(path) for path in folders if RunRecord.read(RunDir(path)) is not None), text)
 
 
-def find_run(text: str, out: str = "runs") -> RunDir:
-    """The run that a user named, by path or by name."""
+def find_run(text: str, out: str = "runs", *, damaged: bool = False) -> RunDir:
+    """The run that a user named, by path or by name; `damaged`: also one whose record cannot be read."""
     for path in (Path(text), Path(out) / text):
-        if RunRecord.read(RunDir(path)) is not None:
-            return RunDir(path)
+        try:
+            if RunRecord.read(RunDir(path)) is not None:
+                return RunDir(path)
+        except DamagedFile:
+            if damaged:
+                return RunDir(path)
+            raise
     known = sorted(p.parent.name for p in Path(out).glob("*/config.json"))
     listed = f"runs in {out}/: {', '.join(known[-8:])}" if known else f"there is no run in {out}/ yet"
     raise UserError(f"{text!r} is not a run directory; {listed}")
@@ -272,12 +297,19 @@ def find_run(text: str, out: str = "runs") -> RunDir:
 def stage_folders(rundir: RunDir) -> list[Path]:
     """The folders of the stages' checkpoints, in the order of the stages; raises UserError if they cannot be read."""
     folders = folders_in(rundir.checkpoints("x").parent)
-    begun = list(read_json_if_readable(rundir.frozen) or {})  # has an entry for each stage that has begun, in order
+    begun = list(read_object_if_readable(rundir.frozen))  # has an entry for each stage that has begun, in order
     named = [rundir.checkpoints(stage) for stage in begun]
     folders += [path for path in named if path not in folders and path.exists()]  # not a folder: reading it refuses it
     if all(folder.name in begun for folder in folders):
         return sorted(folders, key=lambda folder: begun.index(folder.name))
     return sorted(folders, key=lambda folder: folder.stat().st_mtime)  # runs of older versions may lack an entry
+
+
+def _require_readable(rundir: RunDir) -> None:
+    """Refuse damaged files now, and not when a stage needs them."""
+    read_frozen(rundir)
+    for artifacts in sorted(rundir.artifacts("x").parent.glob("*")):
+        read_done(rundir, artifacts.name)
 
 
 def _require_same(rundir: RunDir, known: RunRecord, recipe: str, config: Config) -> None:
@@ -295,7 +327,7 @@ def free_name(recipe: str, config: Config, launches: Sequence[str] = ()) -> str:
     stem = f"{plain}-{config.preset}"
     taken = [p for p in Path(config.out).glob(f"{stem}-*") if p.name.removeprefix(f"{stem}-").isdigit()]
     for path in taken if _may_be_restart() else ():
-        record = RunRecord.read(RunDir(path))
+        record = RunRecord.read_if_readable(RunDir(path))
         if record and record.is_of_launch(launches):
             return path.name
     highest = max((int(p.name.removeprefix(f"{stem}-")) for p in taken), default=0)

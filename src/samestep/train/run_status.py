@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.core.exit_report import ExitReport
-from samestep.core.records import Json, JsonLines, read_json, write_json
+from samestep.core.records import Json, JsonLines, read_object_if_readable, write_json
 from samestep.core.rundir import RunDir
 from samestep.core.safe_files import open_file
 
@@ -74,7 +74,7 @@ def write_exit_report(rundir: RunDir, report: ExitReport, *, is_main: bool) -> N
 
 def _write(rundir: RunDir, report: ExitReport, is_main: bool) -> None:
     write_json(rundir.exit_report(report.rank), asdict(report))
-    status = read_json(rundir.status) or {}
+    status = read_object_if_readable(rundir.status)
     if is_main and not is_done(status):
         where = {name: status[name] for name in ("stage", "step", "steps") if name in status}
         set_status(rundir, "failed", **where, kind=report.kind, text=report.text)

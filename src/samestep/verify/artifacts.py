@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from samestep.core.output import plural
-from samestep.core.records import Json
+from samestep.core.records import Json, read_json
 from samestep.core.rundir import DONE, RunDir
 from samestep.train.artifacts.array_format import LAYOUT
 from samestep.verify.report import apply_floor
@@ -94,7 +94,7 @@ def _different(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _compare_json(name: str, ours: Path, theirs: Path, tolerance: float | None, found: ArtifactComparison) -> str:
-    a, b = (json.loads(path.read_text(encoding="utf-8")) for path in (ours, theirs))
+    a, b = (read_json(path) for path in (ours, theirs))
     where = _differing_value(a, b, tolerance, found)
     return "" if where is None else f"the artifact {name} differs" + (f" at {where}" if where else "")
 

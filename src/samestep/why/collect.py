@@ -4,7 +4,6 @@ No lock is taken, not even for a moment, so reading does not disturb the run.
 """
 
 import fcntl
-import json
 import os
 import re
 import shutil
@@ -12,22 +11,23 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from collections.abc import Sequence
 from pathlib import Path
 
 from samestep.checkpoint.manifest import checkpoint_folders
 from samestep.core.errors import UserError
 from samestep.core.exit_report import ExitReport, parse_exit_report
 from samestep.core.logs import FAILURES
-from samestep.core.records import Json, parse_json_lines, read_json_if_readable
+from samestep.core.records import DamagedFile, Json, parse_json
 from samestep.core.rundir import RunDir
+from samestep.core.typed_json import from_json
 from samestep.train.run_record import RunRecord, stage_folders
+from samestep.why.reading import EVENT, JOB, LOCK, METRICS, STALL, STALLED_RANK, STATUS, Reader
 from samestep.why.records import Evidence, Heartbeat, Lock
 from samestep.why.scheduler import kernel_kill, last_job
 
-_TAIL = 1 << 17
-"""Bytes that are read at the end of a log or of the metrics."""
+_MOST_RANKS = 1 << 20
+"""No launch has more; a larger number is damage."""
 _LINE = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ([A-Z]+) (\S+): (.*)$", re.DOTALL)
 _ECHO = re.compile(r"rank \d+ on \S+ failed: ")
 _FLOCK = "hhqqi4x"  # type, whence, start, length, process: `struct flock` of 64-bit Linux
@@ -35,10 +35,10 @@ _FLOCK = "hhqqi4x"  # type, whence, start, length, process: `struct flock` of 64
 
 def collect_evidence(rundir: RunDir) -> Evidence:
     """All that can be found out about a run, on any host that sees its directory."""
-    record = RunRecord.read(rundir)
-    status, lock = read_json_if_readable(rundir.status) or {}, read_lock(rundir.path / "lock")
-    launch, ended, save_failed, extended = _events(rundir)
-    heartbeats, exit_reports = _heartbeats(rundir), _exit_reports(rundir)
+    reader = Reader(rundir.path)
+    status, lock = reader.object(rundir.status, STATUS), read_lock(rundir.path / "lock")
+    launch, ended, save_failed, extended = _events(rundir, reader)
+    heartbeats, exit_reports = _heartbeats(rundir, reader), _exit_reports(rundir, reader)
     try:
         checkpoint, unreadable = _checkpoint(rundir), ""
     except UserError as error:
@@ -54,20 +54,21 @@ def collect_evidence(rundir: RunDir) -> Evidence:
         ended,
         save_failed,
         extended,
-        exit_reports or _reports_from_logs(rundir),
+        exit_reports or _reports_from_logs(rundir, reader),
         not exit_reports,
-        read_json_if_readable(rundir.stall_report),
+        _stall(rundir, reader),
         heartbeats,
         lock,
-        last_job((read_json_if_readable(rundir.job / "job.json") or {}).get("jobs", ())),
+        last_job(_jobs(rundir, reader)),
         _kernel_message(own, lock),
         checkpoint,
-        _step(rundir, status.get("stage"), heartbeats, checkpoint),
+        _step(rundir, reader, status.get("stage"), heartbeats, checkpoint),
         _last_change(rundir),
         shutil.disk_usage(rundir.path).free,
-        int(record.config.get("batch_size", 0)) if record else 0,
+        _batch_size(rundir, reader),
         frozenset(str(path.relative_to(rundir.path)) for path in _files(rundir)),
         unreadable,
+        _damage(rundir, reader),
     )
 
 
@@ -75,10 +76,14 @@ def read_lock(path: Path) -> Lock:
     """The lock at `path`: which process holds it, or held it last."""
     try:
         with open(path, "rb") as file:
-            known = _holder(file.read().decode(errors="replace"))
-            return Lock(_is_held(file.fileno()), str(known.get("host", "")), int(known.get("pid", 0)))
+            held, text = _is_held(file.fileno()), file.read()
     except OSError:
         return Lock()
+    try:
+        known = Reader(path.parent).typed(path, parse_json(text), LOCK)
+    except ValueError:  # its writer was killed while it wrote
+        known = {}
+    return Lock(held, known.get("host") or "", known.get("pid") or 0)
 
 
 def _is_held(handle: int) -> bool | None:
@@ -93,73 +98,89 @@ def _is_held(handle: int) -> bool | None:
     return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
 
 
-def _holder(text: str) -> Json:
-    try:
-        return json.loads(text)
-    except ValueError:  # its writer was killed while it wrote
-        return {}
-
-
-def _lines(path: Path) -> Iterator[str]:
-    """The last lines of a file; the first of them may be cut."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-            yield from file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return
-
-
-def _rows(path: Path) -> Iterator[dict[str, Json]]:
-    return parse_json_lines(_lines(path))  # the first line is cut, or the last is being written
-
-
-def _events(rundir: RunDir) -> tuple[Json, Json, str, Json]:
+def _events(rundir: RunDir, reader: Reader) -> tuple[Json, Json, str, Json]:
     """The last launch, how it ended according to the launcher, why its saves fail, if they do, and the last change of
     the run's length."""
     launch = ended = extended = None
     failed = ""
-    for row in _rows(rundir.events):
+    for row in reader.rows(rundir.events, EVENT):
         kind = row.get("kind")
         if kind == "launch":
+            row["world"] = min(max(row.get("world") or 0, 0), _MOST_RANKS)
             launch, ended, failed = row, None, ""
         elif kind == "ended":
             ended = row
         elif kind == "extended":
             extended = row
         elif kind in ("save", "save_failed"):
-            failed = str(row.get("why", "")) if kind == "save_failed" else ""
+            failed = row.get("why") or "" if kind == "save_failed" else ""
     return launch, ended, failed, extended
 
 
-def _exit_reports(rundir: RunDir) -> list[ExitReport]:
-    found = [parse_exit_report(read_json_if_readable(path)) for path in sorted(rundir.watch.glob("rank_*_word.json"))]
-    return [report for report in found if report is not None]
+def _exit_reports(rundir: RunDir, reader: Reader) -> list[ExitReport]:
+    found = []
+    for path in sorted(rundir.watch.glob("rank_*_word.json")):
+        report = parse_exit_report(reader.object(path, {}))
+        if report is None or not 0 <= report.rank < _MOST_RANKS:
+            reader.add(path, "it is no exit report")
+        else:
+            found.append(report)
+    return found
 
 
-def _heartbeats(rundir: RunDir) -> list[Heartbeat]:
+def _heartbeats(rundir: RunDir, reader: Reader) -> list[Heartbeat]:
     found = []
     for path in rundir.watch.glob("rank_*.json"):
-        data = read_json_if_readable(path) if re.fullmatch(r"rank_\d+\.json", path.name) else None
-        if isinstance(data, dict) and "rank" in data:
-            found.append(_heartbeat(data, path))
+        if not re.fullmatch(r"rank_\d+\.json", path.name):
+            continue
+        data = reader.object(path, {"time": float})
+        try:
+            found.append(from_json(Heartbeat, {"host": "", "pid": 0, **data, "age": _age(data, path)}))
+        except ValueError:
+            reader.add(path, "it is no heartbeat")
     return sorted(found, key=lambda heartbeat: heartbeat.rank)
 
 
-def _heartbeat(data: dict[str, Json], path: Path) -> Heartbeat:
-    """The age is measured by two clocks, since that of the rank's host or that of the disk may be wrong."""
-    stamps = [float(data.get("time", 0.0)), _modified(path)]
-    age = min(abs(time.time() - stamp) for stamp in stamps)
-    known = {field.name for field in fields(Heartbeat)}
-    rest = {"host": "", "pid": 0, **{name: value for name, value in data.items() if name in known}}
-    return Heartbeat(**{**rest, "age": age})
+def _age(data: dict[str, Json], path: Path) -> float:
+    """Of a heartbeat, by two clocks, since that of the rank's host or that of the disk may be wrong."""
+    return min(abs(time.time() - stamp) for stamp in (data.get("time") or 0.0, _modified(path)))
 
 
-def _reports_from_logs(rundir: RunDir) -> list[ExitReport]:
+def _stall(rundir: RunDir, reader: Reader) -> Json:
+    stall = reader.object(rundir.stall_report, STALL)
+    reports = reader.objects(rundir.stall_report, stall.get("reports"), STALLED_RANK)
+    return {**stall, "reports": reports} if stall else None
+
+
+def _jobs(rundir: RunDir, reader: Reader) -> list[dict[str, Json]]:
+    path = rundir.job / "job.json"
+    jobs = reader.objects(path, reader.object(path, {"jobs": list}).get("jobs"), JOB)
+    return [job for job in jobs if job.get("job")]
+
+
+def _batch_size(rundir: RunDir, reader: Reader) -> int:
+    try:
+        record = RunRecord.read(rundir)
+    except DamagedFile as error:
+        reader.add(rundir.config, error.why)
+        return 0
+    size = record.config.get("batch_size", 0) if record else 0
+    return size if isinstance(size, int) else 0
+
+
+def _damage(rundir: RunDir, reader: Reader) -> dict[str, str]:
+    """What is wrong with files, also with those that are needed to resume the run alone."""
+    done = (rundir.done(folder.name) for folder in rundir.artifacts("x").parent.glob("*"))
+    for path in (rundir.frozen, *sorted(done)):
+        reader.object(path, {})
+    return reader.damage
+
+
+def _reports_from_logs(rundir: RunDir, reader: Reader) -> list[ExitReport]:
     """The failure at the end of each rank's log, if its last launch ended with one: older runs have no exit reports."""
     found = []
     for path in sorted((rundir.path / "logs").glob("rank_*.log")):
-        entries = _entries(path)
+        entries = _entries(reader.lines(path))
         launches = [number for number, entry in enumerate(entries) if entry[2].startswith("launch {")]
         for level, name, message in entries[launches[-1] if launches else 0 :]:
             if (level, name) == ("ERROR", FAILURES):
@@ -170,10 +191,10 @@ def _reports_from_logs(rundir: RunDir) -> list[ExitReport]:
     return found
 
 
-def _entries(path: Path) -> list[tuple[str, str, str]]:
+def _entries(lines: Sequence[str]) -> list[tuple[str, str, str]]:
     """Level, logger and message of every line of a log; a traceback belongs to the line before it."""
     entries: list[tuple[str, str, str]] = []
-    for line in _lines(path):
+    for line in lines:
         match = _LINE.match(line)
         if match:
             entries.append((match[1], match[2], match[3]))
@@ -198,10 +219,15 @@ def _checkpoint(rundir: RunDir) -> tuple[str, int] | None:
 
 
 def _step(
-    rundir: RunDir, stage: str | None, heartbeats: Sequence[Heartbeat], checkpoint: tuple[str, int] | None
+    rundir: RunDir,
+    reader: Reader,
+    stage: str | None,
+    heartbeats: Sequence[Heartbeat],
+    checkpoint: tuple[str, int] | None,
 ) -> int | None:
     """The last step that is known to be done in the stage that ran last."""
-    written = [row["step"] for row in _rows(rundir.metrics) if row.get("stage") == stage and "step" in row]
+    rows = list(reader.rows(rundir.metrics, METRICS))
+    written = [row["step"] for row in rows if row.get("stage") == stage and row.get("step") is not None]
     known = [*written[-1:], *(beat.step for beat in heartbeats if beat.stage == stage and beat.step is not None)]
     known += [checkpoint[1]] if checkpoint and checkpoint[0] == stage else []
     return max(known, default=None)

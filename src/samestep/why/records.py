@@ -111,11 +111,13 @@ class Evidence:
     """Files of `logs/` and `watch/` that are not empty, relative to the run."""
     unreadable_checkpoints: str = ""
     """Why the folders of checkpoints could not be read; empty if they could."""
+    damage: Mapping[str, str] = field(default_factory=dict)
+    """Why files of the run, or parts of them, cannot be used."""
 
     @property
     def world(self) -> int:
         """How many ranks the last launch had, as far as is known."""
-        return int((self.launch or {}).get("world", 0)) or len(self.heartbeats)
+        return (self.launch or {}).get("world", 0) or len(self.heartbeats)
 
     @property
     def silent(self) -> list[int]:

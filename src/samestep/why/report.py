@@ -35,6 +35,8 @@ def evidence_lines(evidence: Evidence, diagnosis: Diagnosis) -> Iterator[FileTex
         yield "dmesg", _brief(evidence.kernel_message)
     if diagnosis.verdict == "disk":
         yield "df", f"{gigabytes(evidence.disk_free)} are free on the disk of the run"
+    for file, why in evidence.damage.items():
+        yield file, f"damaged, and left out here: {why}"
     yield "lock", _lock(evidence)
     newest = evidence.checkpoint
     if newest is None:

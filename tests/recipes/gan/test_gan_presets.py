@@ -90,7 +90,7 @@ def test_a_preset_only_has_settings_that_exist(preset: str) -> None:
         ("--use_ppo=maybe", "use_ppo must be true or false, not 'maybe'"),
         ("--save_checkpoints maybe", "checkpoint.weights must be true or false, not 'maybe'"),
         ("--checkpoint_freq -1", "checkpoint.every_steps must be a whole number of at least 0, not '-1'"),
-        ("--epochs two", "epochs must be a whole number, not 'two'"),
+        ("--epochs two", "epochs must be a whole number of at least 1, not 'two'"),
         ("--preset tset", "no preset 'tset'; choose test"),
         ("--use_ppo false --objective.inner_epochs 2", "Set objective.kind=ppo"),
         ("--data_path nowhere.csv", "nowhere.csv does not exist"),

@@ -23,6 +23,8 @@ from samestep import Config, Fit, Recipe, Stage, UserError
 
 @dataclass(frozen=True)
 class Line(Config):
+    writes: bool = False
+    """Whether a stage comes first that makes something."""
     wrong_at: int = -1
     """The step at which the data is wrong."""
     wrong_rank: int = 0
@@ -47,7 +49,12 @@ def loss(model, batch):
     return {"error": (model(batch["x"]) - batch["y"]).square().sum(1)}
 
 
-recipe = Recipe(Line, lambda config: [Stage("fit", build)])
+def write(bench):
+    """A stage without steps, which may take hours."""
+    bench.artifact("table.txt").write_text("made")
+
+
+recipe = Recipe(Line, lambda config: [Stage("write", write), Stage("fit", build)][not config.writes :])
 '''
 ARGS = ["train", "line.py", "--name", "a", "--max_steps", "4", "--global_batch_size", "3", "--no-log.tensorboard"]
 RUN = Path("runs/a")
@@ -84,6 +91,12 @@ def test_a_run_that_made_a_step_stays(shell: Shell) -> None:
     refused(shell, "--wrong_at", "1", ranks=1)
     assert read_json(RUN / "status.json")["kind"] == "user"
     assert (RUN / "config.json").exists()
+
+
+def test_what_an_earlier_stage_made_stays(shell: Shell) -> None:
+    refused(shell, "--writes", "--wrong_at", "0", ranks=1)
+    assert next((RUN / "artifacts").rglob("table.txt")).read_text() == "made"
+    assert shell("train", "--resume", "runs/a", "--recipe", "line.py")[0] == [2], "the same mistake"
 
 
 def test_what_was_submitted_stays_and_so_does_an_older_run(shell: Shell) -> None:

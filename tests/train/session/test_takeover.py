@@ -172,7 +172,9 @@ def test_a_kill_at_any_moment_leaves_no_half_stage(
 
 
 def test_data_that_is_not_in_files_is_mentioned(tmp_path: Path) -> None:
-    records = {"training": [{"rows": 3, "digest": {}}, {"rows": 3, "files": [{"name": "an array in memory"}]}]}
+    array = {"name": "an array in memory", "size": 8, "sha256": "b"}
+    digest = {"sha256": "a", "floats": {}}
+    records = {"training": [{"rows": 3, "digest": digest}, {"rows": 3, "files": [array]}]}
     write_json(tmp_path / "frozen.json", {"fit": {"data": records}})
     found = takeover._compare_data("fit", RunDir(tmp_path), RunDir(tmp_path / "new"), lambda: None)
     assert not found.difference

@@ -241,7 +241,11 @@ def _text(value: Any) -> str:
     """Text, also from a number that YAML read; not from a boolean, whose text is lost (`no` arrives as False)."""
     if isinstance(value, bool) or not isinstance(value, int | float | str | Path):
         raise ValueError
-    return str(value)
+    text = str(value)
+    if "\0" in text:  # no path may have it
+        raise ValueError
+    text.encode()  # a UnicodeEncodeError is a ValueError
+    return text
 
 
 _SCALARS: dict[Any, Callable[[Any], Any]] = {

@@ -1,6 +1,5 @@
 """Vocabularies and their special tokens, how those are found, and the interface of every tokenizer."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from samestep.core.errors import UserError
-from samestep.core.records import write_json
+from samestep.core.records import parse_json, write_json
 
 TOKENIZER = "samestep_tokenizer.json"
 """The file that describes a tokenizer, in a folder of its own."""
@@ -133,10 +132,10 @@ def no_known_ids(records: Sequence[Mapping[str, Any]]) -> Mapping[str, int]:
 def read_record(file: Path) -> dict[str, Any]:
     """A JSON object in a file; empty if the file does not exist."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = parse_json(file.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except (UnicodeDecodeError, json.JSONDecodeError):
+    except (OSError, ValueError):
         raise UserError(f"Download or make {file} again; it is not JSON.") from None
     if not isinstance(found, dict):
         raise UserError(f"Download or make {file} again; it is not a JSON object.")

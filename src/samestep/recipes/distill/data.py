@@ -12,7 +12,7 @@ import numpy as np
 
 from samestep import Trained, UserError, noise
 from samestep.core.paths import expand_home
-from samestep.core.records import read_json, write_json
+from samestep.core.records import read_object, write_json
 from samestep.data.data_file import DataFile
 from samestep.data.permutation import permute
 from samestep.recipes.distill.config import DistillConfig
@@ -122,7 +122,7 @@ def data_of(trained: Trained) -> DistillData:
     """The data of a trained network, refused if it has changed: the queries that were kept for validation would be
     others, and so would the tokens of a built-in network."""
     data, file = load_data(trained.config), texts_file(trained)
-    if file is not None and read_json(file)["texts"] != digest_of(data.texts):
+    if file is not None and read_object(file).get("texts") != digest_of(data.texts):
         raise UserError(
             f"Bring back the data that {trained.source} was trained with; its texts are others now, or this is another "
             "version of Python, whose documentation was the data."

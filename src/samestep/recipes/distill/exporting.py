@@ -10,7 +10,7 @@ from torch import Tensor
 
 from samestep import Bench, Trained, World, write_encoder
 from samestep.core.paths import expand_home
-from samestep.core.records import JsonLines, read_json
+from samestep.core.records import JsonLines, expected_content, read_object
 from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.data import data_of, texts_file
 from samestep.recipes.distill.model_card import CardFacts, model_card
@@ -30,9 +30,15 @@ def export(trained: Trained, folder: Path, options: ExportOptions) -> None:
     models = open_models(config, data, World.single())
     weights = trained.network(MODEL).state_dict()
     file = texts_file(trained)
-    queries = int(read_json(file)["queries"]) if file else 0
+    queries = _queries(file) if file else 0
     facts = card_facts(folder.name, config, models, validated(trained) if queries else {}, queries)
     _write(folder, models, weights, facts, EXPORT_TYPES[options.dtype], options.overwrite)
+
+
+def _queries(file: Path) -> int:
+    """How many queries were kept for validation."""
+    with expected_content(file):
+        return int(read_object(file)["queries"])
 
 
 def validated(trained: Trained) -> dict[str, float]:
@@ -40,7 +46,9 @@ def validated(trained: Trained) -> dict[str, float]:
     if trained.run is None:
         return {}
     step = int(trained.source.name.rpartition("_")[2])
-    rows = [row for row in JsonLines(trained.run.metrics) if row.get("stage") == trained.stage and row["step"] == step]
+    rows = [
+        row for row in JsonLines(trained.run.metrics) if row.get("stage") == trained.stage and row.get("step") == step
+    ]
     found = {name: value for row in rows for name, value in row.items() if name.startswith(_VALIDATION)}
     return {name.removeprefix(_VALIDATION): value for name, value in found.items()}
 

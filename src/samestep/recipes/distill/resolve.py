@@ -50,7 +50,7 @@ def _trains_the_same(run: RunDir, config: DistillConfig) -> bool:
     """Whether a run is one of this recipe, with the same models, that has ended phase 1."""
     if not run.done(ALIGN).is_file():
         return False
-    record = RunRecord.read(run)
+    record = RunRecord.read_if_readable(run)
     if record is None or record.recipe != RECIPE:
         return False
     theirs, ours = (dict(flatten(DistillConfig, each)) for each in (record.config, dump(config)))

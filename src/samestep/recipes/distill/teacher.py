@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from samestep import Batch, Bench, Dump, Frozen, MicroBatches, UserError
-from samestep.core.records import read_json, write_json
+from samestep.core.records import read_object, write_json
 from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.data import DistillData, Text, digest_of, load_data
 from samestep.recipes.distill.models import Models, open_models, vectors_of
@@ -146,7 +146,7 @@ def read_cache(bench: Bench, data: DistillData, models: Models) -> CachedVectors
     def check() -> None:
         if not bench.world.is_main:
             return
-        known, found = read_json(bench.artifact(KEY, stage=STAGE)), key_of(bench.config, models, texts)
+        known, found = read_object(bench.artifact(KEY, stage=STAGE)), key_of(bench.config, models, texts)
         other = [name for name, value in found.items() if known.get(name) != value]
         if other:
             raise UserError(

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from samestep import Batch, Bench, Dump, Learner, UserError
-from samestep.core.records import read_json, write_json
+from samestep.core.records import read_object, write_json
 from samestep.recipes.dpo.config import DpoConfig
 from samestep.recipes.dpo.families import Family, PairRows, Pairs, padding
 from samestep.recipes.dpo.objective import SAMPLED, PairLogProbs
@@ -116,7 +116,7 @@ def _check_key(bench: Bench, rows: AllRows, policy: Learner) -> None:
     def check() -> None:
         if not bench.world.is_main:
             return
-        known, found = read_json(bench.artifact(KEY, stage=REFERENCE)), key_of(bench.config, rows)
+        known, found = read_object(bench.artifact(KEY, stage=REFERENCE)), key_of(bench.config, rows)
         if weights is not None:
             found["weights"] = weights
         other = [name for name, value in found.items() if known.get(name) != value]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from samestep import Bench
-from samestep.core.records import read_json
+from samestep.core.records import expected_content, read_object
 from samestep.recipes.lens.config import LensConfig
 from samestep.recipes.lens.dump import KEY as DUMP_KEY
 from samestep.recipes.lens.dump import STAGE as DUMP
@@ -43,9 +43,12 @@ def training_samples(bench: Bench) -> int:
         if not bench.world.is_main:
             return 0
         if config.activation_dumper.mode == "live":
-            key = read_json(bench.artifact(TEXTS_KEY, stage=PRETOKENIZE))
-            return regions_of(config.activation_dumper, key)[TRAIN].samples
+            path = bench.artifact(TEXTS_KEY, stage=PRETOKENIZE)
+            with expected_content(path):
+                return regions_of(config.activation_dumper, read_object(path))[TRAIN].samples
         folder = dump_folder(config)
-        return int(read_json(folder / DUMP_KEY if folder else bench.artifact(DUMP_KEY, stage=DUMP))[TRAIN])
+        path = folder / DUMP_KEY if folder else bench.artifact(DUMP_KEY, stage=DUMP)
+        with expected_content(path):
+            return int(read_object(path)[TRAIN])
 
     return int(bench.world.run_on_all_ranks("counting the activations", count)[0])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from samestep import Batch, Bench, Dump, UserError
 from samestep.core.paths import expand_home
-from samestep.core.records import read_json, write_atomically, write_json
+from samestep.core.records import read_object, write_atomically, write_json
 from samestep.core.rundir import RunDir
 from samestep.models.residual_stream import ResidualStream
 from samestep.recipes.lens.config import LensConfig
@@ -183,9 +183,7 @@ def read_key(folder: Path) -> dict[str, Any]:
         raise UserError(
             f"Finish the dump in {folder} first, by resuming the run that writes it: it is only a part of one."
         )
-    key = read_json(folder / KEY)
-    assert isinstance(key, dict)
-    return key
+    return read_object(folder / KEY)
 
 
 def refuse_other(folder: Path, key: dict[str, Any], wanted: dict[str, Any], weights: str) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from samestep import Batch, Trained, UserError, World
-from samestep.core.records import read_json
+from samestep.core.records import read_object
 from samestep.data.order import VALIDATION_EPOCH
 from samestep.recipes.lens.activations import ActivationRows
 from samestep.recipes.lens.config import LensConfig
@@ -81,7 +81,7 @@ def rows_of(trained: Trained, world: World) -> ActivationRows:
     folder = dump_folder(config)
     if config.activation_dumper.mode == "live":
         texts = _artifacts(trained, PRETOKENIZE)
-        tokens = TokenRows(open_array_rows(texts / TOKENS, world, shared=True), read_json(texts / KEY))
+        tokens = TokenRows(open_array_rows(texts / TOKENS, world, shared=True), read_object(texts / KEY))
         parts: dict[str, Any] = dict(sample_rows(tokens, config.activation_dumper, config.seed))
     else:
         folder = folder or _artifacts(trained, DUMP)

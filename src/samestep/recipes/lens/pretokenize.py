@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from samestep import Batch, Bench, Dump
-from samestep.core.records import read_json, write_json
+from samestep.core.records import read_object, write_json
 from samestep.recipes.lens.config import LensConfig
 from samestep.recipes.lens.language_model import LanguageModel, open_language_model
 from samestep.recipes.lens.texts import Texts, load_texts
@@ -97,4 +97,4 @@ class TokenRows:
 
 
 def _read_key(path: Path, is_main: bool) -> Any:
-    return read_json(path) if is_main else None
+    return read_object(path) if is_main else None

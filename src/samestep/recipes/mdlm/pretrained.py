@@ -131,13 +131,6 @@ def _ids(path: Path, found: Mapping[str, Any], network: TransformerConfig) -> di
     return ids
 
 
-def _parsed(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-
-
 TOKENIZER_FILES = (
     "tokenizer*",
     "special_tokens_map.json",

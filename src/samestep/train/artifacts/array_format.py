@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from samestep.core.errors import UserError
-from samestep.core.records import Json, read_json
+from samestep.core.records import Json, expected_content, read_object
 
 LAYOUT = "arrays.json"
 STEPS = ".steps.npy"
@@ -86,11 +86,13 @@ class ArrayLayout:
     @classmethod
     def read(cls, folder: Path) -> "ArrayLayout | None":
         """The layout of the artifact in `folder`; None when there is none."""
-        found = read_json(folder / LAYOUT)
-        if found is None:
+        path = folder / LAYOUT
+        found = read_object(path)
+        if not found and not path.exists():
             return None
-        fields = {name: ArrayField(tuple(each["shape"]), each["dtype"]) for name, each in found["fields"].items()}
-        return cls(found["rows"], fields)
+        with expected_content(path):
+            fields = {name: ArrayField(tuple(each["shape"]), each["dtype"]) for name, each in found["fields"].items()}
+            return cls(int(found["rows"]), fields)
 
     def to_json(self, digests: Mapping[str, str] | None = None) -> dict[str, Json]:
         """For arrays.json; without digests while the arrays are being written."""
@@ -136,7 +138,7 @@ def digest_of(path: Path, moved: Callable[[], None] = lambda: None) -> str:
 def damage_of(folder: Path, moved: Callable[[], None] = lambda: None) -> str:
     """What is wrong with a finished artifact; empty when nothing is."""
     try:
-        fields = read_json(folder / LAYOUT)["fields"]
+        fields = dict(read_object(folder / LAYOUT)["fields"])
     except (ValueError, TypeError, KeyError):
         return f"{LAYOUT} cannot be read"
     for name, record in fields.items():

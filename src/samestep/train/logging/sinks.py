@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from samestep.core.errors import UserError
-from samestep.core.records import JsonLines, read_json, write_json
+from samestep.core.records import JsonLines, read_object, write_json
 from samestep.core.rundir import RunDir
 from samestep.train.config import Config
 from samestep.train.logging.metrics import MetricValues
@@ -127,7 +127,7 @@ class WandbSink:
         except ImportError:
             raise UserError("log.wandb=true needs the package wandb: pip install 'samestep[wandb]'") from None
         self._state_file = rundir.path / "wandb.json"
-        state = read_json(self._state_file) or {}
+        state = read_object(self._state_file)
         self._id = state.get("id") or secrets.token_hex(4)
         if state and "rows" not in state:  # an earlier version did not record what its files hold: send nothing twice
             rows = len(list(JsonLines(rundir.metrics)))

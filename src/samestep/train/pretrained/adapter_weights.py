@@ -4,7 +4,6 @@ A source holds either a base (a plain weight file, a run without adapters) or ad
 checkpoints or weight files, a folder that peft wrote). A base is in no checkpoint, so a resume reads it again.
 """
 
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import nn
 from samestep.checkpoint.weight_files import check_shapes
 from samestep.checkpoint.weight_sources import RenamedWeights, WeightSource
 from samestep.core.errors import UserError
+from samestep.core.records import parse_json
 from samestep.parallel.build import FillFunction, build_uninitialized
 from samestep.train.learner.initialization import build_fresh, draw_parameters
 from samestep.train.learner.lora import (
@@ -69,9 +69,9 @@ def check_peft_folder(folder: Path, lora: Lora | None) -> None:
     if lora is None or not file.is_file():
         return
     try:
-        known = json.loads(file.read_text(encoding="utf-8"))
+        known = parse_json(file.read_bytes())
         theirs = float(known["lora_alpha"]), int(known["r"])
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         raise UserError(f"{file} does not say lora_alpha and r; fetch or copy it again") from None
     if theirs != (float(lora.alpha), lora.rank):
         raise UserError(

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from samestep.checkpoint.manifest import read_manifest
 from samestep.core.errors import UserError
-from samestep.core.records import Json, read_json
+from samestep.core.records import Json
 from samestep.core.rundir import RunDir
 from samestep.train.first_launch import FirstLaunch
+from samestep.train.frozen_record import read_frozen
 from samestep.train.pretrained.named_weights import NamedWeights
 from samestep.train.pretrained.open_weights import SourceFill, is_checkpoint, is_run, read_again, run_of
 from samestep.train.pretrained.run_checkpoints import BASES
@@ -95,7 +96,7 @@ def find_base(checkpoint: Path, learner: str) -> Path | None:
     """The base of a learner with adapters in a checkpoint: where its run has it, in the checkpoint's folder, or where
     it was in training. None: it comes with the recipe, or no base is recorded."""
     about, run = read_manifest(checkpoint).about, run_of(checkpoint)
-    fixed = (read_json(run.frozen) or {}).get(about.get("stage"), {}) if run else {}
+    fixed = read_frozen(run).get(str(about.get("stage")), {}) if run else {}
     in_run = _base_path(fixed.get(f"{_KEY}/{learner}", ["", ""]), run) if run else None
     recorded = about.get(BASES, {}).get(learner)
     there = [checkpoint / Path(recorded).name, Path(recorded)] if recorded else []

@@ -19,11 +19,12 @@ import torch
 from torch import nn
 
 from samestep.core.errors import UserError
-from samestep.core.records import read_json, write_json
+from samestep.core.records import write_json
 from samestep.core.rundir import RunDir
 from samestep.data.loading import Rows
 from samestep.parallel.build import FillFunction
 from samestep.train.bench import Bench
+from samestep.train.frozen_record import read_frozen
 from samestep.train.learner.initialization import build_fresh
 from samestep.train.logging.console import Screen
 from samestep.train.pretrained.bases import fix_base
@@ -139,7 +140,7 @@ def _find_stage(trained: TrainedStage) -> Stage:
 
 def _copy_run(run: RunDir, target: RunDir, stage: str) -> None:
     """A copy for `build` to read and to write: what belongs to the stage is copied, all else is linked."""
-    fixed = read_json(run.frozen) or {}
+    fixed = read_frozen(run)
     for known in fixed.values():
         for name in _NOT_COMPARED:
             known.pop(name, None)

@@ -160,7 +160,4 @@ def may_be_removed(path: Path) -> bool:
 
 def is_run(path: Path) -> bool:
     """Whether a folder is a run directory: a published model has a config.json too, but of another kind."""
-    try:
-        return RunRecord.read(RunDir(path)) is not None
-    except (ValueError, OSError):
-        return False
+    return RunRecord.read_if_readable(RunDir(path)) is not None

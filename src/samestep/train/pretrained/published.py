@@ -7,7 +7,7 @@ from typing import Any
 
 from samestep.checkpoint.safetensor_files import read_safetensors_metadata
 from samestep.core.errors import UserError
-from samestep.core.records import read_json_if_readable, write_json
+from samestep.core.records import parse_json, read_json_if_readable, write_json
 
 RECORD = "samestep.json"
 """The file of the record in an exported folder."""
@@ -56,6 +56,6 @@ def read_record(path: Path) -> PublishedRecord | None:
 def _read_metadata(path: Path) -> Any:
     text = read_safetensors_metadata(path).get(_KEY)
     try:
-        return None if text is None else json.loads(text)
+        return None if text is None else parse_json(text)
     except ValueError:
         return None

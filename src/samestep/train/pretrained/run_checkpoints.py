@@ -1,18 +1,18 @@
 """Which checkpoint of a run is meant, and which learners' weights a checkpoint holds."""
 
-import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from samestep.checkpoint.manifest import STATE, Checkpoint, DamageError, find_checkpoints, read_manifest
+from samestep.checkpoint.manifest import MANIFEST, STATE, Checkpoint, DamageError, find_checkpoints, read_manifest
 from samestep.checkpoint.manifest import verify as damage_of
 from samestep.checkpoint.retention import Retention
 from samestep.core.config import listed
 from samestep.core.errors import UserError
-from samestep.core.records import read_json_if_readable
+from samestep.core.records import expected_content, parse_json
 from samestep.core.rundir import RunDir
+from samestep.train.extension import read_done
 from samestep.train.learner.ema import AVERAGE
 from samestep.train.run_record import stage_folders
 
@@ -40,8 +40,9 @@ def learners_of(checkpoint: Path) -> dict[str, LearnerParts]:
     try:
         recorded = read_manifest(checkpoint).about.get(LEARNERS)
         if recorded is not None:
-            return {name: LearnerParts(**parts) for name, parts in recorded.items()}
-        state = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+            with expected_content(checkpoint / MANIFEST):
+                return {name: LearnerParts(**parts) for name, parts in recorded.items()}
+        state = parse_json((checkpoint / STATE).read_bytes())
     except (DamageError, OSError, ValueError):
         return {}
     # Earlier versions did not record them. A learner's state, under its name, is what has weights, which are not JSON.
@@ -92,6 +93,8 @@ def choose_checkpoint(
         found = [(checkpoint, learners_of(checkpoint.path)) for checkpoint in find_checkpoints(folder)]
         known |= {name for _, learners in found for name in learners}
         intact += sum(checkpoint.damage is None for checkpoint, _ in found)
+        for checkpoint in (checkpoint for checkpoint, _ in found if checkpoint.damage):
+            logger.warning("the checkpoint %s is damaged and not used: %s", checkpoint.path, checkpoint.damage)
         fitting = [checkpoint for checkpoint, learners in found if (learner in learners if learner else learners)]
         meant = "best" if which == "last" and ended_with_best(rundir, folder.name) else which
         for checkpoint in _in_order(fitting, meant, step, folder):
@@ -128,8 +131,8 @@ def _stage_folders(rundir: RunDir, stage: str | None) -> list[Path]:
 
 def ended_with_best(rundir: RunDir, stage: str) -> bool:
     """Whether a stage that is done took back its best state at the end."""
-    done = read_json_if_readable(rundir.done(stage)) or {}
-    return bool((done.get("config") or {}).get("best_at_end"))
+    done = read_done(rundir, stage) or {}
+    return bool(done.get("config", {}).get("best_at_end"))
 
 
 def _in_order(found: Sequence[Checkpoint], which: str | int, step: int | None, folder: Path) -> list[Checkpoint]:

@@ -6,14 +6,14 @@ from typing import Literal
 
 from samestep.checkpoint.manifest import checkpoint_folders
 from samestep.core.errors import RunFailed, UserError
-from samestep.core.records import Json, read_json, write_json
+from samestep.core.records import Json, write_json
 from samestep.core.rundir import RunDir
 from samestep.data.fingerprint import ReadOptions, compare_fingerprint, take_fingerprint
 from samestep.data.loading import Rows
+from samestep.train.frozen_record import DATA, read_frozen
 from samestep.world.world import World
 
 logger = logging.getLogger(__name__)
-KEY = "data"
 """The key in frozen.json of a stage's fingerprints: by purpose, in the order in which the stage makes its feeds."""
 
 
@@ -53,8 +53,8 @@ def check_data(rows: Rows, name: FeedName, rundir: RunDir, world: World, reading
 
 def _compare_or_record(rows: Rows, name: FeedName, rundir: RunDir, reading: ReadOptions) -> str:
     """Rank 0's part: why the run cannot go on with this data; empty if it can."""
-    frozen = read_json(rundir.frozen) or {}
-    records: list[Json] = frozen.setdefault(name.stage, {}).setdefault(KEY, {}).setdefault(name.purpose, [])
+    frozen = read_frozen(rundir)
+    records: list[Json] = frozen.setdefault(name.stage, {}).setdefault(DATA, {}).setdefault(name.purpose, [])
     if name.number >= len(records):
         records.append(take_fingerprint(rows, reading))
         if checkpoint_folders(rundir.checkpoints(name.stage)):

@@ -27,6 +27,7 @@ from samestep.core.errors import (
     OutOfMemory,
     RunFailed,
     UserError,
+    path_error,
     print_error,
 )
 from samestep.core.exit_report import ExitReport
@@ -195,6 +196,9 @@ def _failed(error: BaseException, world: World, session: Session | None) -> int:
         return _out_of_memory(error, world, session)
     if is_disk_full(error):
         error = _disk_full(error, session)
+    elif sentence := path_error(error):
+        logger.error("%s", error, exc_info=error)  # the log has the place in the code
+        error = sentence
     if not isinstance(error, UserError | RunFailed | PeerFailed):
         try:
             world.raise_peer_failure()  # a broken connection only follows from what a peer reported

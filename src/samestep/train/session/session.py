@@ -24,7 +24,7 @@ from samestep.train.logging.console import Screen
 from samestep.train.loop import Outcome
 from samestep.train.pretrained.first_weights import check_start
 from samestep.train.recipe import Recipe, Stage
-from samestep.train.run_record import CodeChanges, discard_files_of_rank, discard_run, launch_id, open_run
+from samestep.train.run_record import CodeChanges, discard_files_of_rank, discard_run, has_results, launch_id, open_run
 from samestep.train.run_status import RunEvents
 from samestep.train.session.context import SessionContext
 from samestep.train.session.recipe_code import recipe_code
@@ -184,7 +184,7 @@ class Session:
             error = first
         is_mistake = getattr(error, "exit_code", None) == EXIT_USER or is_disk_full(error)
         benches = self._context.benches if self._context else []
-        if not is_mistake or any(bench.progress.step for bench in benches):
+        if not is_mistake or any(bench.progress.step for bench in benches) or has_results(rundir):
             return
         self.rundir = None  # no rank reports into it any more
         if self._world.is_main:

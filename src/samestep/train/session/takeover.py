@@ -26,13 +26,15 @@ from samestep.checkpoint.files import remove_folder
 from samestep.checkpoint.manifest import checkpoint_folders
 from samestep.core.config import changed, dump
 from samestep.core.errors import UserError
-from samestep.core.records import Json, read_json, sync_folder, write_json
+from samestep.core.records import Json, read_object, sync_folder, write_json
 from samestep.core.rundir import DONE, RunDir
 from samestep.core.safe_files import open_new
 from samestep.data.fingerprint import recorded_file_difference
+from samestep.train.extension import read_done
+from samestep.train.frozen_record import DATA, read_frozen
 from samestep.train.recipe import Stage
 from samestep.train.run_record import CodeChanges, find_run
-from samestep.train.session.data_check import KEY, FeedName
+from samestep.train.session.data_check import FeedName
 
 SOURCE = "taken_over_from"
 """The key in done.json of a stage that was taken over: the directory of the other run."""
@@ -82,7 +84,7 @@ def remove_half_taken(rundir: RunDir) -> None:
         if not rundir.done(stage).exists():
             remove_folder(rundir.checkpoints(stage))
             remove_folder(rundir.artifacts(stage))
-            frozen = read_json(rundir.frozen) or {}
+            frozen = read_frozen(rundir)
             if frozen.pop(stage, None) is not None:
                 write_json(rundir.frozen, frozen)
     remove_folder(rundir.taking_over)
@@ -90,7 +92,7 @@ def remove_half_taken(rundir: RunDir) -> None:
 
 def is_taken_over(rundir: RunDir, stage: str) -> bool:
     """Whether a stage that is done was taken over."""
-    return SOURCE in (read_json(rundir.done(stage)) or {})
+    return SOURCE in (read_done(rundir, stage) or {})
 
 
 _AT_THE_END = ("best_at_end", "early_stopping")
@@ -99,7 +101,7 @@ _AT_THE_END = ("best_at_end", "early_stopping")
 
 def _compare(stage: Stage, config: Any, source: RunDir, code: Mapping[str, str]) -> Comparison | None:
     """How settings or code differ; None when they do not."""
-    done = read_json(source.done(stage.name))
+    done = read_done(source, stage.name)
     if done is None:
         return Comparison("that run has not finished it")
     if not done.get("config"):
@@ -123,7 +125,7 @@ def _compare(stage: Stage, config: Any, source: RunDir, code: Mapping[str, str])
 def _compare_data(stage: str, source: RunDir, rundir: RunDir, moved: Callable[[], None]) -> Comparison:
     """Compare files that data came from with what they are now; other data is named as not compared."""
     not_compared: list[str] = []
-    recorded = (read_json(source.frozen) or {}).get(stage, {}).get(KEY, {})
+    recorded = read_frozen(source).get(stage, {}).get(DATA, {})
     for purpose, feeds in recorded.items():
         for number, record in enumerate(feeds):
             name = FeedName(stage, purpose, number)
@@ -146,8 +148,8 @@ def _relocated(path: str, source: RunDir, rundir: RunDir) -> Path:
 
 def _fixed(stage: str, source: RunDir, rundir: RunDir) -> Json:
     """What the other run fixed for the stage, about files that are in this run now."""
-    fixed = (read_json(source.frozen) or {}).get(stage, {})
-    for record in (record for feeds in fixed.get(KEY, {}).values() for record in feeds):
+    fixed = read_frozen(source).get(stage, {})
+    for record in (record for feeds in fixed.get(DATA, {}).values() for record in feeds):
         for file in record.get("files", ()):
             if "path" in file:
                 file["path"] = str(_relocated(file["path"], source, rundir))
@@ -163,7 +165,7 @@ def _link(stage: str, source: RunDir, rundir: RunDir, moved: Callable[[], None])
         if folder.is_dir():
             shutil.copytree(folder, staged / name, symlinks=True, copy_function=partial(_link_or_copy, moved))
     done = staged / "artifacts" / DONE
-    write_json(done, {**read_json(done), SOURCE: str(source.path.absolute())})
+    write_json(done, {**read_object(done), SOURCE: str(source.path.absolute())})
 
 
 def _publish(stage: str, source: RunDir, rundir: RunDir) -> None:
@@ -171,7 +173,7 @@ def _publish(stage: str, source: RunDir, rundir: RunDir) -> None:
     staged = rundir.taking_over / stage
     if (staged / "checkpoints").is_dir():
         _rename(staged / "checkpoints", rundir.checkpoints(stage))
-    write_json(rundir.frozen, {**(read_json(rundir.frozen) or {}), stage: _fixed(stage, source, rundir)})
+    write_json(rundir.frozen, {**read_frozen(rundir), stage: _fixed(stage, source, rundir)})
     _rename(staged / "artifacts", rundir.artifacts(stage))
     remove_folder(rundir.taking_over)
 

@@ -173,7 +173,7 @@ def _content(data: bytes) -> str:
     """The text in a chat completion. A model that refuses to answer gives none."""
     try:
         content = json.loads(data)["choices"][0]["message"]["content"]
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         shown = data[:80].decode(errors="replace")
         raise _Transient(f"its answer is no chat completion: {shown!r}") from None
     if content is not None and not isinstance(content, str):
@@ -190,7 +190,7 @@ def _said(error: HTTPError, end: float) -> str:
     try:
         found = json.loads(data)["error"]
         text = found["message"] if isinstance(found, Mapping) else found
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         text = data.decode(errors="replace")
     line = "".join(letter for letter in " ".join(str(text).split()) if letter.isprintable())
     return f": {line[:200]}" if line else ""
