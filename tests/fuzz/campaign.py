@@ -27,7 +27,7 @@ COUNTS = {"settings": 1000, "paths": 200, "run_files": 300}
 def trials(folder: Path, counts: Mapping[str, int], seed: int) -> Iterator[Trial]:
     """So many trials of each kind."""
     preload.everything()
-    for name, count in counts.items():
+    for name, count in ((name, count) for name, count in counts.items() if count):
         yield from KINDS[name].trials(folder / name, count, random.Random(seed))
 
 
