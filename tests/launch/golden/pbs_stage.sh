@@ -14,7 +14,7 @@ unset OMP_NUM_THREADS  # PBS sets it to the cores of all ranks of a node
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-8}"
 export SAMESTEP_TIME_LIMIT="$(/home/me/venv/bin/python -m samestep.launch.schedulers.pbs_job begin /home/me/runs/sine-default-1/job/1_dump.sh 300)"
 case "$(mpiexec --version 2>&1)" in
-    *"Open MPI"*|*OpenRTE*) mpiexec=(mpiexec -n 1 --map-by ppr:1:node --bind-to none ${PATH+-x PATH} ${LD_LIBRARY_PATH+-x LD_LIBRARY_PATH} ${PYTHONPATH+-x PYTHONPATH} ${OMP_NUM_THREADS+-x OMP_NUM_THREADS} ${MASTER_ADDR+-x MASTER_ADDR} ${SAMESTEP_BEGAN+-x SAMESTEP_BEGAN} ${SAMESTEP_TIME_LIMIT+-x SAMESTEP_TIME_LIMIT}) ;;
+    *"Open MPI"*|*OpenRTE*) mpiexec=(mpiexec -n 1 --map-by ppr:1:node --bind-to none ${PATH+-x PATH} ${LD_LIBRARY_PATH+-x LD_LIBRARY_PATH} ${PYTHONPATH+-x PYTHONPATH} ${OMP_NUM_THREADS+-x OMP_NUM_THREADS} ${MASTER_ADDR+-x MASTER_ADDR} ${SAMESTEP_BEGAN+-x SAMESTEP_BEGAN} ${SAMESTEP_TIME_LIMIT+-x SAMESTEP_TIME_LIMIT} ${SAMESTEP_SECRET+-x SAMESTEP_SECRET}) ;;
     *) mpiexec=(mpiexec -n 1 -ppn 1) ;;
 esac
 

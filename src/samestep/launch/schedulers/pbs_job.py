@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from samestep.core.durations import parse_duration
 from samestep.core.errors import EXIT_DONE, EXIT_FAILURE, UserError
@@ -31,14 +30,14 @@ def main(args: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
     verb, script, *rest = args
     run, current = RunDir(Path(script).parents[1]), env.get("PBS_JOBID", "")
     if verb == "begin":
-        if current not in [job["job"] for job in recorded(run)]:  # it was submitted by hand
+        if current not in [job.job for job in recorded(run)]:  # it was submitted by hand
             record(run, _submitted(run, script, current))
         limit = stop_after(current, float(rest[0]), float(rest[1]) if rest[1:] else None)
         print_text("" if limit is None else str(limit))
         return EXIT_DONE
     requeues = 0
     if verb == "again":
-        requeues = 1 + next((int(job.get("requeues", 0)) for job in recorded(run) if job["job"] == current), 0)
+        requeues = 1 + next((job.requeues for job in recorded(run) if job.job == current), 0)
         if requeues > int(rest[0]):
             return EXIT_FAILURE
     new = _qsub(script)
@@ -67,7 +66,7 @@ def stop_after(job: str, grace: float, asked: float | None) -> int | None:
 
 
 def _submitted(run: RunDir, script: str, number: str, requeues: int = 0) -> SubmittedJob:
-    stages: Any = next((job["stages"] for job in recorded(run) if job["script"] == script), [])
+    stages: Sequence[str] = next((job.stages for job in recorded(run) if job.script == script), [])
     return SubmittedJob(number, "pbs", script, str(run.job / f"{number}.out"), stages, time.time(), requeues)
 
 

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from shutil import which
-from typing import Any
 
 from samestep.core.errors import UserError
-from samestep.core.records import read_json, write_atomically, write_json
+from samestep.core.records import expected_content, read_object, write_atomically, write_json
 from samestep.core.rundir import RunDir
 from samestep.core.safe_files import make_private_folder
+from samestep.core.typed_json import from_json
 from samestep.launch.schedulers import pbs, slurm
 from samestep.launch.schedulers.job import Job, JobPart, Site
 from samestep.launch.schedulers.script import ScriptContext
@@ -94,11 +94,13 @@ def _run_command(command: Sequence[str], before: Sequence[SubmittedJob]) -> str:
     return done.stdout
 
 
-def recorded(run: RunDir) -> list[dict[str, Any]]:
+def recorded(run: RunDir) -> list[SubmittedJob]:
     """All jobs of a run, in the order in which they were submitted."""
-    return list((read_json(run.job / "job.json") or {"jobs": []})["jobs"])
+    path = run.job / "job.json"
+    with expected_content(path):
+        return [from_json(SubmittedJob, job) for job in read_object(path).get("jobs", ())]
 
 
 def record(run: RunDir, submitted: SubmittedJob) -> None:
     """Add a job to `job.json`, which keeps those before it."""
-    write_json(run.job / "job.json", {"jobs": [*recorded(run), asdict(submitted)]}, private=True)
+    write_json(run.job / "job.json", {"jobs": [asdict(job) for job in (*recorded(run), submitted)]}, private=True)
