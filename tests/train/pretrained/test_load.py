@@ -211,8 +211,9 @@ def test_every_learner_of_another_run_begins_where_the_first_ended(inside: Path)
     more = inside / "more"
     source = inside / "runs" / "on_1"
     output = train(more, "next", "--learning_rate=0", f"--init_from={source}", "distributed=fsdp", ranks=2)
+    shown = " ".join(output.split())  # where a line breaks depends on the length of the path
     for learner in ("encoder", "critic"):
-        assert re.search(rf"first weights of {learner} [^\n]*\n +both/step_00000006", output), output
+        assert re.search(rf"first weights of {learner} \S+ both/step_00000006", shown), output
     encoder = samestep.load(more / "runs/next", "last", "encoder", averaged=False)
     assert same(encoder.state_dict(), saved(inside, 6, "encoder"))
     critic = samestep.load(more / "runs/next", "last", "critic").state_dict()
