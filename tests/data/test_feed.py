@@ -1,5 +1,6 @@
 """A feed divides any step among the ranks: every row once, equal micro-batch counts, global weights."""
 
+import tempfile
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch import Tensor
 from samestep.core.errors import UserError
 from samestep.data import feed as feed_module
 from samestep.data.feed import FAST_LOAD, STEPS_PER_MESSAGE, Feed, MicroBatches
-from samestep.data.loading import Batch
+from samestep.data.loading import Batch, read_in_worker
 from samestep.data.order import VALIDATION_EPOCH, Order, Sequential, Shuffled
 from samestep.world.rank_discovery import RankInfo
 from samestep.world.world import World
@@ -330,3 +331,12 @@ def test_a_few_steps_share_a_message(tmp_path: Path, nproc: int) -> None:
 @pytest.mark.parametrize("nproc", [2, 3])
 def test_ranks_sum_their_weights(tmp_path: Path, nproc: int) -> None:
     run_on_ranks(on_ranks, nproc, logs=tmp_path)
+
+
+def test_a_temporary_folder_that_is_too_long_for_sockets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's loader processes would send nothing, and the run would wait."""
+    monkeypatch.setattr(tempfile, "tempdir", f"/tmp/{'x' * 80}")
+    with pytest.raises(UserError, match="set TMPDIR to a shorter one, or num_workers=0"):
+        read_in_worker([1, 2], 0)  # type: ignore[arg-type]
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp")
+    assert read_in_worker([1, 2], 1) == 2  # type: ignore[arg-type]

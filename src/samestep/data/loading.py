@@ -2,6 +2,8 @@
 
 import gc
 import os
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +21,9 @@ from samestep.data.collate import Collate, check_batch, stack_rows
 from samestep.data.order import Order, micro_batches
 from samestep.world.world import World
 
+_SOCKET_NAME = len("/pymp-xxxxxxxx/listener-xxxxxxxx")
+_SOCKET_PATH = 103 if sys.platform == "darwin" else 107
+"""How long the path of a socket may be."""
 Batch = dict[str, Tensor]
 RowWeights = Callable[[Batch], Mapping[str, Tensor]]
 """Gives each term's weight per row ([rows]); a term that it does not name is weighed by its rows."""
@@ -155,6 +160,7 @@ class _LoadInWorkers:
         return share
 
     def _open(self, step: int) -> DataLoader:
+        _require_short_temporary_folder()
         free_before_fork()
         return DataLoader(
             _ReturnUserErrors(self._steps),
@@ -172,6 +178,16 @@ class _LoadInWorkers:
         )
 
 
+def _require_short_temporary_folder() -> None:
+    """Refuse a folder in which the sockets of loader processes cannot be made: torch would wait for their data."""
+    folder = tempfile.gettempdir()
+    if len(os.fsencode(folder)) + _SOCKET_NAME > _SOCKET_PATH:
+        raise UserError(
+            f"the temporary folder {folder} has too long a name for the sockets of data workers; set TMPDIR to a "
+            "shorter one, or num_workers=0"
+        )
+
+
 def free_before_fork() -> None:
     """Collect garbage in this process: a forked one would crash if its collector freed CUDA objects."""
     gc.collect()
@@ -179,6 +195,7 @@ def free_before_fork() -> None:
 
 def read_in_worker(dataset: Dataset, item: Any) -> Any:
     """One item of a dataset, read by a loader process that ends afterwards."""
+    _require_short_temporary_folder()
     free_before_fork()
     found = next(
         iter(

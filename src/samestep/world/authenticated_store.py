@@ -93,7 +93,7 @@ class AuthenticatedStore(Store):
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Wait until all of these are there."""
         names = [self._name(key) for key in keys]
-        self.inner.wait(names, *([] if timeout is None else [timeout]))
+        self.inner.wait(names, *([timeout] if timeout else []))
 
     def delete_key(self, key: str) -> bool:
         """Remove an entry; whether there was one."""
