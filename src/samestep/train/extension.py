@@ -164,7 +164,7 @@ class _Done:
     stopped_early: str = ""
     waited: int = 0
     config: dict[str, Any] = field(default_factory=dict)
-    code: dict[str, str] = field(default_factory=dict)
+    code: dict[str, str] | None = None
 
 
 def stopped_early(rundir: RunDir, stages: Sequence[str]) -> dict[str, Json]:
