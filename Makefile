@@ -43,8 +43,10 @@ fuzz: .venv/installed-test
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz.campaign $(if $(SEED),--seed $(SEED))
 
 # Hanging ranks under every launcher, with a table; needs scripts/install-system-deps. LAUNCHERS="samestep torchrun" runs some.
+# Then runs that are slow for a good reason: none may be reported.
 hangs: .venv/installed-test
 	PYTHONPATH=tests $(BIN)/python -m faults.hangs $(if $(LAUNCHERS),--launchers $(LAUNCHERS))
+	PYTHONPATH=tests $(BIN)/python -m faults.false_alarms
 
 clean:
 	rm -rf .venv runs build src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
