@@ -30,8 +30,8 @@ lint: .venv/installed-test
 # First what can share the machine, on all cores; then what is about processes, signals, ports and schedulers.
 ALONE := tests/security tests/faults tests/system
 test: lint
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ALONE:%=--ignore=%)
-	$(BIN)/python -m pytest $(ALONE)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ALONE:%=--ignore=%)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ALONE)
 
 # The fault tests of `make test`, then 100 random kills and 50 corruptions; SEED=N repeats a seed.
 faults: .venv/installed-test
