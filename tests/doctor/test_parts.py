@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
+from samestep.core.disk_space import existing_folder
 from samestep.core.errors import RunFailed, UserError
 from samestep.core.handshake import NotTrusted
 from samestep.doctor import rendezvous
 from samestep.doctor.check import Check, RankOutcome, failure_sentence, run_check
 from samestep.doctor.checks.collectives import TYPES, contribution, wrong_ranks
-from samestep.doctor.checks.disk import nearest_existing, probe
+from samestep.doctor.checks.disk import probe
 from samestep.doctor.checks.network import port_error
 from samestep.doctor.checks.versions import driver, file_hashes, fingerprint
 from samestep.doctor.clock import ClockServer, measure_offset, offset_from
@@ -118,7 +119,7 @@ def test_a_sum_shows_whose_part_is_missing(name: str, size: int) -> None:
 
 
 def test_the_folder_of_runs_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
-    assert nearest_existing(tmp_path / "a" / "b") == tmp_path
+    assert existing_folder(tmp_path / "a" / "b") == tmp_path
     assert probe(tmp_path) > 0
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()

@@ -32,7 +32,8 @@ def describe_full_disk(error: OSError, folder: Path) -> str:
 
 def existing_folder(path: Path) -> Path:
     """`path`, or the nearest folder above it that exists."""
-    return next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    path = path.absolute()
+    return next((folder for folder in (path, *path.parents) if folder.is_dir()), Path("/"))
 
 
 @contextmanager

@@ -4,7 +4,6 @@ Weights are downloaded last, so an interrupted download never looks complete; th
 Nothing that is downloaded is executed. Whatever goes wrong becomes one sentence.
 """
 
-import errno
 import logging
 import shutil
 import threading
@@ -16,6 +15,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from samestep.core.disk_space import existing_folder, is_disk_full
 from samestep.core.errors import RunFailed, UserError
 from samestep.core.records import parse_json, read_json_if_readable, write_atomically, write_json
 from samestep.models.hub_modules import has_all_modules, module_files
@@ -142,8 +142,7 @@ class Download:
         cache = Path(hub.constants.HF_HUB_CACHE)
         snapshot = _storage(hub, self.model.name) / "snapshots" / commit
         missing = sum(self._sizes[name] for name in names if not (snapshot / name).exists())
-        disk = next(folder for folder in (cache, *cache.absolute().parents) if folder.exists())
-        free = shutil.disk_usage(disk).free
+        free = shutil.disk_usage(existing_folder(cache)).free
         if missing > free:
             raise UserError(
                 f"Free some space, or set HF_HOME to a folder on a larger disk; {self.model} needs "
@@ -174,7 +173,7 @@ class Download:
             )
         if status is not None:
             return RunFailed(f"{model} was not downloaded, since {endpoint} answered with {status}; try again later")
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if is_disk_full(error):
             return UserError(f"Free some space, or set HF_HOME to a folder on a larger disk; {cache} is full.")
         if isinstance(error, OSError) and error.errno and not isinstance(error, ConnectionError | TimeoutError):
             return UserError(

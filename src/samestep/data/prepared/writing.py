@@ -1,6 +1,5 @@
 """Token files on disk: a folder that appears complete or not at all, with shards that are filled one by one."""
 
-import errno
 import fcntl
 import hashlib
 import os
@@ -13,6 +12,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from samestep.core.disk_space import is_disk_full
 from samestep.core.errors import UserError
 from samestep.core.records import replace_folder
 from samestep.core.safe_files import open_new
@@ -72,7 +72,7 @@ def _empty(folder: Path) -> None:
 
 
 def _explain(target: Path, problem: OSError) -> str:
-    if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+    if is_disk_full(problem):
         return f"Free some space on the disk of {target.parent.resolve()}; it is full, and nothing was kept."
     return f"Fix this and prepare {target} again; nothing was kept: {problem}."
 

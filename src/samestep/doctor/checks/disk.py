@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from samestep.core.disk_space import existing_folder
 from samestep.core.records import sync_folder, write_atomically
 from samestep.doctor.check import Check
 from samestep.doctor.findings import (
@@ -38,7 +39,7 @@ _PREFIX = ".samestep-doctor-"
 
 def measure(context: CheckContext) -> Measured:
     """Try the folder from this rank. Nothing is left in it."""
-    folder = nearest_existing(context.out)
+    folder = existing_folder(context.out)
     measured: dict[str, object] = {"folder": str(folder), "out": str(context.out), "seen": _sees(context, folder)}
     try:
         usage, inodes = shutil.disk_usage(folder), os.statvfs(folder)
@@ -47,12 +48,6 @@ def measure(context: CheckContext) -> Measured:
         return {**measured, "wrong": "", "seconds": probe(folder)}
     except (OSError, AssertionError) as error:
         return {**measured, "wrong": getattr(error, "strerror", None) or str(error)}
-
-
-def nearest_existing(folder: Path) -> Path:
-    """The folder, or its nearest parent that exists."""
-    folder = folder.absolute()
-    return next((path for path in (folder, *folder.parents) if path.is_dir()), Path("/"))
 
 
 def probe(folder: Path) -> float:
@@ -161,7 +156,7 @@ def _shared(reports: RankReports) -> Finding:
 
 def measure_speed(context: CheckContext) -> Measured:
     """How fast one rank of each host writes bytes to the disk; skipped where free space is short."""
-    folder = nearest_existing(context.out)
+    folder = existing_folder(context.out)
     if not context.is_first_on_host or shutil.disk_usage(folder).free < 4 * _WRITTEN:
         return {}
     data = secrets.token_bytes(1 << 20)

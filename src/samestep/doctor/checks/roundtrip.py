@@ -10,9 +10,9 @@ import torch
 
 from samestep.checkpoint.across_ranks import is_disk_shared
 from samestep.checkpoint.store import Store
+from samestep.core.disk_space import existing_folder
 from samestep.core.records import Json
 from samestep.doctor.check import Check
-from samestep.doctor.checks.disk import nearest_existing
 from samestep.doctor.findings import Finding, Measured, RankReports, describe_ranks, failed, format_seconds, ok
 from samestep.doctor.rendezvous import CheckContext
 
@@ -48,7 +48,7 @@ class SampleState:
 def measure(context: CheckContext) -> Measured:
     """Save, load into other values, compare; nothing is left behind."""
     world = context.connected_world()
-    folder = Path(world.share(str(nearest_existing(context.out) / f".samestep-doctor-{secrets.token_hex(4)}")))
+    folder = Path(world.share(str(existing_folder(context.out) / f".samestep-doctor-{secrets.token_hex(4)}")))
     try:
         store = Store(folder, world, shared=is_disk_shared(folder, world))
         saved, loaded = SampleState(1, f"rank {world.rank}"), SampleState(2, "")
