@@ -210,3 +210,11 @@ def test_the_kernel_is_asked_for_ranks_of_this_host(run: RunDir, program: Callab
     assert (found.verdict, found.ranks, found.source) == ("out_of_memory", [1], "dmesg")
     write_json(run.heartbeat(1), {"rank": 1, "host": "elsewhere", "pid": 71, "time": 5.0})
     assert collect_evidence(run).kernel_message == ""
+
+
+@pytest.mark.parametrize("number", [10**400, float("inf"), float("nan")], ids=["400 digits", "infinite", "nan"])
+def test_numbers_that_nobody_wrote_are_left_out_and_named(run: RunDir, number: float) -> None:
+    write_json(run.stall_report, {"rank": 1, "time": number})
+    found = collect_evidence(run)
+    assert found.damage == {"watch/stall.json": "time cannot be used"}
+    assert found.stall is not None and found.stall["rank"] == 1 and "time" not in found.stall

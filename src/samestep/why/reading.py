@@ -1,6 +1,5 @@
 """Reads files of a run of which any may be damaged: what cannot be used is left out, and named in the evidence."""
 
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,10 +13,15 @@ _LATEST = 1e11
 
 Types = Mapping[str, type]
 """The types of fields that are used, by their names."""
-STATUS: Types = dict.fromkeys(("status", "stage", "reason", "after", "kind", "text", "stopped_early"), str)
-STATUS = {**STATUS, "step": int, "steps": int}
-EVENT: Types = {"time": float, "kind": str, "world": int, "code": int, "rank": int, "host": str, "text": str}
-EVENT = {**EVENT, "signal": str, "restart": bool, "why": str, "word": dict}
+STATUS: Types = {
+    **dict.fromkeys(("status", "stage", "reason", "after", "kind", "text", "stopped_early"), str),
+    **dict.fromkeys(("step", "steps"), int),
+}
+EVENT: Types = {
+    **dict.fromkeys(("kind", "host", "text", "signal", "why"), str),
+    **dict.fromkeys(("world", "code", "rank"), int),
+    **{"time": float, "restart": bool, "word": dict},
+}
 STALL: Types = {"time": float, "rank": int, "host": str, "where": str, "sentence": str, "reports": list}
 STALLED_RANK: Types = {"rank": int, "state": str, "activity": str, "seconds": float, "where": str}
 METRICS: Types = {"stage": str, "step": int}
@@ -89,5 +93,5 @@ def _is_of(value: Json, kind: type) -> bool:
     if value is None:
         return True
     if kind is float:
-        return type(value) in (int, float) and math.isfinite(value) and abs(value) < _LATEST
+        return type(value) in (int, float) and abs(value) < _LATEST
     return type(value) is kind and not (isinstance(value, int) and abs(value) > _LATEST)
