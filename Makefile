@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test faults fuzz hangs lint clean
+.PHONY: demo test test-all faults fuzz hangs lint clean
 
 # torch is installed first, in the tested version; the constraints keep the other packages from pulling in another build.
 .venv/installed: pyproject.toml constraints.txt
@@ -28,10 +28,12 @@ lint: .venv/installed-test
 	$(BIN)/mypy
 
 # First what can share the machine, on all cores; then what is about processes, signals, ports and schedulers.
+# `make test-all` also runs the tests that are marked as long.
 ALONE := tests/security tests/faults tests/system
-test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ALONE:%=--ignore=%)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ALONE)
+test: CHOICE := not long
+test test-all: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "$(CHOICE)" -n auto --maxprocesses 4 --dist loadfile $(ALONE:%=--ignore=%)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "$(CHOICE)" $(ALONE)
 
 # The fault tests of `make test`, then 100 random kills and 50 corruptions; SEED=N repeats a seed.
 faults: .venv/installed-test

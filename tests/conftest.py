@@ -46,6 +46,16 @@ with pytest.MonkeyPatch.context() as environment:
     forkserver.ensure_running()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is proved on 3 ranks has its proof on 2 ranks among the long tests."""
+    calls = [(item, item.callspec.params) for item in items if hasattr(item, "callspec")]
+    on_3_ranks = {(item.path, item.originalname) for item, params in calls if params.get("nproc") == 3}
+    for item, params in calls:
+        if params.get("nproc") == 2 and (item.path, item.originalname) in on_3_ranks:
+            item.add_marker(pytest.mark.long)
+
+
 @pytest.fixture(autouse=True)
 def default_type() -> Iterator[None]:
     """A run in the tests' own process sets torch's default type; the next test has its own."""

@@ -133,6 +133,7 @@ def test_a_rank_that_hangs_while_it_builds(hung: dict[str, HungRun]) -> None:
     assert source_line("build") in run.printed[0] and "rank 1 on" in run.printed[0]
 
 
+@pytest.mark.long
 def test_with_the_default_limits_a_hang_is_reported_long_before_they_end(tmp_path: Path) -> None:
     """Also where rank 0 cannot print it; the run itself goes on."""
     with hangs.launchers(["samestep"], tmp_path) as known, ThreadPoolExecutor(2) as pool:

@@ -47,6 +47,7 @@ def published(library: SentenceTransformers, tmp_path_factory: pytest.TempPathFa
     return find
 
 
+@pytest.mark.long
 def test_a_causal_model_that_looks_both_ways(library: SentenceTransformers, tmp_path: Path) -> None:
     base = backbone_folder("qwen2", tmp_path / "base", is_causal=False)
     wanted = library.ask(make=tmp_path / "both", base=base, texts=TEXTS, **PUBLISHED["qwen2"])["vectors"]

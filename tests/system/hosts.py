@@ -30,6 +30,10 @@ def require_hosts() -> None:
         skip_or_fail(what, tried.stderr.strip())
 
 
+SOON = 60
+"""Seconds for what happens at once, on a machine that others use too."""
+
+
 def wait_for(
     condition: Callable[[], object], seconds: float, what: str | Callable[[], str] = "", every: float = 0.05
 ) -> None:

@@ -17,7 +17,7 @@ from faults.run_checks import metric_rows, tensor_checksums
 from samestep.core.records import JsonLines, read_json
 from samestep.core.rundir import RunDir
 from system.cleanup import environment
-from system.hosts import Host, Process, hosts, wait_for
+from system.hosts import SOON, Host, Process, hosts, wait_for
 from system.requirements import MODULES
 from system.sshd import Ssh
 from system.test_nodes_network import RUN_TIMEOUT, exit_codes
@@ -117,24 +117,24 @@ def test_two_hosts_train_as_one_whatever_is_killed_in_between(runs: SshRuns) -> 
     assert not [pid for pid in runs.second.processes() if b"remote" in command_line(pid) and secret in environment(pid)]
 
     launcher.kill()
-    wait_for(lambda: runs.idle, 20, "for all to end after the launcher was killed")
+    wait_for(lambda: runs.idle, SOON, "for all to end after the launcher was killed")
 
     launcher = runs.start("pair", *both, **slow)
     runs.await_step("pair", runs.steps("pair") + 4)
     for pid in runs.processes(runs.first, b"BatchMode"):
         os.kill(pid, signal.SIGKILL)
-    assert exit_codes(launcher, within=20) == [75], runs.printed("pair")
-    wait_for(lambda: runs.idle, 10, "for all to end after ssh was killed")
+    assert exit_codes(launcher, within=SOON) == [75], runs.printed("pair")
+    wait_for(lambda: runs.idle, SOON, "for all to end after ssh was killed")
 
     launcher = runs.start("pair", *both, "--max-restarts=1", **slow)
     runs.await_step("pair", runs.steps("pair") + 4)
     for pid in runs.processes(runs.second, b"samestep"):
         os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: "(restart 1 of 1)" in runs.printed("pair"), 30, "for the loss to be noticed")
+    wait_for(lambda: "(restart 1 of 1)" in runs.printed("pair"), SOON, "for the loss to be noticed")
     runs.await_step("pair", runs.steps("pair") + 4)
     launcher.send_signal(signal.SIGTERM)
     assert exit_codes(launcher, within=RUN_TIMEOUT) == [75], runs.printed("pair")
-    wait_for(lambda: runs.idle, 10, "for all to end after SIGTERM")
+    wait_for(lambda: runs.idle, SOON, "for all to end after SIGTERM")
     assert read_json(runs.run("pair").status)["status"] == "preempted"
 
     settings = {**json.loads((runs.folder / "pair.yaml").read_text()), "step_delay": 0.0}
@@ -166,7 +166,7 @@ def test_a_host_that_cannot_be_started_is_named_and_nothing_is_left(
     assert exit_codes(process, within=60) == [2], runs.printed("refused")
     (sentence,) = sentences(runs.printed("refused"))
     assert sentence.startswith(f"samestep: {expected}")
-    wait_for(lambda: runs.idle, 5, "for all to end")
+    wait_for(lambda: runs.idle, SOON, "for all to end")
 
 
 def test_a_folder_that_the_other_host_lacks_is_named(runs: SshRuns, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from samestep.core.rundir import RunDir
 from system import pausable
 from system.cluster import Cluster
 from system.cluster_runs import JOB_TIMEOUT, ClusterRuns
-from system.hosts import Machine, Process, wait_for
+from system.hosts import SOON, Machine, Process, wait_for
 from system.requirements import MODULES, require
 
 pytestmark = pytest.mark.timeout(900)
@@ -103,7 +103,7 @@ def test_a_killed_rank_ends_all(mpi: MpiRuns, kind: str) -> None:
     label = f"{kind}-killed"
     mpi.runs.await_step(label)
     os.kill(mpi.runs.rank_process(label, 2, 1), signal.SIGKILL)
-    assert mpi.started[label].wait(10) != 0
+    assert mpi.started[label].wait(SOON) != 0
     assert not run_checks.orphans(mpi.runs.folder, label, timeout=1)
 
 

@@ -22,7 +22,7 @@ from faults import toy
 from samestep.core.records import JsonLines, read_json
 from samestep.core.rundir import RunDir
 from system.cleanup import environment
-from system.hosts import Host, Process, hosts, wait_for
+from system.hosts import SOON, Host, Process, hosts, wait_for
 from system.requirements import MODULES
 
 pytestmark = pytest.mark.timeout(900)
@@ -157,8 +157,8 @@ def torchrun_by_both_kinds_of_flags_with_a_killed_rank_in_between(runs: NetworkR
     ]
     runs.await_step("torchrun", 5)
     os.kill(runs.rank_process(pair[1]), signal.SIGKILL)
-    assert 0 not in exit_codes(*nodes, within=10)
-    wait_for(lambda: idle(runs), 5, "for all to end")
+    assert 0 not in exit_codes(*nodes, within=SOON)
+    wait_for(lambda: idle(runs), SOON, "for all to end")
     args = runs.train("torchrun")
     dynamic = ("--nnodes=2", "--rdzv_backend=c10d", f"--rdzv_endpoint=node1:{runs.port + 100}")
     nodes = [runs.start(host, "torchrun", *TORCHRUN, *dynamic, "-m", "samestep", *args) for host in pair]
@@ -172,8 +172,8 @@ def our_launcher_names_a_killed_rank_waits_for_a_lost_host_and_stops_on_all(runs
     nodes = [runs.node(host, args) for host in pair]
     runs.await_step("ours", 5)
     os.kill(runs.rank_process(pair[1]), signal.SIGKILL)
-    assert exit_codes(*nodes, within=10) == [1, 1]
-    wait_for(lambda: idle(runs), 5, "for all to end")
+    assert exit_codes(*nodes, within=SOON) == [1, 1]
+    wait_for(lambda: idle(runs), SOON, "for all to end")
     for host in pair:
         assert "samestep: rank 1 on node2 was killed by SIGKILL" in runs.printed(host, "ours")
     nodes = [runs.node(host, args, "--max-restarts=1", f"--node-rank={rank}") for rank, host in enumerate(pair)]
@@ -185,7 +185,7 @@ def our_launcher_names_a_killed_rank_waits_for_a_lost_host_and_stops_on_all(runs
     runs.await_launches("ours", [2, 2, 2])
     nodes[1].send_signal(signal.SIGTERM)
     assert exit_codes(*nodes, within=RUN_TIMEOUT) == [75, 75], runs.printed(pair[0], "ours")
-    wait_for(lambda: idle(runs), 5, "for all to end")
+    wait_for(lambda: idle(runs), SOON, "for all to end")
     assert read_json(RunDir(runs.out / "ours").status)["status"] == "preempted"
     assert runs.steps_as_expected("ours") >= 10
     assert "Traceback" not in runs.printed(pair[0], "ours") + runs.printed(pair[1], "ours")
@@ -198,14 +198,14 @@ def three_hosts_become_two_and_three_again_and_the_order_of_samples_is_exact(run
     lost.cut_link()
     runs.await_launches("elastic", [3, 2])
     assert exit_codes(nodes["node3"], within=RUN_TIMEOUT) == [1], "a host that is cut off exits by itself"
-    wait_for(lambda: not lost.processes(), 5, "for all to end")
+    wait_for(lambda: not lost.processes(), SOON, "for all to end")
     assert "the first node, node1:" in runs.printed(lost, "elastic")
     lost.restore_link()
     nodes["node3"] = runs.node(lost, args, nodes="1:3")
     runs.await_launches("elastic", [3, 2, 3])
     nodes["node3"].send_signal(signal.SIGINT)
     assert exit_codes(*nodes.values(), within=RUN_TIMEOUT) == [75, 75, 75]
-    wait_for(lambda: idle(runs), 5, "for all to end")
+    wait_for(lambda: idle(runs), SOON, "for all to end")
     assert "node3 joined; going on from the last checkpoint" in runs.printed(runs.hosts[0], "elastic")
     done = runs.samples("elastic")
     assert done.keys() == set(range(runs.steps_as_expected("elastic")))

@@ -13,7 +13,7 @@ from samestep.core.records import read_json
 from samestep.core.rundir import RunDir
 from system.cluster import Cluster
 from system.cluster_runs import ENDED, PAIR, ClusterRuns
-from system.hosts import wait_for
+from system.hosts import SOON, wait_for
 
 pytestmark = pytest.mark.timeout(900)
 ON_GPUS = ("--nodes=2", "--gpus-per-node=1")
@@ -130,7 +130,7 @@ def test_a_killed_rank_ends_the_job(runs: ClusterRuns) -> None:
     job = runs.submit("killed", *PAIR, step_delay=0.1, max_steps=10_000)
     runs.await_step("killed")
     os.kill(runs.rank_process("killed", 2, 1), signal.SIGKILL)
-    wait_for(lambda: runs.cluster.state(job) in ENDED, 10, "for the end of a job with a killed rank")
+    wait_for(lambda: runs.cluster.state(job) in ENDED, SOON, "for the end of a job with a killed rank")
     assert runs.cluster.state(job) == "FAILED"
     assert not run_checks.orphans(runs.folder, "killed", timeout=1)
 

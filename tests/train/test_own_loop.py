@@ -253,10 +253,12 @@ def test_the_example_under_torchrun(alone: tuple[str, dict[str, torch.Tensor]], 
     torch.testing.assert_close(torch.load(tmp_path / "net.pt"), alone[1], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.long
 def test_the_example_with_the_variables_of_srun(alone: tuple[str, dict[str, torch.Tensor]], tmp_path: Path) -> None:
     assert last_line([example(tmp_path, [sys.executable], srun_variables(rank)) for rank in range(2)]) == alone[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("program", ["mpiexec.mpich", "mpiexec.openmpi"])
 def test_the_example_under_mpiexec(program: str, alone: tuple[str, dict[str, torch.Tensor]], tmp_path: Path) -> None:
     require("mpiexec", [program])

@@ -1,25 +1,38 @@
 """Every recipe is the same run at any world size and after a kill."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from samestep.cli.verify import run
-from samestep.train.recipe_registry import known_recipes
+from samestep.train.recipe_registry import find_recipe, known_recipes
+from samestep.verify.runner import PRESET
 
-PLANTED = [
-    *("planted.sound", "planted.declared_unused", "planted.keyed_dropout", "planted.adversaries"),
-    *("planted.improving", "planted.teacher_dump", "planted.optimizers", "planted.rollout", "planted.two_networks"),
-    *("planted.text_rollout", "planted.gan_generative"),
-]
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "sine.py")
+PROVED = [EXAMPLE, "planted.sound", "planted.teacher_dump", "planted.rollout"]
+PROVED_WITH_TIME = [
+    *("planted.declared_unused", "planted.keyed_dropout", "planted.adversaries", "planted.improving"),
+    *("planted.optimizers", "planted.two_networks", "planted.text_rollout", "planted.gan_generative"),
+]
+
+
+def presets() -> Iterator[Any]:
+    """All that is verified of shipped recipes, their main preset, and recipes of the tests."""
+    for recipe in known_recipes():
+        for preset in find_recipe(recipe).presets:
+            if preset.startswith(PRESET):
+                yield pytest.param(recipe, preset, marks=[] if preset == PRESET else pytest.mark.long)
+    yield from ((recipe, PRESET) for recipe in PROVED)
+    yield from (pytest.param(recipe, PRESET, marks=pytest.mark.long) for recipe in PROVED_WITH_TIME)
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("recipe", [*known_recipes(), EXAMPLE, *PLANTED])
-def test_recipe(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code = run([recipe, "--kill-seed", "7", "--keep", str(tmp_path / "runs")])
+@pytest.mark.parametrize(("recipe", "preset"), presets())
+def test_recipe(recipe: str, preset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = run([recipe, f"--preset={preset}", "--kill-seed", "7", "--keep", str(tmp_path / "runs")])
     output = capsys.readouterr().out
     assert code == 0, output
     assert "FAILED" not in output
@@ -34,7 +47,9 @@ def test_recipe(recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("recipe", ["float_logits", "float32_norm", "hf_llama"])
+@pytest.mark.parametrize(
+    "recipe", ["float_logits", *(pytest.param(name, marks=pytest.mark.long) for name in ("float32_norm", "hf_llama"))]
+)
 def test_arithmetic_in_float32_passes_by_its_measured_floor(
     recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,6 +7,7 @@ import pytest
 from samestep.cli.verify import run
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_adapters_and_references_of_a_sharded_language_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

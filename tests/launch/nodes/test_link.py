@@ -87,7 +87,7 @@ def test_bytes_that_are_no_line_are_silence() -> None:
             pair.socket.sendall(b"x")
         return bool(pair.ends)
 
-    wait_for(drip, 5)
+    wait_for(drip, 60)
     assert pair.end()[1]
 
 

@@ -19,7 +19,8 @@ from launch.test_launcher import wait_for
 from security.strangers import process_tree
 
 pytestmark = pytest.mark.timeout(900)
-MOMENTS = [0.0, 0.05, *(round(random.Random(seed).uniform(0.1, 2.5), 2) for seed in range(3))]
+_DRAWN = [round(random.Random(seed).uniform(0.1, 2.5), 2) for seed in range(3)]
+MOMENTS = [0.05, _DRAWN[0], *(pytest.param(moment, marks=pytest.mark.long) for moment in (0.0, *_DRAWN[1:]))]
 """Seconds after the start: before there are ranks, while they import torch, while they wait for each other."""
 GRACE = 3
 TESTS = Path(__file__).parents[2]

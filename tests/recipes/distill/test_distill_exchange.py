@@ -56,6 +56,7 @@ def vectors(run: Path, is_query: bool) -> torch.Tensor:
     return embed_texts(trained.network(), reading, [Text(text, is_query) for text in TEXTS], world, batch_size=2)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(find_spec("sentence_transformers") is None, reason="needs sentence-transformers")
 def test_another_process_without_samestep_gets_the_same_vectors(run: Path, tmp_path: Path) -> None:
     folder, file = run.parent / "artifacts" / "run", tmp_path / "found.safetensors"

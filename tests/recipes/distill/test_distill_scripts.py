@@ -25,6 +25,7 @@ def call(command: Sequence[str | Path], folder: Path, python: str = sys.executab
     return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=100)
 
 
+@pytest.mark.long
 def test_the_shell_script_trains_on_2_processes_without_a_projection(tmp_path: Path) -> None:
     found = call([LOCAL, "2", "False", *SHORT], tmp_path)
     assert found.returncode == 0, found.stderr

@@ -75,6 +75,7 @@ def test_cached_and_live_teachers_train_alike(tmp_path: Path) -> None:
         assert cached == pytest.approx(live, abs=1e-5), stage
 
 
+@pytest.mark.long
 def test_a_local_pool_is_another_loss_and_is_called_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     sizes = ["global_batch_size=6", "skip_phase1=true", "max_steps=1", "log.quiet=false"]
     losses = {}

@@ -27,6 +27,7 @@ def many_records(folder: Path, count: int) -> Path:
     return write_records(folder / "many.json", records)
 
 
+@pytest.mark.long
 def test_414_records_on_4_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     data = many_records(tmp_path, 414)
     sizes = ["data.limit=null", "data.validation_fraction=0.1", "global_batch_size=93", "batch_size=24", "max_steps=4"]

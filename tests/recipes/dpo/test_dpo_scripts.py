@@ -41,6 +41,7 @@ def check_short_run(run: Path) -> None:
     assert read_json(run / "frozen.json")["dpo"]["plan"]["global_batch"] == 16
 
 
+@pytest.mark.long
 def test_the_local_script_trains_on_2_processes_in_the_folder_it_is_called_from(tmp_path: Path) -> None:
     found = call([LOCAL, "2", *SHORT], tmp_path)
     assert found.returncode == 0, found.stderr
@@ -134,6 +135,7 @@ def test_the_directives_of_the_aurora_script() -> None:
     assert text.index("#PBS") < text.index("set -e"), "PBS reads no directive after the first command"
 
 
+@pytest.mark.long
 def test_the_aurora_script_trains_under_mpiexec_without_pbs(tmp_path: Path) -> None:
     require("mpiexec", ["mpiexec.mpich"])
     env = {"MPIEXEC": "mpiexec.mpich", "RANKS_PER_NODE": "2", "FLAGS": " ".join(SHORT)}

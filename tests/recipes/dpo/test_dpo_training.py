@@ -118,6 +118,7 @@ def test_a_model_of_transformers_with_and_without_padding(adapters: list[str], l
     assert abs(runs[0][0]["dpo"] - LN2) < 1e-5 and abs(runs[0][2]["dpo"] - LN2) > 1e-4
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_model_of_the_hub(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Downloaded once, by one process for both; a resume finds it."""

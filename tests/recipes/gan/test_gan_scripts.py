@@ -33,6 +33,7 @@ def test_the_shell_script_trains_on_2_processes_in_the_folder_it_is_called_from(
     assert status_and_files(tmp_path / "runs" / "a") == ("done", files)
 
 
+@pytest.mark.long
 def test_torchrun_trains_stories_with_the_python_script(tmp_path: Path) -> None:
     rows = [f"A{number},crime,Once upon a time there were {number} of them." for number in range(20)]
     (tmp_path / "stories.csv").write_text("\n".join(["title,genre,human_story", *rows]))

@@ -63,6 +63,7 @@ def composed(*args: str) -> LensConfig:
     return config
 
 
+@pytest.mark.long
 def test_the_launch_script_trains_a_config_file_on_2_processes(tmp_path: Path) -> None:
     found = call([LAUNCH, f"config={CONF / 'lens_small.yaml'}", "num_gpus=2", *SHORT, "t_text=2"], tmp_path)
     assert found.returncode == 0, found.stderr
@@ -175,6 +176,7 @@ def test_the_python_script_explains_itself_and_needs_the_file_it_names(tmp_path:
     assert other.returncode == 2 and "There is no file gpt2_frozen.yaml" in other.stderr
 
 
+@pytest.mark.long
 def test_the_integration_test_passes(tmp_path: Path) -> None:
     found = call([INTEGRATION], tmp_path)
     assert found.returncode == 0, found.stdout + found.stderr
