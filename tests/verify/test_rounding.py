@@ -116,3 +116,10 @@ def test_a_run_that_is_another_one_measures_nothing(more: dict[str, object], tex
     assert floor is STRICT
     assert check.result is ProofStatus.UNKNOWN
     assert check.sentence.startswith(f"cannot be measured: {text}")
+    assert measured(losses_by(1 + 1e-7, **more))[1] == check, "it is no rounding of float64"
+
+
+def test_rows_that_an_earlier_stage_computed_may_differ_in_their_last_bits() -> None:
+    floor, check = measured(losses_by(1 + 1e-15, data=[[1, 2]] * 7))
+    assert check.result is ProofStatus.OK
+    assert floor.tolerance("losses") == 1e-8

@@ -67,9 +67,14 @@ class Floor:
 
     def tolerance(self, subject: str) -> float:
         """The largest difference that passes; infinite where nothing can be proved."""
-        least = FLOAT32 if max(self.measured.values(), default=0.0) > EXACT else 0.0
+        least = 0.0 if self.exact else FLOAT32
         limit = max(TOLERANCE, MARGIN * max(least, self.measured.get(subject, 0.0)))
         return inf if self.unlimited or limit > WORST else limit
+
+    @property
+    def exact(self) -> bool:
+        """Whether nothing moves by more than float64 rounds."""
+        return max(self.measured.values(), default=0.0) <= EXACT
 
     @property
     def tie(self) -> float:
