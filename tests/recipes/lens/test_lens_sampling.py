@@ -72,3 +72,22 @@ def test_options_that_cannot_be(
 ) -> None:
     assert main(["sample", str(run), *options]) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_adapters_of_decoder_and_encoder_are_loaded_and_exported_but_not_merged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("peft")
+    run = train(tmp_path, "verify-live", "evaluation.rows=0")
+    assert main(["export", str(run), str(tmp_path / "lens.safetensors")]) == 2
+    assert "(decoder, encoder) act one at a time and cannot be added to one base" in capsys.readouterr().err
+    assert not (tmp_path / "lens.safetensors").exists()
+    assert main(["export", str(run), str(tmp_path), "--weights"]) == 0
+    (file,) = tmp_path.glob("*.pt")
+    exported = torch.load(file)
+    network = samestep.load(run, "last")
+    adapters = {name: value for name, value in network.named_parameters() if ".lora_" in name}
+    assert {name.split(".")[-2] for name in adapters} == {"decoder", "encoder"}
+    for name, value in adapters.items():
+        assert torch.equal(exported[name], value), name
+    assert any(value.abs().sum() > 0 for name, value in adapters.items() if "lora_B" in name), "they were trained"

@@ -45,6 +45,12 @@ def _lora_layers(network: nn.Module) -> dict[str, Any]:
     for name, part in layers.items():
         if not isinstance(part, LoraLayer) or any(part.lora_variant):
             raise UserError(f"the adapter of {name!r} is no plain LoRA and cannot be merged here; use peft's own merge")
+        idle = {*part.lora_A, *part.lora_embedding_A} - set(part.active_adapters)
+        if idle:  # one that acts at times is neither left out nor added for good
+            raise UserError(
+                f"the adapters of {name!r} ({', '.join(sorted(idle))}) act one at a time and cannot be added to one "
+                "base; use samestep.load, or export what was trained with --weights"
+            )
     return {f"{name}.base_layer.weight": part for name, part in layers.items()}
 
 
