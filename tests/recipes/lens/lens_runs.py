@@ -29,13 +29,14 @@ def rows_of(run: Path, stage: str, has: str = "loss") -> list[dict[str, Any]]:
     return [row for row in rows if row["stage"] == stage and has in row]
 
 
-def model_folder(folder: Path, kind: str = "llama", **changes: Any) -> Path:
-    """A tiny random model of transformers with a tokenizer."""
+def model_folder(folder: Path, kind: str = "llama", dtype: torch.dtype = torch.float32, **changes: Any) -> Path:
+    """A tiny random model of transformers with a tokenizer; its weights are stored in `dtype`."""
     from transformers import PreTrainedTokenizerFast
 
     inner = bytes_with_merges()
     names = {"bos_token": "<s>", "eos_token": "<|end|>"}
     PreTrainedTokenizerFast(tokenizer_object=inner, **names).save_pretrained(folder)
     attention = "eager" if kind == "gemma2" else "sdpa"
-    of_transformers(kind, attention, **{"vocab_size": inner.get_vocab_size() + 3, **changes}).save_pretrained(folder)
+    network = of_transformers(kind, attention, **{"vocab_size": inner.get_vocab_size() + 3, **changes})
+    network.to(dtype).save_pretrained(folder)
     return folder

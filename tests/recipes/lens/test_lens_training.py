@@ -69,8 +69,8 @@ def test_advantages_and_policy() -> None:
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"])
 def test_models_of_transformers(tmp_path: Path, kind: str) -> None:
-    """From local folders: every family, with all kinds of trained parts."""
-    folder = model_folder(tmp_path / "model", kind)
+    """From local folders: every family, with all kinds of trained parts; copies of weights in bfloat16 too."""
+    folder = model_folder(tmp_path / "model", kind, torch.bfloat16 if kind == "llama" else torch.float32)
     parts = {
         "gpt2": "{decoder: {base_model: lora}, encoder: {base_model: lora}}",
         "llama": "{decoder: {base_model: true, output_head: true}, encoder: {base_model: true}}",
