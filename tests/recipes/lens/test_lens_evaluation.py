@@ -14,10 +14,11 @@ from samestep.cli.main import main
 from samestep.core.records import read_json
 from samestep.recipes.lens.baselines import fit
 from samestep.recipes.lens.config import EvaluationConfig
+from samestep.recipes.lens.evaluation import RECORDS, RESULTS
 from samestep.recipes.lens.explanations import context_of, visible
 from samestep.recipes.lens.held_out import SpreadRows, compute_rows
 from samestep.recipes.lens.language_model import BuiltInModel
-from samestep.recipes.lens.measuring import BASELINES, METHODS, results_of
+from samestep.recipes.lens.measuring import BASELINES, METHODS, Measuring, results_of
 from samestep.recipes.lens.network import Lens
 from samestep.recipes.lens.shape import LensShape
 
@@ -136,6 +137,28 @@ def test_the_stage_measures_the_best_weights(run: Path) -> None:
     ]
     assert [record["row"] for record in records] == list(range(7))
     assert (run / "artifacts" / "eval" / "explanations.html").read_text().startswith("<!doctype html>")
+
+
+def test_an_evaluation_that_was_killed_goes_on_and_finds_the_same(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure, seen, calls = Measuring.__call__, 0, 1
+
+    def counted(self: Measuring, batch: Any) -> Any:
+        nonlocal seen
+        if seen == calls:
+            raise RuntimeError("killed")
+        seen += 1
+        return measure(self, batch)
+
+    monkeypatch.setattr(Measuring, "__call__", counted)
+    preset = read_json(run / "config.json")["config"]["preset"]
+    killed = train(tmp_path, preset, code=1)
+    assert seen == 1 and not (killed / "artifacts" / "eval" / RESULTS).exists()
+    calls = 10**6
+    assert main(["train", "--resume", str(killed)]) == 0
+    for name in (RESULTS, RECORDS):
+        assert (killed / "artifacts" / "eval" / name).read_text() == (run / "artifacts" / "eval" / name).read_text()
 
 
 def test_the_verb_finds_the_same_figures(run: Path) -> None:
