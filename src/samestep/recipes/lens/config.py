@@ -180,6 +180,9 @@ class LensConfig(Config):
     """Take what is added to the rebuilt activation, A' less its own reconstruction, as a constant."""
     kv_cache: bool = True
     """The decoder keeps keys and values of what it has read; false: it reads everything again for each token."""
+    compile: bool | None = free(False)
+    """Compile the losses with torch.compile: each token of an explanation passes through all blocks, so it takes many
+    minutes. null: on a GPU, where it is faster."""
     trainable_components: TrainableComponents = field(default_factory=TrainableComponents)
     """Which parts are trained."""
     data: DataConfig = field(default_factory=DataConfig)
