@@ -194,7 +194,9 @@ def test_it_works_after_a_cast_and_a_build_without_memory() -> None:
     assert torch.equal(stream.leaving(tokens(), 2), wanted)
 
 
-@pytest.mark.parametrize("kind", ["native", "gpt2", "gemma3"])
+@pytest.mark.parametrize(
+    "kind", ["gpt2", pytest.param("native", marks=pytest.mark.long), pytest.param("gemma3", marks=pytest.mark.long)]
+)
 def test_it_can_be_compiled(kind: str) -> None:
     network = network_of(kind).float()
     stream = ResidualStream(network)

@@ -41,9 +41,17 @@ PLANTED = {
     "idle_parameter": ("every parameter gets a gradient", "model.idle.weight, model.idle.bias never got one"),
 }
 
+LONG = (
+    *("functional_dropout", "unkeyed_dropout", "batch_norm", "accumulation_weight", "accumulation_count"),
+    *("padded_validation", "hash_order", "neighbour_dump", "idle_parameter"),
+)
+"""What is like another one, or is also tried without processes (test_compare.py, test_artifacts.py)."""
+
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in PLANTED]
+)
 def test_planted_mistake(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     check, cause = PLANTED[name]
     code = run([f"planted.{name}", "--kill-seed", "3", "--timeout", "5", "--keep", str(tmp_path / "runs")])
@@ -56,7 +64,9 @@ def test_planted_mistake(name: str, tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("name", "first"), [("low_precision", LOW), ("order_dependent", ORDER)])
+@pytest.mark.parametrize(
+    ("name", "first"), [("order_dependent", ORDER), pytest.param("low_precision", LOW, marks=pytest.mark.long)]
+)
 def test_where_nothing_can_be_proved_that_is_reported(
     name: str, first: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

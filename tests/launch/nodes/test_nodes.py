@@ -102,7 +102,7 @@ class Machines:
     def printed(self, name: str) -> str:
         return self.output(name).read_text() if self.output(name).exists() else ""
 
-    def ends(self, *processes: ForkServerProcess, within: float = 30) -> list[int | None]:
+    def ends(self, *processes: ForkServerProcess, within: float = 120) -> list[int | None]:
         """The exit codes."""
         end = time.monotonic() + within
         for process in processes:
@@ -199,7 +199,7 @@ def test_a_signal_to_one_node_stops_all(machines: Machines, asked: str) -> None:
     nodes = {name: machines.start(name, rank=rank, max_restarts=3) for rank, name in enumerate("ab")}
     wait_for(lambda: all((machines.folder / f"ready_{rank}_0").exists() for rank in range(2)))
     nodes[asked].terminate()
-    assert machines.ends(*nodes.values(), within=60) == [75, 75]
+    assert machines.ends(*nodes.values()) == [75, 75]
     assert all((machines.folder / f"asked_{rank}").exists() for rank in range(2))
 
 
@@ -208,7 +208,7 @@ def test_a_signal_while_nodes_wait_for_each_other_ends_them(machines: Machines) 
     nodes = [machines.start("a", rank=0, nodes=(3, 3)), machines.start("b", rank=1, nodes=(3, 3))]
     wait_for(lambda: all("waiting for other nodes" in machines.printed(name) for name in "ab"))
     nodes[1].terminate()
-    assert machines.ends(*nodes, within=60) == [75, 75]
+    assert machines.ends(*nodes) == [75, 75]
     assert not machines.workers()
 
 
@@ -217,16 +217,16 @@ def test_ranks_on_other_nodes_that_do_not_stop_are_ended(machines: Machines) -> 
     nodes = [machines.start(name, rank=rank, args=("stubborn",), grace=1.0) for rank, name in enumerate("ab")]
     wait_for(lambda: all((machines.folder / f"ready_{rank}_0").exists() for rank in range(2)))
     nodes[0].terminate()
-    assert machines.ends(*nodes, within=60) == [75, 75]
+    assert machines.ends(*nodes) == [75, 75]
     assert "rank 0, 1 did not stop within 1 s" in machines.printed("b")
 
 
-def test_a_killed_rank_ends_all_within_ten_seconds(machines: Machines) -> None:
+def test_a_killed_rank_ends_all(machines: Machines) -> None:
     machines.script("time.sleep(60)")  # peers that notice nothing
     nodes = [machines.start(name, rank=rank) for rank, name in enumerate("ab")]
     wait_for(lambda: machines.began(0, 2) and machines.began(1, 2))
     os.kill(int((machines.folder / "began_1_0_of_2").read_text()), signal.SIGKILL)
-    assert machines.ends(*nodes, within=60) == [1, 1]
+    assert machines.ends(*nodes) == [1, 1]
     for name in "ab":
         assert "rank 1 on " in machines.printed(name) and "was killed by SIGKILL" in machines.printed(name)
 
@@ -255,7 +255,7 @@ def test_a_node_out_of_reach_is_left_behind_and_ends_its_own_ranks(machines: Mac
     assert "has not answered for 2.4 s; going on with 1 node" in machines.printed("a")
     first.kill()
     os.kill(second.pid or 0, signal.SIGCONT)
-    assert machines.ends(second, within=60) == [1]
+    assert machines.ends(second) == [1]
     assert "the first node, 127.0.0.1:" in machines.printed("b")
 
 
@@ -266,7 +266,7 @@ def test_a_lost_node_of_a_fixed_number_is_waited_for_if_restarts_are_left(machin
     wait_for(lambda: machines.began(0, 2) and machines.began(1, 2))
     second.kill()
     wait_for(lambda: "waiting for another node to take its place (restart 1 of 1)" in machines.printed("a"), 15)
-    assert machines.ends(first, machines.start("c", rank=1), within=60) == [0, 0]
+    assert machines.ends(first, machines.start("c", rank=1)) == [0, 0]
 
 
 def test_a_lost_node_ends_the_others(machines: Machines) -> None:
@@ -283,7 +283,7 @@ def test_the_first_node_is_missed_by_the_others(machines: Machines) -> None:
     nodes = [machines.start(name, rank=rank) for rank, name in enumerate("ab")]
     wait_for(lambda: all((machines.folder / f"ready_{rank}_0").exists() for rank in range(2)))
     nodes[0].kill()
-    assert machines.ends(nodes[1], within=60) == [75], "its ranks stopped in good order"
+    assert machines.ends(nodes[1]) == [75], "its ranks stopped in good order"
     assert "the first node, 127.0.0.1:" in machines.printed("b")
 
 
