@@ -102,9 +102,9 @@ class Machines:
     def printed(self, name: str) -> str:
         return self.output(name).read_text() if self.output(name).exists() else ""
 
-    def ends(self, *processes: ForkServerProcess, within: float = 120) -> list[int | None]:
+    def ends(self, *processes: ForkServerProcess) -> list[int | None]:
         """The exit codes."""
-        end = time.monotonic() + within
+        end = time.monotonic() + 120
         for process in processes:
             process.join(max(0.0, end - time.monotonic()))
         return [process.exitcode for process in processes]
@@ -274,7 +274,7 @@ def test_a_lost_node_ends_the_others(machines: Machines) -> None:
     nodes = [machines.start(name, rank=rank, peers=1.0) for rank, name in enumerate("ab")]
     wait_for(lambda: machines.began(0, 2) and machines.began(1, 2))
     nodes[1].kill()
-    assert machines.ends(nodes[0], within=12) == [1]
+    assert machines.ends(nodes[0]) == [1]
     assert "closed the connection; the run can be resumed with --resume" in machines.printed("a")
 
 
@@ -342,7 +342,7 @@ def test_another_program_on_the_port_is_recognised(machines: Machines) -> None:
         node = machines.start("b", rank=1)
         connection, _ = server.accept()
         connection.sendall(b"220 mail.example.org ESMTP\n")
-        assert machines.ends(node, within=15) == [2]
+        assert machines.ends(node) == [2]
         connection.close()
     assert f"what answers at 127.0.0.1:{machines.port} is not a samestep launcher of this version" in machines.printed(
         "b"
