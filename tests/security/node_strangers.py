@@ -38,7 +38,7 @@ def stranger(attack: str, port: int) -> Iterator[subprocess.Popen[str]]:
 
 def found(process: subprocess.Popen[str]) -> list[str]:
     """End the attack; returns what the stranger found out."""
-    output, _ = process.communicate("", timeout=30)
+    output, _ = process.communicate("", timeout=120)
     return list(json.loads(output))
 
 

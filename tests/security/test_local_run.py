@@ -70,7 +70,7 @@ def test_what_a_stranger_adds_to_its_store_is_not_read(
 ) -> None:
     """By the names that entries would have without authentication: a failure with code 0, a recipe to import."""
     assert stranger.attack("add", ports(run)), "the store was reached"
-    output, _ = run.communicate(timeout=90)
+    output, _ = run.communicate(timeout=300)
     assert (run.returncode, steps(tmp_path)) == (0, STEPS), output
 
 
@@ -84,6 +84,6 @@ def test_what_a_stranger_overwrites_is_never_believed(
     found = stranger.attack("overwrite", ports(run), [str(planted), {}])
     assert found, "the store was reached"
     assert not [name for name in found if "samestep/failure" in name], "entries do not tell what they are"
-    output, _ = run.communicate(timeout=90)
+    output, _ = run.communicate(timeout=300)
     assert not mark.exists()
     assert run.returncode != 0 or steps(tmp_path) == STEPS, output

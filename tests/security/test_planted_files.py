@@ -50,7 +50,7 @@ def test_a_planted_link_is_never_followed(planted: str, shared: Path) -> None:
     plant = "import os, sys; os.makedirs(os.path.dirname(sys.argv[1]), mode=0o777); os.symlink(*sys.argv[:0:-1])"
     assert as_stranger(plant, str(shared / "run" / planted), str(victim)).returncode == 0
     process = train(shared)
-    output, _ = process.communicate(timeout=200)
+    output, _ = process.communicate(timeout=500)
     assert victim.read_text() == "my thesis"
     assert process.returncode == 2 and "Traceback" not in output, output
     sentence = "holds no samestep run" if planted == ".config.json.tmp" else f"{planted} is a symbolic link"
@@ -82,14 +82,14 @@ def test_the_folder_of_a_launch_is_closed_to_others(shared: Path) -> None:
     temporary.chmod(0o1777)
     process = train(shared, "--nproc=2", "pause=0.5", TMPDIR=str(temporary))
     try:
-        end = time.monotonic() + 100
+        end = time.monotonic() + 300
         while not (found := list(temporary.glob("samestep-launch-*"))):
             assert process.poll() is None and time.monotonic() < end
             time.sleep(0.05)
         assert [stat.S_IMODE(folder.stat().st_mode) for folder in found] == [0o700]
         tried = as_stranger(TRY, str(found[0]), str(shared))
         assert (tried.returncode, tried.stdout) == (0, ""), tried.stdout + tried.stderr
-        output, _ = process.communicate(timeout=150)
+        output, _ = process.communicate(timeout=500)
         assert process.returncode == 0, output
     finally:
         process.kill()
