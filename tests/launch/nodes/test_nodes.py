@@ -84,7 +84,7 @@ class Machines:
         rank: int | None = None,
         *,
         nodes: tuple[int, int] = (2, 2),
-        wait: float = 30,
+        wait: float = 100,
         args: tuple[str, ...] = (),
         **options: float | str,
     ) -> ForkServerProcess:
