@@ -12,6 +12,7 @@ import tempfile
 import textwrap
 from collections.abc import Iterator
 from multiprocessing import forkserver
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,7 +77,23 @@ def pytest_unconfigure() -> None:
     shutil.rmtree(SETTINGS, ignore_errors=True)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    _list_skipped(terminalreporter)
+    _list_reports(terminalreporter, config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
+
+
+def _list_reports(terminalreporter: pytest.TerminalReporter, folder: Path) -> None:
+    """Which runs were reported as unusually slow: those that hang on purpose, and no other."""
+    logs = sorted(path for path in folder.rglob("rank_*.log") if path.is_file())
+    reported = [path for path in logs if "which is unusual" in path.read_text(errors="replace")]
+    if logs:
+        terminalreporter.section("reports of slow runs")
+        terminalreporter.line(f"in {len(reported)} of the logs of {len(logs)} ranks")
+    for path in reported:
+        terminalreporter.line(f"    {path.relative_to(folder)}")
+
+
+def _list_skipped(terminalreporter: pytest.TerminalReporter) -> None:
     """Which tests were skipped, by the reason."""
     reasons: dict[str, list[str]] = {}
     for report in terminalreporter.stats.get("skipped", []):
