@@ -45,7 +45,7 @@ LONG = (
     *("functional_dropout", "unkeyed_dropout", "batch_norm", "accumulation_weight", "accumulation_count"),
     *("padded_validation", "hash_order", "neighbour_dump", "idle_parameter"),
 )
-"""What is like another one, or is also tried without processes (test_compare.py, test_artifacts.py)."""
+"""Those that `make test` leaves out: most are like another one."""
 
 
 @pytest.mark.timeout(900)

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from samestep.cli.verify import run
+from samestep.cli.verify import run, verify_presets
 from samestep.train.recipe_registry import find_recipe, known_recipes
 from samestep.verify.runner import PRESET
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "sine.py")
 PROVED = [EXAMPLE, "planted.teacher_dump"]
-PROVED_WITH_TIME = [
+LONG = [
     *("planted.sound", "planted.rollout"),
     *("planted.declared_unused", "planted.keyed_dropout", "planted.adversaries", "planted.improving"),
     *("planted.optimizers", "planted.two_networks", "planted.text_rollout", "planted.gan_generative"),
@@ -21,13 +21,12 @@ PROVED_WITH_TIME = [
 
 
 def presets() -> Iterator[Any]:
-    """All that is verified of shipped recipes, their main preset, and recipes of the tests."""
+    """Shipped recipes with all presets that are verified, and recipes of the tests."""
     for recipe in known_recipes():
-        for preset in find_recipe(recipe).presets:
-            if preset.startswith(PRESET):
-                yield pytest.param(recipe, preset, marks=[] if preset == PRESET else pytest.mark.long)
+        for preset in verify_presets(find_recipe(recipe)):
+            yield pytest.param(recipe, preset, marks=[] if preset == PRESET else pytest.mark.long)
     yield from ((recipe, PRESET) for recipe in PROVED)
-    yield from (pytest.param(recipe, PRESET, marks=pytest.mark.long) for recipe in PROVED_WITH_TIME)
+    yield from (pytest.param(recipe, PRESET, marks=pytest.mark.long) for recipe in LONG)
 
 
 @pytest.mark.timeout(900)

@@ -65,7 +65,7 @@ def run(args: Sequence[str]) -> int:
 
 def verify_configs(recipe_args: RecipeArgs, recipe: Recipe) -> dict[str, Any]:
     """The configs to verify, by preset: all `verify` presets, or the one that the command line names."""
-    presets = [name for name in recipe.presets if name == PRESET or name.startswith(f"{PRESET}-")]
+    presets = verify_presets(recipe)
     if not presets:
         raise UserError(
             f"the recipe {recipe_args.name} has no preset {PRESET!r}; declare a small one in its presets, such as "
@@ -73,6 +73,11 @@ def verify_configs(recipe_args: RecipeArgs, recipe: Recipe) -> dict[str, Any]:
         )
     configs = [recipe_args.config(recipe, preset=preset) for preset in presets]
     return {config.preset: config for config in configs}  # --preset on the command line replaces each of them
+
+
+def verify_presets(recipe: Recipe) -> list[str]:
+    """The presets of a recipe that are there to be verified."""
+    return [name for name in recipe.presets if name == PRESET or name.startswith(f"{PRESET}-")]
 
 
 def _run_proof(runner: ProofRunner, recipe: Recipe, name: str, seed: int) -> list[CheckResult]:

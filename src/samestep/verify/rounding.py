@@ -33,10 +33,9 @@ def measure_floor(
     if not found.tie:
         measured["metrics"], where["metrics"] = largest_difference(*metrics)
     floor = Floor(measured, where)
-    reason = _why_another_run(ours, theirs)
-    if floor.exact and not found.difference:
-        reason = ""  # rows that an earlier stage computed differ in their last bits, as everything may
-    reason = reason or (found.difference.sentence if found.difference else "")
+    reason = found.difference.sentence if found.difference else ""
+    if reason or not floor.exact:  # else rows that an earlier stage computed differ in their last bits, as all may
+        reason = _why_another_run(ours, theirs) or reason
     if reason:
         return STRICT, CheckResult(NAME, ProofStatus.UNKNOWN, f"cannot be measured: {reason}")
     cause = known_causes(_updates(theirs)) if floor.unverifiable else ""
