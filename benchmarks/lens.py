@@ -23,11 +23,12 @@ from stopped_run import memory_in_use, run_and_stop
 
 WAYS: dict[str, list[str]] = {
     "as it is": [],
+    "not recorded": ["cuda_graphs=false"],
     "no cache": ["kv_cache=false"],
     "checkpointing": ["activation_checkpointing=full"],
     "checkpointing, no cache": ["activation_checkpointing=full", "kv_cache=false"],
-    "compiled": ["compile=null"],
-    "compiled, no cache": ["compile=null", "kv_cache=false"],
+    "compiled": ["compile=true"],
+    "compiled, no cache": ["compile=true", "kv_cache=false"],
 }
 SIZES: dict[str, dict[str, int]] = {"gpt2": {}, "tiny": {"n_embd": 32, "n_layer": 3, "n_head": 2, "vocab_size": 300}}
 

@@ -35,6 +35,8 @@ MOST_SHAPES = 32
 class LossCompiler:
     """Compiles functions on their first call; `failure` says why a part of one could not be compiled."""
 
+    tool = "torch.compile"
+
     def __init__(self, backend: str | Compiler = "inductor") -> None:
         self.enabled = True
         self.failure: str | None = None
@@ -48,9 +50,14 @@ class LossCompiler:
         # Made once: torch compiles again for a backend that is not the same object.
         self._backends = {records: partial(self.compile_graph, cuda_graphs=records) for records in (False, True)}
 
+    @property
+    def how(self) -> str:
+        """What it does to a function."""
+        return "compiled with CUDA graphs" if self.cuda_graphs else "compiled"
+
     def is_new(self, function: Function) -> bool:
         """Whether a function was not compiled yet; one that is made anew in every step is the same one."""
-        return self.enabled and (_key(function), self.cuda_graphs) not in self._compiled
+        return self.enabled and (function_key(function), self.cuda_graphs) not in self._compiled
 
     def __call__(self, function: Function, compute: torch.dtype | None = None, args: Sequence[Any] = ()) -> Function:
         """The function with weights that are cast to `compute`, compiled unless that was given up; `args` is what it
@@ -60,7 +67,7 @@ class LossCompiler:
         records = self.cuda_graphs and self._may_record(args)
         if records:  # what was returned before may be overwritten from now on
             torch.compiler.cudagraph_mark_step_begin()
-        key = _key(function), records
+        key = function_key(function), records
         known = self._compiled.get(key)
         if known is None or known[0] != function:  # the same code with other closures: torch compiles it only once
             wrapped = self._with_own_code(key, function, with_cast_weights(function, compute))
@@ -114,10 +121,10 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
 
 
-def _key(function: Function) -> Hashable:
+def function_key(function: Function) -> Hashable:
     """A function's code, and the object whose method it is."""
     if isinstance(function, partial):
-        return _key(function.func)
+        return function_key(function.func)
     code = getattr(function, "__code__", None)
     return (code, id(getattr(function, "__self__", None))) if code is not None else id(function)
 

@@ -1,12 +1,15 @@
 """Recording kernels once and starting them together from then on, where a device waits for the host to start them."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
+from typing import Any, TypeVar
 
 import torch
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 def record(function: Callable[[], None], device: torch.device, what: str) -> Callable[[], None] | None:
@@ -14,20 +17,34 @@ def record(function: Callable[[], None], device: torch.device, what: str) -> Cal
 
     It is recorded, not run. It must have run before, and must change tensors in place alone.
     """
-    graph, stream = torch.cuda.CUDAGraph(), _stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
     try:
-        with torch.cuda.stream(stream):
-            graph.capture_begin(capture_error_mode="thread_local")  # other threads save and load meanwhile
-            try:
-                function()
-            finally:
-                graph.capture_end()
+        with recording_stream(device):
+            return capture(function)[0].replay
     except RuntimeError as error:
         logger.warning("%s is not recorded as a CUDA graph: %s", what, str(error).strip().splitlines()[0])
         return None
+
+
+def capture(function: Callable[[], T], pool: Any = None) -> tuple[torch.cuda.CUDAGraph, T]:
+    """The kernels of a function as a graph, and what it returned: tensors that a replay fills. Inside of
+    `recording_stream`; `pool` is that of a graph whose tensors it reads."""
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")  # other threads save and load meanwhile
+    try:
+        found = function()
+    finally:
+        graph.capture_end()
+    return graph, found
+
+
+@contextmanager
+def recording_stream(device: torch.device) -> Iterator[None]:
+    """Around what is recorded: the stream for it, after all that was started before."""
+    stream = _stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield
     torch.cuda.current_stream(device).wait_stream(stream)
-    return graph.replay
 
 
 @cache

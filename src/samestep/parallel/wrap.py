@@ -30,6 +30,7 @@ from samestep.parallel.precision import (
     weights_at,
     with_cast_weights,
 )
+from samestep.parallel.recording import LossRecorder
 from samestep.parallel.waiting import WaitTimer
 from samestep.world.world import World
 
@@ -44,8 +45,8 @@ class Parallel(Protocol):
 
     inner: nn.Module
     """The user's own module, for its state and for inference."""
-    compiler: LossCompiler | None
-    """Compiles what `call` calls, if it is there."""
+    compiler: LossCompiler | LossRecorder | None
+    """Compiles what `call` calls, or records it, if it is there."""
     replicated: bool
     """Whether every rank holds the full module."""
     needs_warm_up: bool
@@ -114,7 +115,7 @@ class _ParallelBase:
     """Records whether the network was called; defaults for the rest."""
 
     inner: nn.Module
-    compiler: LossCompiler | None = None
+    compiler: LossCompiler | LossRecorder | None = None
     _cast_to: torch.dtype | None = None
 
     @property

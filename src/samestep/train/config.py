@@ -189,6 +189,9 @@ class Config:
     compile: bool | None = free(None)
     """Compile the losses, and the models inside of them, with torch.compile. null: on a GPU, where it is faster and
     training would take longer than 3 minutes; decided at the first launch."""
+    cuda_graphs: bool = free(True)
+    """On a GPU, start the kernels of an update together as CUDA graphs, where the host would be too slow to start them
+    one by one; decided at the first launch. false: never."""
     attention: Literal["auto", "flash", "cudnn", "efficient", "math"] = free("auto")
     """The kernel of scaled_dot_product_attention; auto: on a GPU the fastest one, measured at the first launch."""
     activation_checkpointing: str = free("none")

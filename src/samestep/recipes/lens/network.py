@@ -65,6 +65,8 @@ class Lens(nn.Module):
     """A frozen model, and the decoder and the encoder around it."""
 
     has_frozen_base = True
+    is_recordable = True
+    """Noise is keyed by tensors of the batch, and there is no dropout (see parallel/recording.py)."""
 
     def __init__(self, model: nn.Module, shape: LensShape, prompt: tuple[Sequence[int], Sequence[int]]) -> None:
         """`prompt` has the tokens of the decoder's prompt before and after the activation."""
@@ -201,7 +203,8 @@ class Lens(nn.Module):
             found = self.explain(activation, tau, ids)
             rebuilt = self.rebuild(found.mixtures)
         else:  # both in one pass
-            purposes = torch.tensor([OWN, OTHER], device=ids.device).repeat_interleave(len(ids))[:, None]
+            is_own = torch.arange(2 * len(ids), device=ids.device) < len(ids)  # a list would be copied by the host
+            purposes = torch.where(is_own, OWN, OTHER)[:, None]
             both = self.explain(torch.cat((activation, other)), tau.repeat(2), ids.repeat(2, 1), purpose=purposes)
             rebuilt, other_rebuilt = self.rebuild(both.mixtures).chunk(2)
             found = Explanation(*(part[: len(ids)] for part in both))

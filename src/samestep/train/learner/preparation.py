@@ -1,6 +1,7 @@
-"""What is decided before a learner's first update: the kernel of its attention, and whether its losses are compiled.
+"""What is decided before a learner's first update: the kernel of its attention, and whether its losses are compiled or
+recorded.
 
-On a GPU both are measured with the first micro-batch. Rank 0 decides, and what it decides is fixed for all later
+On a GPU all of it is measured with the first micro-batch. Rank 0 decides, and what it decides is fixed for all later
 launches of the run, so that a resumed run computes as before.
 """
 
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +19,7 @@ from samestep.core.records import Json
 from samestep.parallel.attention_kernels import attention_kernel, fastest_kernel, recording_attention
 from samestep.parallel.compiling import LossCompiler, describe
 from samestep.parallel.precision import Function
+from samestep.parallel.recording import LossRecorder, is_recordable
 from samestep.parallel.wrap import Parallel, warm_up
 from samestep.train.first_launch import FirstLaunch
 from samestep.world.world import World
@@ -48,6 +51,7 @@ class Choices:
     """The name of a kernel; `auto`: the fastest; None: as torch chooses."""
     compiles_from: float = COMPILES_FROM
     compiler: Callable[[], LossCompiler] = LossCompiler
+    recorder: Callable[[Callable[[], None]], LossRecorder] = LossRecorder
     cuda_graphs: bool = False
     """Whether they may be used, where the host takes longer to start kernels than the device to run them."""
     fix: Fix = lambda what, decide: decide()
@@ -75,7 +79,7 @@ class Choices:
             attention=config.attention if config.attention != "auto" or measures else None,
             fix=first_launch.fix,
             known=first_launch.of_this_stage,
-            cuda_graphs=measures,
+            cuda_graphs=measures and config.cuda_graphs,
             steps_left=steps_left,
             on_compiling=on_compiling,
         )
@@ -104,12 +108,17 @@ class Preparation:
     ) -> None:
         self._name, self._parallel, self._world = name, parallel, world
         self._choices, self._autocast = choices, autocast
-        known = choices.known() if choices.compile is None or choices.attention == "auto" else {}
+        # Unlike what torch.compile does with CUDA graphs, a recording leaves the reduction of gradients to DDP.
+        self._may_record_calls = choices.cuda_graphs and parallel.replicated and is_recordable(parallel.inner)
+        is_open = choices.compile is None or choices.attention == "auto" or self._may_record_calls
+        known = choices.known() if is_open else {}
         self._kernel = known.get(f"attention/{name}") if choices.attention == "auto" else choices.attention
         self._has_decided = False
         self._may_record = choices.cuda_graphs and world.control is None  # DDP and FSDP reduce in hooks
         if choices.compile or (choices.compile is None and known.get(f"compile/{name}")):
             self._compile(self._may_record and bool(known.get(f"cuda_graphs/{name}")))
+        elif self._may_record_calls and known.get(f"recorded/{name}"):
+            self._parallel.compiler = self._new_recorder()
 
     def attention(self) -> AbstractContextManager[None]:
         """Around calls of the network and their backward passes."""
@@ -130,6 +139,8 @@ class Preparation:
                 self._kernel = self._decide("attention", lambda: self._measured_kernel(attempt))
             if self._choices.compile is None:
                 self._decide_compiling(attempt, passes)
+            if self._may_record_calls and not isinstance(self._parallel.compiler, LossCompiler):
+                self._decide_recording(attempt)
         compiler = self._parallel.compiler
         if compiler and compiler.is_new(function):
             self._try_compiling(compiler, attempt)
@@ -165,17 +176,35 @@ class Preparation:
         compiler.cuda_graphs = cuda_graphs
         return compiler
 
+    def _decide_recording(self, attempt: Callable[[], None]) -> None:
+        if not self._decide("recorded", lambda: self._recording_pays(attempt)):
+            self._parallel.compiler = None
+        elif self._parallel.compiler is None:
+            self._parallel.compiler = self._new_recorder()
+
+    def _new_recorder(self) -> LossRecorder:
+        return self._choices.recorder(partial(setattr, self._parallel, "called", True))
+
+    def _recording_pays(self, attempt: Callable[[], None]) -> bool:
+        """Whether a pass is faster when it is recorded; leaves the recorder for it."""
+        plain = self._times(attempt)
+        if not self._world.share(self._is_bound_by_host(plain, attempt)):
+            return False
+        recorder = self._parallel.compiler = self._new_recorder()
+        self._try_compiling(recorder, attempt, is_optional=True)
+        return recorder.enabled and self._times(attempt).done < plain.done
+
     def _pays(self, attempt: Callable[[], None], passes: int) -> bool:
         """Whether compiling saves time in all; leaves the compiler for it. One that records CUDA graphs is tried where
         the device waits for the host to start its kernels, as it is or once it is compiled."""
         plain = self._times(attempt)
         if self._world.share(plain.done * passes * self._choices.steps_left()) < self._choices.compiles_from:
             return False
-        is_bound = self._is_bound_by_host(plain, attempt)
+        is_bound = self._may_record and self._is_bound_by_host(plain, attempt)
         found = self._try(attempt, cuda_graphs=is_bound)
         if is_bound and found is None:
             found = self._try(attempt, cuda_graphs=False)
-        elif found is not None and not is_bound and self._is_bound_by_host(found, attempt):
+        elif found is not None and self._may_record and not is_bound and self._is_bound_by_host(found, attempt):
             compiler = self._parallel.compiler
             recorded = self._try(attempt, cuda_graphs=True)
             if recorded is None or recorded.done >= found.done:
@@ -194,7 +223,7 @@ class Preparation:
 
     def _is_bound_by_host(self, took: _Times, attempt: Callable[[], None]) -> bool:
         """Whether CUDA graphs may save time; not where a parameter gets no gradient, which would be 0."""
-        return self._may_record and took.started >= _LAUNCH_BOUND * took.done and self._gives_all_gradients(attempt)
+        return took.started >= _LAUNCH_BOUND * took.done and self._gives_all_gradients(attempt)
 
     def _gives_all_gradients(self, attempt: Callable[[], None]) -> bool:
         found: list[bool] = []
@@ -211,7 +240,7 @@ class Preparation:
         found = min((self._time(attempt) for _ in range(2)), key=lambda took: took.done)
         if self._world.is_main:
             compiler = self._parallel.compiler
-            how = "as it is" if compiler is None else "with CUDA graphs" if compiler.cuda_graphs else "compiled"
+            how = "as it is" if compiler is None else compiler.how
             logger.info("learner %r: a micro-batch takes %.4f s %s", self._name, found.done, how)
         return found
 
@@ -223,7 +252,9 @@ class Preparation:
             torch.cuda.synchronize(self._world.device)
         return _Times(started, time.perf_counter() - begun)
 
-    def _try_compiling(self, compiler: LossCompiler, attempt: Callable[[], None], is_optional: bool = False) -> None:
+    def _try_compiling(
+        self, compiler: LossCompiler | LossRecorder, attempt: Callable[[], None], is_optional: bool = False
+    ) -> None:
         """One pass whose results are dropped. Where a rank cannot compile it, all ranks go on without compiling. If
         nobody asked for it, that goes for a lack of memory too."""
         failure = None
@@ -236,5 +267,5 @@ class Preparation:
         failures = [text for text in self._world.gather(failure or compiler.failure) if text]
         compiler.enabled = not failures
         if failures and self._world.is_main:
-            what = "recorded as CUDA graphs" if compiler.cuda_graphs else "compiled"
-            logger.warning("learner %r is not %s, because torch.compile failed: %s", self._name, what, failures[0])
+            about = self._name, compiler.how, compiler.tool, failures[0]
+            logger.warning("learner %r is not %s, because %s failed: %s", *about)
