@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, TypeVar
 
@@ -32,8 +32,11 @@ def capture(function: Callable[[], T], pool: Any = None) -> tuple[torch.cuda.CUD
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")  # other threads save and load meanwhile
     try:
         found = function()
-    finally:
-        graph.capture_end()
+    except BaseException:
+        with suppress(RuntimeError):  # it would say that there was an error, not which one
+            graph.capture_end()
+        raise
+    graph.capture_end()
     return graph, found
 
 

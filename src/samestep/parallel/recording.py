@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from samestep.parallel.compiling import MOST_SHAPES, describe, function_key
 from samestep.parallel.cuda_graphs import capture, recording_stream
-from samestep.parallel.precision import Function, with_cast_weights
+from samestep.parallel.precision import Function, Place, weight_places, weights_at, with_cast_weights
 
 Batch = Mapping[str, Tensor]
 
@@ -81,13 +81,19 @@ class _Recording:
     def __init__(self, function: Function, network: nn.Module, batch: Batch) -> None:
         self._inputs = {name: value.clone() for name, value in batch.items()}
         self._trained = [weight for weight in network.parameters() if weight.requires_grad]
+        # Gradients of other tensors in the same memory: DDP has hooks on the weights, that wait for another stream.
+        aliases: dict[Tensor, Tensor] = {weight: nn.Parameter(weight.detach()) for weight in self._trained}
+        self._aliases = list(aliases.values())
+        places: list[Place] = [
+            (part, name, aliases[weight]) for part, name, weight in weight_places(network) if weight in aliases
+        ]
         self._read = [*network.parameters(), *network.buffers()]
         self._places = self._memory()
         self.replays = 0
         device = next(iter(batch.values())).device
         call = partial(_call_without_cached_casts, function, network, self._inputs, device)
         torch.cuda.empty_cache()  # a recording has memory of its own
-        with recording_stream(device):
+        with recording_stream(device), weights_at(places):
             rows = call()  # once as it is, for what is allocated at the first call
             self.is_trained = [value.requires_grad for value in rows.values()]
             self.incoming = [torch.zeros_like(value) for value in rows.values() if value.requires_grad]
@@ -108,7 +114,7 @@ class _Recording:
     def _gradients_of(self, rows: Batch) -> tuple[Tensor | None, ...]:
         values = [value for value in rows.values() if value.requires_grad]
         with torch.autocast(values[0].device.type, enabled=False):
-            return torch.autograd.grad(values, self._trained, self.incoming, allow_unused=True)
+            return torch.autograd.grad(values, self._aliases, self.incoming, allow_unused=True)
 
     def _memory(self) -> list[int]:
         return [weight.data_ptr() for weight in self._read]

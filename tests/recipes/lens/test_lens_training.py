@@ -15,7 +15,8 @@ from samestep.core.config import build
 from samestep.core.records import read_json
 from samestep.recipes.lens import recipe
 from samestep.recipes.lens.config import LensConfig
-from samestep.recipes.lens.grpo import advantages, policy_terms, relative_error
+from samestep.recipes.lens.grpo import advantages, policy_terms
+from samestep.recipes.lens.network import relative_error
 from samestep.recipes.lens.stages import stages
 from samestep.recipes.lens.task import check_reinsertion, variance_of
 

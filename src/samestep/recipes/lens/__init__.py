@@ -6,7 +6,8 @@ data         texts.py (documents in pieces), pretokenize.py (tokens), samples.py
              dump.py (activations on disk), activations.py (rows for feeds)
 models       language_model.py (the frozen model and its tokenizer), pretrain.py (the built-in one), network.py (decoder
              and encoder around it)
-training     task.py (the training stage), grpo.py (rewards), stages.py (what a run does)
+training     warm_start.py (with given texts), task.py (the training stage), grpo.py (rewards), stages.py (what a run
+             does)
 evaluation   evaluation.py (the last stage, and `samestep evaluate`), measuring.py (figures), baselines.py (what they
              are compared with), held_out.py (rows), explanations.py (records), page.py, sampling.py (`samestep sample`)
 """

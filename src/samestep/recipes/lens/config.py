@@ -98,6 +98,18 @@ class PretrainConfig:
 
 
 @dataclass(frozen=True)
+class WarmStartConfig:
+    """A stage before training that gives the decoder a text to write: the last tokens of the activation's context."""
+
+    max_steps: CountOrZero = 0
+    """Steps; 0: no such stage."""
+    learning_rate: NotNegative | None = None
+    """Peak learning rate; null: learning_rate."""
+    mse_weight: NotNegative = 1.0
+    """Weight of the encoder's error, which rebuilds the activation from the same tokens."""
+
+
+@dataclass(frozen=True)
 class GrpoConfig:
     """A stage after training that rewards explanations from which the activation can be rebuilt."""
 
@@ -191,6 +203,8 @@ class LensConfig(Config):
     """Which activations there are, and where they come from."""
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
     """How the built-in language model is trained."""
+    warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
+    """A stage that trains with given texts."""
     grpo: GrpoConfig = field(default_factory=GrpoConfig)
     """A stage with a reward."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep import Batch, Bench, Metric, Metrics, Tick
+from samestep.recipes.lens.network import relative_error
 from samestep.recipes.lens.task import LensStage
 
 STAGE = "grpo"
@@ -60,15 +61,9 @@ class LensRewards(LensStage):
         found = network(batch, "score")
         return {
             **policy_terms(found["log_probs"], batch["before"], batch["advantage"], self._grpo.clip_eps),
-            "mse": relative_error(batch["activation"], found["rebuilt"]),
+            "mse": found["error"],
             "entropy": found["entropy"].mean(1),
         }
-
-
-def relative_error(activation: Tensor, rebuilt: Tensor) -> Tensor:
-    """The squared error of each row, divided by the squared norm of the activation."""
-    wide = activation.to(torch.promote_types(activation.dtype, torch.float32))
-    return (wide - rebuilt.to(wide.dtype)).square().sum(1) / wide.square().sum(1)
 
 
 def advantages(rewards: Tensor, group: int) -> Tensor:

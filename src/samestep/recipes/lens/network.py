@@ -24,7 +24,7 @@ from samestep.recipes.lens.adapters import NamedAdapters
 from samestep.recipes.lens.distributions import entropy_of, kl_divergence, noise_like, straight_through, wide
 from samestep.recipes.lens.shape import Kind, LensShape
 
-__all__ = ["Explanation", "Lens", "LensShape"]
+__all__ = ["Explanation", "Lens", "LensShape", "relative_error"]
 What = Literal["terms", "explain", "greedy", "score", "activation", "check", "behaviour", "read", "logit_lens"]
 OWN, OTHER = noise.purpose("lens"), noise.purpose("lens/other")
 """What noise is for: the text about a row's activation, and that about the one it is compared with."""
@@ -108,7 +108,7 @@ class Lens(nn.Module):
         - `terms`: of the loss: `kl`, `lm`, `entropy`, `mse`; and `square`, the activation's squared norm.
         - `explain`: `tokens`, their `log_probs`, the activation `rebuilt` from them, and `square`.
         - `greedy`: the same with the likeliest token each time.
-        - `score`: the same of the texts in batch["written"], differentiable, and their `entropy`.
+        - `score`: the same of the texts in batch["written"], differentiable, their `entropy`, and the relative `error`.
         - `activation`: the `activation` that leaves block `layer` at batch["position"] of batch["tokens"].
         - `check`: `plain` logits at the position, and those with the activation `inserted`.
         - `behaviour`: `kl`, the KL divergence of the model's output from its own with each of batch["values"] [rows,
@@ -214,7 +214,7 @@ class Lens(nn.Module):
             "kl": self._behaviour(batch, activation, rebuilt + delta),
             "lm": self._fluency(found),
             "entropy": entropy_of(found.log_probs).mean(1),
-            "mse": (activation - rebuilt).square().sum(1) / square,
+            "mse": relative_error(activation, rebuilt),
             "square": square,
         }
 
@@ -277,10 +277,12 @@ class Lens(nn.Module):
         with self._with_adapter("decoder", self.shape.decoder):
             logits = self._writer.logits(vectors, positions.expand(len(vectors), -1))
         log_probs = log_softmax(wide(logits), -1)
+        rebuilt = self.rebuild(written)
         return {
             "log_probs": log_probs.gather(2, written[..., None])[..., 0],
             "entropy": entropy_of(log_probs),
-            "rebuilt": self.rebuild(written),
+            "rebuilt": rebuilt,
+            "error": relative_error(activation, rebuilt),
             "square": activation.square().sum(1),
         }
 
@@ -336,6 +338,11 @@ class Lens(nn.Module):
     def _prompt_vectors(self, prompt: tuple[Sequence[int], Sequence[int]]) -> Tensor:
         tokens = torch.tensor([*prompt[0], *prompt[1]], dtype=torch.int64)
         return self._stream.embed(tokens.to(next(self.model.parameters()).device)).detach().clone()
+
+
+def relative_error(activation: Tensor, rebuilt: Tensor) -> Tensor:
+    """The squared error of each row, divided by the squared norm of the activation."""
+    return (wide(activation) - wide(rebuilt)).square().sum(1) / wide(activation).square().sum(1)
 
 
 def _last(vectors: Tensor) -> Tensor:

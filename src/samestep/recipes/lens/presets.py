@@ -108,10 +108,11 @@ PRESETS: dict[str, dict[str, Any]] = {
         "kv_cache": False,
         "stop_gradient_delta": False,
     },
-    # Rewards after training.
+    # Given texts before training, rewards after it.
     "verify-grpo": {
         **_VERIFY,
         "max_steps": 2,
+        "warm_start": {"max_steps": 2},
         "grpo": {"max_steps": 3, "group_size": 3, "inner_epochs": 2, "entropy_weight": 0.01},
     },
 }

@@ -13,9 +13,9 @@ from samestep.core.records import Json
 from samestep.parallel.precision import autocast
 from samestep.recipes.lens.config import LensConfig
 from samestep.recipes.lens.explanations import context_of, visible
-from samestep.recipes.lens.grpo import relative_error
 from samestep.recipes.lens.held_out import model_of
 from samestep.recipes.lens.language_model import LanguageModel
+from samestep.recipes.lens.network import relative_error
 from samestep.recipes.lens.task import LEARNER
 from samestep.train.batch_inference import in_order, my_batches, network_of
 

@@ -1,41 +1,44 @@
-"""The stages: the built-in model (if none is named), tokens, activations (if they are dumped), training, rewards,
-evaluation."""
+"""The stages: the built-in model (if none is named), tokens, activations (if they are dumped), a warm start, training,
+rewards, evaluation."""
 
 from dataclasses import replace
 from functools import partial
 
 from samestep import TRAINING_SETTINGS, Fit, Stage
-from samestep.recipes.lens import dump, evaluation, grpo, pretokenize, pretrain, task
-from samestep.recipes.lens.config import LensConfig
+from samestep.recipes.lens import dump, evaluation, grpo, pretokenize, pretrain, task, warm_start
+from samestep.recipes.lens.config import GrpoConfig, LensConfig, WarmStartConfig
 from samestep.recipes.lens.dump import build_dump
 from samestep.recipes.lens.evaluation import build_evaluation, write_results
 from samestep.recipes.lens.grpo import LensRewards
 from samestep.recipes.lens.pretokenize import build_pretokenize
 from samestep.recipes.lens.pretrain import build_pretrain, keep_weights
 from samestep.recipes.lens.task import FVE, LensStage, LensTraining
+from samestep.recipes.lens.warm_start import LensWarmStart
 
 BEST = (f"val/{FVE}", "max")
 """Not the loss: its weights change with the step, so that its values at two steps are not comparable."""
 _OF_TRAINING = (
     *("t_text", "decoder_prompt", "*_weight", "*_schedule.*", "stop_gradient_delta", "kv_cache", "init_from"),
-    *("trainable_components.*", "grpo.*", "evaluation.*"),
+    *("trainable_components.*", "warm_start.*", "grpo.*", "evaluation.*"),
 )
 _OF_SAMPLES = ("layer_l", "activation_dumper.mode", "activation_dumper.num_samples", "activation_dumper.*position")
 
 
 def stages(config: LensConfig) -> list[Stage]:
-    """Two to six."""
+    """Two to seven."""
     found: list[Stage] = []
     has_source = config.activation_dumper.source is not None
     if not has_source:
         found += _preparation(config)
-    found.append(
-        Stage(task.STAGE, LensTraining, validate=LensStage.validate, best=BEST, ignores=("grpo.*", "evaluation.*"))
-    )
+    later = ("grpo.*", "evaluation.*")
+    train = Stage(task.STAGE, LensTraining, validate=LensStage.validate, best=BEST, ignores=later)
+    if config.warm_start.max_steps:
+        found.append(replace(train, name=warm_start.STAGE, build=LensWarmStart, config=warm_start_config))
+        train = replace(train, start=f"{warm_start.STAGE}:best")
+    found.append(train)
     if config.grpo.max_steps:
-        begins = f"{task.STAGE}:best"
-        rewards = Stage(grpo.STAGE, LensRewards, validate=LensStage.validate, best=BEST, config=grpo_config)
-        found.append(replace(rewards, start=begins, ignores=("evaluation.*",)))
+        rewards = replace(train, name=grpo.STAGE, build=LensRewards, config=grpo_config)
+        found.append(replace(rewards, start=f"{task.STAGE}:best", ignores=("evaluation.*",)))
     if config.evaluation.rows:
         build = partial(build_evaluation, trained_by=found[-1].name)
         found.append(Stage(evaluation.STAGE, build, finish=write_results, config=evaluation_config))
@@ -85,9 +88,17 @@ def dump_config(config: LensConfig) -> LensConfig:
     return replace(config, batch_size=dumper.batch_size, checkpoint=saves)
 
 
+def warm_start_config(config: LensConfig) -> LensConfig:
+    """The settings of the stage with given texts."""
+    return _with_own_steps(config, config.warm_start)
+
+
 def grpo_config(config: LensConfig) -> LensConfig:
     """The settings of the stage with rewards."""
-    own = config.grpo
+    return _with_own_steps(config, config.grpo)
+
+
+def _with_own_steps(config: LensConfig, own: WarmStartConfig | GrpoConfig) -> LensConfig:
     rate = config.learning_rate if own.learning_rate is None else own.learning_rate
     return replace(config, max_steps=own.max_steps, learning_rate=rate)
 
