@@ -19,6 +19,7 @@ from samestep.recipes.lens.grpo import advantages, policy_terms
 from samestep.recipes.lens.network import relative_error
 from samestep.recipes.lens.stages import stages
 from samestep.recipes.lens.task import check_reinsertion, variance_of
+from samestep.recipes.lens.warm_start import last_tokens
 
 FLOAT = "distributed.dtype=float32"
 
@@ -43,6 +44,28 @@ def test_stages_and_what_they_log(run: Path) -> None:
     assert len(rewards) == 3
     assert rewards[0]["reward"] < 0 < rewards[0]["reward_std"]
     assert rewards[-1]["clipped"] >= 0
+
+
+def test_a_warm_start_repeats_the_context(tmp_path: Path) -> None:
+    settings = (
+        "warm_start.max_steps=15",
+        "warm_start.learning_rate=0.1",
+        "learning_rate=0",
+        "max_steps=15",
+        "validate_every=15",
+        "evaluation.rows=0",
+    )
+    run = train(tmp_path, "verify-live", *settings)
+    first, *_, last = rows_of(run, "warm_start")
+    assert last["nats"] < first["nats"] - 0.1
+    assert last["loss"] == pytest.approx(last["nats"] + 0.5 * last["mse"])
+    (warm,), (then,) = (rows_of(run, stage, "val/fve") for stage in ("warm_start", "train"))
+    assert then["val/fve"] == pytest.approx(warm["val/fve"], abs=1e-9), "training begins with its weights"
+
+
+def test_the_last_tokens_of_a_context() -> None:
+    tokens = torch.tensor([[9, 1, 2, 3, 4], [9, 5, 6, 7, 8]])
+    assert last_tokens(tokens, torch.tensor([4, 1]), 3).tolist() == [[2, 3, 4], [9, 9, 5]]
 
 
 def test_variance_explained() -> None:

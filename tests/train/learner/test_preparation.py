@@ -14,6 +14,7 @@ from samestep.core.errors import RunFailed
 from samestep.core.records import Json
 from samestep.data.loading import Batch
 from samestep.parallel.compiling import LossCompiler
+from samestep.parallel.recording import LossRecorder
 from samestep.parallel.wrap import wrap
 from samestep.train.learner.learner import Learner
 from samestep.train.learner.preparation import Choices
@@ -204,7 +205,59 @@ def what_one_process_records_several_do_not(world: World, strategy: str) -> None
     assert learner._preparation.cuda_graphs == (strategy == "lone")
 
 
+class Recordable(Net):
+    is_recordable = True
+
+
+class Replays(LossRecorder):
+    """What it replays is computed at once; what it does not, slowly."""
+
+    is_replaying = False
+
+    def __init__(self, on_replay: Any, fails: bool = False) -> None:
+        super().__init__(on_replay)
+        self.fails = fails
+
+    def _call(self, key: Any, plain: Any, network: nn.Module, batch: Any) -> Any:
+        if self.fails:
+            self.failure = "no graphs here"
+            return plain(network, batch)
+        Replays.is_replaying = True
+        try:
+            return plain(network, batch)
+        finally:
+            Replays.is_replaying = False
+
+
+def error_without_replay(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    time.sleep(0 if Replays.is_replaying else 0.05)
+    return error(module, batch)
+
+
+def a_network_is_recorded_where_it_says_so_and_is_not_sharded(world: World, strategy: str) -> None:
+    decisions = Decisions()
+    choices = Choices(cuda_graphs=True, recorder=Replays, fix=decisions.fix, known=lambda: decisions.known)
+    plain = weights_of(trained(world, strategy, Choices(), Recordable))
+    for _ in range(2):  # the second launch is told
+        learner = trained(world, strategy, choices, Recordable, error_without_replay)
+        assert decisions.known == ({} if strategy == "fsdp" else {"recorded/model": True})
+        assert learner._preparation.cuda_graphs == (strategy != "fsdp")
+        close(weights_of(learner), plain, tolerance=1e-12)
+    silent = trained(world, strategy, choices, Net, error_without_replay)
+    assert not silent._preparation.cuda_graphs
+
+
+def one_that_cannot_be_recorded_on_one_rank_stays_as_it_is_on_all(world: World, strategy: str) -> None:
+    decisions, is_last = Decisions(), world.rank == world.size - 1
+    choices = Choices(cuda_graphs=True, recorder=partial(Replays, fails=is_last), fix=decisions.fix)
+    learner = trained(world, strategy, choices, Recordable, error_without_replay)
+    assert decisions.known == ({} if strategy == "fsdp" else {"recorded/model": False})
+    assert learner._parallel.compiler is None
+
+
 CASES: list[Case] = [
+    a_network_is_recorded_where_it_says_so_and_is_not_sharded,
+    one_that_cannot_be_recorded_on_one_rank_stays_as_it_is_on_all,
     cuda_graphs_are_taken_where_they_are_faster,
     what_one_process_records_several_do_not,
     what_is_to_be_compiled_is_compiled_after_its_attention_was_measured,

@@ -68,9 +68,10 @@ PRESETS: dict[str, dict[str, Any]] = {
         },
         "global_batch_size": 128,
         "batch_size": 64,
-        "max_steps": 250,
-        "validate_every": 125,
-        "learning_rate": 6e-3,
+        "warm_start": {"max_steps": 200, "learning_rate": 6e-3},
+        "max_steps": 100,
+        "validate_every": 100,
+        "learning_rate": 5e-4,
         "weight_decay": 0.0,
         "warmup_ratio": 0.05,
     },
@@ -96,9 +97,10 @@ PRESETS: dict[str, dict[str, Any]] = {
             "freeze_until": {"encoder.base_model": "2s"},
         },
     },
-    # Activations with every batch, adapters, the decoder without a cache, gradients through Delta.
+    # Activations with every batch, adapters, a warm start, the decoder without a cache, gradients through Delta.
     "verify-live": {
         **_VERIFY,
+        "warm_start": {"max_steps": 3, "learning_rate": 1e-2, "mse_weight": 0.5},
         "activation_dumper": {**_VERIFY["activation_dumper"], "mode": "live", "position": "midpoint"},
         "trainable_components": {
             "decoder": {"base_model": "lora"},
@@ -108,11 +110,10 @@ PRESETS: dict[str, dict[str, Any]] = {
         "kv_cache": False,
         "stop_gradient_delta": False,
     },
-    # Given texts before training, rewards after it.
+    # Rewards after training.
     "verify-grpo": {
         **_VERIFY,
         "max_steps": 2,
-        "warm_start": {"max_steps": 2},
         "grpo": {"max_steps": 3, "group_size": 3, "inner_epochs": 2, "entropy_weight": 0.01},
     },
 }

@@ -23,9 +23,8 @@ class LensWarmStart(LensStage):
 
     def step(self, tick: Tick) -> Metrics:
         """One update."""
-        mix = {"nats": 1.0, "mse": self.config.warm_start.mse_weight}
         given = with_last_tokens(self.feed[tick.step], self.config.t_text)
-        return self.learner.update(given, _loss, {term: weight for term, weight in mix.items() if weight})
+        return self.learner.update(given, _loss, {"nats": 1.0, "mse": self.config.warm_start.mse_weight})
 
 
 def with_last_tokens(micro_batches: MicroBatches, count: int) -> MicroBatches:
