@@ -143,28 +143,31 @@ class Recording:
     """A compiler whose results lie in the same memory every time when they are recorded, as those of CUDA graphs do;
     otherwise it is slow."""
 
-    def __init__(self) -> None:
-        self.recorded = 0
+    def __init__(self, is_slow: bool = False) -> None:
+        """`is_slow`: it is the other way round."""
+        self.recorded, self.is_slow = 0, is_slow
 
     def backend(self, graph: torch.fx.GraphModule, inputs: list[Tensor], **options: Any) -> Any:
         is_recorded = "config_patches" in options
         self.recorded += is_recorded
-        part = self.recorded_part if is_recorded else self.slow_part
+        seconds = 0.05 if is_recorded == self.is_slow else 0
+        part = partial(self.recorded_part if is_recorded else self.plain_part, seconds)
         return aot_autograd(fw_compiler=part, bw_compiler=part)(graph, inputs)
 
     @staticmethod
-    def slow_part(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+    def plain_part(seconds: float, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
         def call(*args: Any) -> Any:
-            time.sleep(0.02)
+            time.sleep(seconds)
             return graph.forward(*args)
 
         return make_boxed_func(call)
 
     @staticmethod
-    def recorded_part(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+    def recorded_part(seconds: float, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
         memory: list[Tensor] = []
 
         def call(*args: Any) -> Any:
+            time.sleep(seconds)
             results = graph.forward(*args)
             found = [result for result in results if isinstance(result, Tensor)]
             if not memory:
@@ -196,6 +199,24 @@ def cuda_graphs_are_taken_where_they_are_faster(world: World, strategy: str) -> 
     again = trained(world, strategy, resumed, loss=slow_error)
     assert again._preparation.cuda_graphs == is_lone, "as the first launch decided"
     close(weights_of(learner), weights_of(again), tolerance=1e-12)
+
+
+def what_is_slow_as_cuda_graphs_is_compiled_without_them(world: World, strategy: str) -> None:
+    if strategy != "lone":
+        return
+    recording, decisions = Recording(is_slow=True), Decisions()
+    choices = open_choices(decisions, compiler=recording.compiler, cuda_graphs=True)
+    plain = trained(world, strategy, Choices(), loss=error_in_some_time)
+    learner = trained(world, strategy, choices, loss=error_in_some_time)
+    assert recording.recorded, "it was tried"
+    assert decisions.known == {"compile/model": True, "cuda_graphs/model": False}
+    close(weights_of(learner), weights_of(plain), tolerance=1e-12)
+
+
+def error_in_some_time(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    if not torch.compiler.is_compiling():
+        time.sleep(0.05)  # less than the two parts of what is slow
+    return error(module, batch)
 
 
 def what_one_process_records_several_do_not(world: World, strategy: str) -> None:
@@ -259,6 +280,7 @@ CASES: list[Case] = [
     a_network_is_recorded_where_it_says_so_and_is_not_sharded,
     one_that_cannot_be_recorded_on_one_rank_stays_as_it_is_on_all,
     cuda_graphs_are_taken_where_they_are_faster,
+    what_is_slow_as_cuda_graphs_is_compiled_without_them,
     what_one_process_records_several_do_not,
     what_is_to_be_compiled_is_compiled_after_its_attention_was_measured,
     a_loss_without_its_network_is_told_so,

@@ -202,7 +202,7 @@ class Preparation:
             return False
         is_bound = self._may_record and self._is_bound_by_host(plain, attempt)
         found = self._try(attempt, cuda_graphs=is_bound)
-        if is_bound and found is None:
+        if is_bound and (found is None or found.done >= plain.done):
             found = self._try(attempt, cuda_graphs=False)
         elif found is not None and self._may_record and not is_bound and self._is_bound_by_host(found, attempt):
             compiler = self._parallel.compiler
