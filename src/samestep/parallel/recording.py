@@ -81,7 +81,7 @@ class _Recording:
     def __init__(self, function: Function, network: nn.Module, batch: Batch) -> None:
         self._inputs = {name: value.clone() for name, value in batch.items()}
         self._trained = [weight for weight in network.parameters() if weight.requires_grad]
-        # Gradients of other tensors in the same memory: DDP has hooks on the weights, that wait for another stream.
+        # Gradients of other tensors in the same memory: DDP has made gradient nodes of the weights on another stream.
         aliases: dict[Tensor, Tensor] = {weight: nn.Parameter(weight.detach()) for weight in self._trained}
         self._aliases = list(aliases.values())
         places: list[Place] = [
