@@ -5,10 +5,9 @@
 #
 # Training and evaluation run on N GPUs and what comes before (tokens, dump) on M, as jobs that follow each other;
 # num_gpus_STAGE=K is for any one stage (with warm_start.max_steps also give num_gpus_warm_start=N, with grpo.max_steps
-# num_gpus_grpo=N). Without num_gpus the other stages
-# take one GPU; without num_gpus_STAGE it is one job. Also nodes=, partition=, account=, qos=, constraint=, time=, mem=, and every option
-# of `samestep submit --help` as --option VALUE; --dry-run prints the jobs. Everything else, such as layer_l=5, is a
-# setting of the recipe.
+# num_gpus_grpo=N). Without num_gpus the other stages take one GPU; without num_gpus_STAGE it is one job. Also nodes=,
+# partition=, account=, qos=, constraint=, time=, mem=, and every option of `samestep submit --help` as --option VALUE;
+# --dry-run prints the jobs. Everything else, such as layer_l=5, is a setting of the recipe.
 set -euo pipefail
 options=() settings=()
 has_config= train_gpus= has_eval=1

@@ -65,6 +65,10 @@ class MicroBatches:
         """Only the first micro-batch."""
         return replace(self, batches=self.batches[:1], spans=self.spans[:1])
 
+    def changed(self, change: Callable[[Batch], Batch]) -> "MicroBatches":
+        """The same rows with other contents."""
+        return replace(self, batches=[change(batch) for batch in self.batches])
+
     def all_filler(self) -> "MicroBatches":
         """The same micro-batches, all with weight zero."""
         return replace(self, spans=[(start, start) for start, _ in self.spans])

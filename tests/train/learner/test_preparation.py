@@ -16,6 +16,7 @@ from samestep.data.loading import Batch
 from samestep.parallel.compiling import LossCompiler
 from samestep.parallel.recording import LossRecorder
 from samestep.parallel.wrap import wrap
+from samestep.train.learner.dropout import KeyedDropout
 from samestep.train.learner.learner import Learner
 from samestep.train.learner.preparation import Choices
 from samestep.world.world import World
@@ -230,6 +231,12 @@ class Recordable(Net):
     is_recordable = True
 
 
+class RecordableWithDropout(Recordable):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = KeyedDropout(0.5)
+
+
 class Replays(LossRecorder):
     """What it replays is computed at once; what it does not, slowly."""
 
@@ -264,8 +271,9 @@ def a_network_is_recorded_where_it_says_so_and_is_not_sharded(world: World, stra
         assert decisions.known == ({} if strategy == "fsdp" else {"recorded/model": True})
         assert learner._preparation.cuda_graphs == (strategy != "fsdp")
         close(weights_of(learner), plain, tolerance=1e-12)
-    silent = trained(world, strategy, choices, Net, error_without_replay)
-    assert not silent._preparation.cuda_graphs
+    for kind in (Net, RecordableWithDropout):
+        silent = trained(world, strategy, choices, kind, error_without_replay)
+        assert not silent._preparation.cuda_graphs
 
 
 def one_that_cannot_be_recorded_on_one_rank_stays_as_it_is_on_all(world: World, strategy: str) -> None:

@@ -6,7 +6,6 @@ length. A stage that trains with it compares that first.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +76,7 @@ class LiveTeacher:
 
     def beside(self, micro_batches: MicroBatches) -> MicroBatches:
         """All micro-batches of a step with the teacher's vectors."""
-        return replace(micro_batches, batches=[self(batch) for batch in micro_batches.batches])
+        return micro_batches.changed(self)
 
 
 def _vector_name(part: str) -> str:

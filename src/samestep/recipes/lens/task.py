@@ -1,7 +1,6 @@
 """The training stage: decoder and encoder learn to explain activations and to rebuild them."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -121,8 +120,7 @@ def make_learner(bench: Bench, model: LanguageModel, network: nn.Module) -> Lear
 
 def with_tau(micro_batches: MicroBatches, tau: float) -> MicroBatches:
     """The rows of a step with the temperature beside them: as a tensor, since a number would be compiled in."""
-    batches = [{**batch, "tau": _like(batch, tau)} for batch in micro_batches.batches]
-    return replace(micro_batches, batches=batches)
+    return micro_batches.changed(lambda batch: {**batch, "tau": _like(batch, tau)})
 
 
 def _like(batch: Batch, value: float) -> Tensor:

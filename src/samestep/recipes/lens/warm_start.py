@@ -7,12 +7,11 @@ that say something.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from samestep import Batch, Metrics, MicroBatches, Tick
+from samestep import Batch, Metrics, Tick
 from samestep.recipes.lens.task import LensStage
 
 STAGE = "warm_start"
@@ -23,16 +22,11 @@ class LensWarmStart(LensStage):
 
     def step(self, tick: Tick) -> Metrics:
         """One update."""
-        given = with_last_tokens(self.feed[tick.step], self.config.t_text)
+        given = self.feed[tick.step].changed(self._with_written)
         return self.learner.update(given, _loss, {"nats": 1.0, "mse": self.config.warm_start.mse_weight})
 
-
-def with_last_tokens(micro_batches: MicroBatches, count: int) -> MicroBatches:
-    """The rows of a step with the tokens to repeat beside them."""
-    batches = [
-        {**batch, "written": last_tokens(batch["tokens"], batch["position"], count)} for batch in micro_batches.batches
-    ]
-    return replace(micro_batches, batches=batches)
+    def _with_written(self, batch: Batch) -> Batch:
+        return {**batch, "written": last_tokens(batch["tokens"], batch["position"], self.config.t_text)}
 
 
 def last_tokens(tokens: Tensor, position: Tensor, count: int) -> Tensor:

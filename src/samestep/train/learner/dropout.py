@@ -137,6 +137,11 @@ def is_replaceable(module: nn.Module) -> bool:
     return type(module).forward in _ELEMENTS + _CHANNELS
 
 
+def has_keyed_dropout(network: nn.Module) -> bool:
+    """Whether masks of a network are keyed by the rows of an update."""
+    return any(isinstance(part, KeyedDropout) for part in network.modules())
+
+
 def share_key(network: nn.Module, learner: str, seed: int) -> MaskKey | None:
     """One key for all keyed dropouts of a learner's network; None where it has none."""
     key = MaskKey(seed)

@@ -22,6 +22,7 @@ from samestep.parallel.precision import Function
 from samestep.parallel.recording import LossRecorder, is_recordable
 from samestep.parallel.wrap import Parallel, warm_up
 from samestep.train.first_launch import FirstLaunch
+from samestep.train.learner.dropout import has_keyed_dropout
 from samestep.world.world import World
 
 logger = logging.getLogger(__name__)
@@ -109,7 +110,8 @@ class Preparation:
         self._name, self._parallel, self._world = name, parallel, world
         self._choices, self._autocast = choices, autocast
         # Unlike what torch.compile does with CUDA graphs, a recording leaves the reduction of gradients to DDP.
-        self._may_record_calls = choices.cuda_graphs and parallel.replicated and is_recordable(parallel.inner)
+        can_record = is_recordable(parallel.inner) and not has_keyed_dropout(parallel.inner)  # whose masks would stay
+        self._may_record_calls = choices.cuda_graphs and parallel.replicated and can_record
         is_open = choices.compile is None or choices.attention == "auto" or self._may_record_calls
         known = choices.known() if is_open else {}
         self._kernel = known.get(f"attention/{name}") if choices.attention == "auto" else choices.attention
