@@ -37,7 +37,10 @@ class MpiRuns:
 
     def start(self, label: str, launcher: Sequence[str], **changes: float) -> None:
         command = [*launcher, sys.executable, "-m", "samestep", "train", pausable.NAME]
-        env = {"PYTHONPATH": MODULES, "OMP_NUM_THREADS": "1"}
+        # Open MPI's folder of a user is removed by the launch that ends first, under one that is just starting
+        session = self.runs.folder / f"{label}-session"
+        session.mkdir()
+        env = {"PYTHONPATH": MODULES, "OMP_NUM_THREADS": "1", "OMPI_MCA_orte_tmpdir_base": str(session)}
         args = [*command, *self.runs.settings(label, **changes)]
         self.started[label] = Machine().start(*args, env=env, output=self.runs.folder / f"{label}.txt")
 
