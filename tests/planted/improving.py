@@ -1,5 +1,5 @@
 """No bug: a metric of the whole validation set, a hook with a state that training depends on, a learning rate that
-falls on a plateau, and a stage that stops early."""
+falls on a plateau, and a stage that validates its start and stops early."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -80,6 +80,7 @@ recipe = Recipe(
             **VERIFY,
             "max_steps": 14,
             "validate_every": 2,
+            "validate_at_start": True,
             "schedule": "plateau",
             "plateau_patience": 2,
             "plateau_factor": 0.5,

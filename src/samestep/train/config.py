@@ -176,6 +176,9 @@ class Config:
     the same; the others are trained. Data that names no files (`origins()`) is not compared."""
     validate_every: CountOrZero = 0
     """Steps between validations; 0: at every epoch's end. The last step is always validated."""
+    validate_at_start: bool = free(False)
+    """Validate before the first step too. With a `best` metric that state is saved, and each one that is better: what a
+    stage begins with is its best until something better comes."""
     early_stopping: CountOrZero = free(0)
     """End a stage after so many validations without improvement of its `best` metric; 0: never."""
     min_improvement: NotNegative = 0.0

@@ -1,7 +1,7 @@
 """The training loop: steps a task, runs the hooks after each step, and stops when the ranks agree to."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -115,9 +115,12 @@ class Hook(Protocol):
         and `load_state_dict` is saved with the stage."""
 
 
-def run(task: Task, progress: Progress, hooks: Sequence[Hook], stop: Stop) -> Outcome:
-    """Step the task to its end, or to the agreed stop."""
+def run(
+    task: Task, progress: Progress, hooks: Sequence[Hook], stop: Stop, begin: Callable[[], None] = lambda: None
+) -> Outcome:
+    """Step the task to its end, or to the agreed stop. `begin` is what comes before the first step of this launch."""
     with stop.leaving_steps():
+        begin()
         while not progress.has_ended(task.length):
             if stop.agreed():
                 return Outcome.PREEMPTED

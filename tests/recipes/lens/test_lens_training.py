@@ -13,6 +13,7 @@ from torch import Tensor
 from samestep import UserError, World
 from samestep.core.config import build
 from samestep.core.records import read_json
+from samestep.core.rundir import RunDir
 from samestep.recipes.lens import recipe
 from samestep.recipes.lens.config import LensConfig
 from samestep.recipes.lens.grpo import advantages, policy_terms
@@ -20,6 +21,7 @@ from samestep.recipes.lens.network import relative_error
 from samestep.recipes.lens.stages import stages
 from samestep.recipes.lens.task import check_reinsertion, variance_of
 from samestep.recipes.lens.warm_start import last_tokens
+from samestep.train.pretrained.run_checkpoints import choose_checkpoint
 
 FLOAT = "distributed.dtype=float32"
 
@@ -39,7 +41,10 @@ def test_stages_and_what_they_log(run: Path) -> None:
     weighted = last["kl"] + 0.1 * 0.5 * last["lm"] - 0.01 * last["entropy"] + last["mse"]
     assert last["loss"] == pytest.approx(weighted)
     (found,) = rows_of(run, "train", "val/fve")
-    assert {"val/kl", "val/lm", "val/entropy", "val/mse", "val/loss"} <= found.keys()
+    assert {"val/kl", "val/lm", "val/entropy", "val/mse"} <= found.keys()
+    weighted = found["val/kl"] + 0.1 * 0.5 * found["val/lm"] - 0.01 * found["val/entropy"] + found["val/mse"]
+    assert found["val/loss"] == pytest.approx(weighted)
+    assert not rows_of(run, "grpo", "val/loss"), "it trains another loss"
     rewards = rows_of(run, "grpo")
     assert len(rewards) == 3
     assert rewards[0]["reward"] < 0 < rewards[0]["reward_std"]
@@ -59,8 +64,17 @@ def test_a_warm_start_repeats_the_context(tmp_path: Path) -> None:
     first, *_, last = rows_of(run, "warm_start")
     assert last["nats"] < first["nats"] - 0.1
     assert last["loss"] == pytest.approx(last["nats"] + 0.5 * last["mse"])
-    (warm,), (then,) = (rows_of(run, stage, "val/fve") for stage in ("warm_start", "train"))
-    assert then["val/fve"] == pytest.approx(warm["val/fve"], abs=1e-9), "training begins with its weights"
+    (warm,), (start, end) = (rows_of(run, stage, "val/fve") for stage in ("warm_start", "train"))
+    assert (start["step"], start["val/fve"]) == (0, warm["val/fve"]), "training begins with its weights"
+    assert end["val/fve"] == pytest.approx(warm["val/fve"], abs=1e-9)
+
+
+def test_training_that_makes_a_warm_start_worse_does_not_count(tmp_path: Path) -> None:
+    settings = ("warm_start.max_steps=3", "learning_rate=1.0", "mse_weight=0", "evaluation.rows=0")
+    run = train(tmp_path, "verify-live", *settings)
+    start, *later = (row["val/fve"] for row in rows_of(run, "train", "val/fve"))
+    assert start > max(later)
+    assert choose_checkpoint(RunDir(run), "best", stage="train").name == "step_00000000"
 
 
 def test_the_last_tokens_of_a_context() -> None:
@@ -89,6 +103,29 @@ def test_advantages_and_policy() -> None:
     torch.testing.assert_close(terms["clipped"], torch.full((2,), 2 / 3))
     error = relative_error(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 4.0]]))
     assert float(error) == pytest.approx(9 / 25)
+
+
+@pytest.mark.parametrize(
+    ("preset", "settings"),
+    [
+        ("verify", ("kl_base_weight=0", "mse_weight=0")),
+        ("verify-grpo", ("grpo.mse_weight=0", "grpo.max_steps=1")),
+        ("verify-live", ("warm_start.mse_weight=0", "warm_start.max_steps=1")),
+    ],
+)
+def test_an_encoder_without_a_loss_is_no_error(tmp_path: Path, preset: str, settings: tuple[str, ...]) -> None:
+    """Also where gradients are reduced, which refuses parameters that get none."""
+    train(tmp_path, preset, *settings, "max_steps=1", "evaluation.rows=0", "--nproc=1")
+
+
+def test_a_warm_start_is_taken_over_by_training_with_other_weights(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    small = ("warm_start.max_steps=1", "max_steps=1", "evaluation.rows=0")
+    train(tmp_path, "verify-live", *small)
+    other = ("lm_base_weight=0.5", "gumbel_tau_schedule.start=0.9", "learning_rate=1e-3", "max_steps=2")
+    train(tmp_path, "verify-live", *small, *other, "stages_from=run", "log.quiet=false", name="second")
+    assert "stage 'warm_start' is taken over from" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"])

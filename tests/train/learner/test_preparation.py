@@ -48,12 +48,14 @@ def error(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
     return {"error": (module(batch["x"], batch["tokens"]) - batch["y"]).square().sum(1)}
 
 
-def trained(world: World, strategy: str, choices: Choices, kind: type[nn.Module] = Net, loss: Any = None) -> Learner:
+def trained(
+    world: World, strategy: str, choices: Choices, kind: type[nn.Module] = Net, loss: Any = None, mix: Any = None
+) -> Learner:
     torch._dynamo.reset()
     learner = Learner(wrap(made(kind), world, strategy, None), world, rate, SETTINGS, choices=choices)
     feed = feed_of(Points(25), world, 11, 4, steps=3)
     for step in range(3):
-        learner.update(feed[step], loss or error)
+        learner.update(feed[step], loss or error, mix)
     return learner
 
 
@@ -262,6 +264,15 @@ def error_without_replay(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
     return error(module, batch)
 
 
+def two_errors(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    """Only the second gives all parameters a gradient."""
+    assert isinstance(module, Net)
+    return {
+        "error": module.last(module.norm(module.first(batch["x"]))).sum(1),
+        "all": error_without_replay(module, batch)["error"],
+    }
+
+
 def a_network_is_recorded_where_it_says_so_and_is_not_sharded(world: World, strategy: str) -> None:
     decisions = Decisions()
     choices = Choices(cuda_graphs=True, recorder=Replays, fix=decisions.fix, known=lambda: decisions.known)
@@ -274,6 +285,9 @@ def a_network_is_recorded_where_it_says_so_and_is_not_sharded(world: World, stra
     for kind in (Net, RecordableWithDropout):
         silent = trained(world, strategy, choices, kind, error_without_replay)
         assert not silent._preparation.cuda_graphs
+    decisions.known.clear()
+    partly = trained(world, strategy, choices, Recordable, two_errors, {"error": 1.0}) if strategy == "lone" else None
+    assert partly is None or not partly._preparation.cuda_graphs, "what the mix leaves out would get zeros, not nothing"
 
 
 def one_that_cannot_be_recorded_on_one_rank_stays_as_it_is_on_all(world: World, strategy: str) -> None:

@@ -40,7 +40,7 @@ class Baselines:
 
 def activation_of(ask: Ask, batch: Batch) -> Tensor:
     """The activations [rows, width] of a batch, as they are in it or computed."""
-    return wide(batch["activation"] if "activation" in batch else ask(batch, "activation")["activation"])
+    return wide(ask(batch, "activation")["activation"])
 
 
 def fit_baselines(ask: Ask, rows: Any, count: int, batch_size: int, world: World) -> Baselines:

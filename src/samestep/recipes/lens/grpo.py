@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from samestep import Batch, Bench, Metric, Metrics, Tick
 from samestep.recipes.lens.network import relative_error
-from samestep.recipes.lens.task import LensStage
+from samestep.recipes.lens.task import LensStage, trained_mix
 
 STAGE = "grpo"
 _EPS = 1e-6
@@ -29,8 +29,7 @@ class LensRewards(LensStage):
         rollout = self.bench.produced(self.feed[tick.step], self._draw, copies=self._grpo.group_size)
         mean, variance = self.bench.moments(rollout, "reward")
         metrics: Metrics = {}
-        weights = {"policy": 1.0, "mse": self._grpo.mse_weight, "entropy": -self._grpo.entropy_weight}
-        mix = {term: weight for term, weight in weights.items() if weight}
+        mix = trained_mix({"policy": 1.0, "mse": self._grpo.mse_weight, "entropy": -self._grpo.entropy_weight})
         for _ in range(self._grpo.inner_epochs):
             metrics = self.learner.update(rollout, self._loss, mix)
         reward = {"reward": Metric(mean, same=True), "reward_std": Metric(variance**0.5, same=True)}
@@ -40,12 +39,8 @@ class LensRewards(LensStage):
         """Explanations of the activations of a batch, without gradients; those of one activation follow each other."""
         self.bench.check_stop()
         with self.learner.inference() as network:
-            found = network(
-                {**batch, "tau": torch.ones_like(batch["live"], dtype=torch.get_default_dtype())}, "explain"
-            )
-            activation = batch.get("activation")
-            if activation is None:
-                activation = network(batch, "activation")["activation"]
+            activation = network(batch, "activation")["activation"]
+            found = network({**batch, "activation": activation}, "explain")
         error = relative_error(activation, found["rebuilt"])
         given = {name: value for name, value in batch.items() if name not in ("ids", "live")}
         return {

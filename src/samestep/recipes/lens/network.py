@@ -109,7 +109,8 @@ class Lens(nn.Module):
         - `explain`: `tokens`, their `log_probs`, the activation `rebuilt` from them, and `square`.
         - `greedy`: the same with the likeliest token each time.
         - `score`: the same of the texts in batch["written"], differentiable, their `entropy`, and the relative `error`.
-        - `activation`: the `activation` that leaves block `layer` at batch["position"] of batch["tokens"].
+        - `activation`: the `activation` of the batch, or what leaves block `layer` at batch["position"] of
+          batch["tokens"].
         - `check`: `plain` logits at the position, and those with the activation `inserted`.
         - `behaviour`: `kl`, the KL divergence of the model's output from its own with each of batch["values"] [rows,
           several, width] in the activation's place.
@@ -195,8 +196,7 @@ class Lens(nn.Module):
     def _terms(self, batch: Batch) -> dict[str, Tensor]:
         activation = wide(self._activation(batch))
         tau, ids = batch["tau"], batch["ids"]
-        with torch.no_grad():
-            other = wide(self._activation(batch, "other", "other_tokens", "other_position"))
+        other = wide(self._activation(batch, "other", "other_tokens", "other_position"))
         if self.shape.stop_gradient:
             with torch.no_grad():
                 other_rebuilt = self.rebuild(self.explain(other, tau, ids, purpose=OTHER).mixtures)

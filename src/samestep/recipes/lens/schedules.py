@@ -54,9 +54,10 @@ class ValueSchedule:
         return self.start if self.type == "constant" else min(self.start, self.end)
 
     def at(self, step: int, steps_per_epoch: int, stage_steps: int) -> float:
-        """The value of a step, counted from 0. The last step of its length has the value `end`."""
+        """The value of a step, counted from 0; before it, that of the first. The last step of its length has the value
+        `end`, unless it is also the first."""
         steps = steps_of(self.num_steps, steps_per_epoch, stage_steps)
-        done = min(1.0, step / max(1, steps - 1))
+        done = min(1.0, max(0, step) / max(1, steps - 1))
         if self.type == "constant":
             return self.start
         if self.type == "exponential":

@@ -17,28 +17,35 @@ from samestep.recipes.lens.warm_start import LensWarmStart
 
 BEST = (f"val/{FVE}", "max")
 """Not the loss: its weights change with the step, so that its values at two steps are not comparable."""
+_OF_DRAWN_TOKENS = (
+    *("kl_base_weight", "lm_base_weight", "entropy_weight", "mse_weight"),
+    *("gumbel_tau_schedule.*", "alpha_schedule.*", "stop_gradient_delta"),
+)
 _OF_TRAINING = (
-    *("t_text", "decoder_prompt", "*_weight", "*_schedule.*", "stop_gradient_delta", "kv_cache", "init_from"),
+    *_OF_DRAWN_TOKENS,
+    *("t_text", "decoder_prompt", "kv_cache", "init_from"),
     *("trainable_components.*", "warm_start.*", "grpo.*", "evaluation.*"),
 )
 _OF_SAMPLES = ("layer_l", "activation_dumper.mode", "activation_dumper.num_samples", "activation_dumper.*position")
 
 
 def stages(config: LensConfig) -> list[Stage]:
-    """Two to seven."""
+    """From training alone, with another run's dump, to seven."""
     found: list[Stage] = []
     has_source = config.activation_dumper.source is not None
     if not has_source:
         found += _preparation(config)
     later = ("grpo.*", "evaluation.*")
-    train = Stage(task.STAGE, LensTraining, validate=LensStage.validate, best=BEST, ignores=later)
+    stage = partial(Stage, validate=LensStage.validate, best=BEST, ignores=later)
+    train = stage(task.STAGE, LensTraining, validate=LensTraining.validate)
     if config.warm_start.max_steps:
-        found.append(replace(train, name=warm_start.STAGE, build=LensWarmStart, config=warm_start_config))
-        train = replace(train, start=f"{warm_start.STAGE}:best")
+        ignored = (*later, *_OF_DRAWN_TOKENS)
+        found.append(stage(warm_start.STAGE, LensWarmStart, config=warm_start_config, ignores=ignored))
+        train = replace(train, start=f"{warm_start.STAGE}:best", config=validated_from_start)
     found.append(train)
     if config.grpo.max_steps:
-        rewards = replace(train, name=grpo.STAGE, build=LensRewards, config=grpo_config)
-        found.append(replace(rewards, start=f"{task.STAGE}:best", ignores=("evaluation.*",)))
+        start = f"{task.STAGE}:best"
+        found.append(stage(grpo.STAGE, LensRewards, config=grpo_config, start=start, ignores=("evaluation.*",)))
     if config.evaluation.rows:
         build = partial(build_evaluation, trained_by=found[-1].name)
         found.append(Stage(evaluation.STAGE, build, finish=write_results, config=evaluation_config))
@@ -88,6 +95,11 @@ def dump_config(config: LensConfig) -> LensConfig:
     return replace(config, batch_size=dumper.batch_size, checkpoint=saves)
 
 
+def validated_from_start(config: LensConfig) -> LensConfig:
+    """The settings of a stage that begins with a trained lens: what makes it worse is not taken for the best."""
+    return replace(config, validate_at_start=True)
+
+
 def warm_start_config(config: LensConfig) -> LensConfig:
     """The settings of the stage with given texts."""
     return _with_own_steps(config, config.warm_start)
@@ -95,7 +107,7 @@ def warm_start_config(config: LensConfig) -> LensConfig:
 
 def grpo_config(config: LensConfig) -> LensConfig:
     """The settings of the stage with rewards."""
-    return _with_own_steps(config, config.grpo)
+    return validated_from_start(_with_own_steps(config, config.grpo))
 
 
 def _with_own_steps(config: LensConfig, own: WarmStartConfig | GrpoConfig) -> LensConfig:

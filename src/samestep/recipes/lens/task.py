@@ -13,6 +13,7 @@ from samestep.recipes.lens.config import LensConfig
 from samestep.recipes.lens.dump import frozen_model, weights_hash
 from samestep.recipes.lens.language_model import LanguageModel, prompt_tokens
 from samestep.recipes.lens.network import Lens
+from samestep.recipes.lens.schedules import ValueSchedule
 from samestep.recipes.lens.shape import Kind, LensShape
 from samestep.train.logging.metrics import MetricValues
 
@@ -74,24 +75,7 @@ class LensStage:
         if self._variance is None:
             self._variance = variance_of(gather_rows(self.learner, self._validation, _activation)["activation"])
         explained = {FVE: 1 - found.pop("error") / self._variance}
-        found["loss"] = sum(weight * found[term] for term, weight in self.mix(tick.step).items())
         return {f"val/{name}": value for name, value in (explained | found).items()}
-
-    def mix(self, step: int) -> dict[str, float]:
-        """The coefficients of the terms that are trained, at a step."""
-        config = self.config
-        found = {
-            "kl": config.kl_base_weight,
-            "lm": config.lm_base_weight * self._at_step(config.alpha_schedule, step),
-            "entropy": -config.entropy_weight,
-            "mse": config.mse_weight,
-        }
-        return {term: weight for term, weight in found.items() if weight}
-
-    def _at_step(self, schedule: Any, step: int) -> float:
-        plan = self.bench.known_plan
-        assert plan is not None
-        return float(schedule.at(step, plan.steps_per_epoch, plan.steps))
 
 
 class LensTraining(LensStage):
@@ -103,6 +87,34 @@ class LensTraining(LensStage):
         metrics = self.learner.update(with_tau(self.feed[tick.step], tau), _terms, self.mix(tick.step))
         alpha = self._at_step(self.config.alpha_schedule, tick.step)
         return {**metrics, "tau": Metric(tau, same=True), "alpha": Metric(alpha, same=True)}
+
+    def validate(self, tick: Tick) -> MetricValues:
+        """Also the loss that is trained, with the weights of the step."""
+        found = super().validate(tick)
+        return {**found, "val/loss": sum(weight * found[f"val/{term}"] for term, weight in self.mix(tick.step).items())}
+
+    def mix(self, step: int) -> dict[str, float]:
+        """The coefficients of the terms that are trained, at a step."""
+        config = self.config
+        return trained_mix(
+            {
+                "kl": config.kl_base_weight,
+                "lm": config.lm_base_weight * self._at_step(config.alpha_schedule, step),
+                "entropy": -config.entropy_weight,
+                "mse": config.mse_weight,
+            }
+        )
+
+    def _at_step(self, schedule: ValueSchedule, step: int) -> float:
+        plan = self.bench.known_plan
+        assert plan is not None
+        return schedule.at(step, plan.steps_per_epoch, plan.steps)
+
+
+def trained_mix(weights: Mapping[str, float]) -> dict[str, float]:
+    """The terms to train: those with a weight, and `mse` always, since all of the encoder gets a gradient from it, and
+    what gets none is refused."""
+    return {term: weight for term, weight in weights.items() if weight or term == "mse"}
 
 
 def make_learner(bench: Bench, model: LanguageModel, network: nn.Module) -> Learner:
@@ -139,7 +151,8 @@ def _measure(network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
 
 
 def _activation(network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-    return {"activation": batch["activation"] if "activation" in batch else network(batch, "activation")["activation"]}
+    found: Mapping[str, Tensor] = network(batch, "activation")
+    return found
 
 
 def variance_of(activations: Tensor) -> float:

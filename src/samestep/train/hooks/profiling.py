@@ -31,8 +31,7 @@ class Profile:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Around the loop: begins where the first step is profiled, and writes what there is when the loop ends."""
-        self._start_if_due()
+        """Around the loop: writes what there is when the loop ends."""
         try:
             yield
         finally:
@@ -43,9 +42,10 @@ class Profile:
         if self._progress.step >= self._last:
             self._write()
         elif self._profiler is None:
-            self._start_if_due()
+            self.start_if_due()
 
-    def _start_if_due(self) -> None:
+    def start_if_due(self) -> None:
+        """Begin if the next step is to be profiled."""
         if self._first - 1 <= self._progress.step < self._last:
             kinds = torch.profiler.ProfilerActivity
             device = {"cuda": [kinds.CUDA], "xpu": [kinds.XPU]}.get(self._device, [])

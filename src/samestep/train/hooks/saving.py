@@ -43,6 +43,11 @@ class Save:
     _suffixes: list[str] = field(default_factory=list)
     """Of the weight files to write with this save."""
 
+    def at_start(self) -> None:
+        """Save what the stage begins with, if its metric is a number: it may stay the best."""
+        if self.validate.improved:
+            self._save()
+
     def after_step(self, tick: Tick, metrics: Metrics, last: bool) -> None:
         """Save when it is time."""
         self.saver.poll()
@@ -55,9 +60,7 @@ class Save:
             self._suffixes += [f"epoch_{epochs}"] if by_epoch else []
         by_metric = self.saves_best and self.validate.improved
         if by_steps or by_epoch or by_metric or last or self.stop.save_due:
-            with self.progress.outside_steps("save"):
-                self._prepare()
-                self.saver.save(self.progress.step, self.state, self._about(), self._after_commit())
+            self._save()
 
     def finish(self) -> None:
         """The last save of a stage; it is on the disk when this returns."""
@@ -68,6 +71,11 @@ class Save:
         """The end of a stage whose state now cannot be saved: the run resumes from the last checkpoint."""
         self.log.flush()
         self.saver.wait()
+
+    def _save(self) -> None:
+        with self.progress.outside_steps("save"):
+            self._prepare()
+            self.saver.save(self.progress.step, self.state, self._about(), self._after_commit())
 
     def _prepare(self) -> None:
         """Before a save: raise if too many steps were bad, and write all metrics to the disk for good."""

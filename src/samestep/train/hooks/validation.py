@@ -20,7 +20,8 @@ SHOWN = 8
 
 @dataclass
 class Validate:
-    """Validates at epoch ends or every so many steps, and always at the end; keeps the best value so far.
+    """Validates at epoch ends or every so many steps, always at the end, and at the start if asked; keeps the best
+    value so far.
 
     Ends the stage when validations have not improved for long enough.
     """
@@ -38,12 +39,23 @@ class Validate:
         """The validation metrics of this step; empty where it did not validate."""
         return self.progress.validation
 
+    def at_start(self) -> None:
+        """Validate the state that the stage begins with; improvement is measured from it."""
+        now = self.progress.tick()
+        before = Tick(now.step - 1, now.epoch, last_of_epoch=False)
+        self._validate(before, counts=False)
+        if self.improved:  # not where it is NaN, for which no step can be blamed
+            self._count(before)
+
     def after_step(self, tick: Tick, metrics: Metrics, last: bool) -> None:
         """Validate when it is time."""
         self.improved = False
         due = tick.last_of_epoch if self.every == 0 else (tick.step + 1) % self.every == 0
-        if not (due or last):
-            return
+        if due or last:
+            self._validate(tick, counts=due)
+
+    def _validate(self, tick: Tick, *, counts: bool) -> None:
+        """After the step `tick`; `counts`: whether early stopping and plateau follow it."""
         with self.progress.outside_steps("validate"):
             self.progress.validation = self.stage.validate(self.task, tick)
         if not self.values:
@@ -53,12 +65,13 @@ class Validate:
         self.improved = self._keep_best()
         if not tick.last_of_epoch:  # else the line of the epoch has it
             self.screen.print(f"step {tick.step + 1}  {self.summary()}")
-        if due and self.stage.best is not None:
-            self._count(tick, self.values[self.stage.best[0]])
+        if counts and self.stage.best is not None:
+            self._count(tick)
 
-    def _count(self, tick: Tick, value: float) -> None:
+    def _count(self, tick: Tick) -> None:
+        assert self.stage.best is not None
         improvement = self.progress.improvement
-        if improvement.add(value):
+        if improvement.add(self.values[self.stage.best[0]]):
             self.screen.print(
                 f"{improvement.describe()}: the learning rate falls to {improvement.rate_factor:g} of the planned one"
             )

@@ -94,7 +94,7 @@ class Learner:
     def update(self, micro_batches: MicroBatches, loss: Loss, mix: Mix | None = None) -> Metrics:
         """One optimizer step on the global batch; `mix` gives the coefficient of each term that is trained."""
         with self._keyed_masks():
-            self._begin_update(micro_batches, loss, lambda: self._backward(micro_batches.first(), loss, mix))
+            self._begin_update(micro_batches, loss, lambda: self._backward(micro_batches.first(), loss, mix), mix)
             sums, rows = self._backward(micro_batches, loss, mix)
         return self._finish_update(micro_batches, sums, rows, mix)
 
@@ -177,13 +177,15 @@ class Learner:
         """Values per row of a function of the network and a batch; for validation, inside of `inference`."""
         return self._call_padded(function, batch, in_update=False)
 
-    def _begin_update(self, micro_batches: MicroBatches, function: Loss, backward: Callable[[], object]) -> None:
+    def _begin_update(
+        self, micro_batches: MicroBatches, function: Loss, backward: Callable[[], object], mix: Mix | None = None
+    ) -> None:
         if self.recorder:
             self.recorder.begin(self.name, self._parallel.inner)
         self.has_updated = True
         batches = micro_batches.batches
         self._most_rows = max(self._most_rows, *(len(batch["live"]) for batch in batches))
-        self._preparation.prepare(function, partial(self._attempt, function, batches[0]), passes=len(batches))
+        self._preparation.prepare(function, partial(self._attempt, function, batches[0], mix), passes=len(batches))
         if not self._is_warmed_up:
             warm_up(self._parallel.inner, backward)
             self._is_warmed_up = True
@@ -239,15 +241,16 @@ class Learner:
             rows = {term: values.clone() for term, values in rows.items()}
         return {term: values[:count] for term, values in rows.items()} if count < len(batch["live"]) else rows
 
-    def _attempt(self, function: Loss, batch: Batch) -> None:
-        """A pass as in an update, of one micro-batch and without its weights."""
+    def _attempt(self, function: Loss, batch: Batch, mix: Mix | None) -> None:
+        """A pass as in an update, of one micro-batch and without the weights of its terms."""
         synchronized = not self._parallel.replicated
         self._drop_gradients()
         with self._parallel.syncing(last=synchronized), self._preparation.attention(), self._autocast():
             self._parallel.called = False
             rows = self._call(function, batch)
             self._check_called()
-            sums = [values.float().sum() for values in rows.values() if values.requires_grad]
+            trained = [values for term, values in rows.items() if mix is None or term in mix]
+            sums = [values.float().sum() for values in trained if values.requires_grad]
             if sums:
                 reduce(add, sums).backward()
 

@@ -345,10 +345,10 @@ def _load_step(extra: Mapping[str, Any], progress: Progress) -> bool:
     """Whether the file has a step, or a number of completed epochs."""
     for name in ("step", "global_step"):
         if isinstance(extra.get(name), int):
-            progress.step = extra[name]
+            progress.step = progress.current = extra[name]
             return True
     if isinstance(extra.get("epoch"), int):
-        progress.step = extra["epoch"] * progress.steps_per_epoch
+        progress.step = progress.current = extra["epoch"] * progress.steps_per_epoch
         return True
     return False
 

@@ -25,6 +25,7 @@ class Hooks:
 
     in_order: list[Hook]
     log: LogMetrics
+    validate: Validate
     same_parameters: SameParameters
     save: Save
     profile: Profile | None
@@ -63,7 +64,7 @@ def assemble_hooks(
         bench.learners,
         log,
         weights,
-        config.best_at_end,
+        config.best_at_end or config.validate_at_start,
     )
     traces = context.rundir.profile(stage.name)
     profile = make_profile(config, context.world, traces, progress, ready.task.length, context.screen)
@@ -81,4 +82,4 @@ def assemble_hooks(
         save,  # the checkpoint has all that the other hooks change in the state
         step_start,
     ]
-    return Hooks(in_order, log, same_parameters, save, profile, step_start)
+    return Hooks(in_order, log, validate, same_parameters, save, profile, step_start)

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from samestep.train.pretrained.first_weights import continue_from_file
 from samestep.train.recipe import Stage
 from samestep.train.session.best_at_end import take_back_best
 from samestep.train.session.context import ReadyStage, SessionContext
-from samestep.train.session.hook_order import assemble_hooks
+from samestep.train.session.hook_order import Hooks, assemble_hooks
 from samestep.train.session.recipe_code import code_hash
 from samestep.train.session.resume_checks import checkpoint_to_resume
 from samestep.train.session.stage_config import refuse_other_settings, set_precision, stage_config
@@ -50,10 +51,8 @@ class StageRun:
             ready = self._set_up()
         lines = banner_lines(self._context.recipe, ready.bench, ready.task.length, ready.resumed)
         self._context.screen.banner(f"samestep · {self._context.name}", lines)
-        if ready.recorder:
-            ready.recorder.started(self._progress.step, self._world.size)
         self._status(ready, "running")
-        sinks = ready.bench.sinks = self._sinks()
+        sinks = ready.bench.sinks = self._sinks(ready.bench.resumed)
         try:
             ready.store.require_space(ready.state)
             with self._saver(ready.store, sinks) as saver:
@@ -176,10 +175,11 @@ class StageRun:
         if self._world.share(bool(names) and names[-1] != self._stage.best[0]):
             self._progress.best = self._progress.improvement.best = None
 
-    def _sinks(self) -> list[Sink]:
+    def _sinks(self, resumed: bool) -> list[Sink]:
         if not self._world.is_main:
             return []
-        return open_sinks(self._rundir, self._stage.name, self._progress.step, self._config, dump(self._config))
+        written = self._progress.step if resumed else self._progress.step - 1  # the start is validated again
+        return open_sinks(self._rundir, self._stage.name, written, self._config, dump(self._config))
 
     def _saver(self, store: Store, sinks: list[Sink]) -> Saver:
         settings, event = self._config.checkpoint, self._context.events.event
@@ -207,7 +207,8 @@ class StageRun:
         stepping = self._world.activity.stepping(self._stage.name, self._progress.step, compiles=compiles)
         with stepping, profiling:
             try:
-                outcome = run(ready.task, self._progress, hooks.in_order, self._context.stop)
+                begin = partial(self._begin, ready, hooks)
+                outcome = run(ready.task, self._progress, hooks.in_order, self._context.stop, begin)
                 hooks.same_parameters.finish()
             except BaseException:
                 with suppress(Exception):
@@ -216,11 +217,23 @@ class StageRun:
         with self._world.activity.doing("save"):
             if self._context.stop.left_step and not hooks.step_start.restore():
                 hooks.save.finish_without()
-                where = f"inside step {self._progress.current}, which had changed its state or was the first one"
+                step = self._progress.current
+                inside = f"inside step {step}, which had changed its state or was the first one"
+                where = inside if step else "before the first step"
                 self._context.screen.print(f"stopped {where}: nothing new is saved, the last checkpoint counts")
             else:
                 hooks.save.finish()
         return outcome
+
+    def _begin(self, ready: ReadyStage, hooks: Hooks) -> None:
+        """What comes before the first step of this launch."""
+        if ready.bench.config.validate_at_start and not ready.bench.resumed:
+            hooks.validate.at_start()
+            hooks.save.at_start()
+        if ready.recorder:  # only now: a launch that resumes at the start does not validate it
+            ready.recorder.started(self._progress.step, self._world.size)
+        if hooks.profile:
+            hooks.profile.start_if_due()
 
     def _hand_over(self, ready: ReadyStage) -> None:
         """Write what a later stage, or the user, needs of this one."""

@@ -95,8 +95,9 @@ def is_taken_over(rundir: RunDir, stage: str) -> bool:
     return SOURCE in (read_done(rundir, stage) or {})
 
 
-_AT_THE_END = ("best_at_end", "early_stopping")
-"""Settings that a resume may change, but that decide what a stage hands over."""
+_HAND_OVER = {"best_at_end": False, "early_stopping": 0, "validate_at_start": False}
+"""Settings that a resume may change, but that decide what a stage with a `best` metric hands over; with what they are
+in records of earlier versions, which do not have them all."""
 
 
 def _compare(stage: Stage, config: Any, source: RunDir, code: Mapping[str, str]) -> Comparison | None:
@@ -112,7 +113,9 @@ def _compare(stage: Stage, config: Any, source: RunDir, code: Mapping[str, str])
         for name in changed(done["config"], dump(config), type(config))
         if not any(fnmatchcase(name, pattern) for pattern in ignored)
     ]
-    differing += [name for name in _AT_THE_END if done["config"].get(name) != getattr(config, name)]
+    if stage.best is not None:
+        before = {**_HAND_OVER, **done["config"]}
+        differing += [name for name in _HAND_OVER if before[name] != getattr(config, name)]
     if differing:
         return Comparison(f"its settings differ ({', '.join(differing)})")
     if not done["code"] or not code:
