@@ -15,13 +15,17 @@ from pathlib import Path
 
 from samestep.cli.main import main
 from samestep.core.config import split_options
+from samestep.core.errors import UserError
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 
 
 def with_config_path(args: list[str]) -> list[str]:
     """The args, with the repository's folder where a file is named and no folder."""
-    options, _ = split_options(args, ["config", "config-path", "config-name"])
+    try:
+        options, _ = split_options(args, ["config", "config-path", "config-name"])
+    except UserError:  # `main` says what is wrong
+        return args
     return ["--config-path", str(CONF), *args] if set(options) == {"config-name"} else args
 
 

@@ -138,7 +138,7 @@ def metrics_worker() -> None:
     assert found["rows"] == 10.0 or (world == 1 and math.isnan(found["rows"]))
     assert [found[f"only {other}"] for other in range(world)] == list(range(world))
     assert math.isnan(found["none"]) and found["infinite"] == math.inf
-    for wrong in (torch.zeros(2), "text", (1.0, -1.0), (1.0, 2.0, 3.0)):
+    for wrong in (torch.zeros(2), "text", (1.0, -1.0), (1.0, 2.0, 3.0), torch.tensor(1j)):
         with pytest.raises(UserError, match="'wrong'"):  # on all ranks, though only the last gave it
             sync_metrics({"wrong": wrong} if rank == world - 1 else {})
     assert sync_metrics({"after": 1}) == {"after": 1.0}
@@ -156,14 +156,22 @@ def refusals_worker() -> None:
         setup_distributed_models(shared, nn.Sequential(shared))
     setup_distributed_models(shared, nn.Sequential(net(0)).requires_grad_(False))
     if world > 1:
-        with pytest.raises(UserError, match=rf"has {5 + rank} rows on rank {rank}, but by rank \[5, 6"):
+        with pytest.raises(UserError, match=r"len\(dataset\) must be the same on all ranks; by rank it is \[5, 6"):
             get_dataloader_for_distributed(range(5 + rank), 2)
+        with pytest.raises(UserError, match="seed must be the same on all ranks"):
+            get_dataloader_for_distributed(range(5), 2, seed=rank)
+        with pytest.raises(UserError, match="batch_size must be the same on all ranks"):
+            get_dataloader_for_distributed(range(5), 2 + rank)
+        with pytest.raises(UserError, match="the weights of Linear must be the same on all ranks"):
+            setup_distributed_models(nn.Linear(2, 3 + rank))
     for wrong, sentence in (({"drop_last": True}, "drop_last is decided"), ({"sampler": [1]}, "sampler is decided")):
         with pytest.raises(UserError, match=sentence):
             get_dataloader_for_distributed(range(5), 2, **wrong)
     with pytest.raises(UserError, match="has no length"):
         get_dataloader_for_distributed(Stream(), 2)
-    for size, batch in ((0, 2), (5, 0)):
+    with pytest.raises(UserError, match="epochs are counted from 0; -1 is none"):
+        get_dataloader_for_distributed(range(5), 2).set_epoch(-1)
+    for size, batch in ((0, 2), (5, 0), (5, "4"), (5, None)):
         with pytest.raises(UserError, match=r"must (be|have) at least 1"):
             get_dataloader_for_distributed(range(size), batch)
     dist.destroy_process_group()

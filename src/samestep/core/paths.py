@@ -21,3 +21,11 @@ def settings_folder(env: Mapping[str, str]) -> Path | None:
     except RuntimeError:
         return None
     return folder / "samestep" if folder.is_absolute() else None
+
+
+def check_new_file(option: str, path: Path) -> None:
+    """Refuse a path that an option names for a file to write, where there is no folder for it, or it is one."""
+    if not path.absolute().parent.is_dir():
+        raise UserError(f"Make the folder of {option} {path} first; it does not exist.")
+    if path.is_dir():
+        raise UserError(f"Name a file with {option}; {path} is a folder.")

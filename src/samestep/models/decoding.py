@@ -73,7 +73,12 @@ def text_config(network: nn.Module) -> Any:
 
 def position_limit(network: nn.Module) -> int | None:
     """How many tokens a row may have, if the network says so."""
-    config, names = text_config(network), ("max_sequence_length", "max_position_embeddings")
+    return configured_limit(text_config(network))
+
+
+def configured_limit(config: Any) -> int | None:
+    """How many tokens a row may have, if the configuration of a network says so."""
+    names = ("max_sequence_length", "max_position_embeddings")
     return next((limit for name in names if isinstance(limit := getattr(config, name, None), int)), None)
 
 

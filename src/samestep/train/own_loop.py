@@ -106,6 +106,10 @@ def setup_distributed_models(
     module that has no trainable parameter is returned itself.
     """
     world = _world()
+    for module in modules:
+        parts = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        shapes = [f"{name} {list(part.shape)} {part.dtype}" for name, part in parts.items()]
+        _require_same({f"the weights of {type(module).__name__}": shapes})
     target = world.device if device is None else torch.device(device)
     _require_own_parameters(modules)
     return tuple(_replicated(module.to(target), world, find_unused_parameters) for module in modules)
@@ -151,6 +155,8 @@ class RankRows(Sampler[int]):
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch of the next pass; without this call, the one after the last."""
+        if epoch < 0:
+            raise UserError(f"epochs are counted from 0; {epoch} is none")
         self._epoch = epoch
 
     def counted(self, step: int) -> int:
@@ -212,15 +218,22 @@ def get_dataloader_for_distributed(
         raise UserError(f"{taken[0]} is decided by the distribution over ranks; leave it out")
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise UserError(f"{type(dataset).__name__} has no length; give a dataset with len() and rows by index")
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise UserError(f"batch_size must be at least 1, and a whole number, not {batch_size!r}")
     world, length = _world(), len(dataset)
-    lengths = world.gather(length)
-    if len(set(lengths)) > 1:
-        raise UserError(
-            f"the dataset has {length} rows on rank {world.rank}, but by rank {lengths}: read the same rows"
-        )
+    _require_same({"len(dataset)": length, "batch_size": batch_size, "shuffle": shuffle, "seed": seed})
     batch = batch_size * world.size
     order: Order = Shuffled(length, batch, seed) if shuffle else Sequential(length, batch)
     return DistributedDataLoader(dataset, batch_size, sampler=RankRows(order, world), **options)
+
+
+def _require_same(settings: Mapping[str, Any]) -> None:
+    """Refuse what differs between ranks: some rows would come twice, others never."""
+    by_rank = _world().gather(dict(settings))
+    for name in settings:
+        values = [found[name] for found in by_rank]
+        if any(value != values[0] for value in values):
+            raise UserError(f"{name} must be the same on all ranks; by rank it is {values}")
 
 
 def sync_metrics(metrics: Mapping[str, MetricValue]) -> dict[str, float]:
@@ -250,10 +263,8 @@ def _sum_and_weight(name: str, value: Any) -> list[float]:
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return float(value.detach())
     try:
-        return float(value)
+        return float(value.detach() if isinstance(value, Tensor) else value)
     except (TypeError, ValueError, RuntimeError):
         raise UserError(f"metric {name!r} must be one number or a pair (sum, weight); take its mean first") from None
 

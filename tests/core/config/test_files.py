@@ -92,6 +92,7 @@ def test_odd_file_names(write: Write, name: str) -> None:
             "names distributed/zip, which does not exist; choose auto, cpu, ddp or",
         ),
         ("c.yaml", "defaults: [nothing]", "names nothing, which does not exist"),
+        ("c.yaml", "defaults: [c]", "defaults lists name each other in a circle"),
         ("c.yaml", "defaults: [nogroup: zip]", "names nogroup/zip, which does not exist; fix"),
         ("c.yaml", "defaults: {distributed: fsdp}", "cannot be composed"),
         ("c.yaml", "defaults: [3]", "cannot be composed"),

@@ -73,6 +73,8 @@ def test_the_loss_of_the_reference_itself(settings: dict[str, object], loss: flo
     assert first_loss(objective) == pytest.approx(loss)
     same = pair_terms(objective, SCORES, POLICY)
     assert same["accuracy"].tolist() == [0.5, 0.5]
+    rounded = pair_terms(objective, SCORES, PairLogProbs(POLICY.chosen * (1 + 1e-9), POLICY.rejected))
+    assert rounded["accuracy"].tolist() == [0.5, 0.5]
     assert same["dpo"].tolist() == pytest.approx([loss, loss])
 
 

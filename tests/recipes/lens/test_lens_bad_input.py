@@ -34,6 +34,9 @@ CASES = {
     "pretrain.network.vocab_size=300": "Leave pretrain.network.vocab_size at 259",
     "grpo.group_size=1": "grpo.group_size must be a whole number of at least 2",
     "data.path=nowhere.txt": "nowhere.txt",
+    "activation_dumper.seq_len=100": "Set activation_dumper.seq_len to 64 or less: the model reads no more tokens",
+    "t_text=64": "Set t_text to 61 or less: the model reads 64 tokens, of which the decoder's prompt takes 4; it is 64",
+    f"decoder_prompt={'long ' * 20}<embed>": "Shorten decoder_prompt: it has 102 tokens, and the model reads 64",
 }
 
 
@@ -57,3 +60,13 @@ def test_models(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     shown = refused([f"model_name={folder}", f"tokenizer_name={tmp_path}", "trainable_components={}"], capfd, tmp_path)
     assert "tokenizer" in shown
     train(tmp_path, "verify", f"model_name={small}", f"tokenizer_name={small}", code=2, name="again")
+    short = model_folder(tmp_path / "short", max_position_embeddings=20)
+    shown = refused([f"model_name={short}", "activation_dumper.seq_len=21"], capfd, tmp_path)
+    assert "Set activation_dumper.seq_len to 20 or less" in shown
+    assert not (tmp_path / "runs").exists(), "none of these was recorded as a run"
+
+
+def test_the_longest_text_is_trained_and_evaluated(tmp_path: Path) -> None:
+    """Bytes that are no text become three each when they are read again."""
+    found = train(tmp_path, "verify", "t_text=61", "max_steps=1", "evaluation.rows=3", "evaluation.best_of=1")
+    assert (found / "artifacts" / "eval" / "results.json").is_file()

@@ -1,5 +1,6 @@
 """Activations on disk: what a killed stage has computed is not computed again, and who may train with them."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from player_folders import words_with_spaces
 from samestep.cli.main import main
-from samestep.core.records import read_json
+from samestep.core.records import read_json, write_json
 from samestep.models.causal_lm import CausalConfig
 from samestep.recipes.lens.dump import ActivationReader
 from samestep.recipes.lens.language_model import BuiltInModel
@@ -100,8 +101,28 @@ def test_training_with_the_dump_of_another_run(run: Path, tmp_path: Path, capfd:
     assert [r["loss"] for r in rows_of(second, "train")] == [r["loss"] for r in rows_of(run, "train")]
     train(tmp_path, "verify", FLOAT, f"activation_dumper.source={run}", "layer_l=1", name="layer", code=2)
     assert "Set layer_l to 0, or name another dump" in said(capfd)
+    shape = "pretrain.network.d_model=32"
+    train(tmp_path, "verify", FLOAT, f"activation_dumper.source={run}", shape, name="shape", code=2)
+    assert "Set pretrain.network as in the run that trained" in said(capfd)
     train(tmp_path, "verify", FLOAT, f"activation_dumper.source={tmp_path}", name="none", code=2)
     assert "holds no dump" in said(capfd)
+
+
+def test_a_dump_is_found_from_anywhere_and_compared_by_evaluations(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(run, tmp_path / "source")
+    monkeypatch.chdir(tmp_path)
+    few = (FLOAT, "max_steps=1", "validate_every=0", "evaluation.rows=2", "evaluation.best_of=1")
+    second = train(tmp_path, "verify", "activation_dumper.source=source", *few, name="second").absolute()
+    monkeypatch.chdir(run)
+    assert main(["evaluate", str(second)]) == 0
+    dump = tmp_path / "source" / "artifacts" / "dump"
+    key = read_json(dump / "key.json")
+    for wrong, sentence in (({"layer": 1}, "is of another layer (1 instead of 0)"), ({"train": 5}, "Dump again: the")):
+        write_json(dump / "key.json", {**key, **wrong})
+        assert main(["evaluate", str(second)]) == 2
+        assert sentence in said(capfd)
 
 
 def test_dumps_that_do_not_fit(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -112,6 +112,13 @@ def test_behaviour_of_what_is_put_in_the_place_of_an_activation() -> None:
     assert (kl[:, 1] > 1e-4).all()
 
 
+def test_the_linear_lens_names_no_more_tokens_than_there_are() -> None:
+    shape = CausalConfig(d_model=16, n_layers=2, n_heads=2, mlp_hidden_size=32, max_sequence_length=500)
+    lens = Lens(CausalTransformer(shape), LensShape(layer=0, t_text=400), ([1], [2]))
+    found = lens({"activation": torch.randn(2, 16)}, "logit_lens")["features"]
+    torch.testing.assert_close(found[0], found[1])
+
+
 def test_context() -> None:
     model = BuiltInModel(CausalConfig(), None)
     tokens = [model.bos or 0, *b"one two", model.pad, model.pad]
@@ -175,5 +182,8 @@ def test_the_verb_finds_the_same_figures(run: Path) -> None:
 def test_options_that_cannot_be(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["evaluate", str(run), "--rows", "0"]) == 2
     assert "rows must be a whole number of at least 1" in capsys.readouterr().err
+    for path, sentence in (("nowhere/x.html", "Make the folder of --html"), (".", "Name a file with --html")):
+        assert main(["evaluate", str(run), "--html", path]) == 2
+        assert sentence in capsys.readouterr().err
     with pytest.raises(Exception, match=r"evaluation\.best_of"):
         EvaluationConfig(best_of=0)

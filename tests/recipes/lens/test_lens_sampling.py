@@ -1,12 +1,13 @@
 """`samestep sample` with a trained lens."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lens_runs import train
+from lens_runs import model_folder, train
 
 import samestep
 from samestep.cli.main import main
@@ -64,6 +65,7 @@ def test_temperature(run: Path) -> None:
         (["--text", "abc", "--position", "3"], "Set --position from 0 to 2"),
         (["--text", "abc", "--position", "1", "--all"], "Give --position or --all, not both."),
         (["--text", "abc", "--temperature", "-1"], "temperature must be a number of at least 0"),
+        (["--text", "abc", "--temperature", "1e-300"], "temperature must be 1e-06 or more, or 0 for the likeliest"),
         (["--text", "abc", "--num_samples", "0"], "num_samples must be a whole number of at least 1"),
     ],
 )
@@ -72,6 +74,24 @@ def test_options_that_cannot_be(
 ) -> None:
     assert main(["sample", str(run), *options]) == 2
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("model", ["", "gpt2"])
+def test_an_exported_lens_needs_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str) -> None:
+    """It has all weights, also those of the built-in model that its run had trained."""
+    named = [f"model_name={model_folder(tmp_path / 'model', model)}"] if model else []
+    run = train(tmp_path, "verify", *named, "max_steps=1", "evaluation.rows=0")
+    assert main(["export", str(run), str(tmp_path / "exported")]) == 0
+    weights = samestep.load(run, "last").state_dict()
+    shutil.rmtree(run)
+    found = samestep.load(tmp_path / "exported").state_dict()
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[name], value) for name, value in weights.items())
+    capsys.readouterr()
+    assert main(["sample", str(tmp_path / "exported"), "--text", "abc"]) == 0
+    assert "ab[c]" in capsys.readouterr().out
+    assert main(["evaluate", str(tmp_path / "exported")]) == 2
+    assert "Name the run" in capsys.readouterr().err
 
 
 def test_adapters_of_decoder_and_encoder_are_loaded_and_exported_but_not_merged(

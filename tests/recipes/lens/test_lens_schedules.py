@@ -32,6 +32,7 @@ def test_values_by_step() -> None:
     assert values("exponential", 1.0, 0.01) == [1.0, 0.1, 0.01, 0.01]
     assert values("linear", 0.0, 8.0, "-1") == [0.0, 2.0, 4.0, 8.0], "over the whole stage"
     assert values("linear", 0.0, 5.0, "2e") == [0.0, 2.0, 4.0, 5.0], "over two epochs of three steps"
+    assert ValueSchedule("linear", 0.0, 1.0, "3s").at(-1, 1, 9) == 0.0, "before the first step"
     cosine = ValueSchedule("cosine", 1.0, 0.0, "5s")
     assert cosine.at(1, 1, 9) == pytest.approx(0.853553, abs=1e-6)
 

@@ -170,6 +170,8 @@ def test_the_python_script_explains_itself_and_needs_the_file_it_names(tmp_path:
     wrong = call([sys.executable, TRAIN, "--config-name", "gpt3"], tmp_path)
     assert wrong.returncode == 2
     assert f"There is no file gpt3.yaml in {CONF}" in wrong.stderr
+    nothing = call([sys.executable, TRAIN, "--config-name"], tmp_path)
+    assert nothing.returncode == 2 and "Traceback" not in nothing.stderr
     (tmp_path / "mine").mkdir()
     shutil.copy(CONF / "distributed.yaml", tmp_path / "mine")
     other = call([sys.executable, TRAIN, "--config-path", "mine", "--config-name", "gpt2_frozen"], tmp_path)

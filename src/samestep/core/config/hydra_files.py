@@ -115,6 +115,8 @@ def _hydra_message(error: Exception, path: Path) -> str:
         wanted = error.missing_cfg_file
         offer = f"choose {listed(sorted(error.options), 'or')}" if error.options else "fix the name or remove it"
         return f"The defaults list of {path} names {wanted}, which does not exist; {offer}."
+    if isinstance(error, RecursionError):
+        return f"{path} cannot be composed, because defaults lists name each other in a circle; remove one of them."
     lines = str(error.__cause__ or error).strip().splitlines() or [type(error).__name__]
     where = next((line.strip() for line in lines if line.strip().startswith("full_key:")), "")
     return f"{path} cannot be composed ({'; '.join(filter(None, [lines[0].rstrip('.'), where]))}); fix it there."

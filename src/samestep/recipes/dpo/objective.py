@@ -25,6 +25,8 @@ DPO, SFT, DIVERSITY = "dpo", "sft", "diversity"
 """The terms that can be trained: of pairs, of the preferred sequences alone, and of sampled sequences."""
 SAMPLED = "sampled"
 """The sequences of a batch that `diversity` compares."""
+_ROUNDING = 1e-6
+"""Log-probabilities that differ by a smaller share than this are equal but for rounding."""
 
 
 @dataclass(frozen=True)
@@ -113,10 +115,12 @@ def pair_terms(objective: Objective, scores: PairScores, reference: PairLogProbs
     gain = gains(objective, policy, reference, (scores.chosen_size, scores.rejected_size))
     margin = gain.chosen - gain.rejected
     apart = torch.stack([policy.chosen - reference.chosen, policy.rejected - reference.rejected])
+    # Of a policy that is still its reference, the sign of the margin is that of rounding: neither is preferred.
+    is_tie = (margin == 0) | (apart.abs() <= _ROUNDING * torch.stack(policy).abs()).all(0)
     return {
         DPO: preference_loss(objective, margin),
         SFT: -policy.chosen,
-        "accuracy": (margin > 0) + 0.5 * (margin == 0).to(margin.dtype),  # neither is preferred: half right
+        "accuracy": torch.where(is_tie, 0.5, (margin > 0).to(margin.dtype)),
         "margin": objective.beta * margin,
         "chosen_reward": objective.beta * gain.chosen,
         "rejected_reward": objective.beta * gain.rejected,

@@ -177,13 +177,14 @@ class Benchmark:
         self._is_collapsed = False
 
     def begin(self) -> None:
-        """Make the baseline, where there is none yet: call it in a step, before the generator learns."""
+        """Make the baseline, where there is none yet: call it before the generator learns."""
         if self.baseline.nats is None:
             nats = evaluate(self._generator, self._feed, human_nats)["nats"]
             self.baseline.keep(self._written(), nats)
 
     def measure(self, tick: Tick) -> Figures:
         """All figures, equal on all ranks; also logged as a table."""
+        self.begin()  # for a validation before the first step
         nats = evaluate(self._generator, self._feed, human_nats, tick.step)["nats"]
         texts, before = _decoded(self._written(), self._writer), self.baseline.texts(self._writer)
         now, then = (Verdicts.of(right) for right in self._verdicts(texts, before).unbind(1))
@@ -232,7 +233,7 @@ class Benchmark:
     def _likelihood(self, nats: float, step: int) -> Figures:
         """How likely the generator finds the human texts, with a warning where it has forgotten how people write."""
         before, factor = self.baseline.nats, self._config.collapse_factor
-        assert before is not None, "begin was called in the first step"
+        assert before is not None, "begin was called"
         collapsed = not nats <= factor * before  # also where it is NaN
         if collapsed and not self._is_collapsed and self._bench.world.is_main:
             logger.warning(

@@ -19,6 +19,7 @@ from samestep.recipes.lens.presets import PRESETS
 from samestep.recipes.lens.resolve import resolve_config
 from samestep.recipes.lens.sampling import SampleOptions, explain_text, show_explanations
 from samestep.recipes.lens.stages import describe, stages
+from samestep.recipes.lens.task import build_networks
 
 __all__ = ["LensConfig", "recipe"]
 
@@ -29,6 +30,7 @@ recipe = Recipe(
     aliases={"gradient_accumulation_steps": "accumulation", "num_train_epochs": "epochs"},
     describe=describe,
     resolve=resolve_config,
+    networks=build_networks,
     sample=Verb(explain_text, SampleOptions, show=show_explanations),
     evaluate=Verb(evaluate, EvaluationOptions, show=show),
 )

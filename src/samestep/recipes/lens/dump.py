@@ -60,7 +60,12 @@ def frozen_model(bench: Bench) -> LanguageModel:
 def _weights(bench: Bench) -> Path:
     """Where the built-in model's weights are: in this run, or beside the dump of another."""
     source = dump_folder(bench.config)
-    return source.parent / PRETRAIN / WEIGHTS if source else bench.artifact(WEIGHTS, stage=PRETRAIN)
+    return trained_beside(source) if source else bench.artifact(WEIGHTS, stage=PRETRAIN)
+
+
+def trained_beside(dump: Path) -> Path:
+    """Where the run that wrote a dump has the weights of its built-in model."""
+    return dump.parent / PRETRAIN / WEIGHTS
 
 
 def build_dump(bench: Bench) -> Dump:
@@ -155,7 +160,12 @@ class Activations:
 
     def parts(self) -> dict[str, DumpedRows]:
         """Those for training and those for validation."""
-        edge = int(self.key[TRAIN])
+        edge, validation = int(self.key[TRAIN]), int(self.key[VALIDATION])
+        if edge + validation != len(self.rows):
+            raise UserError(
+                f"Dump again: the {KEY} of the dump says {edge} and {validation} activations for training and "
+                f"validation, and it has {len(self.rows)}."
+            )
         return {TRAIN: DumpedRows(self.rows, 0, edge), VALIDATION: DumpedRows(self.rows, edge, len(self.rows))}
 
 
@@ -186,13 +196,13 @@ def read_key(folder: Path) -> dict[str, Any]:
     return read_object(folder / KEY)
 
 
-def refuse_other(folder: Path, key: dict[str, Any], wanted: dict[str, Any], weights: str) -> None:
-    """Refuse a dump of another model, layer or tokenizer."""
+def refuse_other(folder: Path, key: dict[str, Any], wanted: dict[str, Any], weights: str | None) -> None:
+    """Refuse a dump of another model, layer or tokenizer; without a hash of the weights, they are not compared."""
     for name, value in wanted.items():
         if key.get(name) != value and name != "model":
             shown = f" ({key.get(name)} instead of {value})" if name == "layer" else ""
             raise UserError(f"Dump again, or name another dump: that in {folder} is of {_SAID[name]}{shown}.")
-    if (folder / HASH).read_text().strip() != weights:
+    if weights is not None and (folder / HASH).read_text().strip() != weights:
         raise UserError(
             f"Dump again, or name another dump: that in {folder} is of another model ({key.get('model')} with other "
             f"weights than {wanted['model']} has now)."

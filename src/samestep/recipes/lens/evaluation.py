@@ -16,6 +16,7 @@ from torch import Tensor
 from samestep import Batch, Bench, Dump, Trained, UserError, World
 from samestep.core.config.bounds import Count
 from samestep.core.output import print_text
+from samestep.core.paths import check_new_file
 from samestep.core.records import write_json
 from samestep.core.safe_files import write_text
 from samestep.parallel.precision import autocast
@@ -25,11 +26,11 @@ from samestep.recipes.lens.config import LensConfig
 from samestep.recipes.lens.dump import frozen_model, weights_hash
 from samestep.recipes.lens.explanations import records_of
 from samestep.recipes.lens.held_out import SpreadRows, compute_rows, model_of, rows_of
-from samestep.recipes.lens.language_model import LanguageModel, prompt_tokens
+from samestep.recipes.lens.language_model import LanguageModel
 from samestep.recipes.lens.measuring import METHODS, Measuring, results_of, value_fields
-from samestep.recipes.lens.network import Lens, What
+from samestep.recipes.lens.network import What
 from samestep.recipes.lens.page import evaluation_page
-from samestep.recipes.lens.task import LEARNER, lens_shape
+from samestep.recipes.lens.task import LEARNER, make_lens
 from samestep.train.artifacts.array_rows import ArrayRows
 from samestep.train.batch_inference import network_of
 from samestep.train.learner.lora import to_type
@@ -68,6 +69,8 @@ class EvaluationOptions:
         for name in ("rows", "best_of", "batch_size"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UserError(f"--{name} must be 1 or more, not {value}.")
+        if self.html is not None:
+            check_new_file("--html", self.html)
 
 
 class Evaluation(Dump):
@@ -86,7 +89,7 @@ def build_evaluation(bench: Bench, trained_by: str) -> Evaluation:
     model = frozen_model(bench)
     network = model.network()
     weights = weights_hash(network) if bench.world.is_main else ""  # now: it gets adapters, and another type
-    lens = Lens(network, lens_shape(config, model.bos), prompt_tokens(model, config.decoder_prompt))
+    lens = make_lens(config, model, network)
     to_type(lens, getattr(torch, config.distributed.dtype))
     # Before it is frozen as a whole: only what trained is in a checkpoint.
     NamedWeights(_best_checkpoint(bench, trained_by), bench.world, bench.shared).fill_for(LEARNER)(lens)
@@ -159,7 +162,7 @@ def evaluate(trained: Trained, options: EvaluationOptions, world: World) -> dict
         return found
 
     model = model_of(trained, world)
-    measuring, rows = _measuring(ask, model, rows_of(trained, world), config, world)
+    measuring, rows = _measuring(ask, model, rows_of(trained, model, world), config, world)
     values = compute_rows(rows, measuring, options.batch_size, world)
     results, records = _found(values, rows, model, config)
     if options.html is not None and world.is_main:

@@ -15,7 +15,7 @@ from samestep.recipes.lens.activations import ActivationRows
 from samestep.recipes.lens.config import LensConfig
 from samestep.recipes.lens.dump import ARTIFACT as ACTIVATIONS
 from samestep.recipes.lens.dump import STAGE as DUMP
-from samestep.recipes.lens.dump import Activations, dump_folder, read_key
+from samestep.recipes.lens.dump import Activations, dump_folder, key_of, read_key, refuse_other, trained_beside
 from samestep.recipes.lens.language_model import LanguageModel, open_language_model
 from samestep.recipes.lens.pretokenize import ARTIFACT as TOKENS
 from samestep.recipes.lens.pretokenize import KEY, TokenRows
@@ -75,7 +75,7 @@ def compute_rows(rows: SpreadRows, compute: Compute, batch_size: int, world: Wor
     return {name: value[in_order] for name, value in gathered.items()}
 
 
-def rows_of(trained: Trained, world: World) -> ActivationRows:
+def rows_of(trained: Trained, model: LanguageModel, world: World) -> ActivationRows:
     """The activations of the run that a network was trained in. Collective."""
     config: LensConfig = trained.config
     folder = dump_folder(config)
@@ -86,18 +86,20 @@ def rows_of(trained: Trained, world: World) -> ActivationRows:
     else:
         folder = folder or _artifacts(trained, DUMP)
         rows: ArrayRows = open_array_rows(folder / ACTIVATIONS, world, shared=True)
-        parts = dict(Activations(rows, read_key(folder)).parts())
+        key = read_key(folder)
+        refuse_other(folder, key, key_of(config, model), weights=None)  # those of the network are compared elsewhere
+        parts = dict(Activations(rows, key).parts())
     return ActivationRows(parts[TRAIN], parts[VALIDATION])
 
 
 def model_of(trained: Trained, world: World) -> LanguageModel:
     """The language model of a trained network. Collective."""
     config: LensConfig = trained.config
-    if config.model_name is not None:
+    if config.model_name is not None or trained.run is None:  # an exported network has the weights itself
         return open_language_model(config, world)
     source = dump_folder(config)
-    folder = source.parent / PRETRAIN if source else _artifacts(trained, PRETRAIN)
-    return open_language_model(config, world, folder / WEIGHTS)
+    weights = trained_beside(source) if source else _artifacts(trained, PRETRAIN) / WEIGHTS
+    return open_language_model(config, world, weights)
 
 
 def _artifacts(trained: Trained, stage: str) -> Path:

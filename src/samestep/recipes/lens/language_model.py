@@ -14,8 +14,10 @@ from samestep import CausalConfig, CausalTransformer, UserError, World, open_cau
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer
 from samestep.models.causal_folder import CausalFolder
 from samestep.models.chat_tokens import ChatTokens
+from samestep.models.decoding import configured_limit
 from samestep.models.hub import resolve_model
 from samestep.models.text_tokenizer import read_tokenizer
+from samestep.parallel.build import build_uninitialized
 from samestep.recipes.lens.config import SLOT, LensConfig
 from samestep.train.learner.frozen import read_copy
 
@@ -41,6 +43,10 @@ class LanguageModel(Protocol):
     @property
     def pad(self) -> int:
         """The token that stands where there is none."""
+
+    @property
+    def most_tokens(self) -> int | None:
+        """How many tokens it reads at most, if there is a limit."""
 
     @property
     def tokenizer_digest(self) -> str:
@@ -69,16 +75,30 @@ class BuiltInModel:
     pad: int = BYTES.eos
     tokenizer_digest: str = "bytes"
 
+    @property
+    def most_tokens(self) -> int | None:
+        """As its shape has it."""
+        return configured_limit(self.shape)
+
     def network(self) -> nn.Module:
         """The network with the weights of the file, if there is one."""
         network = CausalTransformer(self.shape)
         if self.weights is not None:
-            if not self.weights.is_file():
-                raise UserError(
-                    f"{self.weights} is gone, the built-in language model; put it back, or start a new run."
-                )
+            self.check_weights()
             read_copy(self.weights).fill(network.state_dict())
         return network
+
+    def check_weights(self) -> None:
+        """Refuse a file that is not there, or is of another shape."""
+        assert self.weights is not None
+        if not self.weights.is_file():
+            raise UserError(f"{self.weights} is gone, the built-in language model; put it back, or start a new run.")
+        expected = build_uninitialized(lambda: CausalTransformer(self.shape)).state_dict()
+        found = read_copy(self.weights).layout
+        if {name: weight.shape for name, weight in found.items()} != {n: w.shape for n, w in expected.items()}:
+            raise UserError(
+                f"Set pretrain.network as in the run that trained {self.weights}: it has another shape there."
+            )
 
     def encode(self, text: str) -> list[int]:
         """Its bytes."""
@@ -118,6 +138,11 @@ class FolderModel:
         """Any token does, since a causal model does not look ahead."""
         known = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, self.bos, 0)
         return next(int(token) for token in known if token is not None)
+
+    @property
+    def most_tokens(self) -> int | None:
+        """As its configuration has it."""
+        return configured_limit(self.folder.config.get_text_config(decoder=True))
 
     @property
     def tokenizer_digest(self) -> str:

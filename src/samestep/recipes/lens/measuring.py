@@ -74,8 +74,10 @@ class Measuring:
 
     def _round_trip(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """What is rebuilt from texts that were decoded and tokenized again, and which of them stayed the same."""
-        given = tokens.tolist()
-        read = [self.model.encode(self.model.decode(row))[: _LONGEST * tokens.shape[1]] for row in given]
+        given, longest = tokens.tolist(), _LONGEST * tokens.shape[1]
+        if self.model.most_tokens is not None:
+            longest = min(longest, self.model.most_tokens - int(self.model.bos is not None))
+        read = [self.model.encode(self.model.decode(row))[:longest] for row in given]
         same = torch.tensor([row == other for row, other in zip(given, read, strict=True)], device=tokens.device)
         filled = [row or [self.model.pad] for row in read]
         text = torch.full((len(filled), max(map(len, filled))), self.model.pad, device=tokens.device)

@@ -241,7 +241,7 @@ class Lens(nn.Module):
     def _logit_lens(self, batch: Batch) -> dict[str, Tensor]:
         stream = self._stream
         logits = stream.head(stream.last_norm(self._activation(batch).to(stream.embedding.weight.dtype)))
-        likeliest = logits.topk(self.shape.t_text, dim=-1).indices
+        likeliest = logits.topk(min(self.shape.t_text, logits.shape[-1]), dim=-1).indices
         return {"features": wide(stream.embed(likeliest)).mean(1)}
 
     def _fluency(self, found: Explanation) -> Tensor:

@@ -19,6 +19,9 @@ from samestep.recipes.lens.network import relative_error
 from samestep.recipes.lens.task import LEARNER
 from samestep.train.batch_inference import in_order, my_batches, network_of
 
+LEAST_TEMPERATURE = 1e-6
+"""Logits that are divided by less may be infinite."""
+
 
 @dataclass(frozen=True)
 class SampleOptions:
@@ -48,6 +51,11 @@ class SampleOptions:
             raise UserError("--num_samples and --batch_size must be 1 or more.")
         if not self.temperature >= 0:
             raise UserError(f"--temperature must be 0 or more, not {self.temperature}.")
+        if 0 < self.temperature < LEAST_TEMPERATURE:
+            raise UserError(
+                f"--temperature must be {LEAST_TEMPERATURE} or more, or 0 for the likeliest token each time, not "
+                f"{self.temperature}."
+            )
 
 
 def explain_text(trained: Trained, options: SampleOptions, world: World) -> list[dict[str, Json]]:

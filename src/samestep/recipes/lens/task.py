@@ -1,17 +1,29 @@
 """The training stage: decoder and encoder learn to explain activations and to rebuild them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from samestep import Batch, Bench, Learner, Metric, Metrics, MicroBatches, Tick, UserError, evaluate, gather_rows
+from samestep import (
+    Batch,
+    Bench,
+    Learner,
+    Metric,
+    Metrics,
+    MicroBatches,
+    Tick,
+    UserError,
+    World,
+    evaluate,
+    gather_rows,
+)
 from samestep.recipes.lens.activations import ActivationRows, open_activations, training_samples
 from samestep.recipes.lens.config import LensConfig
 from samestep.recipes.lens.dump import frozen_model, weights_hash
-from samestep.recipes.lens.language_model import LanguageModel, prompt_tokens
+from samestep.recipes.lens.language_model import LanguageModel, open_language_model, prompt_tokens
 from samestep.recipes.lens.network import Lens
 from samestep.recipes.lens.schedules import ValueSchedule
 from samestep.recipes.lens.shape import Kind, LensShape
@@ -120,14 +132,31 @@ def trained_mix(weights: Mapping[str, float]) -> dict[str, float]:
 def make_learner(bench: Bench, model: LanguageModel, network: nn.Module) -> Learner:
     """Decoder and encoder around the frozen model, as one network."""
     config: LensConfig = bench.config
-    lens = Lens(network, lens_shape(config, model.bos), prompt_tokens(model, config.decoder_prompt))
+    lens = make_lens(config, model, network)
     parts, groups = config.trainable_components, {}
     if parts.freeze_until:
         plan = bench.plan(training_samples(bench))
         groups = parts.groups(plan.steps_per_epoch, plan.steps)
+        if any(group.train_from >= plan.steps for group in groups.values()):
+            bench.screen.print(f"freeze_until: a part stays frozen in all {plan.steps:,} steps of this stage")
     elif parts.learning_rate_multipliers:
         groups = parts.groups(1, 1)
     return bench.learner(lens, name=LEARNER, groups=groups or None)
+
+
+def make_lens(config: LensConfig, model: LanguageModel, network: nn.Module) -> Lens:
+    """The network; `network` is that of the frozen model."""
+    return Lens(network, lens_shape(config, model.bos), prompt_tokens(model, config.decoder_prompt))
+
+
+def build_networks(config: LensConfig) -> dict[str, Callable[[], nn.Module]]:
+    """For an exported lens, which has the weights of the frozen model too."""
+
+    def build() -> nn.Module:
+        model = open_language_model(config, World.single())
+        return make_lens(config, model, model.network())
+
+    return {LEARNER: build}
 
 
 def with_tau(micro_batches: MicroBatches, tau: float) -> MicroBatches:

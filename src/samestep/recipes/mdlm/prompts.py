@@ -6,6 +6,7 @@ from typing import Literal
 
 from samestep import UserError
 from samestep.core.config.bounds import Count
+from samestep.core.paths import check_new_file
 from samestep.data.prompt_files import read_prompts
 
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
@@ -41,8 +42,8 @@ class SampleOptions:
             raise UserError(f"--samples must be a whole number of at least 1, not {self.samples}.")
         if self.chat and self.gap is not None:
             raise UserError("Leave out --gap or --chat; an answer has no gaps.")
-        if self.html is not None and not self.html.absolute().parent.is_dir():
-            raise UserError(f"Make the folder of --html {self.html} first; it does not exist.")
+        if self.html is not None:
+            check_new_file("--html", self.html)
 
     def texts(self) -> list[str]:
         """The prompts; without the options, one empty prompt."""

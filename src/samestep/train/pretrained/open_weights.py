@@ -71,10 +71,12 @@ def fill(module: nn.Module, source: WeightSource, what: str) -> None:
     """Copy weights into a module on its device, tensor by tensor; refuse, before the first, any that do not fit.
 
     Of a network with adapters, its base or its adapters are filled, whichever the source holds; of one that brings its
-    base, what trains, and buffers.
+    base, what trains, and buffers, and the base if the source holds that too, as an exported one does.
     """
     if brings_its_base(module):
-        source.fill(fitting_tensors(module, source, what, without=frozen_names(module)))
+        frozen = frozen_names(module)
+        has_base = frozen <= source.layout.keys()
+        source.fill(fitting_tensors(module, source, what, without=() if has_base else frozen))
     elif has_adapters(module):
         fill_adapted(module, source, what, OUTER)
     else:

@@ -13,6 +13,7 @@ import torch
 
 from samestep import Trained, UserError, World
 from samestep.core.config.bounds import Count, NotNegative, Positive
+from samestep.core.paths import check_new_file
 from samestep.core.records import Json, write_atomically
 from samestep.recipes.gan.comparing.endpoint import Endpoint, is_url, key_from
 from samestep.recipes.gan.comparing.judges import (
@@ -90,8 +91,8 @@ class CompareOptions:
             raise UserError("Give --criteria at least one question, such as 'Which is clearer?'.")
         if self.judge_temperature is not None and not 0 <= self.judge_temperature < math.inf:
             raise UserError(f"--judge_temperature must be 0 or more, not {self.judge_temperature:g}.")
-        if self.html is not None and not self.html.absolute().parent.is_dir():
-            raise UserError(f"Make the folder of --html {self.html} first; it does not exist.")
+        if self.html is not None:
+            check_new_file("--html", self.html)
         if self.judge_model and not (self.judge and is_url(self.judge)):
             raise UserError("Leave out --judge_model, or name the URL of its endpoint with --judge.")
         if self.judge and is_url(self.judge):
