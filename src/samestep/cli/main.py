@@ -4,6 +4,7 @@ Nothing heavy is imported here, so `samestep --help` answers immediately.
 """
 
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -28,6 +29,8 @@ VERBS = {
     "config": "print every setting of a recipe with type, default and meaning",
 }
 OTHER_NAMES = {"eval": "evaluate"}
+_NOISY = ("torchao", "torch.utils._pytree")
+"""transformers imports torchao where it is installed, which then warns about parts of its own that nobody uses here."""
 
 USAGE = """samestep: the same run, step for step, on any number of devices
 
@@ -59,6 +62,8 @@ def main(args: Sequence[str] | None = None) -> int:
         print_text(version("samestep"))
         return EXIT_DONE
     verb = OTHER_NAMES.get(verb, verb)
+    for name in _NOISY:
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         _refuse_undecoded([verb, *rest])
         if verb not in VERBS:

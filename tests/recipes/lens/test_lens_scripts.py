@@ -111,6 +111,16 @@ def test_the_config_files_say_what_they_mean(name: str) -> None:
     assert by_name.decoder_prompt.count("<embed>") == 1
 
 
+@pytest.mark.parametrize(("text", "preset"), [("model_name: me/mine", "gpt2"), ("t_text: 3", "tiny")])
+def test_a_config_file_without_a_preset(tmp_path: Path, text: str, preset: str) -> None:
+    """A model of one's own does not inherit what the small one on bytes is trained with."""
+    (tmp_path / "mine.yaml").write_text(text)
+    config = composed("--config", str(tmp_path / "mine.yaml"))
+    assert config.preset == preset
+    assert bool(config.warm_start.max_steps) == bool(config.grpo.max_steps) == (preset == "tiny")
+    assert composed("--config", str(tmp_path / "mine.yaml"), "preset=verify").preset == "verify"
+
+
 def test_the_frozen_one_trains_no_part_of_the_model() -> None:
     config = composed("--config", str(CONF / "gpt2_frozen.yaml"))
     assert (config.model_name, config.layer_l, config.t_text) == ("openai-community/gpt2", 6, 10)

@@ -286,9 +286,13 @@ def _base_layer(cls: type) -> _Layer:
 
 
 def _preset_name(cls: type, presets: Presets, given: str | None, command_line: _Layer, file: _Layer) -> str | None:
-    """The preset that the command line, the caller, the file or the class chooses, in this order, if one does."""
+    """The preset that the command line, the caller, the file or the class chooses, in this order, if one does. A class
+    with a function `default_preset(settings)` chooses by the other settings of file and command line."""
+    by_file, by_line = dict(file.settings), dict(command_line.settings)
     own = next((default_of(field) for field in init_fields(cls) if field.name == "preset"), None)
-    chosen = dict(command_line.settings).get("preset") or given or dict(file.settings).get("preset") or own
+    choose = getattr(cls, "default_preset", None)
+    own = choose({**by_file, **by_line}) if choose else own
+    chosen = by_line.get("preset") or given or by_file.get("preset") or own
     if chosen is None or chosen == own or str(chosen) in presets:
         return None if chosen is None else str(chosen)
     chosen = str(chosen)

@@ -5,7 +5,7 @@ settings     config.py, components.py (what is trained), schedules.py, presets.p
 data         texts.py (documents in pieces), pretokenize.py (tokens), samples.py (which activations there are),
              dump.py (activations on disk), activations.py (rows for feeds)
 models       language_model.py (the frozen model and its tokenizer), pretrain.py (the built-in one), network.py (decoder
-             and encoder around it)
+             and encoder around it), writing.py (the decoder's texts)
 training     warm_start.py (with given texts), task.py (the training stage), grpo.py (rewards), stages.py (what a run
              does)
 evaluation   evaluation.py (the last stage, and `samestep evaluate`), measuring.py (figures), baselines.py (what they

@@ -1,7 +1,8 @@
 """Every setting of the recipe beyond those that all recipes share."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from samestep import CausalConfig, Config, UserError, free
 from samestep.core.config.bounds import Bounds, Count, CountOrZero, NotNegative, PartialShare, Positive
@@ -164,7 +165,7 @@ class LensConfig(Config):
     """Activations of a frozen language model as text, and back."""
 
     preset: str = "tiny"
-    """A named set of values."""
+    """A named set of values; by default `gpt2` where a model is named."""
     model_name: str | None = None
     """A folder with a causal model of transformers, or a model of the Hub (org/name); null: a small model on bytes,
     which is trained first."""
@@ -209,6 +210,11 @@ class LensConfig(Config):
     """A stage with a reward."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """The last stage."""
+
+    @staticmethod
+    def default_preset(settings: Mapping[str, Any]) -> str:
+        """A model of one's own is not trained as the small one on bytes is."""
+        return "tiny" if settings.get("model_name") in (None, "", "null") else "gpt2"
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot work."""

@@ -12,34 +12,23 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import log_softmax, one_hot
+from torch.nn.functional import log_softmax
 
 from samestep import Batch, Lora, noise
 from samestep.models.residual_stream import ResidualStream, copy_sharing, with_head
 from samestep.recipes.lens.adapters import NamedAdapters
-from samestep.recipes.lens.distributions import entropy_of, kl_divergence, noise_like, straight_through, wide
+from samestep.recipes.lens.distributions import entropy_of, kl_divergence, wide
 from samestep.recipes.lens.shape import Kind, LensShape
+from samestep.recipes.lens.writing import Draws, Explanation, write_text
 
-__all__ = ["Explanation", "Lens", "LensShape", "relative_error"]
+__all__ = ["Lens", "LensShape", "relative_error"]
 What = Literal["terms", "explain", "greedy", "score", "activation", "check", "behaviour", "read", "logit_lens"]
 OWN, OTHER = noise.purpose("lens"), noise.purpose("lens/other")
 """What noise is for: the text about a row's activation, and that about the one it is compared with."""
-
-
-class Explanation(NamedTuple):
-    """Texts about activations."""
-
-    tokens: Tensor
-    """[rows, T]"""
-    mixtures: Tensor
-    """[rows, T, vocabulary]: the tokens, one-hot; their gradients are those of the distributions they were drawn
-    from."""
-    log_probs: Tensor
-    """[rows, T, vocabulary]: the decoder's distributions, without noise or temperature."""
 
 
 class _Decoder(nn.Module):
@@ -146,38 +135,9 @@ class Lens(nn.Module):
         gradients are those at the temperatures `tau` [rows]; `greedy`: the likeliest token each time, without noise.
         Logits are divided by `temperature` [rows], if there is one."""
         with self._with_adapter("decoder", self.shape.decoder):
-            return self._write(self._prompted(activations), tau, ids, purpose, greedy, temperature)
-
-    def _write(
-        self,
-        vectors: Tensor,
-        tau: Tensor,
-        ids: Tensor,
-        purpose: int | Tensor,
-        greedy: bool,
-        temperature: Tensor | None,
-    ) -> Explanation:
-        cache = self._writer.new_cache() if self.shape.kv_cache else None
-        new, written = vectors, []
-        for position in range(self.shape.t_text):
-            if cache is not None:
-                logits = self._writer.next_logits(new, cache)
-            else:
-                vectors = new if position == 0 else torch.cat((vectors, new), 1)
-                logits = self._writer.logits(vectors, _last(vectors))
-            logits = wide(logits)
-            if temperature is not None:
-                logits = logits / temperature[:, None].to(logits.dtype)
-            if greedy:
-                tokens = logits.argmax(-1)
-                mixture = one_hot(tokens, logits.shape[-1]).to(logits.dtype)
-            else:
-                key = (self.shape.seed, purpose, ids[:, :1], ids[:, 1:], position)
-                tokens, mixture = straight_through(logits, noise_like(logits, *key), tau)
-            written.append((tokens, mixture, log_softmax(logits, -1)))
-            new = self._writer.embed_mixture(mixture)[:, None]
-        tokens, mixtures, log_probs = (torch.stack(parts, 1) for parts in zip(*written, strict=True))
-        return Explanation(tokens, mixtures, log_probs)
+            draws = None if greedy else Draws(self.shape.seed, purpose, ids, tau)
+            vectors, length = self._prompted(activations), self.shape.t_text
+            return write_text(self._writer, vectors, length, draws, temperature, has_cache=self.shape.kv_cache)
 
     def rebuild(self, text: Tensor, lengths: Tensor | None = None) -> Tensor:
         """The activations [rows, width] that the encoder reads from texts: tokens [rows, T] or mixtures of them
@@ -343,10 +303,6 @@ class Lens(nn.Module):
 def relative_error(activation: Tensor, rebuilt: Tensor) -> Tensor:
     """The squared error of each row, divided by the squared norm of the activation."""
     return (wide(activation) - wide(rebuilt)).square().sum(1) / wide(activation).square().sum(1)
-
-
-def _last(vectors: Tensor) -> Tensor:
-    return torch.full((len(vectors),), vectors.shape[1] - 1, device=vectors.device)
 
 
 def _identity(width: int) -> nn.Linear:

@@ -40,8 +40,8 @@ _VERIFY: dict[str, Any] = {
     "evaluation": {"best_of": 2},
 }
 PRESETS: dict[str, dict[str, Any]] = {
-    # A small model on bytes is trained, its activations are dumped, and explained in text: two minutes on 2 CPU
-    # processes.
+    # A small model on bytes is trained, its activations are dumped, and explained in text by all kinds of training: two
+    # minutes on 2 CPU processes.
     "tiny": {
         "pretrain": {
             "network": {
@@ -69,7 +69,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "global_batch_size": 128,
         "batch_size": 64,
         "warm_start": {"max_steps": 200, "learning_rate": 6e-3},
-        "max_steps": 100,
+        "max_steps": 50,
+        "grpo": {"max_steps": 100, "learning_rate": 1e-3},
         "validate_every": 100,
         "learning_rate": 5e-4,
         "weight_decay": 0.0,
