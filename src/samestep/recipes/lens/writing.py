@@ -20,7 +20,7 @@ class Explanation(NamedTuple):
     """[rows, T, vocabulary]: the tokens, one-hot; their gradients are those of the distributions they were drawn
     from."""
     log_probs: Tensor
-    """[rows, T, vocabulary]: the decoder's distributions, without noise or temperature."""
+    """[rows, T, vocabulary]: the decoder's distributions, without noise."""
 
 
 @dataclass(frozen=True)
