@@ -3,6 +3,7 @@
 At the end, the tests that were skipped are listed by what they miss.
 """
 
+import logging
 import multiprocessing
 import os
 import shutil
@@ -63,6 +64,23 @@ def default_type() -> Iterator[None]:
     before = torch.get_default_dtype()
     yield
     torch.set_default_dtype(before)
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    """A run in the tests' own process logs to its terminal, which is closed by the next test."""
+    forget_logging()
+    yield
+    forget_logging()
+
+
+def forget_logging() -> None:
+    root = logging.getLogger("samestep")
+    for handler in list(root.handlers):
+        root.removeHandler(handler)
+        handler.close()
+    root.setLevel(logging.NOTSET)
+    root.propagate = True
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,8 @@ from samestep.core.safe_files import open_file
 
 FAILURES = "samestep.failures"
 """The logger for errors that end a run. They go to the log file only, because they are printed in any case."""
+PRINTED = {"is_printed": True}
+"""`logger.warning(text, extra=PRINTED)`: goes to the log file only, too."""
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -30,7 +32,7 @@ def start_logging(path: Path | None, *, show: str | None) -> None:
     if show is not None:
         to_terminal = _Terminal(sys.stderr)
         to_terminal.setLevel(show.upper())
-        to_terminal.addFilter(lambda record: record.name != FAILURES)
+        to_terminal.addFilter(lambda record: record.name != FAILURES and not hasattr(record, "is_printed"))
         to_terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
         root.addHandler(to_terminal)
     if not root.handlers:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from samestep.core.logs import start_logging
 from samestep.core.rundir import RunDir
 from samestep.world.rank_discovery import RankInfo
 from samestep.world.watchdog import activity, stack_dump, watchdog
@@ -156,6 +157,7 @@ def pass_seconds(dog: Watchdog, seconds: int) -> None:
 def test_an_unusual_gap_is_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    start_logging(None, show="warning")  # as in a run, whose messages are not to be printed twice
     dog, tracker, _ = watched(tmp_path, monkeypatch)
     pass_seconds(dog, 12)
     assert capfd.readouterr().err == ""

@@ -4,14 +4,14 @@ A loss returns, per term, each row's sum. Only the terms that a mix names are tr
 others are logged. A loss of one term needs no mix.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from operator import add
 
 import torch
 from torch import Tensor, nn
 
-from samestep.core.errors import UserError
+from samestep.core.errors import RunFailed, UserError
 from samestep.data.feed import MicroBatches
 from samestep.data.loading import Batch
 from samestep.train.logging.metrics import Metric, Metrics, part_of
@@ -99,6 +99,18 @@ def weigh(
         add, [sums[term] * (coefficient / (micro_batches.weight(term) or 1.0)) for term, coefficient in trained.items()]
     )
     return total, {term: value.detach() for term, value in sums.items()}
+
+
+def gradients_of(learner: str, trained: Sequence[tuple[str, nn.Parameter]], needs_all: bool) -> list[Tensor]:
+    """The gradients of these parameters, by name; `needs_all`: refuse an update in which some have none."""
+    lacking = [name for name, parameter in trained if parameter.grad is None] if needs_all else []
+    if lacking:
+        raise RunFailed(
+            f"{len(lacking)} parameters of learner {learner!r} got no gradient in this step, the first of them "
+            f"{lacking[0]!r}; use them in every loss (a term of a mix may have the coefficient 0), or name them in the "
+            "recipe's `unused`"
+        )
+    return [parameter.grad for _, parameter in trained if parameter.grad is not None]
 
 
 def update_metrics(

@@ -28,7 +28,7 @@ from samestep.parallel.wrap import Parallel, local, total_norm, warm_up
 from samestep.train.hooks.evidence import EvidenceRecorder
 from samestep.train.learner.coupled import Couple, Coupled, Embed
 from samestep.train.learner.dropout import share_key
-from samestep.train.learner.gradient_weighting import Loss, Mix, trained_terms, update_metrics, weigh
+from samestep.train.learner.gradient_weighting import Loss, Mix, gradients_of, trained_terms, update_metrics, weigh
 from samestep.train.learner.lora import frozen_names, has_adapters, has_frozen_base, without_adapters
 from samestep.train.learner.merged import merged_weights
 from samestep.train.learner.nonfinite import FiniteGuard
@@ -302,15 +302,7 @@ class Learner:
         return update_metrics(self.name, micro_batches, sums, trained, norm=norm, bad=bad, rate=rate)
 
     def _gradients(self) -> list[Tensor]:
-        gradients = [p.grad for _, p in self._trained if p.grad is not None]
-        if self._parallel.needs_all_gradients and len(gradients) < len(self._trained):
-            lacking = [name for name, p in self._trained if p.grad is None]
-            raise RunFailed(
-                f"{len(lacking)} parameters of learner {self.name!r} got no gradient in this step, the first of them "
-                f"{lacking[0]!r}; use them in every loss (a term of a mix may have the coefficient 0), or name them in "
-                "the recipe's `unused`"
-            )
-        return gradients
+        return gradients_of(self.name, self._trained, self._parallel.needs_all_gradients)
 
     def _skip(self) -> Metrics:
         """A step without weight moves nothing, not even by momentum or weight decay."""

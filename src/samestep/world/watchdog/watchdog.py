@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Self
 
 from samestep.core import launch_env, processes
+from samestep.core.logs import PRINTED
 from samestep.core.output import print_safely
 from samestep.core.records import Json
 from samestep.core.rundir import RunDir
@@ -224,7 +225,7 @@ class Watchdog:
             f"no progress for {own['seconds']:.0f} s, which is unusual: {stall.sentence}; "
             f"the run goes on, and ends if this lasts for {self._config.seconds(first['activity']):.0f} s"
         )
-        logger.warning(text)
+        logger.warning(text, extra=PRINTED)
         if self._world.is_main or not launch_env.write_notice(text, self._world.rank, os.environ):
             print_safely(f"samestep: {text}", sys.stderr)
 
