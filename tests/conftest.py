@@ -3,7 +3,6 @@
 At the end, the tests that were skipped are listed by what they miss.
 """
 
-import logging
 import multiprocessing
 import os
 import shutil
@@ -19,6 +18,8 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import settings
+
+from samestep.core.logs import stop_logging
 
 settings.register_profile("suite", deadline=None)  # for a machine that others use too
 settings.load_profile("suite")
@@ -69,18 +70,9 @@ def default_type() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def own_logging() -> Iterator[None]:
     """A run in the tests' own process logs to its terminal, which is closed by the next test."""
-    forget_logging()
+    stop_logging()
     yield
-    forget_logging()
-
-
-def forget_logging() -> None:
-    root = logging.getLogger("samestep")
-    for handler in list(root.handlers):
-        root.removeHandler(handler)
-        handler.close()
-    root.setLevel(logging.NOTSET)
-    root.propagate = True
+    stop_logging()
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,8 @@ _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 def start_logging(path: Path | None, *, show: str | None) -> None:
     """Log samestep's messages to `path`, and those from level `show` on to the terminal (None: nothing there)."""
+    stop_logging()
     root = logging.getLogger("samestep")
-    for handler in list(root.handlers):
-        root.removeHandler(handler)
-        handler.close()
     root.setLevel(logging.DEBUG if show == "debug" else logging.INFO)
     root.propagate = False
     if path is not None:
@@ -37,6 +35,16 @@ def start_logging(path: Path | None, *, show: str | None) -> None:
         root.addHandler(to_terminal)
     if not root.handlers:
         root.addHandler(logging.NullHandler())
+
+
+def stop_logging() -> None:
+    """Back to how Python logs; files are closed."""
+    root = logging.getLogger("samestep")
+    for handler in list(root.handlers):
+        root.removeHandler(handler)
+        handler.close()
+    root.setLevel(logging.NOTSET)
+    root.propagate = True
 
 
 class _Terminal(logging.StreamHandler[TextIO]):

@@ -17,8 +17,9 @@ is what needs to own the loop: checkpoints, resuming, agreed stopping, `samestep
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -107,9 +108,10 @@ def setup_distributed_models(
     """
     world = _world()
     for module in modules:
-        parts = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        shapes = [f"{name} {list(part.shape)} {part.dtype}" for name, part in parts.items()]
-        _require_same({f"the weights of {type(module).__name__}": shapes})
+        parts = (*module.named_parameters(), *module.named_buffers())
+        by_rank = world.gather([f"{name} {list(part.shape)} {part.dtype}" for name, part in parts])
+        for values in zip_longest(*by_rank):
+            _require_same(f"the weights of {type(module).__name__}", values)
     target = world.device if device is None else torch.device(device)
     _require_own_parameters(modules)
     return tuple(_replicated(module.to(target), world, find_unused_parameters) for module in modules)
@@ -221,19 +223,18 @@ def get_dataloader_for_distributed(
     if not isinstance(batch_size, int) or batch_size < 1:
         raise UserError(f"batch_size must be at least 1, and a whole number, not {batch_size!r}")
     world, length = _world(), len(dataset)
-    _require_same({"len(dataset)": length, "batch_size": batch_size, "shuffle": shuffle, "seed": seed})
+    settings = {"len(dataset)": length, "batch_size": batch_size, "shuffle": shuffle, "seed": seed}
+    by_rank = world.gather(settings)
+    for name in settings:  # or some rows would come twice, and others never
+        _require_same(name, [found[name] for found in by_rank])
     batch = batch_size * world.size
     order: Order = Shuffled(length, batch, seed) if shuffle else Sequential(length, batch)
     return DistributedDataLoader(dataset, batch_size, sampler=RankRows(order, world), **options)
 
 
-def _require_same(settings: Mapping[str, Any]) -> None:
-    """Refuse what differs between ranks: some rows would come twice, others never."""
-    by_rank = _world().gather(dict(settings))
-    for name in settings:
-        values = [found[name] for found in by_rank]
-        if any(value != values[0] for value in values):
-            raise UserError(f"{name} must be the same on all ranks; by rank it is {values}")
+def _require_same(what: str, by_rank: Sequence[Any]) -> None:
+    if any(value != by_rank[0] for value in by_rank):
+        raise UserError(f"{what} must be the same on all ranks; by rank it is {list(by_rank)}")
 
 
 def sync_metrics(metrics: Mapping[str, MetricValue]) -> dict[str, float]:

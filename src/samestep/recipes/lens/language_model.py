@@ -45,6 +45,10 @@ class LanguageModel(Protocol):
         """The token that stands where there is none."""
 
     @property
+    def layers(self) -> int:
+        """How many blocks it has."""
+
+    @property
     def most_tokens(self) -> int | None:
         """How many tokens it reads at most, if there is a limit."""
 
@@ -74,6 +78,11 @@ class BuiltInModel:
     bos: int | None = BYTES.bos
     pad: int = BYTES.eos
     tokenizer_digest: str = "bytes"
+
+    @property
+    def layers(self) -> int:
+        """As its shape has it."""
+        return self.shape.n_layers
 
     @property
     def most_tokens(self) -> int | None:
@@ -138,6 +147,11 @@ class FolderModel:
         """Any token does, since a causal model does not look ahead."""
         known = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, self.bos, 0)
         return next(int(token) for token in known if token is not None)
+
+    @property
+    def layers(self) -> int:
+        """As its configuration has it."""
+        return int(self.folder.config.get_text_config(decoder=True).num_hidden_layers)
 
     @property
     def most_tokens(self) -> int | None:

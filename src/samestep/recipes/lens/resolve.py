@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from samestep import UserError, World, open_causal_lm
+from samestep import UserError, World
 from samestep.core.paths import expand_home
 from samestep.recipes.lens.config import LensConfig
 from samestep.recipes.lens.dump import dump_folder, read_key, trained_beside
@@ -19,13 +19,13 @@ from samestep.recipes.lens.pretokenize import texts_of
 def resolve_config(config: LensConfig) -> LensConfig:
     """The configuration with the whole path of its dump, if its layer, its lengths, its dump and its texts are
     there."""
-    check_layers(config)
     model = _model_at_hand(config)
     if model is not None:
+        check_layers(config, model)
         check_lengths(config, model)
     folder = dump_folder(config)
     if folder is None:
-        if config.model_name is None and model is not None:
+        if isinstance(model, BuiltInModel):
             texts_of(config, model)
         return config
     key = read_key(folder)
@@ -68,19 +68,11 @@ def check_lengths(config: LensConfig, model: LanguageModel) -> None:
         )
 
 
-def check_layers(config: LensConfig) -> None:
-    """Refuse a layer that the model does not have, where that is known without a download."""
-    layers = _layers(config)
+def check_layers(config: LensConfig, model: LanguageModel) -> None:
+    """Refuse a layer that the model does not have."""
     named = {"layer_l": config.layer_l, "trainable_components.encoder.layer": config.trainable_components.encoder.layer}
     for name, layer in named.items():
-        if layers is not None and layer is not None and not 0 <= layer < layers:
-            raise UserError(f"Set {name} from 0 to {layers - 1}: the model has {layers} layers; it is {layer}.")
-
-
-def _layers(config: LensConfig) -> int | None:
-    if config.model_name is None:
-        return config.pretrain.network.n_layers
-    path = expand_home(config.model_name)
-    if not path.is_dir():
-        return None
-    return int(open_causal_lm(path).config.get_text_config(decoder=True).num_hidden_layers)
+        if layer is not None and not 0 <= layer < model.layers:
+            raise UserError(
+                f"Set {name} from 0 to {model.layers - 1}: the model has {model.layers} layers; it is {layer}."
+            )

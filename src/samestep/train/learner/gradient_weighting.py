@@ -103,14 +103,15 @@ def weigh(
 
 def gradients_of(learner: str, trained: Sequence[tuple[str, nn.Parameter]], needs_all: bool) -> list[Tensor]:
     """The gradients of these parameters, by name; `needs_all`: refuse an update in which some have none."""
-    lacking = [name for name, parameter in trained if parameter.grad is None] if needs_all else []
-    if lacking:
+    gradients = [parameter.grad for _, parameter in trained if parameter.grad is not None]
+    if needs_all and len(gradients) < len(trained):
+        lacking = [name for name, parameter in trained if parameter.grad is None]
         raise RunFailed(
             f"{len(lacking)} parameters of learner {learner!r} got no gradient in this step, the first of them "
             f"{lacking[0]!r}; use them in every loss (a term of a mix may have the coefficient 0), or name them in the "
             "recipe's `unused`"
         )
-    return [parameter.grad for _, parameter in trained if parameter.grad is not None]
+    return gradients
 
 
 def update_metrics(

@@ -30,6 +30,7 @@ from samestep.core.records import Json, read_object, sync_folder, write_json
 from samestep.core.rundir import DONE, RunDir
 from samestep.core.safe_files import open_new
 from samestep.data.fingerprint import recorded_file_difference
+from samestep.train.config import Config
 from samestep.train.extension import read_done
 from samestep.train.frozen_record import DATA, read_frozen
 from samestep.train.recipe import Stage
@@ -95,9 +96,8 @@ def is_taken_over(rundir: RunDir, stage: str) -> bool:
     return SOURCE in (read_done(rundir, stage) or {})
 
 
-_HAND_OVER = {"best_at_end": False, "early_stopping": 0, "validate_at_start": False}
-"""Settings that a resume may change, but that decide what a stage with a `best` metric hands over; with what they are
-in records of earlier versions, which do not have them all."""
+_HAND_OVER = ("best_at_end", "early_stopping", "validate_at_start")
+"""Settings that a resume may change, but that decide what a stage with a `best` metric hands over."""
 
 
 def _compare(stage: Stage, config: Any, source: RunDir, code: Mapping[str, str]) -> Comparison | None:
@@ -114,7 +114,7 @@ def _compare(stage: Stage, config: Any, source: RunDir, code: Mapping[str, str])
         if not any(fnmatchcase(name, pattern) for pattern in ignored)
     ]
     if stage.best is not None:
-        before = {**_HAND_OVER, **done["config"]}
+        before = {**dump(Config()), **done["config"]}  # earlier versions did not have all of them
         differing += [name for name in _HAND_OVER if before[name] != getattr(config, name)]
     if differing:
         return Comparison(f"its settings differ ({', '.join(differing)})")
