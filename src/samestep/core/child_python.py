@@ -24,7 +24,7 @@ def python_command(*args: str, python: str = sys.executable) -> list[str]:
 
 def child_env(env: Mapping[str, str] = os.environ, *, import_path: Sequence[str] | None = None) -> dict[str, str]:
     """`env` for a Python that is started in the working directory; `import_path` takes the place of its PYTHONPATH."""
-    entries = env.get(_IMPORT_PATH, "").split(os.pathsep) if import_path is None else import_path
+    entries = _entries(env) if import_path is None else import_path
     kept = [entry for entry in entries if not _is_working_directory(entry)]
     others = {name: value for name, value in env.items() if name != _IMPORT_PATH}
     return {**others, **({_IMPORT_PATH: os.pathsep.join(kept)} if kept else {}), _SAFE_PATH: "1"}
@@ -35,12 +35,17 @@ def leave_out_working_directory(env: MutableMapping[str, str] = os.environ) -> l
 
     Returns the folders inside of it that PYTHONPATH named; they are left out too, since it names others elsewhere.
     """
-    dropped = [entry for entry in env.get(_IMPORT_PATH, "").split(os.pathsep) if _is_working_directory(entry)]
+    dropped = [entry for entry in _entries(env) if _is_working_directory(entry)]
     sys.path[:] = [entry for entry in sys.path if entry and not any(_is_same(entry, other) for other in dropped)]
     safe = child_env(env)
     env.pop(_IMPORT_PATH, None)
     env.update(safe)
     return [entry for entry in dropped if not _is_same(entry, os.curdir)]
+
+
+def _entries(env: Mapping[str, str]) -> list[str]:
+    path = env.get(_IMPORT_PATH)
+    return path.split(os.pathsep) if path else []
 
 
 def _is_working_directory(entry: str) -> bool:
