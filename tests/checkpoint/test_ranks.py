@@ -1,12 +1,10 @@
 """Checkpoints of several ranks: sharded at one world size and loaded at another, replicated, and on separate disks."""
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from checkpoint_parts import Part, RankedPart, must_succeed, same_bits, values
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
@@ -147,7 +145,7 @@ def test_replicated_state_is_written_once_and_split_over_ranks(tmp_path: Path) -
 
 def save_in_a_thread(folder: Path) -> None:
     world = World.join(device="cpu")
-    store = Store(folder, replace(world, control=dist.new_group(backend="gloo")))
+    store = Store(folder, world.with_own_messages("thread", world.timeout))
     snapshot = store.take_snapshot(1, {"part": Part({"w": values("w", (400, 400))})}, {})
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(lambda: store.commit(snapshot, store.write(snapshot)))

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from samestep.checkpoint.manifest import read_manifest
@@ -225,7 +224,7 @@ CASES: list[Case] = [
 def on_ranks(case: Case, strategy: str, folder: Path) -> None:
     torch.set_default_dtype(torch.float64)
     world = World.join(device="cpu", timeout=60)
-    groups = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])]
+    groups = [world.open_group("data parallel", ranks) for ranks in ([0, 2], [1, 3])]
     world.data_parallel = DataParallel.over(groups[world.rank % 2], counted=world.rank % 2 == 0)
     assert (world.dp_rank, world.dp_size) == (world.rank // 2, 2)
     case(world, strategy, folder)

@@ -82,9 +82,8 @@ class Saver:
         self._background, self._max, self._on_end, self._pause = background, max_failures, on_end, pause
         self._world, self._group = store.world, None
         if background and store.world.control is not None:
-            timeout = max(store.world.timeout, MIN_TIMEOUT)
-            self._group = dist.new_group(backend="gloo", timeout=timeout, group_desc="saves")
-            store = store.with_world(replace(store.world, control=self._group))
+            world = store.world.with_own_messages("saves", max(store.world.timeout, MIN_TIMEOUT))
+            store, self._group = store.with_world(world), world.control
         self._store = store
         self._buffers = Buffers()
         self._pending: PendingSave | None = None

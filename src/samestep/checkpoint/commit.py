@@ -1,10 +1,11 @@
 """The commit protocol: how the state of a run becomes a checkpoint, so that a kill at any moment loses none.
 
 1. `take_snapshot`: every rank takes its state, and picks the tensors that it writes.
-2. `write`: rank 0 makes an empty hidden folder, `.staging_step_N`.                       phase "staged"
+2. `write`: every rank tells rank 0 what it has. Rank 0 makes an empty hidden folder,
+   `.staging_step_N`, and tells every rank what to write.                                 phase "staged"
 3. Every rank writes its tensors into it with fsync, hashing them on the way.             phase "written"
-4. Rank 0 writes `state.json` and `ranks.json`. Every rank reports its files with their
-   sizes and checksums.                                                                   phase "reported"
+4. Every rank reports its files to rank 0, with their sizes and checksums. Rank 0 writes
+   the metadata of all tensors, `state.json` and `ranks.json`.                            phase "reported"
 5. `commit`: rank 0 writes the manifest, which lists all files, and its checksum.         phase "manifest"
 6. An older checkpoint of the same step is renamed to `.replaced_step_N`.                 phase "replaced"
 7. The staging folder is renamed to `step_N`. From here on it is a checkpoint.            phase "renamed"
@@ -35,7 +36,7 @@ from samestep.checkpoint.files import FileRecord, remove_folder, write_file
 from samestep.checkpoint.manifest import RANKS, STAGING, STATE, Manifest, versions, write_manifest
 from samestep.checkpoint.metadata import read_metadata
 from samestep.checkpoint.state import PreparesSave, RankStateful, Stateful, check_json, split_state
-from samestep.checkpoint.tensors import Written, write_tensors
+from samestep.checkpoint.tensors import TensorSave
 from samestep.core.errors import RunFailed, UserError
 from samestep.core.records import Json, sync_folder
 from samestep.world.world import World
@@ -105,39 +106,42 @@ class CheckpointWriter:
         return {name: t for name, t in tensors.items() if name in mine or isinstance(t, DTensor)}
 
     def write(self, snapshot: Snapshot) -> dict[str, FileRecord]:
-        """Write a snapshot into its staging folder; returns the records of all files in it."""
+        """Write a snapshot into its staging folder; returns the records of all files in it, on rank 0."""
         staging = self.folder / f"{STAGING}{snapshot.name}"
         doing = f"saving the checkpoint {self.folder / snapshot.name}"
+        tensors = TensorSave(staging, snapshot.tensors, self.world.rank)
 
-        def begin() -> Json:
+        def plan(found: list[Json]) -> list[Json]:
+            layouts = sorted({layout for layout, _ in found})
+            if len(layouts) > 1:
+                return [[layouts, None] for _ in found]
             self._make_staging(staging)
-            return snapshot.layout
+            return [[layouts, part] for part in tensors.plan_of_all([plan for _, plan in found])]
+
+        def write() -> Json:
+            places = tensors.write(part) if self.shared or self.world.is_main else []
+            self._on_phase("written")
+            return {"places": places, "ranks": snapshot.ranks, "files": _records_to_json(tensors.files)}
+
+        def finish(reports: list[Json]) -> list[Json]:
+            tensors.finish([report["places"] for report in reports])
+            ranks = [json.loads(report["ranks"]) for report in reports]
+            files = dict(tensors.files)
+            files[STATE] = write_file(staging / STATE, snapshot.state.encode())
+            files[RANKS] = write_file(staging / RANKS, json.dumps(ranks).encode())
+            others = [record for report in reports[1:] for record in report["files"].items()]
+            return [{**_records_to_json(files), **dict(others)}, *({} for _ in reports[1:])]
 
         with self._remove_on_failure(staging):
-            layouts = self.world.run_on_all_ranks(doing, begin)
-            assert set(layouts) == {snapshot.layout}, f"the tensors of the state differ between ranks: {layouts}"
+            layouts, part = self.world.exchange_with_main(doing, lambda: [snapshot.layout, tensors.own_plan()], plan)
+            assert len(layouts) == 1, f"the tensors of the state differ between ranks: {layouts}"
             self._on_phase("staged")
-            written = Written({}, None)
-            if self.shared:
-                written = write_tensors(staging, snapshot.tensors, self.world.control)
-            elif self.world.is_main:
-                written = write_tensors(staging, snapshot.tensors, None)
-            ranks = [json.loads(text) for text in self.world.gather(snapshot.ranks)]
-            self._on_phase("written")
-
-            def report() -> dict[str, Json]:
-                files = written.files()
-                if self.world.is_main:
-                    files[STATE] = write_file(staging / STATE, snapshot.state.encode())
-                    files[RANKS] = write_file(staging / RANKS, json.dumps(ranks).encode())
-                return {name: asdict(record) for name, record in files.items()}
-
-            reports = self.world.run_on_all_ranks(doing, report)
+            files = self.world.exchange_with_main(doing, write, finish)
             self._on_phase("reported")
-        return {name: FileRecord(**record) for files in reports for name, record in files.items()}
+        return {name: FileRecord(**record) for name, record in files.items()}
 
     def commit(self, snapshot: Snapshot, files: Mapping[str, FileRecord]) -> Path:
-        """Turn a written snapshot into a checkpoint; returns its path."""
+        """Turn a written snapshot into a checkpoint; returns its path. `files` as returned by `write`."""
         staging, final = self.folder / f"{STAGING}{snapshot.name}", self.folder / snapshot.name
         now = datetime.now(UTC).isoformat(timespec="seconds")
         manifest = Manifest(snapshot.step, self.world.size, dict(files), snapshot.about, versions(), now)
@@ -155,13 +159,12 @@ class CheckpointWriter:
         return final
 
     def _make_staging(self, staging: Path) -> None:
-        """Make an empty staging folder, on rank 0."""
-        if self.world.is_main:
-            has_vanished = self._has_written and not self.folder.is_dir()
-            make_empty_folder(staging)
-            self._has_written = True
-            if has_vanished:
-                _log.warning("the folder %s had vanished with the checkpoints in it; it was made again", self.folder)
+        """Make an empty staging folder."""
+        has_vanished = self._has_written and not self.folder.is_dir()
+        make_empty_folder(staging)
+        self._has_written = True
+        if has_vanished:
+            _log.warning("the folder %s had vanished with the checkpoints in it; it was made again", self.folder)
 
     def _run_on_main(self, doing: str, work: Callable[[], Json]) -> Json:
         """What `work` returned on rank 0, on every rank; or its failure."""
@@ -179,6 +182,10 @@ class CheckpointWriter:
                 except OSError as error:
                     _log.warning("%s could not be removed: %s", staging, error)
             raise
+
+
+def _records_to_json(files: Mapping[str, FileRecord]) -> dict[str, Json]:
+    return {name: asdict(record) for name, record in files.items()}
 
 
 # The folder moves. Rank 0 alone makes them.

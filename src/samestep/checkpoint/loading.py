@@ -32,7 +32,6 @@ def load_state(checkpoint: Checkpoint, state: Mapping[str, Stateful], world: Wor
     path, doing = checkpoint.path, f"loading the checkpoint {checkpoint.path}"
     content: _Content | None = None
     tensors: dict[str, torch.Tensor] = {}
-    failure: Exception | None = None
 
     def read() -> None:
         nonlocal content
@@ -45,9 +44,9 @@ def load_state(checkpoint: Checkpoint, state: Mapping[str, Stateful], world: Wor
         if content is not None:
             check_tensors(path, content.metadata, tensors)
 
-    def raise_failure() -> None:
-        if failure is not None:
-            raise failure
+    def fill() -> None:
+        if content is not None:
+            fill_tensors(path, content.metadata, tensors)
 
     world.run_on_all_ranks(doing, read)
     texts = [content.state, content.ranks] if content else ["", ""]
@@ -58,9 +57,7 @@ def load_state(checkpoint: Checkpoint, state: Mapping[str, Stateful], world: Wor
     live = {name: part.state_dict() for name, part in state.items()}
     tensors |= split_state(live)[1]
     world.run_on_all_ranks(doing, check)
-    if content is not None:
-        failure = fill_tensors(path, content.metadata, tensors, world.control if shared else None)
-    world.run_on_all_ranks(doing, raise_failure)
+    world.run_on_all_ranks(doing, fill)
     if not shared:
         broadcast_tensors(world, tensors)
     _load_parts(state, merge_state(live, saved, tensors), ranks)
@@ -81,9 +78,7 @@ def read_tensors(path: Path, prefix: str, *, verify: bool = True) -> dict[str, t
     if not tensors:
         groups = sorted({name.rpartition("/")[0] for name in metadata.state_dict_metadata})
         raise UserError(f"the checkpoint {path} has no tensors under {prefix!r}; it has some under {', '.join(groups)}")
-    failure = fill_tensors(path, metadata, tensors, None)
-    if failure is not None:
-        raise failure
+    fill_tensors(path, metadata, tensors)
     return {unescape_key(name.removeprefix(start)): tensor for name, tensor in tensors.items()}
 
 

@@ -1,31 +1,28 @@
-"""Tensors to and from a checkpoint folder, by torch.distributed.checkpoint (DCP).
+"""Tensors to and from a checkpoint folder, by the planners, writers and readers of torch.distributed.checkpoint (DCP).
 
 Each rank writes its shards of sharded tensors and a share of the replicated ones; reading fills tensors in place,
-sharded as they are now. DCP sends an exception of one rank to the others as a pickle. Not every exception can be
-unpickled, and then ranks would wait for each other forever. So our writer and reader keep an exception in `failure`,
-and the caller passes it to the other ranks.
+sharded as they are now. DCP's own `save` and `load` are not called: they send pickles between the ranks.
 """
 
 import hashlib
 import os
 import pickle
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter, _StoragePrefix
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
-from torch.futures import Future
 
 from samestep.checkpoint.files import FileRecord
+from samestep.checkpoint.save_plans import plan_from_json, plan_to_json, results_from_json, results_to_json
 from samestep.core.errors import UserError, first_line
+from samestep.core.records import Json
 from samestep.core.safe_files import open_file
 
 COPY_AHEAD = 10_000_000
@@ -35,37 +32,75 @@ LARGE = 1_000_000
 """From this many bytes on, data is hashed in a thread while it is written."""
 
 
-def write_tensors(folder: Path, tensors: Mapping[str, torch.Tensor], group: Any) -> "Written":
-    """Write tensors to an existing folder, together with the ranks of `group`, or alone when it is None."""
-    assert all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()), "DCP would pickle anything else"
-    # CPU tensors need no device stream, which in a thread would be that of GPU 0
-    ahead = 0 if all(tensor.device.type == "cpu" for tensor in tensors.values()) else COPY_AHEAD
-    writer = _Writer(folder, ahead)
-    planner = DefaultSavePlanner(flatten_state_dict=False)
-    if group is not None:
-        save(dict(tensors), storage_writer=writer, planner=planner, process_group=group)
-        return Written(writer.fs.records, writer.failure)
-    # what `save` does in a single process, without its warning about that
-    planner.set_up_planner(dict(tensors), writer.storage_meta(), is_coordinator=True)
-    writer.set_up_storage_writer(True)
-    plans, metadata = planner.create_global_plan([writer.prepare_local_plan(planner.create_local_plan())])
-    plan = planner.finish_plan(writer.prepare_global_plan(plans)[0])
-    writer.finish(metadata, [writer.write_data(plan, planner).wait()])
-    return Written(writer.fs.records, writer.failure)
+class TensorSave:
+    """The tensors of one checkpoint being written. Rank 0 needs the plans of all ranks, and then what they wrote:
+
+    1. every rank sends `own_plan` to rank 0, whose `plan_of_all` makes one of them for each rank;
+    2. every rank calls `write` with its own and sends what that returns to rank 0, which calls `finish`.
+
+    All that is sent is JSON.
+    """
+
+    def __init__(self, folder: Path, tensors: Mapping[str, torch.Tensor], rank: int) -> None:
+        """`tensors` are those of this rank; the folder need not be there yet."""
+        assert all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()), "DCP would pickle anything else"
+        # CPU tensors need no device stream, which in a thread would be that of GPU 0
+        ahead = 0 if all(tensor.device.type == "cpu" for tensor in tensors.values()) else COPY_AHEAD
+        self._writer, self._rank = _Writer(folder, ahead), rank
+        self._writer.set_up_storage_writer(rank == 0)
+        self._planner = DefaultSavePlanner(flatten_state_dict=False)
+        self._planner.set_up_planner(dict(tensors), self._writer.storage_meta(), is_coordinator=rank == 0)
+        self._metadata: Metadata | None = None
+
+    def own_plan(self) -> Json:
+        """What this rank has."""
+        return plan_to_json(self._planner.create_local_plan())
+
+    def plan_of_all(self, plans: Sequence[Json]) -> list[Json]:
+        """What every rank writes, by rank: of what several have, one does."""
+        made, self._metadata = self._planner.create_global_plan([plan_from_json(plan) for plan in plans])
+        return [plan_to_json(plan) for plan in made]
+
+    def write(self, plan: Json) -> Json:
+        """Write this rank's part; returns where everything is."""
+        named = replace(plan_from_json(plan), storage_data=_StoragePrefix(f"__{self._rank}_"))
+        try:
+            results = self._writer.write_data(self._planner.finish_plan(named), self._planner).wait()
+        except Exception as error:
+            raise self._writer.fs.failure or error from None
+        return results_to_json(results)
+
+    def finish(self, results: Sequence[Json]) -> None:
+        """Write the metadata: where every rank's tensors are. On rank 0, after `plan_of_all`."""
+        assert self._metadata is not None
+        self._writer.finish(self._metadata, [results_from_json(part) for part in results])
+
+    @property
+    def files(self) -> dict[str, FileRecord]:
+        """The files that this rank has written so far."""
+        return dict(self._writer.fs.records)
 
 
-def fill_tensors(folder: Path, metadata: Metadata, tensors: dict[str, torch.Tensor], group: Any) -> Exception | None:
-    """Fill tensors from a checkpoint in place, together with the ranks of `group` or alone; returns its failure."""
-    reader = _Reader(folder, metadata)
-    planner = DefaultLoadPlanner(flatten_state_dict=False)
-    if group is not None:
-        load(tensors, storage_reader=reader, planner=planner, process_group=group)
-        return reader.failure
-    planner.set_up_planner(tensors, metadata, is_coordinator=True)
-    reader.set_up_storage_reader(metadata, True)
-    plans = planner.create_global_plan([reader.prepare_local_plan(planner.create_local_plan())])
-    reader.read_data(planner.finish_plan(reader.prepare_global_plan(plans)[0]), planner).wait()
-    return reader.failure
+def fill_tensors(folder: Path, metadata: Metadata, tensors: dict[str, torch.Tensor]) -> None:
+    """Fill tensors, or this rank's shards of them, from a checkpoint in place. Ranks need not tell each other anything.
+
+    Raises UserError for whatever damaged or hostile files cause.
+    """
+    reader, planner = FileSystemReader(folder), DefaultLoadPlanner(flatten_state_dict=False)
+    try:
+        planner.set_up_planner(tensors, metadata, is_coordinator=True)
+        reader.set_up_storage_reader(metadata, True)
+        reader.read_data(planner.finish_plan(planner.create_local_plan()), planner).wait()
+    except pickle.UnpicklingError:
+        raise UserError(
+            f"the tensors in {folder} would run code when read, so they were not; use a checkpoint you can trust"
+        ) from None
+    except (OSError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # there is no error that hostile bytes cannot cause
+        raise UserError(
+            f"the tensors in {folder} cannot be read ({first_line(error)}); use another checkpoint"
+        ) from None
 
 
 def check_tensors(path: Path, metadata: Metadata, wanted: Mapping[str, torch.Tensor]) -> None:
@@ -88,80 +123,15 @@ def check_tensors(path: Path, metadata: Metadata, wanted: Mapping[str, torch.Ten
         )
 
 
-class Written:
-    """What one rank wrote: its files, or why it could not."""
-
-    def __init__(self, files: Mapping[str, FileRecord], failure: Exception | None) -> None:
-        self._files = dict(files)
-        self._failure = failure
-
-    def files(self) -> dict[str, FileRecord]:
-        """The files this rank wrote; raises its failure if there was one."""
-        if self._failure is not None:
-            raise self._failure
-        return self._files
-
-
 class _Writer(FileSystemWriter):
     """DCP's writer, which records the checksums of its files and writes no paths or random names into them."""
 
     def __init__(self, folder: Path, copy_ahead: int) -> None:
         super().__init__(folder, sync_files=True, per_thread_copy_ahead=copy_ahead)
         self.fs: HashingFileSystem = HashingFileSystem()
-        self.failure: Exception | None = None
 
     def storage_meta(self) -> StorageMeta | None:
         return None
-
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        return plan  # DCP's own would look for an older checkpoint in the folder, which is new
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[Any]:
-        try:
-            return super().write_data(plan, planner)
-        except Exception as error:
-            self.failure = self.fs.failure or error
-            return _done([])
-
-    def finish(self, metadata: Metadata, results: list[Any]) -> None:
-        try:
-            super().finish(metadata, results)
-        except Exception as error:
-            self.failure = self.failure or error
-
-
-class _Reader(FileSystemReader):
-    """DCP's reader, for a folder whose metadata was already read by `read_metadata`."""
-
-    def __init__(self, folder: Path, metadata: Metadata) -> None:
-        super().__init__(folder)
-        self._metadata = metadata
-        self.failure: Exception | None = None
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        return self._metadata
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        try:
-            return super().read_data(plan, planner)
-        except pickle.UnpicklingError:
-            text = (
-                f"the tensors in {self.path} would run code when read, so they were not; use a checkpoint you can trust"
-            )
-            self.failure = UserError(text)
-        except (OSError, torch.OutOfMemoryError) as error:
-            self.failure = error
-        except Exception as error:  # there is no error that hostile bytes cannot cause
-            self.failure = UserError(
-                f"the tensors in {self.path} cannot be read ({first_line(error)}); use another checkpoint"
-            )
-        return _done(None)
-
-
-def _done(value: Any) -> Future[Any]:
-    future: Future[Any] = Future()
-    future.set_result(value)
-    return future
 
 
 class HashingFileSystem(FileSystem):

@@ -12,8 +12,9 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -301,10 +302,10 @@ def shard(module: nn.Module, world: World, compute: torch.dtype | None) -> None:
 
 
 def _mesh(world: World) -> DeviceMesh:
-    """A one-dimensional mesh of the data-parallel ranks."""
-    if world.dp_group is None:
-        return init_device_mesh(world.device.type, (world.dp_size,))
-    return DeviceMesh.from_group(world.dp_group, world.device.type)
+    """A one-dimensional mesh of the data-parallel ranks, over the group that they have: torch would open another."""
+    group = world.dp_group or dist.group.WORLD
+    assert group is not None
+    return DeviceMesh.from_group(group, world.device.type)
 
 
 def full_tensor(tensor: Tensor) -> Tensor:

@@ -26,14 +26,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
+from torch.distributed.distributed_c10d import _get_default_store
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from samestep.core.errors import UserError
+from samestep.core.secret import derive_key, find_secret
 from samestep.data.order import Order, Sequential, Shuffled, share_bounds
 from samestep.parallel.wrap import SYNC_BUFFERS
-from samestep.world.async_gather import AsyncGather
+from samestep.world.authenticated_store import AuthenticatedStore
 from samestep.world.rank_discovery import RankInfo
+from samestep.world.rendezvous import authenticated
 from samestep.world.world import World
 
 MetricValue = float | Tensor | tuple[float | Tensor, float | Tensor]
@@ -59,7 +62,7 @@ def _join(backend: str, device: str, timeout: float) -> World:
     world = World.rendezvous()
     if not world.rank_info.grouped:  # a group of one, so that a loop may call torch.distributed in any case
         world.rank_info = replace(world.rank_info, grouped=True)
-        world.store = HashStore()
+        world.store = AuthenticatedStore(HashStore(), b"alone")
     return world.connect(device, backend, timeout)
 
 
@@ -72,8 +75,10 @@ def _existing() -> World:
     index = torch.accelerator.current_device_index() if accelerator else 0
     device = torch.device(accelerator.type, index) if accelerator else torch.device("cpu")
     world = World(RankInfo("torch.distributed", rank, size, local_rank, local_size), device)
-    world.control = dist.new_group(backend="gloo", group_desc="control")
-    world.async_gather = AsyncGather(world.control)
+    # the store of torch has no secret, so ours is that of the user
+    key = derive_key(find_secret(os.environ), "own loop") if size > 1 else b""
+    world.store = authenticated(_get_default_store(), key, world.rank_info)
+    world.open_messages()
     return world
 
 

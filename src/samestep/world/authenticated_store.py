@@ -18,6 +18,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import Store
 
+from samestep.core import secret
 from samestep.core.errors import RunFailed
 
 _PROOF, _NONCE = 32, 8
@@ -118,6 +119,10 @@ class AuthenticatedStore(Store):
         """Another connection to the same store."""
         self._clones.append(AuthenticatedStore(self.inner.clone(), self._key))  # torch would hold its C++ part only
         return self._clones[-1]
+
+    def derive_key(self, purpose: str) -> bytes:
+        """A key for something else that only processes with this store's key may do."""
+        return secret.derive_key(self._key, purpose)
 
     def _name(self, key: str) -> str:
         return hmac.digest(self._key, b"name " + key.encode(), "sha256").hex()

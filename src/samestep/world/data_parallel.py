@@ -32,5 +32,5 @@ class DataParallel:
 
     @classmethod
     def over(cls, group: Any, counted: bool) -> "DataParallel":
-        """The coordinates that follow from a data-parallel process group."""
+        """The coordinates that follow from a data-parallel process group; `World.open_group` opens one."""
         return cls(dist.get_rank(group), dist.get_world_size(group), group, counted)

@@ -10,21 +10,23 @@ There is one way for each purpose:
 - Agree: `Agreement` (agreement.py). A request of any rank, such as to stop, takes effect on all ranks at the same step.
 - Share: `share` gives one rank's value to all. `share_through_store` does the same before there is a process group, or
   where rank 0 may fail before it gets there.
-- Gather: `gather` gives every rank's value to all. `async_gather` is for small sums that no rank waits for.
+- Gather: `gather` gives every rank's value to all; `exchange_with_main` gives them to rank 0, which answers each rank.
+  `async_gather` is for small sums that no rank waits for.
 - Fail together: under `together` a failure of one rank ends all ranks, with its message. `run_on_all_ranks` is the
   recoverable sibling: all ranks raise the same failure, and the caller may go on.
 
-Messages are JSON over a gloo group of their own, so they never queue behind device collectives. In a lone process there
-is no group, and every method returns what this process passes in.
+Messages are JSON over a gloo group of their own (messages.py), so they never queue behind device collectives. Process
+groups are opened by `open_group`, which proves their connections. In a lone process there is no group, and every method
+returns what this process passes in.
 """
 
 import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -37,7 +39,9 @@ from samestep.core.records import Json
 from samestep.world.async_gather import AsyncGather
 from samestep.world.data_parallel import DataParallel
 from samestep.world.device import card_id, choose_backend, choose_device, too_few_devices
+from samestep.world.messages import Messages
 from samestep.world.network_interface import choose_interface, is_loopback, stay_on_loopback
+from samestep.world.proved_groups import NotProved, prove_connections, uses_gloo
 from samestep.world.rank_discovery import RankInfo, discover
 from samestep.world.rendezvous import open_store
 from samestep.world.watchdog.activity import ActivityTracker
@@ -66,6 +70,8 @@ class World:
     timeout: timedelta = timedelta(minutes=10)
     control: Any = None
     """The gloo group that carries CPU messages; None in a lone process."""
+    messages: Messages | None = field(default=None, repr=False)
+    """The messages of that group."""
     store: Any = None
     activity: ActivityTracker = field(default_factory=ActivityTracker, repr=False)
     """What this process is doing, for the watchdog."""
@@ -151,9 +157,46 @@ class World:
                 timeout=self.timeout,
                 device_id=self.device if self.backend == "nccl" else None,
             )
-            self.control = dist.new_group(backend="gloo", timeout=self.timeout, group_desc="control")
-            self.async_gather = AsyncGather(self.control)
+            self.open_messages()
         return self
+
+    def open_messages(self) -> None:
+        """Open the group of messages, once there is a default group."""
+        self._prove(dist.group.WORLD)
+        self._use_for_messages(self.open_group("control"))
+        self.async_gather = AsyncGather(self.control)
+
+    def with_own_messages(self, name: str, timeout: timedelta) -> "World":
+        """This world with another group for messages: for a thread that communicates while this one does."""
+        group = self.open_group(name, timeout=timeout)
+        world = replace(self)
+        world._use_for_messages(group)
+        return world
+
+    def open_group(
+        self, name: str, ranks: Sequence[int] | None = None, backend: str = "gloo", timeout: timedelta | None = None
+    ) -> Any:
+        """A process group of some ranks, or all, whose gloo connections are proved. All ranks call it."""
+        chosen = None if ranks is None else list(ranks)
+        group = dist.new_group(chosen, timeout=timeout or self.timeout, backend=backend, group_desc=name)
+        self._prove(group)
+        return group
+
+    def _prove(self, group: Any) -> None:
+        """Make sure that a group's connections lead to its ranks."""
+        if self.size == 1:
+            return
+        self._meet("opened the connections of a process group")  # the time to prove them runs from here
+        with self.together("proving the connections of a process group"):
+            if group is not dist.GroupMember.NON_GROUP_MEMBER and uses_gloo(group):
+                try:
+                    prove_connections(group, self.store.derive_key("connections"))
+                except NotProved:
+                    self.raise_peer_failure()  # the rank that a stranger answered knows more than the displaced one
+                    raise
+
+    def _use_for_messages(self, group: Any) -> None:
+        self.control, self.messages = group, Messages(group, self.store.derive_key("messages"))
 
     def _claim_card(self, device: torch.device) -> None:
         """No two ranks on one card, unless it was asked for by its number: each would be slow, or out of memory."""
@@ -198,16 +241,19 @@ class World:
         except Exception as error:
             self.report_failure(error)
             raise
-        if self.store is None:
-            return
+        if self.store is not None:
+            self._meet(f"finished {what}")
+
+    def _meet(self, done: str) -> None:
+        """Wait until every rank is here, or one has reported a failure. It needs no process group."""
         self._barriers += 1
         keys = [f"samestep/together/{self._barriers}/{rank}" for rank in range(self.size)]
         all_done = f"samestep/together/{self._barriers}/all"
         self.store.set(keys[self.rank], "done")
         if self.is_main:
-            self._wait_for(keys, f"not every rank finished {what}")
+            self._wait_for(keys, f"not every rank {done}")
             self.store.set(all_done, "done")
-        self._wait_for([all_done], f"not every rank finished {what}")
+        self._wait_for([all_done], f"not every rank {done}")
 
     def _wait_for(self, keys: list[str], otherwise: str) -> list[bytes]:
         """The values of these keys in the store, once all are there; `otherwise` says what did not happen in time."""
@@ -254,67 +300,66 @@ class World:
 
     def share(self, value: Json, source: int = 0) -> Json:
         """The value of rank `source`, on every rank."""
-        if self.control is None:
-            return value
-        data = _bytes(value if self.rank == source else None)
-        size = torch.tensor([len(data)])
-        dist.broadcast(size, source, group=self.control)
-        data = data if self.rank == source else torch.empty(int(size), dtype=torch.uint8)
-        dist.broadcast(data, source, group=self.control)
-        return _value(data)
+        return self.messages.share(value, source) if self.messages else value
 
     def gather(self, value: Json) -> list[Json]:
         """Every rank's value, by rank, on every rank."""
-        if self.control is None:
-            return [value]
-        data = _bytes(value)
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(sizes, torch.tensor([len(data)]), group=self.control)
-        padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
-        padded[: len(data)] = data
-        parts = [torch.empty_like(padded) for _ in sizes]
-        dist.all_gather(parts, padded, group=self.control)
-        return [_value(part[: int(size)]) for part, size in zip(parts, sizes)]
+        return self.messages.gather(value) if self.messages else [value]
 
     def run_on_all_ranks(self, doing: str, work: Callable[[], Json]) -> list[Json]:
         """What `work` returned on every rank, by rank; if it failed anywhere, every rank raises that same failure.
 
         `work` must not communicate. Unlike `together` a failure here leaves no mark, so a caller may carry on.
         """
-        value: Json = None
-        failure: Exception | None = None
+        outcome, failure = self._outcome(work)
+        outcomes = self.gather(outcome)
+        _raise_first(outcomes, failure, doing)
+        return [outcome["value"] for outcome in outcomes]
+
+    def exchange_with_main(
+        self, doing: str, work: Callable[[], Json], answer: Callable[[list[Json]], Sequence[Json]]
+    ) -> Json:
+        """Rank 0 gets what `work` returned on every rank, and `answer` makes of it one value for each, by rank.
+
+        If either failed anywhere, every rank raises that same failure. For what is too much to be gathered everywhere.
+        """
+        outcome, failure = self._outcome(work)
+        outcomes = self.messages.gather_to_main(outcome) if self.messages else [outcome]
+        answers: list[dict[str, Json]] = []
+        if self.is_main:
+            failed = next((found for found in outcomes if "text" in found), None)
+            if failed is None:
+                made, failure = self._outcome(lambda: list(answer([found["value"] for found in outcomes])))
+                failed = made if failure else None
+            answers = [failed] * self.size if failed else [{"value": value} for value in made["value"]]
+        own = self.messages.scatter_from_main(answers) if self.messages else answers[0]
+        _raise_first([own], failure, doing)
+        return own["value"]
+
+    def _outcome(self, work: Callable[[], Json]) -> tuple[dict[str, Json], Exception | None]:
+        """What some work returned, for the other ranks; or why it failed, and the failure itself."""
         try:
-            value = work()
+            return {"value": work()}, None
         except Exception as error:
-            failure = error
-        outcomes = self.gather({"value": value} if failure is None else _failure_report(failure))
-        failed = next((rank for rank, outcome in enumerate(outcomes) if "text" in outcome), None)
-        if failed is None:
-            return [outcome["value"] for outcome in outcomes]
-        if failure is not None and not isinstance(failure, OSError | UserError | RunFailed):
-            raise failure  # a bug: its traceback is worth more than the same message on all ranks
-        report = outcomes[failed]
-        if report["user"]:
-            raise UserError(report["text"]) from failure
-        raise RunFailed(f"{doing} failed on rank {failed}: {report['text']}") from failure
+            is_sentence = isinstance(error, UserError | RunFailed)
+            text = str(error) if is_sentence else f"{type(error).__name__}: {error}"
+            return {"user": isinstance(error, UserError), "text": text, "rank": self.rank}, error
 
     def barrier(self) -> None:
         """Wait for all ranks."""
         self.gather(None)
 
 
-def _failure_report(failure: Exception) -> dict[str, Json]:
-    is_sentence = isinstance(failure, UserError | RunFailed)
-    text = str(failure) if is_sentence else f"{type(failure).__name__}: {failure}"
-    return {"user": isinstance(failure, UserError), "text": text}
-
-
-def _bytes(value: Json) -> torch.Tensor:
-    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-
-
-def _value(data: torch.Tensor) -> Json:
-    return json.loads(data.numpy().tobytes())
+def _raise_first(outcomes: Sequence[dict[str, Json]], own: Exception | None, doing: str) -> None:
+    """Raise the failure of the first of these that failed; `own` is that of this rank."""
+    report = next((outcome for outcome in outcomes if "text" in outcome), None)
+    if report is None:
+        return
+    if own is not None and not isinstance(own, OSError | UserError | RunFailed):
+        raise own  # a bug: its traceback is worth more than the same message on all ranks
+    if report["user"]:
+        raise UserError(report["text"]) from own
+    raise RunFailed(f"{doing} failed on rank {report['rank']}: {report['text']}") from own
 
 
 def _timeout(configured: float) -> float:
