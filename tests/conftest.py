@@ -75,6 +75,19 @@ def own_logging() -> Iterator[None]:
     stop_logging()
 
 
+@pytest.fixture(autouse=True)
+def own_imports() -> Iterator[None]:
+    """A command in the tests' own process protects what it starts from modules of the working directory, and chooses
+    folders for compiled code; the next test may start what it likes."""
+    names = ("PYTHONPATH", "PYTHONSAFEPATH", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    before = {name: os.environ.get(name) for name in names}
+    yield
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+
+
 @pytest.fixture(scope="module")
 def proofs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A module's CASES on real ranks, for its `test_on_ranks`."""

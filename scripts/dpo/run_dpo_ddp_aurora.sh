@@ -40,7 +40,7 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-8}"
 if [ -n "${VENV:-}" ]; then source "$VENV/bin/activate"; fi
 per_node=${RANKS_PER_NODE:-12}
 command=("${MPIEXEC:-mpiexec}" -n $((nodes * per_node)) --ppn "$per_node" "${launcher[@]}")
-command+=("${PYTHON:-python}" -u -m samestep train dpo --preset proteinmpnn "${flags[@]}" "$@")
+command+=("${PYTHON:-python}" -P -u -m samestep train dpo --preset proteinmpnn "${flags[@]}" "$@")
 if [ -n "${DRY_RUN:-}" ]; then
     printf "%q " "${command[@]}" && echo
 else

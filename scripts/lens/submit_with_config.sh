@@ -30,4 +30,4 @@ if [ -z "$has_config" ]; then
 fi
 # The last job's GPUs decide the size of a step, so evaluation runs where training does.
 [ -n "$train_gpus" ] && [ -n "$has_eval" ] && options+=("--num-gpus-eval=$train_gpus")
-exec "${PYTHON:-python}" -m samestep submit lens "${options[@]}" "${settings[@]}"
+exec "${PYTHON:-python}" -P -m samestep submit lens "${options[@]}" "${settings[@]}"

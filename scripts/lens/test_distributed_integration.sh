@@ -15,7 +15,7 @@ trap 'rm -rf "$folder"' EXIT
 cd "$folder"
 
 echo "1. gradients and messages of $count processes"
-"$python" -m samestep doctor --test ddp --nproc "$count" --device cpu > doctor.txt || { cat doctor.txt; exit 1; }
+"$python" -P -m samestep doctor --test ddp --nproc "$count" --device cpu > doctor.txt || { cat doctor.txt; exit 1; }
 
 for number in 1 "$count"; do
     echo "2. all stages with $number process(es)"

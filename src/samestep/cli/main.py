@@ -10,10 +10,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from samestep.core.child_python import leave_out_working_directory
 from samestep.core.disk_space import describe_full_disk, is_disk_full
 from samestep.core.errors import EXIT_DONE, EXIT_USER, UserError, path_error, print_error
 from samestep.core.imports import uncollected_imports
-from samestep.core.output import print_text
+from samestep.core.output import print_safely, print_text
 
 VERBS = {
     "train": "train a recipe, or resume a run",
@@ -51,7 +52,8 @@ verbs:
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run one command line; returns its exit code."""
+    """Run one command line, in a process that is there for it; returns its exit code."""
+    _protect_imports()
     verb, *rest = list(sys.argv[1:] if args is None else args) or ["--help"]
     if verb in ("-h", "--help", "help"):
         print_text(USAGE + "\n".join(f"  {name:12} {meaning}" for name, meaning in VERBS.items()))
@@ -86,6 +88,12 @@ def main(args: Sequence[str] | None = None) -> int:
             raise
         print_error(sentence)
         return EXIT_USER
+
+
+def _protect_imports() -> None:
+    for folder in leave_out_working_directory():
+        sentence = f"PYTHONPATH names {folder!r}, which depends on the working directory and is left out"
+        print_safely(f"samestep: {sentence}; write the full path", sys.stderr)
 
 
 def _refuse_undecoded(args: Sequence[str]) -> None:

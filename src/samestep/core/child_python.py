@@ -24,10 +24,16 @@ def python_command(*args: str, python: str = sys.executable) -> list[str]:
 
 def child_env(env: Mapping[str, str] = os.environ, *, import_path: Sequence[str] | None = None) -> dict[str, str]:
     """`env` for a Python that is started in the working directory; `import_path` takes the place of its PYTHONPATH."""
+    return {**env, **import_variables(env, import_path=import_path)}
+
+
+def import_variables(
+    env: Mapping[str, str] = os.environ, *, import_path: Sequence[str] | None = None
+) -> dict[str, str]:
+    """The variables in which `child_env` differs from `env`."""
     entries = _entries(env) if import_path is None else import_path
     kept = [entry for entry in entries if not _is_working_directory(entry)]
-    others = {name: value for name, value in env.items() if name != _IMPORT_PATH}
-    return {**others, **({_IMPORT_PATH: os.pathsep.join(kept)} if kept else {}), _SAFE_PATH: "1"}
+    return {_IMPORT_PATH: os.pathsep.join(kept), _SAFE_PATH: "1"}
 
 
 def leave_out_working_directory(env: MutableMapping[str, str] = os.environ) -> list[str]:
@@ -37,9 +43,7 @@ def leave_out_working_directory(env: MutableMapping[str, str] = os.environ) -> l
     """
     dropped = [entry for entry in _entries(env) if _is_working_directory(entry)]
     sys.path[:] = [entry for entry in sys.path if entry and not any(_is_same(entry, other) for other in dropped)]
-    safe = child_env(env)
-    env.pop(_IMPORT_PATH, None)
-    env.update(safe)
+    env.update(import_variables(env))
     return [entry for entry in dropped if not _is_same(entry, os.curdir)]
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from samestep.core import exit_report, launch_env
+from samestep.core.child_python import child_env, python_command
 from samestep.core.config import dump, plain
 from samestep.core.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_USER, RunFailed, UserError
 from samestep.launch.launcher import GRACE, parse_nproc
@@ -79,7 +80,7 @@ def launch(
     args = [*(f"--{option}={value}" for option, value in options.items()), *_as_args(plain(data))]
     folder = Path(tempfile.mkdtemp(prefix="samestep-launch-"))
     try:
-        code = _run([sys.executable, "-m", "samestep", "train", name, *args], folder)
+        code = _run(python_command("-m", "samestep", "train", name, *args), folder)
         return _result(code, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -146,8 +147,7 @@ def _as_args(settings: Mapping[str, Any], above: str = "") -> Iterator[str]:
 def _run(command: Sequence[str], folder: Path) -> int:
     """Run the launching process to its end and print what it prints; returns its exit code."""
     env = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),  # so that workers can import the same
+        **child_env(import_path=sys.path),  # so that workers can import the same
         launch_env.FOLDER: str(folder),
         launch_env.PARENT: str(os.getpid()),
     }

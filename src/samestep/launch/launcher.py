@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from samestep.core import launch_env
+from samestep.core.child_python import import_variables
 from samestep.core.errors import EXIT_PREEMPTED, UserError
 from samestep.core.imports import uncollected_imports
 from samestep.core.parent import terminate_with_parent
@@ -71,6 +72,7 @@ class Launcher:
 
     def _environment(self, folder: Path) -> Mapping[str, str]:
         return {
+            **import_variables(),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, _cores() // self.nproc)),
             "PYTHONFAULTHANDLER": os.environ.get("PYTHONFAULTHANDLER") or "1",  # a crash shows where
             "TORCHELASTIC_SIGNALS_TO_HANDLE": "",  # the launcher handles signals, not the agent

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from samestep.core import exit_report, launch_env
+from samestep.core.child_python import python_command
 from samestep.core.errors import EXIT_DONE
 from samestep.core.imports import uncollected_imports
 from samestep.core.output import ResilientStream, print_safely
@@ -44,7 +45,7 @@ class NodeRunner:
         self._ranks = range(assignment.first_rank, assignment.first_rank + self.nproc)
         outputs = self._folder / f"attempt_{self._number}"
         smaller = [f"--batch_size={batch_size:d}"] if batch_size else []
-        command = [sys.executable, "-u", *self.args, *smaller]
+        command = python_command("-u", *self.args, *smaller)
         failures = run_attempt(command, self.nproc, assignment, outputs, self.stop, deadline)
         run = launch_env.read_run_path(self._folder)
         if run is not None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from samestep.core.child_python import child_env, python_command
 from samestep.core.records import read_json
 from samestep.core.rundir import RunDir
 from samestep.core.safe_files import open_file
@@ -254,7 +255,7 @@ class SingleProcessRun:
         config = {**runner.settings, "name": label}
         with open_file(self._output, "w") as file:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _SINGLE_PROCESS_CODE, json.dumps([runner.recipe, config])],
+                python_command("-c", _SINGLE_PROCESS_CODE, json.dumps([runner.recipe, config])),
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env=_single_process_environment(),
@@ -285,4 +286,4 @@ def _single_process_environment() -> dict[str, str]:
     """This environment without the variables of launchers, and with the import path of this process."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
     threads = os.environ.get("OMP_NUM_THREADS", "1")
-    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": threads}
+    return {**child_env(kept, import_path=sys.path), "OMP_NUM_THREADS": threads}

@@ -18,7 +18,7 @@ unset OMP_NUM_THREADS  # PBS sets it to the cores of all ranks of a node
 module load frameworks
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 export ZE_FLAT_DEVICE_HIERARCHY=FLAT
-export SAMESTEP_TIME_LIMIT="$(/home/me/venv/bin/python -m samestep.launch.schedulers.pbs_job begin /home/me/runs/sine-default-1/job/train.sh 300 7200)"
+export SAMESTEP_TIME_LIMIT="$(/home/me/venv/bin/python -P -m samestep.launch.schedulers.pbs_job begin /home/me/runs/sine-default-1/job/train.sh 300 7200)"
 case "$(mpiexec --version 2>&1)" in
     *"Open MPI"*|*OpenRTE*) echo 'samestep: --cpu-bind is for the mpiexec of PALS, and this one is Open MPI; leave it out'; exit 2 ;;
     *) mpiexec=(mpiexec -n 24 -ppn 12 --cpu-bind list:1-8:9-16) ;;
@@ -26,7 +26,7 @@ esac
 
 asked=
 trap 'asked=yes' TERM  # it was deleted, or PBS takes it back to the queue
-"${mpiexec[@]}" --hostfile "$PBS_NODEFILE" /home/me/venv/bin/python -u -m samestep train sine.py 'prompt=Hello, world' name=sine-default-1 out=/home/me/runs
+"${mpiexec[@]}" --hostfile "$PBS_NODEFILE" /home/me/venv/bin/python -P -u -m samestep train sine.py 'prompt=Hello, world' name=sine-default-1 out=/home/me/runs
 code=$?
 
 # 75: stopped and saved, if the run says so: of a failed rank, 1 and 75 together are 75 too.
@@ -34,7 +34,7 @@ if [ "$code" = 75 ] && ! grep -qs '"status": "preempted"' /home/me/runs/sine-def
 # Ranks that are stopped before training begins end with 0.
 if [ "$code" = 0 ] && ! grep -qsE '"status": "(done)"' /home/me/runs/sine-default-1/status.json; then code=75; fi
 if [ "$code" = 75 ] && [ -z "$asked" ]; then
-    /home/me/venv/bin/python -m samestep.launch.schedulers.pbs_job again /home/me/runs/sine-default-1/job/train.sh 100 ||
+    /home/me/venv/bin/python -P -m samestep.launch.schedulers.pbs_job again /home/me/runs/sine-default-1/job/train.sh 100 ||
         echo "samestep: stopped and saved, but not submitted again; go on with:" 'qsub /home/me/runs/sine-default-1/job/train.sh'
 fi
 exit "$code"

@@ -12,7 +12,7 @@ exec >> /home/me/runs/sine-default-1/job/"$PBS_JOBID".out 2>&1
 cd /home/me || exit 1
 unset OMP_NUM_THREADS  # PBS sets it to the cores of all ranks of a node
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-8}"
-export SAMESTEP_TIME_LIMIT="$(/home/me/venv/bin/python -m samestep.launch.schedulers.pbs_job begin /home/me/runs/sine-default-1/job/1_dump.sh 300)"
+export SAMESTEP_TIME_LIMIT="$(/home/me/venv/bin/python -P -m samestep.launch.schedulers.pbs_job begin /home/me/runs/sine-default-1/job/1_dump.sh 300)"
 case "$(mpiexec --version 2>&1)" in
     *"Open MPI"*|*OpenRTE*) mpiexec=(mpiexec -n 1 --map-by ppr:1:node --bind-to none ${PATH+-x PATH} ${LD_LIBRARY_PATH+-x LD_LIBRARY_PATH} ${PYTHONPATH+-x PYTHONPATH} ${OMP_NUM_THREADS+-x OMP_NUM_THREADS} ${MASTER_ADDR+-x MASTER_ADDR} ${SAMESTEP_BEGAN+-x SAMESTEP_BEGAN} ${SAMESTEP_TIME_LIMIT+-x SAMESTEP_TIME_LIMIT} ${SAMESTEP_SECRET+-x SAMESTEP_SECRET}) ;;
     *) mpiexec=(mpiexec -n 1 -ppn 1) ;;
@@ -20,7 +20,7 @@ esac
 
 asked=
 trap 'asked=yes' TERM  # it was deleted, or PBS takes it back to the queue
-"${mpiexec[@]}" --hostfile "$PBS_NODEFILE" /home/me/venv/bin/python -u -m samestep train sine.py 'prompt=Hello, world' name=sine-default-1 out=/home/me/runs until=dump
+"${mpiexec[@]}" --hostfile "$PBS_NODEFILE" /home/me/venv/bin/python -P -u -m samestep train sine.py 'prompt=Hello, world' name=sine-default-1 out=/home/me/runs until=dump
 code=$?
 
 # 75: stopped and saved, if the run says so: of a failed rank, 1 and 75 together are 75 too.
@@ -29,7 +29,7 @@ if [ "$code" = 75 ] && ! grep -qs '"status": "preempted"' /home/me/runs/sine-def
 if [ "$code" = 0 ] && ! grep -qsE '"status": "(done|waiting)"' /home/me/runs/sine-default-1/status.json; then code=75; fi
 # Not by a dependency: a job that stopped and went on under another number would not count as ended well.
 if [ "$code" = 0 ]; then
-    /home/me/venv/bin/python -m samestep.launch.schedulers.pbs_job next /home/me/runs/sine-default-1/job/2_train.sh ||
+    /home/me/venv/bin/python -P -m samestep.launch.schedulers.pbs_job next /home/me/runs/sine-default-1/job/2_train.sh ||
         echo "samestep: go on with the next stage," 'train: qsub /home/me/runs/sine-default-1/job/2_train.sh'
 fi
 exit "$code"

@@ -103,7 +103,7 @@ def test_no_text_is_executed(scheduler: str, folder: Path, data: st.DataObject) 
     if option == "directive":
         assert text in head
     elif option == "arg":
-        assert arrived(folder, "python")[3:] == ["train", "recipe", text]
+        assert arrived(folder, "python")[4:] == ["train", "recipe", text]
     elif option == "env":
         assert text in arrived(folder, "env")
     elif option == "srun" and scheduler == "slurm":

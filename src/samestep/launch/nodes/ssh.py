@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 
 from samestep.core import launch_env
+from samestep.core.child_python import import_variables, python_command
 from samestep.core.errors import UserError
 from samestep.core.output import ResilientStream, print_safely
 from samestep.launch.nodes.options import NodeOptions
@@ -32,8 +33,8 @@ _AGAIN_AFTER = 5.0
 _END_TIMEOUT = 5.0
 _KEPT_LINES = 60
 _CLEAR_LINE = "\r\x1b[2K"
-_SHARED = ("PYTHONPATH", "OMP_NUM_THREADS")
-"""Variables that are the same on every host."""
+_SHARED = ("OMP_NUM_THREADS",)
+"""Variables that are the same on every host, beside those of imports."""
 
 
 @dataclass(frozen=True)
@@ -122,8 +123,9 @@ class _Host:
 
     def start(self) -> None:
         """Begin an ssh that runs the launcher."""
-        variables = [f"{name}={os.environ[name]}" for name in _SHARED if name in os.environ]
-        python = ["env", *variables, sys.executable, "-m", "samestep.launch.nodes.remote"]
+        shared = {name: os.environ[name] for name in _SHARED if name in os.environ} | import_variables()
+        variables = [f"{name}={value}" for name, value in shared.items()]
+        python = ["env", *variables, *python_command("-m", "samestep.launch.nodes.remote")]
         command = f"cd {shlex.quote(_folder())} && exec {shlex.join(python)}"
         self._last.clear()
         self._started_at = time.monotonic()

@@ -132,13 +132,13 @@ def _name(run: str) -> str:
 
 def _helper(verb: str, part: JobPart, job: Job, context: ScriptContext) -> str:
     """The command of pbs_job.py that a script calls."""
-    command = [context.python, "-m", "samestep.launch.schedulers.pbs_job", verb, str(context.script(part))]
+    command = ["-m", "samestep.launch.schedulers.pbs_job", verb, str(context.script(part))]
     if verb == "begin":
         command += [str(GRACE if job.grace is None else job.grace)]
         command += [str(int(parse_duration(job.time, time_limit=True)))] if job.time else []
     elif verb == "again":
         command += [str(job.max_requeues)]
-    return shlex.join(command)
+    return context.python_command(*command)
 
 
 def _resubmit_lines(part: JobPart, job: Job, context: ScriptContext) -> list[str]:

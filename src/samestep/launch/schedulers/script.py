@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from samestep.core.child_python import python_command
 from samestep.core.errors import EXIT_PREEMPTED, UserError
 from samestep.core.rundir import RunDir
 from samestep.launch.schedulers.job import Job, JobPart, require_one_line
@@ -25,6 +26,10 @@ class ScriptContext:
     def job(self) -> Path:
         """The folder of the scripts and their output."""
         return RunDir(self.run).job
+
+    def python_command(self, *args: str) -> str:
+        """A command of the interpreter, for the shell."""
+        return shlex.join(python_command(*args, python=self.python))
 
     def script(self, part: JobPart) -> Path:
         """The path of the script of a part."""
@@ -56,7 +61,7 @@ def setup_lines(job: Job, cores: int | None = None) -> list[str]:
 
 def train_command(part: JobPart, context: ScriptContext, *more: str) -> str:
     """The command of every rank."""
-    return shlex.join([context.python, "-u", "-m", "samestep", "train", *part.args, *more])
+    return context.python_command("-u", "-m", "samestep", "train", *part.args, *more)
 
 
 def exit_code_lines(part: JobPart, context: ScriptContext) -> list[str]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from samestep.core import processes
+from samestep.core.child_python import child_env, python_command
 from samestep.core.launch_env import LAUNCHER
 
 AGENT_TIMEOUT = 40.0
@@ -32,7 +33,8 @@ def end_agent_later(env: Mapping[str, str]) -> None:
         return  # the agent was killed, and whatever adopts orphans here is the parent now
     with suppress(OSError):
         subprocess.Popen(
-            [sys.executable, "-m", __name__, str(agent), str(AGENT_TIMEOUT)],
+            python_command("-m", __name__, str(agent), str(AGENT_TIMEOUT)),
+            env=child_env(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
