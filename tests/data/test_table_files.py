@@ -50,6 +50,20 @@ def test_every_kind_has_the_same_rows(name: str, limit: int | None, tmp_path: Pa
     assert csv.field_size_limit() == before
 
 
+def test_parquet_files_with_categories_bytes_and_times(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow.parquet import write_table
+
+    named = pyarrow.array(["x", "y", "x"]).dictionary_encode()
+    times = pyarrow.array([1, 2, 3], pyarrow.timestamp("ns"))  # which Python has no type for
+    write_table(pyarrow.table({"a": named, "b": [b"1", b"2", b"3"], "c": times}), tmp_path / "a.parquet")
+    table = read_table(str(tmp_path / "a.parquet"), EVERY_KIND)
+    assert [row.values["a"] for row in table.rows] == ["x", "y", "x"]
+    assert table.texts(table.rows[0], ["b", "c"]) is None
+    with pytest.raises(UserError, match=r"row 1: 'b' is no text but \"binary\", 'c' is no text but \"timestamp"):
+        table.check()
+
+
 def test_a_limit_reads_no_further(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"a": 1}\n{"a": 2}\nnot JSON\n')
@@ -103,17 +117,17 @@ def test_a_folder_is_no_table(tmp_path: Path) -> None:
         read_table(str(tmp_path), EVERY_KIND)
 
 
-@pytest.mark.parametrize("missing", ["pyarrow", "datasets"])
-def test_a_missing_library_is_named(missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "a.parquet", ROWS) if missing == "pyarrow" else tmp_path
+@pytest.mark.parametrize("name", ["a.parquet", "."])
+def test_a_missing_library_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "a.parquet", ROWS)
     (tmp_path / "state.json").write_text("{}")
     real = builtins.__import__
 
     def without(name: str, *rest: Any, **options: Any) -> Any:
-        if name.split(".")[0] == missing:
+        if name.split(".")[0] == "pyarrow":
             raise ImportError(name)
         return real(name, *rest, **options)
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(UserError, match=r'pip install "samestep\[datasets\]"'):
-        read_table(str(path), EVERY_KIND)
+        read_table(str(tmp_path / name), EVERY_KIND)

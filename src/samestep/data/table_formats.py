@@ -13,13 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from samestep.core.errors import UserError
+from samestep.core.errors import UserError, first_line
 from samestep.data.json_records import BadJson, json_records
 from samestep.data.text import JSONL
 
 GZIP = ".gz"
 LINES = (".csv", ".tsv", *JSONL)
 """Kinds that are read line by line, and may be packed."""
+ARROW_ROWS = 1024
+"""Rows of Arrow that become Python objects at a time."""
 
 
 @dataclass(frozen=True)
@@ -165,21 +167,97 @@ def _fields_of_any_length() -> Iterator[None]:
 
 
 def _parquet_rows(file: Path) -> TableRows:
-    try:
-        from pyarrow import ArrowException
-        from pyarrow.parquet import ParquetFile
-    except ImportError:
-        raise UserError('Parquet files need the library pyarrow: pip install "samestep[datasets]"') from None
+    pyarrow = arrow_library("Parquet files need")
+    from pyarrow.parquet import ParquetFile
+
     number = 0
     try:
         with ParquetFile(file) as opened:
-            for batch in opened.iter_batches(batch_size=1024):
-                for values in batch.to_pylist():
-                    number += 1
-                    yield TableRow(number, f"row {number}", values)
-    except (ArrowException, OSError, UnicodeDecodeError) as problem:
-        reason = str(problem).splitlines()[0].rstrip(".")
+            for batch in opened.iter_batches(batch_size=ARROW_ROWS):
+                yield from arrow_rows(_without_categories(batch), number)
+                number += batch.num_rows
+    except (pyarrow.ArrowException, OSError, ValueError) as problem:
+        reason = first_line(problem).rstrip(".")
         raise UserError(f"Give another parquet file; {file} cannot be read after row {number}: {reason}.") from None
+
+
+def _without_categories(batch: Any) -> Any:
+    """The same batch with each value in its row, where pandas stored a column as numbers of categories."""
+    from pyarrow import RecordBatch
+    from pyarrow.types import is_dictionary
+
+    columns = [column.dictionary_decode() if is_dictionary(column.type) else column for column in batch.columns]
+    return RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def arrow_library(need: str) -> Any:
+    """The library pyarrow; `need` begins the sentence that is said without it."""
+    try:
+        import pyarrow
+    except ImportError:
+        raise UserError(f'{need} the library pyarrow: pip install "samestep[datasets]"') from None
+    return pyarrow
+
+
+@dataclass(frozen=True)
+class Unread:
+    """In the place of a value that is neither a text nor a number, such as an image: its type, and nothing of it."""
+
+    type: str
+
+    def __str__(self) -> str:
+        return self.type
+
+
+def arrow_rows(batch: Any, before: int) -> Iterator[TableRow | RowProblem]:
+    """The rows of a batch of Arrow, of which `before` came earlier.
+
+    Values become Python objects as they are stored: nothing that a column's type may say about decoding them is done.
+    """
+    if repeated := _repeated(batch.schema.names):
+        yield RowProblem(before + 1, f"row {before + 1}: there are two columns {', '.join(map(repr, repeated))}")
+        return
+    columns = dict(zip(batch.schema.names, batch.columns))
+    plain = {name: column for name, column in columns.items() if is_plain(column.type)}
+    others = {name: Unread(str(column.type)) for name, column in columns.items() if name not in plain}
+    damaged = [problem for name, column in plain.items() if (problem := _damage(name, column, before))]
+    yield from damaged
+    if not damaged:
+        values = {name: column.to_pylist() for name, column in plain.items()}
+        for index in range(batch.num_rows):
+            number = before + index + 1
+            row = {name: values[name][index] if name in values else others[name] for name in columns}
+            yield TableRow(number, f"row {number}", row)
+
+
+def is_plain(kind: Any) -> bool:
+    """Whether a type of Arrow is text, numbers or lists of them, each value being stored for itself."""
+    import pyarrow.types as types
+
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return is_plain(kind.value_type)
+    known = (types.is_string, types.is_large_string, types.is_integer, types.is_floating, types.is_boolean)
+    return types.is_null(kind) or any(is_known(kind) for is_known in known)
+
+
+def _damage(name: str, column: Any, before: int) -> RowProblem | None:
+    """What is wrong with the bytes of a column, at the first row where it is; Arrow itself would trust them."""
+    reason = _fault(column)
+    if not reason:
+        return None
+    wrong = next((row for row in range(len(column)) if _fault(column.slice(row, 1))), 0)
+    number = before + wrong + 1
+    return RowProblem(number, f"row {number}: {name!r} is damaged ({reason})")
+
+
+def _fault(column: Any) -> str:
+    from pyarrow import ArrowException
+
+    try:
+        column.validate(full=True)
+    except ArrowException as problem:
+        return first_line(problem).rstrip(".")
+    return ""
 
 
 FORMATS: dict[str, Format] = {

@@ -17,7 +17,7 @@ from samestep.core.paths import expand_home
 from samestep.data.data_file import DataFile
 from samestep.data.prepared.split import ByDocument
 from samestep.data.pydoc_topics import distinct, passages, pydoc_topics
-from samestep.data.saved_datasets import is_saved_dataset
+from samestep.data.saved_datasets import dataset_files, is_saved_dataset
 from samestep.data.table_files import EVERY_KIND, read_table
 from samestep.data.text import existing_file
 from samestep.recipes.lens.config import DataConfig
@@ -107,7 +107,7 @@ def _read(config: DataConfig) -> tuple[str, list[str], list[Origin]]:
             f"{config.text_field!r}."
         )
     table.check()
-    files = sorted(path.rglob("*.arrow")) if is_saved_dataset(path) else [path]
+    files = dataset_files(path) if is_saved_dataset(path) else [path]
     return config.path, [row[config.text_field] for row in rows if row], [DataFile(file) for file in files]
 
 
