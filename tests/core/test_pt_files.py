@@ -120,6 +120,7 @@ HUGE = {
     "bytes": lambda: Call(bytearray, 2**45),
     "a tensor without values": lambda: torch.empty(2**40, device="meta"),
     "a sparse tensor": sparse,
+    "one number that is said to be many": lambda: torch.ones(1).expand(2**40),
 }
 
 

@@ -4,6 +4,7 @@ import builtins
 import csv
 import gzip
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,25 @@ def test_files_that_cannot_be_read(name: str, content: bytes, sentence: str, tmp
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=sentence):
         read_table(str(tmp_path / name), EVERY_KIND).check()
+
+
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        (b"[" * (1 << 20), r"Split the rows of .*a line has more than 64 MiB"),
+        (
+            b'{"a": "' + b"a" * (1 << 20) + b'"}\n',
+            r"Unpack .* yourself if you trust it: .* more than 200 times as many",
+        ),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.csv.gz"])
+def test_a_packed_file_does_not_fill_the_memory(name: str, row: bytes, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(gzip.compress(row, mtime=0) * 100)
+    began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UserError, match=sentence):
+        read_table(str(tmp_path / name), EVERY_KIND)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - began < 2 << 20, "KiB"
 
 
 def test_a_folder_is_no_table(tmp_path: Path) -> None:

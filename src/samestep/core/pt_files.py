@@ -45,5 +45,11 @@ def is_plain_tensor(value: Any) -> bool:
     """Whether its values can be copied: a file may also hold tensors that are sparse, quantized or without values."""
     import torch
 
-    is_tensor = isinstance(value, torch.Tensor)
-    return is_tensor and value.layout is torch.strided and value.device.type == "cpu" and not value.is_quantized
+    is_tensor = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    return is_tensor and value.device.type == "cpu" and not value.is_quantized and _is_stored_in_full(value)
+
+
+def _is_stored_in_full(tensor: Any) -> bool:
+    """Whether each of its numbers is in the file: one number can claim to be those of a huge tensor."""
+    size: int = tensor.untyped_storage().nbytes()
+    return int(tensor.numel()) * int(tensor.element_size()) <= size

@@ -11,13 +11,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from samestep.core.errors import UserError, first_line
 from samestep.data.json_records import BadJson, json_records
 from samestep.data.text import JSONL
 
 GZIP = ".gz"
+_LONGEST_LINE = 64 << 20
+_UNPACKED, _TIMES = 64 << 20, 200
+"""What a packed file may hold: so much, and so many times its size. Text becomes about a fifth."""
 LINES = (".csv", ".tsv", *JSONL)
 """Kinds that are read line by line, and may be packed."""
 ARROW_ROWS = 1024
@@ -54,12 +57,27 @@ def inner_suffix(file: Path) -> str:
     return suffixes[-1] if suffixes else ""
 
 
+def _bounded(opened: IO[bytes] | gzip.GzipFile, file: Path) -> Iterator[bytes]:
+    """The lines of a file that is not made to fill the memory: with a line without an end, or with much in little."""
+    size, most = 0, _UNPACKED + _TIMES * file.stat().st_size
+    while line := opened.readline(_LONGEST_LINE + 1):
+        size += len(line)
+        if len(line) > _LONGEST_LINE:
+            raise UserError(f"Split the rows of {file}: a line has more than {_LONGEST_LINE >> 20} MiB.")
+        if size > most:
+            raise UserError(
+                f"Unpack {file} yourself if you trust it: it has more than {_TIMES} times as many bytes when it is "
+                "unpacked."
+            )
+        yield line
+
+
 def _lines(file: Path) -> Iterator[tuple[int, str] | RowProblem]:
     """The lines of a file with their numbers, of which some may not be UTF-8."""
     number = 0
     try:
         with gzip.open(file) if file.suffix.lower() == GZIP else file.open("rb") as opened:
-            for line in (part for ended in opened for part in ended.splitlines(keepends=True)):
+            for line in (part for ended in _bounded(opened, file) for part in ended.splitlines(keepends=True)):
                 number += 1
                 try:
                     yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")

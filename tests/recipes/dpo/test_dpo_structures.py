@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import os
+import resource
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -321,3 +322,22 @@ def test_a_cache_that_cannot_be_written(file: Path, tmp_path: Path) -> None:
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no\.pdb cannot: No such file"):
         read_structure(tmp_path / "no.pdb", None)
+
+
+def test_a_file_that_grows_without_end_is_refused(tmp_path: Path) -> None:
+    """A thousand times its size, in pieces that are unpacked one after the other; only the first of them ever are."""
+    piece = gzip.compress(b"REMARK   1\n" * (1 << 20))
+    bomb = tmp_path / "bomb.pdb.gz"
+    bomb.write_bytes(piece * 60)
+    began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UserError, match=r"bomb.pdb.gz has more than 128 MiB when it is unpacked"):
+        read_structure(bomb, None)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - began < 400 << 10, "KiB"
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    large = tmp_path / "large.pdb"
+    with large.open("wb") as file:
+        file.truncate(200 << 30)  # without blocks on the disk
+    with pytest.raises(UserError, match=r"Give a smaller structure.*large.pdb has more than 128 MiB"):
+        read_structure(large, None)

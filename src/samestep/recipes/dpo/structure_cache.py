@@ -10,7 +10,7 @@ from safetensors.numpy import load, save
 
 from samestep import UserError
 from samestep.core.records import atomic_file
-from samestep.recipes.dpo.structures import Chain, Structure, parse_chains
+from samestep.recipes.dpo.structures import MOST_BYTES, Chain, Structure, parse_chains, too_large
 
 _VERSION = 1
 """Counts up whenever a file would be parsed differently."""
@@ -20,6 +20,8 @@ _DIGEST = hashlib.sha256().digest_size
 def read_structure(path: Path, cache: Path | None) -> Structure:
     """The structure in a file. All ranks may call this at once; without a folder `cache`, nothing is kept."""
     try:
+        if path.stat().st_size > MOST_BYTES:
+            raise too_large(str(path))
         content = path.read_bytes()
     except OSError as problem:
         raise UserError(f"Give a structure file that can be read; {path} cannot: {problem.strerror}.") from None

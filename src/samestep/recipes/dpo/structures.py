@@ -10,6 +10,7 @@
 """
 
 import gzip
+import io
 import math
 import zlib
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,8 @@ LETTERS = AMINO_ACIDS + UNKNOWN
 BACKBONE = ("N", "CA", "C", "O")
 _NO_LETTER = "\0"
 """The alternate location of an atom that has only one."""
+MOST_BYTES = 128 << 20
+"""Of a file when it is unpacked: more than a million atoms."""
 _WANTED = "Give a PDB or mmCIF file, gzipped or not"
 
 
@@ -93,12 +96,24 @@ def import_gemmi() -> ModuleType:
 
 
 def _unpacked(content: bytes, name: str) -> bytes:
-    if not content.startswith(b"\x1f\x8b"):
-        return content
-    try:
-        return gzip.decompress(content)
-    except (OSError, EOFError, zlib.error):
-        raise UserError(f"Copy {name} again: it is gzipped, and cut off or damaged.") from None
+    """The bytes of the structure itself, which are never more than `MOST_BYTES`."""
+    if content.startswith(b"\x1f\x8b"):
+        try:
+            with gzip.GzipFile(fileobj=io.BytesIO(content)) as packed:
+                content = packed.read(MOST_BYTES + 1)
+        except (OSError, EOFError, zlib.error):
+            raise UserError(f"Copy {name} again: it is gzipped, and cut off or damaged.") from None
+    if len(content) > MOST_BYTES:
+        raise too_large(name)
+    return content
+
+
+def too_large(name: str) -> UserError:
+    """For a file with more than a million atoms, or one that grows when it is unpacked."""
+    return UserError(
+        f"Give a smaller structure, such as a few of its chains: {name} has more than {MOST_BYTES >> 20} MiB when it "
+        "is unpacked."
+    )
 
 
 def _first_model(text: str, name: str) -> Any:
