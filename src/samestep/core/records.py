@@ -124,6 +124,17 @@ def read_object(path: Path) -> dict[str, Json]:
     return found
 
 
+def read_sized_object(path: Path, most: int) -> dict[str, Json]:
+    """The JSON object in a file of anybody, which may have `most` bytes; an empty one when there is no such file."""
+    with suppress(OSError):  # reading it says what is wrong
+        if path.stat().st_size > most:
+            raise UserError(f"Use another folder than {path.parent}: {path.name} has more than {most >> 20} MiB.")
+    try:
+        return read_object(path)
+    except DamagedFile as error:
+        raise UserError(f"Download or make {path} again: {error.why}.") from None
+
+
 def _parse(path: Path, content: bytes) -> Json:
     try:
         return parse_json(content)

@@ -7,10 +7,11 @@
 Nothing is downloaded, and no code from the folder is run. What is missing is refused with a sentence.
 """
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,16 @@ from typing import Any
 from torch import nn
 
 from samestep.core.errors import UserError, first_line
-from samestep.core.records import read_json_if_readable
+from samestep.core.library_errors import library_sentence, refusing_panics
+from samestep.core.records import read_sized_object
 from samestep.models.chat_tokens import ChatTokens
 from samestep.models.folder_code import refuse_hub_kernels
-from samestep.models.hub_download import TOKENIZERS
+from samestep.models.folder_fields import CONFIG, GENERATION, MOST_BYTES, TOKENIZER_CONFIG, check_folder
+from samestep.models.folder_weights import read_layout
+from samestep.models.network_size import check_rows, check_size
+from samestep.models.text_tokenizer import open_tokenizer
 
 DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
-_CONFIG = "config.json"
-_GENERATION = "generation_config.json"
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 _OFFLINE: Mapping[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
@@ -44,7 +47,7 @@ class CausalFolder:
         """The network with its weights, on the CPU; may be called again, for another one."""
         from transformers import AutoModelForCausalLM
 
-        with _sentence(f"the model in {self.path} cannot be loaded"), _without_progress_bars():
+        with library_sentence(f"the model in {self.path} cannot be loaded"), _without_progress_bars():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 self.path,
                 dtype=self.dtype,
@@ -65,42 +68,58 @@ class CausalFolder:
     @cached_property
     def tokenizer(self) -> Any:
         """The tokenizer, an object of transformers."""
-        from transformers import AutoTokenizer
-
-        if not any((self.path / name).is_file() for name in TOKENIZERS):
-            raise UserError(f"{self.path} has no tokenizer, such as a tokenizer.json; copy its files into the folder")
-        with _sentence(f"the tokenizer in {self.path} cannot be loaded"):
-            return AutoTokenizer.from_pretrained(self.path, **_OFFLINE)
+        return open_tokenizer(self.path)
 
     @cached_property
     def eos(self) -> tuple[int, ...]:
         """The tokens that end a text; for a chat model also the one that ends a turn."""
-        generation = read_json_if_readable(self.path / _GENERATION)
-        named = generation.get("eos_token_id") if isinstance(generation, dict) else None
+        file, named = GENERATION, read_sized_object(self.path / GENERATION, MOST_BYTES).get("eos_token_id")
         if named is None:
-            named = getattr(self.config.get_text_config(decoder=True), "eos_token_id", None)
+            file, named = CONFIG, getattr(self._text_config, "eos_token_id", None)
         if named is None:
-            named = self.tokenizer.eos_token_id
+            file, named = TOKENIZER_CONFIG, self.tokenizer.eos_token_id
         if named is None:
-            raise UserError(f'no file in {self.path} says which token ends a text; add "eos_token_id" to {_GENERATION}')
-        return tuple(named) if isinstance(named, list | tuple) else (int(named),)
+            raise UserError(f'no file in {self.path} says which token ends a text; add "eos_token_id" to {GENERATION}')
+        ends = tuple(named) if isinstance(named, list | tuple) else (named,)
+        self._check_ids(ends, f"eos_token_id in {self.path / file}")
+        return ends
 
     @cached_property
     def pad(self) -> int:
         """The token for padding: the tokenizer's own, or else one that ends a text."""
         own = self.tokenizer.pad_token_id
-        return self.eos[0] if own is None else int(own)
+        if own is None:
+            return self.eos[0]
+        self._check_ids((own,), f"the padding token of {self.path}")
+        return int(own)
 
     @cached_property
     def unused(self) -> list[int]:
         """Rows of the embedding that belong to no token, as where it was rounded up."""
-        rows = self.config.get_text_config(decoder=True).vocab_size
-        return sorted(set(range(rows)).difference(self.tokenizer.get_vocab().values()))
+        return sorted(set(range(self._rows)).difference(self.tokenizer.get_vocab().values()))
+
+    @property
+    def _text_config(self) -> Any:
+        return self.config.get_text_config(decoder=True)
+
+    @property
+    def _rows(self) -> int:
+        return int(self._text_config.vocab_size)
+
+    def _check_ids(self, ids: Iterable[Any], what: str) -> None:
+        """Refuse ids that no token can have."""
+        wrong = [number for number in ids if type(number) is not int or not 0 <= number < self._rows]
+        if wrong:
+            raise UserError(
+                f"Fix {what}, or use another folder: it is {wrong[0]!r}, and tokens have numbers from 0 to "
+                f"{self._rows - 1:,}."
+            )
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of tokens up to the first that ends it, without special ones."""
         kept = list(takewhile(lambda token: token not in self.eos, tokens))
-        return str(self.tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        with refusing_panics(self.path):
+            return str(self.tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     @cached_property
     def chat_tokens(self) -> ChatTokens:
@@ -125,7 +144,8 @@ def open_causal_lm(folder: str | Path, *, dtype: str = "auto", attention: str | 
     if dtype not in DTYPES:
         raise UserError(f"Set dtype to one of {', '.join(DTYPES)}; it is {dtype!r}.")
     _check_files(path)
-    refuse_hub_kernels(path / _CONFIG)
+    check_folder(path)
+    refuse_hub_kernels(path / CONFIG)
     try:
         from transformers import AutoConfig
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -134,7 +154,7 @@ def open_causal_lm(folder: str | Path, *, dtype: str = "auto", attention: str | 
             'a causal language model needs the library transformers; install it with: pip install "samestep[hf]" '
             f"({first_line(error)})"
         ) from error
-    with _sentence(f"{path / _CONFIG} cannot be used"):
+    with library_sentence(f"{path / CONFIG} cannot be used"):
         config = AutoConfig.from_pretrained(path, **_OFFLINE)
     known = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
     named = getattr(config, "architectures", None) or [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type, "")]
@@ -143,7 +163,24 @@ def open_causal_lm(folder: str | Path, *, dtype: str = "auto", attention: str | 
             f"{path} holds a {named[0] or config.model_type}, which is not a causal language model; give a model that "
             "predicts the next token, such as a LlamaForCausalLM"
         )
+    _check_size(path, config)
     return CausalFolder(path, config, dtype, attention)
+
+
+def _check_size(path: Path, config: Any) -> None:
+    """Refuse a network that is larger than the weights in its folder, before it is built."""
+    from transformers import AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    stored = read_layout(path)
+    rows = getattr(config.get_text_config(decoder=True), "vocab_size", None)
+    if not isinstance(rows, int):
+        raise UserError(f"Add vocab_size to {path / CONFIG}; it is missing.")
+    check_rows(rows, stored, path)
+    is_packed = getattr(config, "quantization_config", None) is not None
+    with library_sentence(f"{path / CONFIG} cannot be used"), no_init_weights():
+        build = partial(AutoModelForCausalLM.from_config, copy.deepcopy(config), trust_remote_code=False)
+        check_size(build, stored, path, is_packed=is_packed)
 
 
 def _check_files(path: Path) -> None:
@@ -152,24 +189,13 @@ def _check_files(path: Path) -> None:
         raise UserError(f"{path} is not a folder; give the folder of a model that was downloaded")
     if (path / "adapter_config.json").is_file():
         raise UserError(f"{path} holds adapters; give the folder of their base, and the adapters as init_from")
-    if not (path / _CONFIG).is_file():
+    if not (path / CONFIG).is_file():
         gguf = next(iter(sorted(path.glob("*.gguf"))), None)
         if gguf is not None:
             raise UserError(f"{gguf} is a GGUF file; convert it to a folder of transformers with safetensors first")
-        raise UserError(f"{path} has no {_CONFIG}; give the folder of a model of transformers")
+        raise UserError(f"{path} has no {CONFIG}; give the folder of a model of transformers")
     if not any(True for pattern in _WEIGHT_FILES for _ in path.glob(pattern)):
-        raise UserError(f"{path} has a {_CONFIG} but no weights, such as a model.safetensors; fetch them")
-
-
-@contextmanager
-def _sentence(what: str) -> Iterator[None]:
-    """One sentence for whatever the library raises; it has no exceptions of its own."""
-    try:
-        yield
-    except (UserError, MemoryError):
-        raise
-    except Exception as error:
-        raise UserError(f"{what}: {first_line(error)}") from error
+        raise UserError(f"{path} has a {CONFIG} but no weights, such as a model.safetensors; fetch them")
 
 
 @contextmanager

@@ -11,7 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from samestep.core.errors import UserError
+from samestep.core.errors import UserError, first_line
+from samestep.core.library_errors import refusing_panics
+from samestep.models.chat_template import ChatTemplate
+from samestep.models.text_tokenizer import plain_ids
 
 # Characters that Unicode keeps out of texts: where a text is cut, where texts stand in a template, and one that no
 # token holds, so that nothing grows together with it.
@@ -27,7 +30,7 @@ class ChatTokens:
     def __init__(self, tokenizer: Any, folder: Path) -> None:
         self._tokenizer, self._folder = tokenizer, folder
         self.has_template = bool(tokenizer.chat_template)
-        self._template = _stopped_clock(tokenizer.get_chat_template()) if self.has_template else ""
+        self._template = ChatTemplate(self._template_source(), tokenizer.special_tokens_map)
         self._spells_special = self._special_spellings()
         self._adds_space = self._ids("x") != self._ids(_ANCHOR + "x")[len(self._ids(_ANCHOR)) :]
 
@@ -73,8 +76,15 @@ class ChatTokens:
             ) from error
 
     def _filled_in(self, messages: list[dict[str, str]], answer: bool = True) -> str:
-        options = {"chat_template": self._template, "add_generation_prompt": answer, "tokenize": False}
-        return str(self._tokenizer.apply_chat_template(messages, **options))
+        return self._template.fill_in(messages, answer)
+
+    def _template_source(self) -> str:
+        if not self.has_template:
+            return ""
+        try:
+            return _stopped_clock(self._tokenizer.get_chat_template())
+        except ValueError as error:  # it has several, and none is the usual one
+            raise UserError(f"Use another model than {self._folder}: {first_line(error)}") from error
 
     def _special_spellings(self) -> re.Pattern[str]:
         """Finds each place where the spelling of a special token begins, or of another one that the template uses."""
@@ -92,7 +102,7 @@ class ChatTokens:
         try:
             return self._filled_in([_said("user", _PLACE)])
         except Exception:  # whatever a template raises
-            return self._template
+            return self._template.text
 
     def _cut(self, text: str) -> str:
         return self._spells_special.sub(rf"\1{_CUT}", text)
@@ -118,7 +128,8 @@ class ChatTokens:
         return self._ids(_ANCHOR + text)[len(self._ids(_ANCHOR)) :]
 
     def _ids(self, text: str) -> list[int]:
-        return list(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        with refusing_panics(self._folder):
+            return plain_ids(self._tokenizer, text)
 
 
 def _stopped_clock(template: str) -> str:

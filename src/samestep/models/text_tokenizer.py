@@ -7,7 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samestep.core.errors import UserError, first_line
+from samestep.core.errors import UserError
+from samestep.core.library_errors import library_sentence, refusing_panics
+from samestep.core.tokenizer_file import check_tokenizer_file, check_vocabulary
+from samestep.models.folder_fields import check_folder
 from samestep.models.hub_download import TOKENIZERS
 
 _NO_LIMIT = 10**6
@@ -17,8 +20,9 @@ _NO_LIMIT = 10**6
 class TextTokenizer:
     """A tokenizer of transformers. Special tokens are included; a text that is too long is cut, they are kept."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        self.inner = tokenizer
+    def __init__(self, tokenizer: Any, folder: Path | None = None) -> None:
+        """`folder` is where it is from, for messages."""
+        self.inner, self._folder = tokenizer, folder
         """The tokenizer, an object of transformers."""
         pads = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
         self.pad: int = next(int(pad) for pad in pads if pad is not None)
@@ -38,14 +42,15 @@ class TextTokenizer:
         special = self.inner.num_special_tokens_to_add()
         if max_length <= special:
             raise UserError(f"Set max_length above {special}, the special tokens of every text; it is {max_length}.")
-        found = self.inner(
-            list(texts),
-            truncation=True,
-            max_length=max_length,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,
-        )
+        with refusing_panics(self._folder or Path()):
+            found = self.inner(
+                list(texts),
+                truncation=True,
+                max_length=max_length,
+                return_attention_mask=False,
+                return_token_type_ids=False,
+                verbose=False,
+            )
         return [torch.tensor(ids, dtype=torch.long) for ids in found["input_ids"]]
 
     def save(self, folder: Path, max_length: int) -> None:
@@ -61,19 +66,39 @@ class TextTokenizer:
 
 def read_tokenizer(folder: Path, lower_case: bool = False) -> TextTokenizer:
     """The tokenizer of a folder. `lower_case`: also where it would keep capitals."""
+    tokenizer = open_tokenizer(folder)
+    if lower_case:
+        _add_lower_case(tokenizer)
+    return TextTokenizer(tokenizer, folder)
+
+
+def open_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a folder as an object of transformers. Its files may come from anybody."""
     from transformers import AutoTokenizer
 
     if not any((folder / name).is_file() for name in TOKENIZERS):
-        raise UserError(f"Copy the tokenizer's files into {folder}, such as a tokenizer.json; it has none.")
-    try:
+        raise UserError(f"Copy the tokenizer's files into {folder}, such as a tokenizer.json; it has no tokenizer.")
+    check_folder(folder)
+    check_tokenizer_file(folder / "tokenizer.json")
+    check_vocabulary(folder / "vocab.json")
+    with library_sentence(f"Fetch or copy the tokenizer of {folder} again; it cannot be read"):
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # the library has no exceptions of its own
-        raise UserError(
-            f"Fetch or copy the tokenizer of {folder} again; it cannot be read ({first_line(error)})."
-        ) from error
-    if lower_case:
-        _add_lower_case(tokenizer)
-    return TextTokenizer(tokenizer)
+        _ = tokenizer.get_vocab(), tokenizer.all_special_ids
+    return tokenizer
+
+
+def plain_ids(tokenizer: Any, text: str) -> list[int]:
+    """The tokens of a text, none put around it. A tokenizer of the tokenizers library is asked itself: transformers
+    takes as long again for what nobody reads."""
+    inner = getattr(tokenizer, "backend_tokenizer", None) if tokenizer.is_fast else None
+    if inner is None:
+        return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    if inner.truncation is not None:  # of the last call of somebody else, or of its file
+        inner.no_truncation()
+    if inner.padding is not None:
+        inner.no_padding()
+    found: list[int] = inner.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    return found
 
 
 def _add_lower_case(tokenizer: Any) -> None:

@@ -10,8 +10,12 @@ import torch
 from torch import nn
 
 from samestep.core.errors import UserError, first_line
+from samestep.core.library_errors import library_sentence
 from samestep.models.deferred_init import mark_unset
 from samestep.models.folder_code import refuse_hub_kernels
+from samestep.models.folder_fields import CONFIG, check_folder
+from samestep.models.folder_weights import read_layout
+from samestep.models.network_size import check_size
 
 _CROSS_ENCODER = "ForSequenceClassification"
 
@@ -30,15 +34,16 @@ class TransformerPlan:
     def read(cls, folder: Path, dtype: str, dropout: float | None) -> "TransformerPlan":
         """From the config.json of a folder."""
         transformers = import_transformers()
-        refuse_hub_kernels(folder / "config.json")
-        try:
+        check_folder(folder)
+        refuse_hub_kernels(folder / CONFIG)
+        sentence = f"Give another model; {folder / CONFIG} cannot be used"
+        with library_sentence(sentence):
             published = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        except Exception as error:  # the library has no exceptions of its own
-            raise UserError(
-                f"Give another model; {folder / 'config.json'} cannot be used: {first_line(error)}"
-            ) from error
         _refuse_other_kinds(published, folder)
-        return cls.of(published, dtype, dropout)
+        plan = cls.of(published, dtype, dropout)
+        with library_sentence(sentence):
+            check_size(plan.build, read_layout(folder), folder)
+        return plan
 
     @classmethod
     def of(cls, published: Any, dtype: str = "auto", dropout: float | None = 0.0) -> "TransformerPlan":

@@ -113,7 +113,7 @@ def test_folders_without_a_readable_tokenizer_are_refused(tmp_path: Path) -> Non
     with pytest.raises(UserError, match=r"with a tokenizer\.json in it; .* has tokenizer_config\.json"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(UserError, match="cannot read it"):
+    with pytest.raises(UserError, match="again: it is not JSON"):
         load_tokenizer(tmp_path)
     (tmp_path / "samestep_tokenizer.json").write_text('{"kind": "char"}')
     with pytest.raises(UserError, match="is damaged"):

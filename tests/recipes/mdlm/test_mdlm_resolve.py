@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from samestep.core.config import compose, dump
 from samestep.core.errors import UserError
@@ -41,9 +42,10 @@ def characters(tmp_path: Path) -> Path:
 
 
 def published(folder: Path, ids: dict[str, int], **shape: Any) -> Path:
-    """The configuration of a published model, which is all that is read before training starts."""
+    """A published model, whose weights may be any."""
     folder.mkdir()
     write_json(folder / "config.json", as_config(replace(SHAPE, **shape), ids, "float32"))
+    save_file(Transformer(replace(SHAPE, **shape)).state_dict(), folder / "model.safetensors")
     return folder
 
 

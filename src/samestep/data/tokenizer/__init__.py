@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.core.errors import UserError
+from samestep.core.tokenizer_file import MOST_TOKENS
 from samestep.data.tokenizer.char import CharTokenizer
 from samestep.data.tokenizer.subword import FILE, read_subword, reopen_subword
 from samestep.data.tokenizer.vocabulary import (
@@ -59,12 +60,28 @@ def _read_saved(folder: Path, record: dict[str, Any]) -> Tokenizer:
             return ByteTokenizer()
         vocabulary = _vocabulary(record["vocabulary"])
         if record["kind"] == CharTokenizer.kind:
-            return CharTokenizer(record["characters"], vocabulary, record["unknown"])
+            unknown = record["unknown"]
+            if unknown is not None and not _is_id(unknown):
+                raise TypeError("the unknown character has no number")
+            return CharTokenizer(_characters(record["characters"]), vocabulary, unknown)
         return reopen_subword(folder, str(record["kind"]), vocabulary)
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, AttributeError):
         raise UserError(f"Make the tokenizer in {folder} again; its {TOKENIZER} is damaged.") from None
 
 
 def _vocabulary(values: dict[str, Any]) -> Vocabulary:
     lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    numbers = [number for value in values.values() for number in (value if isinstance(value, list) else [value])]
+    if not all(number is None or _is_id(number) for number in numbers):
+        raise TypeError("a token has no number")
     return Vocabulary(**{**values, **lists})
+
+
+def _is_id(number: Any) -> bool:
+    return type(number) is int and 0 <= number <= MOST_TOKENS
+
+
+def _characters(table: dict[str, Any]) -> dict[str, int]:
+    if not all(len(character) == 1 and _is_id(number) for character, number in table.items()):
+        raise TypeError("a character has no number")
+    return table

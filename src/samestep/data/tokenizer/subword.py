@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from samestep.core.errors import UserError
+from samestep.core.library_errors import library_sentence, refusing_panics
 from samestep.core.records import write_json
+from samestep.core.tokenizer_file import check_tokenizer_file
 from samestep.data.tokenizer.vocabulary import (
     SPELLINGS,
     TOKENIZER,
@@ -39,6 +41,8 @@ class SubwordTokenizer:
     inner: "tokenizers.Tokenizer"
     vocabulary: Vocabulary
     kind: str = "huggingface"
+    folder: Path = Path()
+    """Where it is from, for messages."""
 
     def __post_init__(self) -> None:
         """Text that spells a special token is text, not the token."""
@@ -46,16 +50,19 @@ class SubwordTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, without any special one."""
-        return self.inner.encode(text, add_special_tokens=False).ids
+        with refusing_panics(self.folder):
+            return self.inner.encode(text, add_special_tokens=False).ids
 
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The tokens of many texts, on all cores."""
-        encoded = self.inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        with refusing_panics(self.folder):
+            encoded = self.inner.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(found.ids, dtype=np.int64) for found in encoded]
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text up to the first end of a document; a mask token reads as an underscore."""
-        return "_".join(self.inner.decode(part, skip_special_tokens=True) for part in self._between_masks(tokens))
+        with refusing_panics(self.folder):
+            return "_".join(self.inner.decode(part, skip_special_tokens=True) for part in self._between_masks(tokens))
 
     def _between_masks(self, tokens: Iterable[int]) -> Iterator[list[int]]:
         """The runs of tokens between mask tokens."""
@@ -131,12 +138,12 @@ def read_subword(
                 f"Name another {role} token, or download the files of {folder} again: they name the token {number}, "
                 f"but {FILE} ends at {largest}."
             )
-    return SubwordTokenizer(inner, _vocabulary(inner, special))
+    return SubwordTokenizer(inner, _vocabulary(inner, special), folder=folder)
 
 
 def reopen_subword(folder: Path, kind: str, vocabulary: Vocabulary) -> SubwordTokenizer:
     """A tokenizer that was saved with its vocabulary."""
-    return SubwordTokenizer(_open(folder / FILE), vocabulary, kind)
+    return SubwordTokenizer(_open(folder / FILE), vocabulary, kind, folder)
 
 
 def _vocabulary(inner: "tokenizers.Tokenizer", special: Specials) -> Vocabulary:
@@ -165,11 +172,16 @@ def _requested(inner: "tokenizers.Tokenizer", role: str, named: str) -> int:
 
 
 def _open(file: Path) -> "tokenizers.Tokenizer":
+    """A file of anybody. What it says of padding and truncation is left out: a text has the tokens that it has."""
     library = _library()
-    try:
-        return library.Tokenizer.from_file(str(file))
-    except Exception as problem:  # the library raises nothing more specific
-        raise UserError(f"Download or make {file} again; the tokenizers library cannot read it: {problem}.") from None
+    check_tokenizer_file(file)
+    with library_sentence(f"Download or make {file} again; the tokenizers library cannot read it"):
+        found: tokenizers.Tokenizer = library.Tokenizer.from_file(str(file))
+    found.no_padding()
+    found.no_truncation()
+    if not found.get_vocab_size():
+        raise UserError(f"Download or make {file} again; it has no tokens.")
+    return found
 
 
 def _library() -> Any:

@@ -8,13 +8,17 @@ import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from samestep import Trained, UserError
 from samestep.core.config import build
-from samestep.core.records import read_json, read_json_if_readable, write_json
+from samestep.core.records import read_json, read_json_if_readable, read_sized_object, write_json
 from samestep.data.tokenizer.vocabulary import Tokenizer, Vocabulary
+from samestep.models.folder_fields import MOST_BYTES
+from samestep.models.folder_weights import read_layout
+from samestep.models.network_size import check_size
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.recipes.mdlm.config import MdlmConfig
 from samestep.recipes.mdlm.sampling import SamplingConfig
@@ -79,8 +83,8 @@ def is_published(folder: Path) -> bool:
 def read_config(folder: Path) -> PublishedConfig:
     """The network and the special tokens of a published model; unsupported settings are refused by name."""
     path = folder / CONFIG
-    found = read_json_if_readable(path)
-    if not isinstance(found, dict):
+    found = read_sized_object(path, MOST_BYTES)
+    if not found:
         raise UserError(f"{path} is missing or is not JSON; give a folder with a published LLaDA model.")
     if found.get("model_type", KIND) != KIND:
         raise UserError(f"{path} is of a {found['model_type']!r} model; give a folder with a published LLaDA model.")
@@ -151,6 +155,7 @@ def read_pretrained(folder: Path) -> MdlmConfig | None:
     if not is_published(folder):
         return None
     network = read_config(folder).network
+    check_size(partial(Transformer, network), read_layout(folder), folder)
     return MdlmConfig(model=network, sampling=_limit_length(network, _read_sampling(folder / SAMPLING)))
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep import UserError
+from samestep.core.tokenizer_file import MOST_TOKENS
 from samestep.data import tokenizer
 from samestep.data.tokenizer.char import CharTokenizer
 from samestep.data.tokenizer.subword import FILE
@@ -76,6 +77,11 @@ def read_older_vocab(folder: Path) -> CharTokenizer:
     characters = {token: number for token, number in table.items() if len(token) == 1 and number not in (mask, eos)}
     declared = metadata.get("vocab_size")
     size = max(*table.values(), mask, eos, (declared if isinstance(declared, int) else 0) - 1) + 1
+    if size > MOST_TOKENS:
+        raise UserError(
+            f"Fix the numbers in {folder / VOCAB} or metadata.json: they go up to {size - 1:,}, and tokens have "
+            f"numbers below {MOST_TOKENS:,}."
+        )
     silent = sorted(set(range(size)) - set(characters.values()) - {mask, eos})
     unknown = next((table[spelling] for spelling in UNKNOWN if spelling in table), None)
     return CharTokenizer(characters, Vocabulary(size, mask, eos, special["bos"], silent=tuple(silent)), unknown)
