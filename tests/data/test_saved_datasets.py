@@ -2,14 +2,13 @@
 
 import json
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from page_server import PageServer, serving
 from samestep.core.errors import UserError
 from samestep.data.table_files import EVERY_KIND, Table, read_table
 
@@ -19,34 +18,10 @@ pyarrow = pytest.importorskip("pyarrow")
 TEXTS = ["one", "two", "three"]
 
 
-class Recorder:
-    """A server on loopback that answers nothing and remembers who asked."""
-
-    def __init__(self) -> None:
-        requests: list[str] = []
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                requests.append(self.path)
-                self.send_error(404)
-
-            do_HEAD = do_GET  # noqa: N815 - the name is that of http.server
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        self.requests = requests
-        self.server = HTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-
-
 @pytest.fixture
-def recorder() -> Iterator[Recorder]:
-    made = Recorder()
-    threading.Thread(target=made.server.serve_forever, args=(0.01,), daemon=True).start()
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
+def recorder() -> Iterator[PageServer]:
+    with serving() as server:
+        yield server
 
 
 def read(folder: Path) -> Table:
@@ -72,7 +47,7 @@ def replace_table(folder: Path, table: Any) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_media_columns_are_not_fetched(tmp_path: Path, recorder: Recorder) -> None:
+def test_media_columns_are_not_fetched(tmp_path: Path, recorder: PageServer) -> None:
     image = datasets.Image()
     features = datasets.Features(
         {"text": datasets.Value("string"), "image": image, "more": datasets.Sequence(image), "in": {"a": image}}
@@ -92,7 +67,7 @@ def test_media_columns_are_not_fetched(tmp_path: Path, recorder: Recorder) -> No
         table.check()
 
 
-def test_types_and_formats_that_nobody_knows_do_not_matter(tmp_path: Path, recorder: Recorder) -> None:
+def test_types_and_formats_that_nobody_knows_do_not_matter(tmp_path: Path, recorder: PageServer) -> None:
     folder = saved(tmp_path / "saved")
     unknown = {"text": {"_type": "Unheard", "decode": True}, "gone": {"_type": "Image", "path": recorder.url}}
     change(folder / "dataset_info.json", features=unknown, builder_name=f"{recorder.url}/builder")
@@ -112,7 +87,7 @@ def test_data_files_lie_in_the_folder(outside: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["{url}/data.arrow", "hf://datasets/some/data.arrow"])
-def test_data_files_are_not_remote(scheme: str, tmp_path: Path, recorder: Recorder) -> None:
+def test_data_files_are_not_remote(scheme: str, tmp_path: Path, recorder: PageServer) -> None:
     folder = saved(tmp_path / "saved")
     change(folder / "state.json", _data_files=[{"filename": scheme.format(url=recorder.url)}])
     with pytest.raises(UserError, match="does not name files in it"):

