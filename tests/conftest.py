@@ -19,6 +19,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from samestep.core.compile_caches import HEADERS, TORCH, TRITON
 from samestep.core.logs import stop_logging
 
 settings.register_profile("suite", deadline=None)  # for a machine that others use too
@@ -79,7 +80,7 @@ def own_logging() -> Iterator[None]:
 def own_imports() -> Iterator[None]:
     """A command in the tests' own process protects what it starts from modules of the working directory, and chooses
     folders for compiled code; the next test may start what it likes."""
-    names = ("PYTHONPATH", "PYTHONSAFEPATH", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    names = ("PYTHONPATH", "PYTHONSAFEPATH", TORCH, TRITON, HEADERS)
     before = {name: os.environ.get(name) for name in names}
     yield
     for name, value in before.items():

@@ -3,9 +3,11 @@
 Every command is started as the console script `samestep` is, whose own import path has no working directory.
 """
 
+import getpass
 import os
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -25,6 +27,14 @@ MODULES = (
     *("threading", "typing", "_posixsubprocess", "ctypes", "pickle", "selectors", "argparse", "zipfile"),
 )
 SMALL = ("preset=verify", "max_steps=2", "distributed.device=cpu", "log.tensorboard=false")
+LINE = """
+import torch
+from samestep import Config, Fit, Recipe, Stage
+def build(bench):
+    rows = [{"x": torch.ones(1)}] * 8
+    return Fit(bench.learner(torch.nn.Linear(1, 1)), bench.feed(rows), lambda net, batch: {"x": net(batch["x"])[:, 0]})
+recipe = Recipe(Config, lambda config: [Stage("fit", build)], presets={"verify": {"batch_size": 4}})
+"""
 COMMAND = "import sys\nfrom samestep.cli.main import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
 
 
@@ -89,10 +99,22 @@ def test_the_attack_works_on_a_python_that_is_not_told(download: Download) -> No
     assert "json: " in ran and "samestep: " in ran
 
 
-def test_training_here_with_data_workers(download: Download) -> None:
-    """Data workers bring the resource tracker of multiprocessing."""
-    download.end(download.start("train", EXAMPLE, "name=one", "num_workers=1", *SMALL))
+def test_training_here_compiled(download: Download) -> None:
+    """torch.compile starts processes of its own. What it keeps for the next run, and would execute then, is in a folder
+    that nobody else can make first: here another user has made the one that torch would take."""
+    temporary, cache = download.own / "tmp", download.own / "cache"
+    guessed = temporary / f"torchinductor_{getpass.getuser()}"
+    guessed.mkdir(parents=True)
+    guessed.chmod(0o777)
+    env = {"TMPDIR": str(temporary), "XDG_CACHE_HOME": str(cache), "TORCHINDUCTOR_COMPILE_THREADS": "2"}
+    (download.own / "line.py").write_text(LINE)
+    train = ("train", str(download.own / "line.py"), "name=one", "num_workers=1", "compile=true", *SMALL)
+    download.end(download.start(*train, **env))
     assert download.ranks("one") == [1]
+    assert not list(guessed.iterdir())
+    compiled = cache / "samestep" / "compile"
+    assert stat.S_IMODE(compiled.stat().st_mode) == 0o700
+    assert list(compiled.rglob("*.so")) and list(compiled.rglob("*.h.gch"))
     verbs = {"why": ["one"], "checkpoints": ["one", "--verify"], "export": ["one", str(download.own / "out")]}
     for started in [download.start(verb, *args) for verb, args in verbs.items()]:
         download.end(started)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from samestep.core.child_python import leave_out_working_directory
+from samestep.core.compile_caches import use_private_caches
 from samestep.core.disk_space import describe_full_disk, is_disk_full
 from samestep.core.errors import EXIT_DONE, EXIT_USER, UserError, path_error, print_error
 from samestep.core.imports import uncollected_imports
@@ -30,6 +31,7 @@ VERBS = {
     "config": "print every setting of a recipe with type, default and meaning",
 }
 OTHER_NAMES = {"eval": "evaluate"}
+_MAY_COMPILE = ("train", "verify", "sample", "evaluate", "export", "doctor")
 _NOISY = ("torchao", "torch.utils._pytree")
 """transformers imports torchao where it is installed, which then warns about parts of its own that nobody uses here."""
 
@@ -70,6 +72,8 @@ def main(args: Sequence[str] | None = None) -> int:
         _refuse_undecoded([verb, *rest])
         if verb not in VERBS:
             raise UserError(f"there is no verb {verb!r}; choose one of {', '.join(VERBS)}")
+        if verb in _MAY_COMPILE:
+            use_private_caches()
         with uncollected_imports():
             module = importlib.import_module(f"samestep.cli.{verb}")
         return int(module.run(rest))

@@ -16,8 +16,17 @@ def expand_home(path: str | Path) -> Path:
 
 def settings_folder(env: Mapping[str, str]) -> Path | None:
     """Where samestep keeps what belongs to the user and to no run; None where the user has no home."""
+    return _folder_of_user(env.get("XDG_CONFIG_HOME") or "~/.config")
+
+
+def cache_folder(env: Mapping[str, str]) -> Path | None:
+    """Where samestep keeps what it could make again; None where the user has no home."""
+    return _folder_of_user(env.get("XDG_CACHE_HOME") or "~/.cache")
+
+
+def _folder_of_user(above: str) -> Path | None:
     try:
-        folder = Path(env.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
+        folder = Path(above).expanduser()
     except RuntimeError:
         return None
     return folder / "samestep" if folder.is_absolute() else None
