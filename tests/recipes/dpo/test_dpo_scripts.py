@@ -108,7 +108,7 @@ def test_the_aurora_script_starts_a_rank_for_each_tile(tmp_path: Path) -> None:
     cores = yaml.safe_load(SITE.read_text())["cpu_bind"]
     assert shlex.split(found.stdout) == [
         *("mpiexec", "-n", "24", "--ppn", "12", "--hostfile", str(tmp_path / "nodes"), "--cpu-bind", cores),
-        *("python3", "-u", "-m", "samestep", "train", "dpo", "--preset", "proteinmpnn", "--max_time", "5h"),
+        *("python3", "-P", "-u", "-m", "samestep", "train", "dpo", "--preset", "proteinmpnn", "--max_time", "5h"),
         *("--beta", "0.2", "name=b", "--train_data", "my pairs.json"),
     ]
     assert os.listdir(tmp_path) == ["nodes"], "nothing was started"

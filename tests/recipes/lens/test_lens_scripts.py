@@ -140,8 +140,8 @@ def test_the_submit_script_tells_the_job_from_the_settings(tmp_path: Path) -> No
     job = ["config=conf/gpt2_frozen.yaml", "num_gpus_train=8", "num_gpus=2", "nodelist=node[1-2]", "time=2h"]
     more = ["layer_l=5", "--dry-run", "decoder_prompt=say=<embed>"]
     assert submitted(tmp_path, *job, *more) == [
-        *("-m", "samestep", "submit", "lens", "--config=conf/gpt2_frozen.yaml", "--num-gpus-train=8", "--num-gpus=2"),
-        *("--nodelist=node[1-2]", "--time=2h", "--num-gpus-eval=8"),
+        *("-P", "-m", "samestep", "submit", "lens", "--config=conf/gpt2_frozen.yaml", "--num-gpus-train=8"),
+        *("--num-gpus=2", "--nodelist=node[1-2]", "--time=2h", "--num-gpus-eval=8"),
         *("layer_l=5", "--dry-run", "decoder_prompt=say=<embed>"),
     ]
     for without in ("evaluation.rows=0", "num_gpus_eval=1"):
