@@ -1,6 +1,7 @@
 """Another user of the host takes a connection between two ranks: nothing of his runs, and the run says what it was."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,9 +32,9 @@ def network() -> Iterator[list[str]]:
     holder.wait()
 
 
-@pytest.mark.parametrize(("skip", "group"), [(0, "default_pg"), (4, "saves")])
-def test_what_a_stranger_sends_is_never_executed(skip: int, group: str, network: list[str], tmp_path: Path) -> None:
-    """Neither in the first group of the ranks, nor in that of the thread which saves."""
+@pytest.mark.parametrize(("skip", "groups"), [(0, "default_pg|control|saves"), (4, "saves")])
+def test_what_a_stranger_sends_is_never_executed(skip: int, groups: str, network: list[str], tmp_path: Path) -> None:
+    """Neither in the first groups of the ranks, nor in that of the thread which saves."""
     for attempt in range(5):  # the real rank may be faster
         folder = tmp_path / str(attempt)
         folder.mkdir()
@@ -44,8 +45,7 @@ def test_what_a_stranger_sends_is_never_executed(skip: int, group: str, network:
         assert ended.returncode == 0, ended.stderr
     assert "answered" in did, did
     assert ended.returncode == 1, ended.stderr
-    assert f"in the process group '{group}'" in ended.stderr
-    assert "a stranger holds the connection" in ended.stderr
+    assert re.search(f"in the process group '({groups})'.*: a stranger holds the connection", ended.stderr)
     assert "Traceback" not in ended.stderr
 
 
