@@ -193,7 +193,9 @@ def test_preparing_data(download: Download) -> None:
 def test_the_process_that_ends_torchrun(download: Download, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(download.folder)
     monkeypatch.setattr(torchrun_agent, "AGENT_TIMEOUT", 0.1)
-    with subprocess.Popen([sys.executable, "-P", "-c", "import time; time.sleep(100)"]) as agent:
+    sleeper = [sys.executable, "-P", "-c", "import time; print('up', flush=True); time.sleep(100)"]
+    with subprocess.Popen(sleeper, stdout=subprocess.PIPE) as agent:
+        assert agent.stdout is not None and agent.stdout.readline()  # the kernel knows its command by now
         monkeypatch.setattr(os, "getppid", lambda: agent.pid)
         torchrun_agent.end_agent_later({"TORCHELASTIC_RUN_ID": "1", "LOCAL_RANK": "0"})
         end = time.monotonic() + 30
