@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from samestep.launch import local
+from system.requirements import MODULES
 from toys import gone
 
 pytestmark = pytest.mark.timeout(900)
@@ -61,3 +62,29 @@ def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     for rank in range(2):
         while not gone(int((tmp_path / str(rank)).read_text())):  # the test's own time limit ends this loop
             time.sleep(0.05)
+
+
+def use_device(greeting: str) -> int:
+    """As CUDA does when a process first uses it."""
+    import torch
+
+    if torch.cuda._is_in_bad_fork():
+        raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
+    print(greeting, os.environ["RANK"], os.environ["COLOUR"], torch.get_num_threads())
+    return 0
+
+
+def after_device_use(folder: Path) -> None:
+    os.environ["PYTHONPATH"] = MODULES  # the server does not get sys.path
+    env = {"COLOUR": "red", "OMP_NUM_THREADS": "1"}
+    workers = local.start(use_device, 2, "hello", logs=folder, env=env, preload=("torch", "launch.device_use"))
+    assert workers.wait(120) == [0, 0], workers.output(0)
+    assert [workers.output(rank).split() for rank in range(2)] == [["hello", f"{rank}", "red", "1"] for rank in (0, 1)]
+
+
+def test_workers_can_use_a_gpu_though_an_import_has_used_it_already(tmp_path: Path) -> None:
+    """They are not forked from the process that imported it."""
+    starter = multiprocessing.get_context("spawn").Process(target=after_device_use, args=(tmp_path,))
+    starter.start()
+    starter.join()
+    assert starter.exitcode == 0

@@ -2,7 +2,9 @@
 
 The parent holds the rendezvous store, as torchrun's agent does: no port is guessed, and what a failing rank wrote
 there remains. Workers are forked from a clean server process, so starting one costs milliseconds, not the
-seconds that importing torch takes, and nothing of the parent (threads, devices) is inherited.
+seconds that importing torch takes, and nothing of the parent (threads, devices) is inherited. Where a library uses a
+GPU as soon as the server imports it (torchao with transformers), each worker is a fresh Python instead: CUDA cannot be
+used after a fork.
 """
 
 import multiprocessing
@@ -13,7 +15,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.context import ForkServerProcess
+from functools import cache
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,6 @@ from samestep.core.safe_files import open_file
 from samestep.core.secret import new_secret
 from samestep.core.store_server import LOCALHOST, serve_store
 
-_CONTEXT = multiprocessing.get_context("forkserver")
 PEER_TIMEOUT = 10.0
 """Seconds that the peers of a dead rank get to report that themselves."""
 
@@ -31,7 +33,7 @@ PEER_TIMEOUT = 10.0
 class Workers:
     """The processes of one attempt, by rank."""
 
-    processes: Sequence[ForkServerProcess]
+    processes: Sequence[BaseProcess]
     logs: Path
     store: Any = field(repr=False)  # kept alive as long as the workers
 
@@ -78,7 +80,7 @@ def start(
     """Run `target(*args)` in `nproc` processes that find each other; it is imported by name in each."""
     logs.mkdir(parents=True, exist_ok=True)
     store = serve_store(only_here=True)
-    _CONTEXT.set_forkserver_preload(list(preload))
+    context: Any = _context(tuple(preload))
     shared = {
         **{k: v for k, v in os.environ.items() if not k.startswith("TORCHELASTIC")},
         "WORLD_SIZE": str(nproc),
@@ -94,12 +96,30 @@ def start(
     processes = []
     for rank in range(nproc):
         own = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        process = _CONTEXT.Process(
+        process = context.Process(
             target=_run_worker, args=(own, logs / f"output_{rank}.txt", target, args), daemon=False
         )
         process.start()
         processes.append(process)
     return Workers(processes, logs, store)
+
+
+@cache
+def _context(preload: Sequence[str]) -> multiprocessing.context.BaseContext:
+    """How workers are started. The server starts once, with what the first caller has it import."""
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(list(preload))
+    probe = server.Process(target=_refuse_after_device_use)
+    probe.start()
+    probe.join()
+    return server if probe.exitcode == 0 else multiprocessing.get_context("spawn")
+
+
+def _refuse_after_device_use() -> None:
+    """End with another code than 0 if a device was used before this process was forked."""
+    import torch
+
+    sys.exit(any(getattr(torch, device)._is_in_bad_fork() for device in ("cuda", "xpu")))
 
 
 def _run_worker(env: Mapping[str, str], output: Path, target: Callable[..., object], args: Sequence[object]) -> None:
