@@ -113,8 +113,9 @@ def keep_headers_private() -> None:
     They halve the time of compiling for a CPU. Where torch keeps them is fixed when its module is imported.
     """
     from torch._inductor import codecache, config
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-    folder = os.path.join(codecache.cache_dir(), "precompiled_headers")
+    folder = os.path.join(cache_dir(), "precompiled_headers")
     can_move = hasattr(codecache, "_HEADER_DIR") and hasattr(codecache, "_HEADER_LOCK_DIR")
     codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR = folder, os.path.join(folder, "locks")
     if os.environ.get(HEADERS, HEADERS_OFF) == HEADERS_OFF:  # the user has not said
