@@ -4,6 +4,7 @@ DCP itself would send them between ranks as pickles, which run code when they ar
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -22,6 +23,18 @@ def plan_to_json(plan: SavePlan) -> list[Json]:
 def plan_from_json(items: Sequence[Json]) -> SavePlan:
     """The plan that `plan_to_json` was given."""
     return SavePlan([_item_from_json(*item) for item in items])
+
+
+def part_to_json(plan: SavePlan, part: SavePlan) -> list[Json]:
+    """Which items of its plan a rank writes, each with its place among the chunks of its tensor."""
+    places = {item.index: place for place, item in enumerate(plan.items)}
+    return [[places[item.index], item.index.index] for item in part.items]
+
+
+def part_from_json(plan: SavePlan, part: Sequence[Json]) -> SavePlan:
+    """What a rank writes of its plan, as `part_to_json` has it."""
+    items = [(plan.items[place], hint) for place, hint in part]
+    return SavePlan([replace(item, index=replace(item.index, index=hint)) for item, hint in items])
 
 
 def results_to_json(results: Sequence[WriteResult]) -> list[Json]:

@@ -20,7 +20,14 @@ from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 
 from samestep.checkpoint.files import FileRecord
-from samestep.checkpoint.save_plans import plan_from_json, plan_to_json, results_from_json, results_to_json
+from samestep.checkpoint.save_plans import (
+    part_from_json,
+    part_to_json,
+    plan_from_json,
+    plan_to_json,
+    results_from_json,
+    results_to_json,
+)
 from samestep.core.errors import UserError, first_line
 from samestep.core.records import Json
 from samestep.core.safe_files import open_file
@@ -50,20 +57,22 @@ class TensorSave:
         self._writer.set_up_storage_writer(rank == 0)
         self._planner = DefaultSavePlanner(flatten_state_dict=False)
         self._planner.set_up_planner(dict(tensors), self._writer.storage_meta(), is_coordinator=rank == 0)
+        self._plan = self._planner.create_local_plan()
         self._metadata: Metadata | None = None
 
     def own_plan(self) -> Json:
         """What this rank has."""
-        return plan_to_json(self._planner.create_local_plan())
+        return plan_to_json(self._plan)
 
     def plan_of_all(self, plans: Sequence[Json]) -> list[Json]:
-        """What every rank writes, by rank: of what several have, one does."""
-        made, self._metadata = self._planner.create_global_plan([plan_from_json(plan) for plan in plans])
-        return [plan_to_json(plan) for plan in made]
+        """What every rank writes of that, by rank: of what several have, one does."""
+        given = [plan_from_json(plan) for plan in plans]
+        made, self._metadata = self._planner.create_global_plan(given)
+        return [part_to_json(plan, part) for plan, part in zip(given, made)]
 
-    def write(self, plan: Json) -> Json:
+    def write(self, part: Json) -> Json:
         """Write this rank's part; returns where everything is."""
-        named = replace(plan_from_json(plan), storage_data=_StoragePrefix(f"__{self._rank}_"))
+        named = replace(part_from_json(self._plan, part), storage_data=_StoragePrefix(f"__{self._rank}_"))
         try:
             results = self._writer.write_data(self._planner.finish_plan(named), self._planner).wait()
         except Exception as error:
