@@ -184,6 +184,8 @@ BASIC = modules(f"{OLD}Transformer", f"{OLD}Pooling")
         (modules(f"{OLD}Transformer", f"{OLD}Pooling", f"{OLD}LSTM"), "names 'LSTM'"),
         (modules(f"{OLD}Transformer", f"{OLD}Pooling", f"{OLD}LayerNorm"), "a number above 0 as dimension"),
         (each(BASIC, change("1_X/config.json", pooling_mode="median")), "pools by one of .* names 'median'"),
+        (each(BASIC, change("1_X/config.json", pooling_mode=["mean"] * 10**5)), "pools by one of .* names "),
+        (each(BASIC, change("1_X/config.json", pooling_mode=5)), "pools by one of .* names 5"),
         (each(BASIC, change("1_X/config.json", include_prompt=False)), "includes the prompt"),
         (each(BASIC, change("1_X/config.json", embedding_dimension=5)), "pools vectors of 5, not 16"),
         (each(BASIC, remove("1_X/config.json")), "1_X/config.json; it is missing or cannot be read"),

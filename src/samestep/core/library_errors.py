@@ -21,12 +21,12 @@ def library_sentence(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def refusing_panics(folder: Path) -> Iterator[None]:
+def tokenizer_sentence(folder: Path) -> Iterator[None]:
     """One sentence where the tokenizers library gives up on a text."""
     try:
         yield
     except BaseException as error:
-        if not _is_panic(error):
+        if type(error) is not Exception and not _is_panic(error):  # it has no kinds of its own
             raise
         raise UserError(
             f"Use another tokenizer than that of {folder}, or other texts: it fails ({first_line(error)})."

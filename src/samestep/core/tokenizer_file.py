@@ -150,7 +150,21 @@ def _model_problems(model: dict[str, Json]) -> Iterator[str]:
     word = model.get("max_input_chars_per_word")
     if isinstance(word, int) and word > _MOST_WORD:
         yield f"max_input_chars_per_word of its model is {word}, and more than {_MOST_WORD} takes too long"
+    prefix = model.get("continuing_subword_prefix")
+    if prefix and not all(_second_of(merge).startswith(str(prefix)) for merge in _list(model.get("merges"))):
+        # The library would cut off what is not there, and end the process.
+        yield "a merge of its model has a second part without continuing_subword_prefix"
     yield from _vocabulary_problems(model.get("vocab"))
+
+
+def _second_of(merge: Json) -> str:
+    """A merge is a pair, or a text with a space between its parts."""
+    parts = merge.split(" ", 1) if isinstance(merge, str) else _list(merge)
+    return str(parts[1]) if len(parts) > 1 else ""
+
+
+def _list(value: Json) -> list[Json]:
+    return value if isinstance(value, list) else []
 
 
 def _vocabulary_problems(vocabulary: Json) -> Iterator[str]:
@@ -166,7 +180,7 @@ def _vocabulary_problems(vocabulary: Json) -> Iterator[str]:
 
 
 def _added_problems(added: Json) -> Iterator[str]:
-    entries = [entry for entry in added if isinstance(entry, dict)] if isinstance(added, list) else []
+    entries = [entry for entry in _list(added) if isinstance(entry, dict)]
     if len(entries) > _MOST_ADDED:
         yield f"it has {len(entries):,} added tokens, and more than {_MOST_ADDED:,} are too many"
     yield from _id_problems(entry["id"] for entry in entries if "id" in entry)

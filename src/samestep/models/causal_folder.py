@@ -19,7 +19,7 @@ from typing import Any
 from torch import nn
 
 from samestep.core.errors import UserError, first_line
-from samestep.core.library_errors import library_sentence, refusing_panics
+from samestep.core.library_errors import library_sentence, tokenizer_sentence
 from samestep.core.records import read_sized_object
 from samestep.models.chat_tokens import ChatTokens
 from samestep.models.folder_code import refuse_hub_kernels
@@ -118,7 +118,7 @@ class CausalFolder:
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of tokens up to the first that ends it, without special ones."""
         kept = list(takewhile(lambda token: token not in self.eos, tokens))
-        with refusing_panics(self.path):
+        with tokenizer_sentence(self.path):
             return str(self.tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     @cached_property

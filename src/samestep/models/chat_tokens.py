@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.core.errors import UserError, first_line
-from samestep.core.library_errors import refusing_panics
+from samestep.core.library_errors import tokenizer_sentence
 from samestep.models.chat_template import ChatTemplate
 from samestep.models.text_tokenizer import plain_ids
 
@@ -41,7 +41,8 @@ class ChatTokens:
     def begin(self, text: str) -> list[int]:
         """A text that nothing stands before: first what the tokenizer itself puts there, such as a BOS token; many put
         nothing, though they have one."""
-        whole, alone = list(self._tokenizer("x")["input_ids"]), self._ids("x")
+        with tokenizer_sentence(self._folder):
+            whole, alone = list(self._tokenizer("x")["input_ids"]), self._ids("x")
         starts = range(len(whole) - len(alone) + 1)
         first = next((whole[:start] for start in starts if whole[start : start + len(alone)] == alone), [])
         return [*first, *self._tokens(self._cut(text), begins=True)]
@@ -128,7 +129,7 @@ class ChatTokens:
         return self._ids(_ANCHOR + text)[len(self._ids(_ANCHOR)) :]
 
     def _ids(self, text: str) -> list[int]:
-        with refusing_panics(self._folder):
+        with tokenizer_sentence(self._folder):
             return plain_ids(self._tokenizer, text)
 
 

@@ -15,6 +15,7 @@ from samestep.models.sentence_modules import Dense, HeadModule, LayerNorm, Norma
 SETTINGS = "config_sentence_transformers.json"
 TRANSFORMER_SETTINGS = "sentence_bert_config.json"
 _CONFIG = "config.json"
+_MOST_MODULES, _LONGEST_PATH = 64, 200
 _ONE_VECTOR = "Give a model that makes one vector of each text"
 _OTHER_KINDS = {
     "CrossEncoder": "a cross-encoder",
@@ -111,8 +112,11 @@ def _read_modules(folder: Path) -> list[tuple[str, Path]] | None:
         entries = [(str(entry["type"]), str(entry["path"])) for entry in listed]
     except (TypeError, KeyError):
         entries = []
-    if not entries:
-        raise UserError(f"Fetch or copy {folder / MODULES} again; it is not a list of modules with type and path.")
+    if not 0 < len(entries) <= _MOST_MODULES:
+        raise UserError(
+            f"Fetch or copy {folder / MODULES} again; it is not a list of modules with type and path, at most "
+            f"{_MOST_MODULES} of them."
+        )
     return [(_kind(name, folder), folder / _inside(path, folder)) for name, path in entries]
 
 
@@ -129,8 +133,9 @@ def _kind(name: str, folder: Path) -> str:
 
 def _inside(path: str, folder: Path) -> str:
     parts = PurePosixPath(path)
-    if parts.is_absolute() or ".." in parts.parts:
-        raise UserError(f"Fetch or copy {folder / MODULES} again; it names {path!r}, which is outside of the folder.")
+    if parts.is_absolute() or ".." in parts.parts or len(path) > _LONGEST_PATH or "\0" in path:
+        shown = repr(path)[:100]
+        raise UserError(f"Fetch or copy {folder / MODULES} again; it names {shown}, which is outside of the folder.")
     return path
 
 

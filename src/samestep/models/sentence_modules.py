@@ -51,10 +51,10 @@ class Pooling(nn.Module):
         """From its config.json, of earlier versions too."""
         width = _integer(settings, ("embedding_dimension", "word_embedding_dimension"), where)
         given = settings.get("pooling_mode", [mode for name, mode in _OLDER_POOLINGS.items() if settings.get(name)])
-        modes = [given] if isinstance(given, str) else list(given) or ["mean"]
-        unknown = next((mode for mode in modes if mode not in POOLINGS), None)
-        if unknown is not None:
-            raise UserError(f"Use a model that pools by one of {', '.join(POOLINGS)}; {where} names {unknown!r}.")
+        modes = list(given) or ["mean"] if isinstance(given, list) else [given]
+        unknown = [mode for mode in modes if mode not in POOLINGS]
+        if unknown or len(modes) > len(POOLINGS):
+            raise UserError(f"Use a model that pools by one of {', '.join(POOLINGS)}; {where} names {given!r:.100}.")
         if settings.get("include_prompt") is False:
             raise UserError(
                 f"Use a model whose pooling includes the prompt; {where} has include_prompt=false, which is not "

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from samestep.core.errors import UserError
-from samestep.core.library_errors import library_sentence, refusing_panics
+from samestep.core.library_errors import library_sentence, tokenizer_sentence
 from samestep.core.tokenizer_file import check_tokenizer_file, check_vocabulary
 from samestep.models.folder_fields import check_folder
 from samestep.models.hub_download import TOKENIZERS
@@ -42,7 +42,7 @@ class TextTokenizer:
         special = self.inner.num_special_tokens_to_add()
         if max_length <= special:
             raise UserError(f"Set max_length above {special}, the special tokens of every text; it is {max_length}.")
-        with refusing_panics(self._folder or Path()):
+        with tokenizer_sentence(self._folder or Path()):
             found = self.inner(
                 list(texts),
                 truncation=True,

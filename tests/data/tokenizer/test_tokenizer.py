@@ -14,6 +14,9 @@ from samestep.data.tokenizer.subword import SMALLEST, SubwordTokenizer, train_bp
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer, Tokenizer
 from tokenizer_folders import plain_folder
 
+NO_CHARACTERS = {"type": "FixedLength", "length": 0}
+"""A step that the library accepts, and that it cannot do."""
+
 TEXT = ["the cat sat on the mat and the dog sat on the cat\n" * 5, "naïve ☃ coffee\n\n  indented"]
 
 
@@ -125,3 +128,48 @@ def test_without_the_library_its_extra_is_named(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
     with pytest.raises(UserError, match=r"pip install 'samestep\[tokenizers\]'"):
         load_tokenizer(tmp_path)
+
+
+def change_file(folder: Path, **changes: object) -> Path:
+    file = folder / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    return folder
+
+
+def test_padding_and_truncation_of_a_file_are_not_used(tmp_path: Path) -> None:
+    folder = plain_folder(tmp_path, {"</s>": True})
+    padding = {"strategy": {"Fixed": 10**8}, "direction": "Right", "pad_id": 0, "pad_type_id": 0, "pad_token": "a"}
+    truncation = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+    change_file(folder, padding={**padding, "pad_to_multiple_of": None}, truncation=truncation)
+    tokenizer = read_tokenizer(folder)
+    assert len(tokenizer.encode("abcdefgh")) == 8
+    assert [len(found) for found in tokenizer.encode_all(["abcdefgh", "a"])] == [8, 1]
+
+
+def test_a_text_that_the_library_gives_up_on_is_a_sentence(tmp_path: Path) -> None:
+    tokenizer = read_tokenizer(change_file(plain_folder(tmp_path, {"</s>": True}), pre_tokenizer=NO_CHARACTERS))
+    for use in (tokenizer.encode, lambda text: tokenizer.encode_all([text])):
+        with pytest.raises(UserError, match=r"Use another tokenizer than that of .*, or other texts: it fails \("):
+            use("abcd")
+
+
+def test_a_file_that_would_explode_is_not_opened(tmp_path: Path) -> None:
+    twice = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+    change_file(plain_folder(tmp_path, {"</s>": True}), normalizer={"type": "Sequence", "normalizers": [twice] * 31})
+    with pytest.raises(UserError, match="its normalizer makes up to"):
+        read_tokenizer(tmp_path).encode("a")
+
+
+@pytest.mark.parametrize(
+    "change", [{"size": "x"}, {"eos": -1}, {"eos": True}, {"silent": [10**12]}, {"size": 10**12}, {"other": 1}]
+)
+def test_what_was_saved_and_then_changed_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    CharTokenizer.of("abc").save(tmp_path)
+    file = tmp_path / "samestep_tokenizer.json"
+    known = json.loads(file.read_text())
+    file.write_text(json.dumps({**known, "vocabulary": {**known["vocabulary"], **change}}))
+    with pytest.raises(UserError, match=r"its samestep_tokenizer.json is damaged"):
+        read_tokenizer(tmp_path)
+    file.write_text(json.dumps({**known, "characters": {"ab": 1}}))
+    with pytest.raises(UserError, match=r"its samestep_tokenizer.json is damaged"):
+        read_tokenizer(tmp_path)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from samestep.core.errors import UserError
-from samestep.core.library_errors import library_sentence, refusing_panics
+from samestep.core.library_errors import library_sentence, tokenizer_sentence
 from samestep.core.records import write_json
 from samestep.core.tokenizer_file import check_tokenizer_file
 from samestep.data.tokenizer.vocabulary import (
@@ -50,18 +50,18 @@ class SubwordTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, without any special one."""
-        with refusing_panics(self.folder):
+        with tokenizer_sentence(self.folder):
             return self.inner.encode(text, add_special_tokens=False).ids
 
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The tokens of many texts, on all cores."""
-        with refusing_panics(self.folder):
+        with tokenizer_sentence(self.folder):
             encoded = self.inner.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(found.ids, dtype=np.int64) for found in encoded]
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text up to the first end of a document; a mask token reads as an underscore."""
-        with refusing_panics(self.folder):
+        with tokenizer_sentence(self.folder):
             return "_".join(self.inner.decode(part, skip_special_tokens=True) for part in self._between_masks(tokens))
 
     def _between_masks(self, tokens: Iterable[int]) -> Iterator[list[int]]:

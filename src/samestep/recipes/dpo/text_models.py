@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 from torch import nn
 
 from samestep import CausalConfig, CausalTransformer, UserError, World, open_causal_lm
+from samestep.core.library_errors import tokenizer_sentence
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer
 from samestep.models.causal_folder import CausalFolder
 from samestep.models.hub import resolve_model
@@ -128,7 +129,8 @@ class FolderModel:
         return self._folder.encode_chat([*prompt, *completion], answer=False)
 
     def _ids(self, text: str) -> list[int]:
-        return list(self._folder.tokenizer(text, verbose=False)["input_ids"])
+        with tokenizer_sentence(self._folder.path):
+            return list(self._folder.tokenizer(text, verbose=False)["input_ids"])
 
 
 def _shared(first: Sequence[int], second: Sequence[int]) -> int:

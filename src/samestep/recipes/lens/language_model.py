@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from samestep import CausalConfig, CausalTransformer, UserError, World, open_causal_lm
+from samestep.core.library_errors import tokenizer_sentence
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer
 from samestep.models.causal_folder import CausalFolder
 from samestep.models.chat_tokens import ChatTokens
@@ -170,7 +171,8 @@ class FolderModel:
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of tokens."""
-        return str(self.tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
+        with tokenizer_sentence(self.tokenizer_folder):
+            return str(self.tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
 
     def check_tokenizer(self) -> None:
         """Refuse a tokenizer with tokens that the model does not know."""

@@ -1,13 +1,14 @@
 """What an exported model says of itself: the recipe it belongs to, and what is needed to build its network again."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from samestep.checkpoint.safetensor_files import read_safetensors_metadata
 from samestep.core.errors import UserError
 from samestep.core.records import parse_json, read_json_if_readable, write_json
+from samestep.core.typed_json import from_json
 
 RECORD = "samestep.json"
 """The file of the record in an exported folder."""
@@ -48,8 +49,10 @@ def read_record(path: Path) -> PublishedRecord | None:
     if not isinstance(found, dict):
         return None
     try:
-        return PublishedRecord(**found)
-    except TypeError:
+        if unknown := found.keys() - {field.name for field in fields(PublishedRecord)}:
+            raise ValueError(f"there are {unknown}, which may change what the others mean")
+        return from_json(PublishedRecord, found)
+    except ValueError:
         raise UserError(f"this version of samestep cannot read the record of {path}; export it again") from None
 
 
