@@ -65,13 +65,27 @@ def test_a_text_may_be_as_long_as_what_is_said() -> None:
 
 
 def test_a_template_that_is_harmless_until_a_row_comes(tmp_path: Path) -> None:
-    """Nothing is known of a template from one chat: each is bounded. The next chat is filled in as ever."""
+    """Nothing is known of a template from one chat: each is bounded, and the next is filled in as ever."""
     trap = f"{{% if messages[0]['content'] == 'trap' %}}{ENDLESS['one list']}{{% endif %}}"
     folder = open_causal_lm(player_folder(tmp_path, trap + CHATML))
     before = folder.encode_chat(CHAT)
     with pytest.raises(UserError, match=r"Use another model .*its chat template fails \(it takes more than 3 s"):
         folder.encode_chat([{"role": "user", "content": "trap"}])
     assert folder.encode_chat(CHAT) == before
+
+
+def test_a_template_that_is_slow_with_every_row_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below the limit of a chat, but not of all: a million rows would take weeks."""
+    monkeypatch.setattr(chat_template, "_MOST_SLOW", 1.0)
+    slow = ChatTemplate("{% for i in range(99999) %}{% for j in range(60) %}{% endfor %}{% endfor %}", {})
+    said = ""
+    for _ in range(30):
+        try:
+            slow.fill_in(CHAT, answer=True)
+        except TemplateError as error:
+            said = str(error)
+    assert "it took more than 1 s for earlier chats" in said
+    assert ChatTemplate("so", {}).fill_in(CHAT, answer=True) == "so"
 
 
 def test_what_a_template_raises_is_said(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from samestep.core.child_python import child_env, python_command
 from samestep.models import template_process
 
 _SCRIPT = Path(template_process.__file__)
+_SLOW, _MOST_SLOW = 0.1, 15.0
+"""Seconds of a chat that is slow, and of all slow ones together: no template may take its time with every row."""
 
 
 class TemplateError(Exception):
@@ -26,6 +29,7 @@ class ChatTemplate:
     def __init__(self, text: str, special: Mapping[str, str]) -> None:
         """`special` are the special tokens that it may write, by their names, such as `bos_token`."""
         self.text, self._special = text, dict(special)
+        self._slow_seconds = 0.0
 
     def fill_in(self, messages: Sequence[Mapping[str, Any]], answer: bool) -> str:
         """A chat as the template writes it; with `answer`, up to where the model is to answer."""
@@ -33,7 +37,26 @@ class ChatTemplate:
             raise TemplateError("there is no message")
         chat = [{name: said for name, said in message.items() if said is not None} for message in messages]
         filling = {**self._special, "conversations": [chat], "add_generation_prompt": answer}
-        return _process_of(os.getpid()).fill_in(self.text, filling)
+        if self._slow_seconds > _MOST_SLOW:
+            raise TemplateError(
+                f"it took more than {_MOST_SLOW:g} s for the chats before, which is not worth waiting for"
+            )
+        answered = _process_of(os.getpid()).fill_in(self.text, filling)
+        self._slow_seconds += answered.seconds if answered.seconds > _SLOW else 0.0
+        if not answered.is_well:
+            raise TemplateError(answered.content)
+        return answered.content
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What came of a chat."""
+
+    is_well: bool
+    content: str
+    """The text, or what is wrong."""
+    seconds: float
+    """Of the processor."""
 
 
 class _TemplateProcess:
@@ -44,20 +67,17 @@ class _TemplateProcess:
         self._started: subprocess.Popen[bytes] | None = None
         self._last_template: str | None = None
 
-    def fill_in(self, template: str, filling: Mapping[str, Any]) -> str:
+    def fill_in(self, template: str, filling: Mapping[str, Any]) -> _Answer:
         """What a template makes of this."""
         with self._lock:
             process = self._started or self._start()
             request = json.dumps([None if template is self._last_template else template, filling])
             self._last_template = template
             try:
-                is_well, content = _ask(process, request.encode() + b"\n")
+                return _ask(process, request.encode() + b"\n")
             except (BrokenPipeError, EOFError):
                 self._started = None
-                raise TemplateError(_death(process)) from None
-        if not is_well:
-            raise TemplateError(content)
-        return content
+        return _Answer(False, _death(process), template_process.SECONDS)
 
     def _start(self) -> "subprocess.Popen[bytes]":
         self._last_template = None
@@ -72,17 +92,17 @@ class _TemplateProcess:
         return self._started
 
 
-def _ask(process: "subprocess.Popen[bytes]", request: bytes) -> tuple[bool, str]:
-    """Whether it went well, and the text or what is wrong."""
+def _ask(process: "subprocess.Popen[bytes]", request: bytes) -> _Answer:
+    """Its answer; EOFError if it ended instead."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(request)
     process.stdin.flush()
     header = process.stdout.readline().split()
-    if len(header) != 2:
+    if len(header) != 3:
         raise EOFError
-    content = process.stdout.read(int(header[1]))
-    return header[0] == b"1", content.decode(*template_process.CODING)
+    content = process.stdout.read(int(header[2])).decode(*template_process.CODING)
+    return _Answer(header[0] == b"1", content, int(header[1]) / 1e6)
 
 
 @cache
