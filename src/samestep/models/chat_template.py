@@ -38,9 +38,7 @@ class ChatTemplate:
         chat = [{name: said for name, said in message.items() if said is not None} for message in messages]
         filling = {**self._special, "conversations": [chat], "add_generation_prompt": answer}
         if self._slow_seconds > _MOST_SLOW:
-            raise TemplateError(
-                f"it took more than {_MOST_SLOW:g} s for the chats before, which is not worth waiting for"
-            )
+            raise TemplateError(f"it took more than {_MOST_SLOW:g} s for earlier chats, too long for what it does")
         answered = _process_of(os.getpid()).fill_in(self.text, filling)
         self._slow_seconds += answered.seconds if answered.seconds > _SLOW else 0.0
         if not answered.is_well:
