@@ -128,6 +128,7 @@ def test_what_cannot_be_recorded_runs_as_it_is() -> None:
     for seed in range(2):
         torch.testing.assert_close(called(recorded, batch_of(5, seed)), called(plain, batch_of(5, seed)))
     assert "captur" in (recorded.compiler.failure or "")
+    assert torch.randn(3, device="cuda").isfinite().all(), "random numbers are drawn as before"
 
 
 def in_float32(module: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:

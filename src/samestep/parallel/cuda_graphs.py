@@ -35,9 +35,18 @@ def capture(function: Callable[[], T], pool: Any = None) -> tuple[torch.cuda.CUD
     except BaseException:
         with suppress(RuntimeError):  # it would say that there was an error, not which one
             graph.capture_end()
+        _capture_again()
         raise
     graph.capture_end()
     return graph, found
+
+
+def _capture_again() -> None:
+    """Capture something else: after a capture that failed, torch's random numbers would fail until one succeeds."""
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(capture_error_mode="thread_local")
+    torch.zeros(1, device="cuda")
+    graph.capture_end()
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
+from samestep.core.compile_caches import use_private_caches
 from samestep.core.errors import UserError
 from samestep.core.secret import derive_key, find_secret
 from samestep.data.order import Order, Sequential, Shuffled, share_bounds
@@ -53,6 +54,7 @@ def init_distributed(backend: str = "auto", device: str = "auto", timeout: float
     torch.distributed has already is used as it is.
     """
     if not _joined:
+        use_private_caches()
         _joined.append(_existing() if dist.is_initialized() else _join(backend, device, timeout))
     info = _world().rank_info
     return info.rank, info.size, info.local_rank
