@@ -35,8 +35,8 @@ class NotProved(RunFailed):
 
     def __init__(self, how: str) -> None:
         super().__init__(
-            f"{how}: a stranger holds the connection, or the ranks have different secrets; nothing of it was believed or "
-            "executed, so start again, on a network that strangers cannot reach (docs/security.md)"
+            f"{how}: a stranger holds the connection, or the ranks have different secrets; nothing of it was believed "
+            "or executed, so start again, on a network that strangers cannot reach (docs/security.md)"
         )
 
 
