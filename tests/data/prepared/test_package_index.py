@@ -156,7 +156,7 @@ def test_local_folders_and_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (folder / FILE.name).unlink()
     os.mkfifo(folder / FILE.name)
     assert refusal({"find-links": folder.as_uri(), "no-index": "yes"}).endswith("/toy-1.tar.gz is not there")
-    assert refusal({"no-index": "1"}) == "pip is set to use no index"
+    assert refusal({"no-index": "1"}) == "pip names no index"
 
 
 def test_settings_are_those_of_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,3 +176,11 @@ def test_settings_are_those_of_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert found["find-links"].split() == ["/one", "/two"]
     monkeypatch.setattr(package_index, "python_command", lambda *args: ["no-python-here"])
     assert pip_settings() == {"config-file": str(tmp_path / "pip.conf"), "proxy": "q:2"}
+
+
+def test_without_a_setting_the_index_is_the_default_of_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    address = pip_settings()["index-url"]
+    assert address.startswith("https://") and address.endswith("/simple")

@@ -29,7 +29,6 @@ from samestep.core.errors import first_line
 from samestep.core.paths import expand_home
 from samestep.core.records import parse_json
 
-DEFAULT_INDEX = "https://index.example/simple"
 MOST_BYTES = 16 << 20
 """How long a page or a file may be."""
 _SECONDS, _SILENT_SECONDS, _PIP_SECONDS = 600.0, 30.0, 60.0
@@ -38,6 +37,8 @@ _WEB = ("http", "https")
 _ACCEPTED = "text/html, application/vnd.pypi.simple.v1+json;q=0.5, */*;q=0.1"
 _LINK = re.compile(r"""href\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s>"']+))""", re.IGNORECASE)
 _SETTING = re.compile(r"(global|download)\.([\w-]+)=(.*)")
+_DEFAULT_INDEX = re.compile(r"--index-url\b[^(]*\(default\s+(\S+?)\)")
+"""In what pip says of its options: where it looks without any setting."""
 _Result = TypeVar("_Result")
 
 
@@ -61,16 +62,20 @@ class PackageFile:
 def pip_settings(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """pip's settings for downloads: those of its files, if there is a pip, and those of the environment."""
     found: dict[str, dict[str, str]] = {"global": {}, "download": {}}
-    for line in _pip_config(env).splitlines():
+    for line in _ask_pip(env, "config", "list").splitlines():
         if setting := _SETTING.fullmatch(line):
             found[setting[1]][setting[2]] = str(ast.literal_eval(setting[3]))
     named = {name[4:].lower().replace("_", "-"): value for name, value in env.items() if name.startswith("PIP_")}
     given = [settings.items() for settings in (found["global"], found["download"], named)]
-    return {name: value for settings in given for name, value in settings if value}
+    settings = {name: value for part in given for name, value in part if value}
+    if "index-url" not in settings and (default := _DEFAULT_INDEX.search(_ask_pip(env, "download", "--help"))):
+        settings["index-url"] = default[1]
+    return settings
 
 
-def _pip_config(env: Mapping[str, str]) -> str:
-    command = python_command("-m", "pip", "config", "list")
+def _ask_pip(env: Mapping[str, str], *args: str) -> str:
+    """What pip prints; empty where there is none. It downloads nothing."""
+    command = python_command("-m", "pip", *args)
     try:
         done = subprocess.run(
             command, env=child_env(env), capture_output=True, text=True, timeout=_PIP_SECONDS, check=False
@@ -91,7 +96,7 @@ def fetch_file(file: PackageFile, settings: Mapping[str, str], seconds: float = 
 def _fetch_file(file: PackageFile, settings: Mapping[str, str]) -> bytes:
     pages = _pages(file.project, settings)
     reader = _Reader(settings, pages)
-    problems = ["pip is set to use no index"] if not pages else []
+    problems = ["pip names no index"] if not pages else []
     for page in pages:
         try:
             links = [link for link in reader.links(page) if _name(link) == file.name]
@@ -112,7 +117,7 @@ def _pages(project: str, settings: Mapping[str, str]) -> list[str]:
     """The addresses where links may be, in the order of pip."""
     pages = settings.get("find-links", "").split()
     if settings.get("no-index", "").lower() not in ("1", "true", "yes", "on", "t", "y"):
-        indexes = [settings.get("index-url", DEFAULT_INDEX), *settings.get("extra-index-url", "").split()]
+        indexes = f"{settings.get('index-url', '')} {settings.get('extra-index-url', '')}".split()
         pages += [f"{index.rstrip('/')}/{project}/" for index in indexes]
     return [page if _is_address(page) else expand_home(page).resolve().as_uri() for page in pages]
 
