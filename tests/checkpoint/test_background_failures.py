@@ -19,6 +19,7 @@ from samestep.checkpoint.background import PendingSave, Saver
 from samestep.checkpoint.commit import make_empty_folder
 from samestep.checkpoint.store import Store
 from samestep.core.errors import RunFailed
+from samestep.world.messages import Tampered
 from samestep.world.world import World
 
 SHAPE = (100, 100)
@@ -284,3 +285,18 @@ def test_a_disk_that_is_really_full(small_disk: Path, caplog: pytest.LogCaptureF
         "[Errno 28] No space left on device"
     ] * 2
     assert loaded(store) == 4
+
+
+def test_a_message_of_somebody_else_ends_the_run_and_is_no_failed_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks no longer agree on what comes next, so nothing is tried again."""
+
+    def read_it(store: Store, snapshot: object) -> None:
+        raise Tampered(1)
+
+    monkeypatch.setattr(Store, "write", read_it)
+    saver = Saver(Store(tmp_path, World.single()))
+    saver.save(1, {"part": Part({"w": torch.zeros(3)})}, {})
+    with pytest.raises(Tampered, match="a message of rank 1 was changed on its way"):
+        saver.wait()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoint_parts import Part, must_succeed, same_bits, values
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from samestep.checkpoint.store import Store
@@ -59,7 +60,7 @@ class StrangeError(Exception):
         super().__init__(f"{one} {two}")
 
 
-def strange_error(folder: Path) -> None:
+def strange_error(where: type, name: str, folder: Path) -> None:
     world = World.join(device="cpu")
     store = Store(folder, world)
     store.save(1, state(), {})
@@ -68,7 +69,7 @@ def strange_error(folder: Path) -> None:
         def fail(*args: object, **kwargs: object) -> None:
             raise StrangeError("planted", "failure")
 
-        FileSystemWriter._write_data = fail  # type: ignore[assignment, method-assign]
+        setattr(where, name, fail)
     with pytest.raises(StrangeError if world.rank == 1 else RunFailed, match="planted failure"):
         store.save(2, state(), {})
     world.barrier()
@@ -77,8 +78,12 @@ def strange_error(folder: Path) -> None:
     world.leave()
 
 
-def test_an_error_that_cannot_be_pickled_does_not_hang_the_others(tmp_path: Path) -> None:
-    must_succeed(strange_error, 2, tmp_path / "store", logs=tmp_path / "logs")
+@pytest.mark.parametrize(
+    ("where", "name"), [(FileSystemWriter, "_write_data"), (DefaultSavePlanner, "create_local_plan")]
+)
+def test_an_error_of_one_rank_does_not_hang_the_others(where: type, name: str, tmp_path: Path) -> None:
+    """Whether it comes while tensors are written, or before."""
+    must_succeed(strange_error, 2, where, name, tmp_path / "store", logs=tmp_path / "logs")
 
 
 def folder_in_the_way(folder: Path) -> None:

@@ -93,12 +93,17 @@ def say_nothing() -> None:
     return
 
 
+def end_at_once() -> None:
+    os._exit(0)
+
+
 @pytest.mark.parametrize(
     ("act", "expected"),
     [
         (send_back_what_comes, "what answers rank 0 as rank 1 in the process group 'default_pg' is not it"),
         (send_anything, "what answers rank 0 as rank 1"),
         (say_nothing, "rank 1 did not prove to rank 0 that it is there"),
+        (end_at_once, "it ended, or took too long, or a stranger holds the connection"),
     ],
 )
 def test_a_stranger_is_refused(act: Callable[[], None], expected: str, tmp_path: Path) -> None:
@@ -132,3 +137,19 @@ def proofs_of_one_group_in_another() -> None:
 
 def test_groups_have_names_of_their_own(tmp_path: Path) -> None:
     run_on_ranks(proofs_of_one_group_in_another, 2, logs=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("backends", "expected"),
+    [
+        ("cpu:gloo,cuda:gloo", True),
+        ("cpu:gloo,cuda:nccl", True),
+        ("cpu:gloo,xpu:xccl", True),
+        ("cuda:nccl", False),
+        ("cuda:gloo", False),
+        ("cpu:mpi,cuda:gloo", False),
+    ],
+)
+def test_what_counts_is_the_backend_of_the_cpu(backends: str, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "get_backend_config", lambda group: backends)
+    assert uses_gloo(None) == expected

@@ -6,14 +6,16 @@ import threading
 from datetime import timedelta
 
 import pytest
+from torch._C._distributed_c10d import HashStore
 
 from samestep.core.errors import UserError
 from samestep.core.handshake import Listener
 from samestep.core.launch_env import SECRET
 from samestep.core.store_server import LOCALHOST
 from samestep.world import rendezvous
+from samestep.world.authenticated_store import NotAuthentic
 from samestep.world.rank_discovery import RankInfo
-from samestep.world.rendezvous import candidate_ports, open_store, store_key
+from samestep.world.rendezvous import authenticated, candidate_ports, open_store, store_key
 
 SOON = timedelta(seconds=10)
 
@@ -135,3 +137,21 @@ def test_every_store_has_a_key_of_its_own() -> None:
     keys = {store_key(info, {**env, "MASTER_PORT": port}) for port in ("1000", "1001")}
     keys |= {store_key(rank_info(1, job), env) for job in ("slurm 1.0.0", "slurm 1.0.1")}
     assert len(keys) == 4
+
+
+def test_launches_with_the_same_job_and_port_have_different_keys() -> None:
+    """As those of stock torchrun often are: what was written in one does not count in the next."""
+    key, before, later = b"k" * 32, HashStore(), HashStore()
+    first, second = (authenticated(store, key, rank_info(0, "job")) for store in (before, later))
+    first.set("failure", "of an earlier launch")
+    assert authenticated(before, key, rank_info(1, "job")).get("failure") == b"of an earlier launch"
+    later.set(second._name("failure"), before.get(first._name("failure")))
+    with pytest.raises(NotAuthentic):
+        second.get("failure")
+
+
+def test_what_a_stranger_wrote_before_rank_0_is_replaced() -> None:
+    store = HashStore()
+    store.set("samestep/secret", "x" * 64)
+    authenticated(store, b"k" * 32, rank_info(0, "job")).set("a", "1")
+    assert authenticated(store, b"k" * 32, rank_info(1, "job")).get("a") == b"1"

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 import torch.distributed as dist
 
@@ -28,6 +28,7 @@ from samestep.checkpoint.state import Stateful
 from samestep.checkpoint.store import Store
 from samestep.core.errors import DiskFailed, RunFailed, UserError
 from samestep.core.records import Json
+from samestep.world.messages import Tampered
 
 MIN_TIMEOUT = timedelta(minutes=30)
 """The least time that ranks wait for each other's files: disks are slower than collectives, and training goes on."""
@@ -207,7 +208,7 @@ class Saver:
             world.run_on_all_ranks(f"writing weights of {path}", lambda: after_commit(path) if world.is_main else None)
         except Exception as failure:
             pending.failure = failure
-            if world.is_main and if_it_fails and isinstance(failure, RunFailed):
+            if world.is_main and if_it_fails and _is_recoverable(failure):
                 _log.warning("%s; %s", failure, if_it_fails)
         pending.ended = True
 
@@ -229,7 +230,7 @@ class Saver:
             return None
         self.last_step = None
         self._failures += 1
-        if not isinstance(pending.failure, RunFailed):
+        if not _is_recoverable(pending.failure):
             raise pending.failure
         return pending.failure
 
@@ -237,6 +238,11 @@ class Saver:
         if not pending.reported:
             pending.reported = True
             self._on_end(pending)
+
+
+def _is_recoverable(failure: Exception) -> TypeGuard[RunFailed]:
+    """Whether a save failed on all ranks alike, so that the next one may be tried."""
+    return isinstance(failure, RunFailed) and not isinstance(failure, Tampered)
 
 
 def _stop_message(failure: RunFailed, times: int) -> str:

@@ -111,14 +111,15 @@ class CheckpointWriter:
         doing = f"saving the checkpoint {self.folder / snapshot.name}"
         tensors = TensorSave(staging, snapshot.tensors, self.world.rank)
 
-        def plan(found: list[Json]) -> list[Json]:
+        def plan_for_all(found: list[Json]) -> list[Json]:
             layouts = sorted({layout for layout, _ in found})
             if len(layouts) > 1:
                 return [[layouts, None] for _ in found]
             self._make_staging(staging)
             return [[layouts, part] for part in tensors.plan_of_all([plan for _, plan in found])]
 
-        def write() -> Json:
+        def write_part(part: Json) -> Json:
+            self._on_phase("staged")
             places = tensors.write(part) if self.shared or self.world.is_main else []
             self._on_phase("written")
             return {"places": places, "ranks": snapshot.ranks, "files": _records_to_json(tensors.files)}
@@ -126,17 +127,20 @@ class CheckpointWriter:
         def finish(reports: list[Json]) -> list[Json]:
             tensors.finish([report["places"] for report in reports])
             ranks = [json.loads(report["ranks"]) for report in reports]
-            files = dict(tensors.files)
-            files[STATE] = write_file(staging / STATE, snapshot.state.encode())
-            files[RANKS] = write_file(staging / RANKS, json.dumps(ranks).encode())
-            others = [record for report in reports[1:] for record in report["files"].items()]
-            return [{**_records_to_json(files), **dict(others)}, *({} for _ in reports[1:])]
+            own = {
+                **tensors.files,
+                STATE: write_file(staging / STATE, snapshot.state.encode()),
+                RANKS: write_file(staging / RANKS, json.dumps(ranks).encode()),
+            }
+            files = {name: record for report in reports for name, record in report["files"].items()}
+            return [files | _records_to_json(own), *({} for _ in reports[1:])]
 
         with self._remove_on_failure(staging):
-            layouts, part = self.world.exchange_with_main(doing, lambda: [snapshot.layout, tensors.own_plan()], plan)
+            layouts, part = self.world.exchange_with_main(
+                doing, lambda: [snapshot.layout, tensors.own_plan()], plan_for_all
+            )
             assert len(layouts) == 1, f"the tensors of the state differ between ranks: {layouts}"
-            self._on_phase("staged")
-            files = self.world.exchange_with_main(doing, write, finish)
+            files = self.world.exchange_with_main(doing, lambda: write_part(part), finish)
             self._on_phase("reported")
         return {name: FileRecord(**record) for name, record in files.items()}
 

@@ -18,6 +18,7 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter, _StoragePrefix
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan
 
 from samestep.checkpoint.files import FileRecord
 from samestep.checkpoint.save_plans import (
@@ -50,18 +51,19 @@ class TensorSave:
 
     def __init__(self, folder: Path, tensors: Mapping[str, torch.Tensor], rank: int) -> None:
         """`tensors` are those of this rank; the folder need not be there yet."""
-        assert all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()), "DCP would pickle anything else"
         # CPU tensors need no device stream, which in a thread would be that of GPU 0
         ahead = 0 if all(tensor.device.type == "cpu" for tensor in tensors.values()) else COPY_AHEAD
-        self._writer, self._rank = _Writer(folder, ahead), rank
-        self._writer.set_up_storage_writer(rank == 0)
+        self._tensors, self._writer, self._rank = dict(tensors), _Writer(folder, ahead), rank
         self._planner = DefaultSavePlanner(flatten_state_dict=False)
-        self._planner.set_up_planner(dict(tensors), self._writer.storage_meta(), is_coordinator=rank == 0)
-        self._plan = self._planner.create_local_plan()
+        self._plan = SavePlan([])
         self._metadata: Metadata | None = None
 
     def own_plan(self) -> Json:
         """What this rank has."""
+        assert all(isinstance(tensor, torch.Tensor) for tensor in self._tensors.values()), "DCP would pickle the rest"
+        self._writer.set_up_storage_writer(self._rank == 0)
+        self._planner.set_up_planner(self._tensors, self._writer.storage_meta(), is_coordinator=self._rank == 0)
+        self._plan = self._planner.create_local_plan()
         return plan_to_json(self._plan)
 
     def plan_of_all(self, plans: Sequence[Json]) -> list[Json]:
@@ -96,10 +98,11 @@ def fill_tensors(folder: Path, metadata: Metadata, tensors: dict[str, torch.Tens
     Raises UserError for whatever damaged or hostile files cause.
     """
     reader, planner = FileSystemReader(folder), DefaultLoadPlanner(flatten_state_dict=False)
+    planner.set_up_planner(tensors, metadata, is_coordinator=True)
+    reader.set_up_storage_reader(metadata, True)
+    plan = planner.finish_plan(planner.create_local_plan())
     try:
-        planner.set_up_planner(tensors, metadata, is_coordinator=True)
-        reader.set_up_storage_reader(metadata, True)
-        reader.read_data(planner.finish_plan(planner.create_local_plan()), planner).wait()
+        reader.read_data(plan, planner).wait()
     except pickle.UnpicklingError:
         raise UserError(
             f"the tensors in {folder} would run code when read, so they were not; use a checkpoint you can trust"

@@ -25,6 +25,7 @@ from samestep.core.safe_files import open_file
 from samestep.core.secret import new_secret
 from samestep.core.store_server import LOCALHOST, serve_store
 
+_DEVICE_WAS_USED = 3
 PEER_TIMEOUT = 10.0
 """Seconds that the peers of a dead rank get to report that themselves."""
 
@@ -109,17 +110,18 @@ def _context(preload: Sequence[str]) -> multiprocessing.context.BaseContext:
     """How workers are started. The server starts once, with what the first caller has it import."""
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload(list(preload))
-    probe = server.Process(target=_refuse_after_device_use)
+    probe = server.Process(target=_look_for_device_use)
     probe.start()
     probe.join()
-    return server if probe.exitcode == 0 else multiprocessing.get_context("spawn")
+    return multiprocessing.get_context("spawn") if probe.exitcode == _DEVICE_WAS_USED else server
 
 
-def _refuse_after_device_use() -> None:
-    """End with another code than 0 if a device was used before this process was forked."""
+def _look_for_device_use() -> None:
+    """End with a code of its own if a device was used before this process was forked."""
     import torch
 
-    sys.exit(any(getattr(torch, device)._is_in_bad_fork() for device in ("cuda", "xpu")))
+    if any(getattr(torch, device)._is_in_bad_fork() for device in ("cuda", "xpu")):
+        sys.exit(_DEVICE_WAS_USED)
 
 
 def _run_worker(env: Mapping[str, str], output: Path, target: Callable[..., object], args: Sequence[object]) -> None:

@@ -35,7 +35,8 @@ def capture(function: Callable[[], T], pool: Any = None) -> tuple[torch.cuda.CUD
     except BaseException:
         with suppress(RuntimeError):  # it would say that there was an error, not which one
             graph.capture_end()
-        _capture_again()
+        with suppress(RuntimeError):
+            _capture_again()
         raise
     graph.capture_end()
     return graph, found

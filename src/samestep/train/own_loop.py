@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
+from torch.distributed.constants import default_pg_timeout
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset, Sampler
@@ -76,10 +77,11 @@ def _existing() -> World:
     accelerator = torch.accelerator.current_accelerator() if dist.get_backend() != "gloo" else None
     index = torch.accelerator.current_device_index() if accelerator else 0
     device = torch.device(accelerator.type, index) if accelerator else torch.device("cpu")
-    world = World(RankInfo("torch.distributed", rank, size, local_rank, local_size), device)
+    info = RankInfo("torch.distributed", rank, size, local_rank, local_size)
+    world = World(info, device, timeout=default_pg_timeout)
     # the store of torch has no secret, so ours is that of the user
     key = derive_key(find_secret(os.environ), "own loop") if size > 1 else b""
-    world.store = authenticated(_get_default_store(), key, world.rank_info)
+    world.store = authenticated(_get_default_store(), key, info)
     world.open_messages()
     return world
 

@@ -18,6 +18,16 @@ from samestep.core.records import Json
 _PROOF = 32
 
 
+class Tampered(RunFailed):
+    """A message was not written by the rank that it should be of. Ranks no longer agree on what comes next."""
+
+    def __init__(self, sender: int) -> None:
+        super().__init__(
+            f"a message of rank {sender} was changed on its way: somebody else writes to the network between the "
+            "ranks; use a network that strangers cannot reach"
+        )
+
+
 class Messages:
     """The messages of one group over all ranks. All ranks make the same calls, in the same order."""
 
@@ -28,7 +38,8 @@ class Messages:
 
     def share(self, value: Json, source: int) -> Json:
         """The value of rank `source`, on every rank."""
-        data = self._sealed(value if self._rank == source else None)
+        self._number += 1
+        data = self._seal(value, source) if self._rank == source else torch.empty(0, dtype=torch.uint8)
         size = torch.tensor([len(data)])
         dist.broadcast(size, source, group=self.group)
         data = data if self._rank == source else torch.empty(int(size), dtype=torch.uint8)
@@ -78,10 +89,7 @@ class Messages:
         message = data.numpy().tobytes()
         content = message[_PROOF:]
         if not hmac.compare_digest(message[:_PROOF], self._proof(sender, content)):
-            raise RunFailed(
-                f"a message of rank {sender} was changed on its way: somebody else writes to the network between the "
-                "ranks; use a network that strangers cannot reach"
-            )
+            raise Tampered(sender)
         return json.loads(content)
 
     def _proof(self, sender: int, content: bytes) -> bytes:

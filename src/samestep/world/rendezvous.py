@@ -7,6 +7,7 @@ tries these ports until one answers that knows it too; other programs and other 
 """
 
 import hmac
+import secrets
 import socket
 import time
 import zlib
@@ -34,6 +35,7 @@ ANSWER_TIMEOUT = 2.0
 OTHER_SECRET_WAIT = 30.0
 """Seconds after which a rank gives up that finds rank 0 of its job, but with another secret."""
 _SECRET_CHECK = "samestep/secret"
+_NONCE = 32
 
 
 def open_store(info: RankInfo, env: Mapping[str, str], timeout: timedelta) -> AuthenticatedStore:
@@ -56,13 +58,29 @@ def store_key(info: RankInfo, env: Mapping[str, str]) -> bytes:
 
 
 def authenticated(inner: Any, key: bytes, info: RankInfo) -> AuthenticatedStore:
-    """The store with authenticated entries, if this rank has the same secret as rank 0."""
-    proof = hmac.digest(key, _SECRET_CHECK.encode(), "sha256")
+    """The store with authenticated entries, if this rank has the same secret as rank 0.
+
+    Rank 0 adds something random to the key: the job and the port may be those of an earlier launch.
+    """
     if info.rank == 0:
-        inner.set(_SECRET_CHECK, proof)
-    elif not hmac.compare_digest(inner.get(_SECRET_CHECK), proof):
-        raise _other_secret(info)
-    return AuthenticatedStore(inner, key)
+        own = secrets.token_bytes(_NONCE)
+        found = inner.compare_set(_SECRET_CHECK, "", own + _check(key, own))
+        if not _is_of(key, found):  # somebody else was faster
+            found = own + _check(key, own)
+            inner.set(_SECRET_CHECK, found)
+    else:
+        found = inner.get(_SECRET_CHECK)
+        if not _is_of(key, found):
+            raise _other_secret(info)
+    return AuthenticatedStore(inner, hmac.digest(key, b"launch " + found[:_NONCE], "sha256"))
+
+
+def _check(key: bytes, nonce: bytes) -> bytes:
+    return hmac.digest(key, _SECRET_CHECK.encode() + nonce, "sha256")
+
+
+def _is_of(key: bytes, found: bytes) -> bool:
+    return hmac.compare_digest(found[_NONCE:], _check(key, found[:_NONCE]))
 
 
 def _other_secret(info: RankInfo) -> UserError:

@@ -167,7 +167,8 @@ class World:
         self.async_gather = AsyncGather(self.control)
 
     def with_own_messages(self, name: str, timeout: timedelta) -> "World":
-        """This world with another group for messages: for a thread that communicates while this one does."""
+        """This world with another group for messages, and for nothing else: for a thread that sends some while this
+        one does."""
         group = self.open_group(name, timeout=timeout)
         world = replace(self)
         world._use_for_messages(group)
@@ -230,7 +231,7 @@ class World:
         """Close the process group in good order."""
         if self.control is not None:
             dist.destroy_process_group()
-            self.control = None
+            self.control = self.messages = None
             _STORES_OF_GROUPS.clear()
 
     @contextmanager
@@ -280,8 +281,7 @@ class World:
         if self.store is None or isinstance(error, PeerFailed):
             return
         code = getattr(error, "exit_code", EXIT_FAILURE)
-        text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        report = {"rank": self.rank, "host": socket.gethostname(), "text": text, "code": code}
+        report = {"rank": self.rank, "host": socket.gethostname(), "text": _sentence(error), "code": code}
         try:
             self.store.compare_set(FAILURE_KEY, "", json.dumps(report))
         except Exception:  # the process that holds the store is gone, and with it the peers
@@ -341,13 +341,16 @@ class World:
         try:
             return {"value": work()}, None
         except Exception as error:
-            is_sentence = isinstance(error, UserError | RunFailed)
-            text = str(error) if is_sentence else f"{type(error).__name__}: {error}"
-            return {"user": isinstance(error, UserError), "text": text, "rank": self.rank}, error
+            return {"user": isinstance(error, UserError), "text": _sentence(error), "rank": self.rank}, error
 
     def barrier(self) -> None:
         """Wait for all ranks."""
         self.gather(None)
+
+
+def _sentence(error: BaseException) -> str:
+    """What a failure says to other ranks."""
+    return str(error) if isinstance(error, UserError | RunFailed) else f"{type(error).__name__}: {error}"
 
 
 def _raise_first(outcomes: Sequence[dict[str, Json]], own: Exception | None, doing: str) -> None:
