@@ -120,6 +120,13 @@ def test_training_here_compiled(download: Download) -> None:
         download.end(started)
 
 
+def test_using_a_trained_model(download: Download) -> None:
+    download.end(download.start("train", "lens", "name=model", *SMALL))
+    verbs = {"sample": ["model", "--text=a text about nothing"], "evaluate": ["model"], "config": ["lens"]}
+    for started in [download.start(verb, *args) for verb, args in verbs.items()]:
+        download.end(started)
+
+
 def test_training_on_ranks_of_this_machine(download: Download) -> None:
     download.end(download.start("train", EXAMPLE, "--nproc=2", "name=two", "num_workers=1", *SMALL))
     assert download.ranks("two") == [2]
