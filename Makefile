@@ -29,7 +29,8 @@ lint: .venv/installed-test
 
 # First what can share the machine, on all cores; then what is about processes, signals, ports and schedulers.
 # `make test-all` also runs the tests that are marked as long.
-ALONE := tests/security tests/faults tests/system
+STRANGERS := local_run node_strangers planted_files stolen_connection
+ALONE := $(STRANGERS:%=tests/security/test_%.py) tests/faults tests/system
 test: CHOICE := not long
 test test-all: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "$(CHOICE)" -n auto --maxprocesses 4 --dist loadfile $(ALONE:%=--ignore=%)
