@@ -10,7 +10,9 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,6 +93,13 @@ def download(tmp_path: Path) -> Download:
     return Download(folder, own, mark)
 
 
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """For temporary files: data workers have sockets there, whose names must not be long."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
 def test_the_attack_works_on_a_python_that_is_not_told(download: Download) -> None:
     """Otherwise the other tests would show nothing."""
     download.python("-c", "import json").communicate(timeout=60)
@@ -99,14 +108,13 @@ def test_the_attack_works_on_a_python_that_is_not_told(download: Download) -> No
     assert "json: " in ran and "samestep: " in ran
 
 
-def test_training_here_compiled(download: Download) -> None:
+def test_training_here_compiled(download: Download, short_folder: Path) -> None:
     """torch.compile starts processes of its own. What it keeps for the next run, and would execute then, is in a folder
     that nobody else can make first: here another user has made the one that torch would take."""
-    temporary, cache = download.own / "tmp", download.own / "cache"
-    guessed = temporary / f"torchinductor_{getpass.getuser()}"
-    guessed.mkdir(parents=True)
+    cache, guessed = download.own / "cache", short_folder / f"torchinductor_{getpass.getuser()}"
+    guessed.mkdir()
     guessed.chmod(0o777)
-    env = {"TMPDIR": str(temporary), "XDG_CACHE_HOME": str(cache), "TORCHINDUCTOR_COMPILE_THREADS": "2"}
+    env = {"TMPDIR": str(short_folder), "XDG_CACHE_HOME": str(cache), "TORCHINDUCTOR_COMPILE_THREADS": "2"}
     (download.own / "line.py").write_text(LINE)
     train = ("train", str(download.own / "line.py"), "name=one", "num_workers=1", "compile=true", *SMALL)
     download.end(download.start(*train, **env))
