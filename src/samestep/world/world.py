@@ -174,12 +174,10 @@ class World:
         world._use_for_messages(group)
         return world
 
-    def open_group(
-        self, name: str, ranks: Sequence[int] | None = None, backend: str = "gloo", timeout: timedelta | None = None
-    ) -> Any:
-        """A process group of some ranks, or all, whose gloo connections are proved. All ranks call it."""
+    def open_group(self, name: str, ranks: Sequence[int] | None = None, timeout: timedelta | None = None) -> Any:
+        """A gloo group of some ranks, or all, whose connections are proved. All ranks call it."""
         chosen = None if ranks is None else list(ranks)
-        group = dist.new_group(chosen, timeout=timeout or self.timeout, backend=backend, group_desc=name)
+        group = dist.new_group(chosen, timeout=timeout or self.timeout, backend="gloo", group_desc=name)
         self._prove(group)
         return group
 
