@@ -76,14 +76,20 @@ def own_logging() -> Iterator[None]:
     stop_logging()
 
 
+IMPORTS = {name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONSAFEPATH", TORCH, TRITON, HEADERS)}
+
+
 @pytest.fixture(autouse=True)
 def own_imports() -> Iterator[None]:
     """A command in the tests' own process protects what it starts from modules of the working directory, and chooses
-    folders for compiled code; the next test may start what it likes."""
-    names = ("PYTHONPATH", "PYTHONSAFEPATH", TORCH, TRITON, HEADERS)
-    before = {name: os.environ.get(name) for name in names}
+    folders for compiled code; the next test may start what it likes. Also after a fixture of the test's module ran one."""
+    _restore_imports()
     yield
-    for name, value in before.items():
+    _restore_imports()
+
+
+def _restore_imports() -> None:
+    for name, value in IMPORTS.items():
         os.environ.pop(name, None)
         if value is not None:
             os.environ[name] = value
