@@ -82,7 +82,7 @@ IMPORTS = {name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONSAFEPATH
 @pytest.fixture(autouse=True)
 def own_imports() -> Iterator[None]:
     """A command in the tests' own process protects what it starts from modules of the working directory, and chooses
-    folders for compiled code; the next test may start what it likes. Also after a fixture of the test's module ran one."""
+    folders for compiled code; the next test may start what it likes, also where a fixture of its module ran one."""
     _restore_imports()
     yield
     _restore_imports()

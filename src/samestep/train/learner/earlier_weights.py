@@ -35,6 +35,7 @@ class EarlierWeights:
         self._copies = [{name: weight.detach().clone() for name, weight in self._live.items()} for _ in range(keep)]
         self.steps, self.hashes = [_NONE] * keep, [""] * keep
         """Of each copy, the step that it is from, and the hash of its content."""
+        learner.kept_weights.append(("a copy of the earlier weights", self))
 
     def __len__(self) -> int:
         """How many there are so far."""

@@ -31,6 +31,7 @@ class Average:
         self._learner, self._decay = learner, decay
         self._live = learner.saved_parameters()
         self._averaged = {name: parameter.detach().clone() for name, parameter in self._live.items()}
+        learner.kept_weights.append(("the average", self))
 
     @property
     def learner(self) -> str:

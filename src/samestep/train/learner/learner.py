@@ -68,6 +68,8 @@ class Learner:
         self.name, self.updates = name, 0
         self.has_updated = False
         """Whether it has made an update in this launch."""
+        self.kept_weights: list[tuple[str, Any]] = []
+        """What keeps other weights of it, which the task's state must have too: what it is, and itself."""
         self._loop_step = step
         self._parallel, self.world, self._rate = parallel, world, rate
         self.has_adapters = has_adapters(parallel.inner)

@@ -1,6 +1,6 @@
 """One stage of a session: set it up, restore it, train it, and hand over to the next."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,6 @@ from samestep.checkpoint.retention import Retention
 from samestep.checkpoint.store import Store
 from samestep.core.config import dump
 from samestep.core.disk_space import refusing_full_disk
-from samestep.core.errors import UserError
 from samestep.core.records import Json, write_json
 from samestep.train.bench import Bench
 from samestep.train.hooks.evidence import EvidenceRecorder
@@ -21,13 +20,14 @@ from samestep.train.learner.preparation import may_compile
 from samestep.train.logging.banner import banner_lines
 from samestep.train.logging.metrics import MetricAccumulator
 from samestep.train.logging.sinks import Sink, open_sinks
-from samestep.train.loop import Hook, Outcome, Progress, Task, run
+from samestep.train.loop import Outcome, Progress, Task, run
 from samestep.train.pretrained.first_weights import continue_from_file
 from samestep.train.recipe import Stage
 from samestep.train.session.best_at_end import take_back_best
 from samestep.train.session.context import ReadyStage, SessionContext
 from samestep.train.session.hook_order import Hooks, assemble_hooks
 from samestep.train.session.recipe_code import code_hash
+from samestep.train.session.recipe_state import refuse_unsaved, state_of_recipe
 from samestep.train.session.resume_checks import checkpoint_to_resume
 from samestep.train.session.stage_config import refuse_other_settings, set_precision, stage_config
 from samestep.train.session.takeover import done_record
@@ -95,6 +95,7 @@ class StageRun:
         of_loop = {"progress": self._progress, "window": row_metrics, "epoch": epoch_metrics, "random": random}
         own_state = {**artifacts, **of_loop}
         recipe_state = state_of_recipe(self._stage.name, task, hooks, taken=own_state)
+        refuse_unsaved(self._stage.name, bench.learners, recipe_state)
         state = {**recipe_state, **own_state}
         resumed = self._restore(store, found, state, bench)
         code = code_hash(self._context.code)
@@ -259,27 +260,3 @@ class StageRun:
     def _status(self, ready: ReadyStage, status: str, **more: str) -> None:
         steps = {"step": self._progress.step, "steps": ready.task.length}
         self._context.events.status(status, stage=self._stage.name, **steps, **more)
-
-
-def state_of_recipe(stage: str, task: Task, hooks: Sequence[Hook], taken: Collection[str]) -> dict[str, Any]:
-    """What a recipe has in a checkpoint, by name: the state of the task, and of hooks that have one. `taken` are the
-    names of the runtime's own state."""
-    state: dict[str, Any] = dict(task.state)
-    for name in sorted(state.keys() & set(taken)):
-        raise UserError(f"stage {stage!r}: the task has a state named {name!r}, which is taken; choose another name")
-    for hook in hooks:
-        if hasattr(hook, "state_dict"):
-            state[_hook_name(stage, hook, [*state, *taken])] = hook
-    return state
-
-
-def _hook_name(stage: str, hook: Any, taken: Collection[str]) -> str:
-    name = getattr(hook, "name", None)
-    kind = type(hook).__name__
-    if not isinstance(name, str) or not hasattr(hook, "load_state_dict"):
-        raise UserError(
-            f"stage {stage!r}: the hook {kind} has a state_dict, so it needs load_state_dict and a `name` to be saved"
-        )
-    if name in taken:
-        raise UserError(f"stage {stage!r}: the hook {kind} is named {name!r}, which is taken; choose another name")
-    return name
