@@ -7,6 +7,7 @@ import pty
 import re
 import subprocess
 import sys
+import termios
 import textwrap
 import unicodedata
 from pathlib import Path
@@ -66,9 +67,10 @@ PRINTERS = {
 """Everything that prints, by what it prints."""
 
 
-def run_on_terminal(command: list[str], cwd: Path | None = None) -> str:
+def run_on_terminal(command: list[str], cwd: Path | None = None, columns: int = 1000) -> str:
     """What a program prints to a terminal that is wide enough."""
     main, worker = pty.openpty()
+    termios.tcsetwinsize(main, (24, columns))
     env = os.environ | {"COLUMNS": "1000", "TERM": "xterm"}
     process = subprocess.Popen(command, stdout=worker, stderr=worker, stdin=worker, env=env, cwd=cwd, close_fds=True)
     os.close(worker)
@@ -95,6 +97,16 @@ def test_no_text_controls_a_terminal(printer: str) -> None:
     assert "[/b][red]:smile: end" in printed, "brackets are no markup"
     if printer in ("text", "error", "sample", "log"):
         assert ESCAPED in printed
+
+
+@pytest.mark.timeout(900)
+def test_a_terminal_without_columns_shows_no_bars_and_is_not_controlled_either() -> None:
+    """Open MPI gives its ranks such a terminal, also where its own output is the file of a job."""
+    command = [sys.executable, "-c", f"T = {HOSTILE!r}\n{PRINTERS['bar']}"]
+    printed = run_on_terminal(command, columns=0)
+    assert "]52;c;cm0gLXJmIH4=" in printed
+    assert "\x1b" not in printed
+    assert "\x1b" in run_on_terminal(command), "where somebody looks there is a bar"
 
 
 @pytest.mark.timeout(900)

@@ -21,7 +21,7 @@ from samestep.core.config import (
     plain,
 )
 from samestep.core.errors import EXIT_DONE
-from samestep.core.output import print_text
+from samestep.core.output import is_terminal, print_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,7 +61,7 @@ def show(
         ("Other names (--NAME)", ("Name", "Stands for"), _alias_rows(aliases)),
     ]
     parts = [part for part in parts if part[2]]
-    if console is None and not sys.stdout.isatty():
+    if console is None and not is_terminal(sys.stdout):
         print_text("\n\n".join(_plain(*part) for part in parts))
     else:
         _draw(parts, console)

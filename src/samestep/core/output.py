@@ -28,6 +28,14 @@ def _escaped(found: re.Match[str]) -> str:
     return f"\\x{ord(found[0]):02x}" if found[0] < " " else f"\\u{ord(found[0]):04x}"
 
 
+def is_terminal(file: TextIO) -> bool:
+    """Whether somebody looks at `file`. Open MPI gives its ranks a terminal without columns, whatever it writes to."""
+    try:
+        return file.isatty() and os.get_terminal_size(file.fileno()).columns > 0
+    except (OSError, ValueError):
+        return False
+
+
 def text_for(file: TextIO, text: str) -> str:
     """The text as it may be printed to `file`."""
     return escape_controls(text) if file.isatty() else _SURROGATES.sub(_escaped, text)

@@ -16,7 +16,7 @@ from rich.text import Text
 from samestep.core.console import PlainConsole
 from samestep.core.errors import EXIT_FAILURE
 from samestep.core.exit_report import ExitReport
-from samestep.core.output import plural
+from samestep.core.output import is_terminal, plural
 from samestep.core.records import write_atomically
 from samestep.doctor import constants
 from samestep.doctor.checks import collectives, devices, speed
@@ -36,9 +36,8 @@ _WIDTH = 100
 
 
 def console() -> PlainConsole:
-    """Where everything is printed. Under Open MPI ranks have a terminal of size 0, which does not count as one."""
-    is_terminal = sys.stdout.isatty() and os.get_terminal_size(sys.stdout.fileno()).columns > 0
-    return PlainConsole(width=None if is_terminal else _WIDTH, force_terminal=None if is_terminal else False)
+    """Where everything is printed."""
+    return PlainConsole() if is_terminal(sys.stdout) else PlainConsole(width=_WIDTH, force_terminal=False)
 
 
 def findings_table(findings: Sequence[Finding], title: str) -> Table:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from samestep.core.console import PlainConsole
-from samestep.core.output import plural, print_text
+from samestep.core.output import is_terminal, plural, print_text
 from samestep.verify.compare import Comparison
 from samestep.verify.tolerance import STRICT, SUBJECTS, TOLERANCE, CheckResult, Floor, ProofStatus
 from samestep.verify.trace import Trace
@@ -133,7 +133,7 @@ class ProofTable:
     def __init__(self, title: str) -> None:
         self.checks: list[CheckResult] = []
         self._title, self._progress = title, "starting"
-        self._terminal = sys.stdout.isatty()
+        self._terminal = is_terminal(sys.stdout)
         self._stack = ExitStack()
         self._live: Live | None = None
 
