@@ -9,10 +9,11 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from samestep.core.errors import UserError
+from samestep.data.chosen_rows import ReadOptions
 from samestep.data.collate import pad_rows
 from samestep.data.datasets import as_rows, open_rows
 from samestep.data.feed import Feed
-from samestep.data.fingerprint import ReadOptions, compare_fingerprint, take_fingerprint
+from samestep.data.fingerprint import compare_fingerprint, take_fingerprint
 from samestep.data.mixed import Mixed
 from samestep.data.order import Sequential
 from samestep.world.world import World
@@ -30,7 +31,8 @@ def table(count: int = 12) -> Any:
 
 
 def batch_of(data: Any, collate: Any = None, pad: Any = None, workers: int = 0) -> dict[str, torch.Tensor]:
-    rows, collate = open_rows(data, collate, pad)
+    opened = open_rows(data, collate, pad)
+    rows, collate = opened.rows, opened.collate
     order = Sequential(len(rows), 4)
     return Feed(rows, order, World.single(), micro_rows=4, length=3, collate=collate, workers=workers)[1].batches[0]
 

@@ -1,5 +1,6 @@
 """A feed divides any step among the ranks: every row once, equal micro-batch counts, global weights."""
 
+import random
 import tempfile
 from collections.abc import Callable
 from itertools import pairwise
@@ -340,3 +341,30 @@ def test_a_temporary_folder_that_is_too_long_for_sockets_is_refused(monkeypatch:
         read_in_worker([1, 2], 0)  # type: ignore[arg-type]
     monkeypatch.setattr(tempfile, "tempdir", "/tmp")
     assert read_in_worker([1, 2], 1) == 2  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_with_keyed_random_numbers_are_the_same_whoever_reads_them(workers: int) -> None:
+    class Augmented:
+        def __len__(self) -> int:
+            return 12
+
+        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+            drawn = random.random() + float(np.random.rand())
+            return {"index": torch.tensor(index), "x": torch.rand(2) + drawn}
+
+    def seen(rank: int, size: int, micro: int, workers: int) -> dict[tuple[int, int], list[float]]:
+        order = Shuffled(12, 5, seed=3)
+        feed = Feed(Augmented(), order, rank_of(rank, size), micro_rows=micro, length=6, workers=workers, row_seed=3)
+        batches = [batch for step in range(6) for batch in feed[step].batches]
+        return {
+            tuple(key): x
+            for batch in batches
+            for key, x, live in zip(batch["ids"].tolist(), batch["x"].tolist(), batch["live"])
+            if live
+        }
+
+    alone = seen(0, 1, 5, workers)
+    parts = [seen(rank, 2, 2, 0) for rank in (0, 1)]
+    assert parts[0] | parts[1] == alone
+    assert len({tuple(x) for x in alone.values()}) == len(alone) == 24, "each epoch draws others"

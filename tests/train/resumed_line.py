@@ -19,13 +19,15 @@ class Line(Config):
     """Fit a line to the rows of a file."""
 
     augment: str = "none"
-    """none, or generator: rows are spoilt by a generator that nobody seeds."""
+    """none; generator: rows are spoilt by a generator that nobody seeds; torch: by torch's; keyed: by torch's, seeded
+    for each row."""
 
 
 class Rows:
     def __init__(self, path: str, augment: str) -> None:
         self.rows_read = json.loads(Path(path).read_text())
         self.random = np.random.default_rng() if augment == "generator" else None
+        self.augments = augment in ("torch", "keyed")
 
     def __len__(self) -> int:
         return len(self.rows_read)
@@ -34,7 +36,7 @@ class Rows:
         row = self.rows_read[index]
         if row["x"] == "unreadable":
             raise OSError(f"row {index} cannot be read")
-        shift = self.random.normal() if self.random else 0.0
+        shift = self.random.normal() if self.random else float(torch.randn(())) if self.augments else 0.0
         return {"x": torch.tensor([row["x"] + shift]), "y": torch.tensor([row["y"]])}
 
 
@@ -46,7 +48,8 @@ class Failing(Fit):
 
 
 def build(bench: Bench) -> Fit:
-    feed = bench.feed(Rows("rows.json", bench.config.augment))
+    augment = bench.config.augment
+    feed = bench.feed(Rows("rows.json", augment), keyed_random=augment == "keyed")
     validation = bench.evaluation_feed(Rows("held.json", "none"))
     return Failing(bench.learner(nn.Linear(1, 1)), feed, line_loss.loss, validation=validation)
 

@@ -4,6 +4,7 @@ Data that only comes one after the other is refused, because a resumed run has t
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,21 @@ _REMADE = ("cache-", "tmp")
 does."""
 
 
-def open_rows(data: Any, collate: Collate | None, pad: Mapping[str, float] | None) -> tuple[Rows, Collate | None]:
-    """The data of a feed, and how its samples become batches; columns that need a collate are refused without one."""
+@dataclass(frozen=True)
+class FeedData:
+    """The data of a feed, and how its samples become batches."""
+
+    rows: Rows
+    collate: Collate | None
+    """None: samples are stacked."""
+    keyed_random: bool = False
+    """Whether the global generators are seeded for each row."""
+
+
+def open_rows(
+    data: Any, collate: Collate | None, pad: Mapping[str, float] | None, keyed_random: bool = False
+) -> FeedData:
+    """The data of a feed; columns that need a collate are refused without one."""
     rows, collate = as_rows(data), collate_by(collate, pad)
     if pad is not None or collate is None:
         other: list[str] = getattr(rows, "columns_of_no_numbers", list)()
@@ -32,7 +46,7 @@ def open_rows(data: Any, collate: Collate | None, pad: Mapping[str, float] | Non
                 f"the dataset has columns that are no numbers: {', '.join(other)}; tokenize them (dataset.map), take "
                 "them out (dataset.remove_columns), or give the feed a collate that makes tensors of a list of samples"
             )
-    return rows, collate
+    return FeedData(rows, collate, keyed_random)
 
 
 def as_rows(data: Any) -> Rows:

@@ -110,17 +110,19 @@ class Feed:
         workers: int = 0,
         prefetch: int = 2,
         unit: str = "rows",
+        row_seed: int | None = None,
         track: Callable[[Iterable["MicroBatches"], int], Iterable["MicroBatches"]] | None = None,
     ) -> None:
         """`length` is the number of planned steps; `track` wraps a pass over all of them (a progress bar). `unit` may
-        be counted although it is not a term of a loss."""
+        be counted although it is not a term of a loss. With a `row_seed` the global generators are seeded for each
+        row."""
         self.order, self.length = order, length
         self._counted = CountedTerms(unit)
         self.seconds = 0.0
         """Total time spent in `feed[step]`; a pass over all steps is not counted."""
         self._world, self._count = world, count
         self._load = loader(
-            Steps(rows, order, world, micro_rows, count, collate),
+            Steps(rows, order, world, micro_rows, count, collate, row_seed),
             length,
             workers,
             prefetch,

@@ -3,49 +3,26 @@
 Rows that come from files name them in a method `origins()`. The fingerprint then holds each file's size, modification
 time and hash, and a file is read again only if its size or time have changed. For other rows it is a digest of a few
 rows, always the same ones. So two changes go unnoticed: an edit that keeps a file's size and modification time, and a
-change in rows that are not among the few.
+change in rows that are not among the few. Random rows are refused in both cases (see chosen_rows.py).
 """
 
 import hashlib
 import os
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
-from torch.utils.data import Dataset
 
 from samestep.core.errors import UserError
 from samestep.core.records import Json
-from samestep.data import noise
+from samestep.data.chosen_rows import ROWS, ReadOptions, digest_rows, refuse_random_rows
 from samestep.data.data_file import DataFile
-from samestep.data.loading import Rows, gives_batches, read_in_worker
-from samestep.data.permutation import permute
-from samestep.data.row_digest import RowDigest, digest_of
+from samestep.data.loading import Rows
+from samestep.data.row_digest import RowDigest
 
-ROWS = 64
-"""How many rows are compared, if rows do not come from files."""
-_BATCH = 8
-CHOICE = noise.purpose("data.fingerprint")
 Origin = DataFile | Path | str | np.ndarray
 """Where rows come from: a file, or an array in memory."""
-
-
-@dataclass(frozen=True)
-class ReadOptions:
-    """How data is read for its fingerprint."""
-
-    seed: int
-    """The run's seed; it chooses the rows."""
-    in_worker: bool = False
-    """Whether rows are read by a loader process, as they will be in training: what a dataset opens when it is first
-    read must not be open when loader processes are forked."""
-    moved: Callable[[], None] = lambda: None
-    """Called regularly while a long file, or many rows, are read, to show the watchdog that there is progress."""
 
 
 @dataclass(frozen=True)
@@ -58,26 +35,30 @@ class FingerprintComparison:
     """What differs; empty when nothing does."""
     is_new: bool = False
     """Whether the fingerprint was of another kind, so that only the number of rows could be compared."""
-    is_random: bool = False
-    """Whether this comparison found that rows differ each time they are read."""
 
 
 def take_fingerprint(rows: Rows, options: ReadOptions) -> dict[str, Json]:
-    """The fingerprint, as JSON."""
+    """The fingerprint, as JSON; refuses random rows."""
     origins = _origins(rows)
     if not origins:
-        return {"rows": len(rows), "digest": _digests(rows, options, [0])[0].to_json()}
+        return {"rows": len(rows), "digest": digest_rows(rows, options).to_json()}
+    refuse_random_rows(rows, options)
     return {"rows": len(rows), "files": [_file_record(origin, options) for origin in origins]}
 
 
 def compare_fingerprint(known: Mapping[str, Json], rows: Rows, options: ReadOptions) -> FingerprintComparison:
-    """Compare data with its recorded fingerprint."""
+    """Compare data with its recorded fingerprint; refuses random rows."""
     if known["rows"] != len(rows):
         return FingerprintComparison(dict(known), f"it has {len(rows)} rows now, and had {known['rows']}")
     origins = _origins(rows)
     if ("files" in known) != bool(origins):
         return FingerprintComparison(take_fingerprint(rows, options), is_new=True)
-    return _compare_files(known, origins, options) if origins else _compare_rows(known, rows, options)
+    if not origins:
+        return _compare_rows(known, rows, options)
+    found = _compare_files(known, origins, options)
+    if not found.difference:
+        refuse_random_rows(rows, options)
+    return found
 
 
 def recorded_file_difference(record: Mapping[str, Json], path: Path, moved: Callable[[], None]) -> str:
@@ -110,13 +91,8 @@ def _compare_files(
 
 
 def _compare_rows(known: Mapping[str, Json], rows: Rows, options: ReadOptions) -> FingerprintComparison:
-    if known.get("random"):
+    if RowDigest(**known["digest"]).same_as(digest_rows(rows, options)):
         return FingerprintComparison(dict(known))
-    if RowDigest(**known["digest"]).same_as(_digests(rows, options, [0])[0]):
-        return FingerprintComparison(dict(known))
-    one, other = _digests(rows, options, [0, 0])  # with the same seeds: rows that differ now are random
-    if not one.same_as(other):
-        return FingerprintComparison({**known, "random": True}, is_random=True)
     return FingerprintComparison(dict(known), f"rows differ among the {min(ROWS, len(rows))} that were compared")
 
 
@@ -159,59 +135,3 @@ def _stat(path: Path) -> dict[str, Json]:
         "size": found.st_size,
         "mtime_ns": found.st_mtime_ns,
     }
-
-
-def _digests(rows: Rows, options: ReadOptions, seeds: Sequence[int]) -> list[RowDigest]:
-    """A digest of the chosen rows for each of the seeds. The process's random state is left unchanged."""
-    dataset = _ChosenRows(rows, options)
-    if options.in_worker:
-        return read_in_worker(dataset, seeds)
-    with _random_state_kept():
-        return dataset[seeds]
-
-
-class _ChosenRows(Dataset):
-    """Digests of the chosen rows, as a dataset, so that a loader process can compute them.
-
-    The global generators are seeded before, so rows that draw random numbers get the same ones in any process.
-    """
-
-    def __init__(self, rows: Rows, options: ReadOptions) -> None:
-        self._rows, self._options = rows, options
-
-    def __getitem__(self, seeds: Sequence[int]) -> list[RowDigest]:
-        return [self._digest(seed) for seed in seeds]
-
-    def _digest(self, seed: int) -> RowDigest:
-        random.seed(seed)
-        np.random.seed(seed)
-        torch.default_generator.manual_seed(seed)  # and no device's: rows are read on the CPU
-        return digest_of(self._samples())
-
-    def _samples(self) -> Iterator[Any]:
-        """The chosen rows, or batches of them."""
-        indices = chosen_rows(len(self._rows), self._options.seed)
-        for start in range(0, len(indices), _BATCH):
-            some = indices[start : start + _BATCH]
-            if gives_batches(self._rows):
-                yield self._rows.rows(some)  # type: ignore[attr-defined]
-            else:
-                yield from (self._rows[int(index)] for index in some)
-            self._options.moved()
-
-
-def chosen_rows(size: int, seed: int) -> np.ndarray:
-    """The rows to compare, in ascending order: all rows of small data, else as many as `ROWS`, chosen by the seed."""
-    return np.sort(permute(np.arange(min(size, ROWS)), 0, size, seed, CHOICE))
-
-
-@contextmanager
-def _random_state_kept() -> Iterator[None]:
-    """Restores the global generators afterwards."""
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)

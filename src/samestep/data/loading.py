@@ -20,6 +20,7 @@ from samestep.core.parent import kill_with_parent
 from samestep.data.collate import Collate, check_batch, stack_rows
 from samestep.data.order import Order, micro_batches
 from samestep.world.world import World
+from samestep.data.random_state import random_state_kept, seed_for_row
 
 _SOCKET_NAME = len("/pymp-xxxxxxxx/listener-xxxxxxxx")
 _SOCKET_PATH = 103 if sys.platform == "darwin" else 107
@@ -55,6 +56,17 @@ def read_samples(rows: Rows, indices: np.ndarray) -> list[Any]:
 
 
 @dataclass
+def read_keyed(rows: Rows, ids: np.ndarray, seed: int) -> list[Any]:
+    """The samples of these (epoch, index) pairs, for each of which the global generators are seeded: so a sample is the
+    same whoever reads it. They are restored afterwards."""
+    samples = []
+    with random_state_kept():
+        for epoch, index in ids.tolist():
+            seed_for_row(seed, epoch, index)
+            samples.append(rows[index])
+    return samples
+
+
 class Share:
     """This rank's share of a step, as loaded."""
 
@@ -108,16 +120,19 @@ class Steps(Dataset):
 
     def _batch(self, mine: np.ndarray, all_ids: np.ndarray) -> Batch:
         ids = mine if len(mine) else all_ids[:1]  # a real row of weight zero still touches every parameter
-        fetched = check_batch(self._fetch(ids[:, 1]), len(ids))
+        fetched = check_batch(self._fetch(ids), len(ids))
         batch = {key: self._cast(value) for key, value in fetched.items()}
         batch["ids"] = torch.from_numpy(np.ascontiguousarray(ids))
         batch["live"] = torch.full((len(ids),), len(mine) > 0)
         return batch
 
-    def _fetch(self, indices: np.ndarray) -> Mapping[str, Tensor]:
+    def _fetch(self, ids: np.ndarray) -> Mapping[str, Tensor]:
+        make_batch = self.collate or stack_rows
+        if self.row_seed is not None:
+            return make_batch(read_keyed(self.rows, ids, self.row_seed))
         if self.collate is None and gives_batches(self.rows):
-            return self.rows.rows(indices)  # type: ignore[attr-defined]
-        return (self.collate or stack_rows)(read_samples(self.rows, indices))
+            return self.rows.rows(ids[:, 1])  # type: ignore[attr-defined]
+        return make_batch(read_samples(self.rows, ids[:, 1]))
 
     def _cast(self, value: Tensor) -> Tensor:
         return value.to(self.dtype) if value.is_floating_point() else value
@@ -127,8 +142,11 @@ def loader(steps: Steps, length: int, workers: int, prefetch: int, pin: bool) ->
     """A function that loads a step; with `workers` processes, steps are best asked for in order."""
     return _LoadInWorkers(steps, length, workers, prefetch, pin) if workers else _LoadInline(steps, pin)
 
+        row_seed: int | None = None,
 
+        """With a `row_seed` the global generators are seeded for each row, by it, the epoch and the index."""
 class _LoadInline:
+        self.row_seed = row_seed
     """Loads in this process, a step ahead, while the GPU computes. No thread: it would compete with the training loop
     for the interpreter lock and cost more than it hides."""
 

@@ -48,11 +48,10 @@ class RowDigest:
 
 def digest_of(samples: Iterable[Any]) -> RowDigest:
     """The digest of samples: tensors, arrays, numbers, text, lists and dicts of these; of other values, the type."""
-    builder = _DigestBuilder()
-    for sample in samples:  # one after the other: they need not be in memory together
+    builder = DigestBuilder()
+    for sample in samples:
         builder.add(sample)
-    floats = {field: found.summary() for field, found in sorted(builder.floats.items())}
-    return RowDigest(builder.exact.hexdigest(), floats)
+    return builder.digest()
 
 
 def _near(mine: list[float], theirs: list[float]) -> bool:
@@ -60,15 +59,21 @@ def _near(mine: list[float], theirs: list[float]) -> bool:
     return all(abs(a - b) <= allowed for a, b in zip(mine, theirs))
 
 
-class _DigestBuilder:
-    """Collects samples into a digest."""
+class DigestBuilder:
+    """Collects samples into a digest, one after the other: they need not be in memory together."""
 
     def __init__(self) -> None:
-        self.exact = hashlib.sha256()
-        self.floats: dict[str, _FloatSummary] = {}
+        self._exact = hashlib.sha256()
+        self._floats: dict[str, _FloatSummary] = {}
         self._field = ""
 
+    def digest(self) -> RowDigest:
+        """The digest of what was added so far."""
+        floats = {field: found.summary() for field, found in sorted(self._floats.items())}
+        return RowDigest(self._exact.hexdigest(), floats)
+
     def add(self, value: Any) -> None:
+        """Add a sample, or a part of one."""
         if isinstance(value, Tensor):
             self._tensor(value)
         elif isinstance(value, np.ndarray | np.generic):
@@ -116,15 +121,15 @@ class _DigestBuilder:
     def _array(self, array: np.ndarray) -> None:
         self._note("array", f"{array.dtype} {array.shape}")
         if array.dtype.kind == "f":
-            self.floats.setdefault(self._field, _FloatSummary(self._note)).add(array.reshape(-1))
+            self._floats.setdefault(self._field, _FloatSummary(self._note)).add(array.reshape(-1))
         elif array.dtype.kind == "O":
             self.add(array.tolist())
         else:
-            self.exact.update(np.ascontiguousarray(array).tobytes())
+            self._exact.update(np.ascontiguousarray(array).tobytes())
 
     def _note(self, kind: str, what: object) -> None:
         text = f"{kind}:{what}".encode("utf-8", "surrogatepass")
-        self.exact.update(f"{len(text)}:".encode() + text)
+        self._exact.update(f"{len(text)}:".encode() + text)
 
 
 class _FloatSummary:

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from samestep.core.errors import UserError
 from samestep.core.rundir import RunDir
+from samestep.data.chosen_rows import ReadOptions
 from samestep.data.collate import Collate
-from samestep.data.datasets import open_rows
+from samestep.data.datasets import FeedData, open_rows
 from samestep.data.feed import CountedTerms, Feed, MicroBatches
-from samestep.data.fingerprint import ReadOptions
 from samestep.data.loading import Rows, RowWeights
 from samestep.data.order import VALIDATION_EPOCH, Order, Sequential
 from samestep.data.order_choice import OrderChoice, choose_order
@@ -147,18 +147,20 @@ class Bench:
         count: RowWeights | None = None,
         collate: Collate | None = None,
         pad: Mapping[str, float] | None = None,
+        keyed_random: bool = False,
     ) -> Feed:
         """Training data in an order that any world size shares; shuffled again in each epoch unless an order is given.
 
         The first one fixes how long the stage is. Others have the same global batch and run through their own epochs.
         `count` gives each row's weight in terms of the loss, or in the stage's unit. `collate` makes a batch of a list
-        of samples; `pad` names what is padded to the longest of a micro-batch, and with what value.
+        of samples; `pad` names what is padded to the longest of a micro-batch, and with what value. `keyed_random` is
+        for rows that draw from the generators of Python, numpy or torch: these are seeded for each row.
         """
-        rows, collate = open_rows(rows, collate, pad)
-        plan = self.plan(len(rows))
-        self._check_data(rows, "training")
-        order = choose_order(rows, order, plan.global_batch, self.config.seed)
-        return self._feed(rows, order, plan.steps, count, collate)
+        data = open_rows(rows, collate, pad, keyed_random)
+        plan = self.plan(len(data.rows))
+        self._check_data(data, "training")
+        order = choose_order(data.rows, order, plan.global_batch, self.config.seed)
+        return self._feed(data, order, plan.steps, count)
 
     def evaluation_feed(
         self,
@@ -168,14 +170,15 @@ class Bench:
         batch: int | None = None,
         collate: Collate | None = None,
         pad: Mapping[str, float] | None = None,
+        keyed_random: bool = False,
     ) -> Feed:
         """Every row exactly once, in order, with fixed noise: for validation and for dumps."""
-        rows, collate = open_rows(rows, collate, pad)
-        if len(rows) < 1:
+        data = open_rows(rows, collate, pad, keyed_random)
+        if len(data.rows) < 1:
             raise UserError("the validation data is empty: there is no row to validate on")
-        self._check_data(rows, "validation")
-        order = Sequential(len(rows), batch or self._once_batch(), epoch=VALIDATION_EPOCH)
-        return self._feed(rows, order, order.steps_per_epoch, count, collate, partial(self.screen.track, "validate"))
+        self._check_data(data, "validation")
+        order = Sequential(len(data.rows), batch or self._once_batch(), epoch=VALIDATION_EPOCH)
+        return self._feed(data, order, order.steps_per_epoch, count, partial(self.screen.track, "validate"))
 
     rows_once = evaluation_feed  # the name that recipes of earlier versions use
 
@@ -356,42 +359,36 @@ class Bench:
     def _on_network(self, learner: str, module: nn.Module, initial: FillFunction | None) -> None:
         """Called before a learner's module is put on its device: a bench that only loads a network leaves `build`."""
 
-    def _feed(
-        self,
-        rows: Rows,
-        order: Order,
-        length: int,
-        count: RowWeights | None,
-        collate: Collate | None,
-        track: Any = None,
-    ) -> Feed:
+    def _feed(self, data: FeedData, order: Order, length: int, count: RowWeights | None, track: Any = None) -> Feed:
         if self.config.evidence_rounding:
             # Not without a learner: such a stage may write its rows in the order in which they come.
             order = Reordered(order, self.world.dp_size, self.config.batch_size, active=lambda: bool(self.learners))
         feed = Feed(
-            rows,
+            data.rows,
             order,
             self.world,
             micro_rows=self.config.batch_size,
             length=length,
             count=count,
-            collate=collate,
+            collate=data.collate,
             workers=self.config.num_workers,
             prefetch=self.config.prefetch,
             unit=self.unit,
+            row_seed=self.config.seed if data.keyed_random else None,
             track=track,
         )
         self.feeds.append(feed)
         return feed
 
-    def _check_data(self, rows: Rows, purpose: Literal["training", "validation"]) -> None:
-        """Refuse a resume on other data than the run was started on."""
+    def _check_data(self, data: FeedData, purpose: Literal["training", "validation"]) -> None:
+        """Refuse random rows, and a resume on other data than the run was started on."""
         if self.is_built:
             return
         name = FeedName(self.stage, purpose, self._checked.count(purpose))
         self._checked.append(purpose)
-        reading = ReadOptions(self.config.seed, self.config.num_workers > 0, self.world.activity.made_progress)
-        check_data(rows, name, self.rundir, self.world, reading)
+        moved, in_worker = self.world.activity.made_progress, self.config.num_workers > 0
+        reading = ReadOptions(self.config.seed, in_worker, moved, data.keyed_random, data.collate)
+        check_data(data.rows, name, self.rundir, self.world, reading)
 
     def _once_batch(self) -> int:
         """The global batch, so that a dump has the same steps on any number of ranks. Frozen too, because it may follow

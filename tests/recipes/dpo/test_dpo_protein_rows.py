@@ -11,9 +11,10 @@ import torch
 from pdb_toys import BACKBONE, chain, place, residue
 
 from samestep.core.errors import UserError
+from samestep.data.chosen_rows import ReadOptions
 from samestep.data.collate import pad_rows
 from samestep.data.feed import Feed
-from samestep.data.fingerprint import ReadOptions, compare_fingerprint, take_fingerprint
+from samestep.data.fingerprint import compare_fingerprint, take_fingerprint
 from samestep.data.order import Sequential
 from samestep.data.order_choice import Bucketed, choose_order
 from samestep.recipes.dpo.families import padding

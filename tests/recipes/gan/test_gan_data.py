@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from samestep.core.errors import UserError
+from samestep.data.chosen_rows import ReadOptions
 from samestep.data.feed import Feed
-from samestep.data.fingerprint import ReadOptions, compare_fingerprint, take_fingerprint
+from samestep.data.fingerprint import compare_fingerprint, take_fingerprint
 from samestep.data.order import Sequential
 from samestep.recipes.gan.data import DataConfig, Record, Texts, _load, load
 from samestep.recipes.gan.domains import DOMAINS, PROOFS, STORIES, Domain, find_domain, register_domain

@@ -83,14 +83,28 @@ def test_validation_rows_are_compared_too(shell: Shell) -> None:
     refused(shell, "this run was started on 40 training samples but the data now has 41")
 
 
-@pytest.mark.parametrize("workers", ["0", "1"])
-def test_rows_that_are_random_by_themselves_do_not_refuse_a_resume(shell: Shell, workers: str) -> None:
-    interrupted(shell, "--augment", "generator", "--num_workers", workers)
-    codes, output = shell("train", "--resume", "a", env={"FAILS_AT": "7"})
-    assert codes == [1] and "step 7 failed" in output
-    assert output.count("rows of the training data of stage 'fit' differ each time they are read") == 1
-    codes, output = shell("train", "--resume", "a")
-    assert codes == [0] and "differ each time" not in output, "the warning comes once"
+@pytest.mark.parametrize(("augment", "workers"), [("torch", "0"), ("generator", "1")])
+def test_rows_that_draw_random_numbers_are_refused_at_the_first_launch(
+    shell: Shell, augment: str, workers: str
+) -> None:
+    started = shell.start(*ARGS, "--augment", augment, "--num_workers", workers, ranks=2)
+    assert started.wait(60) == [2, 2], started.output(0)
+    drawn = {"torch": "torch's default generator", "generator": "its own generator `Rows.random`"}[augment]
+    sentence = f"the training data of stage 'fit' is random: reading a row draws from {drawn}, so it would depend on"
+    assert sentence in started.output(0) and "Traceback" not in started.output(0)
+    assert "keyed_random=True" in started.output(0) and not RUN.exists()
+
+
+def test_rows_whose_random_numbers_are_keyed_are_the_same_after_a_resume(shell: Shell) -> None:
+    keyed = ("--augment", "keyed")
+    interrupted(shell, *keyed)
+    assert shell("train", "--resume", "a", ranks=2)[0] == [0, 0]
+    assert shell(*ARGS, "--name", "whole", *keyed)[0] == [0]
+    resumed, whole = (
+        [row["loss"] for row in JsonLines(Path("runs") / name / "metrics.jsonl") if "loss" in row]
+        for name in ("a", "whole")
+    )
+    assert resumed == pytest.approx(whole, rel=1e-5) and len(whole) == 8
 
 
 def test_loader_processes_see_the_same_data(shell: Shell) -> None:

@@ -11,7 +11,7 @@ from samestep.checkpoint.store import Store
 from samestep.core.errors import UserError
 from samestep.core.records import JsonLines, read_json
 from samestep.core.rundir import RunDir
-from samestep.data.fingerprint import ReadOptions
+from samestep.data.chosen_rows import ReadOptions
 from samestep.train.session.data_check import FeedName, check_data
 from samestep.train.session.resume_checks import SaveHistory, checkpoint_to_resume
 from samestep.world.world import World

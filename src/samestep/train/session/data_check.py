@@ -1,4 +1,5 @@
-"""Refuses a resume on other data than the run was started on, by a fingerprint of the data of every feed."""
+"""Refuses a resume on other data than the run was started on, by a fingerprint of the data of every feed, and data that
+is random."""
 
 import logging
 from dataclasses import dataclass
@@ -8,7 +9,8 @@ from samestep.checkpoint.manifest import checkpoint_folders
 from samestep.core.errors import RunFailed, UserError
 from samestep.core.records import Json, write_json
 from samestep.core.rundir import RunDir
-from samestep.data.fingerprint import ReadOptions, compare_fingerprint, take_fingerprint
+from samestep.data.chosen_rows import RandomRows, ReadOptions
+from samestep.data.fingerprint import compare_fingerprint, take_fingerprint
 from samestep.data.loading import Rows
 from samestep.train.frozen_record import DATA, read_frozen
 from samestep.world.world import World
@@ -38,6 +40,8 @@ def check_data(rows: Rows, name: FeedName, rundir: RunDir, world: World, reading
         try:
             with world.activity.doing("data"):
                 refusal = _compare_or_record(rows, name, rundir, reading)
+        except RandomRows as random:
+            refusal = f"{name} {random}"
         except Exception as error:  # what rows raise here they would raise in training
             failure = error
             world.report_failure(error)
@@ -68,8 +72,6 @@ def _compare_or_record(rows: Rows, name: FeedName, rundir: RunDir, reading: Read
             f"{name} has changed since this run was started ({found.difference}); restore the data, or start a new "
             f"run (init_from={rundir.path} keeps the weights)"
         )
-    if found.is_random:
-        logger.warning("rows of %s differ each time they are read, so a change of the data cannot be detected", name)
     if found.is_new:
         logger.info("%s has a fingerprint of another kind now; it is recorded from now on", name)
     if found.record != before:

@@ -1,0 +1,32 @@
+"""The generators that code draws from without being given one: Python's, numpy's and torch's own."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from samestep.data import noise
+
+ROW = noise.purpose("data.row")
+
+
+@contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Restores the global generators of the CPU afterwards."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def seed_for_row(seed: int, epoch: int, index: int) -> None:
+    """Seed the global generators for one row, so that what is drawn while it is read is a function of the row."""
+    high, low = noise.words(seed, ROW, epoch, index)
+    random.seed((high << 32) | low)
+    np.random.seed(low)
+    torch.default_generator.manual_seed(high)  # and no device's: rows are read on the CPU
