@@ -19,8 +19,8 @@ from samestep.core.errors import UserError
 from samestep.core.parent import kill_with_parent
 from samestep.data.collate import Collate, check_batch, stack_rows
 from samestep.data.order import Order, micro_batches
-from samestep.world.world import World
 from samestep.data.random_state import random_state_kept, seed_for_row
+from samestep.world.world import World
 
 _SOCKET_NAME = len("/pymp-xxxxxxxx/listener-xxxxxxxx")
 _SOCKET_PATH = 103 if sys.platform == "darwin" else 107
@@ -55,7 +55,6 @@ def read_samples(rows: Rows, indices: np.ndarray) -> list[Any]:
     return [rows[int(index)] for index in indices]
 
 
-@dataclass
 def read_keyed(rows: Rows, ids: np.ndarray, seed: int) -> list[Any]:
     """The samples of these (epoch, index) pairs, for each of which the global generators are seeded: so a sample is the
     same whoever reads it. They are restored afterwards."""
@@ -67,6 +66,7 @@ def read_keyed(rows: Rows, ids: np.ndarray, seed: int) -> list[Any]:
     return samples
 
 
+@dataclass
 class Share:
     """This rank's share of a step, as loaded."""
 
@@ -107,8 +107,11 @@ class Steps(Dataset):
         micro_rows: int,
         count: RowWeights | None,
         collate: Collate | None = None,
+        row_seed: int | None = None,
     ) -> None:
+        """With a `row_seed` the global generators are seeded for each row, by it, the epoch and the index."""
         self.rows, self.order, self.micro_rows, self.count, self.collate = rows, order, micro_rows, count, collate
+        self.row_seed = row_seed
         self.rank, self.size = world.dp_rank, world.dp_size  # plain numbers: a worker process gets no group
         self.dtype = torch.get_default_dtype()
 
@@ -142,11 +145,8 @@ def loader(steps: Steps, length: int, workers: int, prefetch: int, pin: bool) ->
     """A function that loads a step; with `workers` processes, steps are best asked for in order."""
     return _LoadInWorkers(steps, length, workers, prefetch, pin) if workers else _LoadInline(steps, pin)
 
-        row_seed: int | None = None,
 
-        """With a `row_seed` the global generators are seeded for each row, by it, the epoch and the index."""
 class _LoadInline:
-        self.row_seed = row_seed
     """Loads in this process, a step ahead, while the GPU computes. No thread: it would compete with the training loop
     for the interpreter lock and cost more than it hides."""
 
