@@ -6,6 +6,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from samestep.data.loading import Batch, read_in_worker
 from samestep.data.order import VALIDATION_EPOCH, Order, Sequential, Shuffled
 from samestep.world.rank_discovery import RankInfo
 from samestep.world.world import World
-from toys import Points, default_dtype, feed_of, run_on_ranks
+from toys import Points, default_dtype, feed_of, in_order, run_on_ranks
 
 
 def rank_of(rank: int, size: int) -> World:
@@ -193,9 +194,21 @@ def test_what_only_filler_rows_weigh_does_not_count() -> None:
     assert sorted(share.weights["odd"] for share in shares) == [0, 1, 1]
 
 
-def test_a_count_is_one_number_a_row() -> None:
-    feed = feed_of(Points(4), World.single(), 4, 2, 1, lambda batch: {"tokens": batch["tokens"].sum()})
-    with pytest.raises(UserError, match=r"count must give 'tokens' one number a row, not the shape \(\)"):
+@pytest.mark.parametrize(
+    ("count", "message"),
+    [
+        (lambda tokens: {"tokens": tokens.sum()}, r"count must give 'tokens' one number a row, not the shape \(\)"),
+        (lambda tokens: {"tokens": 4}, "count gives 'tokens' a value of type int; give a tensor with one number a row"),
+        (lambda tokens: tokens, "count returned a Tensor; return a dict with each row's weight by term"),
+        (lambda tokens: {"tokens": tokens - 1}, "count gives row 0 the weight -1 in 'tokens'; a weight is a number"),
+        (lambda tokens: {"tokens": tokens / (tokens != 3)}, "count gives row 3 the weight inf in 'tokens'"),
+        (lambda tokens: {"tokens": tokens / tokens}, "count gives row 0 the weight nan in 'tokens'"),
+    ],
+)
+def test_a_count_is_one_number_a_row_from_0_up(count: Callable[[Tensor], Any], message: str) -> None:
+    rows = Points(4)
+    feed = feed_of(rows, World.single(), 4, 2, 1, lambda batch: count(batch["tokens"]), order=in_order(rows, 4))
+    with pytest.raises(UserError, match=message):
         feed[0]
 
 

@@ -1,6 +1,7 @@
 """Loading a data-parallel rank's share of a step: in this process, or ahead of time in loader processes."""
 
 import gc
+import math
 import os
 import sys
 import tempfile
@@ -8,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -87,13 +88,45 @@ def row_weights(
 ) -> dict[str, float]:
     """The weight of the batches in each counted term; an empty span is a filler row of weight zero."""
     weights: dict[str, float] = {}
+    if count is None:
+        return weights
     for batch, (start, stop) in zip(batches, spans):
-        for term, weight in (count(batch) if count else {}).items():
-            if weight.shape != batch["live"].shape:
-                raise UserError(f"count must give {term!r} one number a row, not the shape {tuple(weight.shape)}")
-            counted = float(weight.sum(dtype=torch.float64)) if stop > start else 0.0
-            weights[term] = weights.get(term, 0.0) + counted
+        for term, weight in _counted(count, batch).items():
+            total, least = torch.stack([weight.sum(dtype=torch.float64), weight.min().double()]).tolist()
+            is_filler = start == stop
+            if not is_filler and (least < 0 or not math.isfinite(total)):
+                _refuse_weight(term, weight, batch["ids"])
+            weights[term] = weights.get(term, 0.0) + (0.0 if is_filler else total)
     return dict(sorted(weights.items()))
+
+
+def _counted(count: RowWeights, batch: Batch) -> Mapping[str, Tensor]:
+    """What `count` gives for a batch, once it is known to be one number a row."""
+    counted = count(batch)
+    example = 'such as {"nll": batch["length"]}'
+    if not isinstance(counted, Mapping):
+        raise UserError(
+            f"count returned a {type(counted).__name__}; return a dict with each row's weight by term, {example}"
+        )
+    for term, weight in counted.items():
+        if not isinstance(weight, Tensor):
+            raise UserError(
+                f"count gives {term!r} a value of type {type(weight).__name__}; give a tensor with one number a row, "
+                f"{example}"
+            )
+        if weight.shape != batch["live"].shape:
+            raise UserError(f"count must give {term!r} one number a row, not the shape {tuple(weight.shape)}")
+    return counted
+
+
+def _refuse_weight(term: str, weight: Tensor, ids: Tensor) -> NoReturn:
+    """Refuse weights of which one is negative or not finite, which would turn the gradient of a term around."""
+    wrong = ~(weight >= 0) | (weight == math.inf)  # also NaN
+    row = int(wrong.nonzero()[0]) if bool(wrong.any()) else 0
+    raise UserError(
+        f"count gives row {int(ids[row, 1])} the weight {weight[row].item():g} in {term!r}; a weight is a number from "
+        "0 up, such as how many tokens of the row have a loss"
+    )
 
 
 class Steps(Dataset):

@@ -191,7 +191,7 @@ def without_scale_to_lose_it_fails(world: World, strategy: str) -> None:
         feed = feed_of(rows, world, 8, 2, steps=4)
         for step in range(4):  # 4 and 2 are blamed on the scale, 1 and 1/2 are not
             learner.update(feed[step], error)
-        with pytest.raises(RunFailed, match="not finite for 2 steps in a row, the last at step 3"):
+        with pytest.raises(RunFailed, match="not finite for 2 steps in a row, the last at step 4"):
             learner.check_finite()
 
 

@@ -31,10 +31,10 @@ from samestep.train.learner.dropout import share_key
 from samestep.train.learner.gradient_weighting import Loss, Mix, gradients_of, trained_terms, update_metrics, weigh
 from samestep.train.learner.lora import frozen_names, has_adapters, has_frozen_base, without_adapters
 from samestep.train.learner.merged import merged_weights
-from samestep.train.learner.nonfinite import FiniteGuard
 from samestep.train.learner.optimizer import LearnerOptimizer, LossScale, OptimSettings
 from samestep.train.learner.preparation import Choices, Preparation
 from samestep.train.learner.rank_dependence import finding_rank_dependence
+from samestep.train.learner.skipped_steps import SkippedSteps
 from samestep.train.logging.metrics import Metrics
 from samestep.world.world import World
 
@@ -81,7 +81,7 @@ class Learner:
         self._optimizer = LearnerOptimizer(parallel.inner, settings)
         self._compute = COMPUTE_DTYPES.get(mixed_precision)
         self._scale = LossScale(world.device) if mixed_precision == "fp16" else None
-        self._guard = FiniteGuard(world.device, name, max_bad_steps)
+        self.skipped_steps = SkippedSteps(world, name, max_bad_steps)
         self.recorder = recorder
         self.rank_dependence: list[str] = []
         """What makes this learner's updates depend on the number of ranks, found in its first micro-batch."""
@@ -123,10 +123,10 @@ class Learner:
     ) -> Metrics:
         trained = trained_terms(self.name, sums, mix)
         if not any(micro_batches.weight(term) for term in trained):  # of the global batch, so all ranks decide alike
-            return self._skip()
+            return self._skip(micro_batches, trained)
         if self.recorder:
             self.recorder.rows(self.name, micro_batches, rows)
-        return self._apply(micro_batches, sums, trained)
+        return self._apply(micro_batches, sums, rows, trained)
 
     @property
     def module(self) -> nn.Module:
@@ -182,6 +182,7 @@ class Learner:
     def _begin_update(
         self, micro_batches: MicroBatches, function: Loss, backward: Callable[[], object], mix: Mix | None = None
     ) -> None:
+        self.world.activity.began_update(self.name)
         if self.recorder:
             self.recorder.begin(self.name, self._parallel.inner)
         self.has_updated = True
@@ -275,20 +276,22 @@ class Learner:
                 "a part or another method; call the network itself, or its sharded parameters would not be gathered"
             )
 
-    def _apply(self, micro_batches: MicroBatches, sums: Mapping[str, Tensor], trained: Mix) -> Metrics:
+    def _apply(
+        self, micro_batches: MicroBatches, sums: Mapping[str, Tensor], rows: list[Mapping[str, Tensor]], trained: Mix
+    ) -> Metrics:
         """Clip, check, step, and return what is logged; with AdamW all without waiting for the device."""
         if self._rounding_scale != 1.0:
             torch._foreach_div_([local(gradient) for gradient in self._gradients()], self._rounding_scale)
         if self.recorder:
             self.recorder.gradients(self.name, self._parallel.inner)
-        gradients = self._gradients()
-        if self._optimizer.drop_untrained(self._step_now()):
+        gradients, step = self._gradients(), self._step_now()
+        if self._optimizer.drop_untrained(step):
             gradients = [p.grad for _, p in self._trained if p.grad is not None]
         norm = total_norm(gradients) if gradients else torch.zeros((), device=self.world.device)
         if self._scale:
             norm = norm * (self.world.dp_size / self._scale.scale)
         bad = (~(norm < torch.inf)).float()  # also where it is NaN
-        rate = self._rate(self._step_now())
+        rate = self._rate(step)
         loss_scale = self._scale.scale / self.world.dp_size if self._scale else None
         with self.world.activity.doing("compile") if self._optimizer.compiles else nullcontext():
             self._optimizer.step(gradients, norm, rate=rate, bad=bad, loss_scale=loss_scale)
@@ -300,14 +303,16 @@ class Learner:
         self.updates += 1
         if self.recorder:
             self.recorder.parameters(self.name, self._parallel.inner, micro_batches)
-        self._guard.add(counted, micro_batches)
+        values = [{term: terms[term] for term in trained} for terms in rows]
+        self.skipped_steps.add(step, bad, counted, micro_batches, values)
         return update_metrics(self.name, micro_batches, sums, trained, norm=norm, bad=bad, rate=rate)
 
     def _gradients(self) -> list[Tensor]:
         return gradients_of(self.name, self._trained, self._parallel.needs_all_gradients)
 
-    def _skip(self) -> Metrics:
+    def _skip(self, micro_batches: MicroBatches, trained: Mix) -> Metrics:
         """A step without weight moves nothing, not even by momentum or weight decay."""
+        self.skipped_steps.add_uncounted(self._step_now(), len(micro_batches.ids), trained)
         self._drop_gradients()
         self.updates += 1
         return {}
@@ -345,8 +350,8 @@ class Learner:
         return self._parallel.seconds_waited
 
     def check_finite(self) -> None:
-        """Read the pending count of bad steps; raises when there were too many in a row."""
-        self._guard.check()
+        """Read the pending count of bad steps; raises when there were too many in a row. Every rank calls it alike."""
+        self.skipped_steps.check()
 
     def weights(self, full: bool = False) -> dict[str, Any]:
         """The module's state by its own names; `full` gathers a sharded one to the CPU of rank 0.
@@ -377,7 +382,7 @@ class Learner:
             "model": self.weights(),
             "optimizer": self._optimizer.state_dict(),
             "scale": self._scale.state_dict() if self._scale else {},
-            "guard": self._guard.state_dict(),
+            "skipped": self.skipped_steps.state_dict(),
             "updates": self.updates,
         }
 
@@ -392,5 +397,5 @@ class Learner:
         self._optimizer.load_state_dict(state["optimizer"])
         if self._scale:
             self._scale.load_state_dict(state["scale"])
-        self._guard.load_state_dict(state["guard"])
+        self.skipped_steps.load_state_dict(state["skipped"])
         self.updates = state["updates"]

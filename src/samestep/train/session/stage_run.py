@@ -59,6 +59,7 @@ class StageRun:
                 saver.reserve(ready.state)
                 outcome = self._loop(ready, sinks, saver)
             if outcome is Outcome.DONE:
+                self._say_skipped(ready)
                 self._hand_over(ready)
         finally:
             for sink in sinks:
@@ -235,6 +236,11 @@ class StageRun:
             ready.recorder.started(self._progress.step, self._world.size)
         if hooks.profile:
             hooks.profile.start_if_due()
+
+    def _say_skipped(self, ready: ReadyStage) -> None:
+        for learner in ready.bench.learners:
+            if sentence := learner.skipped_steps.summary():
+                self._context.screen.print(sentence)
 
     def _hand_over(self, ready: ReadyStage) -> None:
         """Write what a later stage, or the user, needs of this one."""
