@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from samestep.core.errors import UserError
-from samestep.world.host_lists import expand_hosts, tasks_per_node
+from samestep.world.host_lists import tasks_per_node
 from samestep.world.rank_discovery import RankInfo, discover
 
 TORCHRUN = {
@@ -152,11 +152,7 @@ def test_a_launcher_whose_ranks_cannot_be_resolved_is_refused(env: dict[str, str
         discover({name: value for name, value in env.items() if name != missing})
 
 
-def test_host_lists_are_expanded() -> None:
-    assert expand_hosts("a") == ["a"]
-    assert expand_hosts("n[1-3]") == ["n1", "n2", "n3"]
-    assert expand_hosts("n[08-10,12],m7,k[1-2]x") == ["n08", "n09", "n10", "n12", "m7", "k1x", "k2x"]
-    assert expand_hosts("r[1-2]n[3-4]") == ["r1n3", "r1n4", "r2n3", "r2n4"]
+def test_tasks_per_node() -> None:
     assert tasks_per_node("2(x3),1") == [2, 2, 2, 1]
     with pytest.raises(UserError, match="tasks per node"):
         tasks_per_node("2x3")

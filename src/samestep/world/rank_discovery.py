@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 from samestep.core import processes
 from samestep.core.errors import UserError
+from samestep.core.host_lists import expand_hosts
 from samestep.core.store_server import LOCALHOST
-from samestep.world.host_lists import expand_hosts, job_hosts, node_file_hosts, tasks_per_node
+from samestep.world.host_lists import job_hosts, node_file_hosts, tasks_per_node
 
 
 @dataclass(frozen=True)
@@ -172,3 +173,11 @@ def discover(env: Mapping[str, str]) -> RankInfo:
         if info is not None:
             return info
     return RankInfo("single", grouped=False)
+
+
+def main_address(info: RankInfo, env: Mapping[str, str]) -> str:
+    """The host of rank 0: as the user or the job's script says, or as the launcher does."""
+    address = env.get("MASTER_ADDR") or info.address
+    if not address:
+        raise UserError(f"{info.launcher} does not name the host of rank 0: set MASTER_ADDR to its name on every rank")
+    return address

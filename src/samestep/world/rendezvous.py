@@ -26,7 +26,7 @@ from samestep.core.secret import derive_key, find_secret
 from samestep.core.store_server import LOCALHOST, serve_store
 from samestep.world.authenticated_store import AuthenticatedStore
 from samestep.world.network_interface import is_loopback
-from samestep.world.rank_discovery import RankInfo
+from samestep.world.rank_discovery import RankInfo, main_address
 
 FIRST, RANGE, PORTS = 15000, 12000, 16
 """These ports lie below those that operating systems assign by themselves."""
@@ -91,9 +91,7 @@ def _other_secret(info: RankInfo) -> UserError:
 
 
 def _store_of_job(info: RankInfo, env: Mapping[str, str], key: bytes, timeout: timedelta) -> Any:
-    address = env.get("MASTER_ADDR") or info.address
-    if not address:
-        raise UserError(f"{info.launcher} does not name the host of rank 0: set MASTER_ADDR to its name on every rank")
+    address = main_address(info, env)
     port_text, only_here = env.get("MASTER_PORT"), info.local_size == info.size and is_loopback(address)
     port = _port_number(port_text) if port_text else 0
     if info.rank == 0:

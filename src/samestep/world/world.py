@@ -42,7 +42,7 @@ from samestep.world.device import card_id, choose_backend, choose_device, too_fe
 from samestep.world.messages import Messages
 from samestep.world.network_interface import choose_interface, is_loopback, stay_on_loopback
 from samestep.world.proved_groups import NotProved, prove_connections, uses_gloo
-from samestep.world.rank_discovery import RankInfo, discover
+from samestep.world.rank_discovery import RankInfo, discover, main_address
 from samestep.world.rendezvous import open_store
 from samestep.world.watchdog.activity import ActivityTracker
 
@@ -217,7 +217,7 @@ class World:
         def publish(address: str) -> None:
             self.store.set(key.format(self.rank), address)
 
-        master = os.environ.get("MASTER_ADDR") or self.rank_info.address
+        master = main_address(self.rank_info, os.environ)
         choose_interface(master, publish, lambda: self.store.get(key.format(other)).decode(), os.environ)
 
     @classmethod
