@@ -21,6 +21,7 @@ def rank(number: int, default: int = 7, **more: Any) -> dict[str, Any]:
         "activity": "step",
         "seconds": 11.0,
         "limit": LIMIT,
+        "setting": "watch.step",
         "where": "samestep/train/learner.py:134 in _backward",
         "collectives": counts,
         "waits": True,
@@ -36,7 +37,7 @@ def sentence(own: dict[str, Any], *others: dict[str, Any]) -> str:
 
 
 def test_the_rank_that_is_behind_is_blamed_with_its_line_and_the_others_with_what_they_wait_for() -> None:
-    asleep = rank(1, default=6, activity="data", seconds=13.0, where="rows.py:48 in __getitem__")
+    asleep = rank(1, default=6, activity="data", setting="watch.data", seconds=13.0, where="rows.py:48 in __getitem__")
     stall = find_stall(rank(0), [rank(0), asleep, rank(2)])
     assert stall is not None and stall.culprit == asleep
     assert stall.sentence == (
@@ -45,6 +46,7 @@ def test_the_rank_that_is_behind_is_blamed_with_its_line_and_the_others_with_wha
         "in collective 7 of group default, of which rank 1 has begun 6"
     )
     assert stall.to_json()["speaker"] == 0 and stall.to_json()["where"] == "rows.py:48 in __getitem__"
+    assert stall.to_json()["sentence"] == f"{stall.sentence}; if it is only slow, raise watch.data"
 
 
 def test_a_rank_that_keeps_to_its_own_limit_is_waited_for() -> None:
@@ -78,6 +80,8 @@ def test_of_a_silent_rank_the_limit_of_what_it_last_did_counts() -> None:
 def test_a_silent_rank_comes_before_one_that_is_behind(state: str, expected: str) -> None:
     silent = rank(1, alive=False, state=state, where="busy.c.py:3 in hold")
     assert sentence(rank(0), silent, rank(2, default=6)).startswith(expected)
+    stall = find_stall(rank(0), [rank(0), silent])
+    assert stall is not None and ("raise watch.step" in stall.verdict) == (state == "held"), "the others do not go on"
 
 
 def test_during_a_save_its_own_group_decides() -> None:

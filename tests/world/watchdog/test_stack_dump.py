@@ -15,6 +15,7 @@ from samestep.data.loading import loader
 from samestep.world import world
 from samestep.world.watchdog import stack_dump
 from samestep.world.watchdog.activity import ActivityTracker
+from samestep.world.watchdog.source_lines import relevant_line
 
 
 @contextmanager
@@ -47,7 +48,7 @@ def line_of_here() -> int:
 
 def test_the_users_line_is_shown_not_the_librarys_below_it() -> None:
     with thread_in(users_code) as thread:
-        line = stack_dump.relevant_line(stack_dump.stack_of(sys._current_frames()[thread]))
+        line = relevant_line(stack_dump.stack_of(sys._current_frames()[thread]))
     assert line.endswith(f"test_stack_dump.py:{line_of_here()} in users_code"), line
 
 
@@ -55,7 +56,7 @@ def test_the_same_from_a_dump(tmp_path: Path) -> None:
     with thread_in(users_code) as thread, open(tmp_path / "dump", "w") as file:
         faulthandler.dump_traceback(file, all_threads=True)
     text = (tmp_path / "dump").read_text()
-    line = stack_dump.relevant_line(stack_dump.stack_from_dump(text, thread))
+    line = relevant_line(stack_dump.stack_from_dump(text, thread))
     assert line.endswith(f"test_stack_dump.py:{line_of_here()} in users_code"), line
     assert stack_dump.stack_from_dump(text, 12345) == []
 
@@ -63,7 +64,7 @@ def test_the_same_from_a_dump(tmp_path: Path) -> None:
 def test_inside_samestep_its_own_line_is_shown_with_a_short_path() -> None:
     own = loader.__code__
     stack = [(threading.__file__, 3, "wait"), (own.co_filename, 7, "load"), (__file__, 1, "main")]
-    assert stack_dump.relevant_line(stack) == f"{Path('samestep/data/loading.py')}:7 in load"
+    assert relevant_line(stack) == f"{Path('samestep/data/loading.py')}:7 in load"
 
 
 def test_a_debugger_is_recognised() -> None:

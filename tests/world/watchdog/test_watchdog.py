@@ -36,7 +36,15 @@ def world(rank: int, size: int = 2) -> World:
 def heartbeat(rank: int, tick: int, **more: Any) -> dict[str, Any]:
     tracker = ActivityTracker()
     report = stack_dump.thread_report(tracker, tracker.threads[0], 20.0, 10.0, None, rank)
-    return {**report, "recent": [], "look": tick, "collectives": {"default": 7}, "waits": True, **more}
+    return {
+        **report,
+        "setting": "watch.step",
+        "recent": [],
+        "look": tick,
+        "collectives": {"default": 7},
+        "waits": True,
+        **more,
+    }
 
 
 def make_detector(folder: Path, rank: int = 0, size: int = 2) -> tuple[StallDetector, Any]:
@@ -164,7 +172,7 @@ def test_an_unusual_gap_is_reported_once(
     pass_seconds(dog, 200)
     said = capfd.readouterr().err
     assert said.count("no progress for") == 1
-    assert "rank 0 on" in said and "the run goes on, and ends if this lasts for 300 s" in said
+    assert "rank 0 on" in said and "the run goes on, and ends if this lasts for 300 s (watch.step)" in said
     tracker.made_progress()
     pass_seconds(dog, 30)
     assert capfd.readouterr().err == "", "it is more patient from then on"

@@ -6,11 +6,15 @@ world.activity.made_progress()       # inside something long
 """
 
 import statistics
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from samestep.core.records import Json
+from samestep.world.watchdog.source_lines import StackFrame, calling_frame, describe
 
 COMPILE_STEPS = 3
 """Steps of a compiled model that may still compile something."""
@@ -21,6 +25,8 @@ _TIMES_MEDIAN, _TIMES_LONGEST, _LEAST_SECONDS = 20.0, 3.0, 20.0
 counts for steps with one long part among many short ones, such as a rollout."""
 _STEADY = ("step", "data", "validate", "generate")
 """Activities that take about the same time again and again; how long all others take depends on other things."""
+_MOST_CHANGES = 50
+"""How often, at most, the updates of a step were others than those of the step before, among the steps remembered."""
 
 
 class ThreadActivity:
@@ -53,11 +59,41 @@ class ThreadActivity:
         self._gaps = {}
 
 
+class UpdateHistory:
+    """The updates that this rank began: of which learner, from which line, and how many, step by step."""
+
+    def __init__(self, step: int = 0) -> None:
+        """`step`: the number of the first step."""
+        self.total = 0
+        self._step, self._updates = step, dict[tuple[str, StackFrame], int]()
+        self._before = deque[tuple[int, dict[tuple[str, StackFrame], int]]](maxlen=_MOST_CHANGES)
+
+    def began_update(self, learner: str, line: StackFrame) -> None:
+        """One more, in the step under way."""
+        self.total += 1
+        self._updates[learner, line] = self._updates.get((learner, line), 0) + 1
+
+    def stepped(self, step: int) -> None:
+        """So many steps are done."""
+        if not self._before or self._before[-1][1] != self._updates:
+            self._before.append((self._step, self._updates))
+        self._step, self._updates = step, {}
+
+    def to_json(self) -> list[Json]:
+        """From which step on steps made which updates (learner, line, count); the last entry is the step under way."""
+        known = [*self._before, (self._step, dict(self._updates))]  # a copy: the training goes on meanwhile
+        return [
+            [first, [[learner, describe(line), count] for (learner, line), count in updates.items()]]
+            for first, updates in known
+        ]
+
+
 class ActivityTracker:
     """What the threads of this rank do."""
 
     def __init__(self) -> None:
         self.stage, self.step = "", 0
+        self.updates = UpdateHistory()
         self._compile_steps_left = 0
         self.threads = [ThreadActivity("main", "start")]
 
@@ -81,6 +117,7 @@ class ActivityTracker:
     def stepping(self, stage: str, step: int, *, compiles: bool) -> Iterator[None]:
         """Through the steps of a stage; the first ones of a compiled model may take longer."""
         self.stage, self.step = stage, step
+        self.updates = UpdateHistory(step)
         self._compile_steps_left = COMPILE_STEPS if compiles else 0
         self._own().forget_gaps()
         with self.doing("compile" if compiles else "step"):
@@ -89,11 +126,16 @@ class ActivityTracker:
     def stepped(self, step: int) -> None:
         """So many steps of the stage are done."""
         self.step = step
+        self.updates.stepped(step)
         thread = self._own()
         thread.made_progress()
         if self._compile_steps_left:
             self._compile_steps_left -= 1
             thread.activity = "compile" if self._compile_steps_left else "step"
+
+    def began_update(self, learner: str) -> None:
+        """A learner begins an update; all ranks make the same ones."""
+        self.updates.began_update(learner, calling_frame(sys._getframe(1)))
 
     @contextmanager
     def side_thread(self, name: str, activity: str) -> Iterator[None]:

@@ -1,24 +1,31 @@
 """Which rank keeps a run from going on: pure functions over the reports of all ranks.
 
-A rank that is late is behind in every group. Where one rank is ahead in one group and behind in another, or where two
-began different collectives under the same number, one of them skipped a collective. Which one follows from what usually
-came after the last collective that both began.
+A rank that made other updates than the rest is found from its history (uneven.py). A rank that is late is behind in
+every group. Where one rank is ahead in one group and behind in another, or where two began different collectives under
+the same number, one of them left the common way. Which one follows from what usually came after the last collective
+that both began.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from samestep.core.output import plural
 from samestep.core.records import Json
 from samestep.world.watchdog.limits import ACTIVITIES
+from samestep.world.watchdog.uneven import UnevenUpdates, find_uneven
 
 Report = dict[str, Any]
 """What one thread of a rank does (`stack_dump.thread_report`). `alive`: whether the rank's last heartbeat is fresh.
 `state`: what else is known of a rank whose heartbeat is not: stopped, held (its interpreter), gone."""
 Collective = tuple[str, int, str]
 """Group, number in it, and what it was."""
+_SAME_WAY = (
+    "All ranks must make the same updates and collectives in the same order, so an `if` around them must not depend on "
+    "the rank or on its rows"
+)
 
 
 @dataclass(frozen=True)
@@ -29,13 +36,21 @@ class Stall:
     culprit: Report | None
     """None where no rank is behind the others."""
     reports: Sequence[Report]
+    setting: str = ""
+    """The setting with a longer limit for a run that is only slow; empty where waiting does not help."""
+
+    @property
+    def verdict(self) -> str:
+        """The sentence with which the run ends."""
+        return f"{self.sentence}; if it is only slow, raise {self.setting}" if self.setting else self.sentence
 
     def to_json(self) -> dict[str, Json]:
-        """As all ranks and the run directory get it; `speaker` is the lowest rank alive, which prints the sentence."""
+        """As all ranks and the run directory get it; `speaker` is the lowest rank alive, which prints the verdict."""
         culprit = {name: (self.culprit or {}).get(name) for name in ("rank", "host", "where", "activity", "step")}
         alive = [report["rank"] for report in self.reports if report["alive"]]
-        reports = [{name: value for name, value in report.items() if name != "recent"} for report in self.reports]
-        return {"time": time.time(), "sentence": self.sentence, **culprit, "speaker": min(alive), "reports": reports}
+        left_out = ("recent", "history")
+        reports = [{name: value for name, value in report.items() if name not in left_out} for report in self.reports]
+        return {"time": time.time(), "sentence": self.verdict, **culprit, "speaker": min(alive), "reports": reports}
 
 
 def find_stall(own: Report, reports: Sequence[Report]) -> Stall | None:
@@ -44,21 +59,27 @@ def find_stall(own: Report, reports: Sequence[Report]) -> Stall | None:
     A rank that waits is not to blame. As long as the rank that it waits for is within its own limit, or makes progress,
     nothing hangs.
     """
-    skipped = find_skipped(reports) if all(report["alive"] for report in reports) else None
-    if skipped:
-        return Stall(_skipped_sentence(*skipped), skipped[0], reports)
+    if all(report["alive"] for report in reports):
+        if uneven := find_uneven(reports):
+            return Stall(_uneven_sentence(uneven), dict(uneven.odd), reports)
+        if skipped := find_skipped(reports):
+            return Stall(_skipped_sentence(*skipped), skipped[0], reports)
     blamed = _behind(own, reports)
     if not blamed:
-        return Stall(_nobody_sentence(own, reports), None, reports)
+        return Stall(_nobody_sentence(own, reports), None, reports, own["setting"])
     first = blamed[0]
     seconds = first["seconds"] if first["alive"] else own["seconds"]
     if seconds <= first["limit"]:
         return None
-    return Stall(_blamed_sentence(first, blamed, reports), first, reports)
+    may_be_slow = first["alive"] or first.get("state") == "held"
+    return Stall(_blamed_sentence(first, blamed, reports), first, reports, first["setting"] if may_be_slow else "")
 
 
-def find_skipped(reports: Sequence[Report]) -> tuple[Report, str, Report] | None:
-    """The rank that skipped a collective, which one, and a rank that waits in it; None: none did, or unknown."""
+def find_skipped(reports: Sequence[Report]) -> tuple[Report, str, Report, str] | None:
+    """The rank that left the common way and the collective that it began; a rank that did not, and what that began.
+
+    None: none did, or unknown.
+    """
     first = reports[0]
     for other in reports[1:]:
         difference = _first_difference(_collectives(first), _collectives(other))
@@ -66,8 +87,10 @@ def find_skipped(reports: Sequence[Report]) -> tuple[Report, str, Report] | None
             continue
         history, of_first, of_other = difference
         usual = _follows(history, of_first[2]) - _follows(history, of_other[2])
-        if usual:
-            return (other, of_first[2], first) if usual > 0 else (first, of_other[2], other)
+        if usual > 0:
+            return other, of_other[2], first, of_first[2]
+        if usual < 0:
+            return first, of_first[2], other, of_other[2]
     return None
 
 
@@ -127,12 +150,23 @@ def _blamed_sentence(first: Report, blamed: Sequence[Report], reports: Sequence[
     return _subject(first) + also + (f"; {_waiting(first, others)}" if others else "")
 
 
-def _skipped_sentence(report: Report, skipped: str, other: Report) -> str:
-    at = f" at {report['where']}" if report["where"] else ""
-    waits = f" at {other['where']}" if other["where"] else ""
+def _skipped_sentence(report: Report, began: str, other: Report, usual: str) -> str:
     return (
-        f"rank {report['rank']} on {report['host']} left out a collective that it began before, {skipped}; "
-        f"it waits{at} {_when(report)}, and rank {other['rank']} waits for it{waits}"
+        f"rank {report['rank']} on {report['host']} left the way of rank {other['rank']}: it began {began}, where it "
+        f"began {usual} before and rank {other['rank']} did so again; {_positions(report, other)}. {_SAME_WAY}"
+    )
+
+
+def _uneven_sentence(uneven: UnevenUpdates) -> str:
+    return f"{uneven}; now {_positions(uneven.odd, uneven.other)}. {_SAME_WAY}"
+
+
+def _positions(*reports: Mapping[str, Any]) -> str:
+    """Where ranks are that wait for each other."""
+    return " and ".join(
+        f"rank {report['rank']} waits{' at ' + report['where'] if report['where'] else ''} "
+        f"(step {report['step']}, {plural(report['updates'], 'update')} in this launch)"
+        for report in reports
     )
 
 

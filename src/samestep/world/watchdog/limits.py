@@ -49,6 +49,10 @@ class WatchdogConfig:
         """The limit of an activity."""
         return self.limit if self.limit is not None else float(getattr(self, activity))
 
+    def setting(self, activity: str) -> str:
+        """The name of the setting that this limit comes from."""
+        return "watch.limit" if self.limit is not None else f"watch.{activity}"
+
     def check(self) -> None:
         """Refuse limits that would end every run."""
         for name in ("limit", *ACTIVITIES):

@@ -6,9 +6,7 @@ import os
 import re
 import socket
 import sys
-import sysconfig
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -20,18 +18,15 @@ from samestep.core import processes
 from samestep.core.records import Json
 from samestep.core.safe_files import open_file, write_text
 from samestep.world.watchdog.activity import ActivityTracker, ThreadActivity
+from samestep.world.watchdog.source_lines import SAMESTEP, StackFrame, as_stack, frames_of, is_library, relevant_line
 
-_SAMESTEP = str(Path(__file__).parents[2])
-_LIBRARY = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
 _DISTRIBUTED = os.path.join("torch", "distributed", "")
 _WATCHDOG = str(Path(__file__).parent)
 _COMPILING_FILES = tuple(
     os.path.join(*parts) for parts in (("torch", "_dynamo", "convert_frame.py"), ("triton", "compiler", "compiler.py"))
 )
-_STORE = os.path.join(_SAMESTEP, "world", "authenticated_store.py")
-_WORLD = os.path.join(_SAMESTEP, "world", "world.py")
-StackFrame = tuple[str, int, str]
-"""File, line and function."""
+_STORE = os.path.join(SAMESTEP, "world", "authenticated_store.py")
+_WORLD = os.path.join(SAMESTEP, "world", "world.py")
 _THREAD = re.compile(r"hread 0x(?P<id>[0-9a-f]+) ")
 _FRAME = re.compile(r'\s*File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)')
 
@@ -41,6 +36,7 @@ def thread_report(
 ) -> dict[str, Json]:
     """What one thread of this rank is doing, as plain data. The keys are those of the files in `watch/`."""
     stack = stack_of(sys._current_frames().get(activity.thread))
+    is_late = seconds > (unusual or limit)
     return {
         "rank": rank,
         "host": socket.gethostname(),
@@ -58,7 +54,9 @@ def thread_report(
         "where": relevant_line(stack),
         "waits": is_waiting(stack),
         "collectives": collective_counts(),
-        "recent": recent_collectives() if seconds > (unusual or limit) else [],
+        "recent": recent_collectives() if is_late else [],
+        "updates": tracker.updates.total,
+        "history": tracker.updates.to_json() if is_late else [],
         **memory_use(),
     }
 
@@ -68,14 +66,8 @@ def is_compiling() -> bool:
     return any(
         frame.f_code.co_filename.endswith(_COMPILING_FILES) or frame.f_code.co_name == "compile_fx_inner"
         for top in sys._current_frames().values()
-        for frame in _frames(top)
+        for frame in frames_of(top)
     )
-
-
-def _frames(top: FrameType | None) -> Iterator[FrameType]:
-    while top is not None:
-        yield top
-        top = top.f_back
 
 
 def collective_counts() -> dict[str, int]:
@@ -104,8 +96,7 @@ def _group_name(described: str, number: str) -> str:
 
 def stack_of(frame: FrameType | None) -> list[StackFrame]:
     """The stack that ends with a frame, the innermost first, without frames of the watchdog and of the store."""
-    stack = [(each.f_code.co_filename, each.f_lineno, each.f_code.co_name) for each in _frames(frame)]
-    return [each for each in stack if not each[0].startswith((_WATCHDOG, _STORE))]
+    return [each for each in as_stack(frame) if not each[0].startswith((_WATCHDOG, _STORE))]
 
 
 def stack_from_dump(text: str, thread: int) -> list[StackFrame]:
@@ -123,36 +114,8 @@ def stack_from_dump(text: str, thread: int) -> list[StackFrame]:
 
 def is_waiting(stack: list[StackFrame]) -> bool:
     """Whether a thread is where ranks wait for each other: in a collective, or in `World.together`."""
-    inner = stack[: next((n for n, frame in enumerate(stack) if not frame[0].startswith(_LIBRARY)), None)]
+    inner = stack[: next((n for n, frame in enumerate(stack) if not is_library(frame[0])), None)]
     return any(_DISTRIBUTED in file for file, _, _ in inner) or (bool(stack) and stack[0][0] == _WORLD)
-
-
-def relevant_line(stack: list[StackFrame]) -> str:
-    """The source line that a user would look for: the innermost outside of libraries, else the innermost of all."""
-    known = [frame for frame in stack if not frame[0].startswith("<")]
-    users = [frame for frame in known if not frame[0].startswith((_SAMESTEP, *_LIBRARY))]
-    ours = [frame for frame in known if frame[0].startswith(_SAMESTEP)]
-    chosen = next(iter([*_called_by_samestep(known), *ours, *users, *known]), None)
-    return f"{_short(chosen[0])}:{chosen[1]} in {chosen[2]}" if chosen else ""
-
-
-def _short(file: str) -> str:
-    """A path relative to the package or to the working directory, where it lies in one of them."""
-    for root in (str(Path(_SAMESTEP).parent), os.getcwd()):
-        if file.startswith(root + os.sep):
-            return os.path.relpath(file, root)
-    return file
-
-
-def _called_by_samestep(stack: list[StackFrame]) -> list[StackFrame]:
-    """Frames of the user's code that samestep called. A script that calls samestep is not where anything hangs."""
-    inner = []
-    for frame in stack:
-        if frame[0].startswith(_SAMESTEP):
-            break
-        if not frame[0].startswith(_LIBRARY):
-            inner.append(frame)
-    return inner
 
 
 def is_debugged(thread: int) -> bool:

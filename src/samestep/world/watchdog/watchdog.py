@@ -30,6 +30,7 @@ from samestep.world.watchdog.blame import Report, Stall, find_stall
 from samestep.world.watchdog.ending import end_after_failure, end_stalled_run
 from samestep.world.watchdog.heartbeat import FILE_MAX_AGE, HeartbeatExchange, read_heartbeats, write_heartbeat
 from samestep.world.watchdog.limits import ACTIVITIES, WatchdogConfig
+from samestep.world.watchdog.source_lines import relevant_line
 from samestep.world.watchdog.stack_dump import StackDumpFile
 from samestep.world.world import FAILURE_KEY, World
 
@@ -105,7 +106,7 @@ class StallDetector:
             stacks, heartbeat = self._rundir.stack_dump(report["rank"]), self._rundir.heartbeat(report["rank"])
             stack = stack_dump.stack_from_dump(stacks.read_text(), report["thread"])
             if stack and stacks.stat().st_mtime > heartbeat.stat().st_mtime:  # written after its last heartbeat
-                return {**report, "state": "held", "where": stack_dump.relevant_line(stack)}
+                return {**report, "state": "held", "where": relevant_line(stack)}
         return {**report, "state": ""}
 
     def _check_files(self, own: Report) -> Stall | None:
@@ -223,7 +224,8 @@ class Watchdog:
         first = stall.culprit or own
         text = (
             f"no progress for {own['seconds']:.0f} s, which is unusual: {stall.sentence}; "
-            f"the run goes on, and ends if this lasts for {self._config.seconds(first['activity']):.0f} s"
+            f"the run goes on, and ends if this lasts for {self._config.seconds(first['activity']):.0f} s "
+            f"({self._config.setting(first['activity'])})"
         )
         logger.warning(text, extra=PRINTED)
         if self._world.is_main or not launch_env.write_notice(text, self._world.rank, os.environ):
@@ -254,7 +256,8 @@ class Watchdog:
             seconds, limit = idle.update(activity, passed), self._config.seconds(activity.activity)
             unusual = self._unusual_after(activity, seconds, limit)
             report = stack_dump.thread_report(self._tracker, activity, seconds, limit, unusual, self._world.rank)
-            reports.append(report | {"look": self._ticks})  # an older name of the tick, as files have it
+            setting = self._config.setting(activity.activity)
+            reports.append(report | {"setting": setting, "look": self._ticks})  # an older name of the tick
         self._heartbeats.own = reports
         return reports
 
