@@ -14,6 +14,7 @@ from typing import Any
 from samestep.cli.args import SubmitArgs, options_text, parse_train
 from samestep.core.config import split_options
 from samestep.core.errors import EXIT_DONE, UserError
+from samestep.core.host_lists import expand_hosts
 from samestep.core.output import print_safely, print_text
 from samestep.core.rundir import RunDir
 from samestep.launch.schedulers import pbs, slurm
@@ -24,7 +25,6 @@ from samestep.train.plan import global_batch
 from samestep.train.recipe import Recipe
 from samestep.train.run_record import RunRecord, free_name
 from samestep.train.trusted_recipes import remember_recipe
-from samestep.world.host_lists import expand_hosts
 
 HELP = """samestep submit RECIPE [--on slurm|pbs|local] [--nodes N] [--gpus-per-node G] ... [settings of the recipe]
 samestep submit --resume RUN ...

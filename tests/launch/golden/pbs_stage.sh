@@ -1,10 +1,10 @@
 #!/bin/bash -l
 # Made by `samestep submit`. The same script goes on with the run wherever it stopped.
 #PBS -N sine-default-1
-#PBS -l select=1:ncpus=8:ngpus=1
+#PBS -l select=1:ncpus=8:ngpus=1:mpiprocs=1
 #PBS -l place=scatter
 #PBS -j oe
-#PBS -o /home/me/runs/sine-default-1/job/pbs.log
+#PBS -o /home/me/runs/sine-default-1/job/
 #PBS -r n
 
 export SAMESTEP_BEGAN=$(date +%s)  # the time limit counts from here
@@ -14,14 +14,18 @@ unset OMP_NUM_THREADS  # PBS sets it to the cores of all ranks of a node
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-8}"
 export SAMESTEP_TIME_LIMIT="$(/home/me/venv/bin/python -P -m samestep.launch.schedulers.pbs_job begin /home/me/runs/sine-default-1/job/1_dump.sh 300)"
 case "$(mpiexec --version 2>&1)" in
-    *"Open MPI"*|*OpenRTE*) mpiexec=(mpiexec -n 1 --map-by ppr:1:node --bind-to none ${PATH+-x PATH} ${LD_LIBRARY_PATH+-x LD_LIBRARY_PATH} ${PYTHONPATH+-x PYTHONPATH} ${OMP_NUM_THREADS+-x OMP_NUM_THREADS} ${MASTER_ADDR+-x MASTER_ADDR} ${SAMESTEP_BEGAN+-x SAMESTEP_BEGAN} ${SAMESTEP_TIME_LIMIT+-x SAMESTEP_TIME_LIMIT} ${SAMESTEP_SECRET+-x SAMESTEP_SECRET}) ;;
+    *"Open MPI"*|*OpenRTE*) mpiexec=(mpiexec -n 1 --map-by ppr:1:node --bind-to none ${PATH+-x PATH} ${LD_LIBRARY_PATH+-x LD_LIBRARY_PATH} ${PYTHONPATH+-x PYTHONPATH} ${OMP_NUM_THREADS+-x OMP_NUM_THREADS} ${MASTER_ADDR+-x MASTER_ADDR} ${PBS_JOBID+-x PBS_JOBID} ${PBS_NODEFILE+-x PBS_NODEFILE} ${SAMESTEP_BEGAN+-x SAMESTEP_BEGAN} ${SAMESTEP_TIME_LIMIT+-x SAMESTEP_TIME_LIMIT} ${SAMESTEP_SECRET+-x SAMESTEP_SECRET}) ;;
     *) mpiexec=(mpiexec -n 1 -ppn 1) ;;
 esac
 
+/home/me/venv/bin/python -P -m samestep.launch.schedulers.pbs_job watch /home/me/runs/sine-default-1/job/1_dump.sh &
+watch=$!
+disown "$watch"  # or the shell would report that it was ended
 asked=
-trap 'asked=yes' TERM  # it was deleted, or PBS takes it back to the queue
+trap 'asked=yes' TERM  # deleted, over its time limit, or PBS takes it back to the queue
 "${mpiexec[@]}" --hostfile "$PBS_NODEFILE" /home/me/venv/bin/python -P -u -m samestep train sine.py 'prompt=Hello, world' name=sine-default-1 out=/home/me/runs until=dump
 code=$?
+kill "$watch" 2> /dev/null
 
 # 75: stopped and saved, if the run says so: of a failed rank, 1 and 75 together are 75 too.
 if [ "$code" = 75 ] && ! grep -qs '"status": "preempted"' /home/me/runs/sine-default-1/status.json; then code=1; fi
@@ -32,4 +36,5 @@ if [ "$code" = 0 ]; then
     /home/me/venv/bin/python -P -m samestep.launch.schedulers.pbs_job next /home/me/runs/sine-default-1/job/2_train.sh ||
         echo "samestep: go on with the next stage," 'train: qsub /home/me/runs/sine-default-1/job/2_train.sh'
 fi
+echo "samestep: job $PBS_JOBID ended with exit code $code"
 exit "$code"

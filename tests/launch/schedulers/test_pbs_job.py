@@ -4,13 +4,15 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from samestep.core.errors import UserError
-from samestep.core.records import read_json
+from samestep.core.records import JsonLines, read_json
+from samestep.core.rundir import RunDir
 from samestep.launch.schedulers import pbs, pbs_job
 from samestep.launch.schedulers.job import Allocation, Job, JobPart
 from samestep.launch.schedulers.script import ScriptContext
@@ -50,7 +52,9 @@ class StubPbs:
     def status(self, status: str) -> None:
         (self.context.run / "status.json").write_text(json.dumps({"status": status}, indent=2))
 
-    def run(self, number: str = "11.server", following: JobPart | None = None, **asked: Any) -> tuple[int, str]:
+    def run(
+        self, number: str = "11.server", following: JobPart | None = None, part: JobPart = PART, **asked: Any
+    ) -> tuple[int, str]:
         """Run the script of a job; its exit code and its output."""
         env = {
             "PATH": f"{self.folder}:/usr/bin:/bin",
@@ -59,7 +63,7 @@ class StubPbs:
             "PBS_NODEFILE": "nodes",
             "SAMESTEP_TURN": "100",
         }
-        text = pbs.script(PART, Job(**asked), self.context, following)
+        text = pbs.script(part, Job(**asked), self.context, following)
         done = subprocess.run(["bash"], input=text, text=True, env=env, cwd=self.folder, timeout=60, check=False)
         return done.returncode, (self.context.job / f"{number}.out").read_text()
 
@@ -84,8 +88,8 @@ def test_a_job_that_stopped_submits_itself_and_is_recorded(stub: StubPbs) -> Non
     code, printed = stub.run(max_requeues=2)
     assert code == 75
     assert "job 12.server goes on from there" in printed
-    log, script = stub.context.job / "pbs.log", stub.context.script(PART)
-    assert stub.asked == f"-j oe -o {log} {script}\n", "no -v, which would replace that of the script"
+    logs, script = stub.context.job, stub.context.script(PART)
+    assert stub.asked == f"-j oe -o {logs}/ {script}\n", "no -v: it would replace the script's"
     assert stub.jobs == [("11.server", 0), ("12.server", 1)]
     assert "job 13.server goes on" in stub.run("12.server", max_requeues=2)[1]
     assert "not submitted again; go on with: qsub" in stub.run("13.server", max_requeues=2)[1], "twice already"
@@ -97,7 +101,6 @@ def test_a_job_that_stopped_submits_itself_and_is_recorded(stub: StubPbs) -> Non
     [
         ("exit 75", "failed", 1),  # MPICH combines the codes of ranks by OR: 75 | 1 is 75
         ("exit 2", "preempted", 2),
-        ("[ $1 = --version ] || kill -TERM $PPID; exit 75", "preempted", 75),  # qdel
         ("exit 0", "done", 0),
     ],
 )
@@ -106,6 +109,69 @@ def test_who_is_not_submitted_again(stub: StubPbs, mpiexec: str, status: str, en
     stub.status(status)
     assert stub.run()[0] == ends_with
     assert stub.asked == ""
+
+
+BY_CLOCK = {"status": "preempted", "reason": "max_time"}
+GOES_ON = "stopped and saved; job 12.server goes on from there"
+
+
+@pytest.mark.parametrize(
+    ("mpiexec", "status", "said"),
+    [
+        # What the run recorded decides: its save outlasted the grace time, and PBS sent SIGTERM at the limit.
+        ("launched; asked; exit 75", BY_CLOCK, GOES_ON),
+        ("launched; asked; exit 75", BY_CLOCK | {"reason": "SIGTERM"}, "stopped by SIGTERM, so it is not submitted"),
+        ("asked; exit 75", BY_CLOCK, "stopped by SIGTERM"),  # it stopped before training: an earlier job wrote that
+        ("launched; asked; exit 143", {"status": "running"}, "ended by SIGTERM before it could save"),
+        (
+            "launched; sleep 1; asked; exit 143",
+            {"status": "running"},
+            "the time limit came before the save was complete, so it is not submitted again: give it a longer --grace",
+        ),
+    ],
+    ids=["limit", "qdel", "qdel before training", "qdel without a save", "limit without a save"],
+)
+def test_sigterm_is_the_limit_or_qdel(stub: StubPbs, mpiexec: str, status: dict[str, str], said: str) -> None:
+    events, limit = stub.context.run / "events.jsonl", "00:00:02" if "sleep" in mpiexec else "02:00:00"
+    stub.program("qstat", f"cat <<'END'\n{QSTAT.format(limit)}END")
+    launched = f'launched() {{ echo "{{\\"kind\\": \\"launch\\", \\"time\\": $(date +%s).9}}" >> {events}; }}'
+    stub.program("mpiexec", f"[ $1 = --version ] && exit\n{launched}\nasked() {{ kill -TERM $PPID; }}\n{mpiexec}")
+    (stub.context.run / "status.json").write_text(json.dumps(status))
+    code, printed = stub.run()
+    assert said in printed
+    assert bool(stub.asked) == (said == GOES_ON)
+    assert f"go on with: qsub {stub.context.script(PART)}" in printed or said == GOES_ON
+    assert printed.endswith(f"samestep: job 11.server ended with exit code {code}\n")
+
+
+def test_a_job_in_which_nothing_trains_says_so(stub: StubPbs, capsys: pytest.CaptureFixture[str]) -> None:
+    """Under Open MPI no rank begins before all nodes answer, so the script has to say it."""
+    run, nodes = RunDir(stub.context.run), stub.folder / "nodes"
+    nodes.write_text("node1\nnode1\nnode2\n")
+    env = {"SAMESTEP_BEGAN": "1000", "PBS_NODEFILE": str(nodes)}
+    JsonLines(run.events).append({"kind": "launch", "time": 999.0})  # of an earlier job
+    pbs_job.watch_start(run, env, late=0.05)
+    assert "mpiexec may be waiting for a node (node1, node2)" in capsys.readouterr().out
+    JsonLines(run.events).append({"kind": "launch", "time": 1001.0})
+    pbs_job.watch_start(run, env, late=50.0)
+    assert capsys.readouterr().out == ""
+
+
+def test_ranks_of_open_mpi_on_other_nodes_find_rank_0(stub: StubPbs) -> None:
+    """By ssh they get the variables of -x alone, and the node file may lie on the first node only."""
+    find = "import os; from samestep.world import rank_discovery as r; env = os.environ;"
+    find += "print('rank 0 is on', r.main_address(r.discover(env), env), 'of', env['PBS_JOBID'])"
+    rank = "PMIX_NAMESPACE=1 " + " ".join(f"OMPI_COMM_WORLD_{name}" for name in ("RANK=1", "SIZE=2"))
+    rank += " OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_LOCAL_SIZE=1"
+    stub.program(
+        "mpiexec",
+        f"""if [ $1 = --version ]; then echo 'mpiexec (OpenRTE) 4.1.4'; exit; fi
+kept=(); while [ $# -gt 0 ]; do [ "$1" = -x ] && kept+=("$2=${{!2}}"); shift; done
+rm nodes; env -i "${{kept[@]}}" {rank} {sys.executable} -c "{find}" """,
+    )
+    (stub.folder / "nodes").write_text("node1\nnode2\n")
+    _, printed = stub.run(part=replace(PART, allocation=Allocation(2, 1, 1)))
+    assert "rank 0 is on node1 of 11.server" in printed
 
 
 def test_where_a_compute_node_may_not_submit_the_command_is_printed(stub: StubPbs) -> None:

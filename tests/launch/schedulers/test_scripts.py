@@ -24,6 +24,7 @@ AURORA = Site(
     scheduler="pbs",
     gpus_per_node=12,
     account="Deployment",
+    project="climate",
     queue="prod",
     select="",
     filesystems="home:flare",
@@ -84,9 +85,21 @@ def test_what_a_chunk_asks_for_under_pbs() -> None:
     assert selected(4) == "2:ncpus=4:ngpus=4:mpiprocs=4"
     assert selected(4, cpus_per_task=8) == "2:ncpus=32:ngpus=4:mpiprocs=4"
     assert selected(4, site=Site(cpus_per_node=64)) == "2:ncpus=32:ngpus=4:mpiprocs=4", "its share: half of 8 GPUs"
-    assert selected(4, site=Site(select="ncpus=64:ngpus=4")) == "2:ncpus=64:ngpus=4"
-    assert selected(4, cpus_per_task=8, site=Site(select="ngpus=4")) == "2:ngpus=4:ncpus=32"
+    assert selected(4, site=Site(select="ncpus=64:ngpus=4")) == "2:ncpus=64:ngpus=4:mpiprocs=4"
+    assert selected(4, site=Site(select="ncpus=64:mpiprocs=2")) == "2:ncpus=64:mpiprocs=2"
+    assert selected(4, cpus_per_task=8, site=Site(select="ngpus=4")) == "2:ngpus=4:ncpus=32:mpiprocs=4"
     assert selected(4, site=Site(select="")) == "2", "whole nodes"
+    chunk = "ncpus=4:ngpus=4:mpiprocs=4"
+    assert selected(4, mem="64G") == f"2:{chunk}:mem=64gb", "with cores, GPUs and ranks"
+    assert selected(4, mem="64000", site=Site(select="")) == "2:mem=64000mb"
+    assert selected(4, nodelist="n[1-2]") == f"1:{chunk}:host=n1+1:{chunk}:host=n2"
+    assert selected(4, nodelist="n2", mem="1tb") == f"1:{chunk}:mem=1tb:host=n2+1:{chunk}:mem=1tb"
+    with pytest.raises(UserError, match=r"--nodelist n\[1-3\] names 3 nodes, but a job takes 2"):
+        selected(4, nodelist="n[1-3]")
+    with pytest.raises(UserError, match="--mem 0 is not an amount of memory under PBS; write it like 64G"):
+        selected(4, mem="0")
+    with pytest.raises(UserError, match="--mem and the mem of --select set the same thing twice"):
+        selected(4, mem="64G", site=Site(select="ncpus=4:mem=32gb"))
     with pytest.raises(UserError, match="--cpus-per-task and the ncpus of --select set the same thing twice"):
         selected(4, cpus_per_task=8, site=Site(select="ngpus=4:ncpus=64"))
 
@@ -115,8 +128,14 @@ def test_threads_of_a_rank_under_pbs(tmp_path: Path, asked: dict[str, Any], thre
     [
         ("HYDRA build details:", "-n 8 -ppn 4 --hostfile nodes"),
         ("PALS version 1.2.12", "-n 8 -ppn 4 --hostfile nodes"),
-        ("mpiexec (OpenRTE) 4.1.4", "-n 8 --map-by ppr:4:node --bind-to none -x PATH -x OMP_NUM_THREADS"),
-        ("mpiexec (Open MPI) 5.0.3", "-n 8 --map-by ppr:4:node --bind-to none -x PATH -x OMP_NUM_THREADS"),
+        (
+            "mpiexec (OpenRTE) 4.1.4",
+            "-n 8 --map-by ppr:4:node --bind-to none -x PATH -x OMP_NUM_THREADS -x MASTER_ADDR",
+        ),
+        (
+            "mpiexec (Open MPI) 5.0.3",
+            "-n 8 --map-by ppr:4:node --bind-to none -x PATH -x OMP_NUM_THREADS -x MASTER_ADDR",
+        ),
     ],
 )
 def test_the_words_of_each_mpiexec(tmp_path: Path, version: str, words: str) -> None:
@@ -242,6 +261,11 @@ def test_refusals_of_a_scheduler_are_shown_with_its_message(tmp_path: Path, monk
     stub.write_text('#!/bin/sh\nfor arg in "$@"; do [ "$arg" = --dependency=afterok:41 ] && exit 3; done\necho 41\n')
     with pytest.raises(UserError, match="already queued: 41, to be cancelled by hand"):
         submit([DUMP, TRAIN], Job(), context, "slurm")
+    qsub = tmp_path / "qsub"
+    qsub.write_text("#!/bin/sh\necho 'qsub: Unknown resource: ngpus' >&2\nexit 1\n")
+    qsub.chmod(0o755)
+    with pytest.raises(UserError, match="this PBS has no resource ngpus: write --gpus-per-node 0 for ranks on CPUs"):
+        submit([PLAIN], Job(), context, "pbs")
     stub.unlink()
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="submit where the scheduler is installed"):

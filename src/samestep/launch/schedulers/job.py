@@ -30,6 +30,8 @@ class Site:
     """PBS: cores that a node has; without --cpus-per-task, each GPU comes with its share of them, or with one."""
     account: str | None = None
     """Account or project to charge."""
+    project: str | None = None
+    """PBS: project, where that is another thing than the account."""
     partition: str | None = None
     """SLURM: partition."""
     qos: str | None = None
@@ -83,7 +85,7 @@ class Job:
     exclusive: bool | None = None
     """Nodes for this job alone; by default when all GPUs of a node are asked for."""
     nodelist: str | None = None
-    """SLURM: nodes to run on."""
+    """Nodes to run on, such as node1,node2 or node[1-2]."""
     requeue: bool = True
     """Queue again after a stop before the end, and go on from there."""
     max_requeues: int = 100
@@ -97,7 +99,7 @@ class Job:
 SITE_ALIASES = {
     "on": "site.scheduler",
     **{name: f"site.{name}" for name in ("account", "partition", "qos", "constraint")},
-    **{name: f"site.{name}" for name in ("queue", "select", "filesystems", "mpiexec", "cpu_bind")},
+    **{name: f"site.{name}" for name in ("project", "queue", "select", "filesystems", "mpiexec", "cpu_bind")},
 }
 """Settings of the site that may be written without `site.`."""
 

@@ -3,7 +3,8 @@
 PBS sends no signal before the time limit, so the run stops itself: SAMESTEP_TIME_LIMIT is the limit that the job really
 has less the grace time, counted from the start of the job, and the ranks agree on the clock. Then the script submits
 itself again, where a compute node may do that, and prints the command where it may not. A script that got SIGTERM was
-deleted, or PBS itself runs it again. What a script does with the job's records is in pbs_job.py.
+deleted, or PBS itself runs it again; but not if the run says that it stopped by the clock: then the limit came while it
+saved. What a script does with the job's records is in pbs_job.py.
 """
 
 import re
@@ -14,6 +15,7 @@ from shutil import which
 
 from samestep.core.durations import format_clock, parse_duration
 from samestep.core.errors import EXIT_PREEMPTED, EXIT_USER, UserError
+from samestep.core.host_lists import expand_hosts
 from samestep.core.launch_env import BEGAN, SECRET, TIME_LIMIT
 from samestep.launch.schedulers.job import Job, JobPart
 from samestep.launch.schedulers.script import (
@@ -26,18 +28,20 @@ from samestep.launch.schedulers.script import (
 )
 
 GRACE = 300
-LOG = "pbs.log"
+ENDED = "samestep: job {} ended with exit code {}"
+"""The last line of a job's output: PBS may not keep how a job ended."""
 _OPEN_MPI = '*"Open MPI"*|*OpenRTE*'
 """What the `mpiexec --version` of Open MPI holds: its options differ from those of MPICH and PALS."""
-_PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS", "MASTER_ADDR", BEGAN, TIME_LIMIT, SECRET)
+_PASSED_ON = (
+    *("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS", "MASTER_ADDR", "PBS_JOBID", "PBS_NODEFILE"),
+    *(BEGAN, TIME_LIMIT, SECRET),
+)
 """Variables that Open MPI does not pass to other nodes by itself."""
 _UNLIKE_PBS = {
-    "nodelist": "--select host=NAME",
-    "mem": "--select mem=64gb",
     "exclusive": "--site.place scatter:excl",
     "partition": "--queue",
     "qos": "--queue",
-    "constraint": "--select",
+    "constraint": "--select ncpus=C:ngpus=G:NAME=VALUE, which is all that a node is asked for",
     "srun": "--mpiexec",
 }
 """Options of SLURM, and what to write under PBS."""
@@ -54,15 +58,21 @@ def script(part: JobPart, job: Job, context: ScriptContext, following: JobPart |
             "unset OMP_NUM_THREADS  # PBS sets it to the cores of all ranks of a node",
             *setup_lines(job, _cores_per_rank(part, job)),
             f'export {TIME_LIMIT}="$({_helper("begin", part, job, context)})"',
+            *_address_lines(part),
             *_mpiexec_lines(part, job),
             "",
+            f"{_helper('watch', part, job, context)} &",
+            "watch=$!",
+            'disown "$watch"  # or the shell would report that it was ended',
             "asked=",
-            "trap 'asked=yes' TERM  # it was deleted, or PBS takes it back to the queue",
+            "trap 'asked=yes' TERM  # deleted, over its time limit, or PBS takes it back to the queue",
             f'"${{mpiexec[@]}}" --hostfile "$PBS_NODEFILE" {train_command(part, context)}',
             "code=$?",
+            'kill "$watch" 2> /dev/null',
             *exit_code_lines(part, context),
             *(_resubmit_lines(part, job, context) if job.requeue else []),
             *(_next_stage_lines(following, job, context) if following else []),
+            f'echo "{ENDED.format("$PBS_JOBID", "$code")}"',
             'exit "$code"',
         ]
     )
@@ -71,6 +81,13 @@ def script(part: JobPart, job: Job, context: ScriptContext, following: JobPart |
 def _cores_per_rank(part: JobPart, job: Job) -> int | None:
     asked = re.search(r"(?:^|:)ncpus=(\d+)", _chunk(part, job))
     return max(1, int(asked[1]) // part.allocation.tasks) if asked else None
+
+
+def _address_lines(part: JobPart) -> list[str]:
+    """Lines that tell all ranks where rank 0 is: on one node they know, and the file may lie on the first node only."""
+    if part.allocation.nodes == 1:
+        return []
+    return ['export MASTER_ADDR="${MASTER_ADDR:-$(head -n 1 "$PBS_NODEFILE")}"']
 
 
 def _mpiexec_lines(part: JobPart, job: Job) -> list[str]:
@@ -93,25 +110,63 @@ def _mpiexec_lines(part: JobPart, job: Job) -> list[str]:
 def _directives(part: JobPart, job: Job, context: ScriptContext) -> list[str]:
     site = job.site
     resources = {
-        "select": ":".join(filter(None, [str(part.allocation.nodes), _chunk(part, job)])),
+        "select": _select(part, job),
         "place": site.place,
         "walltime": format_clock(parse_duration(job.time, time_limit=True)) if job.time else None,
         "filesystems": site.filesystems,
     }
-    options = {"N": _name(context.run.name), "A": site.account, "q": site.queue}
+    options = {"N": _name(context.run.name), "A": site.account, "P": site.project, "q": site.queue}
     lines = [f"-{option} {shlex.quote(value)}" for option, value in options.items() if value is not None]
     lines += [f"-l {shlex.quote(f'{name}={value}')}" for name, value in resources.items() if value is not None]
-    return [*lines, "-j oe", f"-o {shlex.quote(log(context))}", f"-r {'y' if job.requeue else 'n'}", *site.directives]
+    return [
+        *lines,
+        "-j oe",
+        f"-o {shlex.quote(_log_folder(context.job))}",
+        f"-r {'y' if job.requeue else 'n'}",
+        *site.directives,
+    ]
+
+
+def _select(part: JobPart, job: Job) -> str:
+    """What all nodes are asked for: those of --nodelist by their names, and as many others as are missing."""
+    nodes, named, chunk = part.allocation.nodes, expand_hosts(job.nodelist or ""), _chunk(part, job)
+    if len(named) > nodes:
+        raise UserError(
+            f"--nodelist {job.nodelist} names {len(named)} nodes, but a job takes {nodes}: name no more, or set --nodes"
+        )
+    chunks = [["1", chunk, f"host={host}"] for host in named]
+    chunks += [[str(nodes - len(named)), chunk]] if len(named) < nodes else []
+    return "+".join(":".join(filter(None, words)) for words in chunks)
 
 
 def _chunk(part: JobPart, job: Job) -> str:
-    """What one node is asked for. A `select` of the site is kept; with an empty one whole nodes are asked for."""
+    """What one node is asked for, with the memory of --mem."""
+    memory = _memory(job.mem) if job.mem is not None else None
+    if memory and re.search(r"(^|:)mem=", job.site.select or ""):
+        raise UserError("--mem and the mem of --select set the same thing twice; leave out one of them")
+    return ":".join(filter(None, [_devices(part, job), memory and f"mem={memory}"]))
+
+
+def _memory(text: str) -> str:
+    """An amount of memory as PBS writes it; in SLURM's way, one without a unit is in megabytes."""
+    found = re.fullmatch(r"([1-9]\d*)([kmgt]?)b?", text.lower())
+    if found is None:
+        raise UserError(
+            f"--mem {text} is not an amount of memory under PBS; write it like 64G, or leave it out and have whole "
+            "nodes with --site.place scatter:excl"
+        )
+    return f"{found[1]}{found[2] or 'm'}b"
+
+
+def _devices(part: JobPart, job: Job) -> str:
+    """The cores, GPUs and ranks of a node. A `select` of the site is kept; with an empty one nothing is asked for."""
     site, allocation = job.site, part.allocation
     cores = f"ncpus={allocation.tasks * job.cpus_per_task}" if job.cpus_per_task else None
     if site.select is not None:
         if cores and re.search(r"(^|:)ncpus=", site.select):
             raise UserError("--cpus-per-task and the ncpus of --select set the same thing twice; leave out one of them")
-        return ":".join(filter(None, [site.select, cores]))
+        ranks = f"mpiprocs={allocation.tasks}" if site.select and "mpiprocs=" not in site.select else None
+        return ":".join(filter(None, [site.select, cores, ranks]))
     if cores is None:
         share = site.cpus_per_node * allocation.gpus // max(1, site.gpus_per_node) if site.cpus_per_node else 0
         cores = f"ncpus={max(allocation.tasks, share)}"
@@ -119,9 +174,14 @@ def _chunk(part: JobPart, job: Job) -> str:
     return ":".join(filter(None, [cores, gpus, f"mpiprocs={allocation.tasks}"]))
 
 
-def log(context: ScriptContext) -> str:
-    """The file for PBS's own messages about a job; the job's own output is written while it runs."""
-    return str(context.job / LOG)
+def _log_folder(job: Path) -> str:
+    """Where PBS puts a file with its own messages, named by the job's number; the job writes its output by itself."""
+    return f"{job}/"
+
+
+def logs(folder: Path, job: str) -> list[Path]:
+    """The files that PBS may have put there: named by the number, or in its default way by name and number."""
+    return sorted({*folder.glob(f"{job}.OU"), *folder.glob(f"*.o{job.partition('.')[0]}")})
 
 
 def _name(run: str) -> str:
@@ -136,7 +196,7 @@ def _helper(verb: str, part: JobPart, job: Job, context: ScriptContext) -> str:
     if verb == "begin":
         command += [str(GRACE if job.grace is None else job.grace)]
         command += [str(int(parse_duration(job.time, time_limit=True)))] if job.time else []
-    elif verb == "again":
+    elif verb == "ended":
         command += [str(job.max_requeues)]
     return context.python_command(*command)
 
@@ -144,8 +204,8 @@ def _helper(verb: str, part: JobPart, job: Job, context: ScriptContext) -> str:
 def _resubmit_lines(part: JobPart, job: Job, context: ScriptContext) -> list[str]:
     by_hand = shlex.quote(f"qsub {shlex.quote(str(context.script(part)))}")
     return [
-        f'if [ "$code" = {EXIT_PREEMPTED} ] && [ -z "$asked" ]; then',
-        f"    {_helper('again', part, job, context)} ||",
+        f'if [ "$code" = {EXIT_PREEMPTED} ] || [ -n "$asked" ]; then',
+        f'    {_helper("ended", part, job, context)} "$code" "$asked" ||',
         f'        echo "samestep: stopped and saved, but not submitted again; go on with:" {by_hand}',
         "fi",
     ]
@@ -164,7 +224,7 @@ def _next_stage_lines(following: JobPart, job: Job, context: ScriptContext) -> l
 
 def submission(path: str) -> list[str]:
     """The command that submits a script."""
-    return ["qsub", "-j", "oe", "-o", str(Path(path).with_name(LOG)), path]
+    return ["qsub", "-j", "oe", "-o", _log_folder(Path(path).parent), path]
 
 
 def require_pbs() -> None:
@@ -206,6 +266,16 @@ def job_id(printed: str) -> str:
 def job_commands(job: str) -> dict[str, str]:
     """The commands to watch and cancel a job."""
     return {"queue": f"qstat {job}", "cancel": f"qdel {job}"}
+
+
+def hint(refusal: str) -> str:
+    """What to do about a message of qsub, where it does not say so itself."""
+    if "ngpus" not in refusal or "nknown resource" not in refusal:
+        return ""
+    return (
+        "; this PBS has no resource ngpus: write --gpus-per-node 0 for ranks on CPUs, name what a node is asked for "
+        "with --select ncpus=C:NAME=G, or ask an administrator to define ngpus"
+    )
 
 
 def require_supported(job: Job) -> None:

@@ -1,7 +1,9 @@
 """What the script of a PBS job calls: `python -m samestep.launch.schedulers.pbs_job VERB SCRIPT ...`, inside the job.
 
     begin SCRIPT GRACE [SECONDS]   records the job, and prints after how many seconds the run has to stop
-    again SCRIPT MOST              submits the script again, unless it was MOST times already
+    watch SCRIPT                   says so if no rank has begun to train after two minutes
+    ended SCRIPT MOST CODE ASKED   submits the script again, unless it was MOST times already; after a SIGTERM (ASKED)
+                                   only if the run stopped by the clock: otherwise it says why not
     next SCRIPT                    submits the script of the next stage
 
 The count of submissions is kept in the run directory: a variable could come from the environment of another run.
@@ -9,6 +11,7 @@ The count of submissions is kept in the run directory: a variable could come fro
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -16,13 +19,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from samestep.core.durations import parse_duration
-from samestep.core.errors import EXIT_DONE, EXIT_FAILURE, UserError
+from samestep.core.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, UserError
+from samestep.core.launch_env import BEGAN, TIME_LIMIT, elapsed
 from samestep.core.output import print_safely, print_text
+from samestep.core.records import JsonLines, read_object_if_readable
 from samestep.core.rundir import RunDir
 from samestep.launch.schedulers import pbs
 from samestep.launch.schedulers.submit import SubmittedJob, record, recorded
 
 _TIMEOUT = 60.0
+LATE = 120.0
+"""Seconds after which a job in which nothing trains says so."""
 
 
 def main(args: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
@@ -35,18 +42,69 @@ def main(args: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
         limit = stop_after(current, float(rest[0]), float(rest[1]) if rest[1:] else None)
         print_text("" if limit is None else str(limit))
         return EXIT_DONE
-    requeues = 0
-    if verb == "again":
+    if verb == "watch":
+        watch_start(run, env)
+        return EXIT_DONE
+    if verb == "ended":
+        why_not = _why_not_again(run, int(rest[1]), env) if rest[2] else ""
+        if why_not:
+            print_text(f"samestep: {why_not}; go on with: {shlex.join(['qsub', script])}")
+            return EXIT_DONE
         requeues = 1 + next((job.requeues for job in recorded(run) if job.job == current), 0)
-        if requeues > int(rest[0]):
-            return EXIT_FAILURE
+        then = "stopped and saved; job {} goes on from there"
+        return EXIT_FAILURE if requeues > int(rest[0]) else _submit(run, script, requeues, then)
+    return _submit(run, script, 0, "job {} goes on with the next stage")
+
+
+def _submit(run: RunDir, script: str, requeues: int, then: str) -> int:
     new = _qsub(script)
     if not new:
         return EXIT_FAILURE
     record(run, _submitted(run, script, new, requeues))
-    what = "stopped and saved; job {} goes on from there" if verb == "again" else "job {} goes on with the next stage"
-    print_text(f"samestep: {what.format(new)}")
+    print_text(f"samestep: {then.format(new)}")
     return EXIT_DONE
+
+
+def _why_not_again(run: RunDir, code: int, env: Mapping[str, str]) -> str:
+    """Why a job that got SIGTERM does not go on by itself; empty if it does, since its run stopped by the clock."""
+    if code == EXIT_PREEMPTED:
+        status = read_object_if_readable(run.status)
+        by_clock = status.get("reason") == "max_time" and has_launched(run, env)  # else an earlier job wrote that
+        return "" if by_clock else "stopped by SIGTERM, so it is not submitted again"
+    limit = float(env.get(TIME_LIMIT) or "inf")
+    if elapsed(env) < limit:
+        return "ended by SIGTERM before it could save, so it is not submitted again"
+    return "the time limit came before the save was complete, so it is not submitted again: give it a longer --grace"
+
+
+def watch_start(run: RunDir, env: Mapping[str, str], late: float = LATE) -> None:
+    """Wait until ranks train, for at most `late` seconds; then say that they do not. Ends with the script, too.
+
+    Under Open MPI no rank begins before every node answers, so no rank could say it.
+    """
+    parent, end = os.getppid(), time.monotonic() + late
+    while time.monotonic() < end:
+        if has_launched(run, env) or os.getppid() != parent:
+            return
+        time.sleep(min(1.0, late))
+    try:
+        nodes = ", ".join(dict.fromkeys(Path(env["PBS_NODEFILE"]).read_text().split()))
+    except (KeyError, OSError):
+        nodes = "all of them"
+    print_text(
+        f"samestep: no training after {late:.0f} s: mpiexec may be waiting for a node ({nodes}); see whether each "
+        "answers, with ssh NODE true, or end the job",
+        flush=True,
+    )
+
+
+def has_launched(run: RunDir, env: Mapping[str, str]) -> bool:
+    """Whether the ranks of this job, which began at BEGAN, have met and opened the run."""
+    try:
+        rows = [row for row in JsonLines(run.events) if row.get("kind") == "launch"]
+        return bool(rows) and float(rows[-1]["time"]) >= float(env[BEGAN])
+    except (OSError, ValueError, TypeError, KeyError):
+        return False
 
 
 def stop_after(job: str, grace: float, asked: float | None) -> int | None:

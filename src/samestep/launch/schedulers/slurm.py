@@ -24,6 +24,7 @@ from samestep.launch.schedulers.script import (
 
 GRACE = 60
 _UNLIKE_SLURM = {
+    "project": "--account",
     "queue": "--partition",
     "select": "--gpus-per-node, --cpus-per-task or --constraint",
     "filesystems": "--directive=--licenses=...",

@@ -90,7 +90,8 @@ def _run_command(command: Sequence[str], before: Sequence[SubmittedJob]) -> str:
         ) from None
     if done.returncode != 0 or not done.stdout.strip():
         message = " ".join((done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").split())
-        raise UserError(f"{command[0]} did not accept the job: {message}; fix that and submit again{queued}")
+        advice = pbs.hint(message) or "; fix that and submit again"
+        raise UserError(f"{command[0]} did not accept the job: {message}{advice}{queued}")
     return done.stdout
 
 
