@@ -9,7 +9,7 @@ import pytest
 @pytest.mark.parametrize(
     "code",
     [
-        "import samestep.world.watchdog.torchrun_agent",
+        "import samestep.core.process_end",
         "import samestep.launch.call, samestep.launch.launcher, samestep.launch.nodes.member",
         "from samestep.cli.main import main; main(['--help'])",
         "from samestep.cli.main import main; main(['data', '--help'])",

@@ -9,6 +9,7 @@ tries these ports until one answers that knows it too; other programs and other 
 import hmac
 import secrets
 import socket
+import sys
 import time
 import zlib
 from collections.abc import Mapping
@@ -22,9 +23,11 @@ from torch.distributed.rendezvous import rendezvous
 from samestep.core import handshake, launch_env
 from samestep.core.errors import UserError
 from samestep.core.handshake import Lines, Listener, NotTrusted
+from samestep.core.output import print_safely
 from samestep.core.secret import derive_key, find_secret
 from samestep.core.store_server import LOCALHOST, serve_store
 from samestep.world.authenticated_store import AuthenticatedStore
+from samestep.world.missing_ranks import Notices
 from samestep.world.network_interface import is_loopback
 from samestep.world.rank_discovery import RankInfo, main_address
 
@@ -136,8 +139,12 @@ def _listen(job: str, address: str) -> socket.socket:
 
 
 def _find_store(address: str, info: RankInfo, key: bytes, timeout: timedelta) -> int:
-    begin = time.monotonic()
-    while (waited := time.monotonic() - begin) < timeout.total_seconds():
+    begin, notices, limit = time.monotonic(), Notices(), timeout.total_seconds()
+    while (waited := time.monotonic() - begin) < limit:
+        if info.local_rank == 0 and notices.is_due(waited):
+            where = f"rank {info.rank} on {socket.gethostname()} has looked for rank 0 on {address}"
+            text = f"{where} for {waited:.0f} s; it ends if this lasts for {limit:.0f} s"
+            print_safely(f"samestep: {text}", sys.stderr)
         refused = False
         for port in candidate_ports(info.job):
             try:

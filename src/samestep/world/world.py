@@ -40,6 +40,7 @@ from samestep.world.async_gather import AsyncGather
 from samestep.world.data_parallel import DataParallel
 from samestep.world.device import card_id, choose_backend, choose_device, too_few_devices
 from samestep.world.messages import Messages
+from samestep.world.missing_ranks import wait_for_start
 from samestep.world.network_interface import choose_interface, is_loopback, stay_on_loopback
 from samestep.world.proved_groups import NotProved, prove_connections, uses_gloo
 from samestep.world.rank_discovery import RankInfo, discover, main_address
@@ -249,10 +250,22 @@ class World:
         keys = [f"samestep/together/{self._barriers}/{rank}" for rank in range(self.size)]
         all_done = f"samestep/together/{self._barriers}/all"
         self.store.set(keys[self.rank], "done")
+        if self.is_main and self._barriers == 1:
+            self._wait_for_start(keys)
         if self.is_main:
             self._wait_for(keys, f"not every rank {done}")
             self.store.set(all_done, "done")
         self._wait_for([all_done], f"not every rank {done}")
+
+    def _wait_for_start(self, keys: list[str]) -> None:
+        """On rank 0, where ranks meet for the first time: ranks that never started are named."""
+        try:
+            wait_for_start(
+                keys, self.store, self.rank_info, os.environ, self.timeout.total_seconds(), self.raise_peer_failure
+            )
+        except RunFailed as error:
+            self.report_failure(error)
+            raise
 
     def _wait_for(self, keys: list[str], otherwise: str) -> list[bytes]:
         """The values of these keys in the store, once all are there; `otherwise` says what did not happen in time."""

@@ -40,6 +40,7 @@ from samestep.train.run_status import write_exit_report
 from samestep.train.session.session import Session
 from samestep.train.session.start import Start, require_same_start
 from samestep.train.stop import SIGNALS
+from samestep.world.watchdog.mpiexec import end_mpiexec_later
 from samestep.world.world import PeerFailed, World
 
 _MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
@@ -95,6 +96,7 @@ def enter(read_start: Callable[[], Start]) -> int:
         code = _failed(error, world, session)
         if session is None:
             _end_start_together(world)
+        end_mpiexec_later(os.environ)
         return code
     return EXIT_DONE if outcome is Outcome.DONE else _stopped(world)
 

@@ -8,5 +8,5 @@
 - blame.py: which rank the others wait for, or which one left the common way; pure functions
 - uneven.py: which rank made other updates than the rest; pure functions
 - watchdog.py: the thread that checks once a second and finds out whether the run hangs
-- ending.py: how all ranks end once the run hangs; torchrun_agent.py ends an agent of torchrun that hangs too
+- ending.py: how all ranks end once the run hangs; torchrun_agent.py and mpiexec.py end a launcher that hangs too
 """

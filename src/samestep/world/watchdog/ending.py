@@ -19,6 +19,7 @@ from samestep.world.rank_discovery import OPENMPI_JOB
 from samestep.world.watchdog import stack_dump
 from samestep.world.watchdog.blame import Report
 from samestep.world.watchdog.heartbeat import HeartbeatExchange
+from samestep.world.watchdog.mpiexec import end_mpiexec_later
 from samestep.world.watchdog.stack_dump import StackDumpFile
 from samestep.world.watchdog.torchrun_agent import end_agent_later
 
@@ -51,6 +52,7 @@ def end_stalled_run(
             write_json(rundir.stall_report, stall)
     _kill_silent_neighbours(stall["reports"])
     end_agent_later(os.environ)
+    end_mpiexec_later(os.environ)
     os._exit(report.code)
 
 
@@ -63,6 +65,7 @@ def end_after_failure(
     report = ExitReport.from_error(RuntimeError(text), failure["code"], plain=True, echo=True)
     report.write(os.environ)
     _write_and_wait(report, heartbeats, rundir, dump_file)
+    end_mpiexec_later(os.environ)
     os._exit(report.code)
 
 
