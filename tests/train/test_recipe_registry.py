@@ -75,6 +75,27 @@ def test_what_is_no_recipe_is_refused(folder: Path) -> None:
         find_recipe("none.py")
 
 
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("mine = Recipe(Config, list)", "the file x.py calls its recipe 'mine'; call it `recipe`"),
+        (
+            "one, two = Recipe(Config, list), Recipe(Config, list)",
+            "the file x.py has several recipes (one, two); call the one to train `recipe`, or give each a file",
+        ),
+        ("recipe = Recipe", "`recipe` in the file x.py must be a Recipe(...), but is the class Recipe"),
+        ("recipe = [1]", "`recipe` in the file x.py must be a Recipe(...), but is a list"),
+        ("def recipe(:", "x.py, line 2, is no Python: invalid syntax"),
+        ("import no_such_thing", "x.py needs the module 'no_such_thing', which is not there"),
+    ],
+)
+def test_a_file_without_one_recipe_is_refused_with_what_to_write(folder: Path, source: str, sentence: str) -> None:
+    (folder / "x.py").write_text(f"from samestep import Config, Recipe\n{source}")
+    with pytest.raises(UserError) as refused:
+        find_recipe("x.py")
+    assert sentence in str(refused.value)
+
+
 def test_what_lies_beside_a_link_to_a_recipe_is_not_imported(folder: Path) -> None:
     """A folder from elsewhere could hold a link to a recipe of the user's, and modules with the names that it needs."""
     (folder / "elsewhere").mkdir()

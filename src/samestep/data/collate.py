@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
 
+from samestep.core.arguments import check_function, described
 from samestep.core.errors import UserError
 
 Collate = Callable[[list[Any]], Mapping[str, Tensor]]
@@ -24,6 +25,10 @@ def collate_by(collate: Collate | None, pad: Mapping[str, float] | None) -> Coll
     """The way that a recipe chose; None: samples are stacked."""
     if collate is not None and pad is not None:
         raise UserError("give a feed either collate or pad, not both; a collate may call samestep.pad_rows itself")
+    if collate is not None:
+        check_function("the collate of a feed", collate, ["samples"])
+    if pad is not None and not isinstance(pad, Mapping):
+        raise UserError(f"pad must give names their values, such as pad={{'tokens': 0}}, but is {described(pad)}")
     return partial(pad_rows, pad=pad) if pad is not None else collate
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from samestep.core.arguments import check_function
 from samestep.core.errors import UserError
 from samestep.data.collate import Collate
 from samestep.data.loading import Batch, Rows, RowWeights, Share, Steps, loader
@@ -116,6 +117,8 @@ class Feed:
         """`length` is the number of planned steps; `track` wraps a pass over all of them (a progress bar). `unit` may
         be counted although it is not a term of a loss. With a `row_seed` the global generators are seeded for each
         row."""
+        if count is not None:
+            check_function("the count of a feed", count, ["batch"])
         self.order, self.length = order, length
         self._counted = CountedTerms(unit)
         self.seconds = 0.0

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from samestep.core.arguments import explains_arguments
 from samestep.core.errors import UserError
 from samestep.core.rundir import RunDir
 from samestep.data.chosen_rows import ReadOptions
@@ -53,6 +54,7 @@ from samestep.train.plan import Plan, Schedule, global_batch
 from samestep.train.pretrained.first_weights import FirstWeights
 from samestep.train.pretrained.frozen_networks import FrozenNetworks
 from samestep.train.pretrained.learner_network import build_learner_network, in_its_type
+from samestep.train.recipe_checks import INSTEAD_IN_FEED, INSTEAD_IN_LEARNER, check_learner_arguments
 from samestep.train.session.data_check import FeedName, check_data
 from samestep.train.stop import Stop
 from samestep.world.world import World
@@ -139,6 +141,7 @@ class Bench:
                 )
         return self.known_plan
 
+    @explains_arguments("bench.feed", **INSTEAD_IN_FEED)
     def feed(
         self,
         rows: Rows,
@@ -162,6 +165,7 @@ class Bench:
         order = choose_order(data.rows, order, plan.global_batch, self.config.seed)
         return self._feed(data, order, plan.steps, count)
 
+    @explains_arguments("bench.evaluation_feed", **INSTEAD_IN_FEED)
     def evaluation_feed(
         self,
         rows: Rows,
@@ -179,8 +183,6 @@ class Bench:
         self._check_data(data, "validation")
         order = Sequential(len(data.rows), batch or self._once_batch(), epoch=VALIDATION_EPOCH)
         return self._feed(data, order, order.steps_per_epoch, count, partial(self.screen.track, "validate"))
-
-    rows_once = evaluation_feed  # the name that recipes of earlier versions use
 
     def produced(
         self, prompts: MicroBatches, make: Make, *, copies: int = 1, count: RowWeights | None = None
@@ -208,6 +210,7 @@ class Bench:
         if self.stop is not None:
             self.stop.check_inside()
 
+    @explains_arguments("bench.learner", **INSTEAD_IN_LEARNER)
     def learner(
         self,
         module: nn.Module | Callable[[], nn.Module],
@@ -233,6 +236,7 @@ class Bench:
         network and trains adapters in it (see lora.py).
         """
         config: Config = self.config
+        check_learner_arguments(name, [learner.name for learner in self.learners], rate, groups, optimizer)
         if rate is not None:
             rate = self.given_rates[name] = self._over_stage(rate) if isinstance(rate, Schedule) else rate
         settings = OptimSettings.of(config).given(optimizer, groups, weight_decay, clip, clip_value)

@@ -6,11 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from samestep.core.arguments import check_function
 from samestep.data.feed import Feed
 from samestep.data.loading import Batch
 from samestep.train.artifacts.array_writer import ArrayArtifact
 from samestep.train.logging.metrics import Metric, Metrics
 from samestep.train.loop import Tick
+from samestep.train.recipe_checks import check_feed
 
 
 class Dump:
@@ -18,6 +20,8 @@ class Dump:
 
     def __init__(self, feed: Feed, compute: Callable[[Batch], Mapping[str, Tensor]], artifact: ArrayArtifact) -> None:
         """`compute` takes a batch, without gradients, and gives every field of the artifact, one row for each of it."""
+        check_feed("the feed of Dump", feed, "bench.evaluation_feed")
+        check_function("compute of Dump", compute, ["batch"])
         self.length = feed.length
         self.state: Mapping[str, Any] = {}  # the runtime saves the artifact itself
         self._feed, self._compute, self._artifact = feed, compute, artifact

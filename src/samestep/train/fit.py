@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from samestep.core.arguments import check_function, explains_arguments
 from samestep.data.feed import Feed
 from samestep.train.learner.ema import AVERAGE, Average
 from samestep.train.learner.gradient_weighting import Loss, Mix, check_rows, check_terms
 from samestep.train.learner.learner import Learner
 from samestep.train.logging.metrics import Metric, MetricAccumulator, Metrics, MetricValues
 from samestep.train.loop import Tick
+from samestep.train.recipe_checks import check_feed, check_learner
 from samestep.train.whole_set import WholeSet
 
 
@@ -24,6 +26,13 @@ def as_is(metrics: dict[str, float]) -> MetricValues:
 class Fit:
     """Fit a learner to a feed; validate on every row of another, once."""
 
+    @explains_arguments(
+        "Fit",
+        lr="set learning_rate, or give the learner its own: bench.learner(network, rate=lambda step: 1e-3)",
+        optimizer="give it to the learner: bench.learner(network, optimizer=...)",
+        val="give validation=bench.evaluation_feed(rows)",
+        metrics="give measure=..., a function like the loss, or derive=...",
+    )
     def __init__(
         self,
         learner: Learner,
@@ -40,6 +49,16 @@ class Fit:
         """`mix` gives the coefficient of each term that is trained, as numbers or by step; all others are logged, and a
         loss of one term needs none. `average` is kept up to date and is what validation measures. `whole_set`
         gives metrics of the validation set that are no means over its rows; `derive` gets them too."""
+        check_learner("the learner of Fit", learner)
+        check_feed("the feed of Fit", feed)
+        check_function("the loss of Fit", loss, ["module", "batch"])
+        if validation is not None:
+            check_feed("the validation of Fit", validation, "bench.evaluation_feed")
+        if measure is not None:
+            check_function("the measure of Fit", measure, ["module", "batch"])
+        if callable(mix):
+            check_function("the mix of Fit", mix, ["tick"])
+        check_function("derive of Fit", derive, ["metrics"])
         self.length = feed.length
         self.state: Mapping[str, Any] = {learner.name: learner} | ({AVERAGE: average} if average else {})
         self.learner, self.feed, self.validation, self.average = learner, feed, validation, average
@@ -71,6 +90,9 @@ class Fit:
 
 def evaluate(learner: Learner, feed: Feed, measure: Loss, step: int = 0) -> dict[str, float]:
     """Means over every row of `feed`, each counted once, equal on all ranks and at any world size."""
+    check_learner("the learner of evaluate", learner)
+    check_feed("the feed of evaluate", feed, "bench.evaluation_feed")
+    check_function("the measure of evaluate", measure, ["module", "batch"])
     accumulator = MetricAccumulator(learner.world)
     seen = []
     with learner.inference():

@@ -7,11 +7,14 @@ from typing import Any
 
 from torch import nn
 
+from samestep.core.arguments import check_function, described, explains_init
 from samestep.core.config import Alias
+from samestep.core.errors import UserError
 from samestep.train.bench import Bench
 from samestep.train.config import Config
 from samestep.train.logging.metrics import MetricValues
 from samestep.train.loop import Hook, Tick
+from samestep.train.recipe_checks import check_names, check_stages
 
 
 def no_validation(task: Any, tick: Tick) -> MetricValues:
@@ -28,6 +31,11 @@ def no_hooks(task: Any, bench: Bench) -> Sequence[Hook]:
     return ()
 
 
+@explains_init(
+    metric='name it with "min" or "max" in best=(metric, "min")',
+    validation="give the function validate=..., and the feed to the task: Fit(..., validation=feed)",
+    task="give the function that makes it: Stage(name, build)",
+)
 @dataclass(frozen=True)
 class Stage:
     """One phase of a recipe. Stages run in order, each resumes alone, and they hand over through artifacts on disk."""
@@ -53,6 +61,14 @@ class Stage:
     ignores: Sequence[str] = ()
     """Settings that this stage does not use (glob patterns); `stages_from` takes it over whatever they are."""
 
+    def __post_init__(self) -> None:
+        check_names(self.name, self.best, self.ignores)
+        functions = {"build": ["bench"], "validate": ["task", "tick"], "finish": ["task", "bench"]}
+        for field_name, arguments in {**functions, "hooks": ["task", "bench"], "config": ["config"]}.items():
+            function = getattr(self, field_name)
+            if function is not None or field_name != "config":
+                check_function(f"{field_name} of stage {self.name!r}", function, arguments)
+
 
 @dataclass(frozen=True)
 class NoOptions:
@@ -77,6 +93,10 @@ class Verb:
     no second model."""
 
 
+@explains_init(
+    stage="give a function that lists the stages: stages=lambda config: [Stage(...)]",
+    preset="give presets={name: {setting: value}}",
+)
 @dataclass(frozen=True)
 class Recipe:
     """A complete training method. `config` inherits from samestep's Config; `stages` lists what to run, in order."""
@@ -106,6 +126,26 @@ class Recipe:
     """Evaluates a trained model."""
     export: Callable[..., None] | None = None
     """Writes a trained model in its published form: (trained, folder, options). None: as safetensors."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.config, type) or not issubclass(self.config, Config):
+            raise UserError(
+                "a recipe's config must be the class of its settings, Config or a dataclass that inherits from it, but "
+                f"is {described(self.config)}"
+            )
+        if isinstance(self.stages, list | tuple | Stage):
+            raise UserError(
+                "a recipe's stages must be a function of the settings; write stages=lambda config: [Stage(...)]"
+            )
+        check_function("a recipe's stages", self.stages, ["config"])
+        list_stages = self.stages
+
+        def stages(config: Any) -> Sequence[Stage]:  # whoever asks for the stages gets checked ones
+            found = list_stages(config)
+            check_stages(found, Stage)
+            return found
+
+        object.__setattr__(self, "stages", stages)
 
     def stage_configs(self, config: Any) -> dict[str, Any]:
         """The configuration of each stage, in order."""

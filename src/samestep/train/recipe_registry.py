@@ -6,10 +6,14 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
+from samestep.core.arguments import described
 from samestep.core.errors import UserError
 from samestep.train.recipe import Recipe
 
@@ -26,9 +30,20 @@ def find_recipe(name: str) -> Recipe:
     module = find_module(name)
     recipe = getattr(module, "recipe", None)
     if not isinstance(recipe, Recipe):
-        kind = "file" if name.endswith(".py") else "module"
-        raise UserError(f"the {kind} {name} has no `recipe = Recipe(...)`; add one to make it a recipe")
+        raise UserError(_no_recipe(name, module, recipe))
     return recipe
+
+
+def _no_recipe(name: str, module: ModuleType, recipe: object) -> str:
+    place = f"the {'file' if name.endswith('.py') else 'module'} {name}"
+    others = [own for own, value in vars(module).items() if isinstance(value, Recipe)]
+    if len(others) > 1:
+        return f"{place} has several recipes ({', '.join(others)}); call the one to train `recipe`, or give each a file"
+    if others:
+        return f"{place} calls its recipe {others[0]!r}; call it `recipe`"
+    if recipe is not None and not isinstance(recipe, ModuleType):
+        return f"`recipe` in {place} must be a Recipe(...), but is {described(recipe)}"
+    return f"{place} has no `recipe = Recipe(...)`; add one to make it a recipe"
 
 
 def recipe_path(name: str) -> str:
@@ -48,7 +63,8 @@ def find_module(name: str) -> ModuleType:
         _make_importable(folder)  # only then: any module of a shipped recipe could be replaced by a file in this folder
     if not _exists(name):
         raise UserError(_unknown(name))
-    return importlib.import_module(name)
+    with _explaining_import(name):
+        return importlib.import_module(name)
 
 
 def recipe_origins(name: str) -> list[Path]:
@@ -91,11 +107,26 @@ def _load_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        with _explaining_import(str(path)):
+            spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
     return module
+
+
+@contextmanager
+def _explaining_import(name: str) -> Iterator[None]:
+    """Turns what is not Python, and a module that is not there, into a sentence with the line."""
+    try:
+        yield
+    except SyntaxError as error:
+        raise UserError(f"{error.filename}, line {error.lineno}, is no Python: {error.msg}") from error
+    except ModuleNotFoundError as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = next((frame for frame in reversed(frames) if not frame.filename.startswith("<")), None)
+        where = f"{own.filename}, line {own.lineno}, imports it" if own else "it is imported"
+        raise UserError(f"the recipe {name} needs the module {error.name!r}, which is not there ({where})") from error
 
 
 def file_module(path: Path) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from samestep.core.arguments import described
 from samestep.core.errors import UserError
 from samestep.parallel.wrap import local
 from samestep.train.learner.learner import Learner
@@ -26,6 +27,11 @@ class Average:
     """The running average of one learner's parameters, in their own type and sharded as they are; checkpoint state."""
 
     def __init__(self, learner: Learner, decay: float) -> None:
+        if not isinstance(learner, Learner):
+            raise UserError(
+                "averaged weights are those of a learner; give Average what bench.learner(network) made, not "
+                f"{described(learner)}"
+            )
         if not 0 < decay < 1:
             raise UserError(f"Set the decay of averaged weights above 0 and below 1, such as 0.999; it is {decay}.")
         self._learner, self._decay = learner, decay

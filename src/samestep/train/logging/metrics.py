@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from samestep.core.arguments import described
+from samestep.core.errors import UserError
 from samestep.core.records import Json
 from samestep.world.async_gather import PendingResult
 from samestep.world.world import World
@@ -67,7 +70,11 @@ class MetricAccumulator:
 
     def add(self, metrics: Metrics) -> None:
         """Add a step's metrics; nothing is read from the device."""
+        if not isinstance(metrics, Mapping):
+            raise UserError(f"the step of the task returned {described(metrics)}; {_RETURN_METRICS}")
         for name, metric in metrics.items():
+            if not isinstance(metric, Metric) or not _is_number(metric.sum) or not _is_number(metric.weight):
+                _refuse_metric(name, metric)
             is_counted = self._world.is_main if metric.same else self._world.dp_counted
             counted = _detached(metric.sum) if is_counted else 0.0
             self._pending.append((name, counted, _detached(metric.weight), metric.skipped))
@@ -155,6 +162,29 @@ def _combine_parts(means: Mapping[str, float]) -> dict[str, float]:
             metric = name.partition(_PART)[0]
             combined[metric] = combined.get(metric, 0.0) + mean
     return {name: mean for name, mean in means.items() if _PART not in name} | combined
+
+
+_RETURN_METRICS = "return what learner.update(...) returns, or metrics by name, {} if there are none"
+
+
+def _is_number(value: object) -> bool:
+    return not value.dim() if isinstance(value, Tensor) else isinstance(value, int | float | np.number)
+
+
+def _refuse_metric(name: str, metric: object) -> NoReturn:
+    """Say what is wrong with an entry of what a step returned."""
+    if not isinstance(metric, Metric):
+        raise UserError(
+            f"the step of the task returned {described(metric)} for {name!r}; make it a Metric(sum, weight), this "
+            "rank's sum and the weight of the global sum, or Metric(value, same=True) if all ranks have the value"
+        )
+    part = "weight" if _is_number(metric.sum) else "sum"
+    wrong = getattr(metric, part)
+    shape = f" of shape {tuple(wrong.shape)}" if isinstance(wrong, Tensor) else ""
+    raise UserError(
+        f"the step of the task returned {described(wrong)}{shape} as the {part} of {name!r}; give one number, such as "
+        "values.sum()"
+    )
 
 
 def _detached(number: Number) -> Number:

@@ -30,7 +30,7 @@ from samestep.train.learner.initialization import build_fresh
 from samestep.train.learner.learner import Learner
 from samestep.train.learner.lora import base_parameters, base_state, brings_its_base
 from samestep.train.pretrained.first_weights import FirstWeights
-from samestep.train.pretrained.learner_network import WEIGHT_TYPES
+from samestep.train.pretrained.learner_network import WEIGHT_TYPES, as_network
 from samestep.train.pretrained.named_weights import NamedWeights
 from samestep.train.pretrained.open_weights import SourceFill
 from samestep.train.pretrained.run_checkpoints import MODEL
@@ -102,6 +102,7 @@ class FrozenNetworks:
             if source is not None:
                 raise UserError(f"frozen network {name!r} is a copy of learner {network.name!r}; leave out its source")
             return self._of_learner(network, name, place, as_it_is=not sharded and dtype is None)
+        network = as_network(f"bench.frozen {name!r}", network)
         fill: FillFunction | None = None
         if source is not None:
             fill = self._source_fill(Path(run_path(str(source), self._config.out)), name)

@@ -7,6 +7,7 @@ from fnmatch import fnmatch
 import torch
 from torch import nn
 
+from samestep.core.arguments import check_function, described
 from samestep.core.errors import UserError
 from samestep.parallel.build import FillFunction, build_uninitialized
 from samestep.train.learner.initialization import build_fresh
@@ -45,6 +46,7 @@ def build_learner_network(
     seed: int,
 ) -> LearnerNetwork:
     """The network that a recipe gives a learner, or the one that its function builds: without memory if it can be."""
+    given = as_network(f"bench.learner {name!r}", given)
     if brings_its_base(given) and lora is None:
         assert isinstance(given, nn.Module)
         return LearnerNetwork(given, first_weights.of_trained(name, init_from))
@@ -65,6 +67,26 @@ def build_learner_network(
         )
     refuse_built_adapters(module)
     return LearnerNetwork(module, fill)
+
+
+def as_network(what: str, given: nn.Module | Callable[[], nn.Module]) -> nn.Module | Callable[[], nn.Module]:
+    """What a recipe gave as a network, or as a function that builds one; refuses anything else."""
+    if isinstance(given, nn.Module):
+        return given
+    if not callable(given):
+        raise UserError(f"{what} was given {described(given)}; give it a network, or a function that builds one")
+    if isinstance(given, type):
+        check_function(f"{what} was given a class, which it calls to build the network; the class", given, [])
+    else:
+        check_function(f"{what} was given a function, which it calls to build the network; it", given, [])
+
+    def build() -> nn.Module:
+        module = given()
+        if not isinstance(module, nn.Module):
+            raise UserError(f"{what} was given a function that returns {described(module)}; let it return a network")
+        return module
+
+    return build
 
 
 def in_its_type(module: nn.Module, run_type: str, own_type: str | None, unused: Sequence[str]) -> nn.Module:

@@ -21,7 +21,7 @@ from torch import nn
 from samestep.core.errors import UserError
 from samestep.core.records import write_json
 from samestep.core.rundir import RunDir
-from samestep.data.loading import Rows
+from samestep.data.datasets import FeedData
 from samestep.parallel.build import FillFunction
 from samestep.train.bench import Bench
 from samestep.train.frozen_record import read_frozen
@@ -91,7 +91,7 @@ class LoadingBench(Bench):
         if learner == self.wanted:
             raise _Leave(BuiltNetwork(module, initial))
 
-    def _check_data(self, rows: Rows, purpose: Literal["training", "validation"]) -> None:
+    def _check_data(self, data: FeedData, purpose: Literal["training", "validation"]) -> None:
         """Whatever data there is now, the weights are those of the checkpoint."""
 
 

@@ -23,6 +23,7 @@ from samestep.train.logging.sinks import Sink, open_sinks
 from samestep.train.loop import Outcome, Progress, Task, run
 from samestep.train.pretrained.first_weights import continue_from_file
 from samestep.train.recipe import Stage
+from samestep.train.recipe_checks import check_hooks, check_task
 from samestep.train.session.best_at_end import take_back_best
 from samestep.train.session.context import ReadyStage, SessionContext
 from samestep.train.session.hook_order import Hooks, assemble_hooks
@@ -82,6 +83,7 @@ class StageRun:
         random = RandomState(self._world, self._config.seed)
         bench = self._bench(recorder, resumed=found is not None)
         task: Task = self._stage.build(bench)
+        check_task(self._stage.name, task)
         plan = bench.known_plan
         self._progress.steps_per_epoch = plan.steps_per_epoch if plan else task.length
         bench.is_built = True
@@ -91,6 +93,7 @@ class StageRun:
         check_improvement_settings(bench.config, self._stage.name, self._stage.best, trains)
         self._progress.improvement.patience = Patience.of(bench.config, self._stage.best)
         hooks = self._stage.hooks(task, bench)
+        check_hooks(self._stage.name, hooks)
         random.seed_this_rank()
         artifacts = {f"artifact {name}": artifact for name, artifact in bench.array_artifacts.items()}
         of_loop = {"progress": self._progress, "window": row_metrics, "epoch": epoch_metrics, "random": random}
