@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from samestep.core.config import Alias, Bounds, free
+    from samestep.core.config import Alias, Bounds, NoEffect, free
     from samestep.core.errors import RunFailed, UserError
     from samestep.data import noise
     from samestep.data.collate import pad_rows
@@ -83,6 +83,7 @@ _EXPORTS = {
     "MicroBatches": "samestep.data.feed",
     "Mixed": "samestep.data.mixed",
     "Muon": "samestep.train.learner.optimizers.choices",
+    "NoEffect": "samestep.core.config",
     "Recipe": "samestep.train.recipe",
     "RunFailed": "samestep.core.errors",
     "SGD": "samestep.train.learner.optimizers.choices",
@@ -153,6 +154,7 @@ __all__ = [
     "MicroBatches",
     "Mixed",
     "Muon",
+    "NoEffect",
     "Recipe",
     "RunFailed",
     "Schedule",

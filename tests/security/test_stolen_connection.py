@@ -15,7 +15,7 @@ from system.requirements import MODULES
 
 pytestmark = pytest.mark.timeout(600)
 RECIPE = str(Path(__file__).parents[1] / "cli" / "trouble.py")
-SETTINGS = ("max_steps=20", "checkpoint.every_steps=5", "batch_size=2", "distributed.device=cpu", "epochs=99")
+SETTINGS = ("max_steps=20", "checkpoint.every_steps=5", "batch_size=2", "distributed.device=cpu")
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """A run may get another length when it is resumed; where its schedule allows it, it is the run of that length."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from samestep.core.errors import UserError
 from samestep.core.records import JsonLines, read_json, write_json
 from samestep.core.rundir import RunDir
 from samestep.train.config import Config
-from samestep.train.extension import Extension, find_extension, require_extendable
+from samestep.train.extension import Extension, LaterLength, find_extension, require_extendable
 from samestep.train.plan import Plan
 from samestep.why.collect import collect_evidence
 from samestep.why.diagnose import diagnose
@@ -45,7 +46,9 @@ def extended(
     """A run of 100 steps that gets another length after some of them."""
     before = Config(max_steps=100, **settings)
     rundir = rundir_of(folder, before, step=step, done=done)
-    return find_extension(rundir, {"fit": Config(max_steps=after, **settings)}, {"fit": before})
+    found = find_extension(rundir, {"fit": Config(max_steps=after, **settings)}, {"fit": before})
+    assert not isinstance(found, LaterLength)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -87,7 +90,12 @@ def test_only_the_last_stage_or_an_unfinished_one_gets_longer(tmp_path: Path) ->
     settings = {"schedule": "constant"}
     rundir = rundir_of(tmp_path, Config(max_steps=100, **settings), step=100, done={})
     before, longer = (dict.fromkeys(["fit", "rank"], Config(max_steps=steps, **settings)) for steps in (100, 200))
-    assert find_extension(rundir, longer, before) is None, "the stages to come have the new length"
+    later = find_extension(rundir, longer, before)
+    assert isinstance(later, LaterLength) and later.stages == ["rank"], "the stages to come have the new length"
+    assert str(later) == "stage 'fit' is done and stays as it is; the new max_steps and epochs are for 'rank'"
+    stopped = {name: replace(config, until="fit") for name, config in longer.items()}
+    with pytest.raises(UserError, match=r"stage 'fit' of .* is done and cannot become longer, since 'rank' would come"):
+        find_extension(rundir, stopped, before)
     write_json(rundir.done("rank"), {"step": 7})
     with pytest.raises(UserError, match=r"stage 'fit' .* is done, and 'rank' came after it"):
         find_extension(rundir, longer, before)

@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from samestep.core.config import (
+    Layers,
     build,
     changed,
     dump,
     fields_of,
+    given_by_args,
     group_options,
     is_flag,
     listed,
-    merge,
     override,
     paths_of,
+    read_layers,
     split_options,
 )
 from samestep.core.config.files import PACKAGE_CONF, find_config_file, load_config_file, search_path
@@ -32,7 +34,7 @@ from samestep.train.run_record import RunRecord, find_run, with_run_path
 
 if TYPE_CHECKING:
     from samestep.train.recipe import Recipe
-    from samestep.train.session.start import Start
+    from samestep.train.session.start import Configured, Start
 
 # Verbs that take a run: checkpoints, why.
 
@@ -78,21 +80,30 @@ class RecipeArgs:
 
     def config(self, recipe: "Recipe", preset: str | None = None) -> Any:
         """Its config: default < preset < file < command line; then `resolve`, which sets what depends on the data."""
-        config = with_run_path(build(recipe.config, self.merged(recipe, preset)))
-        return recipe.resolve(config) if recipe.resolve else config
+        return self.configured(recipe, preset).config
 
-    def merged(self, recipe: "Recipe", preset: str | None = None) -> dict[str, Any]:
+    def configured(self, recipe: "Recipe", preset: str | None = None) -> "Configured":
+        """The same, with what the user should know of the settings that were given."""
+        from samestep.train.given_settings import check_given
+        from samestep.train.session.start import Configured
+
+        layers = self._layers(recipe, preset)
+        config = with_run_path(build(recipe.config, self._merged(layers)))
+        config = recipe.resolve(config) if recipe.resolve else config
+        return Configured(config, check_given(recipe, config, layers.given))
+
+    def merged(self, recipe: "Recipe") -> dict[str, Any]:
         """The settings of preset, file and command line, as nested plain data."""
+        return self._merged(self._layers(recipe))
+
+    def _merged(self, layers: Layers) -> dict[str, Any]:
+        return layers.merged(self.options.get("allow-env", "").split(","))
+
+    def _layers(self, recipe: "Recipe", preset: str | None = None) -> Layers:
         paths = {name: Path(self.options[name]) for name in ("config", "config-path") if name in self.options}
         file = find_config_file(paths.get("config"), paths.get("config-path"), self.options.get("config-name"))
         aliases = {**COMMON_ALIASES, **recipe.aliases}
-        allow_env = self.options.get("allow-env", "").split(",")
-        return merge(recipe.config, recipe.presets, aliases, preset, file, self.settings, allow_env)
-
-
-def override_config(recipe: "Recipe", data: Mapping[str, Any], args: Sequence[str]) -> Any:
-    """A run's own config, with the settings that `args` override."""
-    return override(recipe.config, data, aliases={**COMMON_ALIASES, **recipe.aliases}, args=args)
+        return read_layers(recipe.config, recipe.presets, aliases, preset, file, self.settings)
 
 
 # train, and the training part of submit.
@@ -101,7 +112,7 @@ def override_config(recipe: "Recipe", data: Mapping[str, Any], args: Sequence[st
 def parse_train(args: Sequence[str]) -> "tuple[str, Recipe, Any]":
     """The recipe's name, the recipe, and the config of a new or resumed run."""
     start = read_start(args)
-    return start.name, start.recipe, start.config()
+    return start.name, start.recipe, start.config().config
 
 
 def read_start(args: Sequence[str]) -> "Start":
@@ -143,7 +154,7 @@ def _new_run(args: Sequence[str]) -> "Start":
     recipe_args = RecipeArgs.parse(args, "train")
     recipe = recipe_args.recipe()
     given = [recipe_args.options, recipe_args.settings]
-    return Start(recipe_path(recipe_args.name), recipe, given, lambda: recipe_args.config(recipe))
+    return Start(recipe_path(recipe_args.name), recipe, given, lambda: recipe_args.configured(recipe))
 
 
 def _find_recipe(name: str) -> "Recipe":
@@ -152,22 +163,28 @@ def _find_recipe(name: str) -> "Recipe":
     return find_recipe(name)
 
 
-def _resumed_config(recipe: "Recipe", rundir: RunDir, args: Sequence[str]) -> Any:
+def _resumed_config(recipe: "Recipe", rundir: RunDir, args: Sequence[str]) -> "Configured":
     """The run's own config; only settings that do not affect the results may be overridden, and its length."""
+    from samestep.train.given_settings import RESUMED, check_given
+    from samestep.train.session.start import Configured
+
     record = RunRecord.read(rundir)
     assert record is not None
     data = {**record.config, "name": rundir.path.name, "out": str(rundir.path.parent)}
-    config = override_config(recipe, data, args)
+    aliases = {**COMMON_ALIASES, **recipe.aliases}
+    config = override(recipe.config, data, aliases=aliases, args=args)
     fixed = changed(record.config, dump(config), recipe.config)
-    if fixed and set(fixed) <= set(LENGTH_SETTINGS):
-        require_extendable(rundir, *record.lengths(config, recipe.stage_configs))
-        return replace(config, extend=True)
-    if fixed:
+    if set(fixed) - set(LENGTH_SETTINGS):
         raise UserError(
             f"{', '.join(fixed)} cannot change when {rundir.path} is resumed, because it would be a different run; "
             f"leave it out, or start a new run with init_from={rundir.path}"
         )
-    return config
+    more = [RESUMED] if rundir.frozen.exists() else []
+    notes = check_given(recipe, config, given_by_args(recipe.config, aliases, args), more)
+    if fixed:
+        require_extendable(rundir, *record.lengths(config, recipe.stage_configs))
+        config = replace(config, extend=True)
+    return Configured(config, notes)
 
 
 # submit: options of the batch job, and the args of train.

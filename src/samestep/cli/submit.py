@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from samestep.cli.args import SubmitArgs, options_text, parse_train
+from samestep.cli.args import SubmitArgs, options_text, parse_train, read_start
 from samestep.core.config import split_options
 from samestep.core.errors import EXIT_DONE, UserError
 from samestep.core.host_lists import expand_hosts
@@ -41,7 +41,10 @@ def run(args: Sequence[str]) -> int:
         print_text(HELP + options_text())
         return EXIT_DONE
     submit_args = SubmitArgs.parse(args)
-    name, recipe, config = parse_train(submit_args.training)
+    start = read_start(submit_args.training)
+    name, recipe, (config, notes) = start.name, start.recipe, start.config()
+    for note in notes:
+        _warn(note)
     scheduler = choose_scheduler(submit_args.job.site)
     parts = _parts(submit_args, recipe, config, scheduler)
     job = _checked(submit_args.job, scheduler, parts)
@@ -134,6 +137,7 @@ def _with_args(
     if len(parts) > 1 and config.global_batch_size is None and "--resume" not in args:
         # Parts have different numbers of ranks, but the run has one batch size: that of its last part.
         args.append(f"global_batch_size={global_batch(config, parts[-1].allocation.ranks)}")
+        args += ["accumulation=1"] if config.accumulation > 1 else []  # it is part of that number
     ends = [[f"until={part.stages[-1]}"] for part in parts[:-1]]
     ends.append(["until=null"] if len(parts) > 1 and config.until else [])
     return [replace(part, args=[*args, *end]) for part, end in zip(parts, ends)]

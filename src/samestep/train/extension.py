@@ -62,12 +62,31 @@ class Extension:
         return {"stage": self.stage, "step": self.step, "before": self.before, "after": self.after}
 
 
-def find_extension(rundir: RunDir, configs: Mapping[str, Config], before: Mapping[str, Config]) -> Extension | None:
-    """How a run's length changes with these settings of its stages, in order; None where no stage that has begun is
-    affected. `before` has their settings with the run's length so far.
+@dataclass(frozen=True)
+class LaterLength:
+    """Another length that only stages to come have."""
 
-    The stage is the one that has not finished, or the last one. Refuses a length that is shorter than what is done, and
-    one that changes other settings of a stage that has begun.
+    done: str
+    """The last stage that is done."""
+    stages: Sequence[str]
+
+    def __str__(self) -> str:
+        names = ", ".join(map(repr, self.stages))
+        return f"stage {self.done!r} is done and stays as it is; the new max_steps and epochs are for {names}"
+
+    def to_json(self) -> dict[str, Json]:
+        """For the events of the run."""
+        return {"done": self.done, "stages": list(self.stages)}
+
+
+def find_extension(
+    rundir: RunDir, configs: Mapping[str, Config], before: Mapping[str, Config]
+) -> Extension | LaterLength | None:
+    """How a run's length changes with these settings of its stages, in order; None where none does. `before` has their
+    settings with the run's length so far.
+
+    The stage is the one that has not finished, or the last one. Refuses a length that is shorter than what is done, one
+    that changes other settings of a stage that has begun, and one for stages that `until` does not let begin.
     """
     for begun in (stage for stage in configs if stage in before and read_done(rundir, stage) is None):
         _check_settings(rundir, begun, configs[begun], before[begun])
@@ -84,7 +103,7 @@ def find_extension(rundir: RunDir, configs: Mapping[str, Config], before: Mappin
                 f"stage {stage!r} of {rundir.path}, the last whose length max_steps and epochs set, is done, and "
                 f"{last_stage!r} came after it; start a new run with init_from={rundir.path}"
             )
-        return None  # the length is that of stages to come
+        return _later_length(rundir, stage, configs, before)
     plan = plans[stage]
     longer = plan.with_length_of(config)
     if longer == plan:
@@ -97,6 +116,26 @@ def find_extension(rundir: RunDir, configs: Mapping[str, Config], before: Mappin
     has_own = bool(frozen[stage].get(OWN_SCHEDULE))
     keeps_rates = step == 0 or (old(step - 1) == new(step - 1) and not has_own)
     return Extension(stage, step, plan.steps, longer.steps, old(step), new(step), has_own, keeps_rates)
+
+
+def _later_length(
+    rundir: RunDir, done: str, configs: Mapping[str, Config], before: Mapping[str, Config]
+) -> LaterLength | None:
+    """The stages after the one that is done which get another length."""
+    names = list(configs)
+    later = [name for name in names[names.index(done) + 1 :] if _length(configs[name]) != _length(before[name])]
+    until = configs[done].until
+    if later and until in names[: names.index(done) + 1]:
+        raise UserError(
+            f"stage {until!r} of {rundir.path} is done and cannot become longer, since {', '.join(map(repr, later))} "
+            f"would come after it; leave out until for another max_steps or epochs of these, or start a new run with "
+            f"init_from={rundir.path}"
+        )
+    return LaterLength(done, later) if later else None
+
+
+def _length(config: Config) -> list[int | None]:
+    return [getattr(config, name) for name in LENGTH_SETTINGS]
 
 
 def _check_length(rundir: RunDir, stage: str, steps: int, step: int, done: Mapping[str, Json], config: Config) -> None:
@@ -128,7 +167,7 @@ def _check_settings(rundir: RunDir, stage: str, config: Config, before: Config) 
 def require_extendable(rundir: RunDir, configs: Mapping[str, Config], before: Mapping[str, Config]) -> None:
     """Refuse another length that changes the learning rate of steps that are done, unless `extend` allows it."""
     found = find_extension(rundir, configs, before)
-    if found is None or found.keeps_rates or configs[found.stage].extend:
+    if not isinstance(found, Extension) or found.keeps_rates or configs[found.stage].extend:
         return
     schedule = configs[found.stage].schedule
     if found.has_own_schedule:

@@ -68,9 +68,15 @@ class Plan:
         """Compute the numbers from the configuration, the number of data-parallel ranks and the data."""
         _check(config, samples)
         batch = global_batch(config, dp_size)
+        if batch > samples:
+            logger.warning(
+                "the global batch is %d rows, but there are only %d to train on: every step takes all of them, once; "
+                "give more data, or set global_batch_size to %d or less",
+                *(batch, samples, samples),
+            )
         per_epoch = math.ceil(samples / batch)
         steps = _steps(config, per_epoch)
-        ratio = batch / config.base_batch_size
+        ratio = min(batch, samples) / config.base_batch_size
         scale = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[config.lr_scaling]
         return cls(samples, batch, per_epoch, steps, config.learning_rate * scale, _warmup(config, steps))
 

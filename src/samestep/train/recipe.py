@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from samestep.core.arguments import check_function, described, explains_init
-from samestep.core.config import Alias
+from samestep.core.config import Alias, NoEffect
 from samestep.core.errors import UserError
 from samestep.train.bench import Bench
 from samestep.train.config import Config
@@ -107,6 +107,8 @@ class Recipe:
     """Named sets of values; `verify` is the small one that proofs run on."""
     aliases: Mapping[str, str | Alias] = field(default_factory=dict)
     """Flag names that people know from other programs."""
+    no_effect: Sequence[NoEffect] = ()
+    """Settings that have no effect beside others: whoever gives one is told."""
     unused: Sequence[str] = ()
     """Trainable parameters that are known to get no gradient (glob patterns)."""
     describe: Callable[[Any], Mapping[str, str]] | None = None

@@ -28,7 +28,7 @@ from samestep.core.rundir import LEASE, RunDir, RunLock
 from samestep.core.safe_files import is_temporary
 from samestep.core.typed_json import from_json
 from samestep.train.config import Config, named_source
-from samestep.train.extension import LENGTH_SETTINGS, Extension, find_extension, read_done
+from samestep.train.extension import LENGTH_SETTINGS, Extension, LaterLength, find_extension, read_done
 from samestep.train.frozen_record import read_frozen
 from samestep.train.plan import global_batch
 from samestep.train.run_status import is_done, reset_watch_folder, set_status
@@ -144,7 +144,7 @@ class OpenedRun(NamedTuple):
     """The type of the run's arithmetic."""
     code_changes: CodeChanges | None = None
     """What has changed in the recipe's code since the last launch; None where nothing has, or it is not known."""
-    extension: Extension | None = None
+    extension: Extension | LaterLength | None = None
     """How this launch changes the length of the run; None where it does not."""
     is_new: bool = False
     """Whether this launch made it."""
@@ -178,7 +178,7 @@ def open_run(
         extension = None
         if known is not None and config.extend and stage_configs is not None:
             extension = find_extension(rundir, *known.lengths(config, stage_configs))
-        if extension is not None:
+        if isinstance(extension, Extension):
             rundir.done(extension.stage).unlink(missing_ok=True)
         is_planned = rundir.frozen.exists()  # until then, another batch_size may mean another global batch
         batch = (known.global_batch if known and is_planned else 0) or global_batch(config, dp_size)
@@ -187,7 +187,8 @@ def open_run(
         recorded = dump(replace(config, start_over=False, extend=False))  # these are for one launch alone
         RunRecord(recipe, recorded, " ".join(launches), batch, precision, code).write(rundir)
         reset_watch_folder(rundir)
-        if extension is not None or not is_done(read_object_if_readable(rundir.status)):  # that of an earlier launch
+        ended = is_done(read_object_if_readable(rundir.status))  # at an earlier launch
+        if isinstance(extension, Extension) or not ended:
             set_status(rundir, "running")
         undo.pop_all()
     return OpenedRun(rundir, lock, batch, precision, changes, extension, is_new=known is None)

@@ -95,7 +95,6 @@ def test_what_is_trained() -> None:
     [
         ({"beta": 0.0}, "Set beta above 0"),
         ({"label_smoothing": 0.5}, "label_smoothing from 0 to below 0.5"),
-        ({"label_smoothing": 0.1, "loss_type": "ipo"}, "ipo has no label smoothing"),
         ({"sft_coef": -1.0}, "to 0 or more"),
     ],
 )

@@ -159,7 +159,7 @@ def test_made_up_pairs_are_always_the_same() -> None:
         (["--beta", "0"], "objective.beta must be a number above 0"),
         (["--temperature", "0"], "temperature must be a number above 0"),
         (["model.text.vocab_size=300"], "Leave model.text.vocab_size at 259"),
-        (["--family", "protein", "padding_free=true"], "they are for texts, not for proteins"),
+        (["--family", "protein", "padding_free=true"], "padding_free has no effect: it is for texts"),
     ],
 )
 def test_settings_that_cannot_work(

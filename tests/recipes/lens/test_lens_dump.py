@@ -128,8 +128,8 @@ def test_a_dump_is_found_from_anywhere_and_compared_by_evaluations(
 def test_dumps_that_do_not_fit(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder, other = (model_folder(tmp_path / name, initializer_range=scale) for name, scale in (("m", 0.3), ("n", 0.2)))
     wide = model_folder(tmp_path / "wide", vocab_size=500)
-    few = ("max_steps=1", "activation_dumper.num_samples=5", "distributed.dtype=float32", "validate_every=0")
-    first = train(tmp_path, "verify", f"model_name={folder}", *few, "until=dump", name="first")
+    few, five = ("max_steps=1", "distributed.dtype=float32", "validate_every=0"), "activation_dumper.num_samples=5"
+    first = train(tmp_path, "verify", f"model_name={folder}", *few, five, "until=dump", name="first")
     source = f"activation_dumper.source={first}"
     train(tmp_path, "verify", f"model_name={other}", source, *few, name="other", code=2)
     assert "is of another model" in said(capfd)

@@ -3,8 +3,8 @@
 `compose` makes a config from presets, files and the command line; `override` changes one that was dumped. `build` makes
 one from plain data and refuses wrong values with one sentence; `dump` is its inverse. `fields_of` lists every field
 with its meaning. `changed` finds fields that a resumed run may not change; `free` declares those that it may, and
-`or_mapping` those whose value has a second way to be written. The type of a number declares its bounds: `Count`,
-`Positive`, or `Annotated[float, Bounds(above=0, most=2)]`.
+`or_mapping` those whose value has a second way to be written. `NoEffect` declares settings that have no effect beside
+others. The type of a number declares its bounds: `Count`, `Positive`, or `Annotated[float, Bounds(above=0, most=2)]`.
 """
 
 import dataclasses
@@ -15,7 +15,18 @@ from samestep.core.config.bounds import Bounds, Count, CountOrZero, Decay, NotNe
 from samestep.core.config.command_line import Alias, parse_settings, split_options
 from samestep.core.config.conversion import build
 from samestep.core.config.files import group_options
-from samestep.core.config.merging import Aliases, Presets, compose, flatten, merge, override
+from samestep.core.config.merging import (
+    Aliases,
+    Layers,
+    Presets,
+    compose,
+    flatten,
+    given_by_args,
+    merge,
+    override,
+    read_layers,
+)
+from samestep.core.config.no_effect import Given, NoEffect
 from samestep.core.config.schema import (
     MISSING,
     FieldDoc,
@@ -41,6 +52,9 @@ __all__ = [
     "CountOrZero",
     "Decay",
     "FieldDoc",
+    "Given",
+    "Layers",
+    "NoEffect",
     "NotNegative",
     "PartialShare",
     "Positive",
@@ -54,6 +68,7 @@ __all__ = [
     "fields_of",
     "flatten",
     "free",
+    "given_by_args",
     "group_options",
     "is_flag",
     "listed",
@@ -63,6 +78,7 @@ __all__ = [
     "parse_settings",
     "paths_of",
     "plain",
+    "read_layers",
     "split_options",
 ]
 

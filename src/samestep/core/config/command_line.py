@@ -39,7 +39,18 @@ def parse_settings(
     args: Sequence[str], cls: type, aliases: Mapping[str, str | Alias] | None = None
 ) -> list[tuple[str, Any]]:
     """The settings in `args`, in order: (dotted name, text), or a boolean for a bare flag."""
-    names = _Names(cls, aliases or {})
+    return [target.setting(value) for target, value in _parse(args, cls, aliases or {})]
+
+
+def aliases_used(args: Sequence[str], cls: type, aliases: Mapping[str, str | Alias] | None = None) -> dict[str, str]:
+    """The settings in `args` that are given by another name only: dotted name to that name."""
+    targets = [target for target, _ in _parse(args, cls, aliases or {})]
+    own = {target.alias.path for target in targets if not target.is_alias}
+    return {target.alias.path: target.name for target in targets if target.alias.path not in own}
+
+
+def _parse(args: Sequence[str], cls: type, aliases: Mapping[str, str | Alias]) -> list[tuple["_Target", str | bool]]:
+    names = _Names(cls, aliases)
     rest, found = list(args), []
     while rest:
         arg = rest.pop(0)
@@ -77,6 +88,7 @@ class _Target:
     name: str
     alias: Alias
     flag: bool
+    is_alias: bool = False
 
     def setting(self, value: str | bool) -> tuple[str, Any]:
         return self.alias.path, self.alias.translate(self.name, value)
@@ -99,7 +111,7 @@ class _Names:
         alias = None if spelled in self.paths else self.aliases.get(spelled)
         if alias is not None:
             flag = "true" in alias.values if alias.values is not None else self._is_flag(alias.path)
-            return _Target(name, alias, flag)
+            return _Target(name, alias, flag, is_alias=True)
         found = locate(self.paths, spelled)
         if found is None:
             return None
@@ -114,7 +126,7 @@ class _Names:
         return unknown_setting(name, [*self.paths, *self.aliases])
 
 
-def _parse_pair(arg: str, names: _Names) -> tuple[str, Any]:
+def _parse_pair(arg: str, names: _Names) -> tuple[_Target, str | bool]:
     """`key=value`."""
     key, equals, value = arg.partition("=")
     if not equals:
@@ -124,23 +136,23 @@ def _parse_pair(arg: str, names: _Names) -> tuple[str, Any]:
     target = names.find(key)
     if target is None:
         raise names.unknown(key)
-    return target.setting(value)
+    return target, value
 
 
-def _parse_option(arg: str, rest: list[str], names: _Names) -> tuple[str, Any]:
+def _parse_option(arg: str, rest: list[str], names: _Names) -> tuple[_Target, str | bool]:
     """`--key=value`, `--key value`, `--flag` or `--no-flag`; takes the value from `rest`."""
     key, equals, value = arg[2:].partition("=")
     target = names.find(key)
     if target is None:
         return _parse_negated_flag(key, equals, names)
     if equals:
-        return target.setting(value)
+        return target, value
     if target.flag:
-        return target.setting(rest.pop(0) if rest and _is_flag_value(rest[0], names) else True)
+        return target, (rest.pop(0) if rest and _is_flag_value(rest[0], names) else True)
     if not rest or rest[0].startswith("--"):
         shown = rest[0] if rest else "VALUE"
         raise UserError(f"--{key} needs a value; write --{key}={shown}.")
-    return target.setting(rest.pop(0))
+    return target, rest.pop(0)
 
 
 def _is_flag_value(arg: str, names: _Names) -> bool:
@@ -150,7 +162,7 @@ def _is_flag_value(arg: str, names: _Names) -> bool:
     return not (arg.startswith("-") or "=" in arg or names.find(arg))
 
 
-def _parse_negated_flag(key: str, equals: str, names: _Names) -> tuple[str, Any]:
+def _parse_negated_flag(key: str, equals: str, names: _Names) -> tuple[_Target, str | bool]:
     """`--no-flag`, after no setting of the full name was found."""
     positive = key[3:] if key[:3] in ("no-", "no_") else ""
     target = names.find(positive) if positive else None
@@ -160,4 +172,4 @@ def _parse_negated_flag(key: str, equals: str, names: _Names) -> tuple[str, Any]
         raise UserError(f"--{key} is not possible: {positive} is not on or off; write --{positive} VALUE.")
     if equals:
         raise UserError(f"--{key} takes no value; write --{key} or --{positive}=VALUE.")
-    return target.setting(False)
+    return target, False

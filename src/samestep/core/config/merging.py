@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from samestep.core.config.command_line import Alias, parse_settings
+from samestep.core.config.command_line import Alias, aliases_used, parse_settings
 from samestep.core.config.conversion import build, parse_inline_yaml
 from samestep.core.config.files import (
     PACKAGE_CONF,
@@ -24,6 +24,7 @@ from samestep.core.config.files import (
     search_path,
 )
 from samestep.core.config.interpolation import resolve_interpolations
+from samestep.core.config.no_effect import TYPED, Given
 from samestep.core.config.schema import (
     NULL,
     NULL_WORDS,
@@ -199,16 +200,26 @@ class _Layer:
     verbatim: bool = True
 
 
-def merge(
-    cls: type,
-    presets: Presets,
-    aliases: Aliases,
-    preset: str | None,
-    source: ConfigFile | None,
-    args: Sequence[str],
-    allow_env: Collection[str] = (),
-) -> dict[str, Any]:
-    """The settings of all layers as nested plain data; fields that no layer sets are absent."""
+@dataclass(frozen=True)
+class Layers:
+    """What a config is merged from."""
+
+    cls: type
+    layers: Sequence[_Layer]
+    """Lowest first."""
+    search: Sequence[str]
+    given: Given
+    """What the user gave."""
+
+    def merged(self, allow_env: Collection[str] = ()) -> dict[str, Any]:
+        """The settings of all layers as nested plain data; fields that no layer sets are absent."""
+        return _merge_layers(self.cls, self.layers, self.search, allow_env)
+
+
+def read_layers(
+    cls: type, presets: Presets, aliases: Aliases, preset: str | None, source: ConfigFile | None, args: Sequence[str]
+) -> Layers:
+    """The layers of a config, read from the file and the args."""
     command_line = _layer(cls, parse_settings(args, cls, aliases))
     search = search_path(source)
     file = _Layer([])
@@ -219,7 +230,28 @@ def merge(
     layers = [_base_layer(cls), _layer(cls, flatten(cls, presets.get(name or "", {}))), file, command_line]
     if name is not None and "preset" in types_of(cls):
         layers.append(_Layer([("preset", name)]))
-    return _merge_layers(cls, layers, search, allow_env)
+    in_file = {path: f"in {source.name}" for path, _ in file.settings} if source else {}
+    return Layers(cls, layers, search, {**in_file, **given_by_args(cls, aliases, args)})
+
+
+def given_by_args(cls: type, aliases: Aliases, args: Sequence[str]) -> Given:
+    """What the user gave on the command line."""
+    other_names = aliases_used(args, cls, aliases)
+    settings = _layer(cls, parse_settings(args, cls, aliases)).settings
+    return {path: f"--{other_names[path]}" if path in other_names else TYPED for path, _ in settings}
+
+
+def merge(
+    cls: type,
+    presets: Presets,
+    aliases: Aliases,
+    preset: str | None,
+    source: ConfigFile | None,
+    args: Sequence[str],
+    allow_env: Collection[str] = (),
+) -> dict[str, Any]:
+    """The settings of all layers as nested plain data; fields that no layer sets are absent."""
+    return read_layers(cls, presets, aliases, preset, source, args).merged(allow_env)
 
 
 def override(cls: type[T], data: Mapping[str, Any], *, aliases: Aliases | None = None, args: Sequence[str] = ()) -> T:

@@ -1,6 +1,6 @@
 """A small retriever that learns from a large one: `samestep train distill --preset tiny`.
 
-settings     config.py, presets.py, resolve.py (what is filled in and refused before a run is recorded)
+settings     config.py, presets.py, resolve.py (what is filled in and refused before a run is recorded), no_effect.py
 data         records.py, mixed_records.py (files and folders), python_docs.py and doc_sections.py (where none are
              named), text_table.py (every text once), retrieval_set.py (what is evaluated on), data.py (of a run)
 models       models.py (teacher and student), rows.py (texts as tokens for feeds)
@@ -16,6 +16,7 @@ from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.evaluation import EvaluationOptions, evaluate, show
 from samestep.recipes.distill.exporting import export
 from samestep.recipes.distill.models import MODEL, student_network
+from samestep.recipes.distill.no_effect import NO_EFFECT
 from samestep.recipes.distill.presets import PRESETS
 from samestep.recipes.distill.resolve import resolve_config
 from samestep.recipes.distill.sampling import SampleOptions, find_passages, show_passages
@@ -35,6 +36,7 @@ recipe = Recipe(
         "matryoshka_dims": "student.matryoshka_dims",
         "temperature": "rank.temperature",
     },
+    no_effect=NO_EFFECT,
     describe=describe,
     resolve=resolve_config,
     networks=lambda config: {MODEL: lambda: student_network(config)},

@@ -1,6 +1,6 @@
 """Preference optimisation, for protein inverse folding and for text: `samestep train dpo --preset tiny`.
 
-settings     config.py, presets.py, resolve.py (what is filled in and refused before a run is recorded)
+settings     config.py, presets.py, resolve.py (what is filled in and refused before a run is recorded), no_effect.py
 data         record_files.py (problems of a file), pair_split.py; text_records.py (pairs of texts); protein_records.py,
              structures.py, structure_cache.py, designs.py, sequence_checks.py (pairs for structures), protein_data.py
              (their rows), default_pairs.py and ideal_backbones.py (pairs where none are named)
@@ -13,6 +13,7 @@ sampling     sampling.py (`samestep sample`), sample_options.py, design_files.py
 
 from samestep import Alias, Recipe, Verb, World
 from samestep.recipes.dpo.config import DpoConfig
+from samestep.recipes.dpo.no_effect import NO_EFFECT
 from samestep.recipes.dpo.presets import PRESETS
 from samestep.recipes.dpo.reference import POLICY
 from samestep.recipes.dpo.resolve import resolve_config
@@ -44,6 +45,7 @@ recipe = Recipe(
         "backend": "distributed.backend",
         "no_cuda": Alias("distributed.device", {"true": "cpu", "false": "auto"}),
     },
+    no_effect=NO_EFFECT,
     describe=describe,
     resolve=resolve_config,
     read_pretrained=read_pretrained,

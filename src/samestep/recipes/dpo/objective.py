@@ -52,8 +52,6 @@ class Objective:
             raise UserError(f"Set beta above 0; it is {self.beta}.")
         if not 0 <= self.label_smoothing < 0.5:
             raise UserError(f"Set label_smoothing from 0 to below 0.5; it is {self.label_smoothing}.")
-        if self.label_smoothing and self.loss_type != "dpo":
-            raise UserError(f"Set loss_type=dpo, or label_smoothing=0; {self.loss_type} has no label smoothing.")
         if self.sft_coef < 0 or self.diversity_lambda < 0:
             raise UserError("Set sft_coef and diversity_lambda to 0 or more.")
 

@@ -30,13 +30,11 @@ def _check_settings(config: DpoConfig) -> None:
         raise UserError("Name the training records too (train_data); only val_data is given.")
     if config.family == "text" and config.objective.diversity_lambda:
         raise UserError("Leave diversity_lambda at 0: it is for proteins, and the pairs are texts.")
-    if config.family == "protein" and (config.model.lora_rank or config.padding_free):
-        raise UserError("Leave lora_rank at 0 and padding_free at false: they are for texts, not for proteins.")
     if config.objective.diversity_lambda and config.distributed.strategy == "fsdp":
         raise UserError("Set distributed.strategy=ddp, or diversity_lambda=0: a sharded network cannot sample.")
-    if config.padding_free and config.model.name is None and config.model.dir is None:
+    if config.family == "text" and config.padding_free and config.model.name is None and config.model.dir is None:
         raise UserError("Name a model of transformers with base_model_name, or leave padding_free at false.")
-    if config.model.lora_rank and config.reference == "cached" and named_source(config):
+    if config.family == "text" and config.model.lora_rank and config.reference == "cached" and named_source(config):
         raise UserError("Set reference=live: the reference of adapters that were trained before is not computed ahead.")
 
 

@@ -48,7 +48,7 @@ def describe(config: DpoConfig) -> dict[str, str]:
     return {
         "dataset": config.data.train or "pairs that come with the recipe",
         "model": f"{config.model.name or 'built-in'} ({config.family})"
-        + (f", LoRA of rank {config.model.lora_rank}" if config.model.lora_rank else ""),
+        + (f", LoRA of rank {config.model.lora_rank}" if config.family == "text" and config.model.lora_rank else ""),
         "objective": f"{objective.loss_type}, beta {objective.beta:g}{added}",
         "reference": config.reference,
     }

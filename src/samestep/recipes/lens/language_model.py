@@ -189,8 +189,6 @@ def open_language_model(config: LensConfig, world: World, weights: Path | None =
     """The model that a configuration names; `weights` are those of the built-in one. Collective: it may be
     downloaded."""
     if config.model_name is None:
-        if config.tokenizer_name is not None:
-            raise UserError("Leave out tokenizer_name, or set model_name: the built-in model reads bytes.")
         if config.pretrain.network.vocab_size != BYTES.size:
             raise UserError(f"Leave pretrain.network.vocab_size at {BYTES.size}: the built-in model reads bytes.")
         return BuiltInModel(config.pretrain.network, weights)

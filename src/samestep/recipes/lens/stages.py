@@ -130,11 +130,11 @@ def describe(config: LensConfig) -> dict[str, str]:
         "entropy": -config.entropy_weight,
         "mse": config.mse_weight,
     }
-    source = f"dump of {dumper.source}" if dumper.source else dumper.mode
+    own_samples = f"{dumper.mode}, {dumper.position} positions in {dumper.seq_len} tokens"
     return {
         "dataset": config.data.path or "pydoc_data.topics (the text inside Python)",
         "model": f"{config.model_name or own}, layer {config.layer_l}",
-        "activations": f"{source}, {dumper.position} positions in {dumper.seq_len} tokens",
+        "activations": f"dump of {dumper.source}" if dumper.source else own_samples,
         "explanation": f"{config.t_text} tokens",
         "trained": ", ".join(config.trainable_components.trained),
         "loss": " + ".join(f"{weight:g} {term}" for term, weight in weights.items() if weight).replace("+ -", "- "),

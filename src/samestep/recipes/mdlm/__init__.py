@@ -1,6 +1,6 @@
 """Masked-diffusion language models, also published LLaDA models: `samestep train mdlm --preset tiny`.
 
-settings     config.py (with the presets), resolve.py (settings that come from data or a pretrained model)
+settings     config.py (with the presets), resolve.py (settings that come from data or a pretrained model), no_effect.py
 data         corpus.py (what data there is), rows.py (tokens cut into rows), tokenizer.py, older_data.py (older folders)
 training     objective.py (the loss), stages.py (what a run does), pt_files.py (checkpoint_epoch_N.pt)
 sampling     sampling.py (the sampler), infilling.py (text with gaps), prompts.py (the options of `samestep sample`),
@@ -16,6 +16,7 @@ from samestep.recipes.mdlm.config import PRESETS, MdlmConfig
 from samestep.recipes.mdlm.generating import generate
 from samestep.recipes.mdlm.harness import EvaluationOptions, evaluate
 from samestep.recipes.mdlm.harness_table import show_results
+from samestep.recipes.mdlm.no_effect import NO_EFFECT
 from samestep.recipes.mdlm.pretrained import export, read_pretrained
 from samestep.recipes.mdlm.prompts import SampleOptions
 from samestep.recipes.mdlm.resolve import resolve_config
@@ -35,6 +36,7 @@ recipe = Recipe(
         "save_dir": "out",
         "fp16": Alias("distributed.mixed_precision", {"true": "fp16", "false": "none"}),
     },
+    no_effect=NO_EFFECT,
     describe=describe,
     resolve=resolve_config,
     read_pretrained=read_pretrained,

@@ -87,8 +87,8 @@ class SamplingConfig:
 
     length: Count = 96
     """Tokens to generate."""
-    steps: Count = 48
-    """Forward passes in all; each reveals an equal share of the tokens."""
+    steps: Count | None = None
+    """Forward passes in all; each reveals an equal share of the tokens. null: one for each token."""
     block_length: Count | None = None
     """Write from left to right in blocks of this many tokens; null is one block, all positions at once."""
     temperature: NotNegative = 0.7
@@ -108,12 +108,17 @@ class SamplingConfig:
             raise UserError(f"Set length to 1 or more; it is {self.length}.")
         if self.block_length is not None and self.block_length < 1:
             raise UserError(f"Set block_length to 1 or more, or to null; it is {self.block_length}.")
-        if self.steps < self.blocks:
+        if self.passes < self.blocks:
             raise UserError(f"Set steps to {self.blocks} or more, one a block; it is {self.steps}.")
         if not 0 <= self.temperature < float("inf"):
             raise UserError(f"Set temperature to 0 or more; it is {self.temperature}.")
         if not 0 <= self.cfg_scale < float("inf"):
             raise UserError(f"Set cfg_scale to 0 or more; it is {self.cfg_scale}.")
+
+    @property
+    def passes(self) -> int:
+        """Forward passes in all."""
+        return self.length if self.steps is None else self.steps
 
     @property
     def blocks(self) -> int:
@@ -263,7 +268,7 @@ def plan(options: SamplingConfig) -> list[tuple[int, int, list[int]]]:
     """
     size = options.block_length or options.length
     found = []
-    for block, turns in enumerate(evenly(options.steps, options.blocks)):
+    for block, turns in enumerate(evenly(options.passes, options.blocks)):
         first, last = block * size, min((block + 1) * size, options.length)
         found.append((first, last, evenly(last - first, min(turns, last - first))))
     return found

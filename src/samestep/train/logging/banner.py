@@ -48,9 +48,10 @@ def _planned(config: Config, plan: Plan, dp_size: int) -> dict[str, str]:
     per_rank = -(-plan.global_batch // dp_size)
     micro_batches = -(-per_rank // config.batch_size)
     accumulated = f" ({micro_batches} micro-batches of at most {config.batch_size})" if micro_batches > 1 else ""
+    all_rows = f" (every step takes all {plan.samples} rows)" if plan.global_batch > plan.samples else ""
     return {
         "batch size per GPU": f"{per_rank}{accumulated}",
-        "total batch size": f"{plan.global_batch}",
+        "total batch size": f"{plan.global_batch}{all_rows}",
         "epochs": f"{plan.steps / plan.steps_per_epoch:.3g} ({plan.steps:,} steps, {plan.steps_per_epoch:,} an epoch)",
     }
 

@@ -38,7 +38,7 @@ from samestep.train.loop import Outcome
 from samestep.train.recipe_registry import find_recipe
 from samestep.train.run_status import write_exit_report
 from samestep.train.session.session import Session
-from samestep.train.session.start import Start, require_same_start
+from samestep.train.session.start import Configured, Start, require_same_start
 from samestep.train.stop import SIGNALS
 from samestep.world.watchdog.mpiexec import end_mpiexec_later
 from samestep.world.world import PeerFailed, World
@@ -85,9 +85,9 @@ def enter(read_start: Callable[[], Start]) -> int:
         with world.together("reading the configuration"):
             if isinstance(start, Exception):
                 raise start
-            config = _config_of_rank_0(start, world)
+            config, notes = _config_of_rank_0(start, world)
         world.connect(config.distributed.device, config.distributed.backend, config.distributed.timeout)
-        session = Session(start.name, start.recipe, config, world)
+        session = Session(start.name, start.recipe, config, world, notes)
         outcome = session.train()
         _ignore_signals()
         world.leave()
@@ -122,12 +122,12 @@ def _rendezvous(start: Start | Exception) -> World:
     return world
 
 
-def _config_of_rank_0(start: Start, world: World) -> Any:
+def _config_of_rank_0(start: Start, world: World) -> Configured:
     """The configuration that rank 0 makes, on every rank: a run to resume may be on rank 0's disk alone."""
     require_same_start(world, start.name, start.settings)
-    config = start.config() if world.is_main else None
-    data = world.share_through_store("settings", dump(config) if world.is_main else None)
-    return config if world.is_main else build(start.recipe.config, data)
+    made = start.config() if world.is_main else None
+    data = world.share_through_store("settings", dump(made.config) if made else None)
+    return made or Configured(build(start.recipe.config, data))
 
 
 def train_with(recipe: str, config: Mapping[str, Any]) -> int:
@@ -135,7 +135,7 @@ def train_with(recipe: str, config: Mapping[str, Any]) -> int:
 
     def read_start() -> Start:
         found = find_recipe(recipe)
-        return Start(recipe, found, dict(config), lambda: build(found.config, config))
+        return Start(recipe, found, dict(config), lambda: Configured(build(found.config, config)))
 
     return enter(read_start)
 

@@ -19,7 +19,7 @@ from samestep.core.durations import parse_duration
 from samestep.core.errors import EXIT_USER, UserError
 from samestep.core.logs import start_logging
 from samestep.core.rundir import RunDir
-from samestep.train.extension import Extension, read_done, stays_stopped, stopped_early
+from samestep.train.extension import Extension, LaterLength, read_done, stays_stopped, stopped_early
 from samestep.train.logging.console import Screen
 from samestep.train.loop import Outcome
 from samestep.train.pretrained.first_weights import check_start
@@ -42,15 +42,16 @@ logger = logging.getLogger(__name__)
 class Session:
     """One launch of a recipe."""
 
-    def __init__(self, name: str, recipe: Recipe, config: Any, world: World) -> None:
-        self.config = config
+    def __init__(self, name: str, recipe: Recipe, config: Any, world: World, notes: Sequence[str] = ()) -> None:
+        """`notes` are sentences about the settings, for rank 0 to show."""
+        self.config, self._notes = config, notes
         self.rundir: RunDir | None = None
         """None until it is open."""
         self._name, self._recipe, self._world = name, recipe, world
         self._start_over = config.start_over
         self._code: dict[str, str] = {}
         self._code_changes: CodeChanges | None = None
-        self._extension: Extension | None = None
+        self._extension: Extension | LaterLength | None = None
         self._context: SessionContext | None = None
         self._running: Stage | None = None
 
@@ -69,6 +70,8 @@ class Session:
             events = RunEvents(rundir, self._world.is_main)
             events.event("launch", world=self._world.size, device=str(self._world.device))
             self._report_code_changes(events)
+            for note in self._notes:
+                logger.warning("%s", note)
             if self._extension is not None:
                 screen.print(str(self._extension))
                 events.event("extended", **self._extension.to_json())

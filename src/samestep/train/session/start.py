@@ -6,10 +6,10 @@ directory that it reads itself. Through the store go hashes, which are compared,
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from samestep.core.errors import UserError
 from samestep.core.records import Json
@@ -27,8 +27,16 @@ class Start:
     recipe: Recipe
     settings: Json
     """The settings as they were given, which must be the same on all ranks."""
-    config: Callable[[], Any]
+    config: Callable[[], "Configured"]
     """Makes the configuration. Rank 0 calls it for all: it may read files that only rank 0 sees."""
+
+
+class Configured(NamedTuple):
+    """A configuration that a user asked for."""
+
+    config: Any
+    notes: Sequence[str] = ()
+    """What the user should know of the settings that were given."""
 
 
 def require_same_start(world: World, recipe: str, settings: Json) -> None:

@@ -58,7 +58,6 @@ def test_betas_come_from_the_configuration_unless_they_are_given() -> None:
         (lambda: Muon(iterations=0), "at least one iteration"),
         (lambda: Muon(scaling="none"), "Muon's scaling is 'adamw' or 'original', not 'none'"),  # type: ignore[arg-type]
         (lambda: given(clip_value=-1.0), "clip_value must not be negative, but is -1.0"),
-        (lambda: given(momentum=0.5), "momentum is for optimizer=sgd and optimizer=muon, but the optimizer is adamw"),
         (lambda: given("adam"), "optimizer='adam' is no optimizer; give AdamW"),
         (lambda: given(AdamW), "is no optimizer; give AdamW"),
         (lambda: LearnerOptimizer(made(Net), given(Muon(adamw=["hed.*"]))), "'hed.*' matches no trainable parameter"),

@@ -232,8 +232,6 @@ def named_choice(name: str, momentum: float | None) -> OptimizerChoice:
         return SGD() if momentum is None else SGD(momentum)
     if name == "muon":
         return Muon() if momentum is None else Muon(momentum)
-    if momentum is not None:
-        raise UserError(f"momentum is for optimizer=sgd and optimizer=muon, but the optimizer is {name}; use beta1")
     return AdamW() if name == "adamw" else AdamW8bit()
 
 
