@@ -170,6 +170,9 @@ def open_run(
     with ExitStack() as undo, refusing_full_disk(rundir.path):
         undo.callback(lock.release)
         known = RunRecord.read(rundir)
+        if known is not None and known.differing(recipe, config) and is_failed_submission(rundir):
+            _forget_run(rundir)
+            known = None
         if known is None:
             undo.callback(discard_run, rundir)
         else:
@@ -217,6 +220,20 @@ def has_results(rundir: RunDir) -> bool:
     """Whether a stage of the run has saved anything, or made anything for later stages."""
     places = (rundir.checkpoints("x").parent, rundir.artifacts("x").parent)
     return any(path.is_file() for place in places for path in place.rglob("*"))
+
+
+def is_failed_submission(rundir: RunDir) -> bool:
+    """Whether a run that no process has locked was submitted as a job that ended before training began: then its name
+    may be used again, with other settings too."""
+    is_logged = rundir.metrics.exists() and rundir.metrics.stat().st_size > 0
+    has_trained = is_logged or has_results(rundir) or is_done(read_object_if_readable(rundir.status))
+    return rundir.job.is_dir() and not has_trained
+
+
+def _forget_run(rundir: RunDir) -> None:
+    """Remove the settings and the plan of a run that has not begun, which this process has locked."""
+    for path in (rundir.config, rundir.frozen, rundir.status, rundir.events):
+        path.unlink(missing_ok=True)
 
 
 def discard_run(rundir: RunDir) -> None:

@@ -19,19 +19,20 @@ unset OMP_NUM_THREADS  # PBS sets it to the cores of all ranks of a node
 module load frameworks
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 export ZE_FLAT_DEVICE_HIERARCHY=FLAT
-export SAMESTEP_TIME_LIMIT="$(/home/me/venv/bin/python -P -m samestep.launch.schedulers.pbs_job begin /home/me/runs/sine-default-1/job/train.sh 300 7200)"
+python=/home/me/venv/bin/python
+export SAMESTEP_TIME_LIMIT="$("$python" -P -m samestep.launch.schedulers.pbs_job begin /home/me/runs/sine-default-1/job/train.sh 300 7200)"
 export MASTER_ADDR="${MASTER_ADDR:-$(head -n 1 "$PBS_NODEFILE")}"
 case "$(mpiexec --version 2>&1)" in
     *"Open MPI"*|*OpenRTE*) echo 'samestep: --cpu-bind is for the mpiexec of PALS, and this one is Open MPI; leave it out'; exit 2 ;;
     *) mpiexec=(mpiexec -n 24 -ppn 12 --cpu-bind list:1-8:9-16) ;;
 esac
 
-/home/me/venv/bin/python -P -m samestep.launch.schedulers.pbs_job watch /home/me/runs/sine-default-1/job/train.sh &
+"$python" -P -m samestep.launch.schedulers.pbs_job watch /home/me/runs/sine-default-1/job/train.sh &
 watch=$!
 disown "$watch"  # or the shell would report that it was ended
 asked=
 trap 'asked=yes' TERM  # deleted, over its time limit, or PBS takes it back to the queue
-"${mpiexec[@]}" --hostfile "$PBS_NODEFILE" /home/me/venv/bin/python -P -u -m samestep train sine.py 'prompt=Hello, world' name=sine-default-1 out=/home/me/runs
+"${mpiexec[@]}" --hostfile "$PBS_NODEFILE" "$python" -P -u -m samestep train sine.py 'prompt=Hello, world' name=sine-default-1 out=/home/me/runs
 code=$?
 kill "$watch" 2> /dev/null
 
@@ -40,8 +41,8 @@ if [ "$code" = 75 ] && ! grep -qs '"status": "preempted"' /home/me/runs/sine-def
 # Ranks that are stopped before training begins end with 0.
 if [ "$code" = 0 ] && ! grep -qsE '"status": "(done)"' /home/me/runs/sine-default-1/status.json; then code=75; fi
 if [ "$code" = 75 ] || [ -n "$asked" ]; then
-    /home/me/venv/bin/python -P -m samestep.launch.schedulers.pbs_job ended /home/me/runs/sine-default-1/job/train.sh 100 "$code" "$asked" ||
-        echo "samestep: stopped and saved, but not submitted again; go on with:" 'qsub /home/me/runs/sine-default-1/job/train.sh'
+    "$python" -P -m samestep.launch.schedulers.pbs_job ended /home/me/runs/sine-default-1/job/train.sh 100 "$code" "$asked" ||
+        echo "samestep: not submitted again; go on with:" 'qsub /home/me/runs/sine-default-1/job/train.sh'
 fi
 echo "samestep: job $PBS_JOBID ended with exit code $code"
 exit "$code"

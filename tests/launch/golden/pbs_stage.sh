@@ -12,18 +12,19 @@ exec >> /home/me/runs/sine-default-1/job/"$PBS_JOBID".out 2>&1
 cd /home/me || exit 1
 unset OMP_NUM_THREADS  # PBS sets it to the cores of all ranks of a node
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-8}"
-export SAMESTEP_TIME_LIMIT="$(/home/me/venv/bin/python -P -m samestep.launch.schedulers.pbs_job begin /home/me/runs/sine-default-1/job/1_dump.sh 300)"
+python=/home/me/venv/bin/python
+export SAMESTEP_TIME_LIMIT="$("$python" -P -m samestep.launch.schedulers.pbs_job begin /home/me/runs/sine-default-1/job/1_dump.sh 300)"
 case "$(mpiexec --version 2>&1)" in
     *"Open MPI"*|*OpenRTE*) mpiexec=(mpiexec -n 1 --map-by ppr:1:node --bind-to none ${PATH+-x PATH} ${LD_LIBRARY_PATH+-x LD_LIBRARY_PATH} ${PYTHONPATH+-x PYTHONPATH} ${OMP_NUM_THREADS+-x OMP_NUM_THREADS} ${MASTER_ADDR+-x MASTER_ADDR} ${PBS_JOBID+-x PBS_JOBID} ${PBS_NODEFILE+-x PBS_NODEFILE} ${SAMESTEP_BEGAN+-x SAMESTEP_BEGAN} ${SAMESTEP_TIME_LIMIT+-x SAMESTEP_TIME_LIMIT} ${SAMESTEP_SECRET+-x SAMESTEP_SECRET}) ;;
     *) mpiexec=(mpiexec -n 1 -ppn 1) ;;
 esac
 
-/home/me/venv/bin/python -P -m samestep.launch.schedulers.pbs_job watch /home/me/runs/sine-default-1/job/1_dump.sh &
+"$python" -P -m samestep.launch.schedulers.pbs_job watch /home/me/runs/sine-default-1/job/1_dump.sh &
 watch=$!
 disown "$watch"  # or the shell would report that it was ended
 asked=
 trap 'asked=yes' TERM  # deleted, over its time limit, or PBS takes it back to the queue
-"${mpiexec[@]}" --hostfile "$PBS_NODEFILE" /home/me/venv/bin/python -P -u -m samestep train sine.py 'prompt=Hello, world' name=sine-default-1 out=/home/me/runs until=dump
+"${mpiexec[@]}" --hostfile "$PBS_NODEFILE" "$python" -P -u -m samestep train sine.py 'prompt=Hello, world' name=sine-default-1 out=/home/me/runs until=dump
 code=$?
 kill "$watch" 2> /dev/null
 
@@ -33,7 +34,7 @@ if [ "$code" = 75 ] && ! grep -qs '"status": "preempted"' /home/me/runs/sine-def
 if [ "$code" = 0 ] && ! grep -qsE '"status": "(done|waiting)"' /home/me/runs/sine-default-1/status.json; then code=75; fi
 # Not by a dependency: a job that stopped and went on under another number would not count as ended well.
 if [ "$code" = 0 ]; then
-    /home/me/venv/bin/python -P -m samestep.launch.schedulers.pbs_job next /home/me/runs/sine-default-1/job/2_train.sh ||
+    "$python" -P -m samestep.launch.schedulers.pbs_job next /home/me/runs/sine-default-1/job/2_train.sh ||
         echo "samestep: go on with the next stage," 'train: qsub /home/me/runs/sine-default-1/job/2_train.sh'
 fi
 echo "samestep: job $PBS_JOBID ended with exit code $code"

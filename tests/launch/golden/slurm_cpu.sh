@@ -11,10 +11,11 @@
 #SBATCH --no-requeue
 
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+python=python
 
 # The ranks get these signals too: they save and end, and this script goes on after them.
 trap : TERM USR1
-srun --kill-on-bad-exit=1 python -P -u -m samestep train sine.py 'prompt=Hello, world' name=sine-default-1 out=/home/me/runs
+srun --kill-on-bad-exit=1 --cpu-bind=none "$python" -P -u -m samestep train sine.py 'prompt=Hello, world' name=sine-default-1 out=/home/me/runs
 code=$?
 
 # 75: stopped and saved, if the run says so: of a failed rank, 1 and 75 together are 75 too.

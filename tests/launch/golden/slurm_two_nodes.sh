@@ -21,27 +21,30 @@
 #SBATCH --mail-type=END
 
 module load cuda/12.8
+python_before="$(command -v python)"
 source /etc/profile.d/proxy.sh
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-16}"
 export NCCL_DEBUG=WARN
 export GREETING='it'"'"'s me'
+python=/home/me/venv/bin/python
+python_now="$(command -v python)"  # --setup may have activated another environment
+if [ -n "$python_now" ] && [ "$python_now" != "$python_before" ]; then python="$python_now"; fi
+if ! "$python" -P -c "import samestep"; then
+    echo "samestep: the interpreter of this job, $python, cannot import samestep: install it there, or name another interpreter with --python"; exit 2
+fi
 
 # The ranks get these signals too: they save and end, and this script goes on after them.
 trap : TERM USR1
-srun --kill-on-bad-exit=1 --cpus-per-task 16 --cpu-bind=cores /home/me/venv/bin/python -P -u -m samestep train sine.py 'prompt=Hello, world' name=sine-default-1 out=/home/me/runs
+srun --kill-on-bad-exit=1 --cpus-per-task=16 --cpu-bind=cores "$python" -P -u -m samestep train sine.py 'prompt=Hello, world' name=sine-default-1 out=/home/me/runs
 code=$?
 
 # 75: stopped and saved, if the run says so: of a failed rank, 1 and 75 together are 75 too.
 if [ "$code" = 75 ] && ! grep -qs '"status": "preempted"' /home/me/runs/sine-default-1/status.json; then code=1; fi
 # Ranks that are stopped before training begins end with 0.
 if [ "$code" = 0 ] && ! grep -qsE '"status": "(done)"' /home/me/runs/sine-default-1/status.json; then code=75; fi
-# A job that still counts as running was not cancelled: its time is up, or it makes way for another.
-state=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep -o 'JobState=[A-Z_]*')
-if [ "$code" = 75 ] && [ "$state" = JobState=RUNNING ]; then
-    if [ "${SLURM_RESTART_COUNT:-0}" -lt 100 ] && scontrol requeue "$SLURM_JOB_ID"; then
-        echo "samestep: stopped and saved; the job queues again and goes on from there"
-    else
-        echo "samestep: stopped and saved, but not queued again; go on with:" 'samestep train --resume /home/me/runs/sine-default-1'
-    fi
+# It queues again, unless it was cancelled, or that does not help.
+if [ "$code" = 75 ]; then
+    "$python" -P -m samestep.launch.schedulers.slurm_job /home/me/runs/sine-default-1/job/train.sh 100 120 ||
+        echo "samestep: unless squeue --job $SLURM_JOB_ID shows the job, go on with:" 'sbatch /home/me/runs/sine-default-1/job/train.sh'
 fi
 exit "$code"

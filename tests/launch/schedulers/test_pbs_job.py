@@ -82,18 +82,32 @@ def stub(tmp_path: Path) -> StubPbs:
     return StubPbs(tmp_path)
 
 
+SAVING = "mkdir -p run/checkpoints/fit/step_$(date +%s%N); exit 75"
+
+
 def test_a_job_that_stopped_submits_itself_and_is_recorded(stub: StubPbs) -> None:
-    stub.program("mpiexec", "exit 75")
+    stub.program("mpiexec", SAVING)
     stub.status("preempted")
     code, printed = stub.run(max_requeues=2)
     assert code == 75
-    assert "job 12.server goes on from there" in printed
+    assert "stopped and saved (stage fit at step" in printed and "job 12.server goes on from there" in printed
     logs, script = stub.context.job, stub.context.script(PART)
     assert stub.asked == f"-j oe -o {logs}/ {script}\n", "no -v: it would replace the script's"
     assert stub.jobs == [("11.server", 0), ("12.server", 1)]
     assert "job 13.server goes on" in stub.run("12.server", max_requeues=2)[1]
-    assert "not submitted again; go on with: qsub" in stub.run("13.server", max_requeues=2)[1], "twice already"
+    printed = stub.run("13.server", max_requeues=2)[1]
+    assert "not submitted again: it was queued again as often as --max-requeues allows, 2 times; go on with:" in printed
     assert stub.jobs == [("11.server", 0), ("12.server", 1), ("13.server", 2)]
+
+
+def test_a_job_that_makes_no_step_is_not_submitted_for_ever(stub: StubPbs) -> None:
+    stub.program("mpiexec", "exit 75")
+    stub.status("preempted")
+    printed = stub.run()[1]
+    assert "stopped before a new step was saved" in printed and "saved (" not in printed
+    printed = stub.run("12.server")[1]
+    assert "2 launches in a row made no step, so the time limit is too short for start-up; go on with: qsub" in printed
+    assert stub.jobs == [("11.server", 0), ("12.server", 1)]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +126,7 @@ def test_who_is_not_submitted_again(stub: StubPbs, mpiexec: str, status: str, en
 
 
 BY_CLOCK = {"status": "preempted", "reason": "max_time"}
-GOES_ON = "stopped and saved; job 12.server goes on from there"
+GOES_ON = "job 12.server goes on from there"
 
 
 @pytest.mark.parametrize(
@@ -120,13 +134,13 @@ GOES_ON = "stopped and saved; job 12.server goes on from there"
     [
         # What the run recorded decides: its save outlasted the grace time, and PBS sent SIGTERM at the limit.
         ("launched; asked; exit 75", BY_CLOCK, GOES_ON),
-        ("launched; asked; exit 75", BY_CLOCK | {"reason": "SIGTERM"}, "stopped by SIGTERM, so it is not submitted"),
+        ("launched; asked; exit 75", BY_CLOCK | {"reason": "SIGTERM"}, "stopped by SIGTERM, so not submitted again"),
         ("asked; exit 75", BY_CLOCK, "stopped by SIGTERM"),  # it stopped before training: an earlier job wrote that
         ("launched; asked; exit 143", {"status": "running"}, "ended by SIGTERM before it could save"),
         (
             "launched; sleep 1; asked; exit 143",
             {"status": "running"},
-            "the time limit came before the save was complete, so it is not submitted again: give it a longer --grace",
+            "the time limit came before the save was complete, so not submitted again: give it a longer --grace",
         ),
     ],
     ids=["limit", "qdel", "qdel before training", "qdel without a save", "limit without a save"],

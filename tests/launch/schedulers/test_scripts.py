@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import pytest
 
 from samestep.core.errors import UserError
+from samestep.core.rundir import RunDir
 from samestep.launch.schedulers import pbs, slurm
 from samestep.launch.schedulers.job import Allocation, Job, JobPart, Site, allocate
-from samestep.launch.schedulers.script import ScriptContext
+from samestep.launch.schedulers.requeue import begin_counting
+from samestep.launch.schedulers.script import ScriptContext, job_name
 from samestep.launch.schedulers.submit import choose_scheduler, scripts, submit
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -46,7 +49,7 @@ FULL = Site(
 CASES = {
     "slurm_one_gpu.sh": lambda: slurm.script(PLAIN, Job(), CONTEXT),
     "slurm_two_nodes.sh": lambda: slurm.script(
-        replace(PLAIN, allocation=Allocation(2, 8, 8)),
+        replace(PLAIN, allocation=Allocation(2, 8, 8, cores=16)),
         Job(site=FULL, cpus_per_task=16, mem="0", time="1-12:00:00", grace=120, nodelist="gpu[3-4]"),
         CONTEXT,
     ),
@@ -78,7 +81,8 @@ def pbs_text(allocation: Allocation, **asked: Any) -> str:
 
 def test_what_a_chunk_asks_for_under_pbs() -> None:
     def selected(gpus: int, **asked: Any) -> str:
-        text = pbs_text(Allocation(2, gpus, 4), **asked)
+        cores = allocate(Job(nodes=2, gpus_per_node=gpus, **asked), "pbs").cores
+        text = pbs_text(Allocation(2, gpus, 4, cores), **asked)
         return next(line for line in text.splitlines() if "select" in line).removeprefix("#PBS -l select=")
 
     assert selected(0) == "2:ncpus=4:mpiprocs=4"
@@ -181,8 +185,7 @@ def trial(tmp_path: Path, text: str, commands: dict[str, str], variables: dict[s
         (75, "preempted", "RUNNING", 0, 75, True),
         (75, "preempted", "RUNNING", 100, 75, False),  # too often already
         (75, "preempted", "COMPLETING", 0, 75, False),  # cancelled, or requeued by SLURM itself
-        (0, "preempted", "RUNNING", 0, 75, True),  # stopped before training began
-        (0, "", "RUNNING", 0, 75, True),
+        (0, "", "RUNNING", 0, 75, True),  # stopped before training began
         (0, "waiting", "RUNNING", 0, 75, True),  # as it was when the stage before had ended
         (75, "failed", "RUNNING", 0, 1, False),  # the larger of 75 and the code of a rank that failed
         (2, "preempted", "RUNNING", 1, 2, False),
@@ -195,15 +198,18 @@ def test_who_is_requeued(
 ) -> None:
     if status:
         (tmp_path / "status.json").write_text(json.dumps({"status": status, "step": 3}, indent=2))
-    text = slurm.script(PLAIN, Job(), ScriptContext(tmp_path, tmp_path, "python"))
+    context = ScriptContext(tmp_path, tmp_path, sys.executable)
+    begin_counting(RunDir(tmp_path))
     stubs = {
         "srun": f"exit {code}",
         "scontrol": f'[ "$1" = show ] && echo "JobId=7 JobState={state} Reason=None" || echo "$@" > asked',
     }
-    exit_code, printed = trial(tmp_path, text, stubs, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(restarts)})
+    variables = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(restarts)}
+    exit_code, printed = trial(tmp_path, slurm.script(PLAIN, Job(), context), stubs, variables)
     assert exit_code == ends_with, printed
     asked = (tmp_path / "asked").read_text() if (tmp_path / "asked").exists() else ""
     assert asked == ("requeue 7\n" if requeued else "")
+    assert ("--max-requeues allows, 100 times" in printed) == (restarts == 100)
 
 
 def test_a_stage_before_the_last_ends_well_when_others_wait(tmp_path: Path) -> None:
@@ -247,29 +253,91 @@ def test_impossible_allocations_are_refused(job: Job, sentence: str) -> None:
         allocate(job, "slurm")
 
 
-def test_refusals_of_a_scheduler_are_shown_with_its_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals_of_a_scheduler_are_shown_with_its_message_and_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     context = ScriptContext(tmp_path / "run", tmp_path, "python")
-    stub = tmp_path / "sbatch"
+    stub, cancel = tmp_path / "sbatch", tmp_path / "scancel"
     stub.write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: gold' >&2\nexit 1\n")
-    stub.chmod(0o755)
+    cancel.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/cancelled\n')
+    stub.chmod(0o755), cancel.chmod(0o755)
     with pytest.raises(
         UserError, match="sbatch did not accept the job: sbatch: error: invalid partition specified: gold"
     ):
         submit([PLAIN], Job(), context, "slurm")
-    assert context.script(PLAIN).exists()
+    assert not context.job.exists()
+    context.job.mkdir(parents=True)
+    context.script(DUMP).write_text("of an earlier job")
     stub.write_text('#!/bin/sh\nfor arg in "$@"; do [ "$arg" = --dependency=afterok:41 ] && exit 3; done\necho 41\n')
-    with pytest.raises(UserError, match="already queued: 41, to be cancelled by hand"):
+    with pytest.raises(UserError, match=r"sbatch did not accept the job: exit code 3; fix that and submit again$"):
         submit([DUMP, TRAIN], Job(), context, "slurm")
-    qsub = tmp_path / "qsub"
-    qsub.write_text("#!/bin/sh\necho 'qsub: Unknown resource: ngpus' >&2\nexit 1\n")
-    qsub.chmod(0o755)
-    with pytest.raises(UserError, match="this PBS has no resource ngpus: write --gpus-per-node 0 for ranks on CPUs"):
-        submit([PLAIN], Job(), context, "pbs")
+    assert (tmp_path / "cancelled").read_text() == "41\n", "the job before the one that was refused"
+    assert [path.name for path in context.job.iterdir()] == ["1_dump.sh"]
+    assert context.script(DUMP).read_text() == "of an earlier job"
+    cancel.write_text("#!/bin/sh\nexit 1\n")
+    with pytest.raises(UserError, match="cancel the jobs before it with: scancel 41"):
+        submit([DUMP, TRAIN], Job(), context, "slurm")
     stub.unlink()
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="submit where the scheduler is installed"):
         submit([PLAIN], Job(), context, "slurm")
+
+
+@pytest.mark.parametrize(
+    ("site", "wanted"),
+    [
+        (Site(), "submitted"),
+        (Site(setup=("export PROXY=here",)), "submitted"),
+        (Site(setup=("export PATH=$PWD/venv/bin:$PATH",)), "activated"),
+        (Site(setup=("export PATH=$PWD/venv/bin:$PATH",), python="./named"), "named"),
+        (Site(python="./bare"), "cannot import samestep: install it there, or name another interpreter with --python"),
+    ],
+)
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs"])
+def test_the_interpreter_of_a_job(tmp_path: Path, scheduler: str, site: Site, wanted: str) -> None:
+    """That which --setup activates, and --python before it; where it has no samestep, the job says so and ends."""
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    stubs = {"srun": '[[ "$*" = *" -m samestep train "* ]] && "${@:3}"', "scontrol": "exit 1", "bare": "exit 1"}
+    stubs["mpiexec"] = '[ "$1" = --version ] || "${@:7}"'
+    for name, path in {"submitted": "submitted", "activated": "venv/bin/python", "named": "named"}.items():
+        stubs[path] = f'[[ "$*" != *" train "* ]] || echo "started with {name}"'
+    context = ScriptContext(tmp_path, tmp_path, str(tmp_path / "submitted"))
+    context.job.mkdir()
+    text = next(iter(scripts([PLAIN], Job(site=site, requeue=False), context, scheduler).values()))
+    variables = {"PBS_JOBID": "11", "PBS_NODEFILE": "nodes", "SLURM_JOB_ID": "7"}
+    code, printed = trial(tmp_path, text, stubs, variables)
+    printed += (context.job / "11.out").read_text() if scheduler == "pbs" else ""
+    if site.python == "./bare":
+        assert code == 2 and wanted in printed and "started" not in printed
+    else:
+        assert f"started with {wanted}\n" in printed
+
+
+def test_cores_of_a_rank() -> None:
+    """As asked for; the share of a GPU; or one, and one for each data worker. Else the cluster's own default."""
+    known = Site(cpus_per_node=64)
+    assert allocate(Job(cpus_per_task=3, site=known), "slurm", workers=4).cores == 3
+    assert allocate(Job(num_gpus=2, site=known), "slurm", workers=4).cores == 8
+    assert allocate(Job(num_gpus=2), "slurm", workers=4).cores == 5
+    assert allocate(Job(tasks_per_node=2, site=known), "slurm").cores == 1
+
+    def text(job: Job, workers: int = 0) -> str:
+        return slurm.script(replace(PLAIN, allocation=allocate(job, "slurm", workers=workers)), job, CONTEXT)
+
+    assert "#SBATCH --cpus-per-task=8\n" in text(Job(site=known)) and "--cpus-per-task=8 " in text(Job(site=known))
+    assert "#SBATCH --cpus-per-task=5\n" in text(Job(), 4)
+    assert "--cpu-bind=none " in text(Job(), 4), "an exclusive node has more"
+    assert "cpus-per-task" not in text(Job())
+
+
+def test_long_names_of_runs_are_shortened_for_the_scheduler() -> None:
+    long = Path("/home/me/runs") / f"{'a' * 200}-experiment-17"
+    assert len(job_name(long)) == 60 and job_name(long).endswith("-experiment-17")
+    assert job_name(CONTEXT.run) == "sine-default-1"
+    for scheduler, mark in (("slurm", "--job-name="), ("pbs", "-N ")):
+        text = next(iter(scripts([PLAIN], Job(), replace(CONTEXT, run=long), scheduler).values()))
+        assert f"{mark}{job_name(long)}\n" in text
 
 
 def test_the_scheduler_is_the_one_that_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,6 +122,18 @@ def search_path(source: ConfigFile | None) -> list[str]:
     return [f"file://{source.folder}", *own, *PACKAGE_SEARCH]
 
 
+def copies_of(source: ConfigFile, reads: Mapping[Path, str], folder: Path) -> dict[Path, str]:
+    """The files that were read for `source`, as they have to lie in `folder` to be found there first; those of the
+    package are left out."""
+    roots = [root for root in _folders(search_path(source)) if root != PACKAGE_CONF]
+    found = {}
+    for path, text in ((_absolute(path), text) for path, text in reads.items()):
+        root = next((root for root in roots if path.is_relative_to(root)), None)
+        if root is not None:
+            found[folder / path.relative_to(root)] = text
+    return found
+
+
 def _own_search_path(path: Path) -> list[str]:
     import yaml
 

@@ -4,7 +4,9 @@ A few lines of YAML can stand for billions of values (an alias of a list of alia
 follow. No config of people comes near these limits.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,18 @@ from samestep.core.errors import UserError
 MAX_BYTES = 500_000
 MAX_DEPTH = 50
 MAX_VALUES = 100_000
+_reads: ContextVar[dict[Path, str] | None] = ContextVar("config files that are read", default=None)
+
+
+@contextmanager
+def recorded_reads() -> Iterator[dict[Path, str]]:
+    """The text of every config file that is read inside, by its path: also of those that other files name."""
+    found: dict[Path, str] = {}
+    token = _reads.set(found)
+    try:
+        yield found
+    finally:
+        _reads.reset(token)
 
 
 def read_config_text(path: Path) -> str:
@@ -30,6 +44,8 @@ def read_config_text(path: Path) -> str:
         raise UserError(f"{path} is not text; save it as UTF-8.") from None
     if path.suffix == ".yaml":
         check_yaml(text, str(path))
+    if (reads := _reads.get()) is not None:
+        reads[path] = text
     return text
 
 

@@ -27,7 +27,7 @@ class Site:
     gpus_per_node: int = 8
     """GPUs that a node has, or tiles where those are the devices; a job with all of them has the node for itself."""
     cpus_per_node: int | None = None
-    """PBS: cores that a node has; without --cpus-per-task, each GPU comes with its share of them, or with one."""
+    """Cores that a node has; without --cpus-per-task, each GPU comes with its share of them."""
     account: str | None = None
     """Account or project to charge."""
     project: str | None = None
@@ -51,7 +51,10 @@ class Site:
     modules: tuple[str, ...] = ()
     """Modules to load."""
     setup: tuple[str, ...] = ()
-    """Shell lines before training starts, after the modules."""
+    """Shell lines before training starts, after the modules. If they put another python first on the PATH, as the
+    `activate` of a virtual environment does, the job runs with that one."""
+    python: str | None = None
+    """The interpreter of the job; by default the one that --setup activates, or else the one that submits."""
     env: dict[str, str] = field(default_factory=dict)
     """Variables of every rank."""
     srun: tuple[str, ...] = ()
@@ -75,7 +78,7 @@ class Job:
     num_gpus: int | None = None
     """GPUs in all, in place of gpus_per_node; `--num-gpus-STAGE N` is for one stage, which is then a job of its own."""
     cpus_per_task: int | None = None
-    """Cores of each rank."""
+    """Cores of each rank; by default its GPU's share of cpus_per_node, or one and one more for each data worker."""
     mem: str | None = None
     """Memory of each node, such as 64G."""
     time: str | None = None
@@ -99,7 +102,7 @@ class Job:
 SITE_ALIASES = {
     "on": "site.scheduler",
     **{name: f"site.{name}" for name in ("account", "partition", "qos", "constraint")},
-    **{name: f"site.{name}" for name in ("project", "queue", "select", "filesystems", "mpiexec", "cpu_bind")},
+    **{name: f"site.{name}" for name in ("project", "queue", "select", "filesystems", "mpiexec", "cpu_bind", "python")},
 }
 """Settings of the site that may be written without `site.`."""
 
@@ -113,6 +116,8 @@ class Allocation:
     """Of each node."""
     tasks: int
     """Of each node."""
+    cores: int = 1
+    """Of each rank."""
 
     @property
     def ranks(self) -> int:
@@ -120,8 +125,9 @@ class Allocation:
         return self.nodes * self.tasks
 
 
-def allocate(job: Job, scheduler: str, num_gpus: int | None = None) -> Allocation:
-    """Nodes, GPUs and ranks that a job gets; `num_gpus` in all, where one stage has a number of its own."""
+def allocate(job: Job, scheduler: str, num_gpus: int | None = None, workers: int = 0) -> Allocation:
+    """Nodes, GPUs, ranks and cores that a job gets; `num_gpus` in all, where one stage has a number of its own, and
+    `workers` are the processes of each rank that load data."""
     _check(job)
     total = job.num_gpus if num_gpus is None else num_gpus
     nodes, gpus = _spread(job, total) if total is not None else (job.nodes or 1, _gpus_per_node(job, scheduler))
@@ -135,7 +141,14 @@ def allocate(job: Job, scheduler: str, num_gpus: int | None = None) -> Allocatio
             f"--tasks-per-node {job.tasks_per_node} does not go with {gpus} GPUs of each node, since every GPU has one "
             "rank; leave it out, or write --gpus-per-node 0 for ranks on CPUs"
         )
-    return Allocation(nodes, gpus, gpus or job.tasks_per_node or 1)
+    return Allocation(nodes, gpus, gpus or job.tasks_per_node or 1, _cores(job, gpus, workers))
+
+
+def _cores(job: Job, gpus: int, workers: int) -> int:
+    """The cores of each rank: as given, its GPU's share of the node, or one for itself and for each of its workers."""
+    of_node = job.site.cpus_per_node if gpus else None
+    share = of_node // max(1, job.site.gpus_per_node) if of_node else 0
+    return job.cpus_per_task or share or 1 + workers
 
 
 def _gpus_per_node(job: Job, scheduler: str) -> int:

@@ -22,6 +22,7 @@ from samestep.launch.schedulers.script import (
     ScriptContext,
     exit_code_lines,
     header,
+    job_name,
     join_lines,
     setup_lines,
     train_command,
@@ -56,7 +57,7 @@ def script(part: JobPart, job: Job, context: ScriptContext, following: JobPart |
             f'exec >> {shlex.quote(str(context.job))}/"$PBS_JOBID".out 2>&1',
             f"cd {shlex.quote(str(context.workdir))} || exit 1",
             "unset OMP_NUM_THREADS  # PBS sets it to the cores of all ranks of a node",
-            *setup_lines(job, _cores_per_rank(part, job)),
+            *setup_lines(job, context, _cores_per_rank(part, job) or part.allocation.cores),
             f'export {TIME_LIMIT}="$({_helper("begin", part, job, context)})"',
             *_address_lines(part),
             *_mpiexec_lines(part, job),
@@ -115,7 +116,7 @@ def _directives(part: JobPart, job: Job, context: ScriptContext) -> list[str]:
         "walltime": format_clock(parse_duration(job.time, time_limit=True)) if job.time else None,
         "filesystems": site.filesystems,
     }
-    options = {"N": _name(context.run.name), "A": site.account, "P": site.project, "q": site.queue}
+    options = {"N": _name(job_name(context.run)), "A": site.account, "P": site.project, "q": site.queue}
     lines = [f"-{option} {shlex.quote(value)}" for option, value in options.items() if value is not None]
     lines += [f"-l {shlex.quote(f'{name}={value}')}" for name, value in resources.items() if value is not None]
     return [
@@ -167,9 +168,7 @@ def _devices(part: JobPart, job: Job) -> str:
             raise UserError("--cpus-per-task and the ncpus of --select set the same thing twice; leave out one of them")
         ranks = f"mpiprocs={allocation.tasks}" if site.select and "mpiprocs=" not in site.select else None
         return ":".join(filter(None, [site.select, cores, ranks]))
-    if cores is None:
-        share = site.cpus_per_node * allocation.gpus // max(1, site.gpus_per_node) if site.cpus_per_node else 0
-        cores = f"ncpus={max(allocation.tasks, share)}"
+    cores = cores or f"ncpus={allocation.tasks * allocation.cores}"
     gpus = f"ngpus={allocation.gpus}" if allocation.gpus else None
     return ":".join(filter(None, [cores, gpus, f"mpiprocs={allocation.tasks}"]))
 
@@ -206,7 +205,7 @@ def _resubmit_lines(part: JobPart, job: Job, context: ScriptContext) -> list[str
     return [
         f'if [ "$code" = {EXIT_PREEMPTED} ] || [ -n "$asked" ]; then',
         f'    {_helper("ended", part, job, context)} "$code" "$asked" ||',
-        f'        echo "samestep: stopped and saved, but not submitted again; go on with:" {by_hand}',
+        f'        echo "samestep: not submitted again; go on with:" {by_hand}',
         "fi",
     ]
 
@@ -266,6 +265,11 @@ def job_id(printed: str) -> str:
 def job_commands(job: str) -> dict[str, str]:
     """The commands to watch and cancel a job."""
     return {"queue": f"qstat {job}", "cancel": f"qdel {job}"}
+
+
+def state_query(job: str) -> tuple[list[str], str]:
+    """The command that shows a job, and a pattern in what it prints if the job waits or runs."""
+    return ["qstat", "-f", job], r"job_state = [QHWTRBSUE]\b"
 
 
 def hint(refusal: str) -> str:

@@ -2,8 +2,8 @@
 
     begin SCRIPT GRACE [SECONDS]   records the job, and prints after how many seconds the run has to stop
     watch SCRIPT                   says so if no rank has begun to train after two minutes
-    ended SCRIPT MOST CODE ASKED   submits the script again, unless it was MOST times already; after a SIGTERM (ASKED)
-                                   only if the run stopped by the clock: otherwise it says why not
+    ended SCRIPT MOST CODE ASKED   submits the script again, unless it was MOST times already or does not help; after a
+                                   SIGTERM (ASKED) only if the run stopped by the clock
     next SCRIPT                    submits the script of the next stage
 
 The count of submissions is kept in the run directory: a variable could come from the environment of another run.
@@ -25,6 +25,7 @@ from samestep.core.output import print_safely, print_text
 from samestep.core.records import JsonLines, read_object_if_readable
 from samestep.core.rundir import RunDir
 from samestep.launch.schedulers import pbs
+from samestep.launch.schedulers.requeue import count_launch
 from samestep.launch.schedulers.submit import SubmittedJob, record, recorded
 
 _TIMEOUT = 60.0
@@ -46,14 +47,24 @@ def main(args: Sequence[str], env: Mapping[str, str] = os.environ) -> int:
         watch_start(run, env)
         return EXIT_DONE
     if verb == "ended":
-        why_not = _why_not_again(run, int(rest[1]), env) if rest[2] else ""
-        if why_not:
-            print_text(f"samestep: {why_not}; go on with: {shlex.join(['qsub', script])}")
-            return EXIT_DONE
-        requeues = 1 + next((job.requeues for job in recorded(run) if job.job == current), 0)
-        then = "stopped and saved; job {} goes on from there"
-        return EXIT_FAILURE if requeues > int(rest[0]) else _submit(run, script, requeues, then)
+        return _ended(run, script, int(rest[0]), _why_stays_ended(run, int(rest[1]), env) if rest[2] else "", current)
     return _submit(run, script, 0, "job {} goes on with the next stage")
+
+
+def _ended(run: RunDir, script: str, most: int, why_not: str, current: str) -> int:
+    """Submit a job again that stopped before the end, or say why not."""
+    by_hand = ["qsub", script]
+    if not why_not:
+        requeues = next((job.requeues for job in recorded(run) if job.job == current), 0)
+        stopped = count_launch(run)
+        why_not = stopped.why_not_again(requeues, most)
+        if not why_not:
+            print_text(f"samestep: {stopped}")
+            return _submit(run, script, requeues + 1, "job {} goes on from there")
+        why_not = f"{stopped}; not submitted again: {why_not}"
+        by_hand[1:1] = ["-l", "walltime=LONGER"] if stopped.needs_time else []
+    print_text(f"samestep: {why_not}; go on with: {shlex.join(by_hand)}")
+    return EXIT_DONE
 
 
 def _submit(run: RunDir, script: str, requeues: int, then: str) -> int:
@@ -65,16 +76,16 @@ def _submit(run: RunDir, script: str, requeues: int, then: str) -> int:
     return EXIT_DONE
 
 
-def _why_not_again(run: RunDir, code: int, env: Mapping[str, str]) -> str:
+def _why_stays_ended(run: RunDir, code: int, env: Mapping[str, str]) -> str:
     """Why a job that got SIGTERM does not go on by itself; empty if it does, since its run stopped by the clock."""
     if code == EXIT_PREEMPTED:
         status = read_object_if_readable(run.status)
         by_clock = status.get("reason") == "max_time" and has_launched(run, env)  # else an earlier job wrote that
-        return "" if by_clock else "stopped by SIGTERM, so it is not submitted again"
+        return "" if by_clock else "stopped by SIGTERM, so not submitted again"
     limit = float(env.get(TIME_LIMIT) or "inf")
     if elapsed(env) < limit:
-        return "ended by SIGTERM before it could save, so it is not submitted again"
-    return "the time limit came before the save was complete, so it is not submitted again: give it a longer --grace"
+        return "ended by SIGTERM before it could save, so not submitted again"
+    return "the time limit came before the save was complete, so not submitted again: give it a longer --grace"
 
 
 def watch_start(run: RunDir, env: Mapping[str, str], late: float = LATE) -> None:

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samestep.core.child_python import python_command
-from samestep.core.errors import EXIT_PREEMPTED, UserError
+from samestep.core.errors import EXIT_PREEMPTED, EXIT_USER, UserError
 from samestep.core.rundir import RunDir
 from samestep.launch.schedulers.job import Job, JobPart, require_one_line
+
+_NAME_LENGTH = 60
+"""Characters of a job's name: every scheduler takes that many."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class ScriptContext:
     workdir: Path
     """Where the command was typed, and where it runs: recipes and data are found from there."""
     python: str
-    """The interpreter."""
+    """The interpreter that submits; the job's own is in the script's variable `python`."""
 
     @property
     def job(self) -> Path:
@@ -28,8 +31,8 @@ class ScriptContext:
         return RunDir(self.run).job
 
     def python_command(self, *args: str) -> str:
-        """A command of the interpreter, for the shell."""
-        return shlex.join(python_command(*args, python=self.python))
+        """A command of the job's interpreter, for the shell after `setup_lines`."""
+        return f'"$python" {shlex.join(python_command(*args)[1:])}'
 
     def script(self, part: JobPart) -> Path:
         """The path of the script of a part."""
@@ -49,14 +52,45 @@ def header(mark: str, lines: Sequence[str], *, login: bool) -> list[str]:
     ]
 
 
-def setup_lines(job: Job, cores: int | None = None) -> list[str]:
-    """Modules, lines of the site and variables, before the ranks start; `cores` of each rank, where they are known."""
+def job_name(run: Path) -> str:
+    """The name of a run's jobs: that of the run, without its middle if it is long, since its end may be a number."""
+    name = run.name
+    return name if len(name) <= _NAME_LENGTH else f"{name[:40]}..{name[40 - _NAME_LENGTH + 2 :]}"
+
+
+def setup_lines(job: Job, context: ScriptContext, cores: int) -> list[str]:
+    """Modules, lines of the site, variables and the interpreter, before the ranks start; `cores` of each rank."""
     return [
         *(f"module load {shlex.quote(name)}" for name in job.site.modules),
+        *(['python_before="$(command -v python)"'] if _may_activate(job) else []),
         *job.site.setup,
-        f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{cores or job.cpus_per_task or 1}}}"',
+        f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{cores}}}"',
         *(f"export {name}={shlex.quote(value)}" for name, value in job.site.env.items()),
+        *_interpreter_lines(job, context),
     ]
+
+
+def _may_activate(job: Job) -> bool:
+    """Whether the lines of the site may choose the interpreter."""
+    return bool(job.site.setup) and job.site.python is None
+
+
+def _interpreter_lines(job: Job, context: ScriptContext) -> list[str]:
+    """Lines that set `python`; one that did not submit may not have samestep, which is said before ranks start."""
+    lines = [f"python={shlex.quote(job.site.python or context.python)}"]
+    if _may_activate(job):
+        lines += [
+            'python_now="$(command -v python)"  # --setup may have activated another environment',
+            'if [ -n "$python_now" ] && [ "$python_now" != "$python_before" ]; then python="$python_now"; fi',
+        ]
+    if job.site.python is not None or _may_activate(job):
+        refusal = "cannot import samestep: install it there, or name another interpreter with --python"
+        lines += [
+            'if ! "$python" -P -c "import samestep"; then',
+            f'    echo "samestep: the interpreter of this job, $python, {refusal}"; exit {EXIT_USER}',
+            "fi",
+        ]
+    return lines
 
 
 def train_command(part: JobPart, context: ScriptContext, *more: str) -> str:

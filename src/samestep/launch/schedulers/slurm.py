@@ -3,7 +3,8 @@
 `srun` starts one task a GPU, and every rank reads its rank from srun's variables. Signals go to the ranks: before the
 time limit (`--signal` without `B:`), and with `scancel`, `scontrol requeue` or a preemption. They save and end with
 75. If the job still counts as running then, it was not cancelled: its time is up, or it is preempted within a grace
-time, and it queues itself again. A job that SLURM is ending is requeued by SLURM, or was cancelled and stays so.
+time, and it queues itself again (slurm_job.py). A job that SLURM is ending is requeued by SLURM, or was cancelled and
+stays so.
 """
 
 import shlex
@@ -16,8 +17,8 @@ from samestep.launch.schedulers.script import (
     ScriptContext,
     exit_code_lines,
     header,
+    job_name,
     join_lines,
-    resume_command,
     setup_lines,
     train_command,
 )
@@ -37,22 +38,28 @@ _UNLIKE_SLURM = {
 
 def script(part: JobPart, job: Job, context: ScriptContext) -> str:
     """The batch script of one job."""
-    cores = ["--cpus-per-task", str(job.cpus_per_task)] if job.cpus_per_task else []  # srun does not inherit it
-    srun = shlex.join(["srun", "--kill-on-bad-exit=1", *cores, *job.site.srun])
+    srun = shlex.join(["srun", "--kill-on-bad-exit=1", *_cores(part, job), *job.site.srun])
     return join_lines(
         [
             *header("SBATCH", _directives(part, job, context), login=bool(job.site.modules)),
-            *setup_lines(job),
+            *setup_lines(job, context, part.allocation.cores),
             "",
             "# The ranks get these signals too: they save and end, and this script goes on after them.",
             "trap : TERM USR1",
             f"{srun} {train_command(part, context)}",
             "code=$?",
             *exit_code_lines(part, context),
-            *(_requeue_lines(job, context) if job.requeue else []),
+            *(_requeue_lines(part, job, context) if job.requeue else []),
             'exit "$code"',
         ]
     )
+
+
+def _cores(part: JobPart, job: Job) -> list[str]:
+    """srun's options for the cores of a rank, which it does not inherit. Where nobody has said how many a rank may
+    have, all ranks of a node share what the job has there: an exclusive node gives all of its cores."""
+    known = job.cpus_per_task or job.site.cpus_per_node
+    return [f"--cpus-per-task={part.allocation.cores}"] if known else ["--cpu-bind=none"]
 
 
 def _directives(part: JobPart, job: Job, context: ScriptContext) -> list[str]:
@@ -61,14 +68,14 @@ def _directives(part: JobPart, job: Job, context: ScriptContext) -> list[str]:
         job.exclusive if job.exclusive is not None else allocation.gpus > 0 and allocation.gpus == site.gpus_per_node
     )
     given = {
-        "job-name": context.run.name,
+        "job-name": job_name(context.run),
         "chdir": str(context.workdir),
         "output": f"{str(context.job).replace('%', '%%')}/%j.out",
         "open-mode": "append",
         "nodes": allocation.nodes,
         "ntasks-per-node": allocation.tasks,
         "gpus-per-node": allocation.gpus or None,
-        "cpus-per-task": job.cpus_per_task,
+        "cpus-per-task": job.cpus_per_task or (allocation.cores if allocation.cores > 1 else None),
         "mem": job.mem,
         "account": site.account,
         "partition": site.partition,
@@ -76,7 +83,7 @@ def _directives(part: JobPart, job: Job, context: ScriptContext) -> list[str]:
         "constraint": site.constraint,
         "nodelist": job.nodelist,
         "time": format_clock(parse_duration(job.time, time_limit=True)) if job.time else None,
-        "signal": f"USR1@{GRACE if job.grace is None else job.grace}",
+        "signal": f"USR1@{_grace(job)}",
     }
     lines = [f"--{name}={shlex.quote(str(value))}" for name, value in given.items() if value is not None]
     lines += ["--exclusive"] if exclusive else []
@@ -84,19 +91,21 @@ def _directives(part: JobPart, job: Job, context: ScriptContext) -> list[str]:
     return [*lines, *site.directives]
 
 
-def _requeue_lines(job: Job, context: ScriptContext) -> list[str]:
-    by_hand = shlex.quote(resume_command(context))
+def _requeue_lines(part: JobPart, job: Job, context: ScriptContext) -> list[str]:
+    script = str(context.script(part))
+    helper = ["-m", "samestep.launch.schedulers.slurm_job", script, str(job.max_requeues), str(_grace(job))]
+    by_hand = shlex.quote(shlex.join(["sbatch", script]))
     return [
-        "# A job that still counts as running was not cancelled: its time is up, or it makes way for another.",
-        """state=$(scontrol show job --oneliner "$SLURM_JOB_ID" | grep -o 'JobState=[A-Z_]*')""",
-        f'if [ "$code" = {EXIT_PREEMPTED} ] && [ "$state" = JobState=RUNNING ]; then',
-        f'    if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {job.max_requeues} ] && scontrol requeue "$SLURM_JOB_ID"; then',
-        '        echo "samestep: stopped and saved; the job queues again and goes on from there"',
-        "    else",
-        f'        echo "samestep: stopped and saved, but not queued again; go on with:" {by_hand}',
-        "    fi",
+        "# It queues again, unless it was cancelled, or that does not help.",
+        f'if [ "$code" = {EXIT_PREEMPTED} ]; then',
+        f"    {context.python_command(*helper)} ||",
+        f'        echo "samestep: unless squeue --job $SLURM_JOB_ID shows the job, go on with:" {by_hand}',
         "fi",
     ]
+
+
+def _grace(job: Job) -> int:
+    return GRACE if job.grace is None else job.grace
 
 
 def submission(path: str, after: Sequence[str]) -> list[str]:
@@ -113,6 +122,11 @@ def job_id(printed: str) -> str:
 def job_commands(job: str) -> dict[str, str]:
     """The commands to watch and cancel a job."""
     return {"queue": f"squeue --job {job}", "cancel": f"scancel {job}"}
+
+
+def state_query(job: str) -> tuple[list[str], str]:
+    """The command that shows a job, and a pattern in what it prints if the job waits or runs."""
+    return ["scontrol", "show", "job", "--oneliner", job], "JobState=(PENDING|CONFIGURING|RUNNING|SUSPENDED|REQUEUED)"
 
 
 def require_supported(job: Job) -> None:
