@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from faults import hang_faults, hangs
+from faults import hang_faults, hangs, uneven
 from samestep.core.errors import EXIT_STALLED
 from samestep.core.records import Json, read_json
 from samestep.core.rundir import RunDir
@@ -17,7 +17,14 @@ from samestep.train.session.entry import train_with
 
 LIMIT = 6.0
 FAULTS = ["data", "forward", "held", "save", "before", "skip", "spin", "stopped"]
-LONE = {"fault": "spin", "at_rank": 0, "global_batch_size": 1}
+UNEVEN = {
+    "leaves_out": "made no update of learner 'model' at step 3 of stage 'fit', where rank 0 made 1 (rank 0 at ",
+    "adds": "made 2 updates of learner 'model' at step 3 of stage 'fit', where rank 0 made 1 (rank 1 at ",
+    "validates": "left the way of rank 0: it began all_gather of",
+    "in_hook": "left the way of rank 0: it began all_gather of",
+}
+"""What rank 1 does of its own, and what is said of it."""
+LONE = {"fault": "forward", "at_rank": 0, "global_batch_size": 1}
 TIMEOUT = 150
 """Seconds to wait for the end of a run; on an idle machine all end within twenty."""
 
@@ -38,12 +45,13 @@ class HungRun:
 
 
 def begin(folder: Path, fault: str) -> Workers:
-    """Start a run with a fault; `lone` spins in a single process."""
+    """Start a run with a fault; `lone` sleeps in a single process."""
     changes = {"fault": fault, "global_batch_size": 2} if fault != "lone" else LONE
     start_limit = LIMIT if fault == "build" else 60.0
     config = hang_faults.settings(folder / fault, LIMIT, start_limit, name="run", **changes)
-    world, preload = config["global_batch_size"], ("torch", hang_faults.NAME)
-    return start(train_with, world, hang_faults.NAME, config, logs=folder / fault, preload=preload)
+    recipe = uneven.NAME if fault in UNEVEN else hang_faults.NAME
+    world, preload = config["global_batch_size"], ("torch", hang_faults.NAME, uneven.NAME)
+    return start(train_with, world, recipe, config, logs=folder / fault, preload=preload)
 
 
 def finish(folder: Path, fault: str, workers: Workers) -> HungRun:
@@ -55,7 +63,7 @@ def finish(folder: Path, fault: str, workers: Workers) -> HungRun:
 @pytest.fixture(scope="module")
 def hung(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, HungRun]]:
     folder = tmp_path_factory.mktemp("hung")
-    runs = {fault: begin(folder, fault) for fault in (*FAULTS, "build", "lone")}
+    runs = {fault: begin(folder, fault) for fault in (*FAULTS, *UNEVEN, "build", "lone")}
     try:
         with ThreadPoolExecutor(len(runs)) as pool:
             ended = {fault: pool.submit(finish, folder, fault, workers) for fault, workers in runs.items()}
@@ -67,11 +75,16 @@ def hung(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, HungRun
 
 def source_line(mark: str) -> str:
     """`hang_faults.py:LINE in ` for the line that ends with this mark."""
-    lines = Path(hang_faults.__file__).read_text().splitlines()
-    return f"hang_faults.py:{next(n for n, text in enumerate(lines, 1) if text.endswith(f'# hang: {mark}'))} in "
+    return _marked_line(Path(hang_faults.__file__), f"# hang: {mark}")
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+def _marked_line(file: Path, mark: str) -> str:
+    return (
+        f"{file.name}:{next(n for n, text in enumerate(file.read_text().splitlines(), 1) if text.endswith(mark))} in "
+    )
+
+
+@pytest.mark.parametrize("fault", [*FAULTS, *UNEVEN])
 def test_the_culprit_is_named_and_the_run_ends(hung: dict[str, HungRun], fault: str) -> None:
     run = hung[fault]
     assert run.codes[0] == EXIT_STALLED, run.printed
@@ -95,13 +108,25 @@ def test_the_source_line_is_named(hung: dict[str, HungRun], fault: str) -> None:
         ("forward", "has been computing for"),
         ("held", "holds the interpreter"),
         ("save", "has been saving for"),
-        ("skip", "left out a collective that it began before, all_reduce"),
+        ("skip", "left the way of rank 0: it began all_reduce of"),
         ("stopped", "was stopped by a signal (SIGSTOP)"),
     ],
 )
 def test_what_it_did_is_named(hung: dict[str, HungRun], fault: str, message: str) -> None:
     assert message in hung[fault].stall["sentence"]
     assert "rank 0 waits" in hung[fault].stall["sentence"]
+
+
+@pytest.mark.parametrize("fault", UNEVEN)
+def test_a_rank_that_leaves_the_common_way_is_named_with_its_step_and_the_recipes_line(
+    hung: dict[str, HungRun], fault: str
+) -> None:
+    sentence, line = hung[fault].stall["sentence"], _marked_line(Path(uneven.__file__), f"# line: {fault}")
+    assert sentence.startswith(f"rank 1 on {hung[fault].stall['host']} {UNEVEN[fault]}"), sentence
+    assert line in sentence and "an `if` around them must not depend on the rank or on its rows" in sentence
+    if fault in ("validates", "in_hook"):
+        update = _marked_line(Path(uneven.__file__), "# line: leaves_out")
+        assert line in hung[fault].stall["where"] and update in sentence.partition("rank 0 waits at ")[2]
 
 
 @pytest.mark.parametrize("fault", ["forward", "held", "save"])
@@ -124,7 +149,7 @@ def test_a_lone_process_that_hangs(hung: dict[str, HungRun]) -> None:
     run = hung["lone"]
     assert run.codes == [EXIT_STALLED], run.printed
     assert f"samestep: rank 0 on {run.stall['host']} has been computing" in run.printed[0]
-    assert source_line("spin") in run.printed[0]
+    assert source_line("forward") in run.printed[0] and "raise watch.step" in run.printed[0]
 
 
 def test_a_rank_that_hangs_while_it_builds(hung: dict[str, HungRun]) -> None:

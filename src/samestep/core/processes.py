@@ -1,6 +1,7 @@
 """What the system knows of a process of this host, by its number; empty where there is none, or no /proc."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -43,10 +44,32 @@ def is_own(pid: int) -> bool:
         return False
 
 
-def _stat(pid: int) -> list[str]:
+def cpu_seconds(pid: int) -> float:
+    """The CPU time that a process has used; 0 if not known."""
+    return _ticks(_stat(pid))
+
+
+def thread_cpu_seconds(thread: int) -> float:
+    """The CPU time that a thread of this process has used, by its number in the system; 0 if not known."""
+    try:
+        return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[0]) / 1e9
+    except (OSError, ValueError, IndexError):  # a kernel that counts ticks only
+        return _ticks(_stat(f"self/task/{thread}"))
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started and that are still there; none if not known."""
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError, ValueError):
+            found += map(int, path.read_text().split())
+    return found
+
+
+def _stat(where: int | str) -> list[str]:
     """State, parent and so on: what follows the name in /proc/PID/stat."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return Path(f"/proc/{where}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return []
 
@@ -56,3 +79,8 @@ def _strings(pid: int, file: str) -> list[str]:
         return Path(f"/proc/{pid}/{file}").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return []
+
+
+def _ticks(fields: list[str]) -> float:
+    """Seconds in the program and in the system, of what `_stat` gives."""
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0

@@ -4,6 +4,7 @@ And what a run says of a thread that makes no progress for an unusual time.
 """
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from samestep.core.rundir import RunDir
 from samestep.world.rank_discovery import RankInfo
 from samestep.world.watchdog import activity, stack_dump, watchdog
 from samestep.world.watchdog.activity import ActivityTracker
+from samestep.world.watchdog.cpu_use import CpuUse
 from samestep.world.watchdog.heartbeat import FILE_MAX_AGE, write_heartbeat
 from samestep.world.watchdog.limits import WatchdogConfig
 from samestep.world.watchdog.watchdog import DELAY, HEARTBEAT_TIMEOUT, RANKS_AT_ONCE, StallDetector, Watchdog
@@ -178,6 +180,29 @@ def test_an_unusual_gap_is_reported_once(
     assert capfd.readouterr().err == "", "it is more patient from then on"
     pass_seconds(dog, 30)
     assert capfd.readouterr().err.count("no progress for") == 1
+
+
+@pytest.mark.parametrize(("computes", "then"), [(30, 0.0), (110, 0.5)])
+def test_a_lone_process_that_computes_is_reported_at_its_limit_and_ended_when_it_stops_or_much_later(
+    computes: int, then: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As on a machine that others use too: it gets half a core. Its limit is 6 s, so 60 s of CPU time are too many."""
+    ended: list[str] = []
+    used = 0.0
+    monkeypatch.setattr(Watchdog, "_end", lambda self, stall: ended.append(stall["sentence"]))
+    monkeypatch.setattr(watchdog, "CpuUse", partial(CpuUse, clock=lambda activity: used))
+    dog, _, _ = watched(tmp_path, monkeypatch)
+    dog._config = WatchdogConfig(step=6.0)
+    for _ in range(computes):
+        used += 0.5
+        pass_seconds(dog, 1)
+    said = capfd.readouterr().err
+    assert said.count("it still uses the CPU, so it may only be slow, and the run goes on") == 1, "once"
+    assert "watch.step sets both" in said and not ended
+    for _ in range(15):
+        used += then
+        pass_seconds(dog, 1)
+    assert ended and "rank 0 on" in ended[0] and ended[0].endswith("if it is only slow, raise watch.step")
 
 
 @pytest.mark.parametrize("what", ["start", "compile", "save", "finish"])

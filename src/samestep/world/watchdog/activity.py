@@ -34,7 +34,7 @@ class ThreadActivity:
 
     def __init__(self, name: str, activity: str) -> None:
         self.name, self.activity = name, activity
-        self.thread = threading.get_ident()
+        self.thread, self.native_id = threading.get_ident(), threading.get_native_id()
         self.progress = 0
         self._marked = time.monotonic()
         self._gaps: dict[str, deque[float]] = {}

@@ -87,11 +87,15 @@ def find_skipped(reports: Sequence[Report]) -> tuple[Report, str, Report, str] |
             continue
         history, of_first, of_other = difference
         usual = _follows(history, of_first[2]) - _follows(history, of_other[2])
-        if usual > 0:
-            return other, of_other[2], first, of_first[2]
-        if usual < 0:
+        if (usual or _is_at_update(first) - _is_at_update(other)) < 0:
             return first, of_first[2], other, of_other[2]
+        return other, of_other[2], first, of_first[2]
     return None
+
+
+def _is_at_update(report: Report) -> bool:
+    """Whether a rank waits where it makes its updates, as all ranks do in every step."""
+    return any(line == report["where"] for _, updates in report.get("history", ()) for _, line, _ in updates)
 
 
 def _collectives(report: Report) -> list[Collective]:
@@ -152,8 +156,8 @@ def _blamed_sentence(first: Report, blamed: Sequence[Report], reports: Sequence[
 
 def _skipped_sentence(report: Report, began: str, other: Report, usual: str) -> str:
     return (
-        f"rank {report['rank']} on {report['host']} left the way of rank {other['rank']}: it began {began}, where it "
-        f"began {usual} before and rank {other['rank']} did so again; {_positions(report, other)}. {_SAME_WAY}"
+        f"rank {report['rank']} on {report['host']} left the way of rank {other['rank']}: it began {began}, and "
+        f"rank {other['rank']} began {usual} instead; {_positions(report, other)}. {_SAME_WAY}"
     )
 
 

@@ -37,9 +37,9 @@ class UnevenUpdates:
         made = plural(by_odd, "update") if by_odd else "no update"
         who = self.other if by_other > by_odd else self.odd
         return (
-            f"rank {self.odd['rank']} on {self.odd['host']} made {made} of learner {self.learner!r} at step {self.step} "
-            f"of stage {self.odd['stage']!r}, where rank {self.other['rank']} made {by_other or 'none'} "
-            f"(rank {who['rank']} at {self.line})"
+            f"rank {self.odd['rank']} on {self.odd['host']} made {made} of learner {self.learner!r} "
+            f"at step {self.step} of stage {self.odd['stage']!r}, where rank {self.other['rank']} made "
+            f"{by_other or 'none'} (rank {who['rank']} at {self.line})"
         )
 
 

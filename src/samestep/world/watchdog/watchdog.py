@@ -7,6 +7,8 @@ sentence, and all end (ending.py).
 
 Limits are minutes. Long before, a gap of many times what is usual for the activity is reported in the same way, once,
 and the run goes on: whoever watches it need not wait for the limit.
+
+No other rank waits for a lone process. As long as that computes, it is reported at its limit, and ended much later.
 """
 
 import logging
@@ -15,7 +17,6 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -27,6 +28,7 @@ from samestep.core.rundir import RunDir
 from samestep.world.watchdog import stack_dump
 from samestep.world.watchdog.activity import ThreadActivity
 from samestep.world.watchdog.blame import Report, Stall, find_stall
+from samestep.world.watchdog.cpu_use import CpuUse
 from samestep.world.watchdog.ending import end_after_failure, end_stalled_run
 from samestep.world.watchdog.heartbeat import FILE_MAX_AGE, HeartbeatExchange, read_heartbeats, write_heartbeat
 from samestep.world.watchdog.limits import ACTIVITIES, WatchdogConfig
@@ -43,6 +45,9 @@ STACKS_AFTER = 10.0
 """Seconds after which a rank that holds its interpreter has its stacks written, for the others to read."""
 PEER_FAILURE_TIMEOUT = 15.0
 """Seconds without progress that a rank has to end by itself once another one has failed."""
+COMPUTING_LIMITS = 10.0
+"""For so many limits a lone process may compute without progress. Only CPU time counts, which passes slowly on a
+machine that others use too."""
 RANKS_AT_ONCE, DELAY, MAX_DELAY = 8, 1.0, 12.0
 """So many ranks read the heartbeats of all others at once, and the next ones so many seconds later, up to a maximum: if
 a thousand ranks asked for a thousand heartbeats at the same time, none would get an answer."""
@@ -137,18 +142,28 @@ def _tick(reports: list[Report]) -> int:
     return int(reports[0]["look"]) if reports else 0
 
 
-@dataclass
 class _IdleTime:
     """How long a thread made no progress. Only the watchdog's running time counts: a suspended job does not hang."""
 
-    progress: int = -1
-    seconds: float = 0.0
+    def __init__(self, activity: ThreadActivity, is_alone: bool) -> None:
+        self._activity, self._progress = activity, -1
+        self._cpu = CpuUse(activity) if is_alone else None
+        self.seconds = 0.0
 
-    def update(self, activity: ThreadActivity, passed: float) -> float:
+    def update(self, passed: float) -> float:
         """Seconds without progress."""
-        self.seconds = self.seconds + passed if activity.progress == self.progress else 0.0
-        self.progress = activity.progress
+        is_idle = self._activity.progress == self._progress
+        self._progress = self._activity.progress
+        self.seconds = self.seconds + passed if is_idle else 0.0
+        if self._cpu:
+            self._cpu.update(passed)
+            if not is_idle:
+                self._cpu.forget()
         return self.seconds
+
+    def is_slow(self, limit: float) -> bool:
+        """Whether the thread of a lone process still computes, within what is allowed to it."""
+        return self._cpu is not None and self._cpu.asleep <= limit and self._cpu.computed <= COMPUTING_LIMITS * limit
 
 
 class Watchdog:
@@ -162,7 +177,7 @@ class Watchdog:
         self._idle: dict[ThreadActivity, _IdleTime] = {}
         self._shortest_limit = min(map(config.seconds, ACTIVITIES))
         self._ticks, self._is_ending, self._failure_seen = 0, False, 0.0
-        self._reported, self._patience = False, 1.0
+        self._reported, self._slow_reported, self._patience = False, False, 1.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
@@ -206,10 +221,12 @@ class Watchdog:
         if not early or stack_dump.is_debugged(early[-1]["thread"]):
             self._detector.reset()
             self._patience *= 2 if self._reported else 1  # a run that became slower is not reported again and again
-            self._reported = False
+            self._reported = self._slow_reported = False
         elif late:  # the last: the main thread may wait for a side thread
             stall = self._detector.check(late[-1], now)
-            if stall:
+            if stall and late[-1]["slow"]:
+                self._report_slow(stall, late[-1])
+            elif stall:
                 self._agree_and_end(stall)
         elif not self._reported and self._world.rank < RANKS_AT_ONCE:
             stall = self._detector.check(early[-1], now, early=True)
@@ -227,6 +244,21 @@ class Watchdog:
             f"the run goes on, and ends if this lasts for {self._config.seconds(first['activity']):.0f} s "
             f"({self._config.setting(first['activity'])})"
         )
+        self._print(text)
+
+    def _report_slow(self, stall: Stall, own: Report) -> None:
+        """Say once that this lone process is past its limit, and still computes."""
+        if self._slow_reported:
+            return
+        self._slow_reported = True
+        self._print(
+            f"no progress for {own['seconds']:.0f} s: {stall.sentence}; it still uses the CPU, so it may only be slow, "
+            f"and the run goes on. It ends after {own['limit']:.0f} s without CPU use, or after "
+            f"{COMPUTING_LIMITS * own['limit']:.0f} s of CPU time without progress; {own['setting']} sets both"
+        )
+
+    def _print(self, text: str) -> None:
+        """Print a warning about a run that goes on."""
         logger.warning(text, extra=PRINTED)
         if self._world.is_main or not launch_env.write_notice(text, self._world.rank, os.environ):
             print_safely(f"samestep: {text}", sys.stderr)
@@ -250,14 +282,15 @@ class Watchdog:
     def _reports(self, passed: float) -> list[Report]:
         """What each thread does now, the main one first; threads that ended are forgotten."""
         self._ticks += 1
-        self._idle = {activity: self._idle.get(activity, _IdleTime()) for activity in list(self._tracker.threads)}
+        alone = self._world.size == 1
+        self._idle = {a: self._idle.get(a) or _IdleTime(a, alone) for a in list(self._tracker.threads)}
         reports = []
         for activity, idle in self._idle.items():
-            seconds, limit = idle.update(activity, passed), self._config.seconds(activity.activity)
+            seconds, limit = idle.update(passed), self._config.seconds(activity.activity)
             unusual = self._unusual_after(activity, seconds, limit)
             report = stack_dump.thread_report(self._tracker, activity, seconds, limit, unusual, self._world.rank)
-            setting = self._config.setting(activity.activity)
-            reports.append(report | {"setting": setting, "look": self._ticks})  # an older name of the tick
+            known = {"setting": self._config.setting(activity.activity), "slow": idle.is_slow(limit)}
+            reports.append(report | known | {"look": self._ticks})  # an older name of the tick
         self._heartbeats.own = reports
         return reports
 
