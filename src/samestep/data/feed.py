@@ -9,8 +9,9 @@ one message (see world/async_gather.py).
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ import torch
 from samestep.core.arguments import check_function
 from samestep.core.errors import UserError
 from samestep.data.collate import Collate
-from samestep.data.loading import Batch, Rows, RowWeights, Share, Steps, loader
+from samestep.data.loading import Batch, Rows, RowWeights, Share, Steps, loader, read_in_worker
 from samestep.data.order import Order, share_bounds
 from samestep.world.async_gather import PendingResult
 from samestep.world.world import World
@@ -124,19 +125,36 @@ class Feed:
         self.seconds = 0.0
         """Total time spent in `feed[step]`; a pass over all steps is not counted."""
         self._world, self._count = world, count
-        self._load = loader(
-            Steps(rows, order, world, micro_rows, count, collate, row_seed),
-            length,
-            workers,
-            prefetch,
-            pin=world.device.type == "cuda",
-        )
+        self._steps = Steps(rows, order, world, micro_rows, count, collate, row_seed)
+        self._load = loader(self._steps, length, workers, prefetch, pin=world.device.type == "cuda")
         self._stream = torch.cuda.Stream() if world.device.type == "cuda" else None
         self._track = track or (lambda steps, length: steps)
         self._max_group = STEPS_PER_MESSAGE if count and world.control is not None else 1
-        self._load_evenly = workers > 0  # workers may not be that far ahead
+        self._load_evenly = self._has_workers = workers > 0  # workers may not be that far ahead
         self._seconds_per_load = 0.0
+        self.is_cut = False
+        """Whether a pass has only the first step now (see `cut`)."""
         self._seek(0)
+
+    @contextmanager
+    def cut(self, *, filler: bool = False) -> Iterator[None]:
+        """A pass has only the first step, which is loaded apart from all others; with `filler`, also a micro-batch
+        whose row counts for nothing."""
+        before = self._load, self.length, self._track
+        self._load, self.length, self._track = partial(self._load_apart, filler), 1, lambda steps, length: steps
+        self.is_cut = True
+        self._seek(0)
+        try:
+            yield
+        finally:
+            self._load, self.length, self._track = before
+            self.is_cut = False
+            self._seek(0)
+
+    def _load_apart(self, filler: bool, step: int) -> Share:
+        """In a process of its own where rows are read by workers: what they open must not be open here."""
+        share = read_in_worker(self._steps, step) if self._has_workers else self._steps[step]
+        return share.with_filler() if filler else share
 
     def __getitem__(self, step: int) -> MicroBatches:
         began = time.perf_counter()

@@ -82,6 +82,12 @@ class Share:
         self.batches = [{key: value.pin_memory() for key, value in batch.items()} for batch in self.batches]
         return self
 
+    def with_filler(self) -> "Share":
+        """One more micro-batch, of a filler row: a row of the first that counts for nothing."""
+        row = {name: value[:1] for name, value in self.batches[0].items()} | {"live": torch.zeros(1, dtype=torch.bool)}
+        end = self.spans[-1][1]
+        return Share([*self.batches, row], self.weights, self.ids, [*self.spans, (end, end)])
+
 
 def row_weights(
     count: RowWeights | None, batches: Sequence[Batch], spans: Sequence[tuple[int, int]]

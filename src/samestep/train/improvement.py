@@ -101,6 +101,16 @@ class Improvement:
         self.waited_at_rate, self.rate_factor = state["waited_at_rate"], state["rate_factor"]
 
 
+def follows_validation(config: Any) -> list[str]:
+    """The settings that need a validation metric to follow, as far as they are on."""
+    settings = {
+        "early_stopping": config.early_stopping > 0,
+        "schedule=plateau": config.schedule == "plateau",
+        "best_at_end=true": config.best_at_end,
+    }
+    return [name for name, is_asked in settings.items() if is_asked]
+
+
 def check_improvement_settings(config: Any, stage: str, best: tuple[str, str] | None, trains: bool) -> None:
     """Refuse settings that make no sense, or that need a `best` metric where a stage that trains has none."""
     for name in ("early_stopping", "min_improvement"):
@@ -113,12 +123,7 @@ def check_improvement_settings(config: Any, stage: str, best: tuple[str, str] | 
         )
     if config.best_at_end and config.checkpoint.keep_best < 1:
         raise UserError("best_at_end=true needs the best checkpoint; set checkpoint.keep_best=1 or more")
-    settings = {
-        "early_stopping": config.early_stopping > 0,
-        "schedule=plateau": config.schedule == "plateau",
-        "best_at_end=true": config.best_at_end,
-    }
-    asked = [name for name, is_asked in settings.items() if is_asked]
+    asked = follows_validation(config)
     if asked and trains and best is None:
         raise UserError(
             f"{asked[0]} needs a validation metric to follow, but stage {stage!r} names none; give the stage "

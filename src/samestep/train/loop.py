@@ -55,6 +55,8 @@ class Progress:
     """Training time so far, over all launches."""
     improvement: Improvement = field(default_factory=Improvement)
     """Whether validations still improve."""
+    is_unvalidated: bool = False
+    """Whether the validation of the last step failed, so that a resume begins with it."""
 
     paused_seconds: float = 0.0
     """Seconds spent outside the steps since the last row of metrics (validation, saves)."""
@@ -87,8 +89,12 @@ class Progress:
 
     def tick(self) -> Tick:
         """The step to do now."""
-        epoch, position = divmod(self.step, self.steps_per_epoch)
-        return Tick(self.step, epoch, last_of_epoch=position == self.steps_per_epoch - 1)
+        return self.tick_of(self.step)
+
+    def tick_of(self, step: int) -> Tick:
+        """A step."""
+        epoch, position = divmod(step, self.steps_per_epoch)
+        return Tick(step, epoch, last_of_epoch=position == self.steps_per_epoch - 1)
 
     def has_ended(self, length: int) -> bool:
         """Whether a task of so many steps ends here: it is through, or stops early."""
@@ -97,14 +103,15 @@ class Progress:
     def state_dict(self) -> dict[str, Json]:
         """All but what the plan has."""
         improvement = self.improvement.state_dict()
-        return {"step": self.step, "best": self.best, "seconds": self.seconds, "improvement": improvement}
+        counts = {"step": self.step, "best": self.best, "seconds": self.seconds, "improvement": improvement}
+        return {**counts, "is_unvalidated": self.is_unvalidated}
 
     def load_state_dict(self, state: dict[str, Json]) -> None:
         """Continue from a saved state."""
         self.step, self.best, self.seconds = state["step"], state["best"], state["seconds"]
         self.current = self.step
-        if "improvement" in state:  # not in checkpoints of earlier versions
-            self.improvement.load_state_dict(state["improvement"])
+        self.improvement.load_state_dict(state["improvement"])
+        self.is_unvalidated = state["is_unvalidated"]
 
 
 class Hook(Protocol):

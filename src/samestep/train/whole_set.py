@@ -63,6 +63,8 @@ def gather_rows(learner: Learner, feed: Feed, outputs: Outputs, *, everywhere: b
         return {}
     ids = found.pop(_IDS).numpy()
     in_order = torch.from_numpy(np.lexsort((ids[:, 1], ids[:, 0])))
+    if feed.is_cut:  # its rows stand in for all the others: what is computed of them is tried only
+        in_order = in_order.repeat(-(-feed.order.size // len(in_order)))[: feed.order.size]
     return {name: tensor[in_order] for name, tensor in found.items()}
 
 

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -49,6 +49,9 @@ from samestep.world.watchdog.activity import ActivityTracker
 
 FAILURE_KEY = "samestep/failure"
 """The store's key for the report of the first rank that failed."""
+WAIT_AFTER_FAILURE = 10.0
+"""Seconds that a rank whose work failed waits for the others, which may be waiting for it inside the same work."""
+T = TypeVar("T")
 _STORES_OF_GROUPS: list[Any] = []
 """A process group holds the C++ part of its store only; without the Python part, it could not use it."""
 
@@ -267,15 +270,26 @@ class World:
             self.report_failure(error)
             raise
 
-    def _wait_for(self, keys: list[str], otherwise: str) -> list[bytes]:
+    def _wait_for(self, keys: list[str], otherwise: str, seconds: float | None = None) -> list[bytes]:
         """The values of these keys in the store, once all are there; `otherwise` says what did not happen in time."""
-        end = time.monotonic() + self.timeout.total_seconds()
+        end = time.monotonic() + (self.timeout.total_seconds() if seconds is None else seconds)
         while not self.store.check(keys):
             self.raise_peer_failure()
             if time.monotonic() > end:
                 raise PeerFailed(f"{otherwise} within {self.timeout}", EXIT_FAILURE)
             time.sleep(0.005)
         return self.store.multi_get(keys)
+
+    def _gather_through_store(self, value: Json, doing: str, seconds: float | None) -> list[Json]:
+        """Every rank's value, by rank; waits for at most `seconds`. It needs no process group, which may be in use."""
+        self._barriers += 1
+        keys = [f"samestep/gather/{self._barriers}/{rank}" for rank in range(self.size)]
+        gathered, otherwise = f"samestep/gather/{self._barriers}/all", f"not every rank ended {doing}"
+        self.store.set(keys[self.rank], json.dumps(value))
+        if self.is_main:
+            values = [json.loads(text) for text in self._wait_for(keys, otherwise, seconds)]
+            self.store.set(gathered, json.dumps(values))
+        return json.loads(self._wait_for([gathered], otherwise, seconds)[0])
 
     def share_through_store(self, key: str, value: Json) -> Json:
         """Rank 0's value through the store: for work inside `together`, where rank 0 may fail first."""
@@ -327,6 +341,31 @@ class World:
         _raise_first(outcomes, failure, doing)
         return [outcome["value"] for outcome in outcomes]
 
+    def try_together(self, doing: str, work: Callable[[], T]) -> tuple[T | None, Exception | None]:
+        """What `work` returned here, and the failure that all ranks share if it failed on any of them.
+
+        `work` may communicate, so ranks may wait inside for one that failed. That one waits some seconds for the
+        others; if they do not come, it raises its failure at once, for nothing can be done together any more.
+        """
+        value, failure = None, None
+        try:
+            value = work()
+        except Exception as error:
+            failure = error
+        if self.store is None:
+            return value, failure
+        own = None if failure is None else _failure(failure, self.rank)
+        try:
+            failures = self._gather_through_store(own, doing, None if failure is None else WAIT_AFTER_FAILURE)
+            _raise_first([found for found in failures if found], failure, doing)
+        except PeerFailed:
+            if failure is not None:
+                raise failure from None
+            raise
+        except Exception as shared:
+            failure = shared
+        return value, failure
+
     def exchange_with_main(
         self, doing: str, work: Callable[[], Json], answer: Callable[[list[Json]], Sequence[Json]]
     ) -> Json:
@@ -352,7 +391,7 @@ class World:
         try:
             return {"value": work()}, None
         except Exception as error:
-            return {"user": isinstance(error, UserError), "text": _sentence(error), "rank": self.rank}, error
+            return _failure(error, self.rank), error
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -362,6 +401,11 @@ class World:
 def _sentence(error: BaseException) -> str:
     """What a failure says to other ranks."""
     return str(error) if isinstance(error, UserError | RunFailed) else f"{type(error).__name__}: {error}"
+
+
+def _failure(error: Exception, rank: int) -> dict[str, Json]:
+    """A failure, for the other ranks."""
+    return {"user": isinstance(error, UserError), "text": _sentence(error), "rank": rank}
 
 
 def _raise_first(outcomes: Sequence[dict[str, Json]], own: Exception | None, doing: str) -> None:

@@ -11,7 +11,8 @@ import json
 import os
 import random
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -40,11 +41,20 @@ class EvidenceRecorder:
     def __init__(self, path: Path, stage: str, counted: bool = True) -> None:
         """`counted`: whether this rank counts its share of the data; if not, another rank records the rows."""
         self._counted = counted
-        self._lines = JsonLines(path)
+        self._lines: JsonLines | _NoLines = JsonLines(path)
         self._stage = stage
         self._update: dict[str, dict[str, Any]] = {}
         self._generators: dict[str, object] = {}
         self._batch_norms: dict[str, set[str]] = {}  # by learner, those that the current update used
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Nothing is recorded inside."""
+        lines, self._lines = self._lines, _NoLines()
+        try:
+            yield
+        finally:
+            self._lines = lines
 
     def started(self, step: int, world_size: int) -> None:
         """A process begins at `step`."""
@@ -141,6 +151,13 @@ class EvidenceRecorder:
         own = {name: part.rank_state() for name, part in state.items() if isinstance(part, RankStateful)}
         row = {"kind": "step", "stage": self._stage, "step": step, "state": held, "figures": dict(metrics), "own": own}
         self._lines.append(row)
+
+
+class _NoLines:
+    """Takes what is not to be recorded."""
+
+    def append(self, row: object) -> None:
+        """Dropped."""
 
 
 @dataclass(frozen=True)

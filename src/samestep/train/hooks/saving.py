@@ -67,6 +67,12 @@ class Save:
         self._prepare()
         self.saver.finish(self.progress.step, self.state, self._about(), self._after_commit())
 
+    def before_failure(self) -> None:
+        """Have the state on the disk before a failure after the step is raised."""
+        with self.progress.outside_steps("save"):
+            self._suffixes = []
+            self.finish()
+
     def finish_without(self) -> None:
         """The end of a stage whose state now cannot be saved: the run resumes from the last checkpoint."""
         self.log.flush()

@@ -1,21 +1,37 @@
 """Validation, the line that sums up an epoch, and a check of counted weights after the first updates."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from samestep.core.errors import UserError
 from samestep.data.feed import CountedTerms, Feed
+from samestep.train.config import Config
 from samestep.train.hooks.metric_logging import LogMetrics
+from samestep.train.improvement import follows_validation
 from samestep.train.learner.learner import Learner
 from samestep.train.logging.console import Screen, format_metrics
 from samestep.train.logging.metrics import MetricAccumulator, Metrics, MetricValues, is_loss
 from samestep.train.loop import Progress, Tick
 from samestep.train.recipe import Stage
+from samestep.train.recipe_checks import check_validation
+from samestep.world.world import World
 
 SHOWN = 8
 """Validation metrics on the screen."""
+
+
+def check_validated(stage: Stage, found: MetricValues, config: Config) -> None:
+    """Refuse validation metrics that lack what the stage or its settings follow."""
+    check_validation(stage.name, found, stage.best)
+    followed = follows_validation(config) if stage.best is not None and not found else []
+    if followed:
+        raise UserError(
+            f"stage {stage.name!r} gave no validation metrics, which {followed[0]} follows; give it validation data, "
+            "or leave this setting out"
+        )
 
 
 @dataclass
@@ -31,7 +47,11 @@ class Validate:
     log: LogMetrics
     screen: Screen
     progress: Progress
-    every: int
+    world: World
+    config: Config
+    """The stage's own."""
+    save_state: Callable[[], None] = lambda: None
+    """Saves the state before a failure is raised."""
     improved: bool = False
 
     @property
@@ -50,16 +70,17 @@ class Validate:
     def after_step(self, tick: Tick, metrics: Metrics, last: bool) -> None:
         """Validate when it is time."""
         self.improved = False
-        due = tick.last_of_epoch if self.every == 0 else (tick.step + 1) % self.every == 0
+        self.progress.is_unvalidated = False
+        every = self.config.validate_every
+        due = tick.last_of_epoch if every == 0 else (tick.step + 1) % every == 0
         if due or last:
             self._validate(tick, counts=due)
 
     def _validate(self, tick: Tick, *, counts: bool) -> None:
         """After the step `tick`; `counts`: whether early stopping and plateau follow it."""
         with self.progress.outside_steps("validate"):
-            self.progress.validation = self.stage.validate(self.task, tick)
+            self.progress.validation = self._validated(tick)
         if not self.values:
-            self._refuse_no_metrics()
             return
         self.log.record(tick.step + 1, tick.epoch, self.values)
         self.improved = self._keep_best()
@@ -67,6 +88,27 @@ class Validate:
             self.screen.print(f"step {tick.step + 1}  {self.summary()}")
         if counts and self.stage.best is not None:
             self._count(tick)
+
+    def _validated(self, tick: Tick) -> MetricValues:
+        """The metrics; if validation fails on any rank, the state of the step is saved before that is raised."""
+
+        def work() -> MetricValues:
+            found = self.stage.validate(self.task, tick)
+            check_validated(self.stage, found, self.config)
+            return found
+
+        found, failure = self.world.try_together("validation", work)
+        if failure is None:
+            assert found is not None
+            return found
+        if tick.step >= 0:
+            self.progress.is_unvalidated = True
+            self.save_state()
+            self.screen.print(
+                f"validation after step {tick.step + 1} failed; the state of this step is saved, and a resume begins "
+                "with this validation"
+            )
+        raise failure
 
     def _count(self, tick: Tick) -> None:
         assert self.stage.best is not None
@@ -78,15 +120,6 @@ class Validate:
         if improvement.stops:
             self.log.end_row(tick)
             self.screen.print(f"stopped early after step {tick.step + 1}: {improvement.describe()}")
-
-    def _refuse_no_metrics(self) -> None:
-        """Without a value nothing could ever improve, nor stop."""
-        patience = self.progress.improvement.patience
-        if self.stage.best is not None and (patience.early_stopping or patience.plateau):
-            raise UserError(
-                f"stage {self.stage.name!r} gave no validation metrics, which early_stopping and schedule=plateau "
-                "follow; give it validation data, or leave these settings out"
-            )
 
     def summary(self) -> str:
         """The first validation metrics of this step as text; metrics.jsonl has them all."""
@@ -100,14 +133,22 @@ class Validate:
         if self.stage.best is None:
             return False
         name, mode = self.stage.best
-        assert name in self.values, (
-            f"stage {self.stage.name!r}: best is {name!r}, but validation gave {sorted(self.values)}"
-        )
         value, best = self.values[name], self.progress.best
         improved = math.isfinite(value) and (best is None or (value < best if mode == "min" else value > best))
         if improved:
             self.progress.best = value
         return improved
+
+
+@dataclass
+class AddLosses:
+    """Adds the losses of an epoch up, before a validation that may fail: the state that is saved then has them all."""
+
+    accumulator: MetricAccumulator
+
+    def after_step(self, tick: Tick, metrics: Metrics, last: bool) -> None:
+        """Add the step's losses."""
+        self.accumulator.add({name: metric for name, metric in metrics.items() if is_loss(name)})
 
 
 @dataclass
@@ -119,8 +160,7 @@ class EpochSummary:
     validate: Validate
 
     def after_step(self, tick: Tick, metrics: Metrics, last: bool) -> None:
-        """Add the step's losses; print the line at the epoch's end."""
-        self.accumulator.add({name: metric for name, metric in metrics.items() if is_loss(name)})
+        """Print the line at the epoch's end."""
         if not tick.last_of_epoch:
             return
         train = {f"train {name}": value for name, value in self.accumulator.read().items()}

@@ -152,6 +152,15 @@ class Learner:
             self._parallel.reshard()
 
     @contextmanager
+    def uncompiled(self) -> Iterator[None]:
+        """Inside, the network is called as it is: nothing is compiled or recorded for what is only tried."""
+        compiler, self._parallel.compiler = self._parallel.compiler, None
+        try:
+            yield
+        finally:
+            self._parallel.compiler = compiler
+
+    @contextmanager
     def adapters_off(self) -> Iterator[nn.Module]:
         """The module as `inference` gives it, without its adapters: the network as it was before anything was trained.
 

@@ -12,9 +12,9 @@ from samestep.train.hooks.profiling import Profile, make_profile
 from samestep.train.hooks.saving import Save
 from samestep.train.hooks.step_start import StepStart
 from samestep.train.hooks.stragglers import RankSpeeds
-from samestep.train.hooks.validation import CheckCounts, EpochSummary, Validate
+from samestep.train.hooks.validation import AddLosses, CheckCounts, EpochSummary, Validate
 from samestep.train.logging.sinks import Sink
-from samestep.train.loop import Hook
+from samestep.train.loop import Hook, Progress
 from samestep.train.pretrained.run_checkpoints import BASES
 from samestep.train.session.context import ReadyStage, SessionContext
 
@@ -31,6 +31,12 @@ class Hooks:
     profile: Profile | None
     step_start: StepStart
 
+    def validate_again(self, progress: Progress, length: int) -> None:
+        """Validate the last step, whose validation failed in an earlier launch, and do what comes after it. The metrics
+        of the step itself are gone; what the runtime adds up of them is part of the state."""
+        for hook in self.in_order[self.in_order.index(self.validate) :]:
+            hook.after_step(progress.tick_of(progress.step - 1), {}, last=progress.has_ended(length))
+
 
 def assemble_hooks(
     context: SessionContext, ready: ReadyStage, sinks: list[Sink], saver: Saver, is_only_stage: bool
@@ -44,7 +50,7 @@ def assemble_hooks(
     )
     hash_every = 0 if ready.recorder else config.watch.hash_every  # evidence has a hash of every step
     same_parameters = SameParameters(bench.learners, context.world, hash_every)
-    validate = Validate(stage, ready.task, log, context.screen, progress, config.validate_every)
+    validate = Validate(stage, ready.task, log, context.screen, progress, context.world, config)
     about: dict[str, Any] = {"recipe": context.name, "stage": stage.name, "config": dump(config), "code": ready.code}
     if bench.frozen_networks.hashes:
         about["frozen"] = bench.frozen_networks.hashes
@@ -66,6 +72,7 @@ def assemble_hooks(
         weights,
         config.best_at_end or config.validate_at_start,
     )
+    validate.save_state = save.before_failure
     traces = context.rundir.profile(stage.name)
     profile = make_profile(config, context.world, traces, progress, ready.task.length, context.screen)
     step_start = StepStart(context.stop, ready.state, ready.state["random"], context.world)
@@ -73,6 +80,7 @@ def assemble_hooks(
         *([RecordReturned(ready.recorder)] if ready.recorder else []),  # before any hook that waits for other ranks
         CheckCounts(bench.feeds, bench.counted, bench.learners),
         log,
+        AddLosses(ready.epoch_metrics),
         validate,  # hooks after it are told when it ends the stage
         EpochSummary(ready.epoch_metrics, context.screen, validate),
         *ready.hooks,

@@ -20,7 +20,7 @@ from samestep.train.learner.preparation import may_compile
 from samestep.train.logging.banner import banner_lines
 from samestep.train.logging.metrics import MetricAccumulator
 from samestep.train.logging.sinks import Sink, open_sinks
-from samestep.train.loop import Outcome, Progress, Task, run
+from samestep.train.loop import Outcome, Progress, Task, Tick, run
 from samestep.train.pretrained.first_weights import continue_from_file
 from samestep.train.recipe import Stage
 from samestep.train.recipe_checks import check_hooks, check_task
@@ -32,6 +32,7 @@ from samestep.train.session.recipe_state import refuse_unsaved, state_of_recipe
 from samestep.train.session.resume_checks import checkpoint_to_resume
 from samestep.train.session.stage_config import refuse_other_settings, set_precision, stage_config
 from samestep.train.session.takeover import done_record
+from samestep.train.session.validation_trial import try_validation
 from samestep.world.seeding import RandomState, seed_everywhere
 
 
@@ -232,13 +233,22 @@ class StageRun:
 
     def _begin(self, ready: ReadyStage, hooks: Hooks) -> None:
         """What comes before the first step of this launch."""
+        if self._progress.is_unvalidated:
+            hooks.validate_again(self._progress, ready.task.length)
         if ready.bench.config.validate_at_start and not ready.bench.resumed:
             hooks.validate.at_start()
             hooks.save.at_start()
+        elif not ready.bench.resumed:
+            try_validation(ready, self._first_validation(ready))
         if ready.recorder:  # only now: a launch that resumes at the start does not validate it
             ready.recorder.started(self._progress.step, self._world.size)
         if hooks.profile:
             hooks.profile.start_if_due()
+
+    def _first_validation(self, ready: ReadyStage) -> Tick:
+        """The step after which the stage first validates."""
+        every = ready.bench.config.validate_every or self._progress.steps_per_epoch
+        return self._progress.tick_of(min(every, ready.task.length) - 1)
 
     def _say_skipped(self, ready: ReadyStage) -> None:
         for learner in ready.bench.learners:

@@ -1,0 +1,94 @@
+"""One batch of validation before the first step of a stage: mistakes in it should not wait for the end of an epoch.
+
+Its metrics are dropped, and what it changed is put back: random generators, buffers, the task's own attributes and
+state. Nothing is recorded, compiled or logged. It runs twice, the second time with a filler row, which must not change
+a metric. If one batch is not enough, such as for a metric that needs rows of two classes, all batches are tried.
+"""
+
+import logging
+import math
+from contextlib import ExitStack
+from functools import partial
+
+import torch
+
+from samestep.train.hooks.validation import check_validated
+from samestep.train.logging.metrics import MetricValues
+from samestep.train.loop import Tick
+from samestep.train.recipe import no_validation
+from samestep.train.session.context import ReadyStage
+from samestep.train.session.unchanged import unchanged
+
+logger = logging.getLogger(__name__)
+_ROUNDING = 1e-6
+"""By how much of its size a metric may differ without being another one."""
+
+
+def try_validation(ready: ReadyStage, tick: Tick) -> None:
+    """Refuse a stage whose validation fails, or lacks what its settings follow. `tick`: that of the first one."""
+    if ready.stage.validate is no_validation:
+        check_validated(ready.stage, {}, ready.bench.config)
+        return
+    attempt = partial(_attempt, ready, tick)
+    found, failure = attempt()
+    if failure is None:
+        _look_for_counted_fillers(ready, found, attempt)
+        return
+    _, failure = attempt(cut=False)
+    if failure is not None:
+        raise failure
+
+
+def _attempt(
+    ready: ReadyStage, tick: Tick, *, cut: bool = True, filler: bool = False
+) -> tuple[MetricValues, Exception | None]:
+    """The metrics of the first batch, or of all, whose traces are gone afterwards; or the failure of any rank."""
+    bench = ready.bench
+
+    def validate() -> MetricValues:
+        found = ready.stage.validate(ready.task, tick)
+        check_validated(ready.stage, found, bench.config)
+        return found
+
+    with ExitStack() as stack:
+        stack.enter_context(bench.world.activity.doing("validate"))
+        stack.enter_context(unchanged([ready.task, *ready.hooks], ready.recipe_state.values(), ready.state["random"]))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        for learner in bench.learners:
+            stack.enter_context(learner.uncompiled())
+        if ready.recorder:
+            stack.enter_context(ready.recorder.silent())
+        for feed in bench.feeds if cut else ():
+            stack.enter_context(feed.cut(filler=filler))
+        sinks, bench.sinks = bench.sinks, ()
+        stack.callback(setattr, bench, "sinks", sinks)
+        found, failure = bench.world.try_together("validation", validate)
+    return found or {}, failure
+
+
+def _look_for_counted_fillers(ready: ReadyStage, found: MetricValues, attempt: partial) -> None:
+    """Warn of metrics that a filler row changes. One that is another every time, such as a duration, is none."""
+    with_filler, failure = attempt(filler=True)
+    changed = _differing(found, with_filler)
+    if failure is None and changed:
+        again, failure = attempt()
+        changed -= _differing(found, again)
+    if not ready.bench.world.is_main or not (changed or failure):
+        return
+    what = f"counts filler rows in {sorted(changed)[0]!r}" if failure is None else f"fails on a filler row ({failure})"
+    logger.warning(
+        "the validation of stage %r %s. They fill up micro-batches where ranks have unequal shares, so it depends on "
+        'the number of ranks; leave out the rows where batch["live"] is false',
+        ready.stage.name,
+        what,
+    )
+
+
+def _differing(one: MetricValues, other: MetricValues) -> set[str]:
+    """The names of metrics with another value."""
+    return {
+        name
+        for name in one.keys() & other.keys()
+        if not math.isclose(one[name], other[name], rel_tol=_ROUNDING, abs_tol=1e-12)
+        and not (math.isnan(one[name]) and math.isnan(other[name]))
+    }
