@@ -36,7 +36,7 @@ def explains_init(**instead: str) -> Callable[[type[T]], type[T]]:
     """The same for a class."""
 
     def decorate(kind: type[T]) -> type[T]:
-        kind.__init__ = explains_arguments(kind.__name__, **instead)(kind.__init__)  # type: ignore[misc]
+        kind.__init__ = explains_arguments(kind.__name__, **instead)(kind.__init__)  # type: ignore[method-assign]
         return kind
 
     return decorate

@@ -86,7 +86,7 @@ def _global_generators() -> list[WatchedGenerator]:
 
 def _own_generators(source: Any) -> list[WatchedGenerator]:
     """The generators that can be reached from an object, each once."""
-    known = {id(random._inst), id(np.random.mtrand._rand), id(torch.default_generator)}  # type: ignore[attr-defined]
+    known = {id(random._inst), id(np.random.mtrand._rand), id(torch.default_generator)}
     waiting, seen, found = [(type(source).__name__, source)], set[int](), []
     while waiting and len(seen) < _MOST_OBJECTS:
         name, value = waiting.pop(0)

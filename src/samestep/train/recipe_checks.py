@@ -89,8 +89,9 @@ def check_names(name: str, best: object, ignores: object) -> None:
 
 
 def _is_best(best: object) -> bool:
-    is_pair = isinstance(best, tuple | list) and len(best) == 2
-    return is_pair and isinstance(best[0], str) and best[1] in ("min", "max")
+    if not isinstance(best, tuple | list) or len(best) != 2:
+        return False
+    return isinstance(best[0], str) and best[1] in ("min", "max")
 
 
 def check_stages(found: object, kind: type) -> None:
