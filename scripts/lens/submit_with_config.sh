@@ -3,11 +3,11 @@
 #
 #     scripts/lens/submit_with_config.sh config=conf/gpt2_frozen.yaml num_gpus_train=8 num_gpus=2 nodelist=node1
 #
-# Training and evaluation run on N GPUs and what comes before (tokens, dump) on M, as jobs that follow each other;
-# num_gpus_STAGE=K is for any one stage (with warm_start.max_steps also give num_gpus_warm_start=N, with grpo.max_steps
-# num_gpus_grpo=N). Without num_gpus the other stages take one GPU; without num_gpus_STAGE it is one job. Also nodes=,
-# partition=, account=, qos=, constraint=, time=, mem=, and every option of `samestep submit --help` as --option VALUE;
-# --dry-run prints the jobs. Everything else, such as layer_l=5, is a setting of the recipe.
+# Training (with its warm start and its rewards) and evaluation run on N GPUs and what comes before (tokens, dump) on M,
+# as jobs that follow each other; num_gpus_STAGE=K is for any one stage. The batch follows from the N GPUs that train.
+# Without num_gpus the other stages take one GPU; without num_gpus_STAGE it is one job. Also nodes=, partition=,
+# account=, qos=, constraint=, time=, mem=, and every option of `samestep submit --help` as --option VALUE; --dry-run
+# prints the jobs. Everything else, such as layer_l=5, is a setting of the recipe.
 set -euo pipefail
 options=() settings=()
 has_config= train_gpus= has_eval=1
@@ -28,6 +28,6 @@ if [ -z "$has_config" ]; then
     echo "usage: $(basename "$0") config=FILE [num_gpus_train=N] [num_gpus=M] [nodelist=NODES] [further settings]" >&2
     exit 2
 fi
-# The last job's GPUs decide the size of a step, so evaluation runs where training does.
+# Evaluation goes on in the job of training, so that it does not wait in the queue once more.
 [ -n "$train_gpus" ] && [ -n "$has_eval" ] && options+=("--num-gpus-eval=$train_gpus")
 exec "${PYTHON:-python}" -P -m samestep submit lens "${options[@]}" "${settings[@]}"

@@ -25,7 +25,7 @@ from samestep.core.config import (
     read_layers,
     split_options,
 )
-from samestep.core.config.files import PACKAGE_CONF, find_config_file, load_config_file, search_path
+from samestep.core.config.files import PACKAGE_CONF, ConfigFile, find_config_file, load_config_file, search_path
 from samestep.core.errors import UserError
 from samestep.core.rundir import RunDir
 from samestep.launch.schedulers.job import SITE_ALIASES, SITE_VARIABLE, Job, Site
@@ -100,10 +100,15 @@ class RecipeArgs:
         return layers.merged(self.options.get("allow-env", "").split(","))
 
     def _layers(self, recipe: "Recipe", preset: str | None = None) -> Layers:
-        paths = {name: Path(self.options[name]) for name in ("config", "config-path") if name in self.options}
-        file = find_config_file(paths.get("config"), paths.get("config-path"), self.options.get("config-name"))
+        file = named_config_file(self.options)
         aliases = {**COMMON_ALIASES, **recipe.aliases}
         return read_layers(recipe.config, recipe.presets, aliases, preset, file, self.settings)
+
+
+def named_config_file(options: Mapping[str, str]) -> ConfigFile | None:
+    """The config file that options of the command line name."""
+    paths = {name: Path(options[name]) for name in ("config", "config-path") if name in options}
+    return find_config_file(paths.get("config"), paths.get("config-path"), options.get("config-name"))
 
 
 # train, and the training part of submit.

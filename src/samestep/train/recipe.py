@@ -11,7 +11,7 @@ from samestep.core.arguments import check_function, described, explains_init
 from samestep.core.config import Alias, NoEffect
 from samestep.core.errors import UserError
 from samestep.train.bench import Bench
-from samestep.train.config import Config
+from samestep.train.config import TRAINING_SETTINGS, Config
 from samestep.train.logging.metrics import MetricValues
 from samestep.train.loop import Hook, Tick
 from samestep.train.recipe_checks import check_names, check_stages
@@ -60,6 +60,8 @@ class Stage:
     """The stage's own settings, made from the run's: `lambda c: replace(c, learning_rate=c.align_lr)`."""
     ignores: Sequence[str] = ()
     """Settings that this stage does not use (glob patterns); `stages_from` takes it over whatever they are."""
+    gpus_of: str | None = None
+    """The stage whose number of GPUs it has in `samestep submit`: `--num-gpus-train` is then for both."""
 
     def __post_init__(self) -> None:
         check_names(self.name, self.best, self.ignores)
@@ -68,6 +70,11 @@ class Stage:
             function = getattr(self, field_name)
             if function is not None or field_name != "config":
                 check_function(f"{field_name} of stage {self.name!r}", function, arguments)
+
+    @property
+    def trains(self) -> bool:
+        """Whether it trains: one that only computes, such as a dump, ignores TRAINING_SETTINGS."""
+        return not set(TRAINING_SETTINGS) <= set(self.ignores)
 
 
 @dataclass(frozen=True)

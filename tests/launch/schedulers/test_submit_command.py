@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from samestep.cli.args import SubmitArgs
+from samestep.cli.args import SubmitArgs, parse_train
 from samestep.cli.main import main
 from samestep.core.errors import UserError
 from samestep.core.records import read_json
@@ -51,7 +51,8 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
 def test_submitting(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = printed(capsys, *SLURM, "--nodes=2", "--gpus-per-node", "4", "--epochs", "3")
     run = folder / "runs" / "sine-default-1"
-    assert f"run     {run}\njob     4711: 2 x 4 ranks\nfollow  tail -F {run}/job/4711.out\n" in output
+    batch = "batch   64 rows a step, 8 on each of 8 ranks, stage fit"
+    assert f"run     {run}\n{batch}\njob     4711: 2 x 4 ranks\nfollow  tail -F {run}/job/4711.out\n" in output
     assert "cancel  scancel 4711" in output
     assert (folder / "called").read_text() == f"sbatch --parsable {run}/job/train.sh\n"
     noted = read_json(RunDir(run).job / "job.json")["jobs"]
@@ -118,6 +119,74 @@ def test_stages_with_gpus_of_their_own(folder: Path, capsys: pytest.CaptureFixtu
     assert "this recipe has dump, train" in refused(capsys, *args, "--num-gpus-tune=1")
 
 
+THREE = """
+from samestep import TRAINING_SETTINGS, Recipe, Stage
+from system.two_stages import Dump, TwoStages, build
+
+dump, test = (Stage(name, Dump, ignores=TRAINING_SETTINGS) for name in ("dump", "test"))
+stages = [dump, Stage("warm", build, gpus_of="train"), Stage("train", build), test]
+recipe = Recipe(TwoStages, lambda config: stages)
+"""
+
+
+def test_the_batch_follows_from_the_job_that_trains(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And not from the last job, whose single rank would make a batch of four out of one for eight ranks."""
+    (folder / "three.py").write_text(THREE)
+    args = ("submit", "three.py", "--on=slurm", "--num-gpus=1", "--num-gpus-train=8")
+    output = printed(capsys, *args, "name=a")
+    assert "batch   32 rows a step, 4 on each of 8 ranks, stage train\n" in output
+    job = folder / "runs" / "a" / "job"
+    texts = [(job / f"{name}.sh").read_text() for name in ("1_dump", "2_warm_train", "3_test")]
+    assert [text.split("--gpus-per-node=")[1].split()[0] for text in texts] == ["1", "8", "1"]
+    assert all("global_batch_size=32" in trained(text) for text in texts)
+    output = printed(capsys, *args, "name=b", "--num-gpus-warm=2", "accumulation=3")
+    assert "batch   96 rows a step, 12 on each of 8 ranks, stage train\n" in output
+    assert sorted(path.stem for path in (folder / "runs" / "b" / "job").glob("*.sh")) == [
+        "1_dump",
+        "2_warm",
+        "3_train",
+        "4_test",
+    ]
+    assert "batch   100 rows a step, on 8 ranks" in printed(capsys, *args, "name=c", "global_batch_size=100")
+
+
+def test_config_files_are_copied_so_that_a_queued_job_does_not_change(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    conf, groups = folder / "conf", folder / "groups"
+    for path, text in {
+        conf / "mine.yaml": "defaults: [other, log: quiet, _self_]\nhydra: {searchpath: [file://groups]}\nseed: 5\n",
+        conf / "other.yaml": "epochs: 7\n",
+        groups / "log" / "quiet.yaml": "quiet: true\n",
+    }.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    printed(capsys, *SLURM, "--config", "conf/mine.yaml", "name=a", "hidden=3")
+    copies = folder / "runs" / "a" / "job" / "config"
+    assert sorted(str(path.relative_to(copies)) for path in copies.rglob("*.yaml")) == [
+        "log/quiet.yaml",
+        "mine.yaml",
+        "other.yaml",
+    ]
+    (conf / "mine.yaml").write_text("seed: 6\n")
+    (conf / "other.yaml").unlink()
+    (groups / "log" / "quiet.yaml").write_text("quiet: false\n")
+    config = parse_train(trained((copies.parent / "train.sh").read_text()))[2]
+    assert (config.seed, config.epochs, config.log.quiet, config.hidden) == (5, 7, True, 3)
+
+
+def test_a_refused_submission_leaves_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stub = folder / "bin" / "sbatch"
+    accepting = stub.read_text()
+    stub.write_text("#!/bin/sh\necho 'invalid account' >&2; exit 1\n")
+    assert "sbatch did not accept the job: invalid account" in refused(capsys, *SLURM)
+    assert "invalid account" in refused(capsys, *SLURM, "name=mine", "out=deep/runs")
+    assert [path.name for path in folder.iterdir()] == ["bin"]
+    stub.write_text(accepting)
+    printed(capsys, *SLURM)
+    assert [path.name for path in (folder / "runs").iterdir()] == ["sine-default-1"], "the number is still free"
+
+
 def test_a_list_of_nodes_for_one_node_is_ignored_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SLURM, "--nodelist", "gpu[1-2]", "--dry-run"]) == 0
     output = capsys.readouterr()
@@ -131,7 +200,7 @@ def test_a_list_of_nodes_for_one_node_is_ignored_with_a_warning(capsys: pytest.C
 
 def test_resuming(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = folder / "runs" / "old"
-    main(["train", EXAMPLE, "--preset=verify", "--quiet", "name=old", "distributed=cpu"])
+    main(["train", EXAMPLE, "--preset=verify", "--quiet", "name=old", "distributed=cpu", "max_time=0.01s"])
     printed(capsys, "submit", "--resume", "old", "--on=slurm", "--max_time=1h")
     assert trained((run / "job" / "train.sh").read_text()) == [
         "--resume",
@@ -145,7 +214,7 @@ def test_resuming(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_name_that_another_run_has_is_refused_before_it_waits_in_a_queue(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(["train", EXAMPLE, "--preset=verify", "--quiet", "name=old", "distributed=cpu"])
+    main(["train", EXAMPLE, "--preset=verify", "--quiet", "name=old", "distributed=cpu", "max_time=0.01s"])
     same = (*SLURM, "--preset=verify", "name=old", "distributed=cpu")
     output = refused(capsys, "submit", "system.two_stages", "--on=slurm", "name=old")
     assert f"{folder}/runs/old holds a different run (recipe differ); choose another name with name=..." in output

@@ -13,10 +13,12 @@ import pytest
 from lens_runs import model_folder, rows_of
 
 from samestep.cli.args import RecipeArgs
+from samestep.cli.main import main
 from samestep.core.config import compose
 from samestep.core.records import read_json
 from samestep.recipes.lens import recipe
 from samestep.recipes.lens.config import LensConfig
+from samestep.recipes.lens.stages import stages
 
 pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).parents[3]
@@ -157,7 +159,25 @@ def test_the_jobs_of_a_submission(tmp_path: Path) -> None:
     assert lines.count("#SBATCH --nodelist=node1") == 2
     commands = [line for line in lines if line.startswith("srun")]
     assert [command.endswith("until=dump") for command in commands] == [True, False]
+    assert all("/runs/a/job/config " in command for command in commands), "with a copy of the config file"
     assert not os.listdir(tmp_path), "nothing was made"
+
+
+def test_the_gpus_of_training_are_those_of_its_warm_start_and_rewards() -> None:
+    """And they decide the batch: what only computes does not train, and the small model has a batch of its own."""
+    found = {stage.name: stage for stage in stages(composed("--config", str(CONF / "lens_small.yaml")))}
+    assert list(found) == ["pretrain", "pretokenize", "dump", "warm_start", "train", "grpo", "eval"]
+    assert [name for name, stage in found.items() if stage.gpus_of == "train"] == ["warm_start", "grpo"]
+    assert [name for name, stage in found.items() if not stage.trains] == ["pretokenize", "dump", "eval"]
+
+
+def test_eight_gpus_that_train_take_the_rows_of_the_config_file_each(capsys: pytest.CaptureFixture[str]) -> None:
+    """32 rows for each of the eight, although evaluation, the last job, runs on one GPU."""
+    args = ["submit", "lens", f"--config={CONF / 'gpt2_frozen.yaml'}", "--on=slurm", "--dry-run", "name=a"]
+    assert main([*args, "--num-gpus=1", "--num-gpus-train=8", "evaluation.rows=64"]) == 0
+    commands = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("srun")]
+    assert [command[-1] for command in commands] == ["until=dump", "until=train", f"global_batch_size={8 * 32}"]
+    assert all(f"global_batch_size={8 * 32}" in command for command in commands)
 
 
 @pytest.mark.parametrize(

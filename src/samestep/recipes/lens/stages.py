@@ -37,18 +37,20 @@ def stages(config: LensConfig) -> list[Stage]:
         found += _preparation(config)
     later = ("grpo.*", "evaluation.*")
     stage = partial(Stage, validate=LensStage.validate, best=BEST, ignores=later)
+    with_train = partial(stage, gpus_of=task.STAGE)
     train = stage(task.STAGE, LensTraining, validate=LensTraining.validate)
     if config.warm_start.max_steps:
         ignored = (*later, *_OF_DRAWN_TOKENS)
-        found.append(stage(warm_start.STAGE, LensWarmStart, config=warm_start_config, ignores=ignored))
+        found.append(with_train(warm_start.STAGE, LensWarmStart, config=warm_start_config, ignores=ignored))
         train = replace(train, start=f"{warm_start.STAGE}:best", config=validated_from_start)
     found.append(train)
     if config.grpo.max_steps:
         start = f"{task.STAGE}:best"
-        found.append(stage(grpo.STAGE, LensRewards, config=grpo_config, start=start, ignores=("evaluation.*",)))
+        found.append(with_train(grpo.STAGE, LensRewards, config=grpo_config, start=start, ignores=("evaluation.*",)))
     if config.evaluation.rows:
         build = partial(build_evaluation, trained_by=found[-1].name)
-        found.append(Stage(evaluation.STAGE, build, finish=write_results, config=evaluation_config))
+        unused = TRAINING_SETTINGS  # a training with other settings is not taken over, and so neither is this
+        found.append(Stage(evaluation.STAGE, build, finish=write_results, config=evaluation_config, ignores=unused))
     return found
 
 
