@@ -187,7 +187,7 @@ def _resumed_config(recipe: "Recipe", rundir: RunDir, args: Sequence[str]) -> "C
     more = [RESUMED] if rundir.frozen.exists() else []
     notes = check_given(recipe, config, given_by_args(recipe.config, aliases, args), more)
     if fixed:
-        require_extendable(rundir, *record.lengths(config, recipe.stage_configs))
+        require_extendable(rundir, *record.lengths(config, recipe.length_configs))
         config = replace(config, extend=True)
     return Configured(config, notes)
 

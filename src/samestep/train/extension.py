@@ -11,7 +11,7 @@ the stage is built (`Bench.plan`).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from samestep.checkpoint.manifest import checkpoint_folders
 from samestep.core.config import changed, dump
@@ -47,6 +47,7 @@ class Extension:
     """Whether a learner has a schedule of its own over the stage's steps."""
     keeps_rates: bool
     """Whether the new schedules have the learning rate that each of the steps done had."""
+    event: ClassVar[str] = "extended"
 
     def __str__(self) -> str:
         longer = f"stage {self.stage!r} has {self.after:,} steps from now on instead of {self.before:,}"
@@ -69,10 +70,11 @@ class LaterLength:
     done: str
     """The last stage that is done."""
     stages: Sequence[str]
+    event: ClassVar[str] = "later_length"
 
     def __str__(self) -> str:
-        names = ", ".join(map(repr, self.stages))
-        return f"stage {self.done!r} is done and stays as it is; the new max_steps and epochs are for {names}"
+        later = _quoted(self.stages)
+        return f"stage {self.done!r} is done and stays as it is; the new max_steps and epochs are for {later}"
 
     def to_json(self) -> dict[str, Json]:
         """For the events of the run."""
@@ -120,18 +122,22 @@ def find_extension(
 
 def _later_length(
     rundir: RunDir, done: str, configs: Mapping[str, Config], before: Mapping[str, Config]
-) -> LaterLength | None:
-    """The stages after the one that is done which get another length."""
+) -> LaterLength:
+    """The stages after the one that is done, if they get another length and this launch goes on with them."""
     names = list(configs)
-    later = [name for name in names[names.index(done) + 1 :] if _length(configs[name]) != _length(before[name])]
-    until = configs[done].until
-    if later and until in names[: names.index(done) + 1]:
-        raise UserError(
-            f"stage {until!r} of {rundir.path} is done and cannot become longer, since {', '.join(map(repr, later))} "
-            f"would come after it; leave out until for another max_steps or epochs of these, or start a new run with "
-            f"init_from={rundir.path}"
-        )
-    return LaterLength(done, later) if later else None
+    until, after = configs[done].until, names[names.index(done) + 1 :]
+    later = [name for name in after if _length(configs[name]) != _length(before[name])]
+    if later and until not in names[: names.index(done) + 1]:
+        return LaterLength(done, later)
+    others = f"leave out until, and it is the length of {_quoted(later)}; or " if later else ""
+    raise UserError(
+        f"stage {done!r} of {rundir.path} is done and cannot become longer, since {_quoted(after)} would come "
+        f"after it; {others}start a new run with init_from={rundir.path}"
+    )
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names))
 
 
 def _length(config: Config) -> list[int | None]:

@@ -1,7 +1,7 @@
 """A recipe is a record of functions, and its stages are a list of such records."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +159,9 @@ class Recipe:
     def stage_configs(self, config: Any) -> dict[str, Any]:
         """The configuration of each stage, in order."""
         return {stage.name: stage.config(config) if stage.config else config for stage in self.stages(config)}
+
+    def length_configs(self, config: Any) -> dict[str, Any]:
+        """The same, where stages that ignore the run's length (`max_steps`, `epochs`) have the default one."""
+        found, stages = self.stage_configs(config), self.stages(config)
+        ignoring = [stage.name for stage in stages if {"max_steps", "epochs"} <= set(stage.ignores)]
+        return found | {name: replace(found[name], max_steps=None, epochs=1) for name in ignoring}

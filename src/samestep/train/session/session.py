@@ -74,7 +74,7 @@ class Session:
                 logger.warning("%s", note)
             if self._extension is not None:
                 screen.print(str(self._extension))
-                events.event("extended", **self._extension.to_json())
+                events.event(self._extension.event, **self._extension.to_json())
             set_up_torch(self.config, self._world)
             max_time = parse_duration(self.config.max_time) if self.config.max_time else None
             limit = launch_env.seconds_left(max_time, os.environ)
@@ -158,7 +158,7 @@ class Session:
             remember_recipe(self._name)
         if self._world.is_main:
             self._code, precision = recipe_code(self._name), auto_precision(self.config, self._world)
-            stages = self._recipe.stage_configs
+            stages = self._recipe.length_configs
             opened = open_run(self._name, self.config, self._world.dp_size, launches, self._code, precision, stages)
             stack.callback(opened.lock.release)
             remove_half_taken(opened.rundir)
