@@ -28,9 +28,11 @@ export NCCL_DEBUG=WARN
 export GREETING='it'"'"'s me'
 python=/home/me/venv/bin/python
 python_now="$(command -v python)"  # --setup may have activated another environment
-if [ -n "$python_now" ] && [ "$python_now" != "$python_before" ]; then python="$python_now"; fi
-if ! "$python" -P -c "import samestep"; then
-    echo "samestep: the interpreter of this job, $python, cannot import samestep: install it there, or name another interpreter with --python"; exit 2
+if [ -n "$python_now" ] && [ "$python_now" != "$python_before" ]; then
+    python="$python_now"; echo "samestep: the interpreter of this job is $python, as --setup says"
+fi
+if ! "$python" -P -c 'import importlib.util as found, sys; sys.exit(not all(map(found.find_spec, ("samestep", "torch"))))'; then
+    echo "samestep: the interpreter of this job, $python, has no samestep or no torch: install them there, or name another one with --python"; exit 2
 fi
 
 # The ranks get these signals too: they save and end, and this script goes on after them.

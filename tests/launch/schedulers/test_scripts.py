@@ -291,7 +291,7 @@ def test_refusals_of_a_scheduler_are_shown_with_its_message_and_leave_nothing(
         (Site(setup=("export PROXY=here",)), "submitted"),
         (Site(setup=("export PATH=$PWD/venv/bin:$PATH",)), "activated"),
         (Site(setup=("export PATH=$PWD/venv/bin:$PATH",), python="./named"), "named"),
-        (Site(python="./bare"), "cannot import samestep: install it there, or name another interpreter with --python"),
+        (Site(python="./bare"), "has no samestep or no torch: install them there, or name another one with --python"),
     ],
 )
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs"])

@@ -12,6 +12,8 @@ from samestep.launch.schedulers.job import Job, JobPart, require_one_line
 
 _NAME_LENGTH = 60
 """Characters of a job's name: every scheduler takes that many."""
+_HAS_PACKAGES = 'import importlib.util as found, sys; sys.exit(not all(map(found.find_spec, ("samestep", "torch"))))'
+"""Whether an interpreter can train, without importing torch, which takes seconds."""
 
 
 @dataclass(frozen=True)
@@ -81,12 +83,14 @@ def _interpreter_lines(job: Job, context: ScriptContext) -> list[str]:
     if _may_activate(job):
         lines += [
             'python_now="$(command -v python)"  # --setup may have activated another environment',
-            'if [ -n "$python_now" ] && [ "$python_now" != "$python_before" ]; then python="$python_now"; fi',
+            'if [ -n "$python_now" ] && [ "$python_now" != "$python_before" ]; then',
+            '    python="$python_now"; echo "samestep: the interpreter of this job is $python, as --setup says"',
+            "fi",
         ]
     if job.site.python is not None or _may_activate(job):
-        refusal = "cannot import samestep: install it there, or name another interpreter with --python"
+        refusal = "has no samestep or no torch: install them there, or name another one with --python"
         lines += [
-            'if ! "$python" -P -c "import samestep"; then',
+            f'if ! "$python" -P -c {shlex.quote(_HAS_PACKAGES)}; then',
             f'    echo "samestep: the interpreter of this job, $python, {refusal}"; exit {EXIT_USER}',
             "fi",
         ]
