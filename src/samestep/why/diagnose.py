@@ -11,6 +11,8 @@ _FULL_BELOW = 1 << 20
 _FULL_TEXTS = ("No space left on device", "Disk quota exceeded")
 RESTARTING = 300.0
 """Seconds within which a launcher that announced a restart must have started it."""
+_ENDED = {"FAILED": "has failed", "STOPPED": "has stopped", "COMPLETED": "has ended", "ENDED": "has ended"}
+"""How a job ended that its scheduler did not end, by its state."""
 _REASONS = {
     "SIGINT": "Ctrl-C (SIGINT)",
     "SIGTERM": "SIGTERM (from a user, a launcher or a scheduler)",
@@ -83,8 +85,11 @@ def _not_started(evidence: Evidence) -> Diagnosis:
     if job is None:
         return Diagnosis("not_started", "no rank has begun to train", [commands.resume(evidence)], source="config.json")
     how = {"": "was submitted", "PENDING": "waits in the queue", "RUNNING": "has begun"}.get(job.state)
-    text = f"job {job.number} {how or f'is {job.state}'}, and no rank has begun to train"
-    following = [*commands.watch_job(evidence), f"less {job.output}"] if how else [f"less {job.output}"]
+    waits = f" ({job.comment})" if job.state == "PENDING" and job.comment else ""
+    ended = (JOB_ENDS | _ENDED).get(job.state)
+    text = f"job {job.number} {how or ended or f'is {job.state}'}{waits}, and no rank has begun to train"
+    files = [f"less {file}" for file in (job.output, job.log) if file]
+    following = [*commands.watch_job(evidence), f"less {job.output}"] if how else files
     return Diagnosis("not_started", text, following, reason=job.state, source=job.source or "job/job.json")
 
 

@@ -61,11 +61,15 @@ class SchedulerJob:
     number: str
     scheduler: str
     state: str = ""
-    """SLURM's name for it, also for a job of PBS; empty when it is unknown."""
+    """SLURM's name for it, also for a job of PBS, which may be STOPPED too, or ENDED if no more is known."""
     source: str = ""
     """The command or file that the state comes from."""
     script: str = ""
     output: str = ""
+    log: str = ""
+    """PBS: the file with its own messages about the job, if there is one."""
+    comment: str = ""
+    """PBS: why the job waits, or how it went."""
 
     @property
     def is_queued(self) -> bool:

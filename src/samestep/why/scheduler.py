@@ -3,10 +3,13 @@
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from shutil import which
 
+from samestep.core.errors import EXIT_DONE, EXIT_PREEMPTED
 from samestep.core.records import Json
+from samestep.launch.schedulers import pbs
 from samestep.why.records import SchedulerJob
 
 _TIMEOUT = 10.0
@@ -29,6 +32,14 @@ _PBS_ENDS = {-29: "TIMEOUT", -27: "OUT_OF_MEMORY", -26: "OUT_OF_MEMORY", -20: "N
 """Exit codes that PBS sets itself, when it ends a job."""
 _PBS_DELETED = "91"
 """The substate of a job that qdel ended."""
+_PBS_GONE = ("Unknown Job Id", "has finished")
+"""What qstat says of a job that has ended, where PBS keeps no history of jobs."""
+_PBS_WRITTEN = {  # what PBS writes into a job's file when it ends it, and the state that it means; the first counts
+    r"=>> PBS: job killed: (walltime|cput|pcput) .* exceeded limit": "TIMEOUT",
+    r"=>> PBS: job killed: p?v?mem .* exceeded limit|Cgroup mem\w* limit exceeded": "OUT_OF_MEMORY",
+    r"=>> PBS: job killed: node \d+ .* requested job": "NODE_FAIL",
+    r"=>> PBS: job killed: ": "FAILED",
+}
 
 
 def last_job(jobs: Sequence[Mapping[str, Json]]) -> SchedulerJob | None:
@@ -47,10 +58,12 @@ def _query(noted: Mapping[str, Json]) -> SchedulerJob:
     job = SchedulerJob(number, str(noted.get("scheduler", "")), script=str(noted.get("script", "")), output=output)
     if job.scheduler == "local":
         return job
-    state, source = _slurm(number) if job.scheduler == "slurm" else _pbs(number)
-    if not state and job.scheduler == "slurm":
+    if job.scheduler == "pbs":
+        return _pbs(job)
+    state, source = _slurm(number)
+    if not state:
         state, source = state_in_output(output), output
-    return SchedulerJob(number, job.scheduler, state, source if state else "", job.script, output)
+    return replace(job, state=state, source=source if state else "")
 
 
 def _slurm(number: str) -> tuple[str, str]:
@@ -64,17 +77,46 @@ def _slurm(number: str) -> tuple[str, str]:
     return (match[0], f"sacct -j {number}") if match else ("", "")
 
 
-def _pbs(number: str) -> tuple[str, str]:
-    """The state of a job in SLURM's words, and the command that gave it; -x is for jobs that have ended."""
+def _pbs(job: SchedulerJob) -> SchedulerJob:
+    """The job with its state in SLURM's words, and the command or file that gave it; -x is for jobs that have ended."""
+    folder = Path(job.output).parent
+    logs = [str(path) for path in pbs.logs(folder, job.number)] if job.output else []
+    job = replace(job, log=next(iter(logs), ""))
+    said = ""
     for option in ("-xf", "-f"):
-        if shown := pbs_state(_output_of("qstat", option, number)):
-            return shown, f"qstat {option} {number}"
-    return "", ""
+        shown, said = _answer_of("qstat", option, job.number)
+        if state := pbs_state(shown):
+            comment = _pbs_fields(shown).get("comment", "")
+            return replace(job, state=state, source=f"qstat {option} {job.number}", comment=comment)
+    for file in [*logs, job.output]:
+        if state := pbs_state_in_file(file):
+            return replace(job, state=state, source=file)
+    ended = any(phrase in said for phrase in _PBS_GONE)
+    return replace(job, state="ENDED", source=f"qstat -f {job.number}") if ended else job
+
+
+def pbs_state_in_file(file: str) -> str:
+    """How a job ended, by what PBS or the job's script wrote; empty when they wrote nothing about that."""
+    lines = _last_lines(file)
+    for pattern, state in _PBS_WRITTEN.items():
+        if any(re.search(pattern, line) for line in lines):
+            return state
+    ended = re.compile(re.escape(pbs.ENDED).replace(r"\{\}", r"(\S+)") + "$")
+    codes = [found[2] for line in lines if (found := ended.search(line)) and found[2].isdigit()]
+    return _state_of_code(int(codes[-1])) if codes else ""
+
+
+def _state_of_code(code: int | None) -> str:
+    return {EXIT_DONE: "COMPLETED", EXIT_PREEMPTED: "STOPPED"}.get(code, "FAILED")
+
+
+def _pbs_fields(shown: str) -> dict[str, str]:
+    return dict(re.findall(r"^\s+([\w.]+) = (.*)$", shown.replace("\n\t", ""), re.MULTILINE))
 
 
 def pbs_state(shown: str) -> str:
     """The state of a job in SLURM's words, from what `qstat -xf` printed; empty when that says nothing."""
-    values = dict(re.findall(r"^\s+([\w.]+) = (.*)$", shown.replace("\n\t", ""), re.MULTILINE))
+    values = _pbs_fields(shown)
     state = values.get("job_state", "")
     if state not in ("F", "X"):
         return _PBS_STATES.get(state, "")
@@ -86,7 +128,7 @@ def pbs_state(shown: str) -> str:
         return "TIMEOUT"
     if values.get("substate") == _PBS_DELETED or "terminated" in values.get("comment", ""):
         return "CANCELLED"
-    return "COMPLETED" if code == 0 else "FAILED"
+    return _state_of_code(code)
 
 
 def _clock(text: str) -> int | None:
@@ -96,12 +138,15 @@ def _clock(text: str) -> int | None:
 
 def state_in_output(output: str) -> str:
     """How a job ended, by what SLURM wrote into its output; empty when it wrote nothing about that."""
-    try:
-        lines = Path(output).read_text(errors="replace").splitlines()[-_TAIL:]
-    except OSError:
-        return ""
-    written = [line for line in lines if line.startswith(("slurmstepd", "srun: error:"))]
+    written = [line for line in _last_lines(output) if line.startswith(("slurmstepd", "srun: error:"))]
     return next((state for phrase, state in _PHRASES.items() if any(phrase in line for line in written)), "")
+
+
+def _last_lines(file: str) -> list[str]:
+    try:
+        return Path(file).read_text(errors="replace").splitlines()[-_TAIL:]
+    except OSError:
+        return []
 
 
 def kernel_kill(processes: Sequence[int]) -> str:
@@ -111,10 +156,15 @@ def kernel_kill(processes: Sequence[int]) -> str:
 
 
 def _output_of(*args: str) -> str:
+    return _answer_of(*args)[0]
+
+
+def _answer_of(*args: str) -> tuple[str, str]:
+    """What a command prints if it succeeds, and its errors."""
     if which(args[0]) is None:
-        return ""
+        return "", ""
     try:
         done = subprocess.run(args, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT, check=False)
     except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
+        return "", ""
+    return done.stdout if done.returncode == 0 else "", done.stderr
