@@ -28,6 +28,12 @@ LAUNCHERS = {
 }
 
 
+QSUB = """#!/bin/bash
+[ "$1" = --version ] && echo pbs_version = 0 && exit  # samestep asks for it before it submits
+exec {} "${{@/%\\//\\/%j.OU}}"  # PBS puts a file of each job into a folder; SLURM has to be told its name
+"""
+
+
 @dataclass
 class MpiRuns:
     """Runs started by mpiexec, all on this machine at the same time."""
@@ -68,9 +74,9 @@ def mpi(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MpiRuns]:
 def runs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterRuns]:
     require("mpiexec", [LAUNCHERS["mpich"][0]])
     with ClusterRuns(cluster, tmp_path_factory.mktemp("qsub")).open() as runs, pytest.MonkeyPatch.context() as patch:
-        qsub = runs.folder / "bin" / "qsub"  # says that it is PBS's, which samestep asks for before it submits
+        qsub = runs.folder / "bin" / "qsub"
         qsub.parent.mkdir()
-        qsub.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo pbs_version = 0 && exit\nexec {which("qsub")} "$@"\n')
+        qsub.write_text(QSUB.format(which("qsub")))
         qsub.chmod(0o755)
         patch.setenv("PATH", f"{qsub.parent}:{os.environ['PATH']}")
         yield runs
@@ -79,7 +85,7 @@ def runs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.fixture(scope="module")
 def jobs(runs: ClusterRuns) -> dict[str, str]:
     """Both jobs of qsub, submitted before mpiexec starts anything: one of them waits for its time limit."""
-    on_pbs = ("--on=pbs", "--mpiexec=mpiexec.mpich")
+    on_pbs = ("--on=pbs", "--mpiexec=mpiexec.mpich", f"--env=PATH={os.environ['PATH']}")  # with its qsub, in jobs too
     limits = ("--nodes=2", "--tasks-per-node=1", "--time=1m", "--grace=40", "--filesystems=home:flare")
     stages = ("--num-gpus=1", "--num-gpus-train=2", "--time=5m", "name=stages", "distributed=cpu", "--quiet")
     return {
