@@ -5,11 +5,10 @@ Launching does not import training, and training does not import launching; this
 
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from samestep.core.errors import EXIT_DONE, EXIT_PREEMPTED
-from samestep.core.records import read_json, write_atomically, write_json
+from samestep.core.records import read_json, write_json
 
 LAUNCHER = "SAMESTEP_LAUNCHER"
 """The launcher of this process; not set under stock torchrun."""
@@ -28,7 +27,6 @@ BEGAN = "SAMESTEP_BEGAN"
 TIME_LIMIT = "SAMESTEP_TIME_LIMIT"
 """Seconds after the batch job began at which the run stops and saves; empty or unset: the job tells it by a signal."""
 _RUN = "run.json"
-_NOTICES = "notice_*.txt"
 
 
 def preempted_code(env: Mapping[str, str]) -> int:
@@ -63,24 +61,3 @@ def read_run_path(folder: Path) -> Path | None:
     """The run directory of a launch, once it is open; None too if it was removed again."""
     known = read_json(folder / _RUN)
     return Path(known["path"]) if known else None
-
-
-def write_notice(text: str, rank: int, env: Mapping[str, str]) -> bool:
-    """For a rank whose own output is not on the terminal: have the launcher print something; false: it cannot."""
-    if FOLDER not in env:
-        return False
-    try:
-        write_atomically(Path(env[FOLDER]) / _NOTICES.replace("*", str(rank)), text)
-    except OSError:
-        return False
-    return True
-
-
-def take_notices(folder: Path) -> list[str]:
-    """What ranks have to say, each once."""
-    found = []
-    for path in sorted(folder.glob(_NOTICES)):
-        with suppress(OSError):
-            found.append(path.read_text())
-            path.unlink()
-    return found

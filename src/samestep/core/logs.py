@@ -4,9 +4,9 @@ import logging
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TextIO
+from typing import IO
 
-from samestep.core.output import text_for
+from samestep.core.output import print_safely
 from samestep.core.safe_files import open_file
 
 FAILURES = "samestep.failures"
@@ -28,7 +28,7 @@ def start_logging(path: Path | None, *, show: str | None) -> None:
         to_file.setFormatter(logging.Formatter(_FORMAT))
         root.addHandler(to_file)
     if show is not None:
-        to_terminal = _Terminal(sys.stderr)
+        to_terminal = _Terminal()
         to_terminal.setLevel(show.upper())
         to_terminal.addFilter(lambda record: record.name != FAILURES and not hasattr(record, "is_printed"))
         to_terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
@@ -47,12 +47,15 @@ def stop_logging() -> None:
     root.propagate = True
 
 
-class _Terminal(logging.StreamHandler[TextIO]):
-    """A handler whose messages do not control the terminal."""
+class _Terminal(logging.Handler):
+    """A handler whose messages neither control the terminal nor break a progress bar."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        """The line to print."""
-        return text_for(self.stream, super().format(record))
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print to what stderr is now: while a bar is drawn, it is another object, which prints above the bar."""
+        try:
+            print_safely(self.format(record), sys.stderr)
+        except Exception:  # as other handlers do: a message that cannot be formatted does not end a run
+            self.handleError(record)
 
 
 class _LogFile(logging.StreamHandler[IO[str]]):

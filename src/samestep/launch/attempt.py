@@ -5,7 +5,6 @@ Imported when workers are started, since it needs torch.
 
 import logging
 import os
-import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -22,12 +21,12 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 from samestep.core import exit_report, launch_env
 from samestep.core.errors import EXIT_PREEMPTED
 from samestep.core.exit_report import ExitReport
-from samestep.core.output import print_safely
 from samestep.launch.assignment import PEER_SECONDS, AttemptDeadline, NodeAssignment
 from samestep.launch.failure import Failure, tail
 from samestep.launch.stop_requests import StopRequests
+from samestep.launch.terminal import show_waiting_lines
 
-_POLL_SECONDS, _NOTICE_SECONDS = 0.05, 1.0
+_POLL_SECONDS, _LOOK_SECONDS = 0.05, 1.0
 
 
 def run_attempt(
@@ -137,7 +136,7 @@ class _Agent(LocalElasticAgent):
             if code is not None:
                 self._ended.setdefault(self._outputs.rank_of(local), time.time())
         self._react_to_failures(set(codes.values()) - {None, 0})
-        self._show_notices()
+        self._show_lines()
         running = [self._processes[local] for local, code in codes.items() if code is None]
         if not running:
             return super()._monitor_workers(worker_group)
@@ -145,12 +144,11 @@ class _Agent(LocalElasticAgent):
             self._stop.kill(running)
         return RunResult(state=WorkerState.HEALTHY)
 
-    def _show_notices(self) -> None:
+    def _show_lines(self) -> None:
         """Print what ranks have to say whose output goes to files."""
-        if time.monotonic() - self._looked > _NOTICE_SECONDS:
+        if time.monotonic() - self._looked > _LOOK_SECONDS:
             self._looked = time.monotonic()
-            for text in launch_env.take_notices(Path(os.environ[launch_env.FOLDER])):
-                print_safely(f"samestep: {text}", sys.stderr)
+            show_waiting_lines(Path(os.environ[launch_env.FOLDER]))
 
     def _react_to_failures(self, failure_codes: set[int | None]) -> None:
         """Set a deadline for the peers of ranks that failed here, and follow one that was set elsewhere."""

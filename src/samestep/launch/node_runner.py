@@ -1,7 +1,6 @@
 """Runs the ranks of this node, attempt after attempt; keeps what they print and prints what happened."""
 
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,7 +10,6 @@ from samestep.core import exit_report, launch_env
 from samestep.core.child_python import python_command
 from samestep.core.errors import EXIT_DONE
 from samestep.core.imports import uncollected_imports
-from samestep.core.output import ResilientStream, print_safely
 from samestep.core.records import JsonLines
 from samestep.core.rundir import RunDir
 from samestep.core.safe_files import open_file
@@ -19,6 +17,7 @@ from samestep.launch.assignment import AttemptDeadline, NodeAssignment
 from samestep.launch.failure import Failure, exit_report_of, headline
 from samestep.launch.restart_policy import Decision
 from samestep.launch.stop_requests import StopRequests
+from samestep.launch.terminal import ranks_ended, show_line
 
 
 class NodeRunner:
@@ -50,10 +49,7 @@ class NodeRunner:
         run = launch_env.read_run_path(self._folder)
         if run is not None:
             _keep_outputs(outputs, run / "logs")
-        if failures and sys.stdout.isatty():
-            screen = ResilientStream(sys.stdout)
-            screen.write("\r\x1b[2K\x1b[?25h")  # a killed rank 0 leaves half a bar and no cursor
-            screen.flush()
+        ranks_ended(self._folder)
         return failures
 
     def show(self, decision: Decision) -> None:
@@ -63,7 +59,7 @@ class NodeRunner:
             return
         first = decision.first
         if first is not None:
-            print_safely(headline(first, brief=not self.shows_all and first.rank not in self._ranks), sys.stderr)
+            show_line(headline(first, brief=not self.shows_all and first.rank not in self._ranks))
             exit_report.write_failure(self._folder, exit_report_of(first))
             if not first.is_user_error:
                 run = launch_env.read_run_path(self._folder)
@@ -82,8 +78,8 @@ class NodeRunner:
 
 
 def notify(sentence: str) -> None:
-    """Print a message to the user; a closed terminal is no error."""
-    print_safely(f"samestep: {sentence}", sys.stderr)
+    """Print a message of the launcher to the user."""
+    show_line(f"samestep: {sentence}")
 
 
 def _keep_outputs(source: Path, logs: Path) -> None:

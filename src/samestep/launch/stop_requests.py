@@ -9,6 +9,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from samestep.core.errors import EXIT_INTERRUPTED
+from samestep.launch.terminal import hand_to_rank_0
 
 ONE_PRESS = 0.1
 """Seconds within which signals count as one: a wrapper may pass on the Ctrl-C that the terminal sent as well."""
@@ -94,7 +95,9 @@ class StopRequests(AbstractContextManager["StopRequests"]):
         self._first_signal = first
         if self.reason is None:
             if number == signal.SIGINT and self._workers:
-                _write_stderr(b"\nsamestep: stopping after this step, with a save; Ctrl-C again ends at once\n")
+                line = "samestep: stopping after this step, with a save; Ctrl-C again ends at once"
+                if not hand_to_rank_0(line):
+                    _write_stderr(f"\n{line}\n".encode())
             self.request(signal.Signals(number))
         elif number == signal.SIGINT and now - first > ONE_PRESS:
             self.at_once = True

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samestep.world.watchdog.activity import UpdateHistory
@@ -51,6 +51,7 @@ def test_the_same_updates_from_other_lines_are_even() -> None:
     assert find_uneven([report(0, STEP, STEP), report(1, other, other)]) is None
 
 
+@settings(max_examples=30)
 @given(
     ranks=st.integers(2, 5), odd=st.integers(0, 4), at=st.integers(1, 30), first=st.integers(0, 1000),
     left_out=st.integers(0, 2), behind=st.integers(0, 2), rest=st.integers(1, 9),
@@ -66,6 +67,7 @@ def test_whichever_rank_it_is_wherever_the_others_are(
     assert isinstance(found, UnevenUpdates) and (found.odd["rank"], found.step) == (odd, first + at)
 
 
+@settings(max_examples=30)
 @given(done=st.integers(0, 20), under_way=st.integers(0, 3), changes=st.sampled_from([0, 1, 2, 60]))
 def test_a_rank_that_is_only_late_is_even(done: int, under_way: int, changes: int) -> None:
     """Also where steps make varying updates, more often than is remembered."""

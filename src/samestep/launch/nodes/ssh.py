@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass, replace
 from samestep.core import launch_env
 from samestep.core.child_python import import_variables, python_command
 from samestep.core.errors import UserError
-from samestep.core.output import ResilientStream, print_safely
 from samestep.launch.nodes.options import NodeOptions
+from samestep.launch.terminal import show_line
 
 _SSH = ("-T", "-a", "-x", "-oBatchMode=yes", "-oClearAllForwardings=yes", "-oConnectTimeout=15")
 _ALIVE = ("-oServerAliveInterval=5", "-oServerAliveCountMax=3")
@@ -32,7 +32,6 @@ _AGAIN_AFTER = 5.0
 """Seconds between attempts to start a host again that was lost."""
 _END_TIMEOUT = 5.0
 _KEPT_LINES = 60
-_CLEAR_LINE = "\r\x1b[2K"
 _SHARED = ("OMP_NUM_THREADS",)
 """Variables that are the same on every host, beside those of imports."""
 
@@ -145,7 +144,7 @@ class _Host:
         with self._lock:
             if present and not self._present:
                 for line in self._last:
-                    _show(self._name, line)
+                    show_line(f"[{self._name}] {line}")
             self._present = present
 
     def release(self) -> None:
@@ -179,19 +178,12 @@ class _Host:
             with self._lock:
                 self._last.append(line)
                 if self._present:
-                    _show(self._name, line)
+                    show_line(f"[{self._name}] {line}")
 
     def _close_stdin(self) -> None:
         if self._process is not None and self._process.stdin is not None:
             with suppress(OSError, ValueError):
                 self._process.stdin.close()
-
-
-def _show(host: str, line: str) -> None:
-    """Print a line above the progress bar of rank 0, which draws itself again."""
-    if sys.stderr.isatty():
-        ResilientStream(sys.stderr).write(_CLEAR_LINE)
-    print_safely(f"[{host}] {line}", sys.stderr)
 
 
 def _folder() -> str:

@@ -1,18 +1,27 @@
 """What rank 0 prints: a banner, one progress bar on a terminal, plain lines elsewhere."""
 
+import os
+import sys
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from samestep.core import terminal_lines
 from samestep.core.console import PlainConsole
+from samestep.core.launch_env import FOLDER
+from samestep.core.output import is_terminal
 
 LINE_SECONDS = 2.0
 """How often at most a progress line is printed where there is no terminal."""
+TAKE_SECONDS = 0.2
+"""How often lines of the launcher and of other ranks are looked for, where there is a bar."""
 
 
 class Screen(AbstractContextManager["Screen"]):
@@ -21,6 +30,7 @@ class Screen(AbstractContextManager["Screen"]):
     def __init__(self, visible: bool) -> None:
         self.console = PlainConsole(quiet=not visible, soft_wrap=True)
         self._bar: Progress | None = None
+        self._lines = _LinesAbove(self.print)
         self._tasks: dict[str, TaskID] = {}
         self._shown = time.monotonic()
 
@@ -38,12 +48,14 @@ class Screen(AbstractContextManager["Screen"]):
                 transient=True,
             )
             self._bar.start()
+            self._lines.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._bar is not None:
+            self._lines.stop()
             self._bar.stop()
             self._bar = None
 
@@ -52,6 +64,7 @@ class Screen(AbstractContextManager["Screen"]):
         if self._bar is not None:
             for task in self._tasks.values():
                 self._bar.remove_task(task)
+            self._lines.bars(len(self._bar.tasks))
         self._tasks.clear()
         table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
         table.add_column(style="dim")
@@ -75,6 +88,7 @@ class Screen(AbstractContextManager["Screen"]):
             return
         if what not in self._tasks:
             self._tasks[what] = self._bar.add_task(what, total=total, metrics=metrics)
+            self._lines.bars(len(self._bar.tasks))
         self._bar.update(self._tasks[what], completed=done, total=total, metrics=metrics)
 
     def track(self, what: str, items: Iterable, total: int) -> Iterable:
@@ -83,12 +97,50 @@ class Screen(AbstractContextManager["Screen"]):
             yield from items
             return
         task = self._bar.add_task(what, total=total, metrics="")
+        self._lines.bars(len(self._bar.tasks))
         try:
             for item in items:
                 yield item
                 self._bar.advance(task)
         finally:
             self._bar.remove_task(task)
+            self._lines.bars(len(self._bar.tasks))
+
+
+class _LinesAbove:
+    """Prints above the bars what the launcher and other ranks hand over (core/terminal_lines.py)."""
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._show, self._folder = show, os.environ.get(FOLDER)
+        self._takes = self._folder is not None and is_terminal(sys.stderr)  # else they are not for this terminal
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lines above the bars", daemon=True)
+
+    def start(self) -> None:
+        """Begin: bars are drawn from now on."""
+        self.bars(1)
+        if self._takes:
+            self._thread.start()
+
+    def bars(self, count: int) -> None:
+        """So many bars are drawn now."""
+        terminal_lines.record_bars(max(1, count), os.environ)
+
+    def stop(self) -> None:
+        """Print what is left, and end; the launcher prints what comes now."""
+        self._stop.set()
+        if self._takes:
+            self._thread.join()
+            self._print_lines()
+        terminal_lines.record_bars(0, os.environ)
+
+    def _run(self) -> None:
+        while not self._stop.wait(TAKE_SECONDS):
+            self._print_lines()
+
+    def _print_lines(self) -> None:
+        for line in terminal_lines.take_lines(Path(self._folder or "")):
+            self._show(line)
 
 
 def format_metrics(metrics: Mapping[str, float]) -> str:

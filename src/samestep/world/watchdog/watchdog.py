@@ -20,11 +20,12 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from samestep.core import launch_env, processes
+from samestep.core import processes
 from samestep.core.logs import PRINTED
 from samestep.core.output import print_safely
 from samestep.core.records import Json
 from samestep.core.rundir import RunDir
+from samestep.core.terminal_lines import hand_over
 from samestep.world.watchdog import stack_dump
 from samestep.world.watchdog.activity import ThreadActivity
 from samestep.world.watchdog.blame import Report, Stall, find_stall
@@ -260,7 +261,7 @@ class Watchdog:
     def _print(self, text: str) -> None:
         """Print a warning about a run that goes on."""
         logger.warning(text, extra=PRINTED)
-        if self._world.is_main or not launch_env.write_notice(text, self._world.rank, os.environ):
+        if self._world.is_main or not hand_over(f"samestep: {text}", os.environ):
             print_safely(f"samestep: {text}", sys.stderr)
 
     def _dump_later(self, main: Report) -> None:
