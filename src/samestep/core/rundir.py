@@ -10,7 +10,7 @@ runs/NAME/
   watch/                of the last launch: heartbeats, stack dumps and exit reports of its ranks, and why it stalled
   lock, lease           held by the process that writes; the lease also against other hosts
   ranks.jsonl           how fast each rank was
-  job/                  scripts, output and ids of the jobs that `samestep submit` submitted
+  job/                  scripts, config files, output and ids of the jobs that `samestep submit` submitted
   tensorboard/
   checkpoints/STAGE/step_00000100/
   weights/              plain weight files, if requested
