@@ -1,5 +1,7 @@
 """When all ranks stop, and when a save is due by the clock."""
 
+import os
+import signal
 from itertools import pairwise
 from pathlib import Path
 
@@ -54,6 +56,21 @@ def stop_by_the_clock() -> None:
 @pytest.mark.parametrize("size", [1, 2])
 def test_one_ranks_time_is_up_for_all(tmp_path: Path, size: int) -> None:
     run_on_ranks(stop_by_the_clock, size, logs=tmp_path)
+
+
+@pytest.mark.parametrize(("signal_at", "reason"), [(4.0, "SIGTERM"), (8.0, "max_time")])
+def test_what_came_first_is_the_reason(signal_at: float, reason: str) -> None:
+    """A scheduler whose limit comes while the run saves sends SIGTERM, which is no request of a user then."""
+    now = [0.0]
+    stop = Stop(World.single(), max_seconds=5.0, clock=lambda: now[0])
+    assert not stop.agreed()
+    with stop.handling_signals():
+        now[0] = signal_at
+        os.kill(os.getpid(), signal.SIGTERM)
+        now[0] = 10.0  # the step, or the save after it, lasted until now
+        while not stop.agreed():
+            pass
+    assert stop.reason == reason
 
 
 def leave_a_step() -> None:

@@ -91,11 +91,15 @@ class Stop:
             self._can_leave = False
 
     def _decide(self, signalled: bool, timed_out: bool) -> bool:
-        if signalled:
-            self.reason = self._received or "a signal to another rank"
-        elif timed_out:
+        if timed_out and not self._signal_came_first():
             self.reason = "max_time"
+        elif signalled:
+            self.reason = self._received or "a signal to another rank"
         return signalled or timed_out
+
+    def _signal_came_first(self) -> bool:
+        """Before the time was up: later, a scheduler sends one too, where a step or a save lasts until its limit."""
+        return bool(self._received) and (self._max is None or self._received_at < self._started + self._max)
 
     @contextmanager
     def handling_signals(self) -> Iterator[None]:
