@@ -6,6 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from samestep.world.async_gather import AsyncGather
+from samestep.world.frames import FRAME
 from samestep.world.world import World
 from toys import run_on_ranks
 
@@ -21,14 +22,14 @@ def exchange() -> None:
     first, empty, second = gather.submit([own, 7.0]), gather.submit([]), gather.submit([2 * own])
     assert not first.is_sent and sent == []
     gather.flush()
-    assert first.is_sent and empty.is_sent and second.is_sent and sent == [3], "one message for all"
+    assert first.is_sent and empty.is_sent and second.is_sent and sent == [FRAME], "one message for all"
     assert second.sums() == [2 * everyone] and first.sums() == [everyone, 7.0 * size] and empty.sums() == []
     assert first.by_rank() == [[rank + 1.0, 7.0] for rank in range(size)] and first.sums() == [everyone, 7.0 * size]
 
     replaced, other = gather.submit([0.0, 0.0]), gather.submit([own])
     replaced.replace([own, -own])
     assert other.sums() == [everyone], "reading it sends it"
-    assert replaced.is_sent and sent == [3, 3], "and what else was submitted goes along"
+    assert replaced.is_sent and sent == [FRAME] * 2, "and what else was submitted goes along"
     assert replaced.sums() == [everyone, -everyone]
     with pytest.raises(AssertionError):
         replaced.replace([1.0, 1.0])
@@ -38,7 +39,7 @@ def exchange() -> None:
     fourth = gather.submit([10 * own])
     assert fourth.sums() == [10 * everyone] and third.sums() == [everyone], "two messages under way at once"
     gather.flush()
-    assert sent == [3, 3, 1, 1], "nothing is sent when nothing was submitted"
+    assert sent == [FRAME] * 4, "nothing is sent when nothing was submitted"
     world.leave()
 
 

@@ -16,6 +16,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from samestep.world.frames import HEADER, check_number_frames, number_frame
+from samestep.world.watchdog.activity import ActivityTracker
+
 
 class PendingResult:
     """Numbers of this rank, submitted to be gathered from all ranks."""
@@ -55,9 +58,9 @@ class PendingResult:
 class AsyncGather:
     """Collects small results and gathers them from all ranks, several in one message."""
 
-    def __init__(self, group: Any = None) -> None:
-        """`group` carries the messages; None in a lone process."""
-        self._group = group
+    def __init__(self, group: Any = None, activity: ActivityTracker | None = None) -> None:
+        """`group` carries the messages; None in a lone process. `activity` says how far this rank is."""
+        self._group, self._activity = group, activity or ActivityTracker()
         self._unsent: list[PendingResult] = []
 
     def submit(self, numbers: Sequence[float]) -> PendingResult:
@@ -75,7 +78,7 @@ class AsyncGather:
         for result in results:
             result._start = len(numbers)
             numbers += result._numbers
-        message = _Message(numbers, self._group)
+        message = _Message(numbers, self._group, self._activity)
         for result in results:
             result._message = message
 
@@ -83,11 +86,11 @@ class AsyncGather:
 class _Message:
     """One all-gather for several results. It is not an all-reduce, since gloo's takes three times as long."""
 
-    def __init__(self, numbers: list[float], group: Any) -> None:
-        self._gathered = [numbers]
+    def __init__(self, numbers: list[float], group: Any, activity: ActivityTracker) -> None:
+        self._gathered, self._group, self._activity = [numbers], group, activity
         self._work: Any = None
         if group is not None and numbers:
-            own = torch.tensor(numbers, dtype=torch.float64)
+            own = number_frame(numbers, activity)
             self._parts = [torch.empty_like(own) for _ in range(group.size())]
             self._work = dist.all_gather(self._parts, own, group=group, async_op=True)
 
@@ -105,5 +108,6 @@ class _Message:
         if self._work is not None:
             self._work.wait()
             self._work = None
-            self._gathered = [part.tolist() for part in self._parts]
+            check_number_frames(self._parts, self._group.rank(), self._activity)
+            self._gathered = [part[HEADER:].tolist() for part in self._parts]
         return self._gathered

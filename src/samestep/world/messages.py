@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from samestep.core.errors import RunFailed
 from samestep.core.records import Json
+from samestep.world.frames import check_size_frames, size_frame
 
 _PROOF = 32
 
@@ -72,9 +73,12 @@ class Messages:
 
     def _padded(self, data: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
         """A message in the length of the longest, and the lengths of all."""
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self._size)]
-        dist.all_gather(sizes, torch.tensor([len(data)]), group=self.group)
-        return _pad(data, int(max(sizes))), [int(size) for size in sizes]
+        own = size_frame(len(data))
+        frames = [torch.zeros_like(own) for _ in range(self._size)]
+        dist.all_gather(frames, own, group=self.group)
+        check_size_frames(frames, self._rank)
+        sizes = [int(frame[0]) for frame in frames]
+        return _pad(data, max(sizes)), sizes
 
     def _sealed(self, value: Json) -> torch.Tensor:
         """This rank's next message."""

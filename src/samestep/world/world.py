@@ -168,7 +168,7 @@ class World:
         """Open the group of messages, once there is a default group."""
         self._prove(dist.group.WORLD)
         self._use_for_messages(self.open_group("control"))
-        self.async_gather = AsyncGather(self.control)
+        self.async_gather = AsyncGather(self.control, self.activity)
 
     def with_own_messages(self, name: str, timeout: timedelta) -> "World":
         """This world with another group for messages, and for nothing else: for a thread that sends some while this

@@ -15,17 +15,13 @@ from typing import Any
 from samestep.core.output import plural
 from samestep.core.records import Json
 from samestep.world.watchdog.limits import ACTIVITIES
-from samestep.world.watchdog.uneven import UnevenUpdates, find_uneven
+from samestep.world.watchdog.uneven import SAME_WAY, UnevenUpdates, find_uneven
 
 Report = dict[str, Any]
 """What one thread of a rank does (`stack_dump.thread_report`). `alive`: whether the rank's last heartbeat is fresh.
 `state`: what else is known of a rank whose heartbeat is not: stopped, held (its interpreter), gone."""
 Collective = tuple[str, int, str]
 """Group, number in it, and what it was."""
-_SAME_WAY = (
-    "All ranks must make the same updates and collectives in the same order, so an `if` around them must not depend on "
-    "the rank or on its rows"
-)
 
 
 @dataclass(frozen=True)
@@ -87,7 +83,9 @@ def find_skipped(reports: Sequence[Report]) -> tuple[Report, str, Report, str] |
             continue
         history, of_first, of_other = difference
         usual = _follows(history, of_first[2]) - _follows(history, of_other[2])
-        if (usual or _is_at_update(first) - _is_at_update(other)) < 0:
+        at_update = _is_at_update(first) - _is_at_update(other)
+        is_irregular = (of_first[0] == "control") != (of_other[0] == "control")  # messages come at varying steps
+        if ((at_update or usual) if is_irregular else (usual or at_update)) < 0:
             return first, of_first[2], other, of_other[2]
         return other, of_other[2], first, of_first[2]
     return None
@@ -157,12 +155,12 @@ def _blamed_sentence(first: Report, blamed: Sequence[Report], reports: Sequence[
 def _skipped_sentence(report: Report, began: str, other: Report, usual: str) -> str:
     return (
         f"rank {report['rank']} on {report['host']} left the way of rank {other['rank']}: it began {began}, and "
-        f"rank {other['rank']} began {usual} instead; {_positions(report, other)}. {_SAME_WAY}"
+        f"rank {other['rank']} began {usual} instead; {_positions(report, other)}. {SAME_WAY}"
     )
 
 
 def _uneven_sentence(uneven: UnevenUpdates) -> str:
-    return f"{uneven}; now {_positions(uneven.odd, uneven.other)}. {_SAME_WAY}"
+    return f"{uneven}; now {_positions(uneven.odd, uneven.other)}. {SAME_WAY}"
 
 
 def _positions(*reports: Mapping[str, Any]) -> str:

@@ -12,6 +12,12 @@ from typing import Any
 
 from samestep.core.output import plural
 
+SAME_WAY = (
+    "All ranks must make the same updates and collectives in the same order, so an `if` around them must not depend on "
+    "the rank or on its rows"
+)
+_MOST_CHANGES = 3
+"""How often a rank's updates may have changed from step to step for it to say what is usual."""
 Lines = Mapping[tuple[str, str], int]
 """How many updates of which learner a step made from which line."""
 
@@ -57,6 +63,27 @@ def find_uneven(reports: Sequence[Mapping[str, Any]]) -> UnevenUpdates | None:
                 if _differ(report, other, step, is_done=other in done):
                     return _describe(report, other, step, there)
     return None
+
+
+def describe_updates(history: Sequence[Any]) -> str:
+    """What a rank can say of its own updates (`UpdateHistory`) when they are not those of another; empty: nothing."""
+    done = history[:-1]
+    if not 1 <= len(done) <= _MOST_CHANGES:
+        return ""
+    usual_first, usual = max(zip(done, history[1:]), key=lambda pair: pair[1][0] - pair[0][0])[0]
+    made = f"{_count(usual)} at {'every' if len(done) == 1 else 'other'} step{'s' if len(done) > 1 else ''}"
+    odd = "".join(
+        f"{_count(updates)} at step {first}, and "
+        for first, updates in done
+        if first != usual_first and updates != usual
+    )
+    lines = dict.fromkeys(line for _, updates in done for _, line, _ in updates)
+    return f"it made {odd}{made} ({', '.join(lines)})" if lines else ""
+
+
+def _count(updates: Sequence[Any]) -> str:
+    total = sum(count for _, _, count in updates)
+    return plural(total, "update") if total else "no update"
 
 
 def _differ(report: Mapping[str, Any], other: Mapping[str, Any], step: int, *, is_done: bool) -> bool:
