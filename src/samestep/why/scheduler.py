@@ -107,7 +107,9 @@ def pbs_state_in_file(file: str) -> str:
 
 
 def _state_of_code(code: int | None) -> str:
-    return {EXIT_DONE: "COMPLETED", EXIT_PREEMPTED: "STOPPED"}.get(code, "FAILED")
+    if code == EXIT_PREEMPTED:
+        return "STOPPED"
+    return "COMPLETED" if code == EXIT_DONE else "FAILED"
 
 
 def _pbs_fields(shown: str) -> dict[str, str]:
