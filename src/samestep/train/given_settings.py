@@ -139,10 +139,10 @@ def _reaches_stages(name: str, stages: Sequence[Stage], config: Any) -> bool:
 def _with_other_number(config: Any, name: str) -> Any:
     """The configuration with another value of a number; None if the setting is none."""
     first, _, rest = name.partition(".")
-    value = getattr(config, first, None)
+    value: Any = getattr(config, first, None)
+    other: Any = None
     if rest:
         other = _with_other_number(value, rest)
-    else:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        other = type(value)(value + 1 if isinstance(value, int) else value / 2) if is_number else None
+    elif isinstance(value, float) or type(value) is int:  # not a bool
+        other = value / 2 if isinstance(value, float) else value + 1
     return None if other is None else replace(config, **{first: other})
