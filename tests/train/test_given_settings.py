@@ -58,10 +58,7 @@ PLANTED = {
     "dpo objective.loss_type=ipo objective.label_smoothing=0.1": "objective.label_smoothing has no effect: only the",
     "dpo data.validation=x data.split_by=structure": "data.split_by has no effect: the validation records are a file",
     "distill learning_rate=1e-3 epochs=2": "learning_rate has no effect: .*phase1_lr.*; epochs has no .*phase1_epochs",
-    "distill skip_phase1=true align.mse=1": "align.mse has no effect: phase 1 is skipped",
-    "distill max_steps=3 phase2_epochs=2": "phase2_epochs has no effect: max_steps says",
     "distill mining.skip=3": "mining.skip has no effect: no negatives are mined",
-    "distill artifacts_dir=x": "artifacts_dir has no effect: .* add --save_to_artifacts",
     "lens grpo.max_steps=0 grpo.learning_rate=1e-3": "grpo.learning_rate has no effect: .* set grpo.max_steps",
     "lens activation_dumper.source=x activation_dumper.num_samples=9": "num_samples has no effect: the activations of",
     "lens model_name=x pretrain.max_steps=9": "pretrain.max_steps has no effect: it is for the built-in model",
@@ -75,6 +72,16 @@ def test_planted_mistakes_are_refused(command: str) -> None:
     name, *settings = command.split()
     with pytest.raises(UserError, match=PLANTED[command]):
         told(find_recipe(name), *settings, name=name)
+
+
+def test_flags_that_scripts_pass_in_any_case_are_said() -> None:
+    flags = ["--skip_phase1", "--phase1_lr=3e-5", "--phase2_epochs=3", "--max_steps=9", "--artifacts_dir=x"]
+    found = told(find_recipe("distill"), *flags, name="distill")
+    assert [sentence.partition(";")[0] for sentence in found] == [
+        "phase1_lr has no effect: phase 1 is skipped",
+        "phase2_epochs has no effect: max_steps says how long each phase is",
+        "artifacts_dir has no effect: no folder is written there",
+    ]
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,8 @@ class NoEffect:
     """Whether it is so with a configuration."""
     why: str
     """The reason, and what to do: a message says "decay_ratio has no effect: " before it."""
+    is_refused: bool = True
+    """False: it is only said, also where it was typed; for flags that scripts of another program pass in any case."""
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -60,8 +62,8 @@ def check_no_effect(rules: Sequence[NoEffect], config: Any, given: Given) -> lis
         if not found or not rule.when(config):
             continue
         untold = [path for path in untold if path not in found]
-        typed = [path for path in found if given[path] == TYPED]
-        others = [f"{path} ({given[path]})" for path in found if given[path] != TYPED]
+        typed = [path for path in found if given[path] == TYPED and rule.is_refused]
+        others = [f"{path} ({given[path]})" if given[path] else path for path in found if path not in typed]
         refused += [_sentence(typed, rule.why)] if typed else []
         said += [_sentence(others, rule.why)] if others else []
     if refused:

@@ -1,4 +1,4 @@
-"""Settings that have no effect beside others."""
+"""Settings that have no effect beside others. Flags that people's scripts pass in any case are said, not refused."""
 
 from samestep import NoEffect
 
@@ -9,16 +9,19 @@ NO_EFFECT = (
         ("phase1_lr", "phase1_epochs", "align.*"),
         lambda c: c.skip_phase1,
         "phase 1 is skipped; leave out skip_phase1 or this",
+        is_refused=False,
     ),
     NoEffect(
         ("phase2_lr", "phase2_epochs", "rank.*", "negatives", "mining.*"),
         lambda c: c.skip_phase2,
         "phase 2 is skipped; leave out skip_phase2 or this",
+        is_refused=False,
     ),
     NoEffect(
         ("phase1_epochs", "phase2_epochs"),
         lambda c: c.max_steps is not None,
         "max_steps says how long each phase is; add max_steps=null, or leave it out",
+        is_refused=False,
     ),
     NoEffect(
         ("data.validation_fraction", "data.validation_queries"),
@@ -62,6 +65,7 @@ NO_EFFECT = (
         "artifacts_dir",
         lambda c: not c.save_to_artifacts,
         "no folder is written there; add --save_to_artifacts, or leave it out",
+        is_refused=False,
     ),
 )
 """Settings that have no effect beside others."""
