@@ -12,9 +12,11 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
+from types import CodeType
 
 from samestep.core.records import Json
-from samestep.world.watchdog.source_lines import StackFrame, calling_frame, describe
+from samestep.world.watchdog.source_lines import StackFrame, calling_frame, describe, frames_of
 
 COMPILE_STEPS = 3
 """Steps of a compiled model that may still compile something."""
@@ -25,6 +27,8 @@ _TIMES_MEDIAN, _TIMES_LONGEST, _LEAST_SECONDS = 20.0, 3.0, 20.0
 counts for steps with one long part among many short ones, such as a rollout."""
 _STEADY = ("step", "data", "validate", "generate")
 """Activities that take about the same time again and again; how long all others take depends on other things."""
+_PLACE = 4
+"""Frames by which a place is known from which a learner is updated: two of the learner and two of who calls it."""
 _MOST_CHANGES = 50
 """How often, at most, the updates of a step were others than those of the step before, among the steps remembered."""
 
@@ -94,6 +98,7 @@ class ActivityTracker:
     def __init__(self) -> None:
         self.stage, self.step = "", 0
         self.updates = UpdateHistory()
+        self._callers: dict[tuple[tuple[CodeType, int], ...], StackFrame] = {}
         self._compile_steps_left = 0
         self.threads = [ThreadActivity("main", "start")]
 
@@ -135,7 +140,11 @@ class ActivityTracker:
 
     def began_update(self, learner: str) -> None:
         """A learner begins an update; all ranks make the same ones."""
-        self.updates.began_update(learner, calling_frame(sys._getframe(1)))
+        top = sys._getframe(1)
+        place = tuple((frame.f_code, frame.f_lineno) for frame in islice(frames_of(top), _PLACE))
+        if place not in self._callers:  # the whole stack is walked once: that would take longer than all else here
+            self._callers[place] = calling_frame(top)
+        self.updates.began_update(learner, self._callers[place])
 
     @contextmanager
     def side_thread(self, name: str, activity: str) -> Iterator[None]:
