@@ -9,9 +9,10 @@ import torch
 from samestep.core.errors import RunFailed
 from samestep.core.store_server import serve_store
 from samestep.world import missing_ranks, rendezvous
+from samestep.world.failures import FAILURE_KEY
 from samestep.world.missing_ranks import Notices, describe_missing
 from samestep.world.rank_discovery import RankInfo
-from samestep.world.world import FAILURE_KEY, World
+from samestep.world.world import World
 
 PAIR = RankInfo("mpiexec (MPICH)", 0, 2, 0, 1, job="hydra 17")
 

@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 
 from samestep.world.authenticated_store import AuthenticatedStore
+from samestep.world.failures import PeerFailed
 from samestep.world.proved_groups import NotProved, prove_connections, uses_gloo
-from samestep.world.world import PeerFailed, World
+from samestep.world.world import World
 from toys import run_on_ranks
 
 pytestmark = pytest.mark.timeout(300)

@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from samestep.core.errors import UserError
 from samestep.launch import local
-from samestep.world.world import PeerFailed, World
+from samestep.world.failures import PeerFailed
+from samestep.world.world import World
 
 pytestmark = pytest.mark.timeout(900)
 

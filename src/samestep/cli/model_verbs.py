@@ -63,7 +63,7 @@ def run(verb: ModelVerb, args: Sequence[str]) -> int:
         return EXIT_DONE
     if args[0].startswith("-"):
         raise UserError(f"samestep {verb.name} needs a run, a checkpoint or a model folder first, not {args[0]}.")
-    from samestep.world.world import PeerFailed
+    from samestep.world.failures import PeerFailed
 
     try:
         return _use(verb, args[0], args[1:])

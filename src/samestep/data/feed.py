@@ -67,6 +67,10 @@ class MicroBatches:
         """Only the first micro-batch."""
         return replace(self, batches=self.batches[:1], spans=self.spans[:1])
 
+    def plain(self) -> "MicroBatches":
+        """The same, with batches that are plain dicts and nothing more."""
+        return replace(self, batches=[dict(batch) for batch in self.batches])
+
     def changed(self, change: Callable[[Batch], Batch]) -> "MicroBatches":
         """The same rows with other contents."""
         return replace(self, batches=[change(batch) for batch in self.batches])
@@ -134,6 +138,8 @@ class Feed:
         self._seconds_per_load = 0.0
         self.is_cut = False
         """Whether a pass has only the first step now (see `cut`)."""
+        self.watch: Callable[[MicroBatches], MicroBatches] | None = None
+        """Changes what `feed[step]` gives, in the first step of a launch."""
         self._seek(0)
 
     @contextmanager
@@ -160,7 +166,7 @@ class Feed:
         began = time.perf_counter()
         micros = self._timed_as_data(step)
         self.seconds += time.perf_counter() - began
-        return micros
+        return self.watch(micros) if self.watch else micros
 
     def _timed_as_data(self, step: int) -> MicroBatches:
         with self._world.activity.doing("data"):

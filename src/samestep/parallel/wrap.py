@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from inspect import signature
-from typing import Any, Protocol, cast
+from typing import Any, NoReturn, Protocol, cast
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from samestep.core.errors import UserError
+from samestep.core.errors import RunFailed, UserError
 from samestep.parallel.blocks import find_blocks
 from samestep.parallel.build import FillFunction, materialize
 from samestep.parallel.compiling import LossCompiler
@@ -329,6 +329,24 @@ def distribute_like(tensor: Tensor, parameter: Tensor) -> Tensor:
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
     """The 2-norm of all gradients together, equal on every rank."""
     return full_tensor(torch.nn.utils.get_total_norm(gradients))
+
+
+def refuse_uncalled(learner: str) -> NoReturn:
+    """Refuse a loss that did not call the network."""
+    raise RunFailed(
+        f"the loss of learner {learner!r} did not call the network it was given but went around it, through a part or "
+        "another method; call the network itself, or its sharded parameters would not be gathered"
+    )
+
+
+@contextmanager
+def uncompiled(parallel: Parallel) -> Iterator[None]:
+    """Inside, calls are neither compiled nor recorded."""
+    compiler, parallel.compiler = parallel.compiler, None
+    try:
+        yield
+    finally:
+        parallel.compiler = compiler
 
 
 def warm_up(module: nn.Module, backward: Callable[[], object]) -> None:

@@ -1,5 +1,6 @@
-"""Which device this rank computes on, and which backend carries its collectives."""
+"""Which device this rank computes on, which backend carries its collectives, and how long these may take."""
 
+import os
 from collections.abc import Callable
 
 import torch
@@ -78,3 +79,27 @@ def _has_ccl_bindings() -> bool:
         return False
     importlib.import_module("oneccl_bindings_for_pytorch")
     return True
+
+
+def set_current(device: torch.device) -> torch.device:
+    """Make `device` the current one, so that nothing is put on card 0 by accident."""
+    if device.type != "cpu":
+        getattr(torch, device.type).set_device(device)
+    return device
+
+
+def backend_spec(backend: str, device: torch.device) -> str:
+    """CPU tensors always use gloo, beside the device's own backend."""
+    return backend if backend in ("gloo", "mpi") else f"cpu:gloo,{device.type}:{backend}"
+
+
+def group_timeout(configured: float) -> float:
+    """The process group's timeout in seconds: NCCL_TIMEOUT, which users set though neither NCCL nor torch reads it."""
+    text = os.environ.get("NCCL_TIMEOUT")
+    try:
+        seconds = configured if not text else float(text)
+    except ValueError:
+        raise UserError(f"NCCL_TIMEOUT={text!r} is not a number of seconds") from None
+    if seconds <= 0:
+        raise UserError(f"the process-group timeout must be positive, not {seconds:g} seconds")
+    return seconds

@@ -34,11 +34,20 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from samestep.core.errors import EXIT_FAILURE, RunFailed, UserError
+from samestep.core.errors import EXIT_FAILURE, RunFailed
 from samestep.core.records import Json
 from samestep.world.async_gather import AsyncGather
 from samestep.world.data_parallel import DataParallel
-from samestep.world.device import card_id, choose_backend, choose_device, too_few_devices
+from samestep.world.device import (
+    backend_spec,
+    card_id,
+    choose_backend,
+    choose_device,
+    group_timeout,
+    set_current,
+    too_few_devices,
+)
+from samestep.world.failures import FAILURE_KEY, PeerFailed, failure_record, failure_sentence, raise_first
 from samestep.world.messages import Messages
 from samestep.world.missing_ranks import wait_for_start
 from samestep.world.network_interface import choose_interface, is_loopback, stay_on_loopback
@@ -47,21 +56,11 @@ from samestep.world.rank_discovery import RankInfo, discover, main_address
 from samestep.world.rendezvous import open_store
 from samestep.world.watchdog.activity import ActivityTracker
 
-FAILURE_KEY = "samestep/failure"
-"""The store's key for the report of the first rank that failed."""
 WAIT_AFTER_FAILURE = 10.0
 """Seconds that a rank whose work failed waits for the others, which may be waiting for it inside the same work."""
 T = TypeVar("T")
 _STORES_OF_GROUPS: list[Any] = []
 """A process group holds the C++ part of its store only; without the Python part, it could not use it."""
-
-
-class PeerFailed(Exception):
-    """Another rank failed first; its message and its exit code are ours too."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
 
 
 @dataclass
@@ -134,7 +133,7 @@ class World:
     def rendezvous(cls, timeout: float | None = None) -> "World":
         """Find the other ranks, within `timeout` seconds (600): from here on a failure of one rank reaches all."""
         info = discover(os.environ)
-        world = cls(info, torch.device("cpu"), timeout=timedelta(seconds=timeout or _timeout(600.0)))
+        world = cls(info, torch.device("cpu"), timeout=timedelta(seconds=timeout or group_timeout(600.0)))
         if info.grouped:
             world.store = open_store(info, os.environ, world.timeout)
         return world
@@ -142,19 +141,19 @@ class World:
     def connect(self, device: str = "auto", backend: str = "auto", timeout: float = 600.0) -> "World":
         """Choose device and backend and open the process group. `timeout` is in seconds; NCCL_TIMEOUT overrides it."""
         with self.together("choosing the device"):
-            self.timeout = timedelta(seconds=_timeout(timeout))
+            self.timeout = timedelta(seconds=group_timeout(timeout))
             if self._is_one_host():
                 stay_on_loopback(os.environ)
             else:
                 self._choose_interface()
-            self.device = _set_current(choose_device(device, self.rank_info))
+            self.device = set_current(choose_device(device, self.rank_info))
             if self.store is not None and self.device.type != "cpu" and ":" not in device:
                 self._claim_card(self.device)
             self.backend = choose_backend(backend, self.device) if self.rank_info.grouped else None
         if self.backend is not None:
             _STORES_OF_GROUPS.append(self.store)
             dist.init_process_group(
-                _backend_spec(self.backend, self.device),
+                backend_spec(self.backend, self.device),
                 store=PrefixStore("group", self.store),
                 rank=self.rank,
                 world_size=self.size,
@@ -306,7 +305,7 @@ class World:
         if self.store is None or isinstance(error, PeerFailed):
             return
         code = getattr(error, "exit_code", EXIT_FAILURE)
-        report = {"rank": self.rank, "host": socket.gethostname(), "text": _sentence(error), "code": code}
+        report = {"rank": self.rank, "host": socket.gethostname(), "text": failure_sentence(error), "code": code}
         try:
             self.store.compare_set(FAILURE_KEY, "", json.dumps(report))
         except Exception:  # the process that holds the store is gone, and with it the peers
@@ -338,7 +337,7 @@ class World:
         """
         outcome, failure = self._outcome(work)
         outcomes = self.gather(outcome)
-        _raise_first(outcomes, failure, doing)
+        raise_first(outcomes, failure, doing)
         return [outcome["value"] for outcome in outcomes]
 
     def try_together(self, doing: str, work: Callable[[], T]) -> tuple[T | None, Exception | None]:
@@ -354,10 +353,10 @@ class World:
             failure = error
         if self.store is None:
             return value, failure
-        own = None if failure is None else _failure(failure, self.rank)
+        own = None if failure is None else failure_record(failure, self.rank)
         try:
             failures = self._gather_through_store(own, doing, None if failure is None else WAIT_AFTER_FAILURE)
-            _raise_first([found for found in failures if found], failure, doing)
+            raise_first([found for found in failures if found], failure, doing)
         except PeerFailed:
             if failure is not None:
                 raise failure from None
@@ -383,7 +382,7 @@ class World:
                 failed = made if failure else None
             answers = [failed] * self.size if failed else [{"value": value} for value in made["value"]]
         own = self.messages.scatter_from_main(answers) if self.messages else answers[0]
-        _raise_first([own], failure, doing)
+        raise_first([own], failure, doing)
         return own["value"]
 
     def _outcome(self, work: Callable[[], Json]) -> tuple[dict[str, Json], Exception | None]:
@@ -391,54 +390,8 @@ class World:
         try:
             return {"value": work()}, None
         except Exception as error:
-            return _failure(error, self.rank), error
+            return failure_record(error, self.rank), error
 
     def barrier(self) -> None:
         """Wait for all ranks."""
         self.gather(None)
-
-
-def _sentence(error: BaseException) -> str:
-    """What a failure says to other ranks."""
-    return str(error) if isinstance(error, UserError | RunFailed) else f"{type(error).__name__}: {error}"
-
-
-def _failure(error: Exception, rank: int) -> dict[str, Json]:
-    """A failure, for the other ranks."""
-    return {"user": isinstance(error, UserError), "text": _sentence(error), "rank": rank}
-
-
-def _raise_first(outcomes: Sequence[dict[str, Json]], own: Exception | None, doing: str) -> None:
-    """Raise the failure of the first of these that failed; `own` is that of this rank."""
-    report = next((outcome for outcome in outcomes if "text" in outcome), None)
-    if report is None:
-        return
-    if own is not None and not isinstance(own, OSError | UserError | RunFailed):
-        raise own  # a bug: its traceback is worth more than the same message on all ranks
-    if report["user"]:
-        raise UserError(report["text"]) from own
-    raise RunFailed(f"{doing} failed on rank {report['rank']}: {report['text']}") from own
-
-
-def _timeout(configured: float) -> float:
-    """The process group's timeout in seconds: NCCL_TIMEOUT, which users set though neither NCCL nor torch reads it."""
-    text = os.environ.get("NCCL_TIMEOUT")
-    try:
-        seconds = configured if not text else float(text)
-    except ValueError:
-        raise UserError(f"NCCL_TIMEOUT={text!r} is not a number of seconds") from None
-    if seconds <= 0:
-        raise UserError(f"the process-group timeout must be positive, not {seconds:g} seconds")
-    return seconds
-
-
-def _set_current(device: torch.device) -> torch.device:
-    """Make `device` the current one, so that nothing is put on card 0 by accident."""
-    if device.type != "cpu":
-        getattr(torch, device.type).set_device(device)
-    return device
-
-
-def _backend_spec(backend: str, device: torch.device) -> str:
-    """CPU tensors always use gloo, beside the device's own backend."""
-    return backend if backend in ("gloo", "mpi") else f"cpu:gloo,{device.type}:{backend}"

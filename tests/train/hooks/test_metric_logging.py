@@ -128,7 +128,8 @@ def test_a_save_finds_all_metrics_written(tmp_path: Path, clock: list[float]) ->
 def test_training_comes_before_validation(tmp_path: Path, clock: list[float]) -> None:
     run = LoggedSteps(tmp_path, clock)
     stage = Stage("fit", lambda bench: None, validate=lambda task, tick: {"val/loss": 7.0})
-    validate = Validate(stage, None, run.log, Screen(visible=False), run.progress, every=3)
+    config = Config(validate_every=3)
+    validate = Validate(stage, None, run.log, Screen(visible=False), run.progress, World.single(), config)
     for _ in range(6):
         tick = run.step()
         validate.after_step(tick, {}, last=False)

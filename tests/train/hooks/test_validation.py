@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samestep.checkpoint.manifest import Checkpoint, Manifest
+from samestep.train.config import Config
 from samestep.train.hooks.validation import Validate
 from samestep.train.loop import Progress
 from samestep.train.recipe import Stage
+from samestep.world.world import World
 
 
 class Kept:
@@ -32,7 +34,7 @@ def validations(values: list[float], mode: str) -> tuple[list[bool], float | Non
     coming: Iterator[float] = iter(values)
     stage = Stage("fit", Any, validate=lambda task, tick: {"val/loss": next(coming)}, best=("val/loss", mode))
     progress = Progress(steps_per_epoch=len(values) + 1)
-    validate = Validate(stage, None, kept, kept, progress, every=1)
+    validate = Validate(stage, None, kept, kept, progress, World.single(), Config(validate_every=1))
     improved = []
     for _ in values:
         tick = progress.begin_step()

@@ -13,7 +13,7 @@ from samestep.data.loading import Batch
 from samestep.train.learner.dropout import keyed_dropout
 from samestep.train.learner.rank_dependence import finding_rank_dependence
 from samestep.world.world import World
-from toys import WORLDS, Case, Points, Proofs, feed_of, learner_of, made
+from toys import WORLDS, Case, Net, Points, Proofs, close, feed_of, learner_of, made, weights_of
 
 CPU = torch.device("cpu")
 NUMBER = "from torch's own generator, which differs by rank, so the run depends on the number of ranks"
@@ -262,7 +262,7 @@ class Lines(logging.Handler):
 
 def lines_of_learners(world: World, strategy: str) -> None:
     """Rank 0 says each thing once, also where the first pass is a discarded one; every rank knows it."""
-    log = logging.getLogger("samestep.train.learner.learner")
+    log = logging.getLogger("samestep.train.learner.rank_dependence")
     for update in (
         lambda learner, micro_batches: learner.update(micro_batches, loss),
         lambda learner, micro_batches: learner.update_coupled(micro_batches, embed, couple),
@@ -288,7 +288,26 @@ def keyed_networks_are_silent(world: World, strategy: str) -> None:
     assert learner.rank_dependence == []
 
 
-CASES: list[Case] = [lines_of_learners, keyed_networks_are_silent]
+def rows_that_mix_are_named(world: World, strategy: str) -> None:
+    """On all ranks, though some have one row in their first micro-batch; and nothing of the trial stays."""
+    plain, checked = (learner_of(made(Net), world, strategy) for _ in range(2))
+    plain._is_checked = True
+    feed = feed_of(Points(20), world, 10, 3, steps=2)
+
+    def mixed(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        error = (module(batch["x"], batch["tokens"]) - batch["y"]).square().sum(1)
+        return {"error": error, "mean": error.mean().expand(len(error)), "constant": error * 0 + 1}
+
+    for learner in (plain, checked):
+        for step in range(2):
+            learner.update(feed[step], mixed, mix={"error": 1.0})
+    (sentence,) = checked.rank_dependence
+    assert sentence.startswith("'mean' is one number for all rows of a micro-batch")
+    assert not plain.rank_dependence
+    close(weights_of(checked), weights_of(plain), tolerance=0)
+
+
+CASES: list[Case] = [lines_of_learners, keyed_networks_are_silent, rows_that_mix_are_named]
 
 
 @pytest.mark.parametrize(("nproc", "strategy"), WORLDS)

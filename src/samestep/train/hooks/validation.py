@@ -1,4 +1,4 @@
-"""Validation, the line that sums up an epoch, and a check of counted weights after the first updates."""
+"""Validation, and the line that sums up an epoch."""
 
 import math
 from collections.abc import Callable
@@ -7,11 +7,9 @@ from itertools import islice
 from typing import Any
 
 from samestep.core.errors import UserError
-from samestep.data.feed import CountedTerms, Feed
 from samestep.train.config import Config
 from samestep.train.hooks.metric_logging import LogMetrics
 from samestep.train.improvement import follows_validation
-from samestep.train.learner.learner import Learner
 from samestep.train.logging.console import Screen, format_metrics
 from samestep.train.logging.metrics import MetricAccumulator, Metrics, MetricValues, is_loss
 from samestep.train.loop import Progress, Tick
@@ -165,22 +163,3 @@ class EpochSummary:
             return
         train = {f"train {name}": value for name, value in self.accumulator.read().items()}
         self.screen.print(f"epoch {tick.epoch + 1}  {format_metrics(train)}  {self.validate.summary()}".rstrip())
-
-
-@dataclass
-class CheckCounts:
-    """Refuses weights that belong to no term, after the first step by which every learner made an update."""
-
-    feeds: list[Feed]
-    produced: CountedTerms
-    """Of the rows that the stage makes itself."""
-    learners: list[Learner]
-    _is_done: bool = False
-
-    def after_step(self, tick: Tick, metrics: Metrics, last: bool) -> None:
-        """Check once."""
-        if not self._is_done and all(learner.has_updated for learner in self.learners):
-            self._is_done = True
-            for feed in self.feeds:
-                feed.check_counted()
-            self.produced.check()

@@ -75,6 +75,24 @@ def check_rows(what: str, values: object, count: int) -> None:
         )
 
 
+def _refuse_untrainable(learner: str, rows: Mapping[str, Tensor], trained: Mix) -> None:
+    """Refuse terms of which none has a gradient to train by."""
+    values = [(term, rows[term]) for term in trained if isinstance(rows[term], Tensor)]
+    if not values or any(value.requires_grad for _, value in values):
+        return
+    term, value = values[0]
+    if not value.is_floating_point():
+        kind = str(value.dtype).removeprefix("torch.")
+        raise UserError(
+            f"term {term!r} of learner {learner!r} is of the type {kind}, which has no gradient; give floats, and none "
+            "that were rounded or compared"
+        )
+    raise UserError(
+        f"term {term!r} of learner {learner!r} has no gradient in the network's parameters, so nothing would be "
+        "trained; compute it from what the network returns, without detach(), .item(), argmax or torch.no_grad()"
+    )
+
+
 def _are_numbers(mix: object) -> bool:
     return isinstance(mix, Mapping) and all(isinstance(coefficient, int | float) for coefficient in mix.values())
 
@@ -89,6 +107,8 @@ def weigh(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The scalar to differentiate, the sum over terms of coefficient * live rows / global weight; and the sums."""
     sums = {}
+    if torch.is_grad_enabled():
+        _refuse_untrainable(learner, rows, trained)
     for term, values in rows.items():
         check_rows(f"term {term!r} of learner {learner!r}", values, count)
         if filler or not micro_batches.weight(term):  # selected, not multiplied by zero: a row may be NaN

@@ -19,21 +19,22 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 
-from samestep.core.errors import RunFailed, UserError
+from samestep.core.errors import UserError
 from samestep.data.feed import MicroBatches
 from samestep.data.loading import Batch
 from samestep.parallel.compiling import repeat_rows, zero_gradients
 from samestep.parallel.precision import COMPUTE_DTYPES, autocast
-from samestep.parallel.wrap import Parallel, local, total_norm, warm_up
+from samestep.parallel.wrap import Parallel, local, refuse_uncalled, total_norm, uncompiled, warm_up
 from samestep.train.hooks.evidence import EvidenceRecorder
 from samestep.train.learner.coupled import Couple, Coupled, Embed
 from samestep.train.learner.dropout import share_key
+from samestep.train.learner.first_step import FirstStepNotes
 from samestep.train.learner.gradient_weighting import Loss, Mix, gradients_of, trained_terms, update_metrics, weigh
 from samestep.train.learner.lora import frozen_names, has_adapters, has_frozen_base, without_adapters
 from samestep.train.learner.merged import merged_weights
 from samestep.train.learner.optimizer import LearnerOptimizer, LossScale, OptimSettings
 from samestep.train.learner.preparation import Choices, Preparation
-from samestep.train.learner.rank_dependence import finding_rank_dependence
+from samestep.train.learner.rank_dependence import check_first_call
 from samestep.train.learner.skipped_steps import SkippedSteps
 from samestep.train.logging.metrics import Metrics
 from samestep.world.world import World
@@ -68,6 +69,7 @@ class Learner:
         self.name, self.updates = name, 0
         self.has_updated = False
         """Whether it has made an update in this launch."""
+        self.first_step = FirstStepNotes()
         self.kept_weights: list[tuple[str, Any]] = []
         """What keeps other weights of it, which the task's state must have too: what it is, and itself."""
         self._loop_step = step
@@ -95,6 +97,7 @@ class Learner:
 
     def update(self, micro_batches: MicroBatches, loss: Loss, mix: Mix | None = None) -> Metrics:
         """One optimizer step on the global batch; `mix` gives the coefficient of each term that is trained."""
+        micro_batches = micro_batches.plain()
         with self._keyed_masks():
             self._begin_update(micro_batches, loss, lambda: self._backward(micro_batches.first(), loss, mix), mix)
             sums, rows = self._backward(micro_batches, loss, mix)
@@ -104,6 +107,7 @@ class Learner:
         self, micro_batches: MicroBatches, embed: Embed, couple: Couple, mix: Mix | None = None
     ) -> Metrics:
         """One optimizer step on a loss that couples all rows of the global batch with each other (see coupled.py)."""
+        micro_batches = micro_batches.plain()
         coupled = Coupled(self._parallel, self.world, self._autocast, self._call, self._check_called)
 
         def weighed(rows: Mapping[str, Tensor], count: int) -> tuple[Tensor, dict[str, Tensor]]:
@@ -151,14 +155,9 @@ class Learner:
                 part.training = was_training
             self._parallel.reshard()
 
-    @contextmanager
-    def uncompiled(self) -> Iterator[None]:
+    def uncompiled(self) -> AbstractContextManager[None]:
         """Inside, the network is called as it is: nothing is compiled or recorded for what is only tried."""
-        compiler, self._parallel.compiler = self._parallel.compiler, None
-        try:
-            yield
-        finally:
-            self._parallel.compiler = compiler
+        return uncompiled(self._parallel)
 
     @contextmanager
     def adapters_off(self) -> Iterator[nn.Module]:
@@ -232,20 +231,16 @@ class Learner:
         if self._is_checked:
             return self._call_padded(loss, batch)
         self._is_checked = True
-        is_compiled = self._parallel.compiler is not None
-        with finding_rank_dependence(
-            self._parallel.inner, self.world.device, loss, is_compiled
-        ) as self.rank_dependence:
-            rows = self._call_padded(loss, batch)
-        for sentence in self.rank_dependence if self.world.is_main else ():
-            logger.warning("learner %r: %s", self.name, sentence)
+        rows, self.rank_dependence = check_first_call(
+            self.name, self._parallel, self.world, self._call_padded, loss, batch, rounded=self._compute is not None
+        )
         return rows
 
     def _call_padded(self, function: Loss, batch: Batch, in_update: bool = True) -> Mapping[str, Tensor]:
         """Call a function of the network; where it is compiled, with as many rows as before."""
         count = len(batch["live"])
         if self._parallel.compiler:
-            batch = repeat_rows(batch, self._most_rows)
+            batch = repeat_rows(dict(batch), self._most_rows)
         if self._mask_key and in_update:
             self._mask_key.set_batch(batch)
         rows = self._parallel.call(function, batch)
@@ -280,20 +275,18 @@ class Learner:
 
     def _check_called(self) -> None:
         if not self._parallel.called:
-            raise RunFailed(
-                f"the loss of learner {self.name!r} did not call the network it was given but went around it, through "
-                "a part or another method; call the network itself, or its sharded parameters would not be gathered"
-            )
+            refuse_uncalled(self.name)
 
     def _apply(
         self, micro_batches: MicroBatches, sums: Mapping[str, Tensor], rows: list[Mapping[str, Tensor]], trained: Mix
     ) -> Metrics:
         """Clip, check, step, and return what is logged; with AdamW all without waiting for the device."""
         if self._rounding_scale != 1.0:
-            torch._foreach_div_([local(gradient) for gradient in self._gradients()], self._rounding_scale)
+            torch._foreach_div_([local(p.grad) for _, p in self._trained if p.grad is not None], self._rounding_scale)
         if self.recorder:
             self.recorder.gradients(self.name, self._parallel.inner)
-        gradients, step = self._gradients(), self._step_now()
+        gradients, step = gradients_of(self.name, self._trained, self._parallel.needs_all_gradients), self._step_now()
+        self.first_step.note_gradients(step, self._trained)
         if self._optimizer.drop_untrained(step):
             gradients = [p.grad for _, p in self._trained if p.grad is not None]
         norm = total_norm(gradients) if gradients else torch.zeros((), device=self.world.device)
@@ -312,12 +305,9 @@ class Learner:
         self.updates += 1
         if self.recorder:
             self.recorder.parameters(self.name, self._parallel.inner, micro_batches)
-        values = [{term: terms[term] for term in trained} for terms in rows]
-        self.skipped_steps.add(step, bad, counted, micro_batches, values)
-        return update_metrics(self.name, micro_batches, sums, trained, norm=norm, bad=bad, rate=rate)
-
-    def _gradients(self) -> list[Tensor]:
-        return gradients_of(self.name, self._trained, self._parallel.needs_all_gradients)
+        self.skipped_steps.add(step, bad, counted, micro_batches, [{t: terms[t] for t in trained} for terms in rows])
+        metrics = update_metrics(self.name, micro_batches, sums, trained, norm=norm, bad=bad, rate=rate)
+        return self.first_step.noted(step, metrics)
 
     def _skip(self, micro_batches: MicroBatches, trained: Mix) -> Metrics:
         """A step without weight moves nothing, not even by momentum or weight decay."""
@@ -359,7 +349,7 @@ class Learner:
         return self._parallel.seconds_waited
 
     def check_finite(self) -> None:
-        """Read the pending count of bad steps; raises when there were too many in a row. Every rank calls it alike."""
+        """Read whether the last step was bad; raises when too many in a row were. Every rank calls it alike."""
         self.skipped_steps.check()
 
     def weights(self, full: bool = False) -> dict[str, Any]:

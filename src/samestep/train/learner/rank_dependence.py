@@ -1,7 +1,8 @@
 """What makes a run depend on the number of ranks, found while the first micro-batch of a launch is computed.
 
 Random numbers from torch's own generators differ by rank, and BatchNorm normalises by the rows that share a
-micro-batch. Neither is refused, but a warning names the module and the fix.
+micro-batch. Neither is refused, but a warning names the module and the fix. So it is with a loss whose value of a row
+depends on the other rows: it is computed once more beside others.
 
 Every call of a torch function is traced, to see whether a generator moved during it; module hooks show which module
 called. So a dropout of probability 0, or one in evaluation mode, is no finding. Generators are only read, and the
@@ -9,6 +10,7 @@ results keep their bits. A compiled network is not traced, because the tracing w
 are listed, and all that is known is whether a generator moved.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -19,7 +21,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from samestep.data.loading import Batch
+from samestep.parallel.compiling import repeat_rows
+from samestep.parallel.wrap import Parallel, uncompiled, warm_up
 from samestep.train.learner.dropout import is_replaceable
+from samestep.train.learner.gradient_weighting import Loss
+from samestep.world.world import World
+
+logger = logging.getLogger(__name__)
 
 _BY_RANK = "from torch's own generator, which differs by rank, so the run depends on the number of ranks"
 _SENTENCES = {
@@ -31,6 +40,17 @@ _SENTENCES = {
     "is split; use LayerNorm or GroupNorm, or put the BatchNorm modules into evaluation mode",
 }
 """By kind of finding."""
+_MEAN = (
+    "{term!r} is one number for all rows of a micro-batch, such as a mean, so the run depends on how a batch is split; "
+    'give each row its own value (torch\'s losses: reduction="none"), the runtime takes the mean of the global batch'
+)
+_MIXED = (
+    "the value of a row in {term!r} changes with the other rows of its micro-batch, so the run depends "
+    "on how a batch is split; look for a mean over rows, or for shapes [rows] and [rows, 1] in one expression, which "
+    "broadcast to [rows, rows]. For losses that compare rows there is learner.update_coupled"
+)
+_LOW_PRECISION, _ROUNDING = 0.01, 1e-4
+"""By what share of the largest value rounding may change a row beside others."""
 _WITH_DROPOUT = {"scaled_dot_product_attention", "multi_head_attention_forward", "lstm", "gru", "rnn_tanh", "rnn_relu"}
 """Functions that draw nothing but dropout masks, besides those with dropout in their name."""
 _BATCH_NORMS = (nn.functional.batch_norm, torch.batch_norm)
@@ -54,6 +74,59 @@ def finding_rank_dependence(
         findings.list_modules(network)
     drew = not _equal(before, _generators(device))  # unless the loss itself put a generator back
     sentences += findings.sentences(drew)
+
+
+def check_first_call(
+    name: str,
+    parallel: Parallel,
+    world: World,
+    call: Callable[[Loss, Batch], Mapping[str, Tensor]],
+    loss: Loss,
+    batch: Batch,
+    rounded: bool,
+) -> tuple[Mapping[str, Tensor], list[str]]:
+    """What `call` returns for the loss of a learner's first micro-batch, and what was found, which rank 0 warns of.
+    Every rank calls it alike. `rounded`: it is computed in low precision."""
+    beside_others = _call_beside_others(parallel, call, loss, batch)
+    is_compiled = parallel.compiler is not None
+    with finding_rank_dependence(parallel.inner, world.device, loss, is_compiled) as sentences:
+        rows = call(loss, batch)
+    if not sentences:  # else it is known why a row's value changes
+        for term, values in rows.items():
+            if term in beside_others and _is_mixed(values, beside_others[term], rounded):
+                sentences.append((_MEAN if bool((values == values[0]).all()) else _MIXED).format(term=term))
+    found = world.gather(sentences)  # a micro-batch of one row shows less than those of other ranks
+    sentences = list(dict.fromkeys(sentence for each in found for sentence in each))
+    for sentence in sentences if world.is_main else ():
+        logger.warning("learner %r: %s", name, sentence)
+    return rows, sentences
+
+
+def _call_beside_others(
+    parallel: Parallel, call: Callable[[Loss, Batch], Mapping[str, Tensor]], loss: Loss, batch: Batch
+) -> dict[str, Tensor]:
+    """The first half of the rows again, beside copies of the first row; nothing of it stays."""
+    count = len(batch["live"])
+    kept = count - count // 2
+    changed = repeat_rows({name: value[:kept] for name, value in batch.items()}, count)
+    found: dict[str, Tensor] = {}
+
+    def call_changed() -> None:
+        with torch.no_grad(), uncompiled(parallel):
+            found.update(call(loss, changed))
+
+    warm_up(parallel.inner, call_changed)
+    return {name: values[:kept] for name, values in found.items() if isinstance(values, Tensor) and values.dim()}
+
+
+def _is_mixed(values: Tensor, again: Tensor, rounded: bool) -> bool:
+    """Whether rows have another value beside others, by more than rounding."""
+    if values.dim() == 0 or len(values) < 2 or not values.is_floating_point() or values.shape[1:] != again.shape[1:]:
+        return False  # refused elsewhere, or too few to tell
+    values = values.detach().double()
+    is_low = rounded or again.dtype in (torch.bfloat16, torch.float16)
+    most = (_LOW_PRECISION if is_low else _ROUNDING) * values.abs().max()
+    return bool((values[: len(again)] - again.double()).abs().max() > most)
 
 
 class _Findings:

@@ -40,8 +40,9 @@ from samestep.train.run_status import write_exit_report
 from samestep.train.session.session import Session
 from samestep.train.session.start import Configured, Start, require_same_start
 from samestep.train.stop import SIGNALS
+from samestep.world.failures import PeerFailed
 from samestep.world.watchdog.mpiexec import end_mpiexec_later
-from samestep.world.world import PeerFailed, World
+from samestep.world.world import World
 
 _MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
 

@@ -7,12 +7,13 @@ from samestep.checkpoint.background import Saver
 from samestep.core.config import dump
 from samestep.train.hooks.divergence import SameParameters
 from samestep.train.hooks.evidence import RecordReturned, RecordStep
+from samestep.train.hooks.first_step import FirstStep
 from samestep.train.hooks.metric_logging import LogMetrics
 from samestep.train.hooks.profiling import Profile, make_profile
 from samestep.train.hooks.saving import Save
 from samestep.train.hooks.step_start import StepStart
 from samestep.train.hooks.stragglers import RankSpeeds
-from samestep.train.hooks.validation import AddLosses, CheckCounts, EpochSummary, Validate
+from samestep.train.hooks.validation import AddLosses, EpochSummary, Validate
 from samestep.train.logging.sinks import Sink
 from samestep.train.loop import Hook, Progress
 from samestep.train.pretrained.run_checkpoints import BASES
@@ -30,6 +31,7 @@ class Hooks:
     save: Save
     profile: Profile | None
     step_start: StepStart
+    first_step: FirstStep
 
     def validate_again(self, progress: Progress, length: int) -> None:
         """Validate the last step, whose validation failed in an earlier launch, and do what comes after it. The metrics
@@ -75,10 +77,11 @@ def assemble_hooks(
     validate.save_state = save.before_failure
     traces = context.rundir.profile(stage.name)
     profile = make_profile(config, context.world, traces, progress, ready.task.length, context.screen)
+    first_step = FirstStep(bench.feeds, bench.counted, bench.learners, context.world)
     step_start = StepStart(context.stop, ready.state, ready.state["random"], context.world)
     in_order: list[Hook] = [
         *([RecordReturned(ready.recorder)] if ready.recorder else []),  # before any hook that waits for other ranks
-        CheckCounts(bench.feeds, bench.counted, bench.learners),
+        first_step,
         log,
         AddLosses(ready.epoch_metrics),
         validate,  # hooks after it are told when it ends the stage
@@ -90,4 +93,4 @@ def assemble_hooks(
         save,  # the checkpoint has all that the other hooks change in the state
         step_start,
     ]
-    return Hooks(in_order, log, validate, same_parameters, save, profile, step_start)
+    return Hooks(in_order, log, validate, same_parameters, save, profile, step_start, first_step)

@@ -33,8 +33,9 @@ from samestep.train.session.stage_run import StageRun
 from samestep.train.session.takeover import is_taken_over, remove_half_taken, take_over
 from samestep.train.stop import Stop
 from samestep.train.trusted_recipes import remember_recipe
+from samestep.world.failures import PeerFailed
 from samestep.world.watchdog.watchdog import Watchdog
-from samestep.world.world import PeerFailed, World
+from samestep.world.world import World
 
 logger = logging.getLogger(__name__)
 

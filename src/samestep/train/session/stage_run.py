@@ -244,6 +244,7 @@ class StageRun:
             ready.recorder.started(self._progress.step, self._world.size)
         if hooks.profile:
             hooks.profile.start_if_due()
+        hooks.first_step.begin()
 
     def _first_validation(self, ready: ReadyStage) -> Tick:
         """The step after which the stage first validates."""

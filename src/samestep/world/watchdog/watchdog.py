@@ -26,6 +26,7 @@ from samestep.core.output import print_safely
 from samestep.core.records import Json
 from samestep.core.rundir import RunDir
 from samestep.core.terminal_lines import hand_over
+from samestep.world.failures import FAILURE_KEY
 from samestep.world.watchdog import stack_dump
 from samestep.world.watchdog.activity import ThreadActivity
 from samestep.world.watchdog.blame import Report, Stall, find_stall
@@ -35,7 +36,7 @@ from samestep.world.watchdog.heartbeat import FILE_MAX_AGE, HeartbeatExchange, r
 from samestep.world.watchdog.limits import ACTIVITIES, WatchdogConfig
 from samestep.world.watchdog.source_lines import relevant_line
 from samestep.world.watchdog.stack_dump import StackDumpFile
-from samestep.world.world import FAILURE_KEY, World
+from samestep.world.world import World
 
 logger = logging.getLogger(__name__)
 TICK = 1.0
