@@ -41,7 +41,8 @@ faults: .venv/installed-test
 	$(BIN)/python -m pytest tests/faults
 	PYTHONPATH=tests $(BIN)/python -m faults.campaign $(if $(SEED),--seed $(SEED))
 
-# Careless input to every verb: settings, paths, and run directories with damaged files; SEED=N repeats a seed.
+# Careless input to every verb: settings, paths, and run directories with damaged files. Then runs that lack open files,
+# shared memory, output or a working directory, and signals at moments of a start; SEED=N repeats a seed.
 fuzz: .venv/installed-test
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz.campaign $(if $(SEED),--seed $(SEED))
 

@@ -3,6 +3,11 @@
 The names a recipe needs are here. They are loaded on first use, because importing torch takes seconds.
 """
 
+from samestep.core.interrupt import is_command, say_interrupted
+
+if is_command():
+    say_interrupted()  # before the imports below, which take time
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -140,3 +140,23 @@ def test_escaped_text_is_printable_and_json_stays_json(text: str) -> None:
 def test_a_name_that_is_not_utf8_can_be_printed() -> None:
     command = [sys.executable, "-c", f"T = 'a' + chr(0xdcff)\n{PRINTERS['text']}"]
     assert subprocess.run(command, capture_output=True, check=True).stdout == b"a\\udcff\n"
+
+
+CLOSED = """
+import os, sys
+from samestep.core.output import open_closed_streams
+closed = open_closed_streams()
+handle = os.open("opened", os.O_WRONLY | os.O_CREAT)
+os.write(1, b"printed"), os.write(2, b"printed"), print("more"), print("more", file=sys.stderr)
+sys.exit(open("result", "w").write(f"{closed} {handle > 2}") and 0)
+"""
+
+
+def test_closed_output_is_no_number_for_other_files(tmp_path: Path) -> None:
+    def close() -> None:
+        os.closerange(0, 3)
+
+    ended = subprocess.run([sys.executable, "-c", CLOSED], cwd=tmp_path, preexec_fn=close)
+    assert ended.returncode == 0
+    assert (tmp_path / "result").read_text() == "['standard input', 'standard output', 'standard error'] True"
+    assert (tmp_path / "opened").read_bytes() == b""

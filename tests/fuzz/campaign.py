@@ -1,8 +1,8 @@
-"""Careless input to every verb, with a table at the end.
+"""Careless input to every verb, runs that lack something, and signals while a run starts, with a table at the end.
 
 PYTHONPATH=tests python -m fuzz.campaign --seed 1
 
-Exits non-zero when an input ends in a traceback, or when nonsense is silently accepted. The same seed repeats the
+Exits non-zero when one ends in a traceback or hangs, or when nonsense is silently accepted. The same seed repeats the
 trials.
 """
 
@@ -16,12 +16,18 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from fuzz import path_args, preload, run_files, setting_values
+from fuzz import exhausted, path_args, preload, run_files, setting_values, start_signals
 from fuzz.trial import BAD, Trial, table
 
-KINDS = {"settings": setting_values, "paths": path_args, "run_files": run_files}
-COUNTS = {"settings": 1000, "paths": 200, "run_files": 300}
-"""How many trials of each kind: minutes on two cores. There are about 30,000, 1,000 and 1,400 different ones."""
+KINDS = {
+    "settings": setting_values,
+    "paths": path_args,
+    "run_files": run_files,
+    "exhausted": exhausted,
+    "start_signals": start_signals,
+}
+COUNTS = {"settings": 1000, "paths": 200, "run_files": 300, "exhausted": 40, "start_signals": 36}
+"""How many trials of each kind: minutes on two cores. There are about 30,000, 1,000, 1,400, 84 and 36 of them."""
 
 
 def trials(folder: Path, counts: Mapping[str, int], seed: int) -> Iterator[Trial]:

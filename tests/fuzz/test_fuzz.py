@@ -1,19 +1,21 @@
 """A slice of `make fuzz`, and whether its judge notices what it should."""
 
+import signal
 from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
 
-from fuzz import campaign
+from fuzz import campaign, exhausted, start_signals
 from fuzz.command import Result, call
+from fuzz.real_command import Ended
 from fuzz.setting_values import is_sensible
 from fuzz.trial import ACCEPTED, BAD, REFUSED, SILENT, TRACEBACK, judged
 from samestep.core.config import Bounds
 
 pytestmark = pytest.mark.timeout(900)
 SEED = 1
-SLICE = {"settings": 60, "paths": 12, "run_files": 12}
+SLICE = {"settings": 60, "paths": 12, "run_files": 12, "exhausted": 1, "start_signals": 2}
 
 
 def test_careless_input_gets_a_sentence(tmp_path: Path) -> None:
@@ -39,6 +41,37 @@ def test_careless_input_gets_a_sentence(tmp_path: Path) -> None:
 )
 def test_the_judge(result: Result, is_right: bool, expected: str) -> None:
     assert judged("group", "label", result, is_right=is_right).outcome == expected
+
+
+@pytest.mark.parametrize(
+    ("ended", "expected"),
+    [
+        (Ended(0, "done", "done"), ACCEPTED),
+        (Ended(0, "", "running"), TRACEBACK),
+        (Ended(0, "", ""), SILENT),
+        (Ended(2, "samestep: raise ulimit -n\n", ""), REFUSED),
+        (Ended(1, "samestep: the disk is full\n", "failed"), TRACEBACK),
+        (Ended(1, "samestep: raise ulimit -n\nframe #3: x\n", "failed"), TRACEBACK),
+        (Ended(-9, "samestep: raise ulimit -n\n", "failed"), TRACEBACK),
+    ],
+)
+def test_the_judge_of_runs_that_lack_something(ended: Ended, expected: str) -> None:
+    assert exhausted.judged("label", ended, "ulimit -n").outcome == expected
+
+
+@pytest.mark.parametrize(
+    ("ended", "expected"),
+    [
+        (Ended(75, "samestep: stopped by SIGINT before training began\n", ""), REFUSED),
+        (Ended(75, "samestep: stopped by SIGINT before training began\n", "running"), TRACEBACK),
+        (Ended(75, "samestep: stopping after this step, with a save\n", "preempted"), SILENT),
+        (Ended(-2, "", ""), SILENT),
+        (Ended(1, "Traceback (most recent call last)\n", ""), TRACEBACK),
+        (Ended(0, "done", "done"), TRACEBACK),
+    ],
+)
+def test_the_judge_of_signals_at_the_start(ended: Ended, expected: str) -> None:
+    assert start_signals.judged("label", ended, signal.SIGINT).outcome == expected
 
 
 def test_a_call_prints_and_ends_as_in_a_shell(tmp_path: Path) -> None:

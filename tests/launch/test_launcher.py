@@ -16,6 +16,8 @@ import pytest
 
 from samestep.core.errors import UserError
 from samestep.core.exit_report import ExitReport
+from samestep.core.records import read_json
+from samestep.core.stop_signals import SIGNALS
 from samestep.launch import attempt
 from samestep.launch.failure import Failure, cause, exit_report_of, headline, tail
 from samestep.launch.launcher import Launcher, parse_nproc
@@ -97,9 +99,13 @@ def test_a_failed_rank_is_the_headline_and_is_restarted_so_often(
     script: Callable[[str], str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     worker = script("""
+        burning = Path(f"burning_{attempt}")
         if rank == 1:
+            burning.touch()
             sys.exit("the disk caught fire")
-        time.sleep(0.3)
+        while not burning.exists():
+            time.sleep(0.02)
+        time.sleep(1)
         sys.exit(1)
     """)
     launch = Launcher([worker], nproc=2, max_restarts=2)
@@ -168,7 +174,7 @@ HANDLES_SIGNALS = """
         if "stubborn" not in sys.argv:
             time.sleep(0.3 * rank)
             sys.exit(75)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, stop)
     Path(f"ready_{rank}").touch()
     while True:
@@ -180,18 +186,15 @@ def ready() -> bool:
     return Path("ready_0").exists() and Path("ready_1").exists()
 
 
-@pytest.mark.parametrize(
-    ("number", "received"),
-    [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "SIGINT"), (signal.SIGUSR1, "SIGUSR1"), (signal.SIGHUP, "SIGTERM")],
-)
-def test_every_rank_is_asked_to_stop_once(script: Callable[[str], str], number: signal.Signals, received: str) -> None:
+@pytest.mark.parametrize("number", SIGNALS)
+def test_every_rank_is_asked_to_stop_once(script: Callable[[str], str], number: signal.Signals) -> None:
     worker = script(HANDLES_SIGNALS)
     if signal.getsignal(number) is signal.SIG_IGN:  # under nohup, which the launcher respects
         signal.signal(number, signal.SIG_DFL)
     before = signal.getsignal(number)
     sender = when(ready, number)
     assert Launcher([worker], nproc=2, max_restarts=3).run() == 75
-    assert [Path(f"signals_{rank}").read_text() for rank in range(2)] == [f"{received} "] * 2
+    assert [Path(f"signals_{rank}").read_text() for rank in range(2)] == [f"{number.name} "] * 2
     assert attempts() == 1
     assert signal.getsignal(number) is before
     sender.join()
@@ -324,3 +327,35 @@ def test_auto_is_one_process_a_gpu_or_two_on_a_cpu(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.xpu, "device_count", lambda: 0)
     assert parse_nproc("auto") == min(2, len(os.sched_getaffinity(0)))
+
+
+def test_the_status_of_a_run_whose_first_rank_was_killed(script: Callable[[str], str]) -> None:
+    worker = script("""
+        if rank == 0:
+            from samestep.core import launch_env
+            launch_env.write_run_path(Path("run"), os.environ)
+            Path("run").mkdir()
+            Path("run/status.json").write_text('{"status": "running", "stage": "fit", "step": 0, "steps": 9}')
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+    """)
+    assert Launcher([worker], nproc=1).run() == 1
+    status = read_json(Path("run/status.json"))
+    assert (status["status"], status["step"]) == ("failed", 0)
+    assert "rank 0 on " in status["text"] and "was killed by SIGKILL" in status["text"]
+
+
+def test_ranks_that_are_ended_after_the_grace_time_leave_no_running_status(script: Callable[[str], str]) -> None:
+    worker = script("""
+        from samestep.core import launch_env
+        launch_env.write_run_path(Path("run"), os.environ)
+        Path("run").mkdir()
+        Path("run/status.json").write_text('{"status": "running"}')
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        Path("ready_0").touch()
+        time.sleep(60)
+    """)
+    sender = when(lambda: Path("ready_0").exists(), signal.SIGHUP)
+    assert Launcher([worker], nproc=1, grace=0.5).run() == 75
+    assert read_json(Path("run/status.json")) == {"status": "preempted", "reason": "SIGHUP", "saved": False}
+    sender.join()

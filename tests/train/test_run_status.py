@@ -10,9 +10,10 @@ from faults.fault_injection import fill_disk
 from samestep.core.exit_report import ExitReport
 from samestep.core.records import read_json
 from samestep.core.rundir import RunDir
+from samestep.core.status import set_status
 from samestep.train.config import Config
 from samestep.train.run_record import open_run
-from samestep.train.run_status import set_status, write_exit_report
+from samestep.train.run_status import write_exit_report
 
 
 @pytest.fixture

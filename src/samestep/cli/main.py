@@ -6,16 +6,20 @@ Nothing heavy is imported here, so `samestep --help` answers immediately.
 import importlib
 import logging
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from samestep.core.child_python import leave_out_working_directory
 from samestep.core.compile_caches import use_private_caches
-from samestep.core.disk_space import describe_full_disk, is_disk_full
-from samestep.core.errors import EXIT_DONE, EXIT_USER, UserError, path_error, print_error
+from samestep.core.disk_space import describe_full_disk, how_to_free, is_disk_full
+from samestep.core.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER, UserError, path_error, print_error
 from samestep.core.imports import uncollected_imports
-from samestep.core.output import print_safely, print_text
+from samestep.core.interrupt import exit_interrupted
+from samestep.core.open_files import is_too_many_files, raise_limit, require_open_files, too_many_open_files
+from samestep.core.output import open_closed_streams, print_safely, print_text
 
 VERBS = {
     "train": "train a recipe, or resume a run",
@@ -55,6 +59,10 @@ verbs:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run one command line, in a process that is there for it; returns its exit code."""
+    sys.excepthook = sys.__excepthook__  # from here on Ctrl-C is caught below
+    closed = open_closed_streams()
+    if "standard output" in closed:
+        print_safely("samestep: standard output is closed, so nothing is printed there", sys.stderr)
     _protect_imports()
     verb, *rest = list(sys.argv[1:] if args is None else args) or ["--help"]
     if verb in ("-h", "--help", "help"):
@@ -69,29 +77,64 @@ def main(args: Sequence[str] | None = None) -> int:
     for name in _NOISY:
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
-        _refuse_undecoded([verb, *rest])
-        if verb not in VERBS:
-            raise UserError(f"there is no verb {verb!r}; choose one of {', '.join(VERBS)}")
-        if verb in _MAY_COMPILE:
-            use_private_caches()
-        with uncollected_imports():
-            module = importlib.import_module(f"samestep.cli.{verb}")
-        return int(module.run(rest))
+        return _run(verb, rest)
+    except KeyboardInterrupt:
+        print_error("interrupted")
+        return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader of our output, such as `head`, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_DONE
     except UserError as error:
         print_error(str(error))
         return EXIT_USER
-    except OSError as error:
-        if is_disk_full(error):
-            sentence = f"{describe_full_disk(error, Path.cwd())}; free some space there, and try again"
+    except (OSError, ImportError, RuntimeError) as error:
+        if is_too_many_files(error):
+            sentence = str(too_many_open_files())
+        elif is_disk_full(error):
+            sentence = f"{describe_full_disk(error, Path.cwd())}; {how_to_free(error)}, and try again"
         elif refused := path_error(error):
             sentence = str(refused)
         else:
             raise
         print_error(sentence)
         return EXIT_USER
+
+
+def _run(verb: str, rest: Sequence[str]) -> int:
+    _refuse_undecoded([verb, *rest])
+    if verb not in VERBS:
+        raise UserError(f"there is no verb {verb!r}; choose one of {', '.join(VERBS)}")
+    _require_working_directory()
+    if verb in _MAY_COMPILE:
+        raise_limit()
+        require_open_files(0, f"samestep {verb}")
+        use_private_caches()
+    with uncollected_imports(), _exiting_on_interrupt():
+        module = importlib.import_module(f"samestep.cli.{verb}")
+    return int(module.run(rest))
+
+
+@contextmanager
+def _exiting_on_interrupt() -> Iterator[None]:
+    """While a verb and its libraries are imported, Ctrl-C ends the process with a sentence."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored on purpose, or not ours
+        yield
+        return
+    signal.signal(signal.SIGINT, exit_interrupted)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _require_working_directory() -> None:
+    """Every path that is not absolute, and Python itself, depend on it."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UserError(
+            f"the working directory was deleted ({error.strerror}); change to a folder that exists"
+        ) from None
 
 
 def _protect_imports() -> None:

@@ -17,8 +17,10 @@ from samestep.core import launch_env
 from samestep.core.config import split_options
 from samestep.core.errors import EXIT_DONE, EXIT_PREEMPTED, UserError
 from samestep.core.imports import uncollected_imports
+from samestep.core.open_files import PER_RANK, require_open_files
 from samestep.core.output import print_text
 from samestep.core.parent import terminate_with_parent
+from samestep.core.stop_signals import heeded
 from samestep.world.rank_discovery import RankInfo, discover
 
 HELP = """samestep train RECIPE [--nproc N] [--preset NAME] [--config FILE] [key=value | --key value ...]
@@ -69,10 +71,12 @@ def _launch(options: Mapping[str, str], args: Sequence[str]) -> int:
     if not options.keys() & {"nproc", "nodes", "hosts"}:
         raise UserError(f"--{next(iter(options))} is for launching several processes; add --nproc N, or leave it out")
     _require_no_launcher(next(f"--{name}" for name in ("hosts", "nodes", "nproc") if name in options))
+    nproc = parse_nproc(options.get("nproc", "auto"))
+    require_open_files(PER_RANK * nproc, f"--nproc {nproc}")
     folder = os.environ.get(launch_env.FOLDER)  # set if another program launched this launcher
     launch = Launcher(
         ["-m", "samestep", "train", *args],
-        parse_nproc(options.get("nproc", "auto")),
+        nproc,
         max_restarts=int(_number(options, "max-restarts", 0)),
         grace=_number(options, "grace", GRACE),
         folder=Path(folder) if folder else None,
@@ -105,11 +109,14 @@ def _train(args: Sequence[str]) -> int:
     """Train in this process: alone, or as one of the ranks that a launcher started."""
     _stop_with_launcher(os.environ)
     with uncollected_imports():
+        import torch.distributed
+
         from samestep.cli.args import read_start
         from samestep.train.session.entry import enter
 
     code = enter(lambda: read_start(args))
-    if code not in (EXIT_DONE, EXIT_PREEMPTED) and "RANK" in os.environ:
+    has_left = code in (EXIT_DONE, EXIT_PREEMPTED) and not torch.distributed.is_initialized()
+    if not has_left and "RANK" in os.environ:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)  # the process group of a failed rank is broken: a clean shutdown could hang
@@ -124,7 +131,7 @@ def _exit_on_stop_request() -> Iterator[None]:
     except UserError:
         rank_info = RankInfo("unknown")
     exit_early = partial(_exit_before_training, rank_info)
-    before = {number: signal.signal(number, exit_early) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    before = {number: signal.signal(number, exit_early) for number in heeded()}
     try:
         yield
     finally:
@@ -133,9 +140,10 @@ def _exit_on_stop_request() -> Iterator[None]:
 
 
 def _exit_before_training(rank_info: RankInfo, number: int, frame: FrameType | None) -> None:
-    if rank_info.rank == 0:
+    if rank_info.rank == 0 and launch_env.FOLDER not in os.environ:  # a launcher says it itself
+        name = signal.Signals(number).name
         with suppress(OSError):
-            os.write(2, b"samestep: stopped before training began\n")
+            os.write(2, f"\nsamestep: stopped by {name} before training began; there is no run yet\n".encode())
     # srun and mpiexec return the largest exit code: with 75, a rank that is stopped because another one failed would
     # make the failure look like a stop. There, as under torchrun, the run directory shows that the run is not done.
     os._exit(EXIT_DONE if rank_info.job else launch_env.preempted_code(os.environ))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.core.launch_env import FOLDER
+from samestep.core.native_output import without_native_frames
 from samestep.core.records import Json, read_json, write_json
 from samestep.core.typed_json import from_json
 
@@ -41,8 +42,8 @@ class ExitReport:
     @classmethod
     def from_error(cls, error: BaseException, code: int, *, plain: bool, **more: Any) -> "ExitReport":
         """The report of a rank that ends with `error`; a `plain` one needs no traceback."""
-        text = str(error) if plain else f"{type(error).__name__}: {error}"
-        trace = "" if plain else "".join(traceback.format_exception(error))
+        text = without_native_frames(str(error) if plain else f"{type(error).__name__}: {error}")
+        trace = "" if plain else without_native_frames("".join(traceback.format_exception(error)))
         rank = int(os.environ.get("RANK", "0"))
         kind = getattr(error, "kind", "crashed")
         return cls(text, code, rank, socket.gethostname(), traceback=trace, time=time.time(), kind=kind, **more)

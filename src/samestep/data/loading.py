@@ -17,10 +17,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from samestep.core.errors import UserError
+from samestep.core.open_files import PER_BATCH, PER_WORKER, require_open_files
 from samestep.core.parent import kill_with_parent
 from samestep.data.collate import Collate, check_batch, stack_rows
 from samestep.data.order import Order, micro_batches
 from samestep.data.random_state import random_state_kept, seed_for_row
+from samestep.data.worker_queue import LoaderContext, naming_shared_memory, resource_error
 from samestep.world.world import World
 
 _SOCKET_NAME = len("/pymp-xxxxxxxx/listener-xxxxxxxx")
@@ -204,20 +206,23 @@ class _LoadInWorkers:
         self._steps, self._length, self._pin = steps, length, pin
         self._workers, self._prefetch = workers, max(1, prefetch)
         self._next = -1
-        self._iterator: Iterator[Share | UserError] = iter(())
+        self._iterator: Iterator[Share | Exception] = iter(())
 
     def __call__(self, step: int) -> Share:
-        if step != self._next or step == self._length:
-            self._iterator = iter(self._open(step))
-        self._next = step + 1
-        share = next(self._iterator)
-        if isinstance(share, UserError):
+        with naming_shared_memory():
+            if step != self._next or step == self._length:
+                self._iterator = iter(self._open(step))
+            self._next = step + 1
+            share = next(self._iterator)
+        if isinstance(share, Exception):
             self._iterator = iter(())  # ends the processes now; the exception would keep them in a cycle
             raise share
         return share
 
     def _open(self, step: int) -> DataLoader:
         _require_short_temporary_folder()
+        files = self._workers * (PER_WORKER + self._prefetch * PER_BATCH)
+        require_open_files(files, f"num_workers={self._workers}", "use fewer data workers")
         free_before_fork()
         return DataLoader(
             _ReturnUserErrors(self._steps),
@@ -229,8 +234,7 @@ class _LoadInWorkers:
             pin_memory=self._pin,
             # A generator of its own: torch's default one would advance, and a resumed run opens this at another step.
             generator=torch.Generator().manual_seed(self._steps.rank),
-            # Explicit: a process started by a fork server would otherwise start a fork server too, seconds each time.
-            multiprocessing_context="fork",
+            multiprocessing_context=LoaderContext(),
             worker_init_fn=partial(_end_with_rank, os.getpid()),
         )
 
@@ -254,20 +258,18 @@ def read_in_worker(dataset: Dataset, item: Any) -> Any:
     """One item of a dataset, read by a loader process that ends afterwards."""
     _require_short_temporary_folder()
     free_before_fork()
-    found = next(
-        iter(
-            DataLoader(
-                _ReturnUserErrors(dataset),
-                batch_size=None,
-                sampler=[item],
-                num_workers=1,
-                generator=torch.Generator(),  # its own: torch's default one would advance
-                multiprocessing_context="fork",
-                worker_init_fn=partial(_end_with_rank, os.getpid()),
-            )
-        )
+    loader = DataLoader(
+        _ReturnUserErrors(dataset),
+        batch_size=None,
+        sampler=[item],
+        num_workers=1,
+        generator=torch.Generator(),  # its own: torch's default one would advance
+        multiprocessing_context=LoaderContext(),
+        worker_init_fn=partial(_end_with_rank, os.getpid()),
     )
-    if isinstance(found, UserError):
+    with naming_shared_memory():
+        found = next(iter(loader))
+    if isinstance(found, Exception):
         raise found
     return found
 
@@ -278,7 +280,7 @@ def _end_with_rank(rank_process: int, worker: int) -> None:
 
 
 class _ReturnUserErrors(Dataset):
-    """Returns a UserError from a loader process unchanged; torch would wrap its message in a traceback."""
+    """Returns a UserError, or what a loader process lacks, as it is; torch would wrap its message in a traceback."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
@@ -288,3 +290,7 @@ class _ReturnUserErrors(Dataset):
             return self._dataset[item]
         except UserError as error:
             return error
+        except Exception as error:
+            if found := resource_error(error):
+                return found
+            raise

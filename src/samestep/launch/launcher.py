@@ -98,7 +98,8 @@ def _run_single_node(runner: NodeRunner, policy: RestartPolicy, launch_id: str) 
     while decision.code is None:
         stop = runner.stop
         if stop.reason is not None:
-            return EXIT_PREEMPTED  # before anything was started
+            runner.show(Decision(EXIT_PREEMPTED))  # before anything was started
+            return EXIT_PREEMPTED
         store = serve_store(only_here=True)
         assignment = NodeAssignment(LOCALHOST, store.port, launch_id, runner.nproc)
         failures = runner.attempt(assignment, decision.batch_size, AttemptDeadline())

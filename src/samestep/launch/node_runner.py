@@ -8,11 +8,12 @@ from pathlib import Path
 
 from samestep.core import exit_report, launch_env
 from samestep.core.child_python import python_command
-from samestep.core.errors import EXIT_DONE
+from samestep.core.errors import EXIT_DONE, EXIT_PREEMPTED
 from samestep.core.imports import uncollected_imports
 from samestep.core.records import JsonLines
 from samestep.core.rundir import RunDir
 from samestep.core.safe_files import open_file
+from samestep.core.status import set_failed, set_stopped
 from samestep.launch.assignment import AttemptDeadline, NodeAssignment
 from samestep.launch.failure import Failure, exit_report_of, headline
 from samestep.launch.restart_policy import Decision
@@ -54,7 +55,7 @@ class NodeRunner:
 
     def show(self, decision: Decision) -> None:
         """Print what happened: the first rank that failed, with its traceback if it is on this node."""
-        self._record(decision)
+        without_save = self._record(decision)
         if self.is_silent:
             return
         first = decision.first
@@ -67,14 +68,32 @@ class NodeRunner:
                 notify(f"the logs of all ranks are in {run / 'logs' if run else self._folder}")
         if decision.message:
             notify(decision.message)
+        elif without_save:
+            notify(f"stopped by {self._reason}, without a save")
+        elif decision.code == EXIT_PREEMPTED and launch_env.read_run_path(self._folder) is None:
+            notify(f"stopped by {self._reason} before training began; there is no run yet")
 
-    def _record(self, decision: Decision) -> None:
-        """Append it to the run's events unless the run is done; only on the node of rank 0, which has the directory."""
+    @property
+    def _reason(self) -> str:
+        return self.stop.reason.name if self.stop.reason else "a signal to one of the ranks"
+
+    def _record(self, decision: Decision) -> bool:
+        """Append it to the run's events unless the run is done; only on the node of rank 0, which has the directory.
+
+        The status is set too where no attempt follows: a rank 0 that was killed has left it at "running", and the
+        others know no more than that a connection broke. Returns whether the run was stopped without saying so itself.
+        """
         run = launch_env.read_run_path(self._folder)
-        if run is not None and decision.code != EXIT_DONE and 0 in self._ranks:
-            signal = self.stop.reason.name if self.stop.reason else ""
-            with suppress(OSError):
-                JsonLines(RunDir(run).events).append({"time": time.time(), **decision.event(), "signal": signal})
+        if run is None or decision.code == EXIT_DONE or 0 not in self._ranks:
+            return False
+        rundir, signal = RunDir(run), self.stop.reason.name if self.stop.reason else ""
+        with suppress(OSError):
+            JsonLines(rundir.events).append({"time": time.time(), **decision.event(), "signal": signal})
+            if decision.code == EXIT_PREEMPTED:
+                return set_stopped(rundir, self._reason)
+            if decision.code is not None:
+                set_failed(rundir, decision.end_report())
+        return False
 
 
 def notify(sentence: str) -> None:

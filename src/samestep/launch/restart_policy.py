@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from samestep.core.errors import EXIT_DONE, EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_PREEMPTED
+from samestep.core.exit_report import ExitReport
 from samestep.core.records import Json
-from samestep.launch.failure import Failure, cause, exit_report_of
+from samestep.launch.failure import Failure, cause, exit_report_of, headline
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,13 @@ class Decision:
     message: str = ""
     batch_size: int | None = None
     """The smaller batch_size of all further attempts, against a lack of memory; None: that of the command."""
+
+    def end_report(self) -> ExitReport:
+        """Why the launch ended, if not well: the report of the rank that caused it, or the message."""
+        if self.first is None:
+            return ExitReport(self.message, self.code or EXIT_FAILURE)
+        text = headline(self.first, brief=True).removeprefix("samestep: ")  # names the rank
+        return replace(exit_report_of(self.first), text=text)
 
     def event(self) -> dict[str, Json]:
         """For the run's events: how the attempt ended, also of ranks that could not write an exit report."""
@@ -71,7 +79,7 @@ class RestartPolicy:
         if not end.failures:
             return self._without_failures(end)
         first = cause(end.failures)
-        if first.is_stop or (end.stopped and first.code < 0):
+        if first.is_stop or (end.stopped and (first.code < 0 or first.code == EXIT_INTERRUPTED)):
             return self._stopped(end)
         if end.lost and not first.is_user_error:  # the other ranks failed only because of it
             return self._lost(end)

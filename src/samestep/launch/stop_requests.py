@@ -9,16 +9,11 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from samestep.core.errors import EXIT_INTERRUPTED
+from samestep.core.stop_signals import SIGNALS
 from samestep.launch.terminal import hand_to_rank_0
 
 ONE_PRESS = 0.1
 """Seconds within which signals count as one: a wrapper may pass on the Ctrl-C that the terminal sent as well."""
-_WORKER_SIGNALS = {  # what arrives here, and what the workers get: they do not handle SIGHUP
-    signal.SIGINT: signal.SIGINT,
-    signal.SIGTERM: signal.SIGTERM,
-    signal.SIGUSR1: signal.SIGUSR1,
-    signal.SIGHUP: signal.SIGTERM,
-}
 
 
 class StopRequests(AbstractContextManager["StopRequests"]):
@@ -37,8 +32,8 @@ class StopRequests(AbstractContextManager["StopRequests"]):
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        ignored = [number for number in _WORKER_SIGNALS if signal.getsignal(number) is signal.SIG_IGN]
-        self._before = {number: signal.getsignal(number) for number in _WORKER_SIGNALS if number not in ignored}
+        ignored = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_IGN]
+        self._before = {number: signal.getsignal(number) for number in SIGNALS if number not in ignored}
         self.install_handlers()  # not for signals that are ignored on purpose, as by nohup
         return self
 
@@ -95,7 +90,7 @@ class StopRequests(AbstractContextManager["StopRequests"]):
         self._first_signal = first
         if self.reason is None:
             if number == signal.SIGINT and self._workers:
-                line = "samestep: stopping after this step, with a save; Ctrl-C again ends at once"
+                line = "samestep: stopping all ranks; Ctrl-C again ends them at once"
                 if not hand_to_rank_0(line):
                     _write_stderr(f"\n{line}\n".encode())
             self.request(signal.Signals(number))
@@ -108,7 +103,7 @@ class StopRequests(AbstractContextManager["StopRequests"]):
     def _send_to_workers(self, number: signal.Signals) -> None:
         for process in self._workers:
             with suppress(OSError):
-                os.kill(process, _WORKER_SIGNALS[number])
+                os.kill(process, number)
 
 
 def _write_stderr(text: bytes) -> None:

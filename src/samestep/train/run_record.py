@@ -26,12 +26,13 @@ from samestep.core.records import (
 )
 from samestep.core.rundir import LEASE, RunDir, RunLock
 from samestep.core.safe_files import is_temporary
+from samestep.core.status import is_done, set_status
 from samestep.core.typed_json import from_json
 from samestep.train.config import Config, named_source
 from samestep.train.extension import LENGTH_SETTINGS, Extension, LaterLength, find_extension, read_done
 from samestep.train.frozen_record import read_frozen
 from samestep.train.plan import global_batch
-from samestep.train.run_status import is_done, reset_watch_folder, set_status
+from samestep.train.run_status import reset_watch_folder
 
 StageConfigs = Callable[[Any], dict[str, Any]]
 """Gives the settings of a recipe's stages, in order, for those of the run."""

@@ -1,19 +1,19 @@
-"""The status and the events of a run, as files in its directory, for other programs to read."""
+"""The events of a run, and the exit reports of its ranks, as files in its directory for other programs to read."""
 
 import logging
 import os
 import shutil
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from samestep.core.exit_report import ExitReport
-from samestep.core.records import Json, JsonLines, read_object_if_readable, write_json
+from samestep.core.records import JsonLines, write_json
 from samestep.core.rundir import RunDir
 from samestep.core.safe_files import open_file
+from samestep.core.status import set_failed, set_status
 
 logger = logging.getLogger(__name__)
 _RESERVED_BYTES = 1 << 15
@@ -36,16 +36,6 @@ class RunEvents:
         """Set the status of the run."""
         if self.is_main:
             set_status(self.rundir, status, **details)
-
-
-def set_status(rundir: RunDir, status: str, **details: Json) -> None:
-    """Write the status of the run to status.json."""
-    write_json(rundir.status, {"status": status, **details})
-
-
-def is_done(status: Mapping[str, Json]) -> bool:
-    """Whether all of a run is done: where the status names a stage, only that stage is."""
-    return status.get("status") == "done" and "stage" not in status
 
 
 def reset_watch_folder(rundir: RunDir) -> None:
@@ -74,7 +64,5 @@ def write_exit_report(rundir: RunDir, report: ExitReport, *, is_main: bool) -> N
 
 def _write(rundir: RunDir, report: ExitReport, is_main: bool) -> None:
     write_json(rundir.exit_report(report.rank), asdict(report))
-    status = read_object_if_readable(rundir.status)
-    if is_main and not is_done(status):
-        where = {name: status[name] for name in ("stage", "step", "steps") if name in status}
-        set_status(rundir, "failed", **where, kind=report.kind, text=report.text)
+    if is_main:
+        set_failed(rundir, report)

@@ -1,12 +1,17 @@
 """Signals set a flag; the ranks agree on it at a step boundary. Handlers never save and never communicate."""
 
+import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
+from samestep.core.errors import EXIT_PREEMPTED
+from samestep.core.stop_signals import heeded
+from samestep.core.terminal_lines import hand_over
 from samestep.world.agreement import Agreement
 from samestep.world.world import World
 
@@ -16,11 +21,20 @@ ASK_SECONDS = 0.5
 """How often the ranks ask each other inside a step, in seconds, if a step checks more often than that."""
 MAX_CALLS = 16
 """Checks to the next time that they ask, at most, because checks may suddenly come less often."""
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class LeftStep(BaseException):
     """All ranks have agreed to leave a step. No Exception, so that no handler of a recipe takes it for a failure."""
+
+
+class StoppedEarly(BaseException):
+    """A signal came before the first step: there is nothing to save, so the run ends where it is."""
+
+    exit_code = EXIT_PREEMPTED
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"stopped by {reason} before the first step, so nothing was trained in this launch")
+        self.reason = reason
 
 
 class Stop:
@@ -44,6 +58,7 @@ class Stop:
         self.left_step = False
         """Whether the loop ended inside a step."""
         self._world, self._can_leave = world, False
+        self._is_setting_up, self._process = False, os.getpid()
         self._calls, self._interval, self._asked = 0, 1, self._started
 
     def agreed(self) -> bool:
@@ -80,6 +95,17 @@ class Stop:
             raise LeftStep
 
     @contextmanager
+    def setting_up(self) -> Iterator[None]:
+        """Around what comes before the first step of a stage: a signal ends it at once, where it is."""
+        self._is_setting_up = True
+        try:
+            if self._received:
+                raise StoppedEarly(self._received)
+            yield
+        finally:
+            self._is_setting_up = False
+
+    @contextmanager
     def leaving_steps(self) -> Iterator[None]:
         """Around the loop: `check_inside` ends it, wherever it is."""
         self._can_leave = True
@@ -104,17 +130,38 @@ class Stop:
     @contextmanager
     def handling_signals(self) -> Iterator[None]:
         """Catch the signals that ask a run to stop; a second Ctrl-C ends it at once."""
-        before: dict[int, Any] = {number: signal.signal(number, self._receive) for number in SIGNALS}
+        before: dict[int, Any] = {number: signal.signal(number, self._receive) for number in heeded()}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    @contextmanager
+    def agreeing(self) -> Iterator[None]:
+        """Around everything that calls `agreed`: at the end, the answer that is still under way is waited for."""
+        try:
+            yield
+        finally:
             self._agreement.wait()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a data worker that was forked a moment ago: its rank handles signals
+            return
         now = self._clock()
         if number == signal.SIGINT and self._received and now - self._received_at > SAME_PRESS_SECONDS:
             raise KeyboardInterrupt
         if not self._received:
             self._received, self._received_at = signal.Signals(number).name, now
+            self._say_stopping()
+            if self._is_setting_up:
+                raise StoppedEarly(self._received)
+
+    def _say_stopping(self) -> None:
+        """Say at once what happens, unless it happens at once; past Python's buffers, which may be in use."""
+        if not self._can_leave or not self._world.is_main:
+            return
+        line = f"samestep: {self._received}: stopping after this step, with a save"
+        if not hand_over(line, os.environ):
+            with suppress(OSError, ValueError, AttributeError):
+                os.write(sys.stderr.fileno(), f"\n{line}; Ctrl-C again ends at once\n".encode())

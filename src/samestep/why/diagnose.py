@@ -1,7 +1,7 @@
 """From evidence to a verdict: what happened to the run, and what to type next."""
 
 from samestep.core.errors import EXIT_PREEMPTED
-from samestep.train.run_status import is_done
+from samestep.core.status import is_done
 from samestep.why import commands
 from samestep.why.causes import LOST_NODE, SECOND_CTRL_C, Cause, first_failure
 from samestep.why.records import FRESH, JOB_ENDS, Diagnosis, Evidence, at_step, describe_ranks
@@ -16,6 +16,7 @@ _ENDED = {"FAILED": "has failed", "STOPPED": "has stopped", "COMPLETED": "has en
 _REASONS = {
     "SIGINT": "Ctrl-C (SIGINT)",
     "SIGTERM": "SIGTERM (from a user, a launcher or a scheduler)",
+    "SIGHUP": "SIGHUP (its terminal or connection was closed)",
     "SIGUSR1": "SIGUSR1 (a scheduler's notice before a time limit or a preemption)",
     "max_time": "its own time limit (max_time)",
 }
@@ -69,7 +70,7 @@ def _waiting(evidence: Evidence) -> Diagnosis:
 def _preempted(evidence: Evidence, reason: str, source: str) -> Diagnosis:
     """Stopped by a request, with a save or before there was anything to save."""
     reported = str((evidence.ended or {}).get("text") or "")
-    saved = ", with a save," if source == "status.json" else ""
+    saved = ", with a save," if source == "status.json" and evidence.status.get("saved", True) else ""
     text = f"stopped{at_step(evidence)}{saved} by {_REASONS.get(reason, reason or 'a request')}"
     text += f"; {reported}" if reported else ""
     job = evidence.job

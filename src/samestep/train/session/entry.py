@@ -16,7 +16,7 @@ import torch
 
 from samestep.core import launch_env
 from samestep.core.config import build, dump
-from samestep.core.disk_space import describe_full_disk, is_disk_full, no_space
+from samestep.core.disk_space import describe_full_disk, how_to_free, is_disk_full, no_space
 from samestep.core.errors import (
     EXIT_DONE,
     EXIT_FAILURE,
@@ -33,13 +33,17 @@ from samestep.core.errors import (
 from samestep.core.exit_report import ExitReport
 from samestep.core.launch_env import preempted_code
 from samestep.core.logs import FAILURES, start_logging
+from samestep.core.open_files import PER_RANK, SpareFiles, is_too_many_files, require_open_files, too_many_open_files
 from samestep.core.output import print_safely
+from samestep.core.status import set_stopped
+from samestep.core.stop_signals import heeded
+from samestep.data.worker_queue import lost_worker
 from samestep.train.loop import Outcome
 from samestep.train.recipe_registry import find_recipe
 from samestep.train.run_status import write_exit_report
 from samestep.train.session.session import Session
 from samestep.train.session.start import Configured, Start, require_same_start
-from samestep.train.stop import SIGNALS
+from samestep.train.stop import StoppedEarly
 from samestep.world.failures import PeerFailed
 from samestep.world.watchdog.mpiexec import end_mpiexec_later
 from samestep.world.world import World
@@ -80,12 +84,14 @@ def enter(read_start: Callable[[], Start]) -> int:
     """Train what every rank was started with; exit code 0 done, 2 user error, 75 preempted and resumable."""
     start_logging(None, show=None)  # until there is a run directory to log to
     world, session = World.single(), None
+    spare = SpareFiles()
     try:
         start = _read(read_start)
         world = _rendezvous(start)
         with world.together("reading the configuration"):
             if isinstance(start, Exception):
                 raise start
+            require_open_files(PER_RANK * (world.size - 1), f"a run of {world.size} ranks")
             config, notes = _config_of_rank_0(start, world)
         world.connect(config.distributed.device, config.distributed.backend, config.distributed.timeout)
         session = Session(start.name, start.recipe, config, world, notes)
@@ -94,11 +100,16 @@ def enter(read_start: Callable[[], Start]) -> int:
         world.leave()
     except BaseException as error:
         _ignore_signals()
+        spare.close()
+        if stopped := _early_stop(error, world):
+            return _stopped_early(stopped, world, session)
         code = _failed(error, world, session)
         if session is None:
             _end_start_together(world)
         end_mpiexec_later(os.environ)
         return code
+    finally:
+        spare.close()
     return EXIT_DONE if outcome is Outcome.DONE else _stopped(world)
 
 
@@ -189,8 +200,34 @@ def _end_start_together(world: World) -> None:
 
 def _ignore_signals() -> None:
     """The outcome is decided: a signal now must not change it."""
-    for number in SIGNALS:
+    for number in heeded():
         signal.signal(number, signal.SIG_IGN)
+
+
+def _early_stop(error: BaseException, world: World) -> StoppedEarly | None:
+    """The stop before the first step of which `error` tells, or follows; None: it is a failure."""
+    if isinstance(error, StoppedEarly):
+        world.report_failure(error)  # the peers may have no signal: they end with this one's code
+        return error
+    try:
+        world.raise_peer_failure()
+    except PeerFailed as first:
+        error = first
+    stopped = isinstance(error, PeerFailed) and error.exit_code == EXIT_PREEMPTED
+    return StoppedEarly("a signal to another rank") if stopped else None
+
+
+def _stopped_early(stop: StoppedEarly, world: World, session: Session | None) -> int:
+    """The exit code of a rank that was stopped before the first step; rank 0 says so."""
+    logger.error("%s", stop)
+    if world.is_main:
+        print_error(str(stop))
+        if session is not None and session.rundir is not None:
+            with suppress(OSError):
+                set_stopped(session.rundir, stop.reason)
+    with suppress(RuntimeError):  # the store is gone
+        return _stopped(world)
+    return preempted_code(os.environ)
 
 
 def _failed(error: BaseException, world: World, session: Session | None) -> int:
@@ -199,6 +236,11 @@ def _failed(error: BaseException, world: World, session: Session | None) -> int:
         return _out_of_memory(error, world, session)
     if is_disk_full(error):
         error = _disk_full(error, session)
+    elif is_too_many_files(error):
+        logger.error("%s", error, exc_info=error)
+        error = too_many_open_files()
+    elif lost := lost_worker(error):
+        error = lost
     elif sentence := path_error(error):
         logger.error("%s", error, exc_info=error)  # the log has the place in the code
         error = sentence
@@ -231,7 +273,7 @@ def _disk_full(error: OSError, session: Session | None) -> UserError | RunFailed
         return no_space(error, Path(tempfile.gettempdir()))
     described = describe_full_disk(error, run)
     return DiskFailed(
-        f"{described}; earlier checkpoints are untouched, so free some space there, and resume with: "
+        f"{described}; earlier checkpoints are untouched, so {how_to_free(error)}, and resume with: "
         f"samestep train --resume {run}"
     )
 

@@ -18,6 +18,7 @@ from samestep.core.disk_space import is_disk_full, refusing_full_disk
 from samestep.core.durations import parse_duration
 from samestep.core.errors import EXIT_USER, UserError
 from samestep.core.logs import start_logging
+from samestep.core.native_output import send_native_output_to
 from samestep.core.rundir import RunDir
 from samestep.train.extension import Extension, LaterLength, read_done, stays_stopped, stopped_early
 from samestep.train.logging.console import Screen
@@ -59,7 +60,11 @@ class Session:
     def train(self) -> Outcome:
         """Run every stage that is not done yet, in order."""
         launches = sorted(set(self._world.gather(launch_id(os.environ))))
+        max_time = parse_duration(self.config.max_time) if self.config.max_time else None
+        limit = launch_env.seconds_left(max_time, os.environ)
+        stop = Stop(self._world, limit, self.config.checkpoint.every_minutes * 60)
         with ExitStack() as stack:
+            stack.enter_context(stop.handling_signals())  # before there is a status that a signal would leave behind
             out = Path(self.config.out)
             with self._world.together("opening the run directory"), refusing_full_disk(out):
                 rundir = self._open(stack, launches)
@@ -77,9 +82,6 @@ class Session:
                 screen.print(str(self._extension))
                 events.event(self._extension.event, **self._extension.to_json())
             set_up_torch(self.config, self._world)
-            max_time = parse_duration(self.config.max_time) if self.config.max_time else None
-            limit = launch_env.seconds_left(max_time, os.environ)
-            stop = Stop(self._world, limit, self.config.checkpoint.every_minutes * 60)
             self._context = SessionContext(
                 self._name,
                 self._recipe,
@@ -93,7 +95,7 @@ class Session:
                 self._start_over,
                 self._code,
             )
-            with stop.handling_signals():
+            with stop.agreeing():
                 return self._stages(self._context)
 
     def _stages(self, context: SessionContext) -> Outcome:
@@ -102,12 +104,14 @@ class Session:
             self._running = stage
             if self._world.share(self._is_done(context, stage, stage is stages[-1])):
                 screen.print(f"stage {stage.name!r} is done already")
-            elif (
-                not self._take_over(context, stage, stages)
-                and StageRun(context, stage, stages).run() is Outcome.PREEMPTED
-            ):
-                screen.print(f"stopped by {context.stop.reason}; resume with: samestep train --resume {path}")
-                return Outcome.PREEMPTED
+            elif not self._take_over(context, stage, stages):
+                stage_run = StageRun(context, stage, stages)
+                if stage_run.run() is Outcome.PREEMPTED:
+                    where = "" if stage_run.has_stepped else " before the first step of this launch"
+                    screen.print(
+                        f"stopped by {context.stop.reason}{where}; resume with: samestep train --resume {path}"
+                    )
+                    return Outcome.PREEMPTED
             if stage.name == self.config.until and stage is not stages[-1]:
                 context.events.status("waiting", after=stage.name)
                 screen.print(
@@ -175,6 +179,7 @@ class Session:
         fixed = {"distributed": replace(self.config.distributed, mixed_precision=precision), "global_batch_size": batch}
         self.config = replace(self.config, **fixed, start_over=False, extend=False)
         show = "error" if self.config.log.quiet else self.config.log.level
+        send_native_output_to(rundir.log(self._world.rank))
         start_logging(rundir.log(self._world.rank), show=show if self._world.is_main else None)
         return rundir
 

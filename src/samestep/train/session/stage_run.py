@@ -44,13 +44,16 @@ class StageRun:
         self._is_last, self._is_only = stage is stages[-1], len(stages) == 1
         self._world, self._config, self._rundir = context.world, stage_config(stage, context.config), context.rundir
         self._progress = Progress(activity=self._world.activity)
+        self.has_stepped = False
+        """Whether this launch has done a step of it."""
 
     def run(self) -> Outcome:
         """From set-up to hand-over."""
         self._world.activity.stage = self._stage.name
         setting_up = self._world.together(f"setting up stage {self._stage.name!r}")
-        with setting_up, refusing_full_disk(self._rundir.path):
+        with self._context.stop.setting_up(), setting_up, refusing_full_disk(self._rundir.path):
             ready = self._set_up()
+        first = self._progress.step
         lines = banner_lines(self._context.recipe, ready.bench, ready.task.length, ready.resumed)
         self._context.screen.banner(f"samestep · {self._context.name}", lines)
         self._status(ready, "running")
@@ -66,6 +69,7 @@ class StageRun:
         finally:
             for sink in sinks:
                 sink.close()
+        self.has_stepped = self._progress.step > first
         stopped = {"reason": self._context.stop.reason} if outcome is Outcome.PREEMPTED else {}
         self._status(ready, outcome.value, **stopped)
         return outcome
