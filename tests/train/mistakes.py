@@ -86,6 +86,10 @@ BUILDS: dict[str, tuple[Callable[[Bench], Any], str]] = {
         lambda bench: Own(bench, returned=lambda m: {"a": Metric(torch.ones(3))}),
         "returned a Tensor of shape (3,) as the sum of 'a'; give one number, such as values.sum()",
     ),
+    "rows for update": (
+        lambda bench: Own(bench, step=lambda tick: bench.learner(net(), name="other").update(rows(), loss)),  # type: ignore[arg-type]
+        "an update takes the micro-batches of a step, but was given a list; give it feed[tick.step]",
+    ),
     "list for feed": (
         lambda bench: Fit(bench.learner(net()), rows(), loss),  # type: ignore[arg-type]
         "the feed of Fit must be a feed, but is a list; give it bench.feed(rows)",

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from samestep.core.arguments import check_function
+from samestep.core.arguments import check_function, described
 from samestep.core.errors import UserError
 from samestep.data.collate import Collate
 from samestep.data.loading import Batch, Rows, RowWeights, Share, Steps, loader, read_in_worker
@@ -67,10 +67,6 @@ class MicroBatches:
         """Only the first micro-batch."""
         return replace(self, batches=self.batches[:1], spans=self.spans[:1])
 
-    def plain(self) -> "MicroBatches":
-        """The same, with batches that are plain dicts and nothing more."""
-        return replace(self, batches=[dict(batch) for batch in self.batches])
-
     def changed(self, change: Callable[[Batch], Batch]) -> "MicroBatches":
         """The same rows with other contents."""
         return replace(self, batches=[change(batch) for batch in self.batches])
@@ -78,6 +74,16 @@ class MicroBatches:
     def all_filler(self) -> "MicroBatches":
         """The same micro-batches, all with weight zero."""
         return replace(self, spans=[(start, start) for start, _ in self.spans])
+
+
+def for_update(micro_batches: MicroBatches) -> MicroBatches:
+    """The same, with batches that are plain dicts and nothing more; refuses what is not a step of a feed."""
+    if not isinstance(micro_batches, MicroBatches):
+        raise UserError(
+            f"an update takes the micro-batches of a step, but was given {described(micro_batches)}; give it "
+            "feed[tick.step], where feed = bench.feed(rows)"
+        )
+    return replace(micro_batches, batches=[dict(batch) for batch in micro_batches.batches])
 
 
 @dataclass

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 
 from samestep.core.errors import UserError
-from samestep.data.feed import MicroBatches
+from samestep.data.feed import MicroBatches, for_update
 from samestep.data.loading import Batch
 from samestep.parallel.compiling import repeat_rows, zero_gradients
 from samestep.parallel.precision import COMPUTE_DTYPES, autocast
@@ -97,7 +97,7 @@ class Learner:
 
     def update(self, micro_batches: MicroBatches, loss: Loss, mix: Mix | None = None) -> Metrics:
         """One optimizer step on the global batch; `mix` gives the coefficient of each term that is trained."""
-        micro_batches = micro_batches.plain()
+        micro_batches = for_update(micro_batches)
         with self._keyed_masks():
             self._begin_update(micro_batches, loss, lambda: self._backward(micro_batches.first(), loss, mix), mix)
             sums, rows = self._backward(micro_batches, loss, mix)
@@ -107,7 +107,7 @@ class Learner:
         self, micro_batches: MicroBatches, embed: Embed, couple: Couple, mix: Mix | None = None
     ) -> Metrics:
         """One optimizer step on a loss that couples all rows of the global batch with each other (see coupled.py)."""
-        micro_batches = micro_batches.plain()
+        micro_batches = for_update(micro_batches)
         coupled = Coupled(self._parallel, self.world, self._autocast, self._call, self._check_called)
 
         def weighed(rows: Mapping[str, Tensor], count: int) -> tuple[Tensor, dict[str, Tensor]]:
