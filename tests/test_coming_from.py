@@ -50,6 +50,8 @@ class Row(NamedTuple):
     section: str
     known: str
     here: str
+    beside: str = ""
+    """The setting that it has an effect beside."""
 
 
 def rows_of(text: str) -> list[Row]:
@@ -57,8 +59,9 @@ def rows_of(text: str) -> list[Row]:
     for line in text.splitlines():
         section = line[3:] if line.startswith("## ") else section
         if line.startswith("| `"):
-            known, here, _ = (cell.strip().strip("`") for cell in line[1:-1].split("|"))
-            found.append(Row(section, known, here))
+            known, here, note = (cell.strip() for cell in line[1:-1].split("|"))
+            beside = re.match("with `(.*?)`", note)
+            found.append(Row(section, known.strip("`"), here.strip("`"), beside[1] if beside else ""))
     return found
 
 
@@ -131,7 +134,8 @@ def test_a_script_starts_what_the_command_starts(row: Row, folder: Path) -> None
 
 @pytest.mark.parametrize("row", SETTING_ROWS, ids=lambda row: f"{row.section} {row.known}")
 def test_a_flag_sets_what_the_setting_sets(row: Row, folder: Path) -> None:
-    known, here = (meaning(["train", row.section, *shlex.split(side)]) for side in (row.known, row.here))
+    beside = shlex.split(row.beside)
+    known, here = (meaning(["train", row.section, *shlex.split(side), *beside]) for side in (row.known, row.here))
     assert known == here
     assert known != defaults(row.section), "an example should change something"
 

@@ -64,7 +64,8 @@ def test_nan_is_skipped_by_all_then_stops_with_step_and_samples(shell: Shell, ra
     args = ["--global_batch_size", "5", "--max_bad_steps", "3", "--epochs", "100", "--name", "a", "--log.every", "1"]
     codes, output = shell("train", FAULTY, *args, "--nan_rows", "30", ranks=ranks)
     assert codes == [1] * ranks, output
-    assert "not finite for 3 steps in a row, the last at step 2 with samples" in output
+    assert "not finite for 3 steps in a row, the last at step 3 with 5 rows: " in output
+    assert "WARNING: learner 'model': step 1 was skipped, with all 5 rows of its batch: the loss of 5 rows: " in output
     assert "Traceback" not in output
 
 
@@ -74,6 +75,7 @@ def test_a_few_bad_samples_do_not_end_the_run(shell: Shell) -> None:
     assert codes == [0, 0], output
     rows = list(JsonLines(Path("runs/a/metrics.jsonl")))
     assert sum(row["skipped"] for row in rows) == 2, "the bad sample comes once an epoch"
+    assert "skipped 2 steps whose gradient was not finite (2 rows had a loss that was not finite)" in output
     assert all(row["loss"] == row["loss"] for row in rows if "loss" in row), "no NaN reaches a mean"
 
 
