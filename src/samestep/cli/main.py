@@ -14,7 +14,7 @@ from pathlib import Path
 
 from samestep.core.child_python import leave_out_working_directory
 from samestep.core.compile_caches import use_private_caches
-from samestep.core.disk_space import describe_full_disk, how_to_free, is_disk_full
+from samestep.core.disk_space import describe_full_disk, is_disk_full
 from samestep.core.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER, UserError, path_error, print_error
 from samestep.core.imports import uncollected_imports
 from samestep.core.interrupt import exit_interrupted
@@ -91,7 +91,7 @@ def main(args: Sequence[str] | None = None) -> int:
         if is_too_many_files(error):
             sentence = str(too_many_open_files())
         elif is_disk_full(error):
-            sentence = f"{describe_full_disk(error, Path.cwd())}; {how_to_free(error)}, and try again"
+            sentence = f"{describe_full_disk(error, Path.cwd())}; free some space there, and try again"
         elif refused := path_error(error):
             sentence = str(refused)
         else:

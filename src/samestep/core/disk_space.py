@@ -9,9 +9,8 @@ from typing import TypeGuard
 
 from samestep.core.errors import NoSpace
 
-SHARED_MEMORY = Path("/dev/shm")
+_SHARED_MEMORY = Path("/dev/shm")
 """Where processes share memory: the batches of data workers, and semaphores."""
-_MORE_SHARED = "give it more space (docker run --shm-size=8g, or mount -o remount,size=8g /dev/shm)"
 
 
 def is_disk_full(error: BaseException | None) -> TypeGuard[OSError]:
@@ -27,9 +26,6 @@ def describe_full_disk(error: OSError, folder: Path) -> str:
         found = os.statvfs(existing_folder(place))
     except OSError:
         return f"the disk of {place} is full ({why})"
-    if place == SHARED_MEMORY:
-        whole = found.f_blocks * found.f_frsize / 1000  # not what is free: workers that ended have given theirs back
-        return f"shared memory, {place}, is full ({why}; it holds {whole:,.0f} kB)"
     if error.errno == errno.EDQUOT:
         return f"your quota on the disk of {place} is used up ({why})"
     if found.f_files and not found.f_favail:
@@ -68,22 +64,18 @@ def refusing_full_disk(folder: Path) -> Iterator[None]:
 def no_space(error: OSError, folder: Path) -> NoSpace:
     """The refusal to begin on a full disk."""
     described = describe_full_disk(error, folder)
-    other = _MORE_SHARED if is_shared_memory(error) else "choose a folder on another disk with out=..."
-    return NoSpace(f"{described}; {how_to_free(error)}, or {other}")
+    return NoSpace(f"{described}; free some space there, or choose a folder on another disk with out=...")
 
 
-def how_to_free(error: OSError) -> str:
-    """What the user can do at once, on whichever disk it is."""
-    if is_shared_memory(error):
-        return "load data without processes (num_workers=0), or with fewer"
-    return "free some space there"
-
-
-def is_shared_memory(error: OSError) -> bool:
-    """Whether it is not a disk that is full, but the memory that processes share."""
-    return isinstance(error.filename, str) and Path(error.filename).parent == SHARED_MEMORY
-
-
-def shared_memory_full() -> OSError:
-    """The error of a process that could not get shared memory; libraries raise others, which name no file."""
-    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(SHARED_MEMORY / "batch"))
+def shared_memory_full() -> NoSpace:
+    """The refusal to go on where processes can share no more memory; libraries raise errors that name no place."""
+    try:
+        found = os.statvfs(_SHARED_MEMORY)
+        size = f"; it holds {found.f_blocks * found.f_frsize / 1000:,.0f} kB"
+    except OSError:
+        size = ""
+    return NoSpace(
+        f"shared memory, {_SHARED_MEMORY}, is full ({os.strerror(errno.ENOSPC)}{size}), through which data workers "
+        "pass their batches; use fewer workers, or none (num_workers=0), or give it more space "
+        "(docker run --shm-size=8g, or mount -o remount,size=8g /dev/shm)"
+    )

@@ -22,7 +22,7 @@ from samestep.core.parent import kill_with_parent
 from samestep.data.collate import Collate, check_batch, stack_rows
 from samestep.data.order import Order, micro_batches
 from samestep.data.random_state import random_state_kept, seed_for_row
-from samestep.data.worker_queue import LoaderContext, naming_shared_memory, resource_error
+from samestep.data.worker_queue import LoaderContext, naming_worker_failures, resource_error
 from samestep.world.world import World
 
 _SOCKET_NAME = len("/pymp-xxxxxxxx/listener-xxxxxxxx")
@@ -209,7 +209,7 @@ class _LoadInWorkers:
         self._iterator: Iterator[Share | Exception] = iter(())
 
     def __call__(self, step: int) -> Share:
-        with naming_shared_memory():
+        with naming_worker_failures():
             if step != self._next or step == self._length:
                 self._iterator = iter(self._open(step))
             self._next = step + 1
@@ -267,7 +267,7 @@ def read_in_worker(dataset: Dataset, item: Any) -> Any:
         multiprocessing_context=LoaderContext(),
         worker_init_fn=partial(_end_with_rank, os.getpid()),
     )
-    with naming_shared_memory():
+    with naming_worker_failures():
         found = next(iter(loader))
     if isinstance(found, Exception):
         raise found

@@ -6,24 +6,23 @@ ever. Here the failure takes the place of the batch.
 """
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.context import ForkContext
 from multiprocessing.queues import Queue
 from typing import Any
 
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from samestep.core.disk_space import SHARED_MEMORY, is_disk_full, naming_file, shared_memory_full
+from samestep.core.disk_space import is_disk_full, shared_memory_full
 from samestep.core.errors import RunFailed, first_line
 from samestep.core.open_files import is_too_many_files, too_many_open_files
 
 _FULL = "No space left on device"
 _ENDED = re.compile(r"DataLoader worker \(pid.*\) (is killed by signal|exited unexpectedly)")
-
-
-# An iterator over workers whose construction fails would print a traceback about itself when it is deleted.
-_MultiProcessingDataLoaderIter._shutdown = True
+_CONNECTION_ERRORS = (ConnectionError, EOFError)
+_OF_DATA = "Caught "
+"""How torch begins what the recipe's data raised in a worker."""
 
 
 class WorkerLost(RunFailed):
@@ -48,6 +47,15 @@ class _CompleteQueue(Queue):
         self.put((number, resource_error(error) or WorkerLost(what)))
 
 
+def _delete_half_made(iterator: Any, delete: Callable[[Any], None] = _MultiProcessingDataLoaderIter.__del__) -> None:
+    """Delete an iterator over workers. One whose construction failed lacks attributes, and would print a traceback."""
+    with suppress(AttributeError):
+        delete(iterator)
+
+
+_MultiProcessingDataLoaderIter.__del__ = _delete_half_made  # type: ignore[method-assign]
+
+
 def resource_error(error: BaseException) -> Exception | None:
     """What a worker lacks, as an error that its rank can raise; None: the worker failed for another reason."""
     if is_disk_full(error):
@@ -58,17 +66,26 @@ def resource_error(error: BaseException) -> Exception | None:
 
 
 @contextmanager
-def naming_shared_memory() -> Iterator[None]:
-    """While workers are started and asked: what has no space there is shared memory, which no error names."""
-    with naming_file(SHARED_MEMORY / "workers"):
+def naming_worker_failures() -> Iterator[None]:
+    """While workers are started and asked. What has no space there is shared memory, which no error names; a connection
+    that breaks is that of a worker that ended."""
+    try:
         yield
+    except (OSError, EOFError) as error:
+        if is_disk_full(error) and error.filename is None:
+            raise shared_memory_full() from None
+        if isinstance(error, _CONNECTION_ERRORS) and not str(error).startswith(_OF_DATA):
+            raise _worker_ended(error) from None
+        raise
 
 
 def lost_worker(error: BaseException) -> WorkerLost | None:
     """The sentence for a worker that ended; torch raises its error wherever the rank just is. None for other errors."""
-    if not isinstance(error, RuntimeError) or not _ENDED.match(str(error)):
-        return None
+    return _worker_ended(error) if isinstance(error, RuntimeError) and _ENDED.match(str(error)) else None
+
+
+def _worker_ended(error: BaseException) -> WorkerLost:
     return WorkerLost(
-        f"{first_line(error).rstrip('.')}; perhaps memory ran out, or shared memory (/dev/shm): use fewer data workers "
-        "(num_workers), or smaller batches, and resume"
+        f"a data worker has ended ({first_line(error).rstrip('.')}); perhaps memory ran out, or shared memory "
+        "(/dev/shm): use fewer workers (num_workers), or smaller batches, and resume"
     )

@@ -99,7 +99,7 @@ def headline(failure: Failure, *, brief: bool = False) -> str:
     first_line = (report.text.splitlines() or [""])[0] if report.traceback else report.text
     sentence = f"samestep: rank {report.rank} on {report.host} {'failed: ' if failure.report else ''}{first_line}"
     lines = [] if brief else report.traceback.rstrip().splitlines()
-    shown = ["..."] * (len(lines) > _LINES) + lines[-_LINES:]
+    shown = lines if len(lines) <= _LINES else [lines[0], "...", *lines[-_LINES:]]
     return "\n".join([sentence, *(f"  {line}" for line in shown)])
 
 

@@ -16,7 +16,7 @@ import torch
 
 from samestep.core import launch_env
 from samestep.core.config import build, dump
-from samestep.core.disk_space import describe_full_disk, how_to_free, is_disk_full, no_space
+from samestep.core.disk_space import describe_full_disk, is_disk_full, no_space
 from samestep.core.errors import (
     EXIT_DONE,
     EXIT_FAILURE,
@@ -273,7 +273,7 @@ def _disk_full(error: OSError, session: Session | None) -> UserError | RunFailed
         return no_space(error, Path(tempfile.gettempdir()))
     described = describe_full_disk(error, run)
     return DiskFailed(
-        f"{described}; earlier checkpoints are untouched, so {how_to_free(error)}, and resume with: "
+        f"{described}; earlier checkpoints are untouched, so free some space there, and resume with: "
         f"samestep train --resume {run}"
     )
 
