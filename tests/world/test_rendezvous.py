@@ -4,10 +4,12 @@ import os
 import socket
 import threading
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from torch._C._distributed_c10d import HashStore
 
+from fuzz.real_command import TRAIN, run
 from samestep.core.errors import UserError
 from samestep.core.handshake import Listener
 from samestep.core.launch_env import SECRET
@@ -155,3 +157,17 @@ def test_what_a_stranger_wrote_before_rank_0_is_replaced() -> None:
     store.set("samestep/secret", "x" * 64)
     authenticated(store, b"k" * 32, rank_info(0, "job")).set("a", "1")
     assert authenticated(store, b"k" * 32, rank_info(1, "job")).get("a") == b"1"
+
+
+def test_a_rank_that_finds_nobody_at_the_given_address_says_so_without_frames(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server((LOCALHOST, 0)) as free:
+        port = free.getsockname()[1]
+    launcher = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": LOCALHOST, "MASTER_PORT": str(port)}
+    for name, value in {**launcher, "NCCL_TIMEOUT": "1", SECRET: "1" * 32}.items():
+        monkeypatch.setenv(name, value)
+    ended = run(TRAIN, tmp_path)
+    assert ended.code == 2 and not ended.problem, ended
+    assert ended.output.startswith(f"samestep: rank 1 cannot meet the others at {LOCALHOST}:{port} (")
+    assert "MASTER_ADDR" in ended.output and len(ended.output.splitlines()) == 1, "no line of torch's own"

@@ -8,7 +8,10 @@ import faulthandler
 import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from samestep.core.safe_files import open_file
 
@@ -25,6 +28,24 @@ def without_native_frames(text: str) -> str:
     return _FRAMES.sub("\n", text).rstrip("\n") if "frame #" in text or "Exception raised from" in text else text
 
 
+@contextmanager
+def without_native_output() -> Iterator[None]:
+    """Drop what a library prints below Python about an error that it raises as well."""
+    if sys.stderr is None or not _is_file_2(sys.stderr):
+        yield
+        return
+    stream = sys.stderr
+    sys.stderr = _move_stderr()  # for what other threads have to say
+    try:
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), _STDERR)
+        yield
+    finally:
+        os.dup2(sys.stderr.fileno(), _STDERR)
+        sys.stderr.close()
+        sys.stderr = stream
+
+
 def send_native_output_to(log: Path) -> None:
     """From now on file 2 of this process is `log`, to its very end, where libraries close their connections.
 
@@ -33,14 +54,17 @@ def send_native_output_to(log: Path) -> None:
     if sys.stderr is None or not _is_file_2(sys.stderr):
         return
     log.parent.mkdir(parents=True, exist_ok=True)
-    sys.stderr.flush()
-    terminal = os.dup(_STDERR)
+    sys.stderr = sys.__stderr__ = _move_stderr()  # type: ignore[misc]
     with open_file(log, "ab") as file:
         os.dup2(file.fileno(), _STDERR)
-    stream = open(terminal, "w", buffering=1, encoding=sys.stderr.encoding, errors=sys.stderr.errors)  # noqa: SIM115
-    sys.stderr = sys.__stderr__ = stream  # type: ignore[misc]
     if faulthandler.is_enabled():
-        faulthandler.enable(stream)
+        faulthandler.enable(sys.stderr)
+
+
+def _move_stderr() -> TextIO:
+    """Python's stderr under another number than 2."""
+    sys.stderr.flush()
+    return open(os.dup(_STDERR), "w", buffering=1, encoding=sys.stderr.encoding, errors=sys.stderr.errors)
 
 
 def _is_file_2(stream: object) -> bool:

@@ -18,11 +18,13 @@ from datetime import timedelta
 from typing import Any
 
 from torch._C._distributed_c10d import TCPStore
+from torch.distributed import DistError
 from torch.distributed.rendezvous import rendezvous
 
 from samestep.core import handshake, launch_env
-from samestep.core.errors import UserError
+from samestep.core.errors import UserError, first_line
 from samestep.core.handshake import Lines, Listener, NotTrusted
+from samestep.core.native_output import without_native_output
 from samestep.core.output import print_safely
 from samestep.core.secret import derive_key, find_secret
 from samestep.core.store_server import LOCALHOST, serve_store
@@ -47,8 +49,24 @@ def open_store(info: RankInfo, env: Mapping[str, str], timeout: timedelta) -> Au
     if info.job:
         inner = _store_of_job(info, env, derive_key(key, "rendezvous"), timeout)
     else:
-        inner = next(iter(rendezvous("env://", timeout=timeout)))[0]
+        inner = _store_at_address(info, env, timeout)
     return authenticated(inner, key, info)
+
+
+def _store_at_address(info: RankInfo, env: Mapping[str, str], timeout: timedelta) -> Any:
+    """The store whose address the launcher gave. Of a failure torch prints each try, with stack frames in C++."""
+    try:
+        with without_native_output():
+            return next(iter(rendezvous("env://", timeout=timeout)))[0]
+    except (DistError, ValueError) as error:
+        where, why = f"{env.get('MASTER_ADDR')}:{env.get('MASTER_PORT')}", first_line(error).rstrip(".")
+        sentence = (
+            f"rank {info.rank} cannot meet the others at {where} ({why}); see that rank 0 has started there, and that "
+            "MASTER_ADDR and MASTER_PORT name a free port of its host, which all ranks can reach"
+        )
+        if info.rank and launch_env.FOLDER not in env:  # rank 0, which prints what concerns all, knows nothing of it
+            print_safely(f"samestep: {sentence}", sys.stderr)
+        raise UserError(sentence) from None
 
 
 def store_key(info: RankInfo, env: Mapping[str, str]) -> bytes:
