@@ -10,8 +10,8 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
-from typing import TextIO
 
 from samestep.core.safe_files import open_file
 
@@ -61,7 +61,7 @@ def send_native_output_to(log: Path) -> None:
         faulthandler.enable(sys.stderr)
 
 
-def _move_stderr() -> TextIO:
+def _move_stderr() -> TextIOWrapper:
     """Python's stderr under another number than 2."""
     sys.stderr.flush()
     return open(os.dup(_STDERR), "w", buffering=1, encoding=sys.stderr.encoding, errors=sys.stderr.errors)
