@@ -169,7 +169,7 @@ def test_training_on_several_nodes(download: Download) -> None:
 def test_a_job_of_slurm(download: Download) -> None:
     """The scheduler gives the job the environment of the command that submits it, as sbatch does."""
     download.program("sbatch", 'SLURM_JOB_ID=1 bash "${@: -1}" >&2 && echo 1')
-    download.program("srun", 'shift; exec "$@"')
+    download.program("srun", 'while [[ $1 == -* ]]; do shift; done; exec "$@"')
     download.program("scontrol", "exit 1")
     download.end(download.start("submit", EXAMPLE, "--on=slurm", "--tasks-per-node=1", "name=job", *SMALL))
     assert download.ranks("job") == [1]

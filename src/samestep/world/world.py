@@ -209,7 +209,8 @@ class World:
         """Whether all ranks are known to be on this host; some launchers do not say how many are."""
         if self.rank_info.local_size < self.size:
             return False
-        is_known = bool(self.rank_info.job) or "LOCAL_WORLD_SIZE" in os.environ or not self.rank_info.grouped
+        launcher = self.rank_info
+        is_known = self.size == 1 or bool(launcher.job) or "LOCAL_WORLD_SIZE" in os.environ or not launcher.grouped
         return is_known or is_loopback(os.environ.get("MASTER_ADDR", ""))
 
     def _choose_interface(self) -> None:

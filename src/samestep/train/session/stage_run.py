@@ -104,7 +104,8 @@ class StageRun:
         of_loop = {"progress": self._progress, "window": row_metrics, "epoch": epoch_metrics, "random": random}
         own_state = {**artifacts, **of_loop}
         recipe_state = state_of_recipe(self._stage.name, task, hooks, taken=own_state)
-        refuse_unsaved(self._stage.name, bench.learners, recipe_state)
+        if trains:  # a stage that only computes may do so with a learner's network
+            refuse_unsaved(self._stage.name, bench.learners, recipe_state)
         state = {**recipe_state, **own_state}
         resumed = self._restore(store, found, state, bench)
         code = code_hash(self._context.code)
