@@ -341,10 +341,11 @@ def refuse_uncalled(learner: str) -> NoReturn:
 
 @contextmanager
 def uncompiled(parallel: Parallel) -> Iterator[None]:
-    """Inside, calls are neither compiled nor recorded."""
+    """Inside, calls are neither compiled nor recorded, also by a network that is compiled itself."""
     compiler, parallel.compiler = parallel.compiler, None
     try:
-        yield
+        with torch.compiler.set_stance("force_eager"):
+            yield
     finally:
         parallel.compiler = compiler
 

@@ -68,7 +68,7 @@ def test_a_stop_before_training_never_hides_a_failure(env: dict[str, str], code:
         while not _catches(process.pid, signal.SIGTERM) and time.monotonic() < end:
             time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
-        assert "stopped before training began" in process.communicate(timeout=30)[1]
+        assert "stopped by SIGTERM before training began" in process.communicate(timeout=30)[1]
         assert process.returncode == code
 
 
