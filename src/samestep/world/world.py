@@ -248,17 +248,8 @@ class World:
             self._meet(f"finished {what}")
 
     def _meet(self, done: str) -> None:
-        """Wait until every rank is here, or one has reported a failure. It needs no process group."""
-        self._barriers += 1
-        keys = [f"samestep/together/{self._barriers}/{rank}" for rank in range(self.size)]
-        all_done = f"samestep/together/{self._barriers}/all"
-        self.store.set(keys[self.rank], "done")
-        if self.is_main and self._barriers == 1:
-            self._wait_for_start(keys)
-        if self.is_main:
-            self._wait_for(keys, f"not every rank {done}")
-            self.store.set(all_done, "done")
-        self._wait_for([all_done], f"not every rank {done}")
+        """Wait until every rank is here, or one has reported a failure."""
+        self._gather_through_store(None, f"not every rank {done}")
 
     def _wait_for_start(self, keys: list[str]) -> None:
         """On rank 0, where ranks meet for the first time: ranks that never started are named."""
@@ -280,12 +271,15 @@ class World:
             time.sleep(0.005)
         return self.store.multi_get(keys)
 
-    def _gather_through_store(self, value: Json, doing: str, seconds: float | None) -> list[Json]:
-        """Every rank's value, by rank; waits for at most `seconds`. It needs no process group, which may be in use."""
+    def _gather_through_store(self, value: Json, otherwise: str, seconds: float | None = None) -> list[Json]:
+        """Every rank's value, by rank; waits for at most `seconds`, and `otherwise` says what did not happen in time.
+        It needs no process group, which may not be there, or be in use."""
         self._barriers += 1
         keys = [f"samestep/gather/{self._barriers}/{rank}" for rank in range(self.size)]
-        gathered, otherwise = f"samestep/gather/{self._barriers}/all", f"not every rank ended {doing}"
+        gathered = f"samestep/gather/{self._barriers}/all"
         self.store.set(keys[self.rank], json.dumps(value))
+        if self.is_main and self._barriers == 1:
+            self._wait_for_start(keys)
         if self.is_main:
             values = [json.loads(text) for text in self._wait_for(keys, otherwise, seconds)]
             self.store.set(gathered, json.dumps(values))
@@ -356,7 +350,8 @@ class World:
             return value, failure
         own = None if failure is None else failure_record(failure, self.rank)
         try:
-            failures = self._gather_through_store(own, doing, None if failure is None else WAIT_AFTER_FAILURE)
+            seconds = None if failure is None else WAIT_AFTER_FAILURE
+            failures = self._gather_through_store(own, f"not every rank ended {doing}", seconds)
             raise_first([found for found in failures if found], failure, doing)
         except PeerFailed:
             if failure is not None:
