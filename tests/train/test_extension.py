@@ -1,6 +1,8 @@
 """A run may get another length when it is resumed; where its schedule allows it, it is the run of that length."""
 
 import re
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from samestep.core.errors import UserError
 from samestep.core.records import JsonLines, read_json, write_json
 from samestep.core.rundir import RunDir
 from samestep.train.config import Config
-from samestep.train.extension import Extension, LaterLength, find_extension, require_extendable
+from samestep.train.extension import Extension, LaterLength, find_extension, read_done, require_extendable
 from samestep.train.plan import Plan
 from samestep.why.collect import collect_evidence
 from samestep.why.diagnose import diagnose
@@ -166,3 +168,24 @@ def test_an_extended_run_is_bit_for_bit_the_longer_run(shell: Shell) -> None:
         parse_train(["--resume", "runs/a", "max_steps=9"])
     with pytest.raises(UserError, match="hidden cannot change"):
         parse_train(["--resume", "runs/a", "max_steps=12", "hidden=9"])
+
+
+def test_a_record_that_is_written_just_now_is_there_or_not(tmp_path: Path) -> None:
+    """At a stage's end ranks may read its record while rank 0 writes it."""
+    rundir, end = RunDir(tmp_path), time.monotonic() + 1.0
+    rundir.done("fit").parent.mkdir(parents=True)
+
+    def write() -> None:
+        while time.monotonic() < end:
+            temporary = tmp_path / "temporary"
+            temporary.write_text('{"step": 6}')
+            temporary.replace(rundir.done("fit"))
+            rundir.done("fit").unlink()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    found = set()
+    while writer.is_alive():
+        done = read_done(rundir, "fit")
+        found.add(done and done["step"])
+    assert found == {None, 6}

@@ -11,7 +11,7 @@ from samestep import Bench, Config, Fit, Recipe, Stage, Tick
 from samestep.core.errors import UserError
 from samestep.core.rundir import RunDir
 from samestep.train.logging.console import Screen
-from samestep.train.logging.metrics import MetricAccumulator
+from samestep.train.logging.metrics import checked_metrics
 from samestep.train.recipe_checks import check_hooks, check_task, check_validation
 from samestep.world.world import World
 from train import mistakes
@@ -27,7 +27,7 @@ def bench(tmp_path: Path) -> Bench:
 def one_step(bench: Bench, build: Callable[[Bench], Any]) -> None:
     task = build(bench)
     check_task("fit", task)
-    MetricAccumulator(bench.world).add(task.step(Tick(0, 0, False)))
+    checked_metrics(task.step(Tick(0, 0, False)))
 
 
 def test_a_sound_task_passes(bench: Bench) -> None:

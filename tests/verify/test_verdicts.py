@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from samestep.core.output import plural
-from samestep.core.records import JsonLines
+from samestep.core.records import JsonLines, write_json
 from samestep.core.rundir import RunDir
 from samestep.verify.bitwise import differing_metric, read_metrics
 from samestep.verify.compare import compare
@@ -102,9 +102,12 @@ def test_the_last_error_is_the_exception(output: str, error: str) -> None:
     assert last_error(output) == error
 
 
-def test_a_failure_is_one_line() -> None:
-    folder = Path("runs/x")
+def test_a_failure_is_one_line(tmp_path: Path) -> None:
+    folder = tmp_path
     assert RunResult(folder, 2, [1, 1], ["a\nValueError: bad\n", ""]).failure() == "ValueError: bad"
+    assert RunResult(folder, 2, [0, 2], ["", ""]).failure() == "exit codes [0, 2]"
+    write_json(RunDir(folder).exit_report(1), {"text": "a file is missing"})
+    assert RunResult(folder, 2, [0, 2], ["", ""]).failure() == "rank 1 ended with: a file is missing"
     assert (
         RunResult(folder, 2, [-6, 0], ["what(): mismatch", ""]).failure() == "what(): mismatch; rank 0 died by SIGABRT"
     )

@@ -115,13 +115,20 @@ def read_json(path: Path) -> Json:
     return None if content is None else _parse(path, content)
 
 
-def read_object(path: Path) -> dict[str, Json]:
-    """The JSON object in `path`; an empty one when there is no such file."""
+def find_object(path: Path) -> dict[str, Json] | None:
+    """The JSON object in `path`, or None when there is no such file; by one look, since it may appear any moment."""
     content = _read(path)
-    found = {} if content is None else _parse(path, content)
+    if content is None:
+        return None
+    found = _parse(path, content)
     if not isinstance(found, dict):
         raise DamagedFile(path, f"it must hold a JSON object, and holds {_KINDS[type(found)]}")
     return found
+
+
+def read_object(path: Path) -> dict[str, Json]:
+    """The JSON object in `path`; an empty one when there is no such file."""
+    return find_object(path) or {}
 
 
 def read_sized_object(path: Path, most: int) -> dict[str, Json]:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from samestep.checkpoint.manifest import checkpoint_folders
 from samestep.core.config import changed, dump
 from samestep.core.errors import UserError
-from samestep.core.records import Json, expected_content, read_object
+from samestep.core.records import Json, expected_content, find_object
 from samestep.core.rundir import RunDir
 from samestep.core.typed_json import from_json
 from samestep.train.config import Config
@@ -193,8 +193,8 @@ def require_extendable(rundir: RunDir, configs: Mapping[str, Config], before: Ma
 def read_done(rundir: RunDir, stage: str) -> dict[str, Json] | None:
     """What a stage wrote when it was done: `step`, and where it stopped early `stopped_early` and `waited`."""
     path = rundir.done(stage)
-    done = read_object(path)
-    if not done and not path.exists():
+    done = find_object(path)
+    if done is None:
         return None
     with expected_content(path):
         from_json(_Done, done)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from samestep.core.records import Json
 from samestep.train.improvement import Improvement
-from samestep.train.logging.metrics import Metrics, MetricValues
+from samestep.train.logging.metrics import Metrics, MetricValues, checked_metrics
 from samestep.train.stop import Stop
 from samestep.world.watchdog.activity import ActivityTracker
 
@@ -132,7 +132,7 @@ def run(
             if stop.agreed():
                 return Outcome.PREEMPTED
             tick = progress.begin_step()
-            metrics = task.step(tick)
+            metrics = checked_metrics(task.step(tick))
             progress.advance()
             for hook in hooks:
                 hook.after_step(tick, metrics, last=progress.has_ended(task.length))  # a validation may end the stage

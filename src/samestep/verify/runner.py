@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from samestep.core.child_python import child_env, python_command
-from samestep.core.records import read_json
+from samestep.core.records import read_json, read_object_if_readable
 from samestep.core.rundir import RunDir
 from samestep.core.safe_files import open_file
 from samestep.launch.local import Workers, start
@@ -124,7 +124,13 @@ class RunResult:
             for rank, code in enumerate(self.codes)
             if code and code < 0
         ]
-        return "; ".join([*errors[:1], *signals[:1]]) or f"exit codes {list(self.codes)}"
+        return "; ".join([*(errors or self._reported())[:1], *signals[:1]]) or f"exit codes {list(self.codes)}"
+
+    def _reported(self) -> list[str]:
+        """What ranks that failed wrote into the run directory; only rank 0 prints."""
+        failed = [rank for rank, code in enumerate(self.codes) if code]
+        found = {rank: read_object_if_readable(RunDir(self.path).exit_report(rank)).get("text") for rank in failed}
+        return [f"rank {rank} ended with: {text}" for rank, text in found.items() if text]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from samestep.core.errors import UserError
-from samestep.core.records import Json, expected_content, read_object
+from samestep.core.records import Json, expected_content, find_object, read_object
 
 LAYOUT = "arrays.json"
 STEPS = ".steps.npy"
@@ -87,8 +87,8 @@ class ArrayLayout:
     def read(cls, folder: Path) -> "ArrayLayout | None":
         """The layout of the artifact in `folder`; None when there is none."""
         path = folder / LAYOUT
-        found = read_object(path)
-        if not found and not path.exists():
+        found = find_object(path)
+        if found is None:
             return None
         with expected_content(path):
             fields = {name: ArrayField(tuple(each["shape"]), each["dtype"]) for name, each in found["fields"].items()}

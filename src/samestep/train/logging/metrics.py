@@ -70,11 +70,7 @@ class MetricAccumulator:
 
     def add(self, metrics: Metrics) -> None:
         """Add a step's metrics; nothing is read from the device."""
-        if not isinstance(metrics, Mapping):
-            raise UserError(f"the step of the task returned {described(metrics)}; {_RETURN_METRICS}")
         for name, metric in metrics.items():
-            if not isinstance(metric, Metric) or not _is_number(metric.sum) or not _is_number(metric.weight):
-                _refuse_metric(name, metric)
             is_counted = self._world.is_main if metric.same else self._world.dp_counted
             counted = _detached(metric.sum) if is_counted else 0.0
             self._pending.append((name, counted, _detached(metric.weight), metric.skipped))
@@ -164,7 +160,17 @@ def _combine_parts(means: Mapping[str, float]) -> dict[str, float]:
     return {name: mean for name, mean in means.items() if _PART not in name} | combined
 
 
-_RETURN_METRICS = "return what learner.update(...) returns, or metrics by name, {} if there are none"
+def checked_metrics(metrics: object) -> Metrics:
+    """What a step returned, if these are metrics by name."""
+    if not isinstance(metrics, Mapping):
+        raise UserError(
+            f"the step of the task returned {described(metrics)}; return what learner.update(...) returns, or metrics "
+            "by name, {} if there are none"
+        )
+    for name, metric in metrics.items():
+        if not isinstance(metric, Metric) or not _is_number(metric.sum) or not _is_number(metric.weight):
+            _refuse_metric(name, metric)
+    return metrics
 
 
 def _is_number(value: object) -> bool:

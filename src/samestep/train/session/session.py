@@ -119,7 +119,8 @@ class Session:
                     f"continue with: samestep train --resume {path} until=null"
                 )
                 return Outcome.DONE
-        context.events.status("done", **stopped_early(context.rundir, [stage.name for stage in stages]))
+        if self._world.is_main:  # which has just written the records that the status sums up
+            context.events.status("done", **stopped_early(context.rundir, [stage.name for stage in stages]))
         screen.print(f"done: {path}")
         return Outcome.DONE
 
