@@ -24,7 +24,7 @@ import torch.distributed.checkpoint as dcp
 from samestep.checkpoint.across_ranks import split_by_size
 from samestep.checkpoint.background import Saver
 from samestep.checkpoint.store import Store
-from samestep.launch.local import start
+from samestep.launching.local import start
 from samestep.world.world import World
 
 UNITS = {"kB": 10**3, "MB": 10**6, "GB": 10**9}

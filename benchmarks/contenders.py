@@ -22,15 +22,16 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from samestep import Bench, Config, Fit, Stage
 from samestep.core.rundir import RunDir
-from samestep.train.config import Log
-from samestep.train.hooks.metric_logging import LogMetrics
-from samestep.train.hooks.stragglers import RankSpeeds
-from samestep.train.hooks.validation import EpochSummary, Validate
+from samestep.train.api.loop import Hook, run
 from samestep.train.logging.console import Screen
 from samestep.train.logging.metrics import MetricAccumulator
 from samestep.train.logging.sinks import open_sinks
-from samestep.train.loop import Hook, Progress, run
-from samestep.train.stop import Stop
+from samestep.train.record.config import Log
+from samestep.train.record.progress import Progress
+from samestep.train.record.stop import Stop
+from samestep.train.session.hooks.metric_logging import LogMetrics
+from samestep.train.session.hooks.stragglers import RankSpeeds
+from samestep.train.session.hooks.validation import EpochSummary, Validate
 from samestep.world.seeding import seed_everywhere
 from samestep.world.world import World
 

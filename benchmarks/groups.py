@@ -78,7 +78,7 @@ def measure(folder: str, tensors: int) -> None:
 
 def launch(source: Path, ranks: int, tensors: int) -> dict[str, float]:
     """One launch with the code of this folder."""
-    from samestep.launch.local import start
+    from samestep.launching.local import start
 
     assert Path(sys.modules["samestep"].__file__ or "").is_relative_to(source), "the code to be measured"
     with tempfile.TemporaryDirectory() as folder:

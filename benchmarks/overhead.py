@@ -31,8 +31,8 @@ import numpy as np
 import torch
 from contenders import LOG_EVERY, OTHERS, RANKS, ROWS, Advance, Job, Samestep, by_hand, fresh
 
-from samestep.launch.local import start
-from samestep.train.loop import Tick
+from samestep.launching.local import start
+from samestep.train.record.progress import Tick
 from samestep.world.world import World
 
 WARM_UP, BREAKDOWN = 5, 100

@@ -21,8 +21,8 @@ from contenders import Job, Samestep
 from overhead import WARM_UP, block, calibrated, interval
 
 from samestep.core.rundir import RunDir
-from samestep.launch.local import start
-from samestep.train.hooks.divergence import SameParameters
+from samestep.launching.local import start
+from samestep.train.session.hooks.divergence import SameParameters
 from samestep.world.watchdog.limits import WatchdogConfig
 from samestep.world.watchdog.watchdog import Watchdog
 from samestep.world.world import World

@@ -9,9 +9,9 @@ import pytest
 
 from samestep import Lora
 from samestep.core.rundir import RunDir
-from samestep.train.bench import Bench
-from samestep.train.config import Config, Distributed
+from samestep.train.api.bench import Bench
 from samestep.train.logging.console import Screen
+from samestep.train.record.config import Config, Distributed
 from samestep.train.session.entry import train_with
 from samestep.world.world import World
 from toys import SETTINGS, run_on_ranks

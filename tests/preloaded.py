@@ -2,6 +2,6 @@
 its imports, composing a configuration once, for which Hydra finds its plugins and builds its parsers."""
 
 from samestep.core.config import compose
-from samestep.train.config import Config
+from samestep.train.record.config import Config
 
 compose(Config)

@@ -17,7 +17,7 @@ import pytest
 import samestep
 from samestep.cli.args import SubmitArgs, parse_train
 from samestep.core.config import split_options
-from samestep.train import recipe_registry
+from samestep.train.api import recipe_registry
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "coming-from.md"

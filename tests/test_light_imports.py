@@ -10,7 +10,7 @@ import pytest
     "code",
     [
         "import samestep.core.process_end",
-        "import samestep.launch.call, samestep.launch.launcher, samestep.launch.nodes.member",
+        "import samestep.launching.call, samestep.launching.launcher, samestep.launching.nodes.member",
         "from samestep.cli.main import main; main(['--help'])",
         "from samestep.cli.main import main; main(['data', '--help'])",
         "from samestep.cli.main import main; main(['train', '--help'])",

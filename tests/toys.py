@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from samestep.data.feed import Feed
 from samestep.data.loading import RowWeights
 from samestep.data.order import Order, Sequential, Shuffled
-from samestep.launch.local import start
+from samestep.launching.local import start
 from samestep.parallel.wrap import full_tensor, wrap
 from samestep.train.learner.learner import Learner
 from samestep.train.learner.optimizer import OptimSettings

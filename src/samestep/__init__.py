@@ -8,197 +8,95 @@ from samestep.core.interrupt import is_command, say_interrupted
 if is_command():
     say_interrupted()  # before the imports below, which take time
 
+import ast
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from samestep.core.config import Alias, Bounds, NoEffect, free
-    from samestep.core.errors import RunFailed, UserError
-    from samestep.data import noise
-    from samestep.data.collate import pad_rows
-    from samestep.data.feed import Feed, MicroBatches
-    from samestep.data.loading import Batch
-    from samestep.data.mixed import Mixed
-    from samestep.data.order_choice import Bucketed, Weighted
-    from samestep.launch.call import launch
-    from samestep.models.causal_folder import open_causal_lm
-    from samestep.models.causal_lm import CausalConfig, CausalTransformer
-    from samestep.models.log_probs import completion_log_probs
-    from samestep.models.sentence_export import write_encoder
-    from samestep.models.sentence_folder import EncoderSource, open_encoder
-    from samestep.models.small_encoder import small_encoder
-    from samestep.train.bench import Bench
-    from samestep.train.config import TRAINING_SETTINGS, Config
-    from samestep.train.dump import Dump
-    from samestep.train.fit import Fit, evaluate
-    from samestep.train.generation import Completions, GenerationConfig, Generator, LocalGenerator
-    from samestep.train.hooks.every import Every
-    from samestep.train.learner.dropout import keyed_dropout
-    from samestep.train.learner.earlier_weights import EarlierWeights
-    from samestep.train.learner.ema import Average
-    from samestep.train.learner.frozen import Frozen
-    from samestep.train.learner.learner import Learner
-    from samestep.train.learner.lora import Lora
-    from samestep.train.learner.merged import merged_weights
-    from samestep.train.learner.optimizers.choices import SGD, AdamW, AdamW8bit, Muon
-    from samestep.train.learner.optimizers.groups import Group
-    from samestep.train.logging.metrics import Metric, Metrics
-    from samestep.train.loop import Hook, Task, Tick
-    from samestep.train.own_loop import (
-        get_dataloader_for_distributed,
-        init_distributed,
-        setup_distributed_models,
-        sync_metrics,
-    )
-    from samestep.train.plan import Schedule
-    from samestep.train.pretrained.load import load
-    from samestep.train.pretrained.trained_model import Trained
-    from samestep.train.recipe import Recipe, Stage, Verb
-    from samestep.train.whole_set import WholeSet, gather_rows
-    from samestep.world.world import World
+    from samestep.core.config import Alias as Alias
+    from samestep.core.config import Bounds as Bounds
+    from samestep.core.config import NoEffect as NoEffect
+    from samestep.core.config import free as free
+    from samestep.core.errors import RunFailed as RunFailed
+    from samestep.core.errors import UserError as UserError
+    from samestep.data import noise as noise
+    from samestep.data.collate import pad_rows as pad_rows
+    from samestep.data.feed import Feed as Feed
+    from samestep.data.feed import MicroBatches as MicroBatches
+    from samestep.data.loading import Batch as Batch
+    from samestep.data.mixed import Mixed as Mixed
+    from samestep.data.order_choice import Bucketed as Bucketed
+    from samestep.data.order_choice import Weighted as Weighted
+    from samestep.launching.call import launch as launch
+    from samestep.models.causal_folder import open_causal_lm as open_causal_lm
+    from samestep.models.causal_lm import CausalConfig as CausalConfig
+    from samestep.models.causal_lm import CausalTransformer as CausalTransformer
+    from samestep.models.log_probs import completion_log_probs as completion_log_probs
+    from samestep.models.sentence_export import write_encoder as write_encoder
+    from samestep.models.sentence_folder import EncoderSource as EncoderSource
+    from samestep.models.sentence_folder import open_encoder as open_encoder
+    from samestep.models.small_encoder import small_encoder as small_encoder
+    from samestep.train.api.bench import Bench as Bench
+    from samestep.train.api.dump import Dump as Dump
+    from samestep.train.api.fit import Fit as Fit
+    from samestep.train.api.fit import evaluate as evaluate
+    from samestep.train.api.generation import Completions as Completions
+    from samestep.train.api.generation import GenerationConfig as GenerationConfig
+    from samestep.train.api.generation import Generator as Generator
+    from samestep.train.api.generation import LocalGenerator as LocalGenerator
+    from samestep.train.api.loop import Every as Every
+    from samestep.train.api.loop import Hook as Hook
+    from samestep.train.api.loop import Task as Task
+    from samestep.train.api.own_loop import get_dataloader_for_distributed as get_dataloader_for_distributed
+    from samestep.train.api.own_loop import init_distributed as init_distributed
+    from samestep.train.api.own_loop import setup_distributed_models as setup_distributed_models
+    from samestep.train.api.own_loop import sync_metrics as sync_metrics
+    from samestep.train.api.recipe import Recipe as Recipe
+    from samestep.train.api.recipe import Stage as Stage
+    from samestep.train.api.recipe import Verb as Verb
+    from samestep.train.api.whole_set import WholeSet as WholeSet
+    from samestep.train.api.whole_set import gather_rows as gather_rows
+    from samestep.train.learner.dropout import keyed_dropout as keyed_dropout
+    from samestep.train.learner.earlier_weights import EarlierWeights as EarlierWeights
+    from samestep.train.learner.ema import Average as Average
+    from samestep.train.learner.frozen import Frozen as Frozen
+    from samestep.train.learner.learner import Learner as Learner
+    from samestep.train.learner.lora import Lora as Lora
+    from samestep.train.learner.merged import merged_weights as merged_weights
+    from samestep.train.learner.optimizers.choices import SGD as SGD
+    from samestep.train.learner.optimizers.choices import AdamW as AdamW
+    from samestep.train.learner.optimizers.choices import AdamW8bit as AdamW8bit
+    from samestep.train.learner.optimizers.choices import Muon as Muon
+    from samestep.train.learner.optimizers.groups import Group as Group
+    from samestep.train.logging.metrics import Metric as Metric
+    from samestep.train.logging.metrics import Metrics as Metrics
+    from samestep.train.record.config import TRAINING_SETTINGS as TRAINING_SETTINGS
+    from samestep.train.record.config import Config as Config
+    from samestep.train.record.plan import Schedule as Schedule
+    from samestep.train.record.progress import Tick as Tick
+    from samestep.train.trained.load import load as load
+    from samestep.train.trained.trained_model import Trained as Trained
+    from samestep.world.world import World as World
 
-_EXPORTS = {
-    "AdamW": "samestep.train.learner.optimizers.choices",
-    "AdamW8bit": "samestep.train.learner.optimizers.choices",
-    "Alias": "samestep.core.config",
-    "Average": "samestep.train.learner.ema",
-    "Batch": "samestep.data.loading",
-    "Bench": "samestep.train.bench",
-    "Bucketed": "samestep.data.order_choice",
-    "CausalConfig": "samestep.models.causal_lm",
-    "CausalTransformer": "samestep.models.causal_lm",
-    "Completions": "samestep.train.generation",
-    "Config": "samestep.train.config",
-    "Dump": "samestep.train.dump",
-    "EarlierWeights": "samestep.train.learner.earlier_weights",
-    "EncoderSource": "samestep.models.sentence_folder",
-    "Every": "samestep.train.hooks.every",
-    "Feed": "samestep.data.feed",
-    "Fit": "samestep.train.fit",
-    "Frozen": "samestep.train.learner.frozen",
-    "GenerationConfig": "samestep.train.generation",
-    "Generator": "samestep.train.generation",
-    "Group": "samestep.train.learner.optimizers.groups",
-    "Hook": "samestep.train.loop",
-    "Learner": "samestep.train.learner.learner",
-    "LocalGenerator": "samestep.train.generation",
-    "Lora": "samestep.train.learner.lora",
-    "Metric": "samestep.train.logging.metrics",
-    "Metrics": "samestep.train.logging.metrics",
-    "MicroBatches": "samestep.data.feed",
-    "Mixed": "samestep.data.mixed",
-    "Muon": "samestep.train.learner.optimizers.choices",
-    "NoEffect": "samestep.core.config",
-    "Recipe": "samestep.train.recipe",
-    "RunFailed": "samestep.core.errors",
-    "SGD": "samestep.train.learner.optimizers.choices",
-    "Schedule": "samestep.train.plan",
-    "Stage": "samestep.train.recipe",
-    "TRAINING_SETTINGS": "samestep.train.config",
-    "Task": "samestep.train.loop",
-    "Tick": "samestep.train.loop",
-    "Trained": "samestep.train.pretrained.trained_model",
-    "UserError": "samestep.core.errors",
-    "Verb": "samestep.train.recipe",
-    "Weighted": "samestep.data.order_choice",
-    "WholeSet": "samestep.train.whole_set",
-    "World": "samestep.world.world",
-    "completion_log_probs": "samestep.models.log_probs",
-    "evaluate": "samestep.train.fit",
-    "Bounds": "samestep.core.config",
-    "free": "samestep.core.config",
-    "gather_rows": "samestep.train.whole_set",
-    "get_dataloader_for_distributed": "samestep.train.own_loop",
-    "init_distributed": "samestep.train.own_loop",
-    "keyed_dropout": "samestep.train.learner.dropout",
-    "load": "samestep.train.pretrained.load",
-    "merged_weights": "samestep.train.learner.merged",
-    "open_causal_lm": "samestep.models.causal_folder",
-    "open_encoder": "samestep.models.sentence_folder",
-    "pad_rows": "samestep.data.collate",
-    "setup_distributed_models": "samestep.train.own_loop",
-    "small_encoder": "samestep.models.small_encoder",
-    "sync_metrics": "samestep.train.own_loop",
-    "write_encoder": "samestep.models.sentence_export",
-}
 
-_EARLIER_NAMES = {"Figure": "Metric", "Micros": "MicroBatches"}
-"""Recipes that were written for an earlier version still find these."""
-
-__all__ = [
-    "SGD",
-    "TRAINING_SETTINGS",
-    "AdamW",
-    "AdamW8bit",
-    "Alias",
-    "Average",
-    "Batch",
-    "Bench",
-    "Bounds",
-    "Bucketed",
-    "CausalConfig",
-    "CausalTransformer",
-    "Completions",
-    "Config",
-    "Dump",
-    "EarlierWeights",
-    "EncoderSource",
-    "Every",
-    "Feed",
-    "Fit",
-    "Frozen",
-    "GenerationConfig",
-    "Generator",
-    "Group",
-    "Hook",
-    "Learner",
-    "LocalGenerator",
-    "Lora",
-    "Metric",
-    "Metrics",
-    "MicroBatches",
-    "Mixed",
-    "Muon",
-    "NoEffect",
-    "Recipe",
-    "RunFailed",
-    "Schedule",
-    "Stage",
-    "Task",
-    "Tick",
-    "Trained",
-    "UserError",
-    "Verb",
-    "Weighted",
-    "WholeSet",
-    "World",
-    "completion_log_probs",
-    "evaluate",
-    "free",
-    "gather_rows",
-    "get_dataloader_for_distributed",
-    "init_distributed",
-    "keyed_dropout",
-    "launch",
-    "load",
-    "merged_weights",
-    "noise",
-    "open_causal_lm",
-    "open_encoder",
-    "pad_rows",
-    "setup_distributed_models",
-    "small_encoder",
-    "sync_metrics",
-    "write_encoder",
-]
+@cache
+def _homes() -> dict[str, str]:
+    """The module of each public name. The imports above are the one list of them; they are read as text, because
+    importing them all takes seconds."""
+    imports = [part for part in ast.walk(ast.parse(Path(__file__).read_text())) if isinstance(part, ast.ImportFrom)]
+    return {name.name: f"{part.module}" for part in imports for name in part.names if name.asname}
 
 
 def __getattr__(name: str) -> Any:
-    name = _EARLIER_NAMES.get(name, name)
-    if name == "noise":
-        return import_module("samestep.data.noise")
-    if name == "launch":  # a package that can be called
-        return import_module("samestep.launch")
-    if name in _EXPORTS:
-        return getattr(import_module(_EXPORTS[name]), name)
-    raise AttributeError(f"module 'samestep' has no attribute {name!r}")
+    if name == "__all__":
+        return sorted(_homes())
+    if name not in _homes():
+        raise AttributeError(f"module 'samestep' has no attribute {name!r}")
+    home = _homes()[name]
+    return import_module(f"{home}.{name}") if name == "noise" else getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_homes()})

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from samestep.launch.local import start
+from samestep.launching.local import start
 from samestep.world.world import World
 
 PRELOAD = ("torch", "torch.distributed.checkpoint", "torch.distributed.fsdp")

@@ -14,7 +14,7 @@ from samestep.checkpoint.background import Saver
 from samestep.checkpoint.manifest import find_checkpoints, verify
 from samestep.checkpoint.retention import Retention
 from samestep.checkpoint.store import Store
-from samestep.launch.local import start
+from samestep.launching.local import start
 from samestep.world.world import World
 
 KEEP_ONE = Retention(keep_last=1, keep_best=0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from samestep.cli.main import main
-from samestep.launch import local
+from samestep.launching import local
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sine.py"
 SMALL = ["--preset", "verify", "--log.every", "1", "--no-log.tensorboard"]

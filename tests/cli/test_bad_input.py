@@ -93,7 +93,7 @@ def not_shared(config: dict) -> int:
 
 
 def test_a_sharded_run_needs_a_shared_directory(shell: Shell) -> None:
-    from samestep.launch import local
+    from samestep.launching import local
 
     settings = {"max_steps": 2, "distributed": {"strategy": "fsdp"}, "log": {"tensorboard": False}}
     workers = local.start(not_shared, 2, settings, logs=shell.folder / "out")

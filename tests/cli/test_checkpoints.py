@@ -16,7 +16,7 @@ from samestep.checkpoint.store import Store
 from samestep.cli.main import main
 from samestep.core.errors import UserError
 from samestep.core.rundir import RunDir
-from samestep.train.pretrained.run_checkpoints import choose_checkpoint
+from samestep.train.weights.run_checkpoints import choose_checkpoint
 from samestep.world.world import World
 
 METRICS = {10: 0.5, 20: 0.25, 30: 0.75, 40: None}

@@ -20,7 +20,7 @@ from cli.test_train import metrics_of, rows, weights_of
 from samestep.core.errors import RunFailed, UserError
 from samestep.core.records import JsonLines, read_json
 from samestep.core.rundir import RunDir
-from samestep.launch.call import _recipe
+from samestep.launching.call import _recipe
 from samestep.why.collect import collect_evidence
 from samestep.why.diagnose import diagnose
 from samestep.why.records import Diagnosis
@@ -330,7 +330,7 @@ def test_launch_from_python_refuses_what_it_cannot_use(arguments: tuple, expecte
 
 
 def test_launch_is_a_package_and_a_function() -> None:
-    import samestep.launch.local
+    import samestep.launching.local
 
     assert callable(samestep.launch)
     assert samestep.launch is sys.modules["samestep.launch"]

@@ -9,7 +9,7 @@ import pytest
 from samestep.cli.main import main
 from samestep.core.errors import UserError
 from samestep.data.prompt_files import read_prompts
-from samestep.launch import local
+from samestep.launching import local
 
 pytestmark = pytest.mark.timeout(900)
 SHORT = ["--length", "8", "--steps", "4", "--temperature", "1"]

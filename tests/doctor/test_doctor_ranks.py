@@ -18,7 +18,7 @@ from samestep.doctor.checks import disk, gradients, stragglers
 from samestep.doctor.doctor import Request
 from samestep.doctor.findings import Finding, RankReports, ok
 from samestep.doctor.rendezvous import CheckContext
-from samestep.launch import local
+from samestep.launching import local
 from samestep.parallel.wrap import SingleProcess
 
 pytestmark = pytest.mark.timeout(900)

@@ -22,7 +22,7 @@ from faults.run_checks import Reference
 from samestep.checkpoint.manifest import checkpoint_folders
 from samestep.core.records import JsonLines
 from samestep.core.rundir import RunDir
-from samestep.launch.local import Workers, start
+from samestep.launching.local import Workers, start
 from samestep.train.session.entry import train_with
 
 PRELOAD = (

@@ -12,7 +12,7 @@ from faults import hang_faults, hangs, uneven
 from samestep.core.errors import EXIT_STALLED
 from samestep.core.records import Json, read_json
 from samestep.core.rundir import RunDir
-from samestep.launch.local import Workers, start
+from samestep.launching.local import Workers, start
 from samestep.train.session.entry import train_with
 
 LIMIT = 6.0

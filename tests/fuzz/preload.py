@@ -7,7 +7,7 @@ MODULES = (
     *(f"samestep.recipes.{recipe}" for recipe in ("mdlm", "gan", "dpo", "distill", "lens")),
     "samestep.cli.args",
     "samestep.train.session.entry",
-    "samestep.train.pretrained.trained_model",
+    "samestep.train.trained.trained_model",
     "torch._dynamo",
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",

@@ -20,8 +20,8 @@ from samestep.core.config import build
 from samestep.core.config.bounds import bare, broken_bounds
 from samestep.core.config.schema import FALSE_WORDS, NULL_WORDS, TRUE_WORDS, init_fields, members, section, types_of
 from samestep.core.errors import UserError, path_error
-from samestep.train.recipe import Verb
-from samestep.train.recipe_registry import find_recipe, known_recipes
+from samestep.train.api.recipe import Verb
+from samestep.train.api.recipe_registry import find_recipe, known_recipes
 
 LONG = "n" * 300
 TEXTS = ("nan", "inf", "-inf", "-1", "0", "1e400", "1" * 23, "", "abc", "[]", "{}", "null", "a[/b]", LONG, "true")

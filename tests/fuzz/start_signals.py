@@ -62,7 +62,7 @@ MOMENTS = (
     Moment("open", "config.json"),
     Moment("open", "events.jsonl"),
     Moment("open", "frozen.json"),
-    Moment("import", "samestep.launch.launcher", 2),
+    Moment("import", "samestep.launching.launcher", 2),
     Moment("import", "torch._C._distributed_c10d", 2),
     Moment("subprocess.Popen", "python", 2),
 )

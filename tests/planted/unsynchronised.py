@@ -4,8 +4,8 @@ import torch
 
 from planted.parts import error, net, points, recipe_of
 from samestep import Bench, Tick
+from samestep.train.api.recipe import no_validation
 from samestep.train.logging.metrics import Metrics
-from samestep.train.recipe import no_validation
 
 
 class OwnLoop:

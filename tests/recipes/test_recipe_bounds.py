@@ -12,8 +12,8 @@ from samestep.core.config import Bounds, build
 from samestep.core.config.bounds import bare, bounds_of
 from samestep.core.config.schema import init_fields, members, section, types_of
 from samestep.core.errors import UserError
-from samestep.train.recipe import Verb
-from samestep.train.recipe_registry import find_recipe
+from samestep.train.api.recipe import Verb
+from samestep.train.api.recipe_registry import find_recipe
 
 RECIPES = ("mdlm", "gan", "dpo", "distill", "lens")
 UNBOUNDED = {  # a seed, values of schedules and of what may be turned round, and limits that the watchdog checks

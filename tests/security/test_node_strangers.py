@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.nodes.test_nodes import Machines, machines  # noqa: F401  # a fixture
-from launch.test_launcher import wait_for
+from launching.nodes.test_nodes import Machines, machines  # noqa: F401  # a fixture
+from launching.test_launcher import wait_for
 from security.node_strangers import found, stranger
 
 pytestmark = pytest.mark.timeout(900)

@@ -19,9 +19,9 @@ from faults import hang_faults
 from samestep.core import launch_env, processes
 from samestep.core.records import read_json, write_json
 from samestep.core.rundir import RunDir
-from samestep.launch.schedulers import pbs
-from samestep.launch.schedulers.job import Allocation, Job, JobPart, Site
-from samestep.launch.schedulers.script import ScriptContext
+from samestep.launching.schedulers import pbs
+from samestep.launching.schedulers.job import Allocation, Job, JobPart, Site
+from samestep.launching.schedulers.script import ScriptContext
 from system.hosts import Host, Process, hosts, wait_for
 from system.requirements import MODULES, require
 from system.sshd import Ssh

@@ -20,14 +20,14 @@ from samestep.data.feed import MicroBatches
 from samestep.data.loading import Batch
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.parallel.wrap import local
-from samestep.train.bench import Bench
-from samestep.train.config import Config, Distributed
-from samestep.train.fit import evaluate
-from samestep.train.hooks.evidence import EvidenceRecorder
+from samestep.train.api.bench import Bench
+from samestep.train.api.fit import evaluate
 from samestep.train.learner.ema import Average
+from samestep.train.learner.evidence import EvidenceRecorder
 from samestep.train.learner.learner import Learner
 from samestep.train.logging.console import Screen
 from samestep.train.logging.metrics import MetricAccumulator, Metrics
+from samestep.train.record.config import Config, Distributed
 from samestep.world.data_parallel import DataParallel
 from samestep.world.world import World
 from toys import (

@@ -16,13 +16,13 @@ from samestep.core.records import JsonLines, read_json
 from samestep.core.rundir import RunDir
 from samestep.data.loading import Batch
 from samestep.data.order import Shuffled
-from samestep.launch.local import start
-from samestep.train.bench import Bench
-from samestep.train.config import Config
-from samestep.train.fit import Fit
+from samestep.launching.local import start
+from samestep.train.api.bench import Bench
+from samestep.train.api.fit import Fit
+from samestep.train.api.recipe import Recipe, Stage
 from samestep.train.logging.metrics import Metrics
-from samestep.train.loop import Tick
-from samestep.train.recipe import Recipe, Stage
+from samestep.train.record.config import Config
+from samestep.train.record.progress import Tick
 from samestep.train.session.entry import train_with
 from toys import (
     Points,

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from samestep.cli.main import main
 from samestep.parallel.compiling import LossCompiler
-from samestep.train.fit import evaluate
-from samestep.train.hooks.step_start import _facts_of
+from samestep.train.api.fit import evaluate
 from samestep.train.learner.dropout import keyed_dropout
+from samestep.train.session.hooks.step_start import _facts_of
 from samestep.world.world import World
 from toys import Points, feed_of, learner_of, made, run_on_ranks
 

@@ -12,8 +12,9 @@ import torch
 from samestep.core.records import JsonLines
 from samestep.data.feed import MicroBatches
 from samestep.parallel.wrap import warm_up
-from samestep.train.hooks.evidence import EvidenceRecorder, RecordReturned, RecordStep, module_hash
-from samestep.train.loop import Tick
+from samestep.train.learner.evidence import EvidenceRecorder, module_hash
+from samestep.train.record.progress import Tick
+from samestep.train.session.hooks.recording import RecordReturned, RecordStep
 
 
 def micros(*batches: torch.Tensor) -> MicroBatches:

@@ -6,7 +6,7 @@ import pytest
 
 from samestep.core.config import build, dump
 from samestep.data.order import micro_batches
-from samestep.train.config import Config
+from samestep.train.record.config import Config
 from samestep.verify.runner import other_batch_size, proof_settings, uneven_batch
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from samestep.cli.verify import run, verify_presets
-from samestep.train.recipe_registry import find_recipe, known_recipes
+from samestep.train.api.recipe_registry import find_recipe, known_recipes
 from samestep.verify.runner import PRESET
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "sine.py")

@@ -13,8 +13,8 @@ from samestep.cli import verify
 from samestep.cli.args import RecipeArgs
 from samestep.cli.main import main
 from samestep.core.errors import UserError
-from samestep.train.config import Config
-from samestep.train.recipe import Recipe
+from samestep.train.api.recipe import Recipe
+from samestep.train.record.config import Config
 from samestep.verify.report import ProofTable, table
 from samestep.verify.tolerance import CheckResult, ProofStatus
 

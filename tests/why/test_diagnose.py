@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from samestep.core.exit_report import ExitReport
-from samestep.launch.failure import Failure
-from samestep.launch.restart_policy import Decision
+from samestep.launching.failure import Failure
+from samestep.launching.restart_policy import Decision
 from samestep.why.diagnose import diagnose
 from samestep.why.records import VERDICTS, Evidence, Heartbeat, Lock, SchedulerJob
 from samestep.why.report import as_json, as_text

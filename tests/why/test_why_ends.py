@@ -17,7 +17,7 @@ from faults.fault_runs import LAUNCH_TIMEOUT, STEP_DELAY, FaultRuns, small_disk
 from samestep.cli.main import main
 from samestep.core.records import JsonLines, read_json
 from samestep.core.rundir import RunDir
-from samestep.launch import local
+from samestep.launching import local
 from samestep.train.session.entry import train_with
 from samestep.why.collect import collect_evidence
 from samestep.why.diagnose import diagnose

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from samestep.launch import local
+from samestep.launching import local
 from samestep.world.agreement import MAX_DELAY, MAX_STEPS, Agreement
 from samestep.world.world import World
 

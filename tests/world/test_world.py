@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from samestep.core.errors import UserError
-from samestep.launch import local
+from samestep.launching import local
 from samestep.world.failures import PeerFailed
 from samestep.world.world import World
 

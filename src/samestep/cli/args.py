@@ -28,12 +28,12 @@ from samestep.core.config import (
 from samestep.core.config.files import PACKAGE_CONF, ConfigFile, find_config_file, load_config_file, search_path
 from samestep.core.errors import UserError
 from samestep.core.rundir import RunDir
-from samestep.launch.schedulers.job import SITE_ALIASES, SITE_VARIABLE, Job, Site
-from samestep.train.extension import LENGTH_SETTINGS, require_extendable
-from samestep.train.run_record import RunRecord, find_run, with_run_path
+from samestep.launching.schedulers.job import SITE_ALIASES, SITE_VARIABLE, Job, Site
+from samestep.train.record.extension import LENGTH_SETTINGS, require_extendable
+from samestep.train.record.run_record import RunRecord, find_run, with_run_path
 
 if TYPE_CHECKING:
-    from samestep.train.recipe import Recipe
+    from samestep.train.api.recipe import Recipe
     from samestep.train.session.start import Configured, Start
 
 # Verbs that take a run: checkpoints, why.
@@ -67,7 +67,7 @@ class RecipeArgs:
     @classmethod
     def parse(cls, args: Sequence[str], verb: str, extra: Sequence[str] = ()) -> "RecipeArgs":
         """Parse a command line; the recipe is its first arg that is not an option."""
-        from samestep.train.recipe_registry import known_recipes
+        from samestep.train.api.recipe_registry import known_recipes
 
         options, rest = split_options(args, [*CONFIG_OPTIONS, *extra])
         if not rest or rest[0].startswith("-") or "=" in rest[0]:
@@ -84,7 +84,7 @@ class RecipeArgs:
 
     def configured(self, recipe: "Recipe", preset: str | None = None) -> "Configured":
         """The same, with what the user should know of the settings that were given."""
-        from samestep.train.given_settings import check_given
+        from samestep.train.api.given_settings import check_given
         from samestep.train.session.start import Configured
 
         layers = self._layers(recipe, preset)
@@ -130,7 +130,7 @@ def read_start(args: Sequence[str]) -> "Start":
         return _new_run(args)
     if Path(source).is_file():  # a plain weight file does not name a recipe: a new run starts from it
         return _new_run([*rest, f"--continue_from={source}"])
-    from samestep.train.recipe_registry import recipe_path
+    from samestep.train.api.recipe_registry import recipe_path
     from samestep.train.session.start import Start
 
     name = recipe_path(given) if given else _recorded_recipe(source)
@@ -140,7 +140,7 @@ def read_start(args: Sequence[str]) -> "Start":
 
 def _recorded_recipe(source: str) -> str:
     """The recipe of a run that this process reads itself, if it may be used."""
-    from samestep.train.trusted_recipes import require_trusted
+    from samestep.train.api.trusted_recipes import require_trusted
 
     try:
         rundir = find_run(source)
@@ -153,7 +153,7 @@ def _recorded_recipe(source: str) -> str:
 
 
 def _new_run(args: Sequence[str]) -> "Start":
-    from samestep.train.recipe_registry import recipe_path
+    from samestep.train.api.recipe_registry import recipe_path
     from samestep.train.session.start import Start
 
     recipe_args = RecipeArgs.parse(args, "train")
@@ -163,14 +163,14 @@ def _new_run(args: Sequence[str]) -> "Start":
 
 
 def _find_recipe(name: str) -> "Recipe":
-    from samestep.train.recipe_registry import find_recipe
+    from samestep.train.api.recipe_registry import find_recipe
 
     return find_recipe(name)
 
 
 def _resumed_config(recipe: "Recipe", rundir: RunDir, args: Sequence[str]) -> "Configured":
     """The run's own config; only settings that do not affect the results may be overridden, and its length."""
-    from samestep.train.given_settings import RESUMED, check_given
+    from samestep.train.api.given_settings import RESUMED, check_given
     from samestep.train.session.start import Configured
 
     record = RunRecord.read(rundir)

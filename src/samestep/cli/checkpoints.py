@@ -16,7 +16,7 @@ from samestep.core.errors import EXIT_DONE, EXIT_FAILURE
 from samestep.core.output import print_text
 from samestep.core.records import damage_of_file
 from samestep.core.rundir import RunDir
-from samestep.train.run_record import find_run, stage_folders
+from samestep.train.record.run_record import find_run, stage_folders
 
 HELP = """samestep checkpoints RUN [--verify]
 

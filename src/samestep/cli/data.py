@@ -89,7 +89,7 @@ def _prepare(names: Sequence[str], config: PrepareConfig, text: str | None, reci
 def _read_tokenizer(recipe: str | None, folder: Path, mask_token: str | None, eos_token: str | None) -> Any:
     """The tokenizer in a folder, as the recipe reads it, if it has a way of its own; imported only for a folder."""
     from samestep.data.tokenizer import read_tokenizer
-    from samestep.train.recipe_registry import find_recipe, known_recipes
+    from samestep.train.api.recipe_registry import find_recipe, known_recipes
 
     names = [recipe] if recipe else known_recipes()
     found = {name: find_recipe(name).read_tokenizer for name in names}
@@ -125,7 +125,7 @@ def _many(number: int, thing: str) -> str:
 
 
 def _next_command(config: PrepareConfig, found: Mapping[str, Any], recipe: str | None) -> list[str]:
-    from samestep.train.recipe_registry import find_recipe, known_recipes
+    from samestep.train.api.recipe_registry import find_recipe, known_recipes
 
     reading = (name for name in known_recipes() if "data_dir" in find_recipe(name).aliases)
     recipes = [recipe] if recipe else list(reading)

@@ -55,7 +55,7 @@ def run(args: Sequence[str]) -> int:
 
 def _launch(options: Mapping[str, str]) -> int:
     """Start ranks here that do the same without --nproc. Rank 0 prints to this terminal, and writes its exit code."""
-    from samestep.launch.launcher import Launcher, parse_nproc
+    from samestep.launching.launcher import Launcher, parse_nproc
 
     rank_args = [f"--{name}={value}" for name, value in options.items() if name != "nproc"]
     folder = Path(tempfile.mkdtemp(prefix="samestep-doctor-"))

@@ -12,7 +12,7 @@ from samestep.core.output import print_text
 from samestep.core.records import write_atomically
 
 if TYPE_CHECKING:
-    from samestep.train.pretrained.trained_model import Trained
+    from samestep.train.trained.trained_model import Trained
 
 ABOUT = """Evaluates a trained model. MODEL is a run (by name or path), a checkpoint, or a published model.
 `torchrun --nproc_per_node=4 -m samestep evaluate ...` splits the work among all ranks, with the same result."""

@@ -6,13 +6,13 @@ from pathlib import Path
 from samestep.core.config import split_options
 from samestep.core.errors import EXIT_DONE, UserError
 from samestep.core.output import print_text
-from samestep.train.pretrained.export import (
+from samestep.train.trained.export import (
     ExportOptions,
     bytes_of,
     export_network,
     export_weight_files,
 )
-from samestep.train.pretrained.trained_model import Trained, open_trained
+from samestep.train.trained.trained_model import Trained, open_trained
 
 HELP = """samestep export RUN|CHECKPOINT FOLDER [--dtype bf16|fp32] [--max_shard_size 5GB] [--overwrite]
 samestep export RUN|CHECKPOINT FOLDER|FILE.safetensors [--learner NAME] [--dtype bf16|fp32] [--overwrite]

@@ -1,6 +1,6 @@
 """The verbs that a recipe's own functions do with a trained model: `sample` and `evaluate`.
 
-The recipe gives a function and a dataclass (`Verb` in train/recipe.py): the fields of the dataclass are flags here.
+The recipe gives a function and a dataclass (`Verb` in train/api/recipe.py): the fields of the dataclass are flags here.
 Whatever is needed of torch is imported inside functions, so that `--help` answers at once.
 """
 
@@ -19,8 +19,8 @@ from samestep.core.errors import EXIT_DONE, UserError, print_error
 from samestep.core.output import print_text
 
 if TYPE_CHECKING:
-    from samestep.train.pretrained.trained_model import Trained
-    from samestep.train.recipe import Recipe, Verb
+    from samestep.train.api.recipe import Recipe, Verb
+    from samestep.train.trained.trained_model import Trained
     from samestep.world.world import World
 
 GENERAL = {
@@ -95,8 +95,8 @@ def _open(
     verb: ModelVerb, source: str, general: Mapping[str, str], args: Sequence[str], world: "World"
 ) -> "tuple[Trained, Verb, Any]":
     """The model with its settings, the recipe's verb, and its options, which are checked before weights are read."""
-    from samestep.train.pretrained.trained_model import recipe_of
     from samestep.train.session.start import require_same_start
+    from samestep.train.trained.trained_model import recipe_of
 
     name, recipe = recipe_of(source, general.get("recipe"))
     given = {option: text for option, text in general.items() if option != "recipe"}
@@ -114,7 +114,7 @@ def _open(
 def _open_on_all_ranks(source: str, general: Mapping[str, str], world: "World") -> "Trained":
     """The model that rank 0 chooses: a run that is still training may save another checkpoint at any moment. From rank
     0 the others take only the name of a checkpoint, inside of the folder that they were given themselves."""
-    from samestep.train.pretrained.trained_model import model_path, open_trained
+    from samestep.train.trained.trained_model import model_path, open_trained
 
     learner, recipe = general.get("learner"), general.get("recipe")
     path = model_path(source, recipe)
@@ -130,8 +130,8 @@ def _open_on_all_ranks(source: str, general: Mapping[str, str], world: "World") 
 
 
 def _verb_of(verb: ModelVerb, name: str, recipe: "Recipe") -> "Verb":
-    from samestep.train.recipe import Verb
-    from samestep.train.recipe_registry import find_recipe, known_recipes
+    from samestep.train.api.recipe import Verb
+    from samestep.train.api.recipe_registry import find_recipe, known_recipes
 
     found = getattr(recipe, verb.name)
     if not isinstance(found, Verb):
@@ -216,8 +216,8 @@ def _help(verb: ModelVerb, args: Sequence[str]) -> str:
 
 
 def _recipe_for_help(text: str, given: str | None) -> "tuple[str, Recipe]":
-    from samestep.train.pretrained.trained_model import recipe_of
-    from samestep.train.recipe_registry import find_recipe, known_recipes
+    from samestep.train.api.recipe_registry import find_recipe, known_recipes
+    from samestep.train.trained.trained_model import recipe_of
 
     if given is None and (text in known_recipes() or text.endswith(".py")):
         return text, find_recipe(text)

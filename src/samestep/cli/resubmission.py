@@ -10,10 +10,10 @@ from samestep.core.errors import UserError
 from samestep.core.records import read_object_if_readable
 from samestep.core.rundir import RunDir
 from samestep.core.status import is_done
-from samestep.launch.schedulers.submit import active_job, job_commands
-from samestep.train.extension import read_done, stays_stopped
-from samestep.train.recipe import Recipe
-from samestep.train.run_record import RunRecord, is_failed_submission
+from samestep.launching.schedulers.submit import active_job, job_commands
+from samestep.train.api.recipe import Recipe
+from samestep.train.record.extension import read_done, stays_stopped
+from samestep.train.record.run_record import RunRecord, is_failed_submission
 
 
 def require_begun(args: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from samestep.core.output import print_text
 from samestep.core.safe_files import write_text
 
 if TYPE_CHECKING:
-    from samestep.train.pretrained.trained_model import Trained
+    from samestep.train.trained.trained_model import Trained
 
 ABOUT = """Generates from a trained model. MODEL is a run (by name or path), a checkpoint, or a published model.
 `torchrun --nproc_per_node=4 -m samestep sample ...` splits the work among all ranks, with the same result."""

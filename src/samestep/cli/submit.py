@@ -21,14 +21,14 @@ from samestep.core.errors import EXIT_DONE, UserError
 from samestep.core.host_lists import expand_hosts
 from samestep.core.output import print_safely, print_text
 from samestep.core.rundir import RunDir
-from samestep.launch.schedulers import pbs, slurm
-from samestep.launch.schedulers.job import Job, JobPart, allocate, require_one_line
-from samestep.launch.schedulers.script import ScriptContext, resume_command
-from samestep.launch.schedulers.submit import SubmittedJob, choose_scheduler, job_commands, scripts, submit
-from samestep.train.plan import global_batch
-from samestep.train.recipe import Recipe, Stage
-from samestep.train.run_record import RunRecord, free_name
-from samestep.train.trusted_recipes import remember_recipe
+from samestep.launching.schedulers import pbs, slurm
+from samestep.launching.schedulers.job import Job, JobPart, allocate, require_one_line
+from samestep.launching.schedulers.script import ScriptContext, resume_command
+from samestep.launching.schedulers.submit import SubmittedJob, choose_scheduler, job_commands, scripts, submit
+from samestep.train.api.recipe import Recipe, Stage
+from samestep.train.api.trusted_recipes import remember_recipe
+from samestep.train.record.plan import global_batch
+from samestep.train.record.run_record import RunRecord, free_name
 
 HELP = """samestep submit RECIPE [--on slurm|pbs|local] [--nodes N] [--gpus-per-node G] ... [settings of the recipe]
 samestep submit --resume RUN ...

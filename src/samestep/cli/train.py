@@ -64,8 +64,8 @@ def run(args: Sequence[str]) -> int:
 
 def _launch(options: Mapping[str, str], args: Sequence[str]) -> int:
     """Start workers that run the same command without the launch options."""
-    from samestep.launch.launcher import GRACE, Launcher, parse_nproc
-    from samestep.launch.nodes.options import parse_nodes
+    from samestep.launching.launcher import GRACE, Launcher, parse_nproc
+    from samestep.launching.nodes.options import parse_nodes
 
     nodes = parse_nodes(options)
     if not options.keys() & {"nproc", "nodes", "hosts"}:

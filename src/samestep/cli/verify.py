@@ -13,8 +13,8 @@ from samestep.cli.args import RecipeArgs
 from samestep.core.config import dump
 from samestep.core.errors import EXIT_DONE, EXIT_FAILURE, UserError
 from samestep.core.output import print_text
-from samestep.train.recipe import Recipe
-from samestep.train.recipe_registry import recipe_path
+from samestep.train.api.recipe import Recipe
+from samestep.train.api.recipe_registry import recipe_path
 from samestep.verify.proof import Proof
 from samestep.verify.report import ProofTable
 from samestep.verify.runner import PRESET, ProofRunner, proof_settings

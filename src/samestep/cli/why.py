@@ -12,7 +12,7 @@ from samestep.cli.args import parse_run
 from samestep.core.errors import EXIT_DONE, UserError
 from samestep.core.output import print_text
 from samestep.core.rundir import RunDir
-from samestep.train.run_record import find_run
+from samestep.train.record.run_record import find_run
 from samestep.why.collect import collect_evidence
 from samestep.why.diagnose import diagnose
 from samestep.why.records import VERDICTS

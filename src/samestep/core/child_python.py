@@ -4,7 +4,7 @@
 relative entry in its PYTHONPATH: a `json.py` in a downloaded folder would be run by whoever works there. The option
 `-P` is for the Python that is started, the variable PYTHONSAFEPATH also for those that it starts itself, or that
 libraries start: the fork server and the resource tracker of multiprocessing, torch's compile workers. A recipe in the
-working directory needs neither: each process finds it by its name (see train/recipe_registry.py).
+working directory needs neither: each process finds it by its name (see train/api/recipe_registry.py).
 """
 
 import os

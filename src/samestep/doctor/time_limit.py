@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from samestep.world.watchdog.source_lines import relevant_line
+from samestep.world.source_lines import relevant_line
 from samestep.world.watchdog.stack_dump import stack_of
 
 T = TypeVar("T")

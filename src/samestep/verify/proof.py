@@ -8,7 +8,7 @@ from pathlib import Path
 from samestep.core.errors import EXIT_USER, UserError
 from samestep.core.output import plural
 from samestep.core.rundir import RunDir
-from samestep.train.recipe import Recipe
+from samestep.train.api.recipe import Recipe
 from samestep.verify.artifacts import artifacts_checks, compare_artifacts
 from samestep.verify.bitwise import differing_metric, first_change, largest_difference, read_metrics
 from samestep.verify.compare import Comparison, compare

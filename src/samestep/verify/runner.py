@@ -18,7 +18,7 @@ from samestep.core.child_python import child_env, python_command
 from samestep.core.records import read_json, read_object_if_readable
 from samestep.core.rundir import RunDir
 from samestep.core.safe_files import open_file
-from samestep.launch.local import Workers, start
+from samestep.launching.local import Workers, start
 from samestep.train.session.entry import train_with
 from samestep.verify.trace import RecordedLaunch, last_error
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from samestep.core.errors import EXIT_INTERRUPTED, EXIT_MEMORY, EXIT_PREEMPTED, EXIT_STALLED, EXIT_USER
 from samestep.core.exit_report import ExitReport, parse_exit_report
-from samestep.launch.failure import signal_name
+from samestep.launching.failure import signal_name
 from samestep.why.records import Evidence
 
 VERDICT_BY_KIND = {

@@ -21,7 +21,7 @@ from samestep.core.logs import FAILURES
 from samestep.core.records import DamagedFile, Json, parse_json
 from samestep.core.rundir import RunDir
 from samestep.core.typed_json import from_json
-from samestep.train.run_record import RunRecord, stage_folders
+from samestep.train.record.run_record import RunRecord, stage_folders
 from samestep.why.reading import EVENT, JOB, LOCK, METRICS, STALL, STALLED_RANK, STATUS, Reader
 from samestep.why.records import Evidence, Heartbeat, Lock
 from samestep.why.scheduler import kernel_kill, last_job

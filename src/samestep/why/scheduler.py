@@ -9,7 +9,7 @@ from shutil import which
 
 from samestep.core.errors import EXIT_DONE, EXIT_PREEMPTED
 from samestep.core.records import Json
-from samestep.launch.schedulers import pbs
+from samestep.launching.schedulers import pbs
 from samestep.why.records import SchedulerJob
 
 _TIMEOUT = 10.0

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from samestep.world.activity import ActivityTracker
 from samestep.world.frames import HEADER, check_number_frames, number_frame
-from samestep.world.watchdog.activity import ActivityTracker
 
 
 class PendingResult:

@@ -14,9 +14,9 @@ import torch
 
 from samestep.core.errors import RunFailed
 from samestep.core.output import plural
-from samestep.world.watchdog.activity import ActivityTracker
-from samestep.world.watchdog.source_lines import as_stack, relevant_line
-from samestep.world.watchdog.uneven import SAME_WAY, describe_updates
+from samestep.world.activity import ActivityTracker
+from samestep.world.source_lines import as_stack, relevant_line
+from samestep.world.uneven import SAME_WAY, describe_updates
 
 FRAME = 32
 """Numbers of 8 bytes in a frame. Messages of numbers are multiples of it; those of text have their size in one."""

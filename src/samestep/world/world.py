@@ -36,6 +36,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from samestep.core.errors import EXIT_FAILURE, RunFailed
 from samestep.core.records import Json
+from samestep.world.activity import ActivityTracker
 from samestep.world.async_gather import AsyncGather
 from samestep.world.data_parallel import DataParallel
 from samestep.world.device import (
@@ -54,7 +55,6 @@ from samestep.world.network_interface import choose_interface, is_loopback, stay
 from samestep.world.proved_groups import NotProved, prove_connections, uses_gloo
 from samestep.world.rank_discovery import RankInfo, discover, main_address
 from samestep.world.rendezvous import open_store
-from samestep.world.watchdog.activity import ActivityTracker
 
 WAIT_AFTER_FAILURE = 10.0
 """Seconds that a rank whose work failed waits for the others, which may be waiting for it inside the same work."""

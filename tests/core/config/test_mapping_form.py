@@ -8,7 +8,7 @@ import pytest
 
 from samestep.core.config import build, compose, dump, fields_of, override
 from samestep.core.errors import UserError
-from samestep.train.config import Config
+from samestep.train.record.config import Config
 
 NAME = "distributed.mixed_precision"
 SHARED = "distributed:\n  backend: gloo\n  mixed_precision:\n    enabled: true\n    dtype: bfloat16\n"

@@ -18,7 +18,7 @@ from samestep.recipes.distill.data import Text, load_data
 from samestep.recipes.distill.embedding import embed_texts
 from samestep.recipes.distill.models import open_models
 from samestep.recipes.distill.rows import STUDENT
-from samestep.train.pretrained.trained_model import open_trained
+from samestep.train.trained.trained_model import open_trained
 
 TEXTS = ["what is 7", "it is spelled seven", "it is spelled one two, of course"]
 ELSEWHERE = """

@@ -13,7 +13,7 @@ from player_folders import CHATML, player_folder
 from protein_toys import tiny_network
 from samestep import load, open_causal_lm
 from samestep.cli.main import main
-from samestep.launch import local
+from samestep.launching import local
 from samestep.models.protein_mpnn import LETTERS, UNKNOWN, ProteinMPNN
 from samestep.models.protein_mpnn_files import write_protein_mpnn
 from samestep.models.protein_mpnn_sampling import decoding_order

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from samestep.cli.main import main
-from samestep.launch import local
+from samestep.launching import local
 
 SINE = Path(__file__).parents[3] / "examples" / "sine.py"
 

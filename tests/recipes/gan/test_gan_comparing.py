@@ -19,7 +19,7 @@ from samestep.cli import evaluate as evaluate_verb
 from samestep.cli.main import main
 from samestep.cli.model_verbs import ModelVerb, _name_second
 from samestep.core.errors import UserError
-from samestep.launch import local
+from samestep.launching import local
 from samestep.recipes.gan.comparing.compare import CompareOptions
 from samestep.recipes.gan.comparing.endpoint import Endpoint
 from samestep.recipes.gan.comparing.judges import (
@@ -44,8 +44,8 @@ from samestep.recipes.gan.data import DataConfig, Record, TextRows, Texts, load
 from samestep.recipes.gan.domains import PYDOC
 from samestep.recipes.gan.judging import DEFAULT_CRITERION, QUESTION, REASONED_QUESTION, JudgeConfig
 from samestep.recipes.gan.players import BuiltInPlayer
-from samestep.train.batch_inference import network_of
-from samestep.train.pretrained.trained_model import open_trained
+from samestep.train.trained.batch_inference import network_of
+from samestep.train.trained.trained_model import open_trained
 from samestep.world.world import World
 
 pytestmark = pytest.mark.timeout(900)
@@ -440,7 +440,7 @@ def test_an_endpoint_that_refuses_ends_all_ranks(runs: Path, tmp_path: Path) -> 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 def test_mixed_precision(compared: Compare, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: the networks compute in bf16."""
-    monkeypatch.setattr("samestep.train.batch_inference.compute_dtype", lambda config, device: torch.bfloat16)
+    monkeypatch.setattr("samestep.train.trained.batch_inference.compute_dtype", lambda config, device: torch.bfloat16)
     network, compute = network_of(open_trained(str(runs / "a")), "generator", torch.device("cpu"))
     assert compute == torch.bfloat16
     assert {weight.dtype for weight in network.parameters()} == {torch.bfloat16}

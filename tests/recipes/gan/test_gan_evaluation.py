@@ -24,8 +24,8 @@ from samestep.recipes.gan.evaluation import Baseline, BenchmarkConfig, Verdicts,
 from samestep.recipes.gan.judging import JudgeConfig
 from samestep.recipes.gan.players import PlayerConfig
 from samestep.recipes.gan.task import Adversaries
-from samestep.train.config import Distributed
 from samestep.train.logging.console import Screen
+from samestep.train.record.config import Distributed
 from toys import Case, Proofs
 
 pytestmark = pytest.mark.timeout(900)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from samestep.cli.main import main
-from samestep.launch import local
+from samestep.launching import local
 
 pytestmark = pytest.mark.timeout(900)
 

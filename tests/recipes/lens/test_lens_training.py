@@ -21,7 +21,7 @@ from samestep.recipes.lens.network import relative_error
 from samestep.recipes.lens.stages import stages
 from samestep.recipes.lens.task import check_reinsertion, variance_of
 from samestep.recipes.lens.warm_start import last_tokens
-from samestep.train.pretrained.run_checkpoints import choose_checkpoint
+from samestep.train.weights.run_checkpoints import choose_checkpoint
 
 FLOAT = "distributed.dtype=float32"
 

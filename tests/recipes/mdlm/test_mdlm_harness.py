@@ -18,7 +18,7 @@ from samestep.recipes.mdlm.config import MdlmConfig
 from samestep.recipes.mdlm.harness import EvaluationOptions, HarnessModel
 from samestep.recipes.mdlm.harness_table import metric_rows
 from samestep.recipes.mdlm.sampling import SamplingConfig
-from samestep.train.run_record import RunRecord
+from samestep.train.record.run_record import RunRecord
 from samestep.world.world import World
 from toys import run_on_ranks
 

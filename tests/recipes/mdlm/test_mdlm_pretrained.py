@@ -27,10 +27,10 @@ from samestep.recipes.mdlm.corpus import DataConfig
 from samestep.recipes.mdlm.pretrained import export, model_tokenizer, read_pretrained, resolve_network
 from samestep.recipes.mdlm.sampling import SamplingConfig
 from samestep.train.learner.ema import AVERAGE
-from samestep.train.pretrained import export as exporting
-from samestep.train.pretrained.export import ExportOptions, bytes_of
-from samestep.train.pretrained.trained_model import Trained, open_trained
-from samestep.train.run_record import RunRecord
+from samestep.train.record.run_record import RunRecord
+from samestep.train.trained import export as exporting
+from samestep.train.trained.export import ExportOptions, bytes_of
+from samestep.train.trained.trained_model import Trained, open_trained
 from samestep.world.world import World
 from toys import made
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from samestep.data.loading import Batch
 from samestep.recipes.mdlm.pt_files import EpochFiles, FitWithEpochFiles, History
-from samestep.train.loop import Progress
-from samestep.train.pretrained.first_weights import continue_from_file
+from samestep.train.record.progress import Progress
+from samestep.train.weights.first_weights import continue_from_file
 from samestep.world.world import World
 from toys import (
     SETTINGS,

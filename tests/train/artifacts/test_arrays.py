@@ -12,9 +12,9 @@ from samestep.core.errors import UserError
 from samestep.train.artifacts.array_format import BLOCK, BLOCKS, ArrayLayout, digest_of
 from samestep.train.artifacts.array_rows import ArrayRows, open_array_rows, require_shared
 from samestep.train.artifacts.array_writer import ArrayArtifact, check_array_artifact
-from samestep.train.hooks.step_start import StepStart
-from samestep.train.loop import Tick
-from samestep.train.stop import Stop
+from samestep.train.record.progress import Tick
+from samestep.train.record.stop import Stop
+from samestep.train.session.hooks.step_start import StepStart
 from samestep.world.rank_discovery import RankInfo
 from samestep.world.seeding import RandomState
 from samestep.world.world import World

@@ -13,7 +13,7 @@ from samestep.data.loading import Batch
 from samestep.data.order import Shuffled
 from samestep.train.learner.dropout import keyed_dropout, share_key
 from samestep.train.learner.learner import Learner
-from samestep.train.loop import Progress
+from samestep.train.record.progress import Progress
 from samestep.world.world import World
 from toys import WORLDS, ByHand, Case, Points, Proofs, close, feed_of, learner_of, made, rate, weights_of
 

@@ -10,9 +10,9 @@ from samestep.checkpoint.store import Store
 from samestep.core.errors import UserError
 from samestep.data.loading import Batch
 from samestep.parallel.wrap import full_tensor
-from samestep.train.fit import Fit
+from samestep.train.api.fit import Fit
 from samestep.train.learner.ema import Average
-from samestep.train.loop import Tick
+from samestep.train.record.progress import Tick
 from samestep.world.world import World
 from toys import (
     WORLDS,

@@ -12,7 +12,7 @@ from samestep.checkpoint.store import Store
 from samestep.core.records import read_json, write_json
 from samestep.data.loading import Batch
 from samestep.parallel.wrap import local
-from samestep.train.bench import Bench
+from samestep.train.api.bench import Bench
 from samestep.train.learner.content_hash import content_hash
 from samestep.train.learner.frozen import Frozen
 from samestep.train.learner.learner import Learner

@@ -11,9 +11,9 @@ from samestep.core.errors import UserError
 from samestep.data.feed import Feed
 from samestep.data.loading import Batch
 from samestep.data.order import Shuffled
-from samestep.train.fit import Fit, evaluate
+from samestep.train.api.fit import Fit, evaluate
 from samestep.train.logging.metrics import MetricAccumulator
-from samestep.train.loop import Tick
+from samestep.train.record.progress import Tick
 from samestep.world.world import World
 from toys import WORLDS, ByHand, Case, Net, Points, Proofs, close, feed_of, learner_of, made, rate, weights_of
 

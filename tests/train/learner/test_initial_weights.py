@@ -19,11 +19,11 @@ from samestep.core.rundir import RunDir
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.parallel.build import build_uninitialized
 from samestep.parallel.wrap import full_tensor, local, wrap
-from samestep.train.bench import Bench
-from samestep.train.config import Config, Distributed
+from samestep.train.api.bench import Bench
 from samestep.train.learner.learner import Learner
 from samestep.train.logging.console import Screen
-from samestep.train.pretrained.open_weights import fill, find_weights
+from samestep.train.record.config import Config, Distributed
+from samestep.train.weights.open_weights import fill, find_weights
 from samestep.world.world import World
 from toys import made, run_on_ranks
 
@@ -167,7 +167,7 @@ import json, sys
 import torch
 from pathlib import Path
 from samestep.models.transformer import Transformer, TransformerConfig
-from samestep.train.pretrained.open_weights import fill, open_weights
+from samestep.train.weights.open_weights import fill, open_weights
 from samestep.parallel.build import build_uninitialized, materialize
 
 def peak():

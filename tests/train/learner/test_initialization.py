@@ -16,11 +16,11 @@ from samestep.core.rundir import RunDir
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.parallel.build import ParameterInit
 from samestep.parallel.wrap import full_tensor, wrap
-from samestep.train.bench import Bench
-from samestep.train.config import Config, Distributed
+from samestep.train.api.bench import Bench
 from samestep.train.learner.initialization import build_fresh
 from samestep.train.learner.learner import Learner
 from samestep.train.logging.console import Screen
+from samestep.train.record.config import Config, Distributed
 from samestep.world.world import World
 from toys import Net, Points, close, feed_of, made, run_on_ranks, weights_of
 

@@ -6,7 +6,7 @@ import pytest
 from torch import Tensor, nn
 
 from samestep.core.errors import RunFailed
-from samestep.launch import local
+from samestep.launching import local
 from samestep.world.world import World
 from toys import Points, feed_of, learner_of
 

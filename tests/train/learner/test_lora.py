@@ -13,8 +13,8 @@ from samestep.parallel.wrap import full_tensor
 from samestep.train.learner.content_hash import content_hash
 from samestep.train.learner.ema import Average
 from samestep.train.learner.lora import plain_name
-from samestep.train.logging.banner import banner_lines
 from samestep.train.logging.metrics import MetricAccumulator
+from samestep.train.session.banner import banner_lines
 from samestep.world.world import World
 from toys import (
     WORLDS,

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from samestep.train.config import Config
 from samestep.train.learner.optimizer import LearnerOptimizer, OptimSettings
+from samestep.train.record.config import Config
 from toys import DECAYED, SETTINGS, Net, default_dtype, made
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samestep.train.plan import Schedule
+from samestep.train.record.plan import Schedule
 
 KINDS = ("constant", "linear", "cosine", "wsd")
 

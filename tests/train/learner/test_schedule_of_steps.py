@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from samestep.core.records import JsonLines
 from samestep.data.loading import Batch
-from samestep.train.bench import Bench
-from samestep.train.config import Config
+from samestep.train.api.bench import Bench
+from samestep.train.api.recipe import Recipe, Stage
 from samestep.train.logging.metrics import Metrics
-from samestep.train.loop import Tick
-from samestep.train.plan import Plan
-from samestep.train.recipe import Recipe, Stage
+from samestep.train.record.config import Config
+from samestep.train.record.plan import Plan
+from samestep.train.record.progress import Tick
 from samestep.train.session.entry import train_with
 from toys import Points, run_on_ranks
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from samestep.core.rundir import RunDir
-from samestep.train.config import Config
 from samestep.train.logging.sinks import WandbSink
-from train.hooks.test_saving import records_of_wandb
+from samestep.train.record.config import Config
+from train.session.hooks.test_saving import records_of_wandb
 
 
 def test_media_wait_for_a_checkpoint_like_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ from samestep.checkpoint.manifest import find_checkpoints
 from samestep.core.errors import UserError
 from samestep.core.records import JsonLines, read_json
 from samestep.core.rundir import RunDir
-from samestep.train.hooks.profiling import profiled_steps
-from samestep.train.pretrained.run_checkpoints import choose_checkpoint
+from samestep.train.session.hooks.profiling import profiled_steps
+from samestep.train.weights.run_checkpoints import choose_checkpoint
 from samestep.why.collect import collect_evidence
 from samestep.why.diagnose import diagnose
 

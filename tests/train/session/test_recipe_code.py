@@ -10,8 +10,8 @@ import pytest
 import samestep
 from cli.conftest import Shell
 from samestep.core.records import JsonLines, read_json, write_json
-from samestep.train.config import Config
-from samestep.train.run_record import CodeChanges, open_run
+from samestep.train.record.config import Config
+from samestep.train.record.run_record import CodeChanges, open_run
 from samestep.train.session.recipe_code import recipe_code
 from train.resumed_line import ARGS, LOSS, SOURCE
 

@@ -11,8 +11,8 @@ from samestep.checkpoint.manifest import Checkpoint, Manifest
 from samestep.core.config import dump
 from samestep.core.errors import UserError
 from samestep.core.rundir import RunDir
-from samestep.train.config import Checkpoints, Config, Distributed, Log
-from samestep.train.recipe import Recipe, Stage
+from samestep.train.api.recipe import Recipe, Stage
+from samestep.train.record.config import Checkpoints, Config, Distributed, Log
 from samestep.train.session.session import Session
 from samestep.train.session.stage_config import check_precision, refuse_other_settings, set_precision, stage_config
 from samestep.world.world import World

@@ -14,7 +14,7 @@ from samestep.cli.args import read_start
 from samestep.cli.main import main
 from samestep.core.errors import UserError
 from samestep.core.records import JsonLines
-from samestep.launch import local
+from samestep.launching import local
 from samestep.train.session import session
 from samestep.train.session.entry import _config_of_rank_0
 from samestep.train.session.start import require_same_start

@@ -14,8 +14,8 @@ from samestep.cli.main import main
 from samestep.core.errors import UserError
 from samestep.core.records import JsonLines, read_json, write_json
 from samestep.core.rundir import RunDir
-from samestep.train.config import Config
-from samestep.train.recipe import Stage
+from samestep.train.api.recipe import Stage
+from samestep.train.record.config import Config
 from samestep.train.session import takeover
 from train.session.dumped_line import ROWS, SETTINGS, SOURCE
 

@@ -14,7 +14,7 @@ from samestep.checkpoint.loading import read_tensors
 from samestep.checkpoint.manifest import find_checkpoints
 from samestep.core.records import JsonLines
 from samestep.core.rundir import RunDir
-from samestep.train.pretrained.run_checkpoints import choose_checkpoint
+from samestep.train.weights.run_checkpoints import choose_checkpoint
 from system.hosts import wait_for
 
 pytestmark = pytest.mark.timeout(300)

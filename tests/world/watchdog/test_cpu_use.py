@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from samestep.core import processes
-from samestep.world.watchdog.activity import ActivityTracker
+from samestep.world.activity import ActivityTracker
 from samestep.world.watchdog.cpu_use import LEAST_SHARE, PERIOD, CpuUse, cpu_seconds
 
 USED = 0.1

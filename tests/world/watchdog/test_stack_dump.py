@@ -13,9 +13,9 @@ import torch.distributed as dist
 
 from samestep.data.loading import loader
 from samestep.world import world
+from samestep.world.activity import ActivityTracker
+from samestep.world.source_lines import relevant_line
 from samestep.world.watchdog import stack_dump
-from samestep.world.watchdog.activity import ActivityTracker
-from samestep.world.watchdog.source_lines import relevant_line
 
 
 @contextmanager

@@ -13,9 +13,10 @@ import torch
 
 from samestep.core.logs import start_logging
 from samestep.core.rundir import RunDir
+from samestep.world import activity
+from samestep.world.activity import ActivityTracker
 from samestep.world.rank_discovery import RankInfo
-from samestep.world.watchdog import activity, stack_dump, watchdog
-from samestep.world.watchdog.activity import ActivityTracker
+from samestep.world.watchdog import stack_dump, watchdog
 from samestep.world.watchdog.cpu_use import CpuUse
 from samestep.world.watchdog.heartbeat import FILE_MAX_AGE, write_heartbeat
 from samestep.world.watchdog.limits import WatchdogConfig

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from samestep.core.records import read_json
-from samestep.launch import local
+from samestep.launching import local
 from samestep.world.watchdog import stack_dump
 from samestep.world.world import World
 

@@ -11,9 +11,9 @@ from samestep.parallel.precision import autocast
 from samestep.recipes.distill.data import Text
 from samestep.recipes.distill.models import vectors_of
 from samestep.recipes.distill.rows import STUDENT, Reading, pad_tokens
-from samestep.train.batch_inference import my_batches
+from samestep.train.api.whole_set import gather_tensors
 from samestep.train.learner.initialization import build_fresh
-from samestep.train.whole_set import gather_tensors
+from samestep.train.trained.batch_inference import my_batches
 
 
 def first_network(source: EncoderSource, seed: int, name: str, device: torch.device) -> nn.Module:

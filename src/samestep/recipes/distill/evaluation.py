@@ -25,8 +25,8 @@ from samestep.recipes.distill.rows import STUDENT, TEACHER
 from samestep.recipes.distill.teacher import ARTIFACT, CachedVectors
 from samestep.recipes.distill.teacher import STAGE as TEACHER_STAGE
 from samestep.train.artifacts.array_rows import ArrayRows
-from samestep.train.batch_inference import compute_dtype, network_of
-from samestep.train.pretrained.export import ExportOptions
+from samestep.train.trained.batch_inference import compute_dtype, network_of
+from samestep.train.trained.export import ExportOptions
 
 RETAINED = "retained"
 """The student's nDCG@10 as a share of that of the teacher's whole vectors."""

@@ -17,7 +17,7 @@ from samestep.recipes.distill.model_card import CardFacts, model_card
 from samestep.recipes.distill.models import MODEL, Models, needs_data, open_models
 from samestep.recipes.distill.phase import NDCG, PhaseTask
 from samestep.recipes.distill.rows import STUDENT, TEACHER
-from samestep.train.pretrained.export import EXPORT_TYPES, ExportOptions
+from samestep.train.trained.export import EXPORT_TYPES, ExportOptions
 
 _VALIDATION = "val/"
 _RANDOM = "a small network with random weights"

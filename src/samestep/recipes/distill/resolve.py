@@ -11,9 +11,9 @@ from samestep.data.order import MixedOrder
 from samestep.recipes.distill.align import STAGE as ALIGN
 from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.data import load_data
-from samestep.train.config import named_source
-from samestep.train.pretrained.run_checkpoints import choose_checkpoint
-from samestep.train.run_record import RunRecord
+from samestep.train.record.config import named_source
+from samestep.train.record.run_record import RunRecord
+from samestep.train.weights.run_checkpoints import choose_checkpoint
 
 RECIPE = "distill"
 _SAME = (

@@ -16,7 +16,7 @@ from samestep.recipes.distill.models import MODEL, open_models
 from samestep.recipes.distill.objective import unit_prefix
 from samestep.recipes.distill.retrieval_metrics import rank_by_vectors
 from samestep.recipes.distill.rows import STUDENT
-from samestep.train.batch_inference import network_of
+from samestep.train.trained.batch_inference import network_of
 
 
 @dataclass(frozen=True)

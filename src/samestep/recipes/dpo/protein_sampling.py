@@ -22,7 +22,7 @@ from samestep.recipes.dpo.design_files import NamedDesign, make_folder, read_des
 from samestep.recipes.dpo.protein_data import PAD, design_row
 from samestep.recipes.dpo.reference import POLICY
 from samestep.recipes.dpo.sample_options import SampleOptions
-from samestep.train.batch_inference import my_batches
+from samestep.train.trained.batch_inference import my_batches
 
 _SEED = noise.purpose("dpo/decoding seed")
 _ORDER = noise.purpose("dpo/sampled order")

@@ -17,8 +17,8 @@ from samestep.recipes.dpo.config import DpoConfig
 from samestep.recipes.dpo.families import Family, PairRows, Pairs, padding
 from samestep.recipes.dpo.objective import SAMPLED, PairLogProbs
 from samestep.train.artifacts.array_rows import ArrayRows
-from samestep.train.config import named_source
 from samestep.train.learner.content_hash import content_hash
+from samestep.train.record.config import named_source
 
 REFERENCE = "reference"
 """The name of the stage, of its artifact, and of the frozen network of a live reference."""

@@ -8,7 +8,7 @@ from samestep.core.paths import expand_home
 from samestep.recipes.dpo.config import DpoConfig
 from samestep.recipes.dpo.record_files import family_of
 from samestep.recipes.dpo.stages import open_family
-from samestep.train.config import named_source
+from samestep.train.record.config import named_source
 
 
 def resolve_config(config: DpoConfig) -> DpoConfig:

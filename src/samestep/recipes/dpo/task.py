@@ -12,8 +12,8 @@ from samestep.recipes.dpo.config import DpoConfig
 from samestep.recipes.dpo.families import Family, PairRows, padding
 from samestep.recipes.dpo.objective import DPO, SFT, Objective, first_loss, pair_terms
 from samestep.recipes.dpo.reference import POLICY, Reference, cached, live, read_cached
-from samestep.train.config import named_source
 from samestep.train.logging.metrics import MetricAccumulator
+from samestep.train.record.config import named_source
 
 logger = logging.getLogger(__name__)
 

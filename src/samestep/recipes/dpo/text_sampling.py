@@ -10,8 +10,8 @@ from samestep.recipes.dpo.reference import POLICY
 from samestep.recipes.dpo.sample_options import SampleOptions
 from samestep.recipes.dpo.text_models import open_text_model
 from samestep.recipes.dpo.text_records import Text
-from samestep.train.batch_inference import complete, network_of
 from samestep.train.learner.draws import Draws
+from samestep.train.trained.batch_inference import complete, network_of
 
 _DEFAULT = GenerationConfig()
 

@@ -10,7 +10,7 @@ from samestep.models.decoding import position_limit
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.players import PromptWriter, generator_without_stage, open_player
 from samestep.recipes.gan.task import GENERATOR
-from samestep.train.batch_inference import complete, network_of
+from samestep.train.trained.batch_inference import complete, network_of
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from samestep.recipes.gan.evaluation import BenchmarkConfig
 from samestep.recipes.gan.judging import JudgeConfig
 from samestep.recipes.gan.objectives import Objective
 from samestep.recipes.gan.players import PlayerConfig
-from samestep.train.config import Checkpoints
+from samestep.train.record.config import Checkpoints
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from pathlib import Path
 from samestep import UserError
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.data import load
-from samestep.train.config import named_source
-from samestep.train.run_record import run_path
+from samestep.train.record.config import named_source
+from samestep.train.record.run_record import run_path
 
 WEIGHT_FILES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 

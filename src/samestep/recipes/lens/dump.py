@@ -27,7 +27,7 @@ from samestep.recipes.lens.samples import TRAIN, VALIDATION, JoinedRows, sample_
 from samestep.train.artifacts.array_format import LAYOUT
 from samestep.train.artifacts.array_rows import ArrayRows, open_array_rows
 from samestep.train.learner.content_hash import content_hash
-from samestep.train.run_record import run_path
+from samestep.train.record.run_record import run_path
 
 STAGE = "dump"
 ARTIFACT, KEY, HASH = "activations", "key.json", "model.hash"

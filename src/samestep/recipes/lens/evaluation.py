@@ -32,10 +32,10 @@ from samestep.recipes.lens.network import What
 from samestep.recipes.lens.page import evaluation_page
 from samestep.recipes.lens.task import LEARNER, make_lens
 from samestep.train.artifacts.array_rows import ArrayRows
-from samestep.train.batch_inference import network_of
 from samestep.train.learner.lora import to_type
-from samestep.train.pretrained.named_weights import NamedWeights
-from samestep.train.pretrained.run_checkpoints import choose_checkpoint
+from samestep.train.trained.batch_inference import network_of
+from samestep.train.weights.named_weights import NamedWeights
+from samestep.train.weights.run_checkpoints import choose_checkpoint
 
 STAGE = "eval"
 ARTIFACT, RESULTS, RECORDS, PAGE = "rows", "results.json", "explanations.jsonl", "explanations.html"

@@ -23,9 +23,9 @@ from samestep.recipes.lens.pretokenize import STAGE as PRETOKENIZE
 from samestep.recipes.lens.pretrain import STAGE as PRETRAIN
 from samestep.recipes.lens.pretrain import WEIGHTS
 from samestep.recipes.lens.samples import TRAIN, VALIDATION, sample_rows
+from samestep.train.api.whole_set import gather_tensors
 from samestep.train.artifacts.array_rows import ArrayRows, open_array_rows
-from samestep.train.batch_inference import my_batches
-from samestep.train.whole_set import gather_tensors
+from samestep.train.trained.batch_inference import my_batches
 
 Compute = Callable[[Batch], Mapping[str, Tensor]]
 """A batch to values by name, one entry a row."""

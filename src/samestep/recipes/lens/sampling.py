@@ -17,7 +17,7 @@ from samestep.recipes.lens.held_out import model_of
 from samestep.recipes.lens.language_model import LanguageModel
 from samestep.recipes.lens.network import relative_error
 from samestep.recipes.lens.task import LEARNER
-from samestep.train.batch_inference import in_order, my_batches, network_of
+from samestep.train.trained.batch_inference import in_order, my_batches, network_of
 
 LEAST_TEMPERATURE = 1e-6
 """Logits that are divided by less may be infinite."""

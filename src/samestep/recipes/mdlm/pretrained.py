@@ -23,7 +23,7 @@ from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.recipes.mdlm.config import MdlmConfig
 from samestep.recipes.mdlm.sampling import SamplingConfig
 from samestep.recipes.mdlm.tokenizer import KIND, load_tokenizer
-from samestep.train.pretrained.export import EXPORT_TYPES, ExportOptions, write_model
+from samestep.train.trained.export import EXPORT_TYPES, ExportOptions, write_model
 
 CONFIG = "config.json"
 REQUIRED = (

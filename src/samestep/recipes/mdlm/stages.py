@@ -21,9 +21,9 @@ from samestep.recipes.mdlm.pretrained import copy_tokenizer_files
 from samestep.recipes.mdlm.pt_files import EpochFiles, FitWithEpochFiles
 from samestep.recipes.mdlm.resolve import check_corpus, initial_model
 from samestep.recipes.mdlm.sampling import sample, until_end
-from samestep.train.config import named_source
 from samestep.train.learner.optimizer import OptimSettings
-from samestep.train.pretrained.trained_model import TOKENIZER
+from samestep.train.record.config import named_source
+from samestep.train.trained.trained_model import TOKENIZER
 
 PRETRAIN, SFT = "pretrain", "sft"
 

@@ -9,7 +9,7 @@ forgery.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import torch
@@ -17,7 +17,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from samestep.train.hooks.divergence import CHUNK, integers, position_factors, weighted_sum
+from samestep.data import noise
+
+CHUNK = 1 << 20
+"""Integers of a tensor that are multiplied at a time: the product of all of a large tensor needs too much memory."""
+_FACTORS = noise.purpose("fingerprint")
+_INTEGER = {1: torch.int8, 2: torch.int16}  # by the size of an element; larger ones are read as several int32
 
 
 def content_hash(tensors: Mapping[str, Tensor]) -> str:
@@ -63,3 +68,35 @@ def _sum(tensor: Tensor, factors: Tensor) -> Tensor:
 
 def _integers_per_element(tensor: Tensor) -> int:
     return max(1, tensor.element_size() // 4)
+
+
+def fingerprint_factors(tensors: Sequence[Tensor]) -> Tensor:
+    """A fixed odd number of 64 bits for each position in a chunk, on the device, as many as these tensors need."""
+    return position_factors(max(len(tensors), *(len(integers(tensor)) for tensor in tensors)), tensors[0].device)
+
+
+def position_factors(length: int, device: torch.device) -> Tensor:
+    """A fixed odd number of 64 bits for each of `length` positions, but for no more than a chunk has."""
+    positions = torch.arange(min(length, CHUNK), device=device)
+    high, low = noise.words(_FACTORS, positions)
+    return ((high - (1 << 31)) << 32) + (low | 1)
+
+
+def fingerprint(tensor: Tensor, factors: Tensor) -> Tensor:
+    """An integer that depends on every bit of a tensor and its position, equal on every rank; nothing waits for it.
+
+    Sums wrap around at 64 bits, so their order does not matter. A change of one element is never missed, because an odd
+    factor maps no two numbers to the same one; changes of several cancel out only by a chance of one in billions.
+    """
+    chunks = [weighted_sum(chunk, factors) for chunk in integers(tensor).split(CHUNK)]
+    return chunks[0] if len(chunks) == 1 else weighted_sum(torch.stack(chunks), factors)
+
+
+def weighted_sum(integers: Tensor, factors: Tensor) -> Tensor:
+    """The sum of integers, each times the factor of its position."""
+    return (integers * factors[: len(integers)]).sum()
+
+
+def integers(tensor: Tensor) -> Tensor:
+    """The raw bits as integers."""
+    return tensor.detach().reshape(-1).view(_INTEGER.get(tensor.element_size(), torch.int32))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from samestep.data import noise
-from samestep.train.hooks.evidence import EvidenceRecorder
+from samestep.train.learner.evidence import EvidenceRecorder
 
 
 @dataclass(frozen=True)

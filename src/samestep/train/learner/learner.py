@@ -25,9 +25,9 @@ from samestep.data.loading import Batch
 from samestep.parallel.compiling import repeat_rows, zero_gradients
 from samestep.parallel.precision import COMPUTE_DTYPES, autocast
 from samestep.parallel.wrap import Parallel, local, refuse_uncalled, total_norm, uncompiled, warm_up
-from samestep.train.hooks.evidence import EvidenceRecorder
 from samestep.train.learner.coupled import Couple, Coupled, Embed
 from samestep.train.learner.dropout import share_key
+from samestep.train.learner.evidence import EvidenceRecorder
 from samestep.train.learner.first_step import FirstStepNotes
 from samestep.train.learner.gradient_weighting import Loss, Mix, gradients_of, trained_terms, update_metrics, weigh
 from samestep.train.learner.lora import frozen_names, has_adapters, has_frozen_base, without_adapters

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from samestep.core.errors import UserError
 from samestep.parallel.wrap import distribute_like, local, total_norm
-from samestep.train.config import Config
 from samestep.train.learner.optimizers.choices import (
     AdamW,
     AdamW8bit,
@@ -22,6 +21,7 @@ from samestep.train.learner.optimizers.choices import (
 )
 from samestep.train.learner.optimizers.groups import Group, trained_parameters
 from samestep.train.learner.optimizers.saved_state import OptimizerState
+from samestep.train.record.config import Config
 
 
 @dataclass(frozen=True)

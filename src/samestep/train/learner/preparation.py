@@ -21,8 +21,8 @@ from samestep.parallel.compiling import LossCompiler, describe
 from samestep.parallel.precision import Function
 from samestep.parallel.recording import LossRecorder, is_recordable
 from samestep.parallel.wrap import Parallel, warm_up
-from samestep.train.first_launch import FirstLaunch
 from samestep.train.learner.dropout import has_keyed_dropout
+from samestep.train.record.first_launch import FirstLaunch
 from samestep.world.world import World
 
 logger = logging.getLogger(__name__)

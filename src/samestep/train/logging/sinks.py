@@ -16,8 +16,8 @@ from torch import Tensor
 from samestep.core.errors import UserError
 from samestep.core.records import JsonLines, read_object, write_json
 from samestep.core.rundir import RunDir
-from samestep.train.config import Config
 from samestep.train.logging.metrics import MetricValues
+from samestep.train.record.config import Config
 
 Row = Mapping[str, Any]
 _CHANNELS = (1, 3, 4)

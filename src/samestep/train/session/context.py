@@ -6,14 +6,15 @@ from typing import Any
 
 from samestep.checkpoint.store import Store
 from samestep.core.rundir import RunDir
-from samestep.train.bench import Bench
-from samestep.train.hooks.evidence import EvidenceRecorder
+from samestep.train.api.bench import Bench
+from samestep.train.api.loop import Hook, Task
+from samestep.train.api.recipe import Recipe, Stage
+from samestep.train.learner.evidence import EvidenceRecorder
 from samestep.train.logging.console import Screen
 from samestep.train.logging.metrics import MetricAccumulator
-from samestep.train.loop import Hook, Progress, Task
-from samestep.train.recipe import Recipe, Stage
-from samestep.train.run_status import RunEvents
-from samestep.train.stop import Stop
+from samestep.train.record.progress import Progress
+from samestep.train.record.run_status import RunEvents
+from samestep.train.record.stop import Stop
 from samestep.world.world import World
 
 

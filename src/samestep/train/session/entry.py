@@ -38,12 +38,12 @@ from samestep.core.output import print_safely
 from samestep.core.status import set_stopped
 from samestep.core.stop_signals import heeded
 from samestep.data.worker_queue import lost_worker
-from samestep.train.loop import Outcome
-from samestep.train.recipe_registry import find_recipe
-from samestep.train.run_status import write_exit_report
+from samestep.train.api.loop import Outcome
+from samestep.train.api.recipe_registry import find_recipe
+from samestep.train.record.run_status import write_exit_report
+from samestep.train.record.stop import StoppedEarly
 from samestep.train.session.session import Session
 from samestep.train.session.start import Configured, Start, require_same_start
-from samestep.train.stop import StoppedEarly
 from samestep.world.failures import PeerFailed
 from samestep.world.watchdog.mpiexec import end_mpiexec_later
 from samestep.world.world import World

@@ -5,19 +5,20 @@ from typing import Any
 
 from samestep.checkpoint.background import Saver
 from samestep.core.config import dump
-from samestep.train.hooks.divergence import SameParameters
-from samestep.train.hooks.evidence import RecordReturned, RecordStep
-from samestep.train.hooks.first_step import FirstStep
-from samestep.train.hooks.metric_logging import LogMetrics
-from samestep.train.hooks.profiling import Profile, make_profile
-from samestep.train.hooks.saving import Save
-from samestep.train.hooks.step_start import StepStart
-from samestep.train.hooks.stragglers import RankSpeeds
-from samestep.train.hooks.validation import AddLosses, EpochSummary, Validate
+from samestep.train.api.loop import Hook
 from samestep.train.logging.sinks import Sink
-from samestep.train.loop import Hook, Progress
-from samestep.train.pretrained.run_checkpoints import BASES
+from samestep.train.record.progress import Progress
 from samestep.train.session.context import ReadyStage, SessionContext
+from samestep.train.session.hooks.divergence import SameParameters
+from samestep.train.session.hooks.first_step import FirstStep
+from samestep.train.session.hooks.metric_logging import LogMetrics
+from samestep.train.session.hooks.profiling import Profile, make_profile
+from samestep.train.session.hooks.recording import RecordReturned, RecordStep
+from samestep.train.session.hooks.saving import Save
+from samestep.train.session.hooks.step_start import StepStart
+from samestep.train.session.hooks.stragglers import RankSpeeds
+from samestep.train.session.hooks.validation import AddLosses, EpochSummary, Validate
+from samestep.train.weights.run_checkpoints import BASES
 
 
 @dataclass(frozen=True)

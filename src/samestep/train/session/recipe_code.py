@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 import samestep
-from samestep.train.recipe_registry import RECIPES_PACKAGE, find_module
+from samestep.train.api.recipe_registry import RECIPES_PACKAGE, find_module
 
 _INSTALLED = ("site-packages", "dist-packages")
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from samestep.checkpoint.state import Stateful
 from samestep.core.errors import UserError
+from samestep.train.api.loop import Hook, Task
 from samestep.train.learner.learner import Learner
-from samestep.train.loop import Hook, Task
 
 
 def state_of_recipe(stage: str, task: Task, hooks: Sequence[Hook], taken: Collection[str]) -> dict[str, Any]:

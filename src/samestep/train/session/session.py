@@ -20,20 +20,27 @@ from samestep.core.errors import EXIT_USER, UserError
 from samestep.core.logs import start_logging
 from samestep.core.native_output import send_native_output_to
 from samestep.core.rundir import RunDir
-from samestep.train.extension import Extension, LaterLength, read_done, stays_stopped, stopped_early
+from samestep.train.api.loop import Outcome
+from samestep.train.api.recipe import Recipe, Stage
+from samestep.train.api.trusted_recipes import remember_recipe
 from samestep.train.logging.console import Screen
-from samestep.train.loop import Outcome
-from samestep.train.pretrained.first_weights import check_start
-from samestep.train.recipe import Recipe, Stage
-from samestep.train.run_record import CodeChanges, discard_files_of_rank, discard_run, has_results, launch_id, open_run
-from samestep.train.run_status import RunEvents
+from samestep.train.record.extension import Extension, LaterLength, read_done, stays_stopped, stopped_early
+from samestep.train.record.run_record import (
+    CodeChanges,
+    discard_files_of_rank,
+    discard_run,
+    has_results,
+    launch_id,
+    open_run,
+)
+from samestep.train.record.run_status import RunEvents
+from samestep.train.record.stop import Stop
 from samestep.train.session.context import SessionContext
 from samestep.train.session.recipe_code import recipe_code
 from samestep.train.session.stage_config import check_precision, stage_config
 from samestep.train.session.stage_run import StageRun
 from samestep.train.session.takeover import is_taken_over, remove_half_taken, take_over
-from samestep.train.stop import Stop
-from samestep.train.trusted_recipes import remember_recipe
+from samestep.train.weights.first_weights import check_start
 from samestep.world.failures import PeerFailed
 from samestep.world.watchdog.watchdog import Watchdog
 from samestep.world.world import World

@@ -10,8 +10,8 @@ from samestep.checkpoint.manifest import Checkpoint
 from samestep.core.config import changed, dump, flatten
 from samestep.core.errors import UserError
 from samestep.core.rundir import RunDir
-from samestep.train.extension import LENGTH_SETTINGS
-from samestep.train.recipe import Stage
+from samestep.train.api.recipe import Stage
+from samestep.train.record.extension import LENGTH_SETTINGS
 from samestep.world.world import World
 
 _OF_THE_RUN = (

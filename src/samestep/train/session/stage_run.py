@@ -13,17 +13,17 @@ from samestep.checkpoint.store import Store
 from samestep.core.config import dump
 from samestep.core.disk_space import refusing_full_disk
 from samestep.core.records import Json, write_json
-from samestep.train.bench import Bench
-from samestep.train.hooks.evidence import EvidenceRecorder
-from samestep.train.improvement import Patience, check_improvement_settings
+from samestep.train.api.bench import Bench
+from samestep.train.api.loop import Outcome, Task, run
+from samestep.train.api.recipe import Stage
+from samestep.train.api.recipe_checks import check_hooks, check_task
+from samestep.train.learner.evidence import EvidenceRecorder
 from samestep.train.learner.preparation import may_compile
-from samestep.train.logging.banner import banner_lines
 from samestep.train.logging.metrics import MetricAccumulator
 from samestep.train.logging.sinks import Sink, open_sinks
-from samestep.train.loop import Outcome, Progress, Task, Tick, run
-from samestep.train.pretrained.first_weights import continue_from_file
-from samestep.train.recipe import Stage
-from samestep.train.recipe_checks import check_hooks, check_task
+from samestep.train.record.improvement import Patience, check_improvement_settings
+from samestep.train.record.progress import Progress, Tick
+from samestep.train.session.banner import banner_lines
 from samestep.train.session.best_at_end import take_back_best
 from samestep.train.session.context import ReadyStage, SessionContext
 from samestep.train.session.hook_order import Hooks, assemble_hooks
@@ -33,6 +33,7 @@ from samestep.train.session.resume_checks import checkpoint_to_resume
 from samestep.train.session.stage_config import refuse_other_settings, set_precision, stage_config
 from samestep.train.session.takeover import done_record
 from samestep.train.session.validation_trial import try_validation
+from samestep.train.weights.first_weights import continue_from_file
 from samestep.world.seeding import RandomState, seed_everywhere
 
 

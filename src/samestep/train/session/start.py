@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from samestep.core.errors import UserError
 from samestep.core.records import Json
-from samestep.train.recipe import Recipe
-from samestep.train.recipe_registry import find_module
+from samestep.train.api.recipe import Recipe
+from samestep.train.api.recipe_registry import find_module
 from samestep.world.world import World
 
 

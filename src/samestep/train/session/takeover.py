@@ -30,12 +30,12 @@ from samestep.core.records import Json, read_object, sync_folder, write_json
 from samestep.core.rundir import DONE, RunDir
 from samestep.core.safe_files import open_new
 from samestep.data.fingerprint import recorded_file_difference
-from samestep.train.config import Config
-from samestep.train.extension import read_done
-from samestep.train.frozen_record import DATA, read_frozen
-from samestep.train.recipe import Stage
-from samestep.train.run_record import CodeChanges, find_run
-from samestep.train.session.data_check import FeedName
+from samestep.train.api.data_check import FeedName
+from samestep.train.api.recipe import Stage
+from samestep.train.record.config import Config
+from samestep.train.record.extension import read_done
+from samestep.train.record.frozen_record import DATA, read_frozen
+from samestep.train.record.run_record import CodeChanges, find_run
 
 SOURCE = "taken_over_from"
 """The key in done.json of a stage that was taken over: the directory of the other run."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep.checkpoint.state import Stateful, split_state
-from samestep.train.fit import Fit
+from samestep.train.api.fit import Fit
 from samestep.train.learner.earlier_weights import EarlierWeights
 from samestep.train.learner.ema import Average
 from samestep.train.learner.learner import Learner

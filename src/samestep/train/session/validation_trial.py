@@ -12,11 +12,11 @@ from functools import partial
 
 import torch
 
-from samestep.train.hooks.validation import check_validated
+from samestep.train.api.recipe import no_validation
 from samestep.train.logging.metrics import MetricValues
-from samestep.train.loop import Tick
-from samestep.train.recipe import no_validation
+from samestep.train.record.progress import Tick
 from samestep.train.session.context import ReadyStage
+from samestep.train.session.hooks.validation import check_validated
 from samestep.train.session.unchanged import unchanged
 
 logger = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from typing import Any
 
 from samestep.core.output import plural
 from samestep.core.records import Json
+from samestep.world.uneven import SAME_WAY, UnevenUpdates, find_uneven
 from samestep.world.watchdog.limits import ACTIVITIES
-from samestep.world.watchdog.uneven import SAME_WAY, UnevenUpdates, find_uneven
 
 Report = dict[str, Any]
 """What one thread of a rank does (`stack_dump.thread_report`). `alive`: whether the rank's last heartbeat is fresh.

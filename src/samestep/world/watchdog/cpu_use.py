@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from samestep.core import processes
-from samestep.world.watchdog.activity import ThreadActivity
+from samestep.world.activity import ThreadActivity
 
 PERIOD = 3.0
 """Seconds over which it is decided whether a thread computes."""

@@ -17,8 +17,8 @@ import torch.distributed.distributed_c10d as c10d
 from samestep.core import processes
 from samestep.core.records import Json
 from samestep.core.safe_files import open_file, write_text
-from samestep.world.watchdog.activity import ActivityTracker, ThreadActivity
-from samestep.world.watchdog.source_lines import SAMESTEP, StackFrame, as_stack, frames_of, is_library, relevant_line
+from samestep.world.activity import ActivityTracker, ThreadActivity
+from samestep.world.source_lines import SAMESTEP, StackFrame, as_stack, frames_of, is_library, relevant_line
 
 _DISTRIBUTED = os.path.join("torch", "distributed", "")
 _WATCHDOG = str(Path(__file__).parent)

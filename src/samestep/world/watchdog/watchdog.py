@@ -26,15 +26,15 @@ from samestep.core.output import print_safely
 from samestep.core.records import Json
 from samestep.core.rundir import RunDir
 from samestep.core.terminal_lines import hand_over
+from samestep.world.activity import ThreadActivity
 from samestep.world.failures import FAILURE_KEY
+from samestep.world.source_lines import relevant_line
 from samestep.world.watchdog import stack_dump
-from samestep.world.watchdog.activity import ThreadActivity
 from samestep.world.watchdog.blame import Report, Stall, find_stall
 from samestep.world.watchdog.cpu_use import CpuUse
 from samestep.world.watchdog.ending import end_after_failure, end_stalled_run
 from samestep.world.watchdog.heartbeat import FILE_MAX_AGE, HeartbeatExchange, read_heartbeats, write_heartbeat
 from samestep.world.watchdog.limits import ACTIVITIES, WatchdogConfig
-from samestep.world.watchdog.source_lines import relevant_line
 from samestep.world.watchdog.stack_dump import StackDumpFile
 from samestep.world.world import World
 

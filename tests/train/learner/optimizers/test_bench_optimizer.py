@@ -8,9 +8,9 @@ from torch import nn
 
 from samestep import Schedule, UserError
 from samestep.core.rundir import RunDir
-from samestep.train.bench import Bench
-from samestep.train.config import Config, Distributed
+from samestep.train.api.bench import Bench
 from samestep.train.logging.console import Screen
+from samestep.train.record.config import Config, Distributed
 from samestep.world.world import World
 
 

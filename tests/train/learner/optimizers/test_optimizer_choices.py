@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from samestep import SGD, AdamW, AdamW8bit, Muon, UserError
-from samestep.train.config import Config, Distributed
 from samestep.train.learner.optimizer import LearnerOptimizer, OptimSettings
 from samestep.train.learner.optimizers.choices import CustomOptimizer
 from samestep.train.learner.optimizers.muon import hidden_matrices, orthogonalized
+from samestep.train.record.config import Config, Distributed
 from samestep.world.world import World
 from toys import SETTINGS, Net, Points, default_dtype, feed_of, learner_of, made, weights_of
 

@@ -34,9 +34,9 @@ from samestep.recipes.gan.judging import DEFAULT_CRITERION, Mode
 from samestep.recipes.gan.players import open_player
 from samestep.recipes.gan.task import GENERATOR, JUDGE
 from samestep.recipes.gan.text_metrics import text_figures
-from samestep.train.pretrained.open_weights import is_checkpoint
-from samestep.train.pretrained.trained_model import open_trained
-from samestep.train.run_record import run_path
+from samestep.train.record.run_record import run_path
+from samestep.train.trained.trained_model import open_trained
+from samestep.train.weights.open_weights import is_checkpoint
 
 
 @dataclass(frozen=True)

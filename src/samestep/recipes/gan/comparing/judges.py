@@ -34,7 +34,7 @@ from samestep.recipes.gan.judging import (
 )
 from samestep.recipes.gan.players import FolderPlayer, Player, generator_without_stage, open_player
 from samestep.recipes.gan.task import JUDGE
-from samestep.train.batch_inference import in_order, my_batches, network_of
+from samestep.train.trained.batch_inference import in_order, my_batches, network_of
 
 REQUESTS_AT_ONCE = 4
 """Requests of a rank that an endpoint gets at the same time."""

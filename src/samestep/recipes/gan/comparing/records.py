@@ -12,7 +12,7 @@ import torch
 from samestep import Trained, UserError, noise
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.data import DataConfig, Record, Texts, load
-from samestep.train.pretrained.trained_model import open_trained
+from samestep.train.trained.trained_model import open_trained
 
 _CHOICE = noise.purpose("gan/compare/choice")
 

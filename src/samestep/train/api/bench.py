@@ -1,0 +1,400 @@
+"""The bench: what a stage builds its task with. It has the world, the configuration and the run directory.
+
+def build(bench):
+    return Fit(bench.learner(Net()), bench.feed(train_rows), loss, validation=bench.evaluation_feed(val_rows))
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from samestep.core.arguments import explains_arguments
+from samestep.core.errors import UserError
+from samestep.core.rundir import RunDir
+from samestep.data.chosen_rows import ReadOptions
+from samestep.data.collate import Collate
+from samestep.data.datasets import FeedData, open_rows
+from samestep.data.feed import CountedTerms, Feed, MicroBatches
+from samestep.data.loading import Rows, RowWeights
+from samestep.data.order import VALIDATION_EPOCH, Order, Sequential
+from samestep.data.order_choice import OrderChoice, choose_order
+from samestep.data.reordered import Reordered
+from samestep.data.rollout import Make, moments, produce, split_rows
+from samestep.parallel.blocks import checkpoint_activations
+from samestep.parallel.build import FillFunction
+from samestep.parallel.precision import COMPUTE_DTYPES
+from samestep.parallel.wrap import wrap
+from samestep.train.api.data_check import FeedName, check_data
+from samestep.train.api.recipe_checks import INSTEAD_IN_FEED, INSTEAD_IN_LEARNER, check_learner_arguments
+from samestep.train.artifacts.array_format import ArrayLayout
+from samestep.train.artifacts.array_rows import ArrayRows, open_array_rows
+from samestep.train.artifacts.array_writer import ArrayArtifact, check_array_artifact
+from samestep.train.artifacts.files import atomic_artifact, check_name
+from samestep.train.learner.draws import Draws
+from samestep.train.learner.evidence import EvidenceRecorder
+from samestep.train.learner.frozen import Frozen
+from samestep.train.learner.learner import ROUNDING_SCALE, Learner
+from samestep.train.learner.lora import Lora
+from samestep.train.learner.optimizer import OptimSettings
+from samestep.train.learner.optimizers.choices import Factory, OptimizerChoice
+from samestep.train.learner.optimizers.groups import Group
+from samestep.train.learner.preparation import Choices
+from samestep.train.logging.console import Screen
+from samestep.train.logging.metrics import MetricValues
+from samestep.train.logging.sinks import Sink, image_array
+from samestep.train.record.config import Config
+from samestep.train.record.extension import OWN_SCHEDULE
+from samestep.train.record.first_launch import FirstLaunch
+from samestep.train.record.plan import Plan, Schedule, global_batch
+from samestep.train.record.progress import Progress
+from samestep.train.record.stop import Stop
+from samestep.train.weights.first_weights import FirstWeights
+from samestep.train.weights.frozen_networks import FrozenNetworks
+from samestep.train.weights.learner_network import build_learner_network, in_its_type
+from samestep.world.world import World
+
+logger = logging.getLogger(__name__)
+Rate = Callable[[int], float]
+"""The learning rate as a function of the loop's step."""
+
+
+@dataclass
+class Bench:
+    """Everything a stage may build with."""
+
+    world: World
+    config: Any
+    rundir: RunDir
+    stage: str
+    screen: Screen
+    unused: Sequence[str] = ()
+    """Glob patterns of parameters that get no gradient, as the recipe declares."""
+    recorder: EvidenceRecorder | None = None
+    start: str | None = None
+    """The earlier stage whose weights the learners begin with."""
+    unit: str = "rows"
+    """The counted weight that speed is shown in."""
+    resumed: bool = False
+    """Whether this stage has a checkpoint, which will restore all its state once it is built."""
+    shared: bool = True
+    """Whether all ranks see the run directory."""
+    progress: Progress = field(default_factory=Progress)
+    """How far the stage has come; learning rates follow its step."""
+    stop: Stop | None = None
+    """When the run stops; None where nothing can ask it to."""
+    learners: list[Learner] = field(default_factory=list)
+    feeds: list[Feed] = field(default_factory=list)
+    counted: CountedTerms = field(default_factory=CountedTerms)
+    """What was counted in the rows that the stage makes itself."""
+    given_rates: dict[str, Rate] = field(default_factory=dict)
+    """By learner, the learning rates that the recipe gave."""
+    sinks: Sequence[Sink] | None = None
+    """Where rank 0 writes metrics, texts and images; empty on other ranks, None before the first step."""
+    known_plan: Plan | None = None
+    """The plan, once a training feed made one."""
+    is_built: bool = False
+    """Whether the stage's task is built; feeds that it makes later are not checked."""
+    array_artifacts: dict[str, ArrayArtifact] = field(default_factory=dict)
+    """Those that this stage writes, by name; the runtime saves and finishes them."""
+    _checked: list[str] = field(default_factory=list)
+    """The purposes of the feeds whose data was compared with that of the first launch."""
+
+    def __post_init__(self) -> None:
+        self.counted.unit = self.unit
+        self.first_launch = FirstLaunch(self.world, self.rundir, self.stage)
+        self.first_weights = FirstWeights(
+            self.config,
+            self.world,
+            self.rundir,
+            self.stage,
+            start=self.start,
+            resumed=self.resumed,
+            shared=self.shared,
+            first_launch=self.first_launch,
+        )
+        self.frozen_networks = FrozenNetworks(
+            self.config,
+            self.world,
+            self.rundir.artifacts(self.stage),
+            first_weights=self.first_weights,
+            resumed=self.resumed,
+            shared=self.shared,
+            first_launch=self.first_launch,
+        )
+
+    def plan(self, samples: int) -> Plan:
+        """The stage's numbers, for the number of samples of its first training feed: as frozen by the first launch, or
+        frozen now."""
+        if self.known_plan is None:
+            made = self.first_launch.fix("plan", lambda: Plan.make(self.config, self.world.dp_size, samples).to_json())
+            self.known_plan = self._extended(Plan(**made))
+            if self.known_plan.samples != samples:
+                raise UserError(
+                    f"this run was started on {self.known_plan.samples} training samples but the data now has "
+                    f"{samples}; restore the data, or start a new run (init_from=... keeps the weights)"
+                )
+        return self.known_plan
+
+    @explains_arguments("bench.feed", **INSTEAD_IN_FEED)
+    def feed(
+        self,
+        rows: Rows,
+        *,
+        order: Order | OrderChoice | None = None,
+        count: RowWeights | None = None,
+        collate: Collate | None = None,
+        pad: Mapping[str, float] | None = None,
+        keyed_random: bool = False,
+    ) -> Feed:
+        """Training data in an order that any world size shares; shuffled again in each epoch unless an order is given.
+
+        The first one fixes how long the stage is. Others have the same global batch and run through their own epochs.
+        `count` gives each row's weight in terms of the loss, or in the stage's unit. `collate` makes a batch of a list
+        of samples; `pad` names what is padded to the longest of a micro-batch, and with what value. `keyed_random` is
+        for rows that draw from the generators of Python, numpy or torch: these are seeded for each row.
+        """
+        data = open_rows(rows, collate, pad, keyed_random)
+        plan = self.plan(len(data.rows))
+        self._check_data(data, "training")
+        order = choose_order(data.rows, order, plan.global_batch, self.config.seed)
+        return self._feed(data, order, plan.steps, count)
+
+    @explains_arguments("bench.evaluation_feed", **INSTEAD_IN_FEED)
+    def evaluation_feed(
+        self,
+        rows: Rows,
+        *,
+        count: RowWeights | None = None,
+        batch: int | None = None,
+        collate: Collate | None = None,
+        pad: Mapping[str, float] | None = None,
+        keyed_random: bool = False,
+    ) -> Feed:
+        """Every row exactly once, in order, with fixed noise: for validation and for dumps."""
+        data = open_rows(rows, collate, pad, keyed_random)
+        if len(data.rows) < 1:
+            raise UserError("the validation data is empty: there is no row to validate on")
+        self._check_data(data, "validation")
+        order = Sequential(len(data.rows), batch or self._once_batch(), epoch=VALIDATION_EPOCH)
+        return self._feed(data, order, order.steps_per_epoch, count, partial(self.screen.track, "validate"))
+
+    def produced(
+        self, prompts: MicroBatches, make: Make, *, copies: int = 1, count: RowWeights | None = None
+    ) -> MicroBatches:
+        """Rows that `make` makes of copies of the prompts, inside a step, to update learners on (see rollout.py).
+
+        Their weights are counted and summed over the ranks now, so all ranks call it alike.
+        """
+        return produce(self.world, prompts, make, copies, count, self.counted)
+
+    def split(self, rows: MicroBatches, parts: int, *, turn: int = 0) -> list[MicroBatches]:
+        """Rows in parts for several updates, split alike at any world size; another `turn` is another split."""
+        return split_rows(self.world, rows, parts, turn)
+
+    def moments(self, rows: MicroBatches, name: str) -> tuple[float, float]:
+        """Mean and variance of a value a row over the global batch, equal on all ranks and at any world size."""
+        return moments(self.world, rows, name)
+
+    def check_stop(self) -> None:
+        """Leave the step if the run is asked to stop, by a signal or its time limit; for long rollouts.
+
+        Every rank calls it alike, inside a step. A step that is left is done again on resume. The state from before it
+        is saved, unless the step has changed it already, by an update or otherwise; then the last checkpoint counts.
+        """
+        if self.stop is not None:
+            self.stop.check_inside()
+
+    @explains_arguments("bench.learner", **INSTEAD_IN_LEARNER)
+    def learner(
+        self,
+        module: nn.Module | Callable[[], nn.Module],
+        *,
+        name: str = "model",
+        rate: Rate | Schedule | None = None,
+        optimizer: OptimizerChoice | Factory | None = None,
+        groups: Mapping[str, Group] | None = None,
+        weight_decay: float | None = None,
+        clip: float | None = None,
+        clip_value: float | None = None,
+        dtype: Literal["float32", "float64", "bfloat16"] | None = None,
+        init_from: str | None = None,
+        lora: Lora | None = None,
+    ) -> Learner:
+        """A learner of `module`, or of the one that `module` builds when it is called.
+
+        The latter is for large networks. One that begins with the weights of a file, or offers `init_parameter` (see
+        initialization.py), is then built without memory, and each device fills only its own shard. The function may be
+        called twice. `rate` gives the learning rate of each step, `groups` what differs by patterns of parameter names,
+        `dtype` the type of the parameters; everything that is not given is as the configuration says. `init_from` is
+        the run, checkpoint or weight file that this learner begins with, whatever else is named. `lora` freezes the
+        network and trains adapters in it (see lora.py).
+        """
+        config: Config = self.config
+        check_learner_arguments(name, [learner.name for learner in self.learners], rate, groups, optimizer)
+        if rate is not None:
+            rate = self.given_rates[name] = self._over_stage(rate) if isinstance(rate, Schedule) else rate
+        settings = OptimSettings.of(config).given(optimizer, groups, weight_decay, clip, clip_value)
+        network = build_learner_network(
+            module, self.first_weights, name=name, lora=lora, init_from=init_from, seed=config.seed
+        )
+        prepared = in_its_type(network.module, config.distributed.dtype, dtype, self.unused)
+        initial = self.first_weights.of_fitting(name, prepared) or network.fill
+        self._on_network(name, prepared, initial)
+        checkpoint_activations(prepared, config.activation_checkpointing)
+        compute = COMPUTE_DTYPES.get(config.distributed.mixed_precision)
+        parallel = wrap(prepared, self.world, config.distributed.strategy, compute, initial)
+        learner = Learner(
+            parallel,
+            self.world,
+            rate or self._planned_rate,
+            settings,
+            name=name,
+            mixed_precision=config.distributed.mixed_precision,
+            max_bad_steps=config.max_bad_steps,
+            recorder=self.recorder,
+            step=partial(getattr, self.progress, "step"),
+            seed=config.seed,
+            rounding_scale=ROUNDING_SCALE if config.evidence_rounding else 1.0,
+            choices=self._choices(),
+        )
+        self.learners.append(learner)
+        self.frozen_networks.add_learner(
+            learner, module, network.begins_at_base, self.first_weights.hashes.get(name, {})
+        )
+        return learner
+
+    def log_text(self, name: str, text: str) -> None:
+        """Show a text in TensorBoard and W&B, with the step. Every rank may call it in a step, a hook or `finish`;
+        rank 0 writes."""
+        for sink in self._open_sinks():
+            sink.write_text(self.progress.current, name, text)
+
+    def log_image(self, name: str, image: Tensor) -> None:
+        """Show an image in TensorBoard and W&B, likewise: [C, H, W], [H, W, C] or [H, W], uint8 or floats from 0 to
+        1."""
+        for sink in self._open_sinks():
+            sink.write_image(self.progress.current, name, image_array(name, image))
+
+    @property
+    def validation(self) -> MetricValues:
+        """The validation metrics of this step, equal on all ranks; empty where it did not validate. For hooks."""
+        return self.progress.validation
+
+    def frozen(
+        self,
+        network: nn.Module | Callable[[], nn.Module] | Learner,
+        *,
+        name: str = "reference",
+        source: str | Path | None = None,
+        shard: bool = False,
+        dtype: str | None = None,
+    ) -> Frozen:
+        """A network that is not trained: a module, the one that a function builds, or a copy of a learner's first
+        weights. `source` is a run, checkpoint or weight file to fill it from; `shard` shards it over the ranks; `dtype`
+        is the type of its weights (default: as it is). It is in no checkpoint, and a resume refuses another one."""
+        return self.frozen_networks.build(network, name=name, source=source, sharded=shard, dtype=dtype)
+
+    def draws(self, purpose: str) -> Draws:
+        """Keyed sampling of tokens inside the stage, for a named purpose."""
+        return Draws(purpose, self.config.seed, self.recorder)
+
+    def artifact(self, name: str, stage: str | None = None) -> Path:
+        """The path of an artifact of this stage, or of an earlier one."""
+        return self.rundir.artifacts(stage or self.stage) / name
+
+    def write_artifact(self, name: str) -> AbstractContextManager[Path]:
+        """A path to write a file or a folder to: `with bench.write_artifact("vocab.json") as path:`. It appears as this
+        artifact when the block ends, complete, or not at all. Only what rank 0 writes is kept."""
+        check_name(name)
+        return atomic_artifact(self.artifact(name), self.world.is_main)
+
+    def array_artifact(self, name: str, rows: int, fields: Mapping[str, tuple[Sequence[int], str]]) -> ArrayArtifact:
+        """Arrays of `rows` rows that all ranks fill (see `Dump`): by field, the shape of a row and the type. Made while
+        the stage is built; appears when the stage is done. Collective."""
+        check_array_artifact(name, self.array_artifacts, self.is_built)
+        layout = ArrayLayout.make(name, rows, fields, proof=self.config.distributed.dtype == "float64")
+        step = partial(getattr, self.progress, "step")
+        self.array_artifacts[name] = ArrayArtifact(
+            self.artifact(name), layout, self.world, step=step, resumed=self.resumed, shared=self.shared
+        )
+        return self.array_artifacts[name]
+
+    def read_array_artifact(self, name: str, stage: str | None = None) -> ArrayRows:
+        """The rows of an array artifact of this stage, or of an earlier one, memory-mapped. Collective."""
+        return open_array_rows(self.artifact(name, stage), self.world, self.shared)
+
+    def _open_sinks(self) -> Sequence[Sink]:
+        if self.sinks is None:
+            raise RuntimeError("texts and images can be logged once training has begun: in a step, a hook or `finish`")
+        return self.sinks
+
+    def _choices(self) -> Choices:
+        def steps_left() -> int:
+            return self.known_plan.steps - self.progress.step if self.known_plan else 0
+
+        return Choices.of(self.config, self.world, self.first_launch, steps_left, self.frozen_networks.compile)
+
+    def _planned_rate(self, step: int) -> float:
+        return self._planned().schedule(self.config)(step) * self.progress.improvement.rate_factor
+
+    def _extended(self, plan: Plan) -> Plan:
+        """The plan, as long as the configuration asks for now (see extension.py)."""
+        longer = plan.with_length_of(self.config)
+        if longer != plan:
+            self.first_launch.change("plan", longer.to_json())
+        return longer
+
+    def _over_stage(self, schedule: Schedule) -> Rate:
+        """A schedule without a number of steps takes all those of the stage, once they are known."""
+        if not schedule.steps and schedule.kind != "constant":
+            self.first_launch.fix(OWN_SCHEDULE, lambda: True)
+        return lambda step: (schedule if schedule.steps else replace(schedule, steps=self._planned().steps))(step)
+
+    def _planned(self) -> Plan:
+        assert self.known_plan is not None, "make the training feed before the first update: it fixes the plan"
+        return self.known_plan
+
+    def _on_network(self, learner: str, module: nn.Module, initial: FillFunction | None) -> None:
+        """Called before a learner's module is put on its device: a bench that only loads a network leaves `build`."""
+
+    def _feed(self, data: FeedData, order: Order, length: int, count: RowWeights | None, track: Any = None) -> Feed:
+        if self.config.evidence_rounding:
+            # Not without a learner: such a stage may write its rows in the order in which they come.
+            order = Reordered(order, self.world.dp_size, self.config.batch_size, active=lambda: bool(self.learners))
+        feed = Feed(
+            data.rows,
+            order,
+            self.world,
+            micro_rows=self.config.batch_size,
+            length=length,
+            count=count,
+            collate=data.collate,
+            workers=self.config.num_workers,
+            prefetch=self.config.prefetch,
+            unit=self.unit,
+            row_seed=self.config.seed if data.keyed_random else None,
+            track=track,
+        )
+        self.feeds.append(feed)
+        return feed
+
+    def _check_data(self, data: FeedData, purpose: Literal["training", "validation"]) -> None:
+        """Refuse random rows, and a resume on other data than the run was started on."""
+        if self.is_built:
+            return
+        name = FeedName(self.stage, purpose, self._checked.count(purpose))
+        self._checked.append(purpose)
+        moved, in_worker = self.world.activity.made_progress, self.config.num_workers > 0
+        reading = ReadOptions(self.config.seed, in_worker, moved, data.keyed_random, data.collate)
+        check_data(data.rows, name, self.rundir, self.world, reading)
+
+    def _once_batch(self) -> int:
+        """The global batch, so that a dump has the same steps on any number of ranks. Frozen too, because it may follow
+        from the first launch's number of ranks. The key on disk is that of earlier versions."""
+        return self.first_launch.fix("rows_once", lambda: global_batch(self.config, self.world.dp_size))

@@ -1,0 +1,49 @@
+"""What the first launch of a stage fixes for all later ones, in frozen.json: batch, steps, hashes of networks."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from samestep.core.records import Json, write_json
+from samestep.core.rundir import RunDir
+from samestep.train.record.frozen_record import read_frozen
+from samestep.world.world import World
+
+
+@dataclass(frozen=True)
+class FirstLaunch:
+    """What was fixed for one stage. Every rank asks alike; rank 0 reads and writes the file."""
+
+    world: World
+    rundir: RunDir
+    stage: str
+
+    def begin(self) -> None:
+        """Make an entry for the stage, if nothing of it was fixed: the entries are in the order of the stages."""
+        known = self.of_all_stages()
+        if self.stage not in known and self.world.is_main:
+            write_json(self.rundir.frozen, {**known, self.stage: {}})
+
+    def fix(self, what: str, make: Callable[[], Json]) -> Json:
+        """What the first launch fixed, or what is fixed now."""
+        known = self.of_all_stages()
+        mine = known.get(self.stage, {})
+        return mine[what] if what in mine else self._write(known, what, make())
+
+    def change(self, what: str, value: Json) -> Json:
+        """Fix another value."""
+        return self._write(self.of_all_stages(), what, value)
+
+    def _write(self, known: dict[str, Json], what: str, value: Json) -> Json:
+        known.setdefault(self.stage, {})[what] = value
+        if self.world.is_main:
+            write_json(self.rundir.frozen, known)
+        return value
+
+    def of_this_stage(self) -> dict[str, Json]:
+        """What was fixed so far."""
+        return self.of_all_stages().get(self.stage, {})
+
+    def of_all_stages(self) -> dict[str, Json]:
+        """By stage, what was fixed for it."""
+        found: dict[str, Json] = self.world.share(read_frozen(self.rundir) if self.world.is_main else None)
+        return found

@@ -1,0 +1,1 @@
+"""A trained model, outside of training: load, generate, export."""

@@ -1,0 +1,27 @@
+"""The settings that every recipe has."""
+
+from dataclasses import fields
+from fnmatch import filter
+
+import pytest
+
+from samestep.core.config import compose
+from samestep.core.errors import UserError
+from samestep.train.record.config import TRAINING_SETTINGS, Checkpoints, Config
+
+
+def test_the_files_of_the_package_change_no_default() -> None:
+    assert compose(Config) == Config()
+
+
+def test_settings_of_training_are_settings() -> None:
+    names = {field.name for field in fields(Config)}
+    assert [pattern for pattern in TRAINING_SETTINGS if not filter(names, pattern)] == []
+    assert "seed" not in [name for pattern in TRAINING_SETTINGS for name in filter(names, pattern)]
+
+
+@pytest.mark.parametrize("name", ["every_steps", "every_epochs", "every_minutes"])
+def test_saves_cannot_be_less_frequent_than_never(name: str) -> None:
+    with pytest.raises(UserError, match=rf"Set checkpoint.{name} to 0 \(never\) or more; it is -1"):
+        Checkpoints(**{name: -1})
+    Checkpoints(**{name: 0})

@@ -1,0 +1,92 @@
+"""Which run directory a launch opens, and the order of its stages."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from samestep.core.errors import UserError
+from samestep.core.records import read_json, write_json
+from samestep.core.rundir import RunDir
+from samestep.core.safe_files import temporary_name
+from samestep.train.record.config import Config
+from samestep.train.record.first_launch import FirstLaunch
+from samestep.train.record.run_record import open_run, stage_folders
+from samestep.world.world import World
+
+
+def opened(out: Path, *launches: str) -> str:
+    rundir, lock, *_ = open_run("toy", Config(out=str(out)), launches=launches)
+    lock.release()
+    return rundir.path.name
+
+
+def test_a_restart_finds_its_run_though_rank_0_moved_to_another_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SAMESTEP_LAUNCH_ID", raising=False)
+    assert opened(tmp_path, "node1:7:none", "node2:9:none") == "toy-default-1"
+    assert opened(tmp_path, "node1:8:none") == "toy-default-2"
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert opened(tmp_path, "node2:9:none", "node3:5:none") == "toy-default-1"
+    assert opened(tmp_path, "node3:5:none") == "toy-default-1", "the run has the nodes that joined"
+    assert opened(tmp_path, "node4:5:none") == "toy-default-3"
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "thesis.txt").touch()
+    with pytest.raises(UserError, match="holds no samestep run"):
+        open_run("toy", Config(out=str(tmp_path), name="a"))
+
+
+def test_a_run_that_was_killed_while_it_was_first_recorded_is_opened(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "lock").touch()
+    left = temporary_name(tmp_path / "a" / "config.json")
+    left.write_text('{"recipe": "to')
+    rundir, lock, *_ = open_run("toy", Config(out=str(tmp_path), name="a"))
+    lock.release()
+    assert rundir.config.exists() and not left.exists()
+
+
+def precision_of(config: Config, here: str) -> str:
+    found = open_run("toy", config, precision=here)
+    found.lock.release()
+    return found.precision
+
+
+def test_the_first_launch_decides_what_auto_means(tmp_path: Path) -> None:
+    config = Config(out=str(tmp_path), name="a")
+    assert precision_of(config, "none") == "none"
+    assert precision_of(config, "bf16") == "bf16", "no step was planned yet"
+    (tmp_path / "a" / "frozen.json").write_text("{}")
+    assert precision_of(config, "none") == "bf16", "the same arithmetic on another device"
+
+
+def test_a_run_of_an_earlier_version_keeps_its_arithmetic(tmp_path: Path) -> None:
+    config = Config(out=str(tmp_path), name="a")
+    precision_of(config, "none")
+    record = read_json(tmp_path / "a" / "config.json")
+    del record["precision"]
+    record["config"]["distributed"]["mixed_precision"] = "none"
+    write_json(tmp_path / "a" / "config.json", record)
+    (tmp_path / "a" / "frozen.json").write_text("{}")
+    assert precision_of(config, "bf16") == "none"
+    given = replace(config, distributed=replace(config.distributed, mixed_precision="bf16"))
+    with pytest.raises(UserError, match=r"holds a different run \(distributed.mixed_precision differ\)"):
+        open_run("toy", given)
+
+
+def test_stages_are_in_the_order_in_which_they_began_whatever_was_touched_last(tmp_path: Path) -> None:
+    rundir = RunDir(tmp_path)
+    for age, stage in enumerate(("rank", "align", "dump")):
+        rundir.checkpoints(stage).mkdir(parents=True)
+        os.utime(rundir.checkpoints(stage), (1000 + age, 1000 + age))
+    assert [folder.name for folder in stage_folders(rundir)] == ["rank", "align", "dump"], "an older run has no record"
+    FirstLaunch(World.single(), rundir, "dump").fix("rows_once", lambda: 4)
+    for stage in ("dump", "align", "rank"):
+        FirstLaunch(World.single(), rundir, stage).begin()
+    assert read_json(rundir.frozen) == {"dump": {"rows_once": 4}, "align": {}, "rank": {}}
+    assert [folder.name for folder in stage_folders(rundir)] == ["dump", "align", "rank"]

@@ -1,0 +1,36 @@
+"""Of a stack, the recipe's line is shown, also where samestep waits below it."""
+
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+
+import samestep
+from samestep.train.api.loop import run
+from samestep.train.learner.learner import Learner
+from samestep.world.source_lines import StackFrame, calling_frame, describe, relevant_line
+
+OURS = Path(samestep.__file__).parent
+LIBRARY: StackFrame = (threading.__file__, 3, "wait")
+UPDATE: StackFrame = (Learner.update.__code__.co_filename, 99, "update")
+LOOP: StackFrame = (run.__code__.co_filename, 128, "run")
+USERS: StackFrame = ("/mine/recipe.py", 38, "step")
+SCRIPT: StackFrame = ("/mine/start.py", 5, "<module>")
+
+
+def test_the_line_of_a_recipe_comes_before_those_of_samestep() -> None:
+    assert relevant_line([LIBRARY, UPDATE, LIBRARY, USERS, LOOP, SCRIPT]) == "/mine/recipe.py:38 in step"
+    shipped = (str(OURS / "recipes" / "gan" / "task.py"), 7, "step")
+    assert relevant_line([LIBRARY, UPDATE, shipped, LOOP]) == "samestep/recipes/gan/task.py:7 in step"
+
+
+def test_a_script_that_calls_samestep_is_not_where_it_waits() -> None:
+    assert relevant_line([LIBRARY, UPDATE, LOOP, SCRIPT]) == "samestep/train/learner/learner.py:99 in update"
+    assert relevant_line([LIBRARY, SCRIPT]) == describe(SCRIPT) and relevant_line([]) == ""
+
+
+def test_without_a_recipe_an_update_is_called_from_the_next_file() -> None:
+    def from_here() -> FrameType:
+        return sys._getframe()
+
+    assert calling_frame(from_here())[0] != __file__, "no samestep has called this one"
