@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -29,6 +29,13 @@ PUBLIC = {name: f"{module}.{name}" for name, module in samestep._homes().items()
 """Where the names of `from samestep import ...` really are."""
 ROOMS = {"train": ["record", "artifacts", "logging", "learner", "weights", "api", "trained", "session"]}
 """Folders inside a package that have an order as well: each knows those before it."""
+MOST_FILE_LINES, MOST_CLASS_LINES = 500, 250
+KNOWN_LARGE = {
+    "train/api/bench.py:Bench": 333,
+    "train/learner/learner.py:Learner": 354,
+    "world/world.py:World": 327,
+}
+"""What is larger than that; it must not grow."""
 FORBIDDEN = {("recipes", "checkpoint")} | {(package, "launching") for package in ("recipes", "train", "data", "models")}
 
 
@@ -65,11 +72,16 @@ def files() -> list[Path]:
     return sorted(path for path in HOME.rglob("*.py") if path.parent != HOME)
 
 
-@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(HOME)))
-def test_imports_flow_down(path: Path) -> None:
+def upward(path: Path) -> list[str]:
+    """What a file imports though it may not."""
     own = list(path.relative_to(HOME).with_suffix("").parts)
     found = [reason for imported in imports(path.read_text()) if (reason := broken(own, imported))]
-    assert not found, f"{path.relative_to(HOME)} {'; '.join(found)}"
+    return [f"{path.relative_to(HOME)} {reason}" for reason in found]
+
+
+def test_imports_flow_down() -> None:
+    found = [problem for path in files() for problem in upward(path)]
+    assert not found, "\n".join(found)
 
 
 @pytest.mark.parametrize(
@@ -91,9 +103,29 @@ def test_the_rule_can_fail(own: list[str], imported: str) -> None:
     assert broken(own, imported)
 
 
-@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(HOME)))
-def test_files_stay_small(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 400, "split it: a reader should see a file as one thing"
+def too_large(name: str, source: str, known: Mapping[str, int] = KNOWN_LARGE) -> list[str]:
+    """The file and the classes in it that a reader cannot see as one thing."""
+    sizes = [(name, len(source.splitlines()), MOST_FILE_LINES)]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef):
+            last = node.end_lineno or node.lineno
+            sizes.append((f"{name}:{node.name}", last - node.lineno + 1, MOST_CLASS_LINES))
+    bounded = [(what, size, max(most, known.get(what, 0))) for what, size, most in sizes]
+    return [f"{what} has {size} lines, not at most {most}" for what, size, most in bounded if size > most]
+
+
+def test_files_and_classes_stay_small() -> None:
+    found = [problem for path in files() for problem in too_large(str(path.relative_to(HOME)), path.read_text())]
+    assert not found, "split: " + "; ".join(found)
+
+
+def test_what_is_too_large_is_found() -> None:
+    whole = "class A:\n" + "    x = 1\n" * (MOST_CLASS_LINES - 1) + "y = 1\n" * (MOST_FILE_LINES - MOST_CLASS_LINES)
+    assert too_large("a.py", whole) == []
+    assert too_large("a.py", whole + "y = 1\n") == ["a.py has 501 lines, not at most 500"]
+    assert too_large("a.py", "class A:\n" + "    x = 1\n" * 250) == ["a.py:A has 251 lines, not at most 250"]
+    assert too_large("a.py", "class A:\n" + "    x = 1\n" * 250, {"a.py:A": 251}) == []
+    assert len(too_large("a.py", "class A:\n" + "    x = 1\n" * 251, {"a.py:A": 251})) == 1
 
 
 def modules() -> dict[str, Path]:
