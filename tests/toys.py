@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -31,6 +32,11 @@ WORLDS = [(1, "lone"), (1, "ddp"), (1, "fsdp"), (2, "ddp"), (2, "fsdp"), (3, "dd
 """Processes and strategy; `lone` is a process without a group."""
 PRELOAD = ("torch", "torch.distributed.checkpoint", "torch.distributed.fsdp")
 SETTINGS = OptimSettings(betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, clip=0.5)
+
+NOT_SHARDED = [world for world in WORLDS if world[1] != "fsdp"]
+UP_TO_2 = [world for world in WORLDS if world[0] <= 2]
+SEVERAL = [world for world in WORLDS if world[0] > 1]
+LONE = WORLDS[:1]
 
 Case = Callable[[World, str], None]
 
@@ -175,6 +181,34 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+def in_worlds(worlds: Sequence[tuple[int, str]]) -> Callable[[Case], Case]:
+    """Declares in which worlds alone a case proves something."""
+
+    def declare(case: Case) -> Case:
+        case.worlds = worlds  # type: ignore[attr-defined]
+        return case
+
+    return declare
+
+
+def worlds_of(case: Case) -> Sequence[tuple[int, str]]:
+    """The worlds that a case declares, or all."""
+    return getattr(case, "worlds", WORLDS)
+
+
+def on_ranks(cases: Sequence[Case], worlds: Sequence[tuple[int, str]] = WORLDS) -> Callable[..., None]:
+    """A module's `test_on_ranks`: a test for each of its CASES in each of these worlds that the case declares."""
+    for case in cases:
+        in_worlds([world for world in worlds if world in worlds_of(case)])(case)
+    chosen = [pytest.param(case, *world, id=_id(case, *world)) for case in cases for world in worlds_of(case)]
+
+    @pytest.mark.parametrize(("case", "nproc", "strategy"), chosen)
+    def test(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:
+        proofs.check(case, nproc, strategy)
+
+    return test
+
+
 @dataclass
 class Proofs:
     """Cases run on real ranks, one launch for all cases at a world size; each has a test of its own for its result."""
@@ -214,7 +248,11 @@ def gone(process: int) -> bool:
 
 
 def _result_file(folder: Path, case: Case, nproc: int, strategy: str, rank: int) -> Path:
-    return folder / f"{case.__name__}-{nproc}-{strategy}-{rank}.txt"
+    return folder / f"{_id(case, nproc, strategy)}-{rank}.txt"
+
+
+def _id(case: Case, nproc: int, strategy: str) -> str:
+    return f"{case.__name__}-{nproc}-{strategy}"
 
 
 def _worker(folder: Path, cases: Sequence[Case]) -> None:
@@ -222,7 +260,7 @@ def _worker(folder: Path, cases: Sequence[Case]) -> None:
     tempfile.tempdir = str(folder)
     world = World.join(device="cpu", timeout=60)
     for strategy in [strategy for nproc, strategy in WORLDS if nproc == world.size]:
-        for case in cases:
+        for case in [case for case in cases if (world.size, strategy) in worlds_of(case)]:
             error = ""
             try:
                 case(World.single() if strategy == "lone" else world, strategy)

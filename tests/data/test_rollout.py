@@ -16,7 +16,7 @@ from samestep.data.loading import Batch
 from samestep.data.order import Shuffled
 from samestep.data.rollout import moments, produce, split_rows
 from samestep.world.world import World
-from toys import WORLDS, ByHand, Case, Net, Points, Proofs, close, feed_of, learner_of, made, rate, weights_of
+from toys import ByHand, Case, Net, Points, close, feed_of, learner_of, made, on_ranks, rate, weights_of
 
 DRAW = noise.purpose("test/draw")
 SIZES = [(20, 7, 2), (20, 8, 3), (9, 2, 1), (5, 1, 4)]
@@ -161,8 +161,4 @@ def what_is_refused(world: World, strategy: str) -> None:
 
 CASES: list[Case] = [produced_rows, parts_of_rows, updates_on_a_rollout, what_is_refused]
 
-
-@pytest.mark.parametrize(("nproc", "strategy"), WORLDS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:
-    proofs.check(case, nproc, strategy)
+test_on_ranks = on_ranks(CASES)

@@ -13,7 +13,7 @@ from samestep.parallel.compiling import LossCompiler, repeat_rows
 from samestep.parallel.wrap import wrap
 from samestep.train.learner.learner import Learner
 from samestep.world.world import World
-from toys import SETTINGS, WORLDS, Case, Net, Points, Proofs, close, default_dtype, feed_of, made, rate, weights_of
+from toys import SETTINGS, Case, Net, Points, close, default_dtype, feed_of, made, on_ranks, rate, weights_of
 
 
 class Counting:
@@ -93,11 +93,7 @@ CASES: list[Case] = [
     all_ranks_go_on_without_if_one_cannot_compile,
 ]
 
-
-@pytest.mark.parametrize(("nproc", "strategy"), WORLDS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:
-    proofs.check(case, nproc, strategy)
+test_on_ranks = on_ranks(CASES)
 
 
 def test_with_torchs_own_compiler() -> None:

@@ -10,7 +10,7 @@ from samestep.core.errors import UserError
 from samestep.parallel.build import build_uninitialized
 from samestep.parallel.wrap import Replicated, Sharded, SingleProcess, full_tensor, local, total_norm, wrap
 from samestep.world.world import World
-from toys import WORLDS, Case, Net, Proofs, made
+from toys import Case, Net, made, on_ranks
 
 X, TOKENS = torch.linspace(-1, 1, 8, dtype=torch.float64).reshape(2, 4), torch.tensor([1, 3])
 
@@ -123,8 +123,4 @@ CASES: list[Case] = [
     tied_parameters_stay_tied,
 ]
 
-
-@pytest.mark.parametrize(("nproc", "strategy"), WORLDS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:
-    proofs.check(case, nproc, strategy)
+test_on_ranks = on_ranks(CASES)

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 from samestep.core.store_server import LOCALHOST, serve_store
 from samestep.world.authenticated_store import AuthenticatedStore, NotAuthentic
 from samestep.world.world import World
-from toys import WORLDS, Case, Proofs
+from toys import WORLDS, Case, on_ranks
 
 KEY = b"k" * 32
 
@@ -113,9 +113,8 @@ def test_sums_of_many_at_once_are_right() -> None:
     assert sorted(sums) == list(range(1, 161))
 
 
+@pytest.mark.parametrize("inner", [serve_store], indirect=True, ids=["tcp"])  # the other has no connections
 def test_a_copy_is_a_connection_of_its_own(store: AuthenticatedStore) -> None:
-    if isinstance(store.inner, HashStore):
-        pytest.skip("a store of one process has no connections")
     PrefixStore("p", store).clone().set("a", "1")  # from C++, which holds no Python object
     assert store.get("p/a") == b"1"
 
@@ -133,9 +132,4 @@ def groups_use_it(world: World, strategy: str) -> None:
 
 CASES: list[Case] = [groups_use_it]
 
-
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(("nproc", "strategy"), [world for world in WORLDS if world[1] == "ddp"])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:
-    proofs.check(case, nproc, strategy)
+test_on_ranks = on_ranks(CASES, [world for world in WORLDS if world[1] == "ddp"])

@@ -16,7 +16,7 @@ from samestep.recipes.distill.rank_terms import RankTerms
 from samestep.recipes.distill.rows import Reading
 from samestep.train.logging.metrics import MetricAccumulator
 from samestep.world.world import World
-from toys import WORLDS, ByHand, Case, Proofs, close, feed_of, learner_of, made, rate, weights_of
+from toys import ByHand, Case, close, feed_of, learner_of, made, on_ranks, rate, weights_of
 
 SPLITS = [(13, 6, 2), (7, 4, 100)]
 DIMS = (5, 2)
@@ -119,8 +119,4 @@ def texts_get_the_same_vectors(world: World, strategy: str) -> None:
 
 CASES: list[Case] = [the_loss_is_that_of_the_whole_batch, texts_get_the_same_vectors]
 
-
-@pytest.mark.parametrize(("nproc", "strategy"), WORLDS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:
-    proofs.check(case, nproc, strategy)
+test_on_ranks = on_ranks(CASES)

@@ -1,4 +1,4 @@
-"""The benchmark: its figures by hand, the same at any world size, with a baseline that survives a kill."""
+"""The benchmark: its metrics by hand, the same at any world size, with a baseline that survives a kill."""
 
 import json
 import logging
@@ -26,7 +26,7 @@ from samestep.recipes.gan.players import PlayerConfig
 from samestep.recipes.gan.task import Adversaries
 from samestep.train.logging.console import Screen
 from samestep.train.record.config import Distributed
-from toys import Case, Proofs
+from toys import SEVERAL, Case, on_ranks
 
 pytestmark = pytest.mark.timeout(900)
 NETWORK = CausalConfig(
@@ -114,11 +114,7 @@ def unreadable_and_empty(world: World, strategy: str) -> None:
 
 CASES: list[Case] = [same_at_any_world_size, unreadable_and_empty]
 
-
-@pytest.mark.parametrize(("nproc", "strategy"), [(2, "ddp"), (2, "fsdp"), (3, "ddp"), (3, "fsdp")])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:
-    proofs.check(case, nproc, strategy)
+test_on_ranks = on_ranks(CASES, SEVERAL)
 
 
 def test_verdicts_by_hand() -> None:

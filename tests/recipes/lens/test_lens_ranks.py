@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +14,7 @@ from samestep.data.loading import Batch
 from samestep.parallel.wrap import full_tensor
 from samestep.recipes.lens.network import Lens, LensShape
 from samestep.world.world import World
-from toys import WORLDS, Case, Proofs, close, default_dtype, feed_of, rate, weights_of
+from toys import UP_TO_2, Case, close, default_dtype, feed_of, on_ranks, rate, weights_of
 
 SHAPE = LensShape(layer=0, t_text=2, bos=2)
 PROMPT = [3, 5], [7]
@@ -124,9 +123,4 @@ CASES: list[Case] = [
     a_base_in_bfloat16,
 ]
 
-
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(("nproc", "strategy"), [world for world in WORLDS if world[0] < 3])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:
-    proofs.check(case, nproc, strategy)
+test_on_ranks = on_ranks(CASES, UP_TO_2)

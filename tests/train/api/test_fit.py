@@ -12,7 +12,7 @@ from samestep.data.order import VALIDATION_EPOCH, Sequential, Shuffled
 from samestep.train.api.fit import Fit, evaluate
 from samestep.train.record.progress import Tick
 from samestep.world.world import World
-from toys import WORLDS, ByHand, Case, Net, Points, Proofs, close, feed_of, learner_of, made, rate, weights_of
+from toys import ByHand, Case, Net, Points, close, feed_of, learner_of, made, on_ranks, rate, weights_of
 
 
 def count(batch: Batch) -> dict[str, Tensor]:
@@ -85,8 +85,4 @@ def without_validation_there_is_none(world: World, strategy: str) -> None:
 
 CASES: list[Case] = [validation_counts_every_row_once, it_fits_and_validates, without_validation_there_is_none]
 
-
-@pytest.mark.parametrize(("nproc", "strategy"), WORLDS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:
-    proofs.check(case, nproc, strategy)
+test_on_ranks = on_ranks(CASES)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -15,7 +14,7 @@ from samestep.models.log_probs import completion_log_probs
 from samestep.train.api.generation import GenerationConfig, LocalGenerator
 from samestep.train.learner.draws import Draws
 from samestep.world.world import World
-from toys import Case, Proofs, close, learner_of
+from toys import Case, close, learner_of, on_ranks
 
 PROMPTS = [[3, 4, 5, 6, 7], [8], [9, 10, 11], [8], [2, 2], [12, 13, 14, 15], [16]]
 IDS = torch.tensor([[number % 2, 10 + number] for number in range(len(PROMPTS))])
@@ -143,9 +142,4 @@ def mixed_precision(world: World, strategy: str) -> None:
 
 CASES: list[Case] = [uneven_prompts, gathered_once, mixed_precision, training]
 
-
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(("nproc", "strategy"), [(1, "lone"), (2, "ddp"), (2, "fsdp")])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:
-    proofs.check(case, nproc, strategy)
+test_on_ranks = on_ranks(CASES, [(1, "lone"), (2, "ddp"), (2, "fsdp")])

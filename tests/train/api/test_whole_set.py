@@ -13,7 +13,7 @@ from samestep.data.order import Sequential
 from samestep.data.reordered import Reordered
 from samestep.train.api.whole_set import WholeSet, gather_rows
 from samestep.world.world import World
-from toys import WORLDS, Net, Points, feed_of, learner_of, made
+from toys import Net, Points, feed_of, learner_of, made, on_ranks
 
 
 def outputs(module: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
@@ -81,9 +81,4 @@ def mistakes_are_refused_on_all_ranks(world: World, strategy: str) -> None:
 
 CASES = [every_row_once_in_order, metrics_are_equal_on_all_ranks, mistakes_are_refused_on_all_ranks]
 
-
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-@pytest.mark.parametrize(("nproc", "strategy"), WORLDS)
-def test_on_ranks(case: Any, nproc: int, strategy: str, proofs: Any) -> None:
-    proofs.check(case, nproc, strategy)
+test_on_ranks = on_ranks(CASES)

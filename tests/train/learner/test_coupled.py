@@ -15,11 +15,9 @@ from samestep.train.logging.metrics import MetricAccumulator
 from samestep.world.world import World
 from toys import (
     SETTINGS,
-    WORLDS,
     ByHand,
     Case,
     Points,
-    Proofs,
     close,
     default_dtype,
     feed_of,
@@ -27,6 +25,7 @@ from toys import (
     learner_of,
     made,
     moments_of,
+    on_ranks,
     rate,
     weights_of,
 )
@@ -210,8 +209,4 @@ CASES: list[Case] = [
     low_precision_follows,
 ]
 
-
-@pytest.mark.parametrize(("nproc", "strategy"), WORLDS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:
-    proofs.check(case, nproc, strategy)
+test_on_ranks = on_ranks(CASES)

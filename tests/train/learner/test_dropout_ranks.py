@@ -15,7 +15,7 @@ from samestep.train.learner.dropout import keyed_dropout, share_key
 from samestep.train.learner.learner import Learner
 from samestep.train.record.progress import Progress
 from samestep.world.world import World
-from toys import WORLDS, ByHand, Case, Points, Proofs, close, feed_of, learner_of, made, rate, weights_of
+from toys import ByHand, Case, Points, close, feed_of, learner_of, made, on_ranks, rate, weights_of
 
 SPLITS = [(23, 8, 2), (23, 8, 100), (10, 7, 1), (5, 2, 1)]
 STEPS = 4
@@ -123,8 +123,4 @@ CASES: list[Case] = [
     both_passes_of_a_coupled_loss_have_the_same_masks,
 ]
 
-
-@pytest.mark.parametrize(("nproc", "strategy"), WORLDS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:
-    proofs.check(case, nproc, strategy)
+test_on_ranks = on_ranks(CASES)

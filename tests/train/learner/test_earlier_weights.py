@@ -14,7 +14,7 @@ from samestep.parallel.wrap import local
 from samestep.train.learner.earlier_weights import EarlierWeights
 from samestep.train.learner.learner import Learner
 from samestep.world.world import World
-from toys import WORLDS, Case, Net, Points, Proofs, default_dtype, feed_of, learner_of, made, run_on_ranks, weights_of
+from toys import Case, Net, Points, default_dtype, feed_of, learner_of, made, on_ranks, run_on_ranks, weights_of
 
 KEEP, STEPS = 2, 5
 
@@ -77,12 +77,7 @@ CASES: list[Case] = [
     other_weights_than_were_kept_are_refused,
 ]
 
-
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(("nproc", "strategy"), WORLDS)
-@pytest.mark.parametrize("case", CASES)
-def test_on_ranks(case: Case, nproc: int, strategy: str, proofs: Proofs) -> None:
-    proofs.check(case, nproc, strategy)
+test_on_ranks = on_ranks(CASES)
 
 
 def run_to(folder: Path, strategy: str, first: int) -> None:

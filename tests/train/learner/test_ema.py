@@ -15,17 +15,18 @@ from samestep.train.learner.ema import Average
 from samestep.train.record.progress import Tick
 from samestep.world.world import World
 from toys import (
-    WORLDS,
+    NOT_SHARDED,
     Case,
     Net,
     Points,
-    Proofs,
     close,
     default_dtype,
     feed_of,
     in_order,
+    in_worlds,
     learner_of,
     made,
+    on_ranks,
     run_on_ranks,
     weights_of,
 )
@@ -81,9 +82,8 @@ def validation_measures_it_and_leaves_no_trace(world: World, strategy: str) -> N
         assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+@in_worlds(NOT_SHARDED)  # a sharded one casts its weights as it gathers them
 def it_is_put_in_use_before_weights_are_cast(world: World, strategy: str) -> None:
-    if strategy == "fsdp":
-        return  # its weights are cast as they are gathered
     with default_dtype(torch.float32):
         learner = learner_of(made(Net), world, strategy, mixed_precision="bf16")
     average = Average(learner, DECAY)
@@ -99,12 +99,7 @@ CASES: list[Case] = [
     validation_measures_it_and_leaves_no_trace,
 ]
 
-
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(("nproc", "strategy"), WORLDS)
-@pytest.mark.parametrize("case", CASES)
-def test_on_ranks(case: Case, nproc: int, strategy: str, proofs: Proofs) -> None:
-    proofs.check(case, nproc, strategy)
+test_on_ranks = on_ranks(CASES)
 
 
 def run_to(folder: Path, strategy: str, first: int) -> None:

@@ -1,6 +1,7 @@
 """Frozen networks: the same on every rank, kept as they were at the first launch, and refused when they changed."""
 
 import copy
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from samestep.train.learner.content_hash import content_hash
 from samestep.train.learner.frozen import Frozen
 from samestep.train.learner.learner import Learner
 from samestep.world.world import World
-from toys import WORLDS, Case, Net, Points, Proofs, feed_of, made, rate
+from toys import NOT_SHARDED, Case, Net, Points, feed_of, in_worlds, made, on_ranks, rate
 
 POINTS = Points(13)
 
@@ -219,9 +220,8 @@ def what_changed_or_is_gone_is_refused_by_all_ranks(world: World, strategy: str)
         bench.frozen(bench.learner(network, rate=rate))
 
 
+@in_worlds(NOT_SHARDED)
 def rank_0_reads_for_all_where_no_disk_is_shared(world: World, strategy: str) -> None:
-    if strategy == "fsdp":
-        return
     own = new_folder(world) / str(world.rank)
     if world.is_main:
         own.mkdir()
@@ -249,13 +249,7 @@ CASES: list[Case] = [
     rank_0_reads_for_all_where_no_disk_is_shared,
 ]
 
-
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(("nproc", "strategy"), WORLDS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:
-    pytest.importorskip("peft")
-    proofs.check(case, nproc, strategy)
+test_on_ranks = pytest.mark.skipif(find_spec("peft") is None, reason="needs peft")(on_ranks(CASES))
 
 
 def test_one_changed_bit_is_another_hash() -> None:

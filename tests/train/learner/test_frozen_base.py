@@ -20,20 +20,7 @@ from samestep.data.loading import Batch
 from samestep.parallel.wrap import full_tensor
 from samestep.train.learner.content_hash import content_hash
 from samestep.world.world import World
-from toys import (
-    WORLDS,
-    ByHand,
-    Case,
-    Net,
-    Points,
-    Proofs,
-    close,
-    default_dtype,
-    feed_of,
-    made,
-    rate,
-    weights_of,
-)
+from toys import UP_TO_2, ByHand, Case, Net, Points, close, default_dtype, feed_of, made, on_ranks, rate, weights_of
 
 TRAINED = ["before.bias", "before.weight", "mean"]
 
@@ -114,12 +101,7 @@ CASES: list[Case] = [
     another_base_is_refused_at_a_resume,
 ]
 
-
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(("nproc", "strategy"), [world for world in WORLDS if world[0] < 3])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:
-    proofs.check(case, nproc, strategy)
+test_on_ranks = on_ranks(CASES, UP_TO_2)
 
 
 def test_mixed_precision_leaves_a_base_in_bfloat16_as_it_is() -> None:

@@ -15,7 +15,7 @@ from samestep.train.api.fit import Fit, evaluate
 from samestep.train.logging.metrics import MetricAccumulator
 from samestep.train.record.progress import Tick
 from samestep.world.world import World
-from toys import WORLDS, ByHand, Case, Net, Points, Proofs, close, feed_of, learner_of, made, rate, weights_of
+from toys import ByHand, Case, Net, Points, close, feed_of, learner_of, made, on_ranks, rate, weights_of
 
 STEPS = 5
 
@@ -213,8 +213,4 @@ CASES: list[Case] = [
     a_step_has_one_rate_however_many_updates_it_makes,
 ]
 
-
-@pytest.mark.parametrize(("nproc", "strategy"), WORLDS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:
-    proofs.check(case, nproc, strategy)
+test_on_ranks = on_ranks(CASES)

@@ -14,19 +14,20 @@ from samestep.train.logging.metrics import MetricAccumulator
 from samestep.world.world import World
 from toys import (
     SETTINGS,
-    WORLDS,
+    SEVERAL,
     ByHand,
     Case,
     Net,
     Points,
-    Proofs,
     close,
     default_dtype,
     feed_of,
     in_order,
+    in_worlds,
     learner_of,
     made,
     moments_of,
+    on_ranks,
     rate,
     weights_of,
 )
@@ -184,9 +185,8 @@ def frozen_and_tied_parts(world: World, strategy: str) -> None:
     close(moments_of(again), moments_of(learner), tolerance=0)
 
 
+@in_worlds(SEVERAL)
 def gradients_are_reduced_once(world: World, strategy: str) -> None:
-    if world.size == 1:
-        return
     learner = learner_of(made(Net), world, strategy)
     feed = feed_of(Points(64), world, 16, 2, steps=3)
     learner.update(feed[0], one_term)
@@ -228,8 +228,4 @@ CASES: list[Case] = [
     around_the_wrapper,
 ]
 
-
-@pytest.mark.parametrize(("nproc", "strategy"), WORLDS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:
-    proofs.check(case, nproc, strategy)
+test_on_ranks = on_ranks(CASES)

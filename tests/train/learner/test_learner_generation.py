@@ -11,19 +11,7 @@ from samestep.data.order import Order, Shuffled
 from samestep.train.learner.draws import Draws
 from samestep.train.logging.metrics import Metric, MetricAccumulator
 from samestep.world.world import World
-from toys import (
-    WORLDS,
-    ByHand,
-    Case,
-    Points,
-    Proofs,
-    close,
-    feed_of,
-    learner_of,
-    made,
-    rate,
-    weights_of,
-)
+from toys import ByHand, Case, Points, close, feed_of, learner_of, made, on_ranks, rate, weights_of
 
 TOKENS = 5
 INNER = 2  # updates of each learner in a step
@@ -193,8 +181,4 @@ def _modes(learner: object) -> dict[str, bool]:
 
 CASES: list[Case] = [generation_inside_a_step, duel]
 
-
-@pytest.mark.parametrize(("nproc", "strategy"), WORLDS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:
-    proofs.check(case, nproc, strategy)
+test_on_ranks = on_ranks(CASES)

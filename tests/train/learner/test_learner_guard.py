@@ -12,11 +12,9 @@ from samestep.train.logging.metrics import MetricAccumulator
 from samestep.world.world import World
 from toys import (
     SETTINGS,
-    WORLDS,
     Case,
     Net,
     Points,
-    Proofs,
     close,
     default_dtype,
     feed_of,
@@ -24,6 +22,7 @@ from toys import (
     learner_of,
     made,
     moments_of,
+    on_ranks,
     same_everywhere,
     weights_of,
 )
@@ -122,8 +121,4 @@ def the_count_survives_a_save(world: World, strategy: str) -> None:
 
 CASES: list[Case] = [all_ranks_skip, float32_skips_too, too_many_end_the_run, the_count_survives_a_save]
 
-
-@pytest.mark.parametrize(("nproc", "strategy"), WORLDS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:
-    proofs.check(case, nproc, strategy)
+test_on_ranks = on_ranks(CASES)

@@ -11,17 +11,19 @@ from samestep.train.learner.optimizer import LossScale, OptimSettings
 from samestep.train.logging.metrics import MetricAccumulator
 from samestep.world.world import World
 from toys import (
+    NOT_SHARDED,
     SETTINGS,
-    WORLDS,
+    UP_TO_2,
     Case,
     Net,
     Points,
-    Proofs,
     close,
     default_dtype,
     feed_of,
+    in_worlds,
     learner_of,
     made,
+    on_ranks,
     weights_of,
 )
 
@@ -102,10 +104,8 @@ def held_constant_in_bf16_leaves_no_gradient(world: World, strategy: str) -> Non
         assert all(weight.grad is None for weight in learner.parameters())
 
 
+@in_worlds(NOT_SHARDED)  # sharded weights are gathered for one use at a time
 def held_constant_inside_of_the_own_loss(world: World, strategy: str) -> None:
-    if strategy == "fsdp":
-        return  # its weights are gathered for one use at a time
-
     def adversarial(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
         with learner.held_constant() as constant:
             apart = constant(batch["x"], batch["tokens"]) - batch["y"]
@@ -140,9 +140,8 @@ def a_batch_norm_trains_in_float32(world: World, strategy: str) -> None:
         assert not torch.equal(weights_of(learner)["norm.weight"], before)
 
 
+@in_worlds(NOT_SHARDED)  # the loss's own arithmetic is the same in a sharded one
 def rows_in_bf16_are_summed_in_float32(world: World, strategy: str) -> None:
-    if strategy == "fsdp":
-        return  # the loss's own arithmetic is the same there
     with default_dtype(torch.float32):
         learner = learner_of(made(Net), world, strategy, mixed_precision="bf16")
         kept: list[Tensor] = []
@@ -207,11 +206,7 @@ CASES: list[Case] = [
     without_scale_to_lose_it_fails,
 ]
 
-
-@pytest.mark.parametrize(("nproc", "strategy"), [world for world in WORLDS if world[0] != 3])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:
-    proofs.check(case, nproc, strategy)
+test_on_ranks = on_ranks(CASES, UP_TO_2)
 
 
 def test_the_loss_scale_doubles_after_enough_good_steps() -> None:

@@ -10,16 +10,17 @@ from samestep.checkpoint.store import Store
 from samestep.data.loading import Batch
 from samestep.world.world import World
 from toys import (
-    WORLDS,
+    NOT_SHARDED,
     Case,
     Net,
     Points,
-    Proofs,
     close,
     feed_of,
+    in_worlds,
     learner_of,
     made,
     moments_of,
+    on_ranks,
     run_on_ranks,
     weights_of,
 )
@@ -143,9 +144,8 @@ class Counting(nn.Module):
         return out
 
 
+@in_worlds(NOT_SHARDED)  # a sharded one has nothing to warm up
 def warming_up_leaves_no_trace(world: World, strategy: str) -> None:
-    if strategy == "fsdp":
-        return  # nothing to warm up
     results = []
     for settles in (True, False):
         learner = learner_of(made(Counting), world, strategy)
@@ -171,8 +171,4 @@ CASES: list[Case] = [
     warming_up_leaves_no_trace,
 ]
 
-
-@pytest.mark.parametrize(("nproc", "strategy"), WORLDS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:
-    proofs.check(case, nproc, strategy)
+test_on_ranks = on_ranks(CASES)

@@ -16,20 +16,7 @@ from samestep.train.learner.lora import plain_name
 from samestep.train.logging.metrics import MetricAccumulator
 from samestep.train.session.banner import banner_lines
 from samestep.world.world import World
-from toys import (
-    WORLDS,
-    ByHand,
-    Case,
-    Net,
-    Points,
-    Proofs,
-    close,
-    default_dtype,
-    feed_of,
-    made,
-    rate,
-    weights_of,
-)
+from toys import ByHand, Case, Net, Points, close, default_dtype, feed_of, made, on_ranks, rate, weights_of
 
 pytest.importorskip("peft")
 
@@ -169,9 +156,4 @@ CASES: list[Case] = [
     adapters_merge_into_the_base,
 ]
 
-
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(("nproc", "strategy"), WORLDS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:
-    proofs.check(case, nproc, strategy)
+test_on_ranks = on_ranks(CASES)

@@ -20,7 +20,7 @@ from samestep.train.learner.dropout import KeyedDropout
 from samestep.train.learner.learner import Learner
 from samestep.train.learner.preparation import Choices
 from samestep.world.world import World
-from toys import SETTINGS, WORLDS, Case, Net, Points, Proofs, close, feed_of, made, rate, weights_of
+from toys import LONE, SETTINGS, UP_TO_2, Case, Net, Points, close, feed_of, in_worlds, made, on_ranks, rate, weights_of
 
 
 class Decisions:
@@ -86,9 +86,8 @@ def what_is_to_be_compiled_is_compiled_after_its_attention_was_measured(world: W
     assert calls, "attention is part of what was compiled"
 
 
+@in_worlds(LONE)
 def a_loss_without_its_network_is_told_so(world: World, strategy: str) -> None:
-    if strategy != "lone":
-        return
     learner = Learner(wrap(made(Net), world, strategy, None), world, rate, SETTINGS, choices=open_choices(Decisions()))
     with pytest.raises(RunFailed, match="did not call the network"):
         learner.update(feed_of(Points(8), world, 8, 8, steps=1)[0], lambda module, batch: {"error": batch["y"].sum(1)})
@@ -204,9 +203,8 @@ def cuda_graphs_are_taken_where_they_are_faster(world: World, strategy: str) -> 
     close(weights_of(learner), weights_of(again), tolerance=1e-12)
 
 
+@in_worlds(LONE)
 def what_is_slow_as_cuda_graphs_is_compiled_without_them(world: World, strategy: str) -> None:
-    if strategy != "lone":
-        return
     recording, decisions = Recording(is_slow=True), Decisions()
     choices = open_choices(decisions, compiler=recording.compiler, cuda_graphs=True)
     plain = trained(world, strategy, Choices(), loss=error_in_some_time)
@@ -313,8 +311,4 @@ CASES: list[Case] = [
     one_that_cannot_be_compiled_stays_as_it_is,
 ]
 
-
-@pytest.mark.parametrize(("nproc", "strategy"), [world for world in WORLDS if world[0] != 3])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:
-    proofs.check(case, nproc, strategy)
+test_on_ranks = on_ranks(CASES, UP_TO_2)

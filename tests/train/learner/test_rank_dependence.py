@@ -13,7 +13,7 @@ from samestep.data.loading import Batch
 from samestep.train.learner.dropout import keyed_dropout
 from samestep.train.learner.rank_dependence import finding_rank_dependence
 from samestep.world.world import World
-from toys import WORLDS, Case, Net, Points, Proofs, close, feed_of, learner_of, made, weights_of
+from toys import Case, Net, Points, close, feed_of, learner_of, made, on_ranks, weights_of
 
 CPU = torch.device("cpu")
 NUMBER = "from torch's own generator, which differs by rank, so the run depends on the number of ranks"
@@ -309,8 +309,4 @@ def rows_that_mix_are_named(world: World, strategy: str) -> None:
 
 CASES: list[Case] = [lines_of_learners, keyed_networks_are_silent, rows_that_mix_are_named]
 
-
-@pytest.mark.parametrize(("nproc", "strategy"), WORLDS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:
-    proofs.check(case, nproc, strategy)
+test_on_ranks = on_ranks(CASES)

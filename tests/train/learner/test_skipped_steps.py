@@ -12,7 +12,7 @@ from samestep.core.errors import RunFailed
 from samestep.data.feed import MicroBatches
 from samestep.train.learner.skipped_steps import SAY_SECONDS, SkippedSteps
 from samestep.world.world import World
-from toys import WORLDS, Case, Points, Proofs, feed_of, learner_of
+from toys import Points, feed_of, learner_of, on_ranks
 
 GOOD, BAD = torch.tensor(0.0), torch.tensor(1.0)
 
@@ -149,9 +149,4 @@ def a_batch_that_counts_nothing_is_said(world: World, strategy: str) -> None:
 
 CASES = [rows_of_all_ranks_are_named, a_batch_that_counts_nothing_is_said]
 
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(("nproc", "strategy"), WORLDS)
-@pytest.mark.parametrize("case", CASES)
-def test_on_ranks(proofs: Proofs, case: Case, nproc: int, strategy: str) -> None:
-    proofs.check(case, nproc, strategy)
+test_on_ranks = on_ranks(CASES)

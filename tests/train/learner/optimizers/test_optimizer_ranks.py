@@ -1,7 +1,7 @@
 """Every optimizer on real ranks: what a step does, what a bad one does not, and what survives a save."""
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,17 +20,17 @@ from samestep.train.logging.metrics import MetricAccumulator
 from samestep.world.world import World
 from toys import (
     SETTINGS,
-    WORLDS,
     Case,
     Net,
     Points,
-    Proofs,
     close,
     default_dtype,
     feed_of,
     in_order,
+    in_worlds,
     learner_of,
     made,
+    on_ranks,
     same_everywhere,
     weights_of,
 )
@@ -245,11 +245,10 @@ class Large(nn.Module):
         return self.layers(x)
 
 
+@in_worlds([(1, "lone"), (2, "ddp"), (3, "ddp")])
 def eight_bits(world: World, strategy: str) -> None:
     """Its loss curve is that of a single process; a resumed one is the same to the bit, at the same world size."""
     pytest.importorskip("torchao")
-    if strategy == "fsdp" or (world.size == 1 and strategy == "ddp"):
-        return
     settings = replace(SETTINGS, optimizer=AdamW8bit(), clip=0.0)
 
     def losses(learner: Learner, world: World, steps: range) -> list[float]:
@@ -308,8 +307,4 @@ CASES: list[Case] = [
     eight_bits,
 ]
 
-
-@pytest.mark.parametrize(("nproc", "strategy"), WORLDS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_on_ranks(proofs: Proofs, case: Callable[[World, str], None], nproc: int, strategy: str) -> None:
-    proofs.check(case, nproc, strategy)
+test_on_ranks = on_ranks(CASES)
