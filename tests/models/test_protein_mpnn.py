@@ -228,7 +228,7 @@ def test_built_on_meta_then_drawn_equals_built_at_once() -> None:
 
 @pytest.mark.parametrize("field", ["hidden", "encoder_layers", "decoder_layers", "neighbours"])
 def test_impossible_shapes_are_refused(field: str) -> None:
-    with pytest.raises(UserError, match=f"Set {field} to 1 or more; it is 0"):
+    with pytest.raises(UserError, match=f"{field} must be a whole number of at least 1, not 0"):
         ProteinMPNNConfig(**{field: 0})
 
 

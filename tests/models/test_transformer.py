@@ -192,10 +192,12 @@ def test_traces_without_a_graph_break() -> None:
         ({"n_heads": 5}, "d_model=32 and n_heads=5"),
         ({"n_heads": 32}, "even size"),
         ({"n_kv_heads": 3}, "divisor of n_heads=4"),
-        ({"n_kv_heads": 0}, "divisor of n_heads=4"),
+        ({"n_kv_heads": 0}, "n_kv_heads must be a whole number of at least 1 or null, not 0"),
         ({"embedding_size": 10}, "at least vocab_size=50"),
-        ({"n_layers": 0}, "Set n_layers to 1 or more"),
-        ({"rope_theta": 0.0}, "above zero"),
+        ({"n_layers": 0}, "n_layers must be a whole number of at least 1, not 0"),
+        ({"rope_theta": 0.0}, "rope_theta must be a number above 0, not 0.0"),
+        ({"rms_norm_eps": 0.0}, "rms_norm_eps must be a number above 0, not 0.0"),
+        ({"init_std": 0.0}, "init_std must be a number above 0, not 0.0"),
     ],
 )
 def test_impossible_shapes_are_refused(changes: dict[str, object], sentence: str) -> None:

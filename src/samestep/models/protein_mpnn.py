@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from samestep.core.config.bounds import Count
-from samestep.core.errors import UserError
+from samestep.core.config.checked import CheckedConfig
 from samestep.models.deferred_init import DeferredInit, Embedding, Linear
 from samestep.models.protein_mpnn_features import Features, Graph, LayerNorm, nearest, take, wide
 
@@ -32,7 +32,7 @@ MESSAGE_SCALE = 30.0
 
 
 @dataclass(frozen=True)
-class ProteinMPNNConfig:
+class ProteinMPNNConfig(CheckedConfig):
     """The shape of a network; the defaults are those of the published weights."""
 
     hidden: Count = 128
@@ -43,12 +43,6 @@ class ProteinMPNNConfig:
     """Layers that also see letters."""
     neighbours: Count = 48
     """Nearest residues that a residue is connected with, itself included."""
-
-    def __post_init__(self) -> None:
-        """Refuse shapes that cannot be built."""
-        for name in ("hidden", "encoder_layers", "decoder_layers", "neighbours"):
-            if getattr(self, name) < 1:
-                raise UserError(f"Set {name} to 1 or more; it is {getattr(self, name)}.")
 
 
 class Encoded(NamedTuple):

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from samestep.core.config.bounds import Count, NotNegative, Positive
+from samestep.core.config.bounds import Count, Positive
+from samestep.core.config.checked import CheckedConfig
 from samestep.core.errors import UserError
 from samestep.models import deferred_init
 from samestep.models.attention import (
@@ -27,7 +28,7 @@ from samestep.models.deferred_init import DeferredInit, Embedding
 
 
 @dataclass(frozen=True)
-class TransformerConfig:
+class TransformerConfig(CheckedConfig):
     """The shape of a transformer."""
 
     d_model: Count = 128
@@ -48,31 +49,26 @@ class TransformerConfig:
     """Base of the rotary wavelengths."""
     max_sequence_length: Count = 1024
     """Longest sequence accepted."""
-    rms_norm_eps: NotNegative = 1e-5
+    rms_norm_eps: Positive = 1e-5
     """Added to the mean square before its root is taken."""
-    init_std: NotNegative = 0.02
+    init_std: Positive = 0.02
     """Standard deviation of fresh weights; layers that write to the residual stream get it over sqrt(2 n_layers)."""
     causal: bool = False
     """Whether a position attends only to itself and earlier positions."""
 
     def __post_init__(self) -> None:
         """Refuse shapes that cannot be built, before any memory is allocated."""
-        for name in ("d_model", "n_layers", "n_heads", "mlp_hidden_size", "vocab_size", "max_sequence_length"):
-            if getattr(self, name) < 1:
-                raise UserError(f"Set {name} to 1 or more; it is {getattr(self, name)}.")
         if self.d_model % self.n_heads or (self.d_model // self.n_heads) % 2:
             raise UserError(
                 f"Choose n_heads so that it divides d_model into heads of even size; "
                 f"d_model={self.d_model} and n_heads={self.n_heads} do not."
             )
-        if self.kv_heads < 1 or self.n_heads % self.kv_heads:
+        if self.n_heads % self.kv_heads:
             raise UserError(f"Choose n_kv_heads as a divisor of n_heads={self.n_heads}; it is {self.n_kv_heads}.")
         if self.embeddings < self.vocab_size:
             raise UserError(
                 f"Set embedding_size to at least vocab_size={self.vocab_size}, or to null; it is {self.embedding_size}."
             )
-        if self.rope_theta <= 0 or self.rms_norm_eps <= 0 or self.init_std <= 0:
-            raise UserError("Set rope_theta, rms_norm_eps and init_std to numbers above zero.")
 
     @property
     def head_size(self) -> int:

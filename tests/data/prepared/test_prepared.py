@@ -237,10 +237,10 @@ def test_text_of_nothing_and_of_too_little_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"sequence_length": 1}, "sequence_length to 2"),
-        ({"validation_fraction": 1.0}, "between 0 and 1"),
+        ({"sequence_length": 1}, "sequence_length must be a whole number of at least 2 or null, not 1"),
+        ({"validation_fraction": 1.0}, "validation_fraction must be a number above 0 and below 1, not 1.0"),
         ({"vocab_size": 300}, "only with --tokenizer bpe"),
-        ({"shard_bytes": 1}, "shard_bytes"),
+        ({"shard_bytes": 1}, "shard_bytes must be a whole number of at least 4, not 1"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], sentence: str) -> None:

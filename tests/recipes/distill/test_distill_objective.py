@@ -118,9 +118,9 @@ def test_gradients_are_finite_where_nothing_counts() -> None:
 
 
 def test_what_cannot_be_trained_with_is_refused() -> None:
-    with pytest.raises(UserError, match="Set the weights of align to 0 or more"):
+    with pytest.raises(UserError, match="Set at least one of the weights of align above 0"):
         AlignObjective(mse=0, cosine=0)
-    with pytest.raises(UserError, match="Set the weights of rank"):
+    with pytest.raises(UserError, match="kl must be a number of at least 0, not -1"):
         RankObjective(kl=-1)
     with pytest.raises(UserError, match="above 0"):
         RankObjective(temperature=0)

@@ -93,9 +93,9 @@ def test_what_is_trained() -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"beta": 0.0}, "Set beta above 0"),
-        ({"label_smoothing": 0.5}, "label_smoothing from 0 to below 0.5"),
-        ({"sft_coef": -1.0}, "to 0 or more"),
+        ({"beta": 0.0}, "beta must be a number above 0, not 0.0"),
+        ({"label_smoothing": 0.5}, "label_smoothing must be a number of at least 0 and below 0.5, not 0.5"),
+        ({"sft_coef": -1.0}, "sft_coef must be a number of at least 0, not -1.0"),
     ],
 )
 def test_what_cannot_be_trained_with(settings: dict[str, object], sentence: str) -> None:

@@ -175,10 +175,10 @@ def test_length_filters_say_what_they_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"min_story_length": 0}, "min_story_length to 1"),
+        ({"min_story_length": 0}, "min_story_length must be a whole number of at least 1, not 0"),
         ({"min_story_length": 9, "max_story_length": 8}, "max_story_length to data.min_story_length=9 or more"),
-        ({"validation_fraction": 1.0}, "between 0 and 1"),
-        ({"limit": 1}, "limit to 2"),
+        ({"validation_fraction": 1.0}, "validation_fraction must be a number above 0 and below 1, not 1.0"),
+        ({"limit": 1}, "limit must be a whole number of at least 2 or null, not 1"),
     ],
 )
 def test_settings_out_of_range(settings: dict[str, Any], sentence: str) -> None:

@@ -269,9 +269,9 @@ def test_nan_is_a_collapse() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"size": -1}, "Set benchmark.size to 1 or more, or to 0"),
-        ({"collapse_factor": 0.9}, "Set benchmark.collapse_factor to 1 or more; it is 0.9"),
-        ({"collapse_factor": math.nan}, "Set benchmark.collapse_factor to 1 or more; it is nan"),
+        ({"size": -1}, "size must be a whole number of at least 0, not -1"),
+        ({"collapse_factor": 0.9}, "collapse_factor must be a number of at least 1, not 0.9"),
+        ({"collapse_factor": math.nan}, "collapse_factor must be a number that is finite, not nan"),
     ],
 )
 def test_bad_settings(changes: dict[str, Any], sentence: str) -> None:

@@ -124,8 +124,8 @@ def test_a_preference_begins_at_ln_2_and_prefers_the_human_text() -> None:
         ({"kind": "grpo"}, "grpo compares the completions of one prompt"),
         ({"kind": "reinforce", "inner_epochs": 2}, "reinforce has no ratio"),
         ({"clip_eps": 0.0}, "above 0"),
-        ({"kl_coef": -1.0}, "0 or more"),
-        ({"parts": 0}, "objective.parts to 1 or more"),
+        ({"kl_coef": -1.0}, "kl_coef must be a number of at least 0, not -1.0"),
+        ({"parts": 0}, "parts must be a whole number of at least 1, not 0"),
     ],
 )
 def test_what_cannot_be_is_refused(settings: dict, sentence: str) -> None:

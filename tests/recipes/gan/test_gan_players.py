@@ -94,7 +94,7 @@ def test_a_configuration_names_a_player(folders: dict[str, Path]) -> None:
     by_default = open_player(PlayerConfig(), str(folders["plain"]), world)
     of_its_own = open_player(PlayerConfig(model=str(folders["chatml"])), str(folders["plain"]), world)
     assert len(of_its_own.prompt("a")) > len(by_default.prompt("a")) == 1
-    with pytest.raises(UserError, match="Set lora_rank to 0 or more; it is -1"):
+    with pytest.raises(UserError, match="lora_rank must be a whole number of at least 0, not -1"):
         PlayerConfig(lora_rank=-1)
 
 

@@ -15,16 +15,16 @@ from samestep.recipes.mdlm.stages import load
 @pytest.mark.parametrize(
     ("kind", "values", "sentence"),
     [
-        (DataConfig, {"sequence_length": 0}, "data.sequence_length to 1 or more"),
-        (DataConfig, {"validation_fraction": 1.0}, "between 0 and 1"),
-        (DataConfig, {"limit": 0}, "data.limit to 1 or more"),
+        (DataConfig, {"sequence_length": 0}, "sequence_length must be a whole number of at least 1 or null, not 0"),
+        (DataConfig, {"validation_fraction": 1.0}, "validation_fraction must be a number above 0 and below 1, not 1.0"),
+        (DataConfig, {"limit": 0}, "limit must be a whole number of at least 1 or null, not 0"),
         (ObjectiveConfig, {"least": 1.0}, "below 1"),
-        (ObjectiveConfig, {"cut_rows": -0.1}, "between 0 and 1"),
-        (ObjectiveConfig, {"validation_times": 0}, "1 or more"),
-        (SamplingConfig, {"length": 0}, "length to 1 or more"),
-        (SamplingConfig, {"block_length": 0}, "block_length to 1 or more"),
+        (ObjectiveConfig, {"cut_rows": -0.1}, "cut_rows must be a number of at least 0 and at most 1, not -0.1"),
+        (ObjectiveConfig, {"validation_times": 0}, "validation_times must be a whole number of at least 1, not 0"),
+        (SamplingConfig, {"length": 0}, "length must be a whole number of at least 1, not 0"),
+        (SamplingConfig, {"block_length": 0}, "block_length must be a whole number of at least 1 or null, not 0"),
         (SamplingConfig, {"length": 9, "block_length": 2, "steps": 4}, "steps to 5 or more"),
-        (SamplingConfig, {"temperature": -1.0}, "temperature to 0 or more"),
+        (SamplingConfig, {"temperature": -1.0}, "temperature must be a number of at least 0, not -1.0"),
     ],
 )
 def test_impossible_settings_are_refused(kind: type, values: dict[str, object], sentence: str) -> None:

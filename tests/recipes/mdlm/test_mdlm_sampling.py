@@ -360,11 +360,11 @@ def test_batches_hold_one_shape_and_everything_once(shapes: list[int], size: int
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"length": 0}, "length to 1 or more"),
-        ({"block_length": 0}, "block_length to 1 or more, or to null"),
+        ({"length": 0}, "length must be a whole number of at least 1, not 0"),
+        ({"block_length": 0}, "block_length must be a whole number of at least 1 or null, not 0"),
         ({"block_length": 2, "steps": 3}, "steps to 4 or more"),
-        ({"temperature": -1.0}, "temperature to 0 or more"),
-        ({"cfg_scale": -0.5}, "cfg_scale to 0 or more"),
+        ({"temperature": -1.0}, "temperature must be a number of at least 0, not -1.0"),
+        ({"cfg_scale": -0.5}, "cfg_scale must be a number of at least 0, not -0.5"),
     ],
 )
 def test_invalid_settings_are_refused(changes: dict[str, Any], message: str) -> None:

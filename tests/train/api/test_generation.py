@@ -243,11 +243,11 @@ def test_prompts_that_cannot_be_are_refused(prompts: list[list[int]], ids: Tenso
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"max_new_tokens": 0}, "Set max_new_tokens to 1 or more"),
-        ({"temperature": -1.0}, "Set temperature to 0 or more"),
-        ({"top_k": 0}, "Set top_k to 1 or more"),
-        ({"top_p": 0.0}, "Set top_p above 0"),
-        ({"top_p": 1.5}, "Set top_p above 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be a whole number of at least 1, not 0"),
+        ({"temperature": -1.0}, "temperature must be a number of at least 0, not -1.0"),
+        ({"top_k": 0}, "top_k must be a whole number of at least 1 or null, not 0"),
+        ({"top_p": 0.0}, "top_p must be a number above 0 and at most 1, not "),
+        ({"top_p": 1.5}, "top_p must be a number above 0 and at most 1, not "),
     ],
 )
 def test_settings_that_cannot_be_are_refused(changes: dict[str, Any], sentence: str) -> None:

@@ -65,9 +65,12 @@ def test_counts_survive_a_checkpoint() -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"early_stopping": -1}, "early_stopping must not be negative, but is -1"),
-        ({"min_improvement": -0.5}, "min_improvement must not be negative"),
-        ({"schedule": "plateau", "plateau_factor": 2.0}, "plateau_factor between 0 and 1, not 3 and 2"),
+        ({"early_stopping": -1}, "early_stopping must be a whole number of at least 0, not -1"),
+        ({"min_improvement": -0.5}, "min_improvement must be a number of at least 0, not -0.5"),
+        (
+            {"schedule": "plateau", "plateau_factor": 2.0},
+            "plateau_factor must be a number above 0 and below 1, not 2.0",
+        ),
         ({"best_at_end": True, "checkpoint": Checkpoints(keep_best=0)}, "set checkpoint.keep_best=1"),
     ],
 )

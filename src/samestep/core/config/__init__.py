@@ -5,6 +5,7 @@ one from plain data and refuses wrong values with one sentence; `dump` is its in
 with its meaning. `changed` finds fields that a resumed run may not change; `free` declares those that it may, and
 `or_mapping` those whose value has a second way to be written. `NoEffect` declares settings that have no effect beside
 others. The type of a number declares its bounds: `Count`, `Positive`, or `Annotated[float, Bounds(above=0, most=2)]`.
+A class that inherits from `CheckedConfig` refuses numbers out of bounds wherever it is made.
 """
 
 import dataclasses
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from samestep.core.config.bounds import Bounds, Count, CountOrZero, Decay, NotNegative, PartialShare, Positive, Share
+from samestep.core.config.checked import CheckedConfig
 from samestep.core.config.command_line import Alias, parse_settings, split_options
 from samestep.core.config.conversion import build
 from samestep.core.config.files import group_options
@@ -48,6 +50,7 @@ __all__ = [
     "Alias",
     "Aliases",
     "Bounds",
+    "CheckedConfig",
     "Count",
     "CountOrZero",
     "Decay",

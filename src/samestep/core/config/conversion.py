@@ -100,7 +100,7 @@ def _field(value: Any, field: dataclasses.Field[Any], tp: Any, place: FieldPath,
     if form is not None and _is_mapping(value):
         return _section(value, form, place, None).value()
     if value is not MISSING:
-        return _convert(value, tp, place, None if default is MISSING else default)
+        return convert(value, tp, place, None if default is MISSING else default)
     if default is MISSING and is_section(tp):
         return _section({}, tp, place, None)
     if default is MISSING:
@@ -113,7 +113,7 @@ def _is_mapping(value: Any) -> bool:
     return value.lstrip().startswith("{") if isinstance(value, str) else isinstance(value, Mapping)
 
 
-def _convert(value: Any, tp: Any, place: FieldPath, base: Any = None) -> Any:
+def convert(value: Any, tp: Any, place: FieldPath, base: Any = None) -> Any:
     """`value` as type `tp`. `base` is the default whose fields a nested config overrides."""
     if tp in (Any, object):
         return value
@@ -143,11 +143,11 @@ def _union(value: Any, tp: Any, place: FieldPath, base: Any) -> Any:
     if NULL in members(tp) and _means_null(value, choices):
         return None
     if len(choices) == 1 and _width(choices[0]) == _NESTED:
-        return _convert(value, choices[0], place, base)  # its own message names the part of the value that is wrong
+        return convert(value, choices[0], place, base)  # its own message names the part of the value that is wrong
     exact = [choice for choice in choices if type(value) is bare(choice)] if not isinstance(value, str) else []
     for choice in exact or choices:
         try:
-            return _convert(value, choice, place, base)
+            return convert(value, choice, place, base)
         except UserError:
             continue
     raise place.refuse(value, tp)
@@ -181,7 +181,7 @@ def _list(value: Any, tp: Any, place: FieldPath) -> Any:
             raise place.refuse(value, tp)
     else:
         kinds = kinds[:1] * len(items)
-    return make(_convert(item, kind, place.child(at)) for at, (item, kind) in enumerate(zip(items, kinds)))
+    return make(convert(item, kind, place.child(at)) for at, (item, kind) in enumerate(zip(items, kinds)))
 
 
 def _dict(value: Any, tp: Any, place: FieldPath) -> dict[Any, Any]:
@@ -190,7 +190,7 @@ def _dict(value: Any, tp: Any, place: FieldPath) -> dict[Any, Any]:
     if not isinstance(items, Mapping):
         raise place.refuse(value, tp)
     return {
-        _convert(key, key_type, place.child(key)): _convert(item, item_type, place.child(key))
+        convert(key, key_type, place.child(key)): convert(item, item_type, place.child(key))
         for key, item in items.items()
     }
 

@@ -1,14 +1,15 @@
 """The settings of `samestep data prepare`. Imports no torch."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from samestep.core.config.bounds import Count, PartialShare
+from samestep.core.config.bounds import Bounds, Count, PartialShare
+from samestep.core.config.checked import CheckedConfig
 from samestep.core.errors import UserError
 
 
 @dataclass(frozen=True)
-class PrepareConfig:
+class PrepareConfig(CheckedConfig):
     """How text becomes tokens."""
 
     out: str
@@ -17,7 +18,7 @@ class PrepareConfig:
     """byte, char, bpe (learned from the text), or a local folder with a tokenizer.json."""
     vocab_size: Count | None = None
     """Tokens that bpe learns, the special ones included; null is 4096."""
-    sequence_length: Count | None = None
+    sequence_length: Annotated[int, Bounds(least=2)] | None = None
     """Tokens in a row; null is 256, and 1024 for chats."""
     validation_fraction: PartialShare = 0.1
     """Share of the documents (of a single text: its end) that is kept for validation."""
@@ -37,18 +38,12 @@ class PrepareConfig:
     """The end-of-document token, if the tokenizer folder does not name it: a token, its number, or new to add one."""
     seed: int = 0
     """Chooses the documents that are kept for validation."""
-    shard_bytes: Count = 1 << 30
+    shard_bytes: Annotated[int, Bounds(least=4)] = 1 << 30
     """Largest size of a token file."""
     overwrite: bool = False
     """Replace the folder if it exists."""
 
     def __post_init__(self) -> None:
         """Refuse invalid settings before anything is read."""
-        if self.sequence_length is not None and self.sequence_length < 2:
-            raise UserError(f"Set sequence_length to 2 or more; it is {self.sequence_length}.")
-        if not 0 < self.validation_fraction < 1:
-            raise UserError(f"Set validation_fraction between 0 and 1; it is {self.validation_fraction}.")
         if self.vocab_size is not None and self.tokenizer != "bpe":
             raise UserError(f"Give vocab_size only with --tokenizer bpe; the tokenizer is {self.tokenizer}.")
-        if self.shard_bytes < 4:
-            raise UserError(f"Set shard_bytes to 4 or more; it is {self.shard_bytes}.")

@@ -5,11 +5,12 @@ from typing import Annotated, Literal
 
 from samestep import Config, UserError, free
 from samestep.core.config.bounds import Bounds, Count, CountOrZero, PartialShare, Positive
+from samestep.core.config.checked import CheckedConfig
 from samestep.recipes.distill.objective import AlignObjective, RankObjective
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(CheckedConfig):
     """Queries and passages."""
 
     train: str | list[str] | None = None
@@ -29,15 +30,6 @@ class DataConfig:
     """Use only this many records, for a quick trial: from the beginning of files, or spread over the documentation;
     null: all."""
 
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        if not 0 < self.validation_fraction < 1:
-            raise UserError(f"Set data.validation_fraction between 0 and 1; it is {self.validation_fraction}.")
-        if self.validation_queries < 1:
-            raise UserError(f"Set data.validation_queries to 1 or more; it is {self.validation_queries}.")
-        if self.limit is not None and self.limit < 2:
-            raise UserError(f"Set data.limit to 2 or more, or to null; it is {self.limit}.")
-
     @property
     def named(self) -> list[str]:
         """What `train` names."""
@@ -45,7 +37,7 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
-class ShapeConfig:
+class ShapeConfig(CheckedConfig):
     """A small network with random weights, where no model is named."""
 
     width: Count = 64
@@ -59,12 +51,12 @@ class ShapeConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be built."""
-        if min(self.width, self.layers, self.heads) < 1 or self.width % self.heads:
-            raise UserError("Set width, layers and heads to 1 or more, and width to a multiple of heads.")
+        if self.width % self.heads:
+            raise UserError(f"Set width to a multiple of heads={self.heads}; it is {self.width}.")
 
 
 @dataclass(frozen=True)
-class TeacherConfig:
+class TeacherConfig(CheckedConfig):
     """How the teacher is used."""
 
     mode: Literal["cached", "live"] = "cached"
@@ -85,14 +77,9 @@ class TeacherConfig:
     shape: ShapeConfig = field(default_factory=lambda: ShapeConfig(width=96, layers=2, heads=4))
     """The network where no teacher_model is named."""
 
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        if min(self.batch_size, self.max_length, self.save_every) < 1:
-            raise UserError("Set teacher.batch_size, teacher.max_length and teacher.save_every to 1 or more.")
-
 
 @dataclass(frozen=True)
-class StudentConfig:
+class StudentConfig(CheckedConfig):
     """What the student reads."""
 
     max_length: Count = 256
@@ -105,14 +92,9 @@ class StudentConfig:
     shape: ShapeConfig = field(default_factory=ShapeConfig)
     """The network where no student_model is named."""
 
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        if self.max_length < 1 or any(dim < 1 for dim in self.matryoshka_dims):
-            raise UserError("Set student.max_length and all of student.matryoshka_dims to 1 or more.")
-
 
 @dataclass(frozen=True)
-class MiningConfig:
+class MiningConfig(CheckedConfig):
     """Hard negatives: passages that the teacher finds close to a query and that do not answer it."""
 
     negatives: CountOrZero = 0
@@ -121,11 +103,6 @@ class MiningConfig:
     """Only passages that the teacher scores below this times the positive: closer ones may be answers too."""
     skip: CountOrZero = 0
     """The closest of these are passed over."""
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        if self.negatives < 0 or self.skip < 0 or self.highest <= 0:
-            raise UserError("Set mining.negatives and mining.skip to 0 or more, and mining.highest above 0.")
 
 
 @dataclass(frozen=True)
@@ -182,12 +159,5 @@ class DistillConfig(Config):
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot work."""
-        for name in ("phase1_epochs", "phase2_epochs", "max_samples_phase1", "max_samples_phase2"):
-            if getattr(self, name) < 1:
-                raise UserError(f"Set {name} to 1 or more; it is {getattr(self, name)}.")
-        if self.phase1_lr <= 0 or self.phase2_lr <= 0:
-            raise UserError("Set phase1_lr and phase2_lr above 0.")
-        if self.negatives < 0:
-            raise UserError(f"Set negatives to 0 or more; it is {self.negatives}.")
         if self.skip_phase1 and self.skip_phase2:
             raise UserError("Leave out --skip_phase1 or --skip_phase2: with both there is nothing to train.")

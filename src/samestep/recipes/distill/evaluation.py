@@ -8,8 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from samestep import Trained, UserError, World
+from samestep import Trained, World
 from samestep.core.config.bounds import Count
+from samestep.core.config.checked import CheckedConfig
 from samestep.core.output import print_text
 from samestep.recipes.distill.bm25 import rank_by_bm25
 from samestep.recipes.distill.config import DistillConfig
@@ -33,7 +34,7 @@ RETAINED = "retained"
 
 
 @dataclass(frozen=True)
-class EvaluationOptions:
+class EvaluationOptions(CheckedConfig):
     """What to evaluate on."""
 
     beir: Path | None = None
@@ -47,11 +48,6 @@ class EvaluationOptions:
     """Also evaluate the student before training."""
     batch_size: Count = 32
     """Texts at once on a device."""
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be."""
-        if self.batch_size < 1:
-            raise UserError(f"--batch_size must be 1 or more, not {self.batch_size}.")
 
 
 @dataclass(frozen=True)

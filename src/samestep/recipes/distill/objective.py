@@ -23,6 +23,7 @@ from torch.nn.functional import cross_entropy, log_softmax, normalize
 
 from samestep import UserError
 from samestep.core.config.bounds import NotNegative, Positive
+from samestep.core.config.checked import CheckedConfig
 
 MSE, COSINE_DISTANCE, INFO_NCE = "mse", "cosine_distance", "info_nce"
 MARGIN_MSE, KL, COSENT = "margin_mse", "kl", "cosent"
@@ -34,13 +35,13 @@ _TIE = 1e-5
 
 def _trained(weights: dict[str, float], section: str) -> dict[str, float]:
     """The terms that count, if any does."""
-    if min(weights.values()) < 0 or not any(weights.values()):
-        raise UserError(f"Set the weights of {section} to 0 or more, and at least one of them above 0.")
+    if not any(weights.values()):
+        raise UserError(f"Set at least one of the weights of {section} above 0.")
     return {name: weight for name, weight in weights.items() if weight}
 
 
 @dataclass(frozen=True)
-class AlignObjective:
+class AlignObjective(CheckedConfig):
     """Phase 1: the teacher's vectors of queries and passages."""
 
     mse: NotNegative = 0.4
@@ -59,7 +60,7 @@ class AlignObjective:
 
 
 @dataclass(frozen=True)
-class RankObjective:
+class RankObjective(CheckedConfig):
     """Phase 2: which passage answers which query."""
 
     info_nce: NotNegative = 0.8
@@ -88,8 +89,6 @@ class RankObjective:
     def __post_init__(self) -> None:
         """Refuse what cannot be trained with."""
         _ = self.mix
-        if min(self.temperature, self.kl_temperature, self.cosent_temperature) <= 0:
-            raise UserError("Set rank.temperature, rank.kl_temperature and rank.cosent_temperature above 0.")
 
     @property
     def mix(self) -> dict[str, float]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from samestep import Trained, UserError, World
 from samestep.core.config.bounds import Count
+from samestep.core.config.checked import CheckedConfig
 from samestep.core.output import print_text
 from samestep.core.records import Json
 from samestep.data.prompt_files import read_prompts
@@ -20,7 +21,7 @@ from samestep.train.trained.batch_inference import network_of
 
 
 @dataclass(frozen=True)
-class SampleOptions:
+class SampleOptions(CheckedConfig):
     """What to look for, and among what."""
 
     query: str | None = None
@@ -39,8 +40,6 @@ class SampleOptions:
         """Refuse what cannot be, before the model is opened."""
         if not self.query:
             raise UserError("Give a query with --query.")
-        if min(self.top, self.batch_size, self.dim or 1) < 1:
-            raise UserError("--top, --dim and --batch_size must be 1 or more.")
 
 
 def find_passages(trained: Trained, options: SampleOptions, world: World) -> list[dict[str, Json]]:

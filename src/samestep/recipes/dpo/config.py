@@ -3,14 +3,15 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from samestep import CausalConfig, Config, UserError, free
+from samestep import CausalConfig, Config, free
 from samestep.core.config.bounds import Bounds, Count, CountOrZero, PartialShare, Positive
+from samestep.core.config.checked import CheckedConfig
 from samestep.models.protein_mpnn import ProteinMPNNConfig
 from samestep.recipes.dpo.objective import Objective
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(CheckedConfig):
     """Pairs of sequences."""
 
     train: str | None = None
@@ -29,18 +30,9 @@ class DataConfig:
     limit: Annotated[int, Bounds(least=2)] | None = None
     """Use only this many records, from the beginning, for a quick trial; null: all."""
 
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        if not 0 < self.validation_fraction < 1:
-            raise UserError(f"Set data.validation_fraction between 0 and 1; it is {self.validation_fraction}.")
-        if self.max_length < 1:
-            raise UserError(f"Set data.max_length to 1 or more; it is {self.max_length}.")
-        if self.limit is not None and self.limit < 2:
-            raise UserError(f"Set data.limit to 2 or more, or to null; it is {self.limit}.")
-
 
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(CheckedConfig):
     """The network that is trained, and that it is compared with."""
 
     name: str | None = None
@@ -54,11 +46,6 @@ class ModelConfig:
     """text: the shape of the built-in network, which reads bytes."""
     lora_rank: CountOrZero = 0
     """text: train adapters of this rank instead of the whole network; 0: the whole network."""
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be trained."""
-        if self.lora_rank < 0:
-            raise UserError(f"Set model.lora_rank to 0 or more; it is {self.lora_rank}.")
 
 
 @dataclass(frozen=True)
@@ -93,10 +80,3 @@ class DpoConfig(Config):
     base_batch_size: CountOrZero = 0
     """With lr_scaling (--scale_lr): the global batch that learning_rate is stated for; 0: batch_size, so that the rate
     is multiplied by the number of processes."""
-
-    def __post_init__(self) -> None:
-        """Refuse settings that cannot work."""
-        if self.temperature <= 0 or self.sampling_temperature <= 0:
-            raise UserError("Set temperature and sampling_temperature above 0.")
-        if self.base_batch_size < 0:
-            raise UserError(f"Set base_batch_size to 0 or more; it is {self.base_batch_size}.")

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from samestep import UserError
 from samestep.core.config.bounds import Bounds, NotNegative, Positive
+from samestep.core.config.checked import CheckedConfig
 
 LossType = Literal["dpo", "ipo", "hinge"]
 DPO, SFT, DIVERSITY = "dpo", "sft", "diversity"
@@ -30,7 +30,7 @@ _ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
-class Objective:
+class Objective(CheckedConfig):
     """How a policy is trained with pairs."""
 
     loss_type: LossType = "dpo"
@@ -45,15 +45,6 @@ class Objective:
     """Coefficient of the negative log-likelihood of the preferred sequences, per token or residue."""
     diversity_lambda: NotNegative = 0.0
     """protein: coefficient of how alike sampled sequences are; 0: none are sampled."""
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be trained with."""
-        if self.beta <= 0:
-            raise UserError(f"Set beta above 0; it is {self.beta}.")
-        if not 0 <= self.label_smoothing < 0.5:
-            raise UserError(f"Set label_smoothing from 0 to below 0.5; it is {self.label_smoothing}.")
-        if self.sft_coef < 0 or self.diversity_lambda < 0:
-            raise UserError("Set sft_coef and diversity_lambda to 0 or more.")
 
     @property
     def mix(self) -> dict[str, float]:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from samestep import UserError
 from samestep.core.config.bounds import Count, NotNegative
+from samestep.core.config.checked import CheckedConfig
 from samestep.core.paths import expand_home
 
 _PROTEIN = (
@@ -21,7 +22,7 @@ _TEXT = ("prompt", "prompts", "chat", "max_new_tokens")
 
 
 @dataclass(frozen=True)
-class SampleOptions:
+class SampleOptions(CheckedConfig):
     """Sequences for protein structures, or texts."""
 
     pdb_file: Path | None = None
@@ -60,12 +61,6 @@ class SampleOptions:
         for first, second in (("pdb_file", "pdb_list"), ("prompt", "prompts")):
             if getattr(self, first) is not None and getattr(self, second) is not None:
                 raise UserError(f"Give --{first} or --{second}, not both.")
-        for name in ("num_samples", "batch_size", "max_new_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"--{name} must be a whole number of at least 1, not {value}.")
-        if self.temperature is not None and not 0 <= self.temperature < float("inf"):
-            raise UserError(f"--temperature must be 0 or more, not {self.temperature:g}.")
 
     @property
     def folder(self) -> Path:

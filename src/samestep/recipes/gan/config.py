@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from samestep import Config, GenerationConfig, UserError, free
 from samestep.core.config.bounds import Count, CountOrZero, NotNegative, Share
+from samestep.core.config.checked import CheckedConfig
 from samestep.recipes.gan.data import DataConfig
 from samestep.recipes.gan.evaluation import BenchmarkConfig
 from samestep.recipes.gan.judging import JudgeConfig
@@ -13,7 +14,7 @@ from samestep.train.record.config import Checkpoints
 
 
 @dataclass(frozen=True)
-class ReplayConfig:
+class ReplayConfig(CheckedConfig):
     """Opponents from earlier steps, so that neither side forgets what it could do."""
 
     keep: CountOrZero = 0
@@ -23,11 +24,6 @@ class ReplayConfig:
     share: Share = 0.5
     """How often an earlier opponent plays: an earlier generator in the judge's updates before the last of a step (see
     judge_steps), an earlier judge where the generator's rewards come from."""
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be kept."""
-        if self.keep < 0 or self.every < 1 or not 0 <= self.share <= 1:
-            raise UserError("Set replay.keep to 0 or more, replay.every to 1 or more, and replay.share from 0 to 1.")
 
 
 @dataclass(frozen=True)
@@ -73,11 +69,5 @@ class GanConfig(Config):
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot work."""
-        if self.judge_steps < 1:
-            raise UserError(f"Set judge_steps to 1 or more; it is {self.judge_steps}.")
-        if not 0 <= self.generator_pauses_below < self.judge_pauses_above <= 1:
+        if not self.generator_pauses_below < self.judge_pauses_above:
             raise UserError("Set 0 <= generator_pauses_below < judge_pauses_above <= 1.")
-        if self.rollouts_every is not None and self.rollouts_every < 0:
-            raise UserError(f"Set rollouts_every to 0 or more, or to null; it is {self.rollouts_every}.")
-        if self.mle_epochs < 0:
-            raise UserError(f"Set mle_epochs to 0 or more; it is {self.mle_epochs}.")

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from samestep import UserError
 from samestep.core.config.bounds import Bounds, Count, PartialShare
+from samestep.core.config.checked import CheckedConfig
 from samestep.core.paths import expand_home
 from samestep.data.data_file import DataFile
 from samestep.data.prepared.split import ByDocument
@@ -22,7 +23,7 @@ from samestep.recipes.gan.domains import PYDOC, Domain, find_domain
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(CheckedConfig):
     """The training data."""
 
     path: str | None = None
@@ -39,18 +40,12 @@ class DataConfig:
     """Use only this many of the records that are left, from the beginning, for a quick trial; null is all of them."""
 
     def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        if self.min_story_length < 1:
-            raise UserError(f"Set data.min_story_length to 1 or more; it is {self.min_story_length}.")
+        """Refuse lengths that no text has."""
         if self.max_story_length is not None and self.max_story_length < self.min_story_length:
             raise UserError(
                 f"Set data.max_story_length to data.min_story_length={self.min_story_length} or more, or to null; it "
                 f"is {self.max_story_length}."
             )
-        if not 0 < self.validation_fraction < 1:
-            raise UserError(f"Set data.validation_fraction between 0 and 1; it is {self.validation_fraction}.")
-        if self.limit is not None and self.limit < 2:
-            raise UserError(f"Set data.limit to 2 or more, or to null; it is {self.limit}.")
 
 
 @dataclass(frozen=True)

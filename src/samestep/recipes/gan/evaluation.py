@@ -5,7 +5,7 @@ what a person wrote, in both orders. Beside the generator stands its baseline: w
 against the judge (so after maximum likelihood, where there was such a stage). Those texts are part of the state, and
 the judge of the time looks at them again, since a judge that has learned is harder to pass.
 
-All ranks share the records. Texts and answers are then gathered, and every rank computes the same figures of the whole
+All ranks share the records. Texts and answers are then gathered, and every rank computes the same metrics of the whole
 set. An answer of the judge is right, wrong (the generator wins), a tie (half of each), or cannot be read: accuracy +
 win_rate + failures = 1.
 """
@@ -26,16 +26,16 @@ from samestep import (
     GenerationConfig,
     Learner,
     Tick,
-    UserError,
     evaluate,
     free,
     gather_rows,
 )
 from samestep.core.config.bounds import Bounds, CountOrZero
+from samestep.core.config.checked import CheckedConfig
 from samestep.recipes.gan.data import Record, TextRows
 from samestep.recipes.gan.human_texts import HumanTexts, count_nats, human_nats
 from samestep.recipes.gan.players import Player, generator_of
-from samestep.recipes.gan.text_metrics import Figures, WinRate, mean_by_group, text_figures, win_rate
+from samestep.recipes.gan.text_metrics import MetricValues, WinRate, mean_by_group, text_metrics, win_rate
 
 logger = logging.getLogger(__name__)
 ORDERS = (True, False)
@@ -43,20 +43,13 @@ ORDERS = (True, False)
 
 
 @dataclass(frozen=True)
-class BenchmarkConfig:
+class BenchmarkConfig(CheckedConfig):
     """What generator and judge are measured on during training, each time that the stage validates."""
 
     size: CountOrZero = 64
     """Records, spread evenly over those kept for validation; 0: no benchmark."""
     collapse_factor: Annotated[float, Bounds(least=1)] = free(1.5)
     """Warn when a token of the human texts costs the generator more nats than its baseline, by this factor."""
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        if self.size < 0:
-            raise UserError(f"Set benchmark.size to 1 or more, or to 0 for no benchmark; it is {self.size}.")
-        if not self.collapse_factor >= 1:
-            raise UserError(f"Set benchmark.collapse_factor to 1 or more; it is {self.collapse_factor}.")
 
 
 class Judged(Protocol):
@@ -102,7 +95,7 @@ class Verdicts:
         asked = len(ORDERS) * len(self.right)
         return (asked - len(self._readable())) / asked
 
-    def accuracies(self, groups: Sequence[str]) -> Figures:
+    def accuracies(self, groups: Sequence[str]) -> MetricValues:
         """How often the judge is right, of all answers: overall, by order, and by group."""
         first, second = ([value or 0.0 for value in column] for column in zip(*self.right))
         return {
@@ -172,8 +165,8 @@ class Benchmark:
         self.baseline = Baseline(len(self._rows), writing.max_new_tokens)
         # Cut as completions are: longer texts have fewer different words by themselves.
         cut = [writer.encode(record.human)[: writing.max_new_tokens] for record in self._rows.records]
-        self._human_figures = text_figures([writer.decode(tokens) for tokens in cut])
-        self._baseline_figures: Figures = {}
+        self._human_metrics = text_metrics([writer.decode(tokens) for tokens in cut])
+        self._baseline_metrics: MetricValues = {}
         self._is_collapsed = False
 
     def begin(self) -> None:
@@ -182,22 +175,22 @@ class Benchmark:
             nats = evaluate(self._generator, self._feed, human_nats)["nats"]
             self.baseline.keep(self._written(), nats)
 
-    def measure(self, tick: Tick) -> Figures:
-        """All figures, equal on all ranks; also logged as a table."""
+    def measure(self, tick: Tick) -> MetricValues:
+        """All metrics, equal on all ranks; also logged as a table."""
         self.begin()  # for a validation before the first step
         nats = evaluate(self._generator, self._feed, human_nats, tick.step)["nats"]
         texts, before = _decoded(self._written(), self._writer), self.baseline.texts(self._writer)
         now, then = (Verdicts.of(right) for right in self._verdicts(texts, before).unbind(1))
-        self._baseline_figures = self._baseline_figures or text_figures(before)
+        self._baseline_metrics = self._baseline_metrics or text_metrics(before)
         bias = now.position_bias()
         found = {
             **_wins(now),
             **now.accuracies([record.group for record in self._rows.records]),
             **({} if bias is None else {"position_bias": bias}),
             **self._likelihood(nats, tick.step + 1),
-            **text_figures(texts),
-            **_named("baseline_", {**_wins(then), **self._baseline_figures}),
-            **_named("human_", self._human_figures),
+            **text_metrics(texts),
+            **_named("baseline_", {**_wins(then), **self._baseline_metrics}),
+            **_named("human_", self._human_metrics),
         }
         self._bench.log_text("benchmark", benchmark_table(found, len(texts)))
         return {f"benchmark/{name}": value for name, value in found.items()}
@@ -230,7 +223,7 @@ class Benchmark:
 
         return gather_rows(self._judge, self._feed, judge)["right"]
 
-    def _likelihood(self, nats: float, step: int) -> Figures:
+    def _likelihood(self, nats: float, step: int) -> MetricValues:
         """How likely the generator finds the human texts, with a warning where it has forgotten how people write."""
         before, factor = self.baseline.nats, self._config.collapse_factor
         assert before is not None, "begin was called"
@@ -246,30 +239,30 @@ class Benchmark:
         return {"human_nats": nats, "baseline_human_nats": before, "collapsed": float(collapsed)}
 
 
-def benchmark_table(figures: Mapping[str, float], records: int) -> str:
-    """The figures as text: the generator beside its baseline and people, then the judge."""
+def benchmark_table(metrics: Mapping[str, float], records: int) -> str:
+    """The metrics as text: the generator beside its baseline and people, then the judge."""
     names = ("win_rate", "distinct_1", "distinct_2", "self_bleu", "words", "words_std", "empty", "human_nats")
     lines = [f"{records} records", f"{'':<12}{'generator':>24}{'baseline':>24}{'people':>12}"]
-    for name in (name for name in names if name in figures):
-        shown = [_shown(figures, f"{who}{name}") for who in ("", "baseline_", "human_")]
+    for name in (name for name in names if name in metrics):
+        shown = [_shown(metrics, f"{who}{name}") for who in ("", "baseline_", "human_")]
         lines.append(f"{name:<12}{shown[0]:>24}{shown[1]:>24}{shown[2]:>12}")
     lines += ["", "judge"]
-    of_judge = [name for name in figures if name.startswith("accuracy") or name in ("failures", "position_bias")]
-    return "\n".join(lines + [f"{name:<24}{figures[name]:>12.4g}" for name in of_judge])
+    of_judge = [name for name in metrics if name.startswith("accuracy") or name in ("failures", "position_bias")]
+    return "\n".join(lines + [f"{name:<24}{metrics[name]:>12.4g}" for name in of_judge])
 
 
-def _shown(figures: Mapping[str, float], name: str) -> str:
-    if name not in figures:
+def _shown(metrics: Mapping[str, float], name: str) -> str:
+    if name not in metrics:
         return ""
-    interval = f" ({figures[f'{name}_low']:.3f} to {figures[f'{name}_high']:.3f})" if f"{name}_low" in figures else ""
-    return f"{figures[name]:.4g}{interval}"
+    interval = f" ({metrics[f'{name}_low']:.3f} to {metrics[f'{name}_high']:.3f})" if f"{name}_low" in metrics else ""
+    return f"{metrics[name]:.4g}{interval}"
 
 
-def _named(prefix: str, figures: Mapping[str, float]) -> Figures:
-    return {f"{prefix}{name}": value for name, value in figures.items()}
+def _named(prefix: str, metrics: Mapping[str, float]) -> MetricValues:
+    return {f"{prefix}{name}": value for name, value in metrics.items()}
 
 
-def _wins(verdicts: Verdicts) -> Figures:
+def _wins(verdicts: Verdicts) -> MetricValues:
     found = verdicts.win_rate()
     interval = {"win_rate_low": found.low, "win_rate_high": found.high}
     return {"win_rate": found.rate, **interval, "failures": verdicts.failures}

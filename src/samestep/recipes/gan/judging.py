@@ -12,6 +12,7 @@ from typing import Literal
 
 from samestep import UserError
 from samestep.core.config.bounds import Count, Positive
+from samestep.core.config.checked import CheckedConfig
 
 Encode = Callable[[str], Sequence[int]]
 Mode = Literal["verdict", "generative"]
@@ -32,7 +33,7 @@ REASONED_QUESTION = with_instruction(DEFAULT_CRITERION, "generative")
 
 
 @dataclass(frozen=True)
-class JudgeConfig:
+class JudgeConfig(CheckedConfig):
     """How the judge tells texts apart."""
 
     mode: Mode = "verdict"
@@ -57,12 +58,8 @@ class JudgeConfig:
         return self.mode == "generative" or self.training == "policy_gradient"
 
     def __post_init__(self) -> None:
-        """Refuse what shows the judge nothing, or lets it say nothing."""
-        if self.answer_tokens < 1:
-            raise UserError(f"Set judging.answer_tokens to 1 or more; it is {self.answer_tokens}.")
-        if not 0 < self.temperature < float("inf"):
-            raise UserError(f"Set judging.temperature above 0; it is {self.temperature}.")
-        if not 1 <= self.min_tokens <= self.max_tokens:
+        """Refuse what shows the judge nothing."""
+        if self.min_tokens > self.max_tokens:
             raise UserError(
                 f"Set judging.min_tokens between 1 and judging.max_tokens={self.max_tokens}; it is {self.min_tokens}."
             )

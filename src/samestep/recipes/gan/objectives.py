@@ -19,12 +19,13 @@ from torch.nn.functional import logsigmoid
 
 from samestep import UserError
 from samestep.core.config.bounds import Count, NotNegative, Positive
+from samestep.core.config.checked import CheckedConfig
 
 Kind = Literal["reinforce", "ppo", "grpo", "spin"]
 
 
 @dataclass(frozen=True)
-class Objective:
+class Objective(CheckedConfig):
     """How the generator is trained."""
 
     kind: Kind = "ppo"
@@ -46,13 +47,6 @@ class Objective:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained with."""
-        if self.clip_eps <= 0 or self.spin_beta <= 0:
-            raise UserError("Set objective.clip_eps and objective.spin_beta above 0.")
-        if self.entropy_coef < 0 or self.kl_coef < 0:
-            raise UserError("Set objective.entropy_coef and objective.kl_coef to 0 or more.")
-        for name in ("inner_epochs", "parts", "group_size"):
-            if getattr(self, name) < 1:
-                raise UserError(f"Set objective.{name} to 1 or more; it is {getattr(self, name)}.")
         if self.kind == "grpo" and self.group_size < 2:
             raise UserError("Set objective.group_size to 2 or more; grpo compares the completions of one prompt.")
         if self.kind == "reinforce" and self.inner_epochs * self.parts > 1:

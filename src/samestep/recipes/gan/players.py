@@ -18,6 +18,7 @@ from samestep import (
     open_causal_lm,
 )
 from samestep.core.config.bounds import CountOrZero
+from samestep.core.config.checked import CheckedConfig
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer
 from samestep.models.causal_folder import CausalFolder
 from samestep.models.hub import resolve_model
@@ -25,7 +26,7 @@ from samestep.train.learner.draws import Draws
 
 
 @dataclass(frozen=True)
-class PlayerConfig:
+class PlayerConfig(CheckedConfig):
     """A language model."""
 
     model: str | None = None
@@ -38,11 +39,6 @@ class PlayerConfig:
     init_from: str | None = None
     """Begin with the weights of a run, a checkpoint or a weight file such as generator_step_20.pt; null: with those of
     the model, or of what the run's own init_from names."""
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be trained."""
-        if self.lora_rank < 0:
-            raise UserError(f"Set lora_rank to 0 or more; it is {self.lora_rank}.")
 
 
 class Player(Protocol):

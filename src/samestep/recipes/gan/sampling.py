@@ -7,6 +7,7 @@ import torch
 
 from samestep import Trained, UserError, World
 from samestep.core.config.bounds import Count
+from samestep.core.config.checked import CheckedConfig
 from samestep.core.records import Json
 from samestep.data.prompt_files import read_prompts
 from samestep.recipes.gan.completing import Completing
@@ -14,7 +15,7 @@ from samestep.recipes.gan.data import load
 
 
 @dataclass(frozen=True)
-class SampleOptions:
+class SampleOptions(CheckedConfig):
     """Which texts to generate."""
 
     prompt: str = ""
@@ -28,8 +29,6 @@ class SampleOptions:
         """Refuse options that do not go together, before the model is opened."""
         if self.prompt and self.prompts is not None:
             raise UserError("Give --prompt or --prompts, not both.")
-        if self.samples < 1:
-            raise UserError(f"--samples must be a whole number of at least 1, not {self.samples}.")
 
     def texts(self) -> list[str]:
         """The prompts that are named."""

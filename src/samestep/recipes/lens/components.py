@@ -5,6 +5,7 @@ from typing import Literal
 
 from samestep import Group, UserError
 from samestep.core.config.bounds import Count, CountOrZero, NotNegative, Positive
+from samestep.core.config.checked import CheckedConfig
 from samestep.recipes.lens.schedules import steps_of
 
 Base = bool | Literal["lora"]
@@ -26,7 +27,7 @@ class DecoderParts:
 
 
 @dataclass(frozen=True)
-class EncoderParts:
+class EncoderParts(CheckedConfig):
     """What of the encoder is trained."""
 
     base_model: Base = False
@@ -38,18 +39,13 @@ class EncoderParts:
 
 
 @dataclass(frozen=True)
-class LoraConfig:
+class LoraConfig(CheckedConfig):
     """Adapters, where base_model is lora."""
 
     rank: Count = 8
     """Rows of the smaller matrices."""
     alpha: Positive = 16.0
     """What an adapter adds is multiplied by alpha / rank."""
-
-    def __post_init__(self) -> None:
-        """Refuse what has nothing to train."""
-        if self.rank < 1:
-            raise UserError(f"Set trainable_components.lora.rank to 1 or more; it is {self.rank}.")
 
 
 PATTERNS: dict[str, tuple[str, ...]] = {
@@ -64,7 +60,7 @@ PATTERNS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class TrainableComponents:
+class TrainableComponents(CheckedConfig):
     """Which parts are trained; the rest is the frozen language model, which all of them share."""
 
     decoder: DecoderParts = field(default_factory=DecoderParts)
@@ -89,9 +85,6 @@ class TrainableComponents:
                         f"Name a part that is trained in trainable_components.{setting}, one of "
                         f"{', '.join(self.trained)}; {part} is not."
                     )
-        for part, factor in self.learning_rate_multipliers.items():
-            if not factor >= 0:
-                raise UserError(f"Set the learning rate multiplier of {part} to 0 or more; it is {factor}.")
         for length in self.freeze_until.values():
             steps_of(length, 1, 1)
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from samestep import CausalConfig, Config, UserError, free
 from samestep.core.config.bounds import Bounds, Count, CountOrZero, NotNegative, PartialShare, Positive
+from samestep.core.config.checked import CheckedConfig
 from samestep.recipes.lens.components import TrainableComponents
 from samestep.recipes.lens.schedules import ValueSchedule
 
@@ -14,7 +15,7 @@ SLOT = "<embed>"
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(CheckedConfig):
     """The texts whose activations are explained."""
 
     path: str | None = None
@@ -28,16 +29,9 @@ class DataConfig:
     limit: Annotated[int, Bounds(least=2)] | None = None
     """Use only this many documents, from the beginning, for a quick trial; null: all."""
 
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        if not 0 < self.validation_fraction < 1:
-            raise UserError(f"Set data.validation_fraction between 0 and 1; it is {self.validation_fraction}.")
-        if self.limit is not None and self.limit < 2:
-            raise UserError(f"Set data.limit to 2 or more, or to null; it is {self.limit}.")
-
 
 @dataclass(frozen=True)
-class ActivationDumper:
+class ActivationDumper(CheckedConfig):
     """Which activations there are, and where they come from."""
 
     mode: Literal["dumped", "live"] = "dumped"
@@ -62,25 +56,18 @@ class ActivationDumper:
     """Steps of these stages between two saves: what a kill costs at most."""
 
     def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        for name in ("num_samples", "validation_samples"):
-            value = getattr(self, name)
-            if value is not None and value < 2:
-                raise UserError(f"Set activation_dumper.{name} to 2 or more, or to null; it is {value}.")
-        for name in ("batch_size", "save_every"):
-            if getattr(self, name) < 1:
-                raise UserError(f"Set activation_dumper.{name} to 1 or more; it is {getattr(self, name)}.")
-        if self.seq_len < 2 or not 0 <= self.min_position < self.seq_len:
+        """Refuse settings that contradict each other."""
+        if self.min_position >= self.seq_len:
             raise UserError(
-                "Set activation_dumper.seq_len to 2 or more, and activation_dumper.min_position from 0 to below it; "
-                f"they are {self.seq_len} and {self.min_position}."
+                f"Set activation_dumper.min_position below activation_dumper.seq_len={self.seq_len}; it is "
+                f"{self.min_position}."
             )
         if self.source is not None and self.mode == "live":
             raise UserError("Set activation_dumper.mode=dumped to train with a dump, or leave out its source.")
 
 
 @dataclass(frozen=True)
-class PretrainConfig:
+class PretrainConfig(CheckedConfig):
     """How the built-in language model is trained, where no model is named."""
 
     network: CausalConfig = field(default_factory=lambda: CausalConfig(tied_head=True))
@@ -92,14 +79,9 @@ class PretrainConfig:
     learning_rate: Positive = 3e-3
     """Peak learning rate."""
 
-    def __post_init__(self) -> None:
-        """Refuse what cannot be trained."""
-        if min(self.max_steps, self.batch_size) < 1 or self.learning_rate <= 0:
-            raise UserError("Set max_steps and batch_size of pretrain to 1 or more, and its learning_rate above 0.")
-
 
 @dataclass(frozen=True)
-class WarmStartConfig:
+class WarmStartConfig(CheckedConfig):
     """A stage before training that gives the decoder a text to write: the last tokens of the activation's context."""
 
     max_steps: CountOrZero = 0
@@ -111,7 +93,7 @@ class WarmStartConfig:
 
 
 @dataclass(frozen=True)
-class GrpoConfig:
+class GrpoConfig(CheckedConfig):
     """A stage after training that rewards explanations from which the activation can be rebuilt."""
 
     max_steps: CountOrZero = 0
@@ -129,17 +111,9 @@ class GrpoConfig:
     entropy_weight: float = 0.0
     """Weight of the entropy of the decoder's distributions, which is made larger."""
 
-    def __post_init__(self) -> None:
-        """Refuse what cannot be compared."""
-        if self.max_steps < 0 or self.group_size < 2 or self.inner_epochs < 1 or self.clip_eps <= 0:
-            raise UserError(
-                "Set grpo.max_steps to 0 or more, grpo.group_size to 2 or more, grpo.inner_epochs to 1 or more, and "
-                "grpo.clip_eps above 0."
-            )
-
 
 @dataclass(frozen=True)
-class EvaluationConfig:
+class EvaluationConfig(CheckedConfig):
     """The last stage, which measures the best weights on activations that were kept for validation."""
 
     rows: CountOrZero = 512
@@ -150,14 +124,6 @@ class EvaluationConfig:
     """Training activations from which the mean and the linear lens are made."""
     shown: Count = 100
     """Explanations on the page."""
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        if self.rows < 0 or min(self.best_of, self.fit_rows, self.shown) < 1:
-            raise UserError(
-                "Set evaluation.rows to 0 or more, and evaluation.best_of, evaluation.fit_rows and evaluation.shown to "
-                "1 or more."
-            )
 
 
 @dataclass(frozen=True)
@@ -218,14 +184,9 @@ class LensConfig(Config):
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot work."""
-        if self.t_text < 1:
-            raise UserError(f"Set t_text to 1 or more; an explanation of {self.t_text} tokens says nothing.")
-        if self.layer_l < 0:
-            raise UserError(f"Set layer_l to 0 or more; it is {self.layer_l}.")
         if self.decoder_prompt.count(SLOT) != 1:
             raise UserError(f"Write {SLOT} once in decoder_prompt, where the activation stands.")
-        weights = (self.kl_base_weight, self.lm_base_weight, self.mse_weight)
-        if min(weights) < 0 or not any((*weights, self.entropy_weight)):
-            raise UserError("Set kl_base_weight, lm_base_weight and mse_weight to 0 or more, and one of them above 0.")
+        if not any((self.kl_base_weight, self.lm_base_weight, self.mse_weight, self.entropy_weight)):
+            raise UserError("Set one of kl_base_weight, lm_base_weight and mse_weight above 0.")
         if self.gumbel_tau_schedule.least <= 0:
             raise UserError("Set start and end of gumbel_tau_schedule above 0: they are temperatures.")

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samestep import Batch, Bench, Dump, Trained, UserError, World
+from samestep import Batch, Bench, Dump, Trained, World
 from samestep.core.config.bounds import Count
+from samestep.core.config.checked import CheckedConfig
 from samestep.core.output import print_text
 from samestep.core.paths import check_new_file
 from samestep.core.records import write_json
@@ -52,7 +53,7 @@ _TITLES = {
 
 
 @dataclass(frozen=True)
-class EvaluationOptions:
+class EvaluationOptions(CheckedConfig):
     """What to evaluate on."""
 
     rows: Count | None = None
@@ -60,15 +61,12 @@ class EvaluationOptions:
     best_of: Count | None = None
     """Explanations of each, of which the best is kept; by default evaluation.best_of."""
     html: Path | None = None
-    """Also write a page with figures and explanations to this file."""
+    """Also write a page with metrics and explanations to this file."""
     batch_size: Count = 32
     """Activations at once on a device."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
-        for name in ("rows", "best_of", "batch_size"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise UserError(f"--{name} must be 1 or more, not {value}.")
+        """Refuse a file that exists, before the model is opened."""
         if self.html is not None:
             check_new_file("--html", self.html)
 
@@ -116,7 +114,7 @@ def _measuring(
 
 
 def write_results(task: Evaluation, bench: Bench) -> None:
-    """Figures, explanations and the page, of the rows that all ranks have measured."""
+    """Metrics, explanations and the page, of the rows that all ranks have measured."""
     own = bench.config.evaluation
 
     def write() -> None:
@@ -148,7 +146,7 @@ def _found(
 
 
 def evaluate(trained: Trained, options: EvaluationOptions, world: World) -> dict[str, Any]:
-    """What `samestep evaluate RUN` does: the figures, and an explanation of each row. Collective."""
+    """What `samestep evaluate RUN` does: the metrics, and an explanation of each row. Collective."""
     config: LensConfig = trained.config
     wanted = {name: value for name in ("rows", "best_of") if (value := getattr(options, name)) is not None}
     own = replace(config.evaluation, **wanted)
@@ -175,8 +173,8 @@ def table_of(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [("", "FVE", "KL recovered", "KL", "relative error")]
     for name in METHODS:
         found = results["methods"][name]
-        figures = (found["fve"], found["kl_recovered"], found["kl"], found["relative_error"])
-        rows.append((_TITLES[name].format(**results), *(f"{value:.4f}" for value in figures)))
+        metrics = (found["fve"], found["kl_recovered"], found["kl"], found["relative_error"])
+        rows.append((_TITLES[name].format(**results), *(f"{value:.4f}" for value in metrics)))
     return rows
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from samestep import Trained, UserError, World
 from samestep.core.config.bounds import Count, NotNegative
+from samestep.core.config.checked import CheckedConfig
 from samestep.core.output import print_text
 from samestep.core.records import Json
 from samestep.parallel.precision import autocast
@@ -24,7 +25,7 @@ LEAST_TEMPERATURE = 1e-6
 
 
 @dataclass(frozen=True)
-class SampleOptions:
+class SampleOptions(CheckedConfig):
     """Which activations to explain, and how often."""
 
     text: str | None = None
@@ -47,10 +48,6 @@ class SampleOptions:
             raise UserError("Give a text with --text.")
         if self.all and self.position is not None:
             raise UserError("Give --position or --all, not both.")
-        if min(self.num_samples, self.batch_size) < 1:
-            raise UserError("--num_samples and --batch_size must be 1 or more.")
-        if not self.temperature >= 0:
-            raise UserError(f"--temperature must be 0 or more, not {self.temperature}.")
         if 0 < self.temperature < LEAST_TEMPERATURE:
             raise UserError(
                 f"--temperature must be {LEAST_TEMPERATURE} or more, or 0 for the likeliest token each time, not "

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from samestep import UserError
+from samestep.core.config.checked import CheckedConfig
 
 WHOLE_STAGE = "-1"
 _LENGTH = re.compile(r"(\d+)\s*([se]?)")
@@ -27,7 +28,7 @@ def steps_of(length: str, steps_per_epoch: int, stage_steps: int) -> int:
 
 
 @dataclass(frozen=True)
-class ValueSchedule:
+class ValueSchedule(CheckedConfig):
     """A number as a function of the optimizer step: from `start` to `end`, then constant."""
 
     type: Literal["constant", "linear", "cosine", "exponential"] = "constant"
@@ -43,8 +44,6 @@ class ValueSchedule:
         """Refuse what has no value at some step."""
         if steps_of(self.num_steps, 1, 1) < 1:
             raise UserError(f"Set num_steps of a schedule to 1 step or more, or to -1; it is {self.num_steps}.")
-        if not (math.isfinite(self.start) and math.isfinite(self.end)):
-            raise UserError("Set start and end of a schedule to finite numbers.")
         if self.type == "exponential" and min(self.start, self.end) <= 0:
             raise UserError("Set start and end of an exponential schedule above 0.")
 

@@ -157,8 +157,6 @@ class MdlmConfig(Config):
 
     def __post_init__(self) -> None:
         """Refuse settings that would fail only after hours."""
-        if not 0 <= self.ema_decay < 1:
-            raise UserError(f"Set ema_decay to 0 or to a number below 1, such as 0.999; it is {self.ema_decay}.")
         if self.samples_at_end and self.sampling.length > self.model.max_sequence_length:
             raise UserError(
                 f"Set sampling.length to at most model.max_sequence_length={self.model.max_sequence_length}, or "

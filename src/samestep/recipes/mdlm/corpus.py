@@ -11,6 +11,7 @@ import numpy as np
 
 from samestep import UserError
 from samestep.core.config.bounds import Count, PartialShare
+from samestep.core.config.checked import CheckedConfig
 from samestep.core.paths import expand_home
 from samestep.data import text
 from samestep.data.prepared import METADATA, TOKENIZER_FOLDER, Prepared, is_prepared, open_prepared
@@ -26,7 +27,7 @@ DEFAULT_LENGTH = 128
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(CheckedConfig):
     """The training data."""
 
     path: str | None = None
@@ -41,15 +42,6 @@ class DataConfig:
     """Share of a text file, at its end, that is kept for validation; a prepared folder has its own."""
     limit: Count | None = None
     """Use only this many tokens, from the beginning, for a quick trial; null is all of them."""
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        if self.sequence_length is not None and self.sequence_length < 1:
-            raise UserError(f"Set data.sequence_length to 1 or more; it is {self.sequence_length}.")
-        if not 0 < self.validation_fraction < 1:
-            raise UserError(f"Set data.validation_fraction between 0 and 1; it is {self.validation_fraction}.")
-        if self.limit is not None and self.limit < 1:
-            raise UserError(f"Set data.limit to 1 or more, or to null; it is {self.limit}.")
 
 
 @dataclass(frozen=True)

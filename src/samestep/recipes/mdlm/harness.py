@@ -16,6 +16,7 @@ from torch import nn
 
 from samestep import Trained, UserError, World
 from samestep.core.config.bounds import Count, CountOrZero
+from samestep.core.config.checked import CheckedConfig
 from samestep.core.records import Json
 from samestep.data.prepared.chats import ChatMessage, chat_prompt
 from samestep.data.tokenizer.vocabulary import Tokenizer
@@ -31,7 +32,7 @@ HarnessRequest = Any
 
 
 @dataclass(frozen=True)
-class EvaluationOptions:
+class EvaluationOptions(CheckedConfig):
     """Which tasks to evaluate, and how. Text is generated with the settings of `sampling` (--sampling.steps 64); the
     task sets its length and temperature."""
 
@@ -54,10 +55,6 @@ class EvaluationOptions:
         """Refuse wrong options before the model is opened."""
         if not self.names:
             raise UserError("Name at least one task: --tasks NAME,...")
-        for name, least in (("limit", 1), ("fewshot", 0), ("draws", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UserError(f"--{name} must be a whole number of at least {least}, not {value}.")
         if self.include_path is not None and not self.include_path.is_dir():
             raise UserError(f"Give --include_path a folder with task files; {self.include_path} is not a folder.")
 

@@ -19,8 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from samestep import Batch, UserError, noise
+from samestep import Batch, noise
 from samestep.core.config.bounds import Count, Decay, Share
+from samestep.core.config.checked import CheckedConfig
 from samestep.data.tokenizer.vocabulary import Vocabulary
 
 MASK = noise.purpose("mdlm.hide")  # the name is part of the key: another one would change every run's masks
@@ -30,7 +31,7 @@ CUT_LENGTH = noise.purpose("mdlm.cut_length")
 
 
 @dataclass(frozen=True)
-class ObjectiveConfig:
+class ObjectiveConfig(CheckedConfig):
     """How tokens are masked, how rows are weighed, and how validation averages over it."""
 
     least: Decay = 1e-3
@@ -44,15 +45,6 @@ class ObjectiveConfig:
     (sequence); rows, each a sum (batch). auto: token in pre-training, sequence in fine-tuning on answers."""
     validation_times: Count = 8
     """Times, evenly spread, at which each validation row is measured; more is less noise and more work."""
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        if not 0 <= self.least < 1:
-            raise UserError(f"Set objective.least to at least 0 and below 1; it is {self.least}.")
-        if not 0 <= self.cut_rows <= 1:
-            raise UserError(f"Set objective.cut_rows between 0 and 1; it is {self.cut_rows}.")
-        if self.validation_times < 1:
-            raise UserError(f"Set objective.validation_times to 1 or more; it is {self.validation_times}.")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from typing import Literal
 
 from samestep import UserError
 from samestep.core.config.bounds import Count
+from samestep.core.config.checked import CheckedConfig
 from samestep.core.paths import check_new_file
 from samestep.data.prompt_files import read_prompts
 
@@ -14,7 +15,7 @@ Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 
 
 @dataclass(frozen=True)
-class SampleOptions:
+class SampleOptions(CheckedConfig):
     """Which texts to generate, and how to show them."""
 
     prompt: str = ""
@@ -38,8 +39,6 @@ class SampleOptions:
         """Refuse options that do not go together, before the model is opened."""
         if self.prompt and self.prompts is not None:
             raise UserError("Give --prompt or --prompts, not both.")
-        if self.samples < 1:
-            raise UserError(f"--samples must be a whole number of at least 1, not {self.samples}.")
         if self.chat and self.gap is not None:
             raise UserError("Leave out --gap or --chat; an answer has no gaps.")
         if self.html is not None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from samestep import UserError, noise
 from samestep.core.config.bounds import Count, NotNegative
+from samestep.core.config.checked import CheckedConfig
 from samestep.data.tokenizer.vocabulary import BYTES, Vocabulary
 
 DRAFT = noise.purpose("mdlm.draft")
@@ -82,7 +83,7 @@ KEEP = noise.purpose("mdlm.keep")
 
 
 @dataclass(frozen=True)
-class SamplingConfig:
+class SamplingConfig(CheckedConfig):
     """How text is sampled from a trained network."""
 
     length: Count = 96
@@ -104,16 +105,8 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         """Refuse invalid settings before a network is loaded."""
-        if self.length < 1:
-            raise UserError(f"Set length to 1 or more; it is {self.length}.")
-        if self.block_length is not None and self.block_length < 1:
-            raise UserError(f"Set block_length to 1 or more, or to null; it is {self.block_length}.")
         if self.passes < self.blocks:
             raise UserError(f"Set steps to {self.blocks} or more, one a block; it is {self.steps}.")
-        if not 0 <= self.temperature < float("inf"):
-            raise UserError(f"Set temperature to 0 or more; it is {self.temperature}.")
-        if not 0 <= self.cfg_scale < float("inf"):
-            raise UserError(f"Set cfg_scale to 0 or more; it is {self.cfg_scale}.")
 
     @property
     def passes(self) -> int:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from samestep.core.config.bounds import Bounds, Count, NotNegative
+from samestep.core.config.checked import CheckedConfig
 from samestep.core.errors import UserError
 from samestep.models.decoding import left_pad, open_decoder, position_limit
 from samestep.models.log_probs import token_log_probs
@@ -34,7 +35,7 @@ RECORDS_FROM = 16
 
 
 @dataclass(frozen=True)
-class GenerationConfig:
+class GenerationConfig(CheckedConfig):
     """How completions are sampled."""
 
     max_new_tokens: Count = 128
@@ -45,17 +46,6 @@ class GenerationConfig:
     """Sample only from this many of the likeliest tokens; null is all."""
     top_p: Annotated[float, Bounds(above=0, most=1)] = 1.0
     """Sample only from the likeliest tokens that together have this probability; 1 is all."""
-
-    def __post_init__(self) -> None:
-        """Refuse invalid settings before a network is loaded."""
-        if self.max_new_tokens < 1:
-            raise UserError(f"Set max_new_tokens to 1 or more; it is {self.max_new_tokens}.")
-        if not 0 <= self.temperature < float("inf"):
-            raise UserError(f"Set temperature to 0 or more; it is {self.temperature}.")
-        if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"Set top_k to 1 or more, or to null; it is {self.top_k}.")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"Set top_p above 0 and at most to 1; it is {self.top_p}.")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from samestep.core.config import free, or_mapping
 from samestep.core.config.bounds import Count, CountOrZero, Decay, NotNegative, PartialShare, Positive, Share
-from samestep.core.errors import UserError
+from samestep.core.config.checked import CheckedConfig
 from samestep.world.watchdog.limits import WatchdogConfig
 
 
@@ -27,7 +27,7 @@ class PrecisionSwitch:
 
 
 @dataclass(frozen=True)
-class Distributed:
+class Distributed(CheckedConfig):
     """Where the run computes and how its ranks communicate."""
 
     device: str = free("auto")
@@ -47,7 +47,7 @@ class Distributed:
 
 
 @dataclass(frozen=True)
-class Checkpoints:
+class Checkpoints(CheckedConfig):
     """When to save, and what to keep."""
 
     every_steps: CountOrZero = free(0)
@@ -70,15 +70,9 @@ class Checkpoints:
     """Also write plain weight files, {model}_step_{N}.pt and {model}_epoch_{N}.pt, for older scripts; with several
     stages, each in a folder of its own."""
 
-    def __post_init__(self) -> None:
-        """Refuse what is no frequency."""
-        for name in ("every_steps", "every_epochs", "every_minutes"):
-            if getattr(self, name) < 0:
-                raise UserError(f"Set checkpoint.{name} to 0 (never) or more; it is {getattr(self, name)}.")
-
 
 @dataclass(frozen=True)
-class Log:
+class Log(CheckedConfig):
     """What is printed and written."""
 
     every: Count = 10
@@ -96,7 +90,7 @@ class Log:
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(CheckedConfig):
     """What every training run has."""
 
     preset: str = "default"

@@ -113,14 +113,6 @@ def follows_validation(config: Any) -> list[str]:
 
 def check_improvement_settings(config: Any, stage: str, best: tuple[str, str] | None, trains: bool) -> None:
     """Refuse settings that make no sense, or that need a `best` metric where a stage that trains has none."""
-    for name in ("early_stopping", "min_improvement"):
-        if getattr(config, name) < 0:
-            raise UserError(f"{name} must not be negative, but is {getattr(config, name):g}")
-    if config.schedule == "plateau" and (config.plateau_patience < 1 or not 0 < config.plateau_factor < 1):
-        raise UserError(
-            "schedule=plateau needs a plateau_patience of at least 1 and a plateau_factor between 0 and 1, "
-            f"not {config.plateau_patience} and {config.plateau_factor:g}"
-        )
     if config.best_at_end and config.checkpoint.keep_best < 1:
         raise UserError("best_at_end=true needs the best checkpoint; set checkpoint.keep_best=1 or more")
     asked = follows_validation(config)

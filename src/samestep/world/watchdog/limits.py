@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from samestep.core.config import free
+from samestep.core.config.checked import CheckedConfig
 from samestep.core.errors import UserError
 
 ACTIVITIES = {
@@ -19,7 +20,7 @@ ACTIVITIES = {
 
 
 @dataclass(frozen=True)
-class WatchdogConfig:
+class WatchdogConfig(CheckedConfig):
     """When a run counts as hung, and what else is checked while it runs. Limits are seconds without any progress."""
 
     enabled: bool = free(True)

@@ -4,7 +4,6 @@ Without RUN_B, the generator is compared with what people wrote. Every rank writ
 those of one process.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 
 from samestep import Trained, UserError, World
 from samestep.core.config.bounds import Count, NotNegative, Positive
+from samestep.core.config.checked import CheckedConfig
 from samestep.core.paths import check_new_file
 from samestep.core.records import Json, write_atomically
 from samestep.recipes.gan.comparing.endpoint import Endpoint, is_url, key_from
@@ -33,14 +33,14 @@ from samestep.recipes.gan.data import Record
 from samestep.recipes.gan.judging import DEFAULT_CRITERION, Mode
 from samestep.recipes.gan.players import open_player
 from samestep.recipes.gan.task import GENERATOR, JUDGE
-from samestep.recipes.gan.text_metrics import text_figures
+from samestep.recipes.gan.text_metrics import text_metrics
 from samestep.train.record.run_record import run_path
 from samestep.train.trained.trained_model import open_trained
 from samestep.train.weights.open_weights import is_checkpoint
 
 
 @dataclass(frozen=True)
-class CompareOptions:
+class CompareOptions(CheckedConfig):
     """Compares the generators of two runs, or one with the human texts. Both write with the settings of the first one
     (--writing.temperature 0.7, --seed 1)."""
 
@@ -83,14 +83,8 @@ class CompareOptions:
 
     def __post_init__(self) -> None:
         """Refuse wrong options before a model is opened."""
-        for name, least in (("samples", 1), ("judge_max_tokens", 1), ("judge_answer_tokens", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UserError(f"--{name} must be a whole number of at least {least}, not {value}.")
         if not self.questions:
             raise UserError("Give --criteria at least one question, such as 'Which is clearer?'.")
-        if self.judge_temperature is not None and not 0 <= self.judge_temperature < math.inf:
-            raise UserError(f"--judge_temperature must be 0 or more, not {self.judge_temperature:g}.")
         if self.html is not None:
             check_new_file("--html", self.html)
         if self.judge_model and not (self.judge and is_url(self.judge)):
@@ -144,7 +138,7 @@ def compare(trained: Trained, options: CompareOptions, world: World) -> dict[str
         "records": {"name": chosen.name, "count": len(chosen.records)},
         "notes": [*notes, *chosen.notes],
         "questions": questions,
-        "texts": _text_figures(runs[0], humans, a, b if more else None, world),
+        "texts": _text_metrics(runs[0], humans, a, b if more else None, world),
         "pairs": _pairs(chosen, a.texts, b.texts, verdicts),
     }
     if options.html is not None and world.is_main:
@@ -236,19 +230,19 @@ def _about(trained: Trained) -> dict[str, Json]:
     return {"name": label(trained), "source": str(trained.source), "stage": trained.stage}
 
 
-def _text_figures(
+def _text_metrics(
     run: Trained, humans: list[str], a: Written, b: Written | None, world: World
 ) -> dict[str, dict[str, Json]]:
-    """The figures of each kind of text. Diversity falls with length, so that of human texts is of their beginnings:
+    """The metrics of each kind of text. Diversity falls with length, so that of human texts is of their beginnings:
     as many tokens as the generator may write."""
     config: GanConfig = run.config
     player = open_player(config.generator, config.model_name, world)
     cut = [player.decode(player.encode(text)[: config.writing.max_new_tokens]) for text in humans]
     written = {"a": a, **({"b": b} if b else {})}
-    figures: dict[str, dict[str, Json]] = {
-        name: {**text_figures(one.texts), "at_the_limit": sum(one.cut) / len(one.cut)} for name, one in written.items()
+    metrics: dict[str, dict[str, Json]] = {
+        name: {**text_metrics(one.texts), "at_the_limit": sum(one.cut) / len(one.cut)} for name, one in written.items()
     }
-    return {**figures, "human": text_figures(cut, humans)}
+    return {**metrics, "human": text_metrics(cut, humans)}
 
 
 def _pairs(
