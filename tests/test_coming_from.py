@@ -55,13 +55,19 @@ class Row(NamedTuple):
 
 
 def rows_of(text: str) -> list[Row]:
+    """The rows of tables, and the items of lists for what is too long for a table: "- `known` is `here`; note"."""
     section, found = "", list[Row]()
-    for line in text.splitlines():
+    for line in re.sub(r"\n +", " ", text).splitlines():
         section = line[3:] if line.startswith("## ") else section
         if line.startswith("| `"):
             known, here, note = (cell.strip() for cell in line[1:-1].split("|"))
-            beside = re.match("with `(.*?)`", note)
-            found.append(Row(section, known.strip("`"), here.strip("`"), beside[1] if beside else ""))
+        elif item := re.fullmatch(r"- (`[^`]*`) is (?:(`[^`]*`)(?:; (.*))?|more than one command: .*)", line):
+            known, here, note = (part or "" for part in item.groups())
+        else:
+            assert not line.startswith("- "), f"an item that no test reads: {line}"
+            continue
+        beside = re.match("with `(.*?)`", note)
+        found.append(Row(section, known.strip("`"), here.strip("`"), beside[1] if beside else ""))
     return found
 
 
