@@ -26,12 +26,6 @@ from samestep.why.report import evidence_lines
 pytestmark = pytest.mark.timeout(900)
 
 
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    monkeypatch.chdir(tmp_path)
-    return Shell(tmp_path)
-
-
 def rundir_of(folder: Path, config: Config, *, step: int, done: dict[str, Any] | None = None) -> RunDir:
     """A run whose only stage that trains has done so many steps."""
     rundir = RunDir(folder)

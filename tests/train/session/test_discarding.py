@@ -68,10 +68,9 @@ RUN = Path("runs/a")
 
 
 @pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    monkeypatch.chdir(tmp_path)
+def shell(shell: Shell) -> Shell:
     Path("line.py").write_text(RECIPE)
-    return Shell(tmp_path)
+    return shell
 
 
 def refused(shell: Shell, *args: str, ranks: int) -> None:

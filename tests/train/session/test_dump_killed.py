@@ -16,11 +16,10 @@ DUMP = ["train", "line.py", *SETTINGS, "--until", "dump"]
 
 
 @pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "line.py").write_text(SOURCE)
-    np.savetxt(tmp_path / "numbers.txt", np.linspace(-1, 1, ROWS))
-    return Shell(tmp_path)
+def shell(shell: Shell) -> Shell:
+    (shell.folder / "line.py").write_text(SOURCE)
+    np.savetxt(shell.folder / "numbers.txt", np.linspace(-1, 1, ROWS))
+    return shell
 
 
 def content(run: str) -> dict[str, bytes]:

@@ -21,12 +21,6 @@ pytestmark = pytest.mark.timeout(900)
 RECIPE = str(Path(__file__).parent / "ending.py")
 
 
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    monkeypatch.chdir(tmp_path)
-    return Shell(tmp_path)
-
-
 def finished_with(step: int) -> bool:
     """Whether `finish` saw the weights of this step's checkpoint."""
     saved = read_tensors(Path(f"runs/a/checkpoints/fit/step_{step:08d}"), "model/model")

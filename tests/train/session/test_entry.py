@@ -50,10 +50,9 @@ ARGS = ("train", "own.py", "--name", "a", "--max_steps", "4", "--global_batch_si
 
 
 @pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    monkeypatch.chdir(tmp_path)
+def shell(shell: Shell) -> Shell:
     Path("own.py").write_text(RECIPE)
-    return Shell(tmp_path)
+    return shell
 
 
 @pytest.mark.parametrize(("ranks", "number"), [(1, signal.SIGHUP), (2, signal.SIGTERM)])

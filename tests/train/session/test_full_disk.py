@@ -53,12 +53,6 @@ Mount = Callable[[str], Path]
 
 
 @pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    monkeypatch.chdir(tmp_path)
-    return Shell(tmp_path)
-
-
-@pytest.fixture
 def mount(shell: Shell) -> Iterator[Mount]:
     """Mounts a disk of some size as `disk`."""
     disk = shell.folder / "disk"

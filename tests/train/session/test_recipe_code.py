@@ -21,13 +21,12 @@ MESSAGE = "the recipe's code is not that of the run's last launch"
 
 
 @pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "line.py").write_text(SOURCE)
-    (tmp_path / "line_loss.py").write_text(LOSS)
+def shell(shell: Shell) -> Shell:
+    (shell.folder / "line.py").write_text(SOURCE)
+    (shell.folder / "line_loss.py").write_text(LOSS)
     for name in ("rows.json", "held.json"):
-        (tmp_path / name).write_text(json.dumps([{"x": float(i), "y": 2.0 * i} for i in range(20)]))
-    return Shell(tmp_path)
+        (shell.folder / name).write_text(json.dumps([{"x": float(i), "y": 2.0 * i} for i in range(20)]))
+    return shell
 
 
 def events(kind: str) -> list[dict]:

@@ -23,12 +23,6 @@ SCRIPTED = str(Path(__file__).parent / "scripted.py")
 RUN = RunDir(Path("runs/a"))
 
 
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    monkeypatch.chdir(tmp_path)
-    return Shell(tmp_path)
-
-
 def train(shell: Shell, *settings: str, ranks: int = 1) -> str:
     args = ["--preset", "verify", "name=a", "validate_at_start=true", *settings]
     codes, output = shell("train", RECIPE, *args, ranks=ranks)

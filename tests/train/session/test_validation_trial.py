@@ -16,12 +16,6 @@ RECIPE = str(Path(__file__).parent / "validated.py")
 RUN = RunDir(Path("runs/a"))
 
 
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    monkeypatch.chdir(tmp_path)
-    return Shell(tmp_path)
-
-
 def train(shell: Shell, mistake: str, *settings: str, ranks: int = 1, name: str = "a") -> tuple[list[int], str]:
     args = ["--preset", "verify", f"name={name}", f"mistake={mistake}", *settings]
     return shell("train", RECIPE, *args, ranks=ranks)

@@ -11,12 +11,6 @@ pytestmark = pytest.mark.timeout(300)
 RECIPE = str(Path(__file__).parent / "mistaken.py")
 
 
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    monkeypatch.chdir(tmp_path)
-    return Shell(tmp_path)
-
-
 def train(shell: Shell, mistake: str, ranks: int = 1, strategy: str = "ddp") -> tuple[list[int | None], str]:
     settings = [f"mistake={mistake}", "name=a", f"distributed.strategy={strategy}"]
     codes, output = shell("train", RECIPE, "--preset", "verify", *settings, ranks=ranks)

@@ -26,12 +26,6 @@ RUN = ["train", str(EXAMPLE), *SMALL, *EVERY, "--name", "a"]
 CHECKPOINTS = Path("runs/a/checkpoints/fit")
 
 
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    monkeypatch.chdir(tmp_path)
-    return Shell(tmp_path)
-
-
 def with_failures(args: Sequence[str], steps: Sequence[int], times: int) -> int:
     """Run a command whose saves of some steps fail the first so many times, as on a full disk."""
     left = dict.fromkeys((f"{STAGING}step_{step:08d}" for step in steps), times)
