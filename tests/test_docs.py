@@ -63,11 +63,25 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not [target for target in targets if not (page.parent / target).exists()]
 
 
+def missing_names(text: str) -> list[str]:
+    """Of "`name` (`file.py`)" and "`name` in `file.py`": names that the file of the package does not define."""
+    pairs = re.findall(r"`([\w.]+)(?:\([^`]*\))?`\s+(?:in\s+|\()`([\w/]+\.py)`", text)
+    assert pairs
+    sources = {file: (ROOT / "src" / "samestep" / file).read_text() for _, file in pairs}
+    last = [(name.rpartition(".")[2], file) for name, file in pairs]
+    return [f"{file}: {name}" for name, file in last if not re.search(rf"\b(?:def|class) {name}\b", sources[file])]
+
+
+def test_the_design_names_functions_that_are_there() -> None:
+    assert not missing_names((ROOT / "docs" / "design.md").read_text())
+
+
 def test_the_design_is_read_at_one_go() -> None:
     assert len((ROOT / "docs" / "design.md").read_text().split()) <= DESIGN_WORDS
 
 
 def test_the_checks_can_fail() -> None:
+    assert missing_names("`Fit.stop` (`train/api/fit.py`)") and not missing_names("`run` in `train/api/loop.py`")
     long = "x" * (LONGEST + 1)
     assert too_long(long) and too_long(f"```sh\n{long}\n```") and not too_long(f"```\n{long}\n```")
     assert named_files("see `train/api/lop.py`\n```sh\nsee `a/b.py`\n```") == {"train/api/lop.py"}

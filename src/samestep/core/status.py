@@ -1,4 +1,8 @@
-"""The status of a run: the file status.json in its directory, for other programs to read."""
+"""The status of a run: the file status.json in its directory, for other programs to read.
+
+It says "running" only of a run that runs, or whose only process was killed: where ranks could not write their end, the
+launcher does, with the cause that it found.
+"""
 
 from collections.abc import Mapping
 

@@ -3,7 +3,8 @@
 Kernels skip what a causal mask hides, but only where `is_causal` says so and no mask is given. Some networks
 (transformers) leave their mask out when they find it causal, but cannot look at values while torch.compile traces them:
 compiled, their attention took three times as long. A mask that is computed from constants alone, by operations that
-are known to give the same every time, is looked at here.
+are known to give the same every time, is looked at here. Under fsdp each block is a graph of its own, into which the
+mask comes as an input: there it stays.
 """
 
 from collections.abc import Iterable, Mapping
