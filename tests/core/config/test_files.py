@@ -1,7 +1,5 @@
-"""Config files: where they are found, groups beside them, refusals, and what Hydra must leave alone."""
+"""Config files: where they are found, groups beside them, refusals."""
 
-import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,7 +82,7 @@ def test_odd_file_names(write: Write, name: str) -> None:
         ("c.yaml", "lr: 1\nlr: 2", "found duplicate key lr"),
         ("c.yaml", "- 1", "must hold settings as 'key: value' lines"),
         ("c.yaml", "hello", "must hold settings as 'key: value' lines"),
-        ("c.yaml", "name: ${lr", "cannot be composed"),
+        ("c.yaml", "name: ${lr", "The setting name cannot be resolved (a ${ has no closing brace)"),
         ("c.yaml", "name: ${nowhere}", "The setting name cannot be resolved (Interpolation key 'nowhere' not found)"),
         (
             "c.yaml",
@@ -93,6 +91,11 @@ def test_odd_file_names(write: Write, name: str) -> None:
         ),
         ("c.yaml", "defaults: [nothing]", "names nothing, which does not exist"),
         ("c.yaml", "defaults: [c]", "defaults lists name each other in a circle"),
+        ("c.yaml", "defaults: [override distributed: fsdp]", "there is no distributed to override in a defaults list"),
+        ("c.yaml", "defaults: [{distributed: cpu}, {distributed: ddp}]", "distributed appears more than once"),
+        ("c.yaml", "defaults: [distributed: '???']", "is left open; write the option itself"),
+        ("c.yaml", "defaults: [_self_, _self_]", "_self_ is twice in a defaults list"),
+        ("c.yaml", "name: !!set {a}", "holds a value of type set"),
         ("c.yaml", "defaults: [nogroup: zip]", "names nogroup/zip, which does not exist; fix"),
         ("c.yaml", "defaults: {distributed: fsdp}", "cannot be composed"),
         ("c.yaml", "defaults: [3]", "cannot be composed"),
@@ -144,26 +147,3 @@ def test_files_that_are_not_there(write: Write) -> None:
         toy(config=Path("a.yaml"))
     with pytest.raises(UserError, match="either --config FILE or"):
         toy(config=Path("conf/a.yaml"), config_name="a")
-
-
-def test_hydra_is_left_as_it_was(write: Write) -> None:
-    """The caller may be a Hydra app or a notebook in which Hydra is set up already."""
-    import hydra
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.version import getbase
-
-    write("app/theirs.yaml", "x: 1")
-    here, root, level = os.getcwd(), list(logging.root.handlers), logging.root.level
-    with hydra.initialize_config_dir(str(Path("app").resolve()), version_base="1.2"):
-        theirs, base = GlobalHydra.instance().hydra, getbase()
-        assert toy("distributed=fsdp", config=write("c.yaml", "steps: 3")).steps == 3
-        with pytest.raises(UserError):
-            toy(config=write("d.yaml", "defaults: [zip]"))
-        assert GlobalHydra.instance().hydra is theirs
-        assert getbase() == base
-        assert hydra.compose("theirs") == {"x": 1}
-    assert not GlobalHydra.instance().is_initialized()
-    toy()
-    assert not GlobalHydra.instance().is_initialized()
-    assert (os.getcwd(), logging.root.handlers, logging.root.level) == (here, root, level)
-    assert sorted(os.listdir()) == ["app", "c.yaml", "d.yaml"]

@@ -1,6 +1,6 @@
 """From plain data to a typed config. Text is converted to the field's type and not interpreted in any other way.
 
-OmegaConf's structured configs are not used here on purpose: they would read `${...}` in a prompt as an interpolation.
+A `${...}` in a prompt, for instance, is no interpolation here.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Finding and reading config files: JSON as it is, YAML composed by Hydra with the package's own groups."""
+"""Finding and reading config files: JSON as it is, YAML with the groups of its `defaults:` list."""
 
 import json
 import os
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from samestep.core.config.hydra_files import compose_yaml, yaml_message
 from samestep.core.config.limits import check_depth, read_config_text
 from samestep.core.config.schema import listed
+from samestep.core.config.yaml_files import compose_yaml
 from samestep.core.errors import UserError
 from samestep.core.paths import expand_home
 
@@ -79,16 +79,14 @@ def _no_file(source: ConfigFile) -> str:
 
 def load_config_file(source: ConfigFile, replaced: Mapping[str, str], search: Sequence[str]) -> LoadedFile:
     """Read a file. `replaced` are group choices from the command line that replace those of its defaults list."""
-    text = read_config_text(source.path)
     if source.path.suffix == ".json":
-        return LoadedFile(_json(text, source.path), verbatim=True)
-    _require_mapping(text, source.path)
-    data, groups = compose_yaml(source.folder, source.name, {}, search)
+        return LoadedFile(_json(read_config_text(source.path), source.path), verbatim=True)
+    data, groups = compose_yaml(source.folder, source.name, {}, _folders(search))
     choices = {group: replaced[group] for group in groups if group in replaced}
     for group, option in choices.items():
         _find_option(group, option, search)
     if choices:
-        data, groups = compose_yaml(source.folder, source.name, choices, search)
+        data, groups = compose_yaml(source.folder, source.name, choices, _folders(search))
     return LoadedFile(data, groups)
 
 
@@ -165,15 +163,3 @@ def _json(text: str, path: Path) -> Mapping[str, Any]:
     if not isinstance(data, dict):
         raise UserError(f"{path} must hold a mapping of settings, as {{...}}, not a {type(data).__name__}.")
     return data
-
-
-def _require_mapping(text: str, path: Path) -> None:
-    """Refuse a YAML file that is not made of `key: value` lines."""
-    import yaml
-
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        raise UserError(yaml_message(error, path)) from None
-    if node is not None and not isinstance(node, yaml.MappingNode):
-        raise UserError(f"{path} must hold settings as 'key: value' lines, not a single value or a list.")

@@ -1,8 +1,7 @@
 """A run's config, merged from its layers: default < base group < preset < file < command line.
 
-Hydra composes the YAML  The command line is merged as data, because Hydra's override grammar refuses everyday
-text. A group option (`distributed=fsdp`) stands for the settings of its file, in the layer that chooses it, and
-replaces the option that a lower layer chose.
+The command line is merged as data: any text is legal there, and means itself. A group option (`distributed=fsdp`)
+stands for the settings of its file, in the layer that chooses it, and replaces the option that a lower layer chose.
 """
 
 import re
@@ -102,7 +101,7 @@ class SettingsTree:
         for path, value in settings:
             if verbatim:
                 self._set(path, _map_text(value, self._protect))
-            elif value != "???":  # OmegaConf's mark of a value that another layer must set
+            elif value != "???":  # the mark of a value that another layer must set
                 self._set(path, _map_text(value, lambda text: self._protect(text) if "\0" in text else text))
 
     def _set(self, path: str, value: Any) -> None:
@@ -138,7 +137,7 @@ class SettingsTree:
         return _map_text(dict(value or {}), self._protect)
 
     def _protect(self, text: str) -> str:
-        """A placeholder for text that OmegaConf would read as more than text."""
+        """A placeholder for text that would be read as more than text."""
         if "${" not in text and "\0" not in text and text != "???":
             return text
         self._protected.append(text)
@@ -196,7 +195,7 @@ class _Layer:
 
     settings: Settings
     choices: Mapping[str, str] = field(default_factory=dict)  # options of groups that still have to be loaded
-    loaded: Mapping[str, str] = field(default_factory=dict)  # options that Hydra has already merged into the settings
+    loaded: Mapping[str, str] = field(default_factory=dict)  # options that are merged into the settings already
     verbatim: bool = True
 
 
