@@ -25,6 +25,7 @@ from samestep.core.logs import stop_logging
 settings.register_profile("suite", deadline=None)  # for a machine that others use too
 settings.load_profile("suite")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it starts by `&`
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and nohup this one
 os.environ["XDG_CONFIG_HOME"] = SETTINGS = tempfile.mkdtemp()  # the user's own is not to be written
 torch.set_num_threads(1)  # small tensors on few cores: more threads only wait for each other
 

@@ -48,7 +48,7 @@ def overlapping(folder: Path, strategy: str) -> None:
     saved = trainee.values()
     store = Store(folder, world, on_phase=gate)
     with Saver(store, on_end=lambda save: ended.append((save.step, save.committed))) as saver:
-        saver.save(1, {"trainee": trainee, "own": own}, {"figure": 1.0})
+        saver.save(1, {"trainee": trainee, "own": own}, {"metric": 1.0})
         assert gate.reached.wait(30)
         own.state["step"] = 4  # what the owner does with it now has no effect
         own.own[0] = "changed"

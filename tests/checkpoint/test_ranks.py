@@ -168,7 +168,7 @@ def own_disk(folder: Path) -> None:
     store = Store(mine, world, shared=False)
     tensors = {"a": values("a", (3, 4), torch.bfloat16), "b": values("b", ()), "none": torch.zeros(0, 2)}
     tensors["flags"] = values("flags", (5,)) > 0
-    store.save(1, {"part": RankedPart({"t": tensors, "n": 5}, own=world.rank)}, {"figure": 1.5})
+    store.save(1, {"part": RankedPart({"t": tensors, "n": 5}, own=world.rank)}, {"metric": 1.5})
 
     blank = RankedPart({"t": {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}, "n": 0}, own=None)
     store.remove_leftovers()

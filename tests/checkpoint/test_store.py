@@ -196,7 +196,7 @@ def test_retention_on_disk_and_the_best_one(tmp_path: Path) -> None:
     assert store.best() is None
     assert store.checkpoints() == []
     for step, metric in ((1, 0.5), (2, 0.9), (3, math.nan), (4, None)):
-        store.save(step, {"model": Part(STATE)}, {"figure": metric})
+        store.save(step, {"model": Part(STATE)}, {"metric": metric})
     assert sorted(os.listdir(tmp_path)) == ["step_00000002", "step_00000004"]
     newest, best = store.newest(), store.best()
     assert newest is not None
@@ -216,7 +216,7 @@ def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
 def test_left_over_folders_do_not_count_and_are_removed(tmp_path: Path) -> None:
     store = store_at(tmp_path)
     intact = store.save(1, {"model": Part(STATE)}, {})
-    for name in (".staging_step_00000002", ".doomed_step_00000003", ".replaced_step_00000001"):
+    for name in (".staging_step_00000002", ".deleting_step_00000003", ".replaced_step_00000001"):
         os.makedirs(tmp_path / name)
         (tmp_path / name / "manifest.json").write_bytes((intact / "manifest.json").read_bytes())
     assert [c.step for c in find_checkpoints(tmp_path)] == [1]

@@ -41,7 +41,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         store = Store(path / "checkpoints" / stage, World.single())
         store.keep = type(store.keep)(keep_last=9)
         for step in steps:
-            about = {"figure": METRICS[step], "figure_name": "val/loss", "figure_mode": "min"} if stage == "fit" else {}
+            about = {"metric": METRICS[step], "metric_name": "val/loss", "metric_mode": "min"} if stage == "fit" else {}
             store.save(step, {"part": Part()}, about)
     return path
 

@@ -169,7 +169,7 @@ def test_out_of_memory_halves_the_micro_batch_and_keeps_the_global_batch(shell: 
     assert "restarting from the last checkpoint with batch_size 2; the global batch stays 10" in output
     assert "Traceback" not in output
     frozen = read_json(Path("runs/tight/frozen.json"))
-    assert [frozen[stage]["plan"]["global_batch"] for stage in ("fit", "again")] == [10, 10]
+    assert [frozen[stage]["plan"]["steps_per_epoch"] for stage in ("fit", "again")] == [40 // 10] * 2
     assert samples("tight") == samples("uninterrupted")
     for name, tensor in weights_of("runs/uninterrupted").items():
         torch.testing.assert_close(torch.tensor(weights_of("runs/tight")[name]), torch.tensor(tensor))
@@ -193,7 +193,7 @@ def test_out_of_memory_with_one_row_is_said_in_one_sentence(shell: Shell) -> Non
     assert codes == [77, 77]
     assert "samestep train --resume" in output and "runs/b --batch_size 2" in output
     assert shell("train", "--resume", "runs/b", "--batch_size", "2", ranks=2)[0] == [0, 0]
-    assert read_json(Path("runs/b/frozen.json"))["fit"]["plan"]["global_batch"] == 8
+    assert read_json(Path("runs/b/config.json"))["global_batch"] == 8
 
 
 def test_a_stage_that_begins_after_a_resume_at_other_ranks_keeps_the_global_batch(shell: Shell) -> None:
@@ -205,7 +205,7 @@ def test_a_stage_that_begins_after_a_resume_at_other_ranks_keeps_the_global_batc
     assert list(read_json(Path("runs/a/frozen.json"))) == ["fit"], "the second stage must not have begun"
     assert shell("train", "--resume", "a", "--batch_size", "3")[0] == [0]
     frozen = read_json(Path("runs/a/frozen.json"))
-    assert [frozen[stage]["plan"]["global_batch"] for stage in ("fit", "again")] == [4, 4]
+    assert [frozen[stage]["plan"]["steps_per_epoch"] for stage in ("fit", "again")] == [40 // 4] * 2
 
 
 @pytest.mark.parametrize(

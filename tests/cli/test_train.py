@@ -43,7 +43,7 @@ def test_a_run_leaves_everything_in_its_directory(shell: Shell) -> None:
         assert text in output
     assert "done: " in output
     assert read_json(run / "status.json")["status"] == "done"
-    assert read_json(run / "frozen.json")["fit"]["plan"]["global_batch"] == 10
+    assert read_json(run / "config.json")["global_batch"] == 10
     assert [row["step"] for row in rows(run) if "loss" in row] == list(range(1, 9))
     assert any("val/error" in row for row in rows(run))
     assert (run / "logs" / "rank_0.log").exists()

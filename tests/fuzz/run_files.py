@@ -81,7 +81,7 @@ FILES = (
     "ranks.jsonl",
     "watch/rank_0.json",
     "watch/stall.json",
-    "watch/rank_0_word.json",
+    "watch/rank_0_exit.json",
     "job/job.json",
     "lock",
     "logs/rank_0.log",
@@ -168,7 +168,7 @@ def _add_reports(run: Path) -> None:
     rank = {"rank": 0, "state": "busy", "activity": "step", "seconds": 3.0, "where": "x.py:1"}
     job = {"job": "1", "scheduler": "local", "script": "s", "output": "o", "stages": [], "time": 1.0}
     (run / "job").mkdir()
-    (run / "watch/rank_0_word.json").write_text(json.dumps(report))
+    (run / "watch/rank_0_exit.json").write_text(json.dumps(report))
     (run / "watch/stall.json").write_text(json.dumps({**stall, "reports": [rank]}))
     (run / "job/job.json").write_text(json.dumps({"jobs": [job]}))
 

@@ -157,5 +157,5 @@ def test_a_job_of_qsub_stops_before_its_limit_and_submits_itself(
 def test_stages_under_qsub_follow_each_other(runs: ClusterRuns, jobs: dict[str, str]) -> None:
     wait_for(lambda: runs.status("stages") == "done", JOB_TIMEOUT, lambda: runs.printed("stages"))
     assert [event["world"] for event in runs.events("stages", "launch")] == [1, 2]
-    assert read_json(RunDir(runs.path("stages")).frozen)["train"]["plan"]["global_batch"] == 8
+    assert read_json(RunDir(runs.path("stages")).config)["global_batch"] == 8
     assert Path(RunDir(runs.path("stages")).job / "2_train.sh").exists()

@@ -141,5 +141,5 @@ def test_stages_are_jobs_with_their_own_gpus(runs: ClusterRuns, jobs: dict[str, 
     assert runs.cluster.field(jobs["dump"], "EndTime") <= runs.cluster.field(jobs["train"], "StartTime")
     assert [event["world"] for event in runs.events("stages", "launch")] == [1, 2]
     assert runs.status("stages") == "done"
-    frozen = read_json(RunDir(runs.path("stages")).frozen)
-    assert frozen["train"]["plan"]["global_batch"] == 2 * 4  # two ranks in the train stage; the dump stage has one
+    record = read_json(RunDir(runs.path("stages")).config)
+    assert record["global_batch"] == 2 * 4  # two ranks in the train stage; the dump stage has one

@@ -75,12 +75,12 @@ def _update(rank: int, world: int, stage: str, step: int, batch: int, rows: int)
 def _validation(rank: int, world: int, stage: str, step: int) -> Line:
     spans = micro_batches(5, rank, world, 2)
     ids = [[2**31 - 1, place] for start, stop in spans for place in range(start, stop)]
-    return {"kind": "validation", "stage": stage, "step": step, "ids": ids, "figures": {"error": 0.5}}
+    return {"kind": "validation", "stage": stage, "step": step, "ids": ids, "metrics": {"error": 0.5}}
 
 
 def _closing_line(stage: str, step: int, metrics: dict[str, float]) -> Line:
     state: dict[str, Any] = {"model": {"hash": f"state {step}", "prints": {"model/weight": [10.0, 2.0]}}}
-    return {"kind": "step", "stage": stage, "step": step, "state": state, "figures": metrics, "own": {}}
+    return {"kind": "step", "stage": stage, "step": step, "state": state, "metrics": metrics, "own": {}}
 
 
 def draw(step: int, token: int, margin: float, index: int = 3, position: int = 0) -> Line:

@@ -25,7 +25,7 @@ CHANGES: dict[str, tuple[str, Callable[[Line], None], str]] = {
     "parameters": ("update", lambda line: line.update(hash="x"), "the parameters differ"),
     "state": ("step", lambda line: line["state"]["model"].update(hash="x"), "the state differs (model)"),
     "own state": ("step", lambda line: line.update(own={"random": 1}), "the rank's own state differs (random)"),
-    "figures": ("step", lambda line: line.update(figures={"val/error": 0.1}), "the validation metrics differ"),
+    "metrics": ("step", lambda line: line.update(metrics={"val/error": 0.1}), "the validation metrics differ"),
     "validation": ("validation", lambda line: line["ids"].pop(), "the samples differ"),
 }
 

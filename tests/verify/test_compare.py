@@ -170,12 +170,12 @@ CASES = {
         r"\(2147483647, 4\) is missing; candidates: padded validation",
     ),
     "another validation metric": (
-        at(3, "step", put("figures", {"val/error": 0.51})),
+        at(3, "step", put("metrics", {"val/error": 0.51})),
         "validation",
         "val/error is 0.5 at 1 rank and 0.51 at 2 ranks.*recorded rows are the same; candidates: a mean of rank means",
     ),
     "a validation metric of each rank": (
-        at(3, "step", put("figures", {"val/error": 0.6}), 1),
+        at(3, "step", put("metrics", {"val/error": 0.6}), 1),
         "validation",
         "val/error of rank 1 is not that of rank 0",
     ),
@@ -238,7 +238,7 @@ def test_a_run_of_another_length_is_named(short: tuple[int, int], only: str) -> 
         for steps in found.ranks:
             for step in steps.values():
                 step.validations.clear()
-                step.closing_line = {**(step.closing_line or {}), "figures": {}}
+                step.closing_line = {**(step.closing_line or {}), "metrics": {}}
     difference = compared(theirs, ours).difference
     assert difference is not None
     assert f"step 3 happens only at {only}" in difference.sentence

@@ -144,7 +144,7 @@ def marked(path: Path, held: Held) -> dict[str, Any]:
 
 def test_a_step_is_closed_with_its_complete_state(tmp_path: Path) -> None:
     line = marked(tmp_path / "a", Held(2.0, 1, 7))
-    assert (line["kind"], line["step"], line["figures"], line["own"]) == (
+    assert (line["kind"], line["step"], line["metrics"], line["own"]) == (
         "step",
         4,
         {"val/error": 0.5},

@@ -29,7 +29,7 @@ def test_a_half_written_line_of_a_killed_rank_is_left_out(tmp_path: Path) -> Non
 
 
 def test_what_is_recorded_during_set_up_has_its_own_step() -> None:
-    validation = {"kind": "validation", "stage": "fit", "step": 0, "ids": [], "figures": {}}
+    validation = {"kind": "validation", "stage": "fit", "step": 0, "ids": [], "metrics": {}}
     found = RecordedLaunch.from_lines([[validation, {"kind": "start", "stage": "fit", "step": 2}]])
     assert list(found.ranks[0]) == [("fit", SET_UP)]
     assert found.starts == {"fit": 2}

@@ -172,7 +172,7 @@ def test_a_recipe_without_validation_is_reported_to_have_none() -> None:
         if line["kind"] == "validation":
             line.clear()
         elif line["kind"] == "step":
-            line["figures"] = {}
+            line["metrics"] = {}
 
     found = compare(launch(1, bare).trace(), launch(2, bare).trace(), NAMES)
     assert comparison_checks([found])[-1].sentence == "the recipe validates nothing"

@@ -197,7 +197,7 @@ def test_the_first_failing_rank_is_named() -> None:
         report(LOST, rank=2, time=400.0),
     ]
     found = diagnose(replace(BASE, exit_reports=reports))
-    assert (found.ranks, found.source) == ([3], "watch/rank_3_word.json")
+    assert (found.ranks, found.source) == ([3], "watch/rank_3_exit.json")
     assert found.sentence == "rank 3 on node1 failed at step 7 of 50 of stage fit: early"
     together = diagnose(replace(BASE, exit_reports=[report("same", rank=0), report("same", rank=1)]))
     assert together.sentence.startswith("every rank failed at step 7")

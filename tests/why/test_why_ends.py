@@ -71,7 +71,7 @@ def test_a_live_run_does_not_notice_and_a_second_launch_leaves_no_trace(yard: Fa
 def test_an_exception_in_the_data_of_one_rank(yard: FaultRuns) -> None:
     assert 0 not in yard.run("raises", 2, trouble="raise", at_rank=1)[0]
     found = why(yard.path("raises"))
-    assert (found.verdict, found.ranks, found.source) == ("crashed", [1], "watch/rank_1_word.json")
+    assert (found.verdict, found.ranks, found.source) == ("crashed", [1], "watch/rank_1_exit.json")
     assert "cannot be read" in found.sentence
     assert found.traceback.rstrip().endswith("cannot be read") and "toy.py" in found.traceback
     assert found.next[0] == f"less {yard.path('raises')}/logs/rank_1.log"
@@ -84,7 +84,7 @@ def test_a_resume_discards_earlier_exit_reports(yard: FaultRuns) -> None:
     assert why(yard.path("fixed")).verdict == "crashed"
     assert yard.run("fixed", 1)[0] == [0]
     assert why(yard.path("fixed")).verdict == "finished"
-    assert not list(RunDir(yard.path("fixed")).watch.glob("*_word.json"))
+    assert not list(RunDir(yard.path("fixed")).watch.glob("*_exit.json"))
 
 
 def test_nan_for_ever(yard: FaultRuns) -> None:

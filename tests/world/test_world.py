@@ -105,3 +105,54 @@ def test_nonsense_timeouts_are_refused(text: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("NCCL_TIMEOUT", text)
     with pytest.raises(UserError):
         World.join(device="cpu")
+
+
+def try_without_store(folder: Path) -> None:
+    """The process that holds the store, a launcher, may be killed: the ranks still learn how each of them ended."""
+    world = World.join(device="cpu")
+    (folder / f"joined_{world.rank}").touch()
+    while not (folder / "gone").exists():
+        time.sleep(0.01)
+    with pytest.raises(RuntimeError):
+        world.store.check(["anything"])
+    assert world.try_together("work", lambda: world.rank) == (world.rank, None)
+
+    def fails_once() -> None:
+        if world.rank == 1:
+            raise OSError("no such disk")
+
+    _, failure = world.try_together("work", fails_once)
+    assert str(failure) == "work failed on rank 1: OSError: no such disk"
+    assert world.gather(world.rank) == list(range(world.size)), "all can go on, to save their state"
+    world.leave()
+
+
+def test_outcomes_do_not_need_the_store(tmp_path: Path) -> None:
+    workers = local.start(try_without_store, 3, tmp_path, logs=tmp_path)
+    end = time.monotonic() + 60
+    while not all((tmp_path / f"joined_{rank}").exists() for rank in range(3)) and time.monotonic() < end:
+        time.sleep(0.01)
+    workers.store = None
+    (tmp_path / "gone").touch()
+    assert workers.wait(60) == [0, 0, 0], workers.output(0) + workers.output(1)
+
+
+def fails_while_others_wait() -> int:
+    world = World.join(device="cpu")
+    began = time.monotonic()
+
+    def work() -> None:
+        if world.rank == 1:
+            raise UserError("a bad row")
+        dist.all_reduce(torch.zeros(1))
+
+    with pytest.raises((UserError, RuntimeError)) as raised:
+        world.try_together("work", work)
+    if world.rank == 1:
+        assert str(raised.value) == "a bad row" and time.monotonic() - began < 30
+    return 7
+
+
+def test_a_rank_that_fails_alone_does_not_wait_for_ever(tmp_path: Path) -> None:
+    workers = local.start(fails_while_others_wait, 2, logs=tmp_path)
+    assert workers.wait(60)[1] == 7, workers.output(1)

@@ -13,7 +13,7 @@
 
 A folder named `step_N` is therefore complete, unless it was damaged later. A kill leaves hidden folders, and their
 names say what they are: `.staging_` a save that did not finish, `.replaced_` the older of two checkpoints of one step,
-`.doomed_` a checkpoint that was being deleted. `remove_leftovers` handles them at the next start.
+`.deleting_` a checkpoint that was being deleted. `remove_leftovers` handles them at the next start.
 If a step fails on any rank, all ranks raise that failure and the staging folder is removed.
 `Saver` (background.py) runs `write` and `commit` in a thread while training goes on.
 """
@@ -42,7 +42,7 @@ from samestep.core.records import Json, sync_folder
 from samestep.world.world import World
 
 REPLACED = ".replaced_"
-DELETING = ".doomed_"  # the name on disk, as earlier versions wrote it
+DELETING = ".deleting_"
 _log = logging.getLogger("samestep.checkpoint")
 
 

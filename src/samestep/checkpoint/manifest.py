@@ -45,8 +45,8 @@ class Manifest:
     world_size: int
     files: dict[str, FileRecord]
     about: dict[str, Json]
-    """What the caller adds: the configuration, the metric by which checkpoints are compared. The keys of the metric are
-    `figure`, `figure_name` and `figure_mode`, as earlier versions wrote them."""
+    """What the caller adds: the configuration, and `metric`, `metric_name` and `metric_mode`, by which checkpoints are
+    compared."""
     versions: dict[str, str] = field(default_factory=dict)
     saved_at: str = ""
     format: int = FORMAT
@@ -73,12 +73,12 @@ class Checkpoint:
     @property
     def metric_name(self) -> str:
         """The name of the metric; empty if the manifest does not name it."""
-        return str(self.about.get("figure_name") or "")
+        return str(self.about.get("metric_name") or "")
 
     @property
     def metric(self) -> float | None:
         """The metric by which checkpoints are compared; None if there is none, or it is not a finite number."""
-        metric = self.about.get("figure")
+        metric = self.about.get("metric")
         if not isinstance(metric, int | float) or isinstance(metric, bool) or not math.isfinite(metric):
             return None
         return float(metric)

@@ -96,7 +96,7 @@ class Store(CheckpointWriter):
         self._run_on_main(f"measuring the disk of {self.folder}", check)
 
     def save(self, step: int, state: Mapping[str, Stateful], about: Mapping[str, Json]) -> Path:
-        """Save the state at `step`; a checkpoint of that step is replaced. `about["figure"]` is the metric that decides
+        """Save the state at `step`; a checkpoint of that step is replaced. `about["metric"]` is the metric that decides
         which checkpoint is best."""
         snapshot = self.take_snapshot(step, state, about)
         return self.commit(snapshot, self.write(snapshot))

@@ -60,12 +60,12 @@ class Listing:
 
     def metric_name(self) -> str:
         """The name of the metric by which checkpoints are compared."""
-        return next((str(c.about["figure_name"]) for c in self.found if "figure_name" in c.about), "metric")
+        return next((str(c.about["metric_name"]) for c in self.found if "metric_name" in c.about), "metric")
 
     def roles(self) -> dict[int, str]:
         """Which checkpoint is the newest and which the best, among those not known to be damaged."""
         good = [c for c in self.found if c.damage is None]
-        mode = next((c.about["figure_mode"] for c in good if c.about.get("figure_mode") in MODES), "min")
+        mode = next((c.about["metric_mode"] for c in good if c.about.get("metric_mode") in MODES), "min")
         roles = {c.step: ", best" for c in Retention(mode=mode).ranked(good)[:1]}
         if good:
             roles[good[-1].step] = ", newest" + roles.get(good[-1].step, "")

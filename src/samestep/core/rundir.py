@@ -114,8 +114,8 @@ class RunDir:
         return self.watch / f"rank_{rank}_collectives.json"
 
     def exit_report(self, rank: int) -> Path:
-        """Why one rank failed, if it could still write that. The file keeps an old name, for old runs."""
-        return self.watch / f"rank_{rank}_word.json"
+        """Why one rank failed, if it could still write that."""
+        return self.watch / f"rank_{rank}_exit.json"
 
     def log(self, rank: int) -> Path:
         """The log of one rank."""

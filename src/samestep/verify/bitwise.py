@@ -10,8 +10,8 @@ from samestep.core.rundir import RunDir
 from samestep.verify.tolerance import distance
 from samestep.verify.trace import Line, RecordedLaunch, Step, describe_step
 
-# Keys of the evidence files; "figures" are validation metrics.
-_CAUSE_ORDER = ("ids", "data", "before", "rows", "weights", "gradients", "hash", "tokens", "figures", "state", "own")
+# Keys of the evidence files; "metrics" are validation metrics.
+_CAUSE_ORDER = ("ids", "data", "before", "rows", "weights", "gradients", "hash", "tokens", "metrics", "state", "own")
 _TEXTS = {
     "ids": "the samples differ",
     "data": "the data of the samples differs",
@@ -21,7 +21,7 @@ _TEXTS = {
     "gradients": "the gradients differ",
     "hash": "the parameters differ",
     "tokens": "the sampled tokens differ",
-    "figures": "the validation metrics differ",
+    "metrics": "the validation metrics differ",
     "state": "the state differs",
     "own": "the rank's own state differs",
 }

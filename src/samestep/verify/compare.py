@@ -213,16 +213,16 @@ def _compare_validation(
         )
         return Difference("validation", sentence)
     found.validations += _validated(ours).total()
-    for name, rank in _unequal_ranks(theirs, lambda line: line["figures"]):
+    for name, rank in _unequal_ranks(theirs, lambda line: line["metrics"]):
         return Difference(
             "validation",
             f"after {place} at {names.theirs} the validation metric {name} of rank {rank} is not that of rank 0, but "
             "every rank must return the agreed one; " + candidates("each rank averages its own rows"),
         )
     a, b = ours[0].closing_line, theirs[0].closing_line
-    for name, value in (a["figures"] if a and b else {}).items():
+    for name, value in (a["metrics"] if a and b else {}).items():
         assert b is not None
-        other = b["figures"].get(name, float("nan"))
+        other = b["metrics"].get(name, float("nan"))
         apart = distance(value, other)
         if found.stats.note_difference("validation", apart, f"{name} after {place}"):
             shown = f"after {place} {name} is {value:.8g} at {names.ours} and {other:.8g} at {names.theirs}, though "

@@ -119,7 +119,7 @@ def _events(rundir: RunDir, reader: Reader) -> tuple[Json, Json, str, Json]:
 
 def _exit_reports(rundir: RunDir, reader: Reader) -> list[ExitReport]:
     found = []
-    for path in sorted(rundir.watch.glob("rank_*_word.json")):
+    for path in sorted(rundir.watch.glob("rank_*_exit.json")):
         report = parse_exit_report(reader.object(path, {}))
         if report is None or not 0 <= report.rank < _MOST_RANKS:
             reader.add(path, "it is no exit report")

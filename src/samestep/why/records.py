@@ -131,7 +131,7 @@ class Evidence:
 
     def source(self, rank: int) -> str:
         """The file that has the exit report of a rank."""
-        return f"logs/rank_{rank}.log" if self.from_logs else f"watch/rank_{rank}_word.json"
+        return f"logs/rank_{rank}.log" if self.from_logs else f"watch/rank_{rank}_exit.json"
 
     def heartbeat(self, rank: int | None) -> Heartbeat | None:
         """The last heartbeat of one rank."""

@@ -62,7 +62,7 @@ def choose_backend(wanted: str, device: torch.device) -> str:
     """The backend for `device`: the wanted one, or the device's own. An unavailable one is refused, never replaced."""
     available = [name for name, check in _AVAILABLE.items() if check()]
     backend = _PREFERRED[device.type] if wanted == "auto" else wanted
-    if backend == "xpu":  # an older name for the same thing
+    if backend == "xpu":
         backend = "xccl" if "xccl" in available else "ccl"
     if backend not in available:
         raise UserError(f"backend {wanted!r} is not available here; available: auto, {', '.join(sorted(available))}")

@@ -7,6 +7,7 @@ the wire is read, neither at a later place nor as of another rank. Nothing is ev
 import hmac
 import json
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -47,9 +48,10 @@ class Messages:
         dist.broadcast(data, source, group=self.group)
         return self._opened(data, source)
 
-    def gather(self, value: Json) -> list[Json]:
-        """Every rank's value, by rank, on every rank."""
-        padded, sizes = self._padded(self._sealed(value))
+    def gather(self, value: Json, within: float | None = None) -> list[Json]:
+        """Every rank's value, by rank, on every rank. RuntimeError if ranks have not come `within` so many seconds;
+        no other message can be sent after that."""
+        padded, sizes = self._padded(self._sealed(value), within)
         parts = [torch.empty_like(padded) for _ in sizes]
         dist.all_gather(parts, padded, group=self.group)
         return [self._opened(part[:size], rank) for rank, (part, size) in enumerate(zip(parts, sizes))]
@@ -71,11 +73,12 @@ class Messages:
         dist.scatter(own, [_pad(part, len(own)) for part in parts] or None, src=0, group=self.group)
         return self._opened(own[: int(sizes[self._rank])], 0)
 
-    def _padded(self, data: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+    def _padded(self, data: torch.Tensor, within: float | None = None) -> tuple[torch.Tensor, list[int]]:
         """A message in the length of the longest, and the lengths of all."""
         own = size_frame(len(data))
         frames = [torch.zeros_like(own) for _ in range(self._size)]
-        dist.all_gather(frames, own, group=self.group)
+        sent = dist.all_gather(frames, own, group=self.group, async_op=True)
+        sent.wait(*([] if within is None else [timedelta(seconds=within)]))
         check_size_frames(frames, self._rank)
         sizes = [int(frame[0]) for frame in frames]
         return _pad(data, max(sizes)), sizes

@@ -75,6 +75,8 @@ class World:
     """The gloo group that carries CPU messages; None in a lone process."""
     messages: Messages | None = field(default=None, repr=False)
     """The messages of that group."""
+    outcomes: Messages | None = field(default=None, repr=False)
+    """Messages of a group of their own: how work that may itself communicate has ended on every rank."""
     store: Any = None
     activity: ActivityTracker = field(default_factory=ActivityTracker, repr=False)
     """What this process is doing, for the watchdog."""
@@ -167,6 +169,7 @@ class World:
         """Open the group of messages, once there is a default group."""
         self._prove(dist.group.WORLD)
         self._use_for_messages(self.open_group("control"))
+        self.outcomes = Messages(self.open_group("outcomes"), self.store.derive_key("messages"))
         self.async_gather = AsyncGather(self.control, self.activity)
 
     def with_own_messages(self, name: str, timeout: timedelta) -> "World":
@@ -233,7 +236,7 @@ class World:
         """Close the process group in good order."""
         if self.control is not None:
             dist.destroy_process_group()
-            self.control = self.messages = None
+            self.control = self.messages = self.outcomes = None
             _STORES_OF_GROUPS.clear()
 
     @contextmanager
@@ -248,8 +251,17 @@ class World:
             self._meet(f"finished {what}")
 
     def _meet(self, done: str) -> None:
-        """Wait until every rank is here, or one has reported a failure."""
-        self._gather_through_store(None, f"not every rank {done}")
+        """Wait until every rank is here, or one has reported a failure. It needs no process group."""
+        self._barriers += 1
+        keys = [f"samestep/barrier/{self._barriers}/{rank}" for rank in range(self.size)]
+        passed, otherwise = f"samestep/barrier/{self._barriers}", f"not every rank {done}"
+        self.store.set(keys[self.rank], "")
+        if self.is_main and self._barriers == 1:
+            self._wait_for_start(keys)
+        if self.is_main:
+            self._wait_for(keys, otherwise)
+            self.store.set(passed, "")
+        self._wait_for([passed], otherwise)
 
     def _wait_for_start(self, keys: list[str]) -> None:
         """On rank 0, where ranks meet for the first time: ranks that never started are named."""
@@ -261,29 +273,15 @@ class World:
             self.report_failure(error)
             raise
 
-    def _wait_for(self, keys: list[str], otherwise: str, seconds: float | None = None) -> list[bytes]:
+    def _wait_for(self, keys: list[str], otherwise: str) -> list[bytes]:
         """The values of these keys in the store, once all are there; `otherwise` says what did not happen in time."""
-        end = time.monotonic() + (self.timeout.total_seconds() if seconds is None else seconds)
+        end = time.monotonic() + self.timeout.total_seconds()
         while not self.store.check(keys):
             self.raise_peer_failure()
             if time.monotonic() > end:
                 raise PeerFailed(f"{otherwise} within {self.timeout}", EXIT_FAILURE)
             time.sleep(0.005)
         return self.store.multi_get(keys)
-
-    def _gather_through_store(self, value: Json, otherwise: str, seconds: float | None = None) -> list[Json]:
-        """Every rank's value, by rank; waits for at most `seconds`, and `otherwise` says what did not happen in time.
-        It needs no process group, which may not be there, or be in use."""
-        self._barriers += 1
-        keys = [f"samestep/gather/{self._barriers}/{rank}" for rank in range(self.size)]
-        gathered = f"samestep/gather/{self._barriers}/all"
-        self.store.set(keys[self.rank], json.dumps(value))
-        if self.is_main and self._barriers == 1:
-            self._wait_for_start(keys)
-        if self.is_main:
-            values = [json.loads(text) for text in self._wait_for(keys, otherwise, seconds)]
-            self.store.set(gathered, json.dumps(values))
-        return json.loads(self._wait_for([gathered], otherwise, seconds)[0])
 
     def share_through_store(self, key: str, value: Json) -> Json:
         """Rank 0's value through the store: for work inside `together`, where rank 0 may fail first."""
@@ -346,17 +344,17 @@ class World:
             value = work()
         except Exception as error:
             failure = error
-        if self.store is None:
+        if self.outcomes is None:
             return value, failure
         own = None if failure is None else failure_record(failure, self.rank)
         try:
-            seconds = None if failure is None else WAIT_AFTER_FAILURE
-            failures = self._gather_through_store(own, f"not every rank ended {doing}", seconds)
-            raise_first([found for found in failures if found], failure, doing)
-        except PeerFailed:
+            failures = self.outcomes.gather(own, within=None if failure is None else WAIT_AFTER_FAILURE)
+        except RuntimeError:
             if failure is not None:
                 raise failure from None
             raise
+        try:
+            raise_first([found for found in failures if found], failure, doing)
         except Exception as shared:
             failure = shared
         return value, failure

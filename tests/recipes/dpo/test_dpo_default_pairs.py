@@ -44,7 +44,7 @@ def test_dihedral_angles(fold: Fold) -> None:
 
 
 def test_a_helix_and_a_strand() -> None:
-    """Figures of textbooks: 1.5 Å a residue in a helix, with O bound to N four residues on; above 3 Å in a strand."""
+    """Metrics of textbooks: 1.5 Å a residue in a helix, with O bound to N four residues on; above 3 Å in a strand."""
     helix, strand = (side_by_side([ideal_backbone(fold, 30)], [0.0])[0] for fold in (HELIX, STRAND))
     assert np.ptp(helix[:, CA, 2]) / 29 == pytest.approx(1.5, abs=0.1)
     assert np.ptp(strand[:, CA, 2]) / 29 == pytest.approx(3.3, abs=0.2)

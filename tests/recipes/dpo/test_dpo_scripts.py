@@ -38,7 +38,7 @@ def check_short_run(run: Path) -> None:
     assert read_json(run / "status.json")["status"] == "done"
     assert {path.name for path in run.glob("*.pt")} == SHORT_FILES
     assert [row["step"] for row in rows_of(run)] == [1, 2]
-    assert read_json(run / "frozen.json")["dpo"]["plan"]["global_batch"] == 16
+    assert read_json(run / "config.json")["global_batch"] == 16
 
 
 @pytest.mark.long

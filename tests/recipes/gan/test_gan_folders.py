@@ -10,7 +10,7 @@ from player_folders import BRACKETS, CHATML, bytes_with_merges, player_folder, w
 from samestep.cli.main import main
 from toys import run_on_ranks
 
-FIGURES = ("generator/loss", "generator/kl", "generator/entropy", "judge/loss", "judge_accuracy", "tokens_written")
+METRICS = ("generator/loss", "generator/kl", "generator/entropy", "judge/loss", "judge_accuracy", "tokens_written")
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +40,8 @@ def metrics(run: Path) -> list[dict[str, Any]]:
     return [row for row in rows if "judge_accuracy" in row]
 
 
-def figures(rows: list[dict[str, Any]]) -> list[list[float]]:
-    return [[row[name] for name in FIGURES] for row in rows]
+def values(rows: list[dict[str, Any]]) -> list[list[float]]:
+    return [[row[name] for name in METRICS] for row in rows]
 
 
 @pytest.mark.timeout(900)
@@ -52,7 +52,7 @@ def test_one_model_plays_both_sides_on_any_ranks(chat: Path, tmp_path: Path) -> 
     assert abs(alone[0]["generator/kl"]) < 1e-5 < alone[1]["generator/kl"], "it leaves its frozen copy"
     assert alone[0]["generator/clipped"] == 0, "log-probabilities in training are those of the rollout"
     two = train(tmp_path / "two", *settings, ranks=2)
-    for mine, theirs in zip(figures(two), figures(alone), strict=True):
+    for mine, theirs in zip(values(two), values(alone), strict=True):
         assert mine == pytest.approx(theirs, abs=1e-4)
 
 
@@ -74,7 +74,7 @@ def test_a_run_with_one_adapter_goes_on_where_it_stopped(chat: Path, other: Path
     whole = train(tmp_path / "whole", *settings, "max_steps=2")
     train(tmp_path / "parts", *settings, "max_steps=1")
     assert main(["train", "--resume", str(tmp_path / "parts"), "max_steps=2"]) == 0
-    assert figures(metrics(tmp_path / "parts")) == figures(whole)
+    assert values(metrics(tmp_path / "parts")) == values(whole)
 
 
 def test_blocks_that_are_computed_again_change_nothing(other: Path, tmp_path: Path) -> None:

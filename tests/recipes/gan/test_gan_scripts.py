@@ -46,7 +46,7 @@ def test_torchrun_trains_stories_with_the_python_script(tmp_path: Path) -> None:
     assert status_and_files(run) == ("done", {"generator_step_2.pt", "judge_step_2.pt"})
     config = read_json(run / "config.json")["config"]
     assert (config["objective"]["kind"], config["data"]["domain"]) == ("reinforce", "stories")
-    assert read_json(run / "frozen.json")["gan"]["plan"]["global_batch"] == 4
+    assert read_json(run / "config.json")["global_batch"] == 4
 
 
 @pytest.mark.parametrize(("preset", "nproc"), [("test", "2"), ("small", "4"), ("full", "auto")])

@@ -1,4 +1,4 @@
-"""Figures about texts, against values computed by hand, by brute force and by scipy."""
+"""Metrics about texts, against values computed by hand, by brute force and by scipy."""
 
 import math
 import random
@@ -13,7 +13,7 @@ from samestep.recipes.gan.text_metrics import (
     mean_by_group,
     self_bleu,
     split_words,
-    text_figures,
+    text_metrics,
     win_rate,
 )
 
@@ -70,18 +70,18 @@ def test_self_bleu_is_that_of_the_definition() -> None:
     assert self_bleu(some) == pytest.approx(expected, rel=1e-12)
 
 
-def test_figures_of_texts() -> None:
-    found = text_figures(["a b a", "", "a b"])
+def test_metrics_of_texts() -> None:
+    found = text_metrics(["a b a", "", "a b"])
     assert (found["distinct_1"], found["distinct_2"], found["distinct_3"]) == (2 / 5, 2 / 3, 1)
     assert (found["words"], found["words_std"]) == (5 / 3, pytest.approx(math.sqrt(14) / 3))
     assert found["empty"] == 1 / 3
     assert 0 < found["self_bleu"] < 1
-    assert "self_bleu" not in text_figures(["alone"])
-    assert text_figures(["", ""])["distinct_1"] == 0
+    assert "self_bleu" not in text_metrics(["alone"])
+    assert text_metrics(["", ""])["distinct_1"] == 0
 
 
 def test_lengths_are_those_before_texts_were_cut() -> None:
-    found = text_figures(["a b", "a c"], ["a b c d", "a c"])
+    found = text_metrics(["a b", "a c"], ["a b c d", "a c"])
     assert (found["distinct_1"], found["words"], found["words_std"]) == (0.75, 3, 1)
 
 
@@ -104,9 +104,9 @@ def test_binomial_test_by_hand() -> None:
 
 def test_impossible_counts_are_refused() -> None:
     for wins, games in ((-1, 3), (4, 3), (0, 0)):
-        for figure in (win_rate, binomial_test):
+        for metric in (win_rate, binomial_test):
             with pytest.raises(UserError, match=f"{wins} of {games} is wrong"):
-                figure(wins, games)
+                metric(wins, games)
     with pytest.raises(UserError, match="between 0 and 1"):
         binomial_test(1, 2, 1.0)
 

@@ -1,4 +1,4 @@
-"""The evaluation of a lens: figures by hand, the last stage of a run, and `samestep evaluate`."""
+"""The evaluation of a lens: metrics by hand, the last stage of a run, and `samestep evaluate`."""
 
 import json
 from pathlib import Path
@@ -51,7 +51,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return train(tmp_path_factory.mktemp("lens"), request.param)
 
 
-def test_figures_by_hand() -> None:
+def test_metrics_by_hand() -> None:
     error, kl = torch.ones(2, len(METHODS)), torch.ones(2, len(METHODS))
     where = {name: number for number, name in enumerate(METHODS)}
     error[:, where["mean"]] = torch.tensor([4.0, 6.0])
@@ -168,7 +168,7 @@ def test_an_evaluation_that_was_killed_goes_on_and_finds_the_same(
         assert (killed / "artifacts" / "eval" / name).read_text() == (run / "artifacts" / "eval" / name).read_text()
 
 
-def test_the_verb_finds_the_same_figures(run: Path) -> None:
+def test_the_verb_finds_the_same_metrics(run: Path) -> None:
     results = read_json(run / "artifacts" / "eval" / "results.json")
     found = evaluate(run)
     for method in METHODS:

@@ -29,10 +29,10 @@ class Elements(HTMLParser):
 
 
 def page(**changes: Any) -> str:
-    figures = {"fve": 0.25, "kl_recovered": 0.5, "kl": 1.0, "relative_error": 0.75}
+    metrics = {"fve": 0.25, "kl_recovered": 0.5, "kl": 1.0, "relative_error": 0.75}
     results = {
         **{"model": "<b>model", "layer": 3, "t_text": 4, "best_of": 8, "rows": 2, "same_tokens": 0.5},
-        "methods": dict.fromkeys(METHODS, figures),
+        "methods": dict.fromkeys(METHODS, metrics),
     }
     texts = {
         "before": "a\nb",
@@ -67,7 +67,7 @@ def test_every_text_of_a_record_is_escaped(field: str) -> None:
     assert (found.names, found.links) == (expected.names, [])
 
 
-def test_figures_and_errors_are_there() -> None:
+def test_metrics_and_errors_are_there() -> None:
     shown = page()
     assert shown.count('class="bar lens"') == 4 and shown.count('class="bar"') == 4
     assert shown.count("0.2500") == len(METHODS)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -58,11 +59,16 @@ def trained(world: World, strategy: str, lens: Lens, **settings: Any) -> dict[st
     return weights_of(learner)
 
 
-def compared(world: World, strategy: str, shape: LensShape, make: Any = lambda: native()) -> None:
-    wanted = trained(World.single(), "ddp", Lens(make(), shape, PROMPT))
-    found = trained(world, strategy, Lens(make(), shape, PROMPT))
-    close(found, wanted, 1e-8)
-    begun = Lens(make(), shape, PROMPT).state_dict()
+@cache
+def alone(shape: LensShape) -> dict[str, Tensor]:
+    """The weights after one update in one process: they are the same for every strategy that is compared with them."""
+    return trained(World.single(), "ddp", Lens(native(), shape, PROMPT))
+
+
+def compared(world: World, strategy: str, shape: LensShape) -> None:
+    wanted = alone(shape)
+    close(trained(world, strategy, Lens(native(), shape, PROMPT)), wanted, 1e-8)
+    begun = Lens(native(), shape, PROMPT).state_dict()
     assert all(not torch.equal(value, begun[name]) for name, value in wanted.items() if "lora_A" not in name)
 
 
@@ -84,21 +90,24 @@ def no_cache(world: World, strategy: str) -> None:
 
 def checkpointed(world: World, strategy: str) -> None:
     shape = replace(SHAPE, encoder="lora", lora_rank=2)
-    plain = trained(World.single(), "ddp", Lens(native(), shape, PROMPT))
-    close(trained(world, strategy, Lens(native(), shape, PROMPT), activation_checkpointing="full"), plain, 1e-8)
+    found = trained(world, strategy, Lens(native(), shape, PROMPT), activation_checkpointing="full")
+    close(found, alone(shape), 1e-8)
+
+
+def trained_gpt2(world: World, strategy: str) -> dict[str, Tensor]:
+    lens = Lens(of_transformers("gpt2").double(), replace(SHAPE, encoder="lora", lora_rank=2), PROMPT)
+    learner = bench_of(world, strategy).learner(lens, rate=rate)
+    learner.update(feed_of(Activations(), world, 5, 2, 1)[0], terms, MIX)
+    return weights_of(learner)
+
+
+@cache
+def gpt2_alone() -> dict[str, Tensor]:
+    return trained_gpt2(World.single(), "ddp")
 
 
 def gpt2(world: World, strategy: str) -> None:
-    def make() -> nn.Module:
-        return of_transformers("gpt2").double()
-
-    shape = replace(SHAPE, encoder="lora", lora_rank=2)
-    results = []
-    for where, how in ((World.single(), "ddp"), (world, strategy)):
-        learner = bench_of(where, how).learner(Lens(make(), shape, PROMPT), rate=rate)
-        learner.update(feed_of(Activations(), where, 5, 2, 1)[0], terms, MIX)
-        results.append(weights_of(learner))
-    close(results[1], results[0], 1e-7)
+    close(trained_gpt2(world, strategy), gpt2_alone(), 1e-7)
 
 
 def a_base_in_bfloat16(world: World, strategy: str) -> None:

@@ -84,7 +84,7 @@ def test_torchrun_trains_with_a_config_of_the_repository_and_familiar_keys(tmp_p
     run = tmp_path / "runs" / "a"
     config = config_of(run)
     assert (config["accumulation"], config["kl_base_weight"], config["distributed"]["backend"]) == (2, 0.5, "gloo")
-    assert read_json(run / "frozen.json")["train"]["plan"]["global_batch"] == 2 * 2 * 2
+    assert read_json(run / "config.json")["global_batch"] == 2 * 2 * 2
 
 
 def test_gpt2_with_everything_frozen_trains_from_a_folder(tmp_path: Path) -> None:

@@ -71,7 +71,8 @@ def make_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
         RunRecord("mdlm", dump(config), "", 8).write(rundir)
         state = {"model": Saved(network(shape=shape).state_dict())}
         state |= {AVERAGE: Saved(network(9, shape).state_dict())} if averaged else {}
-        about = {"recipe": "mdlm", "stage": "pretrain", "config": dump(config)}
+        learners = {"model": {"state": "model", "average": AVERAGE if averaged else None}}
+        about = {"recipe": "mdlm", "stage": "pretrain", "config": dump(config), "learners": learners}
         Store(rundir.checkpoints("pretrain"), World.single()).save(5, state, about)
         if tokenizer:
             tokenizer.save(rundir.artifacts("pretrain") / "tokenizer")

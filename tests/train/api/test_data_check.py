@@ -21,13 +21,12 @@ MDLM = [
 
 
 @pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "line.py").write_text(SOURCE)
-    (tmp_path / "line_loss.py").write_text(LOSS)
+def shell(shell: Shell) -> Shell:
+    (shell.folder / "line.py").write_text(SOURCE)
+    (shell.folder / "line_loss.py").write_text(LOSS)
     write_rows(40, "rows.json")
     write_rows(11, "held.json")
-    return Shell(tmp_path)
+    return shell
 
 
 def write_rows(count: int, name: str, **changed: Any) -> None:
@@ -45,7 +44,7 @@ def refused(shell: Shell, sentence: str, *args: str, ranks: int = 1) -> None:
     assert workers.wait(60) == [2] * ranks, workers.output(0)
     assert sentence in workers.output(0) and "Traceback" not in workers.output(0), workers.output(0)
     for rank in range(ranks):
-        assert read_json(RUN / "watch" / f"rank_{rank}_word.json")["text"] in workers.output(0)
+        assert read_json(RUN / "watch" / f"rank_{rank}_exit.json")["text"] in workers.output(0)
 
 
 def log() -> str:
@@ -121,7 +120,7 @@ def test_a_row_that_cannot_be_read_fails_as_in_training(shell: Shell, workers: s
     started = shell.start(*ARGS, "--num_workers", workers, ranks=2)
     assert started.wait(60) == [1, 1]
     assert "row 3 cannot be read" in started.output(0) and "Traceback" in started.output(0)
-    text = read_json(RUN / "watch" / "rank_1_word.json")["text"]
+    text = read_json(RUN / "watch" / "rank_1_exit.json")["text"]
     assert "failed: OSError" in text and "row 3 cannot be read" in text
 
 

@@ -24,6 +24,7 @@ from samestep.train.learner.learner import Learner
 from samestep.train.logging.console import Screen
 from samestep.train.record.config import Config, Distributed
 from samestep.train.weights.open_weights import fill, find_weights
+from samestep.train.weights.run_checkpoints import LEARNERS, learner_parts
 from samestep.world.world import World
 from toys import made, run_on_ranks
 
@@ -55,7 +56,8 @@ def sources(tmp_path: Path) -> Path:
     assert len(list((tmp_path / "shards").iterdir())) > 3
     torch.save({"model_state_dict": published, "epoch": 1}, tmp_path / "w.pt")
     alone = World.single()
-    Store(tmp_path, alone).save(1, {"model": learner(alone, tmp_path, "ddp", tmp_path / "w.pt")}, {})
+    state = {"model": learner(alone, tmp_path, "ddp", tmp_path / "w.pt")}
+    Store(tmp_path, alone).save(1, state, {LEARNERS: learner_parts(state)})
     return tmp_path
 
 

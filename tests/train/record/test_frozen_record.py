@@ -9,9 +9,9 @@ from samestep.core.records import DamagedFile, write_json
 from samestep.core.rundir import RunDir
 from samestep.train.record.frozen_record import read_frozen
 
-PLAN = {"samples": 9, "global_batch": 3, "steps_per_epoch": 3, "steps": 6, "learning_rate": 0.1, "warmup_steps": 0}
+PLAN = {"samples": 9, "steps_per_epoch": 3, "steps": 6, "learning_rate": 0.1, "warmup_steps": 0}
 DATA = {"training": [{"rows": 9, "digest": {"sha256": "a", "floats": {"x": [1.0, 2.0]}}}]}
-FROZEN: dict[str, Any] = {"fit": {"plan": PLAN, "data": DATA, "rows_once": 3}, "next": {}}
+FROZEN: dict[str, Any] = {"fit": {"plan": PLAN, "data": DATA}, "next": {}}
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from samestep.core.errors import UserError
 from samestep.train.record.config import Config
-from samestep.train.record.plan import Plan
+from samestep.train.record.plan import Plan, global_batch
 
 BASE = Config(batch_size=4)
 
@@ -30,8 +30,10 @@ BASE = Config(batch_size=4)
     ],
 )
 def test_batch_and_steps(changes: dict, world: int, samples: int, batch: int, per_epoch: int, steps: int) -> None:
-    plan = Plan.make(replace(BASE, **changes), world, samples)
-    assert (plan.samples, plan.global_batch, plan.steps_per_epoch, plan.steps) == (samples, batch, per_epoch, steps)
+    config = replace(BASE, **changes)
+    plan = Plan.make(config, world, samples)
+    assert global_batch(config, world) == batch
+    assert (plan.samples, plan.steps_per_epoch, plan.steps) == (samples, per_epoch, steps)
 
 
 @pytest.mark.parametrize(("scaling", "factor"), [("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)])
@@ -58,12 +60,9 @@ def test_warm_up(caplog: pytest.LogCaptureFixture, changes: dict, warmup: int) -
     assert not caplog.records
 
 
-@pytest.mark.parametrize("changes", [{"warmup_steps": 26}, {"warmup_ratio": 1.5}])
-def test_a_warm_up_longer_than_the_run_is_clamped_with_a_warning(
-    caplog: pytest.LogCaptureFixture, changes: dict
-) -> None:
+def test_a_warm_up_longer_than_the_run_is_clamped_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        plan = Plan.make(replace(BASE, **changes), 1, 100)
+        plan = Plan.make(replace(BASE, warmup_steps=26), 1, 100)
     assert plan.warmup_steps == 25
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "longer than the run; clamped to its 25 steps" in caplog.text
@@ -72,16 +71,21 @@ def test_a_warm_up_longer_than_the_run_is_clamped_with_a_warning(
 @pytest.mark.parametrize(
     ("changes", "samples", "message"),
     [
-        ({"batch_size": 0}, 10, "batch_size must be at least 1, not 0"),
-        ({"accumulation": 0}, 10, "accumulation must be at least 1, not 0"),
-        ({"global_batch_size": 0}, 10, "global_batch_size must be at least 1, not 0"),
-        ({"global_batch_size": -3}, 10, "global_batch_size must be at least 1, not -3"),
-        ({"base_batch_size": 0, "lr_scaling": "linear"}, 10, "base_batch_size must be at least 1, not 0"),
-        ({"epochs": 0}, 10, "epochs must be at least 1, not 0"),
-        ({"max_steps": 0}, 10, "max_steps must be at least 1, not 0"),
-        ({"learning_rate": -0.1}, 10, "learning_rate must not be negative, but is -0.1"),
-        ({"warmup_steps": -1}, 10, "warm-up must not be negative, but is -1 steps"),
-        ({"warmup_ratio": -0.5}, 10, "warm-up must not be negative"),
+        ({"batch_size": 0}, 10, "batch_size must be a whole number of at least 1, not 0"),
+        ({"accumulation": 0}, 10, "accumulation must be a whole number of at least 1, not 0"),
+        ({"global_batch_size": 0}, 10, "global_batch_size must be a whole number of at least 1 or null, not 0"),
+        ({"global_batch_size": -3}, 10, "global_batch_size must be a whole number of at least 1 or null, not -3"),
+        (
+            {"base_batch_size": 0, "lr_scaling": "linear"},
+            10,
+            "base_batch_size must be a whole number of at least 1, not 0",
+        ),
+        ({"epochs": 0}, 10, "epochs must be a whole number of at least 1, not 0"),
+        ({"max_steps": 0}, 10, "max_steps must be a whole number of at least 1 or null, not 0"),
+        ({"learning_rate": -0.1}, 10, "learning_rate must be a number of at least 0, not -0.1"),
+        ({"warmup_steps": -1}, 10, "warmup_steps must be a whole number of at least 0 or null, not -1"),
+        ({"warmup_ratio": -0.5}, 10, "warmup_ratio must be a number of at least 0 and at most 1, not -0.5"),
+        ({"warmup_ratio": 1.5}, 10, "warmup_ratio must be a number of at least 0 and at most 1, not 1.5"),
         ({}, 0, "the training data is empty"),
     ],
 )

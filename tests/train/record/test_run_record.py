@@ -85,8 +85,8 @@ def test_stages_are_in_the_order_in_which_they_began_whatever_was_touched_last(t
         rundir.checkpoints(stage).mkdir(parents=True)
         os.utime(rundir.checkpoints(stage), (1000 + age, 1000 + age))
     assert [folder.name for folder in stage_folders(rundir)] == ["rank", "align", "dump"], "an older run has no record"
-    FirstLaunch(World.single(), rundir, "dump").fix("rows_once", lambda: 4)
+    FirstLaunch(World.single(), rundir, "dump").fix("size", lambda: 4)
     for stage in ("dump", "align", "rank"):
         FirstLaunch(World.single(), rundir, stage).begin()
-    assert read_json(rundir.frozen) == {"dump": {"rows_once": 4}, "align": {}, "rank": {}}
+    assert read_json(rundir.frozen) == {"dump": {"size": 4}, "align": {}, "rank": {}}
     assert [folder.name for folder in stage_folders(rundir)] == ["dump", "align", "rank"]

@@ -61,8 +61,10 @@ def weights(name: str, stage: str = "last") -> dict[str, torch.Tensor]:
 def test_every_stage_has_its_own_settings(folder: Path) -> None:
     frozen = read_json(Path("runs/first/frozen.json"))
     plans = {stage: fixed["plan"] for stage, fixed in frozen.items() if "plan" in fixed}
-    assert (plans["fit"]["global_batch"], plans["fit"]["steps"], plans["fit"]["learning_rate"]) == (4, 22, 0.01)
-    assert (plans["last"]["global_batch"], plans["last"]["steps"], plans["last"]["learning_rate"]) == (7, 3, 0.02)
+    for stage, batch in (("fit", 4), ("last", 7)):
+        assert plans[stage]["steps_per_epoch"] == -(-plans[stage]["samples"] // batch)
+    assert (plans["fit"]["steps"], plans["fit"]["learning_rate"]) == (22, 0.01)
+    assert (plans["last"]["steps"], plans["last"]["learning_rate"]) == (3, 0.02)
     last = {row["step"]: row["lr"] for row in JsonLines(Path("runs/first/metrics.jsonl")) if row["stage"] == "last"}
     assert last == {1: 0.02, 2: 0.02, 3: 0.02}, "its schedule is its own, too"
     manifest = read_json(Path("runs/first/checkpoints/fit/step_00000022/manifest.json"))

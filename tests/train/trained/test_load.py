@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import samestep
+from cli.conftest import EXAMPLE, SMALL
 from planted.two_networks import Critic, Two
 from samestep.checkpoint.loading import read_tensors
 from samestep.cli.main import main
@@ -26,7 +27,6 @@ from samestep.world.world import World
 from toys import run_on_ranks
 
 pytestmark = pytest.mark.timeout(900)
-EARLIER = Path(__file__).parents[2] / "cli" / "earlier_run"
 RECIPE = "planted.two_networks"
 TRAIN = ["train", RECIPE, "--preset=verify", "--distributed.device=cpu", "--no-log.tensorboard", "--max_steps=6"]
 TRAIN += ["--checkpoint.every_steps=2", "--validate_every=2", "--checkpoint.weights", "--distributed.dtype=float64"]
@@ -135,18 +135,19 @@ def test_a_damaged_checkpoint_is_passed_over_unless_its_step_is_wanted(inside: P
         samestep.load("copy", 6, "critic")
 
 
-def test_a_run_of_an_earlier_version_and_a_recipe_that_has_moved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recipe_that_has_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(EARLIER / "run", "runs/earlier")
+    shutil.copy(EXAMPLE, "sine.py")
+    assert main(["train", "sine.py", *SMALL, "--max_steps=3", "--name=a"]) == 0
+    Path("elsewhere").mkdir()
+    Path("sine.py").rename("elsewhere/sine.py")
     with pytest.raises(samestep.UserError, match=r"sine.py does not exist; if the recipe is elsewhere now, say where"):
-        samestep.load("earlier")
-    network = samestep.load("earlier", recipe=str(EARLIER / "sine.py"))
-    found = read_tensors(Path("runs/earlier/checkpoints/fit/step_00000015"), "model/model")
+        samestep.load("a")
+    network = samestep.load("a", recipe="elsewhere/sine.py")
+    found = read_tensors(Path("runs/a/checkpoints/fit/step_00000003"), "model/model")
     assert same(network.state_dict(), found)
-    shutil.copytree("runs/earlier/checkpoints/fit/step_00000015", "step_00000015")
-    moved = samestep.load("step_00000015", recipe=str(EARLIER / "sine.py"))
+    shutil.copytree("runs/a/checkpoints/fit/step_00000003", "step_00000003")
+    moved = samestep.load("step_00000003", recipe="elsewhere/sine.py")
     assert same(moved.state_dict(), found), "a checkpoint needs no run"
 
 
@@ -220,7 +221,7 @@ def test_every_learner_of_another_run_begins_where_the_first_ended(inside: Path)
     wanted = saved(inside, 6, "judge")
     assert all(torch.equal(critic[name], wanted[name]) for name in wanted if name != "seen")
     assert float(critic["seen"]) == 12, "it went on counting"
-    assert read_json(more / "runs/next/frozen.json")["both"]["first_weights_learners"] == ["encoder", "critic"]
+    assert read_json(more / "runs/next/frozen.json")["both"]["first_weights"] == ["encoder", "critic"]
 
 
 def bench(folder: Path, **settings: str) -> Bench:

@@ -14,6 +14,7 @@ from samestep.checkpoint.store import Store
 from samestep.checkpoint.weight_files import save_weights
 from samestep.train.learner.learner import Learner
 from samestep.train.learner.lora import add_adapters, plain_name
+from samestep.train.weights.run_checkpoints import LEARNERS, learner_parts
 from samestep.world.world import World
 from toys import Net, default_dtype, made, rate
 
@@ -61,10 +62,15 @@ def write_peft(folder: Path, adapters: dict[str, Tensor], **changes: Any) -> Non
     model.save_pretrained(folder)
 
 
+def about(learner: Learner) -> dict[str, Any]:
+    """What a run records beside the state."""
+    return {LEARNERS: learner_parts({"model": learner})}
+
+
 @pytest.mark.parametrize("form", ["checkpoint", "weights.pt", "peft"])
 def test_adapters_come_from_every_form(tmp_path: Path, trained: Learner, form: str) -> None:
     base, adapters = parts(trained)
-    Store(tmp_path / "checkpoint", ALONE).save(1, {"model": trained}, {})
+    Store(tmp_path / "checkpoint", ALONE).save(1, {"model": trained}, about(trained))
     save_weights(tmp_path / "weights.pt", trained.weights())
     write_peft(tmp_path / "peft", adapters)
     source = {"checkpoint": tmp_path / "checkpoint/step_00000001"}.get(form, tmp_path / form)
@@ -81,7 +87,9 @@ def with_buffer(network: nn.Module) -> nn.Module:
 
 
 def test_adapters_of_another_base_are_refused(tmp_path: Path, trained: Learner) -> None:
-    Store(tmp_path / "checkpoint", ALONE).save(1, {"model": trained}, {"frozen": {"base/model": "of another one"}})
+    Store(tmp_path / "checkpoint", ALONE).save(
+        1, {"model": trained}, about(trained) | {"frozen": {"base/model": "of another one"}}
+    )
     with pytest.raises(UserError, match="begins with adapters that were trained on another base"):
         learner(tmp_path, init_from=str(tmp_path / "checkpoint/step_00000001"))
 
@@ -113,6 +121,7 @@ def test_a_resume_reads_a_base_again_and_adapters_with_the_checkpoint(tmp_path: 
         for resumed in (False, True):
             bench = bench_of(ALONE, "ddp", "float32", folder=tmp_path / form, resumed=resumed, init_from=str(source))
             found = parts(bench.learner(made(Net), rate=rate, lora=LORA))
+            bench.first_weights.check_source_used("fit", is_last=True)
         assert all(bool(tensor.isnan().all()) for tensor in found[1].values()) == (form == "adapters")
         assert not any(bool(tensor.isnan().any()) for tensor in found[0].values())
         source.unlink()

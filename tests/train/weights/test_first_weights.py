@@ -19,14 +19,12 @@ from samestep.parallel.wrap import full_tensor
 from samestep.train.api.bench import Bench
 from samestep.train.api.fit import Fit
 from samestep.train.api.recipe import Recipe, Stage
-from samestep.train.logging.console import Screen
 from samestep.train.logging.metrics import Metrics
 from samestep.train.record.config import Config
 from samestep.train.record.progress import Tick
 from samestep.train.session.entry import train_with
 from samestep.train.weights.open_weights import open_weights
 from samestep.train.weights.run_checkpoints import choose_checkpoint
-from samestep.world.world import World
 from toys import Points, run_on_ranks
 
 
@@ -109,11 +107,11 @@ def stages(config: Staged) -> list[Stage]:
         stage, _, start = name.partition(">")
         made = {"dump": Dump, "cache": Cache, "bare": Bare}.get(stage, build)
         best = ("val/error", "max") if made is build else None  # the first validation is the best
-        rows.append(Stage(stage, made, validate=Fit.validate if best else no_figures, best=best, start=start or None))
+        rows.append(Stage(stage, made, validate=Fit.validate if best else no_metrics, best=best, start=start or None))
     return rows
 
 
-def no_figures(task: Any, tick: Tick) -> Mapping[str, float]:
+def no_metrics(task: Any, tick: Tick) -> Mapping[str, float]:
     return {}
 
 
@@ -312,21 +310,3 @@ def test_a_step_from_a_file_is_for_the_first_stage_alone(tmp_path: Path) -> None
     assert min(steps["one"]) == 6
     assert min(steps["two"]) == 2
     assert same(first(tmp_path, "one"), module.state_dict())
-
-
-def test_an_older_run_that_trained_a_stage_has_used_what_was_named(tmp_path: Path, source: Path) -> None:
-    layout = "dump one two>one"
-    launch(tmp_path, init_from=str(source), layout=layout, until="one")
-    path = tmp_path / "run" / "frozen.json"
-    frozen = read_json(path)
-    assert [frozen[stage]["first_weights"] for stage in ("dump", "one")] == [None, str(source)]
-    write_json(
-        path, {stage: {k: v for k, v in fixed.items() if k != "first_weights"} for stage, fixed in frozen.items()}
-    )
-    launch(tmp_path, init_from=str(source), layout=layout)
-    assert same(first(tmp_path, "two"), learned(tmp_path, "one", 6))
-    write_json(path, {"dump": {"rows_once": 3}, "one": {"plan": frozen["one"]["plan"]}})
-    config = Staged(init_from=str(source))
-    bench = Bench(World.single(), config, RunDir(tmp_path / "run"), "three", Screen(False))
-    bench.learner(lambda: nn.Linear(4, 2))
-    assert bench.first_weights.descriptions == {"model": "drawn from seed 0"}

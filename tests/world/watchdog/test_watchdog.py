@@ -43,7 +43,7 @@ def heartbeat(rank: int, tick: int, **more: Any) -> dict[str, Any]:
         **report,
         "setting": "watch.step",
         "recent": [],
-        "look": tick,
+        "tick": tick,
         "collectives": {"default": 7},
         "waits": True,
         **more,

@@ -61,11 +61,11 @@ def write_artifact_folder(task: PhaseTask, bench: Bench) -> None:
     weights = task.learner.weights(full=True)
     folder = expand_home(config.artifacts_dir) / bench.rundir.path.name
     best = bench.progress.best
-    figures = {NDCG: best} if best is not None and config.best_at_end else {}
+    metrics = {NDCG: best} if best is not None and config.best_at_end else {}
 
     def write() -> None:
         if bench.world.is_main:
-            facts = card_facts(folder.name, config, models, figures, len(held_out.queries))
+            facts = card_facts(folder.name, config, models, metrics, len(held_out.queries))
             _write(folder, models, weights, facts, torch.float32, overwrite=True)
 
     bench.world.run_on_all_ranks(f"writing {folder}", write)
@@ -73,9 +73,9 @@ def write_artifact_folder(task: PhaseTask, bench: Bench) -> None:
 
 
 def card_facts(
-    title: str, config: DistillConfig, models: Models, figures: Mapping[str, float], queries: int
+    title: str, config: DistillConfig, models: Models, metrics: Mapping[str, float], queries: int
 ) -> CardFacts:
-    """What is true of a student; `figures` are its metrics on the queries that were kept for validation."""
+    """What is true of a student; `metrics` are its metrics on the queries that were kept for validation."""
     reading = models.readings[STUDENT]
     with torch.device("meta"):
         head = models.student.network().head
@@ -91,7 +91,7 @@ def card_facts(
         shorter=models.dims[1:],
         data=config.data.named or ["the documentation inside Python (pydoc_data.topics)"],
         training=_training(config, models),
-        metrics={"student": figures} if figures else {},
+        metrics={"student": metrics} if metrics else {},
         measured_on=f"{queries:,} queries that were kept for validation",
     )
 

@@ -202,7 +202,7 @@ class Adversaries:
             batch[f"{prefix}advantage"], batch[f"{prefix}no_variance"] = found.values, found.without_variance
 
     def validate(self, tick: Tick) -> Mapping[str, float]:
-        """The figures of the benchmark."""
+        """The metrics of the benchmark."""
         return self._benchmark.measure(tick) if self._benchmark else {}
 
     def _rollout_metrics(self, rollout: MicroBatches) -> dict[str, Metric]:

@@ -1,6 +1,6 @@
-"""Figures about generated texts and about who wins: pure functions of plain values.
+"""Metrics about generated texts and about who wins: pure functions of plain values.
 
-Texts are lists of words. Counts of wins and of right answers are whole numbers over all ranks, so that the figures do
+Texts are lists of words. Counts of wins and of right answers are whole numbers over all ranks, so that the metrics do
 not depend on how the texts were shared out.
 """
 
@@ -15,7 +15,7 @@ from statistics import NormalDist, fmean, pstdev
 from samestep import UserError
 
 Words = Sequence[str]
-Figures = dict[str, float]
+MetricValues = dict[str, float]
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
@@ -43,7 +43,7 @@ def self_bleu(texts: Sequence[Words], max_n: int = 4, epsilon: float = 0.1) -> f
     return fmean(_bleu(number, len(words), orders, lengths, epsilon) for number, words in enumerate(texts))
 
 
-def text_figures(texts: Sequence[str], whole: Sequence[str] | None = None) -> Figures:
+def text_metrics(texts: Sequence[str], whole: Sequence[str] | None = None) -> MetricValues:
     """How varied and how long texts are; `empty` is the share of those without a word. `whole` are the texts before
     they were cut, whose lengths count."""
     words = [split_words(text) for text in texts]
@@ -89,7 +89,7 @@ def binomial_test(wins: int, games: int, chance: float = 0.5) -> float:
     return min(1.0, math.fsum(math.exp(log) for log in logs if log <= likely))
 
 
-def mean_by_group(values: Sequence[float], groups: Sequence[str]) -> Figures:
+def mean_by_group(values: Sequence[float], groups: Sequence[str]) -> MetricValues:
     """The mean of the values of each group, in alphabetical order."""
     if len(values) != len(groups):
         raise UserError(f"Give each value one group; there are {len(values)} values and {len(groups)} groups.")

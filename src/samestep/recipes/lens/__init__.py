@@ -8,7 +8,7 @@ models       language_model.py (the frozen model and its tokenizer), pretrain.py
              and encoder around it), writing.py (the decoder's texts)
 training     warm_start.py (with given texts), task.py (the training stage), grpo.py (rewards), stages.py (what a run
              does)
-evaluation   evaluation.py (the last stage, and `samestep evaluate`), measuring.py (figures), baselines.py (what they
+evaluation   evaluation.py (the last stage, and `samestep evaluate`), measuring.py (metrics), baselines.py (what they
              are compared with), held_out.py (rows), explanations.py (records), page.py, sampling.py (`samestep sample`)
 """
 

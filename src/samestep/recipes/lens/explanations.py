@@ -44,11 +44,11 @@ def records_of(values: Mapping[str, Tensor], rows: SpreadRows, model: LanguageMo
         texts: dict[str, Any] = {
             name: model.decode(values[name][row].tolist()) for name in ("sampled", "greedy", "best")
         }
-        figures = {
+        metrics = {
             "error": float(error["sampled"][row] / square[row]),
             "greedy_error": float(error["greedy"][row] / square[row]),
             "best_error": float(error["best_of_n"][row] / square[row]),
             "kl": float(kl["sampled"][row]),
         }
-        found.append({"row": row, "position": position, **context_of(model, tokens, position), **texts, **figures})
+        found.append({"row": row, "position": position, **context_of(model, tokens, position), **texts, **metrics})
     return found

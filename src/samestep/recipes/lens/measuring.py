@@ -105,7 +105,7 @@ def _error(activation: Tensor, rebuilt: Tensor) -> Tensor:
 
 
 def results_of(values: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The figures of all methods, from the values of all rows.
+    """The metrics of all methods, from the values of all rows.
 
     `fve` is the fraction of variance explained, around the mean of training; `kl_recovered` likewise: 1 where the
     model's output is its own, 0 where it is that with the mean.

@@ -17,19 +17,19 @@ _WIDEST = 12
 def evaluation_page(
     results: Mapping[str, Json], records: Sequence[Mapping[str, Json]], table: Sequence[Sequence[str]]
 ) -> str:
-    """The page: the figures, which `table` has as text with its head first, and explanations."""
+    """The page: the metrics, which `table` has as text with its head first, and explanations."""
     about = f"{results['rows']:,} held-out activations, explained in {results['t_text']} tokens"
     same = f"{100 * results['same_tokens']:.1f}% of the explanations have the same tokens after they were text"
     parts = {
         "TITLE": escape(f"Layer {results['layer']} of {results['model']}"),
         "NOTES": "\n".join(f'<p class="note">{escape(line)}.</p>' for line in (about, same)),
-        "FIGURES": _figures(results, table),
+        "METRICS": _metrics(results, table),
         "TEXTS": _texts(results, records),
     }
     return fill_template(TEMPLATE, parts)
 
 
-def _figures(results: Mapping[str, Json], table: Sequence[Sequence[str]]) -> str:
+def _metrics(results: Mapping[str, Json], table: Sequence[Sequence[str]]) -> str:
     head, *rows = table
     names = "<th></th><th></th>" + "".join(f'<th class="number">{escape(name)}</th>' for name in head[1:])
     lines = []

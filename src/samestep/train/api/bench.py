@@ -139,7 +139,17 @@ class Bench:
                     f"this run was started on {self.known_plan.samples} training samples but the data now has "
                     f"{samples}; restore the data, or start a new run (init_from=... keeps the weights)"
                 )
+            if self.known_plan.steps_per_epoch != -(-samples // self.global_batch):
+                raise UserError(
+                    f"stage {self.stage!r} was started with another global batch than {self.global_batch} rows; give "
+                    "it that again, or start a new run"
+                )
         return self.known_plan
+
+    @property
+    def global_batch(self) -> int:
+        """Rows of a step over all ranks. A session fills it into the settings, from the first launch's ranks."""
+        return global_batch(self.config, self.world.dp_size)
 
     @explains_arguments("bench.feed", **INSTEAD_IN_FEED)
     def feed(
@@ -162,7 +172,7 @@ class Bench:
         data = open_rows(rows, collate, pad, keyed_random)
         plan = self.plan(len(data.rows))
         self._check_data(data, "training")
-        order = choose_order(data.rows, order, plan.global_batch, self.config.seed)
+        order = choose_order(data.rows, order, self.global_batch, self.config.seed)
         return self._feed(data, order, plan.steps, count)
 
     @explains_arguments("bench.evaluation_feed", **INSTEAD_IN_FEED)
@@ -181,7 +191,7 @@ class Bench:
         if len(data.rows) < 1:
             raise UserError("the validation data is empty: there is no row to validate on")
         self._check_data(data, "validation")
-        order = Sequential(len(data.rows), batch or self._once_batch(), epoch=VALIDATION_EPOCH)
+        order = Sequential(len(data.rows), batch or self.global_batch, epoch=VALIDATION_EPOCH)
         return self._feed(data, order, order.steps_per_epoch, count, partial(self.screen.track, "validate"))
 
     def produced(
@@ -393,8 +403,3 @@ class Bench:
         moved, in_worker = self.world.activity.made_progress, self.config.num_workers > 0
         reading = ReadOptions(self.config.seed, in_worker, moved, data.keyed_random, data.collate)
         check_data(data.rows, name, self.rundir, self.world, reading)
-
-    def _once_batch(self) -> int:
-        """The global batch, so that a dump has the same steps on any number of ranks. Frozen too, because it may follow
-        from the first launch's number of ranks. The key on disk is that of earlier versions."""
-        return self.first_launch.fix("rows_once", lambda: global_batch(self.config, self.world.dp_size))

@@ -133,7 +133,7 @@ class EvidenceRecorder:
     def validation(self, step: int, ids: np.ndarray, metrics: MetricValues) -> None:
         """The rows that this rank validated, and the metrics that all ranks agree on."""
         ids = ids if self._counted else ids[:0]
-        row = {"kind": "validation", "stage": self._stage, "step": step, "ids": ids.tolist(), "figures": dict(metrics)}
+        row = {"kind": "validation", "stage": self._stage, "step": step, "ids": ids.tolist(), "metrics": dict(metrics)}
         self._lines.append(row)
 
     def returned(self, step: int) -> None:
@@ -147,7 +147,7 @@ class EvidenceRecorder:
         """
         held = {name: _state_facts(part) for name, part in state.items()}
         own = {name: part.rank_state() for name, part in state.items() if isinstance(part, RankStateful)}
-        row = {"kind": "step", "stage": self._stage, "step": step, "state": held, "figures": dict(metrics), "own": own}
+        row = {"kind": "step", "stage": self._stage, "step": step, "state": held, "metrics": dict(metrics), "own": own}
         self._lines.append(row)
 
 

@@ -129,9 +129,6 @@ class WandbSink:
         self._state_file = rundir.path / "wandb.json"
         state = read_object(self._state_file)
         self._id = state.get("id") or secrets.token_hex(4)
-        if state and "rows" not in state:  # an earlier version did not record what its files hold: send nothing twice
-            rows = len(list(JsonLines(rundir.metrics)))
-            state |= {"rows": rows, "finished": [path.name for path in _offline_folders(rundir, self._id)]}
         self._finished: list[str] = state.get("finished", [])
         write_json(self._state_file, {**state, "id": self._id})
         _rename_killed(rundir, self._id, self._finished)

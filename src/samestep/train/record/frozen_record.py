@@ -29,7 +29,7 @@ def read_frozen(rundir: RunDir) -> dict[str, dict[str, Json]]:
 def plan_of(fixed: Mapping[str, Json]) -> Plan:
     """The plan of a stage; ValueError where it is none that a run can have."""
     plan = from_json(Plan, fixed[PLAN])
-    if min(plan.samples, plan.global_batch, plan.steps_per_epoch, plan.steps) < 1 or plan.warmup_steps < 0:
+    if min(plan.samples, plan.steps_per_epoch, plan.steps) < 1 or plan.warmup_steps < 0:
         raise ValueError("the plan counts fewer than 1")
     return plan
 

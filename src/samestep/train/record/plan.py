@@ -54,10 +54,9 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Plan:
-    """The numbers that no resume, at whatever world size, may change."""
+    """The numbers that no resume, at whatever world size, may change; the global batch is among the settings."""
 
     samples: int
-    global_batch: int
     steps_per_epoch: int
     steps: int
     learning_rate: float
@@ -78,7 +77,7 @@ class Plan:
         steps = _steps(config, per_epoch)
         ratio = min(batch, samples) / config.base_batch_size
         scale = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[config.lr_scaling]
-        return cls(samples, batch, per_epoch, steps, config.learning_rate * scale, _warmup(config, steps))
+        return cls(samples, per_epoch, steps, config.learning_rate * scale, _warmup(config, steps))
 
     def with_length_of(self, config: Config) -> "Plan":
         """The plan with the steps that the configuration asks for now: a run may be extended. All else stays."""
@@ -106,20 +105,12 @@ def _steps(config: Config, steps_per_epoch: int) -> int:
 
 
 def _check(config: Config, samples: int) -> None:
-    for name in ("batch_size", "accumulation", "global_batch_size", "base_batch_size", "epochs", "max_steps"):
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise UserError(f"{name} must be at least 1, not {value}")
-    if config.learning_rate < 0:
-        raise UserError(f"learning_rate must not be negative, but is {config.learning_rate:g}")
     if samples < 1:
         raise UserError("the training data is empty: there is no sample to train on")
 
 
 def _warmup(config: Config, steps: int) -> int:
     wanted = config.warmup_steps if config.warmup_steps is not None else round(config.warmup_ratio * steps)
-    if wanted < 0:
-        raise UserError(f"warm-up must not be negative, but is {wanted} steps")
     if wanted > steps:
         logger.warning("warm-up of %d steps is longer than the run; clamped to its %d steps", wanted, steps)
     return min(wanted, steps)

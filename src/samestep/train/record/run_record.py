@@ -72,13 +72,13 @@ class RunRecord:
 
     recipe: str
     config: dict[str, Any]
-    launch: str
-    global_batch: int
+    launch: str = ""
+    global_batch: int = 0
     """Rows per step: of all stages, also of those that begin after a resume with other ranks or another batch_size."""
     precision: str = ""
-    """The type of the arithmetic that mixed_precision=auto became; runs of older versions have none."""
+    """The type of the arithmetic that mixed_precision=auto became."""
     code: dict[str, str] = field(default_factory=dict)
-    """The hash of each of the recipe's source files at the last launch; runs of older versions have none."""
+    """The hash of each of the recipe's source files at the last launch."""
 
     @classmethod
     def read(cls, rundir: RunDir) -> "RunRecord | None":
@@ -87,7 +87,7 @@ class RunRecord:
         if not known or (not {"recipe", "config"} <= known.keys() and not rundir.status.exists()):
             return None  # folders of published weights have a config.json too
         with expected_content(rundir.config):
-            return from_json(cls, {"launch": "", "global_batch": 0, **known})
+            return from_json(cls, known)
 
     @classmethod
     def read_if_readable(cls, rundir: RunDir) -> "RunRecord | None":
@@ -269,8 +269,7 @@ def _precision(config: Config, known: RunRecord | None, here: str) -> str:
     """The type of the run's arithmetic: as given, as it was decided at the first launch, or as it is decided here."""
     given = config.distributed.mixed_precision
     if known is not None and given == "auto":
-        given = known.config.get("distributed", {}).get("mixed_precision", "none")  # of older versions: never auto
-        return known.precision or given
+        return known.precision
     return here if given == "auto" else given
 
 
@@ -319,9 +318,7 @@ def stage_folders(rundir: RunDir) -> list[Path]:
     begun = list(read_object_if_readable(rundir.frozen))  # has an entry for each stage that has begun, in order
     named = [rundir.checkpoints(stage) for stage in begun]
     folders += [path for path in named if path not in folders and path.exists()]  # not a folder: reading it refuses it
-    if all(folder.name in begun for folder in folders):
-        return sorted(folders, key=lambda folder: begun.index(folder.name))
-    return sorted(folders, key=lambda folder: folder.stat().st_mtime)  # runs of older versions may lack an entry
+    return sorted(folders, key=lambda folder: begun.index(folder.name) if folder.name in begun else -1)
 
 
 def _require_readable(rundir: RunDir) -> None:

@@ -19,7 +19,7 @@ def banner_lines(recipe: Recipe, bench: Bench, steps: int, resumed: str) -> dict
         lines[label] = _parameters(learner)
     if not resumed:
         lines |= _first_weights(bench)
-    lines |= _planned(config, plan, world.dp_size) if plan else {"steps": f"{steps:,}"}
+    lines |= _planned(bench, plan) if plan else {"steps": f"{steps:,}"}
     lines |= _rates(bench, config, plan, steps)
     lines["mixed precision"] = _precision(config.distributed)
     lines["number of GPUs"] = _devices(world)
@@ -43,15 +43,16 @@ def _short(number: int) -> str:
     return str(number)
 
 
-def _planned(config: Config, plan: Plan, dp_size: int) -> dict[str, str]:
+def _planned(bench: Bench, plan: Plan) -> dict[str, str]:
     """What the first launch fixed, or fixes now."""
-    per_rank = -(-plan.global_batch // dp_size)
-    micro_batches = -(-per_rank // config.batch_size)
-    accumulated = f" ({micro_batches} micro-batches of at most {config.batch_size})" if micro_batches > 1 else ""
-    all_rows = f" (every step takes all {plan.samples} rows)" if plan.global_batch > plan.samples else ""
+    batch, micro_batch = bench.global_batch, bench.config.batch_size
+    per_rank = -(-batch // bench.world.dp_size)
+    micro_batches = -(-per_rank // micro_batch)
+    accumulated = f" ({micro_batches} micro-batches of at most {micro_batch})" if micro_batches > 1 else ""
+    all_rows = f" (every step takes all {plan.samples} rows)" if batch > plan.samples else ""
     return {
         "batch size per GPU": f"{per_rank}{accumulated}",
-        "total batch size": f"{plan.global_batch}{all_rows}",
+        "total batch size": f"{batch}{all_rows}",
         "epochs": f"{plan.steps / plan.steps_per_epoch:.3g} ({plan.steps:,} steps, {plan.steps_per_epoch:,} an epoch)",
     }
 

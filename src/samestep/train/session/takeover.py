@@ -32,7 +32,6 @@ from samestep.core.safe_files import open_new
 from samestep.data.fingerprint import recorded_file_difference
 from samestep.train.api.data_check import FeedName
 from samestep.train.api.recipe import Stage
-from samestep.train.record.config import Config
 from samestep.train.record.extension import read_done
 from samestep.train.record.frozen_record import DATA, read_frozen
 from samestep.train.record.run_record import CodeChanges, find_run
@@ -105,8 +104,6 @@ def _compare(stage: Stage, config: Any, source: RunDir, code: Mapping[str, str])
     done = read_done(source, stage.name)
     if done is None:
         return Comparison("that run has not finished it")
-    if not done.get("config"):
-        return Comparison("an earlier version trained it, and did not record its settings")
     ignored = (*_NO_EFFECT, *stage.ignores)
     differing = [
         name
@@ -114,8 +111,7 @@ def _compare(stage: Stage, config: Any, source: RunDir, code: Mapping[str, str])
         if not any(fnmatchcase(name, pattern) for pattern in ignored)
     ]
     if stage.best is not None:
-        before = {**dump(Config()), **done["config"]}  # earlier versions did not have all of them
-        differing += [name for name in _HAND_OVER if before[name] != getattr(config, name)]
+        differing += [name for name in _HAND_OVER if done["config"][name] != getattr(config, name)]
     if differing:
         return Comparison(f"its settings differ ({', '.join(differing)})")
     if not done["code"] or not code:

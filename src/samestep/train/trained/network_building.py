@@ -34,7 +34,7 @@ from samestep.world.world import World
 
 LARGE = 64_000_000
 """From this many bytes on, an artifact is linked to and not copied."""
-_NOT_COMPARED = ("plan", "data", "rows_once")
+_NOT_COMPARED = ("plan", "data")
 """What is fixed of a stage and says nothing of its networks."""
 
 

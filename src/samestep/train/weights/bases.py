@@ -49,7 +49,7 @@ class Bases:
 
     def find(self, learner: str, stage: str) -> str:
         """The part that a stage has recorded, empty where there is none; its base is that of this stage, too."""
-        record = self.first_launch.of_all_stages().get(stage, {}).get(f"{_KEY}/{learner}", ["", ""])
+        record = self.first_launch.of_all_stages().get(stage, {}).get(f"{_KEY}/{learner}", ["", "", False])
         path = _base_path(record, self.rundir)
         if path is not None:
             self.paths[learner] = path
@@ -97,7 +97,7 @@ def find_base(checkpoint: Path, learner: str) -> Path | None:
     it was in training. None: it comes with the recipe, or no base is recorded."""
     about, run = read_manifest(checkpoint).about, run_of(checkpoint)
     fixed = read_frozen(run).get(str(about.get("stage")), {}) if run else {}
-    in_run = _base_path(fixed.get(f"{_KEY}/{learner}", ["", ""]), run) if run else None
+    in_run = _base_path(fixed.get(f"{_KEY}/{learner}", ["", "", False]), run) if run else None
     recorded = about.get(BASES, {}).get(learner)
     there = [checkpoint / Path(recorded).name, Path(recorded)] if recorded else []
     places = [in_run, *there] if in_run else there
@@ -118,7 +118,7 @@ def fix_base(first_launch: FirstLaunch, learner: str, path: Path) -> None:
 
 
 def _base_path(record: list[Json], run: RunDir) -> Path | None:
-    _, path, *inside = record  # runs of older versions have paths from the working directory alone
+    _, path, is_inside = record
     if not path:
         return None
-    return run.path.absolute() / path if any(inside) else Path(path)
+    return run.path.absolute() / path if is_inside else Path(path)

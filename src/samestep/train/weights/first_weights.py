@@ -45,7 +45,8 @@ from samestep.train.weights.run_checkpoints import MODEL, ended_with_best, learn
 from samestep.world.world import World
 
 logger = logging.getLogger(__name__)
-_USED_KEY, _LEARNERS_KEY = "first_weights", "first_weights_learners"
+_USERS = "first_weights"
+"""In frozen.json: the learners of a stage that began with what the user named."""
 """What is fixed of a stage: what the user named, if the stage uses it, and the learners that begin with it."""
 _OPTIMIZER_KEYS = ("optimizer_state_dict", "optimizer")
 
@@ -190,8 +191,7 @@ class FirstWeights:
         source = named_source(self._config)
         if not source:
             return
-        self._first_launch.fix(_USED_KEY, lambda: source if self._users else None)
-        self._first_launch.fix(_LEARNERS_KEY, lambda: list(self._users))
+        self._first_launch.fix(_USERS, lambda: list(self._users))
         if self._users or self._is_used_by_another():
             return
         option = "continue_from" if self._config.continue_from else "init_from"
@@ -305,9 +305,7 @@ class FirstWeights:
 
 def _users(fixed: Mapping[str, Json]) -> list[str]:
     """The learners that began with what the user named, in a stage of which this is fixed."""
-    if _LEARNERS_KEY in fixed:
-        return list(fixed[_LEARNERS_KEY])
-    return [MODEL] if fixed.get(_USED_KEY, True) else []  # runs of older versions: `model` alone
+    return list(fixed.get(_USERS, ()))
 
 
 def _both(base: FillFunction, adapters: FillFunction) -> FillFunction:

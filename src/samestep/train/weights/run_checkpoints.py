@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from samestep.checkpoint.loading import read_tensors
-from samestep.checkpoint.manifest import MANIFEST, STATE, Checkpoint, DamageError, find_checkpoints, read_manifest
+from samestep.checkpoint.manifest import MANIFEST, Checkpoint, DamageError, find_checkpoints, read_manifest
 from samestep.checkpoint.manifest import verify as damage_of
 from samestep.checkpoint.retention import Retention
 from samestep.checkpoint.state import join_keys
 from samestep.checkpoint.weight_files import save_weights
 from samestep.core.config import listed
 from samestep.core.errors import UserError
-from samestep.core.records import expected_content, parse_json
+from samestep.core.records import expected_content
 from samestep.core.rundir import RunDir
-from samestep.train.learner.ema import AVERAGE, Average
+from samestep.train.learner.ema import Average
 from samestep.train.learner.learner import Learner
 from samestep.train.record.extension import read_done
 from samestep.train.record.run_record import stage_folders
@@ -43,17 +43,11 @@ class LearnerParts:
 def learners_of(checkpoint: Path) -> dict[str, LearnerParts]:
     """The learners in a checkpoint, by name; none if it cannot be read."""
     try:
-        recorded = read_manifest(checkpoint).about.get(LEARNERS)
-        if recorded is not None:
-            with expected_content(checkpoint / MANIFEST):
-                return {name: LearnerParts(**parts) for name, parts in recorded.items()}
-        state = parse_json((checkpoint / STATE).read_bytes())
+        recorded = read_manifest(checkpoint).about.get(LEARNERS, {})
+        with expected_content(checkpoint / MANIFEST):
+            return {name: LearnerParts(**parts) for name, parts in recorded.items()}
     except (DamageError, OSError, ValueError):
         return {}
-    # Earlier versions did not record them. A learner's state, under its name, is what has weights, which are not JSON.
-    names = [name for name, part in state.items() if part.get("model") == {} and name != AVERAGE]
-    averaged = MODEL if MODEL in names else names[0] if len(names) == 1 else None
-    return {name: LearnerParts(name, AVERAGE if AVERAGE in state and name == averaged else None) for name in names}
 
 
 def learner_parts(state: Mapping[str, Any]) -> dict[str, dict[str, str | None]]:
@@ -170,7 +164,7 @@ def _in_order(found: Sequence[Checkpoint], which: str | int, step: int | None, f
 
 def metric_mode(checkpoints: Iterable[Checkpoint]) -> str:
     """Whether the smallest metric of these checkpoints is the best, or the largest: `min` or `max`."""
-    modes = (found.about.get("figure_mode") for found in checkpoints)
+    modes = (found.about.get("metric_mode") for found in checkpoints)
     return next((mode for mode in modes if mode), "min")
 
 
@@ -179,6 +173,6 @@ def best_first(newest_first: Sequence[Checkpoint]) -> list[Checkpoint]:
     about = next((checkpoint.about for checkpoint in newest_first if checkpoint.metric is not None), None)
     if about is None:
         return list(newest_first)
-    mode, name = about.get("figure_mode") or "min", about.get("figure_name") or ""
+    mode, name = about.get("metric_mode") or "min", about.get("metric_name") or ""
     ranked = Retention(mode=mode, metric=name).ranked(newest_first)
     return [*ranked, *(checkpoint for checkpoint in newest_first if checkpoint not in ranked)]

@@ -141,7 +141,7 @@ def _by_what_is_usual(report: Report) -> Report:
 
 
 def _tick(reports: list[Report]) -> int:
-    return int(reports[0]["look"]) if reports else 0
+    return int(reports[0]["tick"]) if reports else 0
 
 
 class _IdleTime:
@@ -292,7 +292,7 @@ class Watchdog:
             unusual = self._unusual_after(activity, seconds, limit)
             report = stack_dump.thread_report(self._tracker, activity, seconds, limit, unusual, self._world.rank)
             known = {"setting": self._config.setting(activity.activity), "slow": idle.is_slow(limit)}
-            reports.append(report | known | {"look": self._ticks})  # an older name of the tick
+            reports.append(report | known | {"tick": self._ticks})
         self._heartbeats.own = reports
         return reports
 

@@ -61,5 +61,5 @@ def test_the_best_is_the_best_of_the_finite_ones(values: list[float], mode: str)
 
 @given(st.floats())
 def test_a_checkpoint_is_compared_by_a_finite_metric_only(value: float) -> None:
-    found = Checkpoint("x", 1, Manifest(1, 1, {}, {"figure": value}))  # type: ignore[arg-type]
+    found = Checkpoint("x", 1, Manifest(1, 1, {}, {"metric": value}))  # type: ignore[arg-type]
     assert found.metric == (value if math.isfinite(value) else None)

@@ -8,10 +8,10 @@ from pathlib import Path
 from samestep.core.html_template import fill_template
 from samestep.core.records import Json
 from samestep.recipes.gan.comparing.results import (
-    FIGURES,
+    METRICS,
     about_answers,
-    figure_rows,
     heading,
+    metric_rows,
     rows_of,
     tally_texts,
 )
@@ -36,7 +36,7 @@ def comparison_page(results: Mapping[str, Json]) -> str:
         "TITLE": escape(f"{results['a']['name']} against {results['b']['name']}"),
         "NOTES": "\n".join(f'<p class="note">{escape(line)}</p>' for line in heading(results)),
         "QUESTIONS": "\n".join(map(_question, results["questions"], verdict_scores)),
-        "FIGURES": _figures(results),
+        "METRICS": _metrics(results),
         "LENGTHS": _lengths(results),
         "PAIRS": _pairs(results),
     }
@@ -127,9 +127,9 @@ def _bars(counts: Mapping[int, int], span: tuple[int, int], top: float, kinds: S
     return parts
 
 
-def _figures(results: Mapping[str, Json]) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in FIGURES)
-    rows = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in figure_rows(results))
+def _metrics(results: Mapping[str, Json]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in METRICS)
+    rows = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in metric_rows(results))
     return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
 
 

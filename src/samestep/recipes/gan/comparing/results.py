@@ -149,11 +149,11 @@ def tally_texts(found: Mapping[str, Json]) -> list[str]:
     return [*counts, f"{found['rate']:.3f}", f"{found['low']:.3f} - {found['high']:.3f}", p_value]
 
 
-FIGURES = ("texts", "dist-1", "dist-2", "dist-3", "Self-BLEU", "words", "at limit")
+METRICS = ("texts", "dist-1", "dist-2", "dist-3", "Self-BLEU", "words", "at limit")
 """The columns of the table of texts."""
 
 
-def figure_rows(results: Mapping[str, Json]) -> list[list[str]]:
+def metric_rows(results: Mapping[str, Json]) -> list[list[str]]:
     """The rows of the table of texts: those of A, of B and of people."""
     rows = []
     for name, found in results["texts"].items():
@@ -172,8 +172,8 @@ def figure_rows(results: Mapping[str, Json]) -> list[list[str]]:
 
 def _texts_table(results: Mapping[str, Json]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in FIGURES:
+    for name in METRICS:
         table.add_column(name, justify="left" if name == "texts" else "right", no_wrap=True)
-    for row in figure_rows(results):
+    for row in metric_rows(results):
         table.add_row(*row)
     return table

@@ -89,8 +89,7 @@ class Save:
         about = {**self.about, LEARNERS: learner_parts(self.state)}
         if self.stage.best is not None and self.stage.best[0] in self.validate.values:
             name, mode = self.stage.best
-            # The keys are from the first version of the manifest.
-            about |= {"figure": self.validate.values[name], "figure_name": name, "figure_mode": mode}
+            about |= {"metric": self.validate.values[name], "metric_name": name, "metric_mode": mode}
         return about
 
     def _after_commit(self) -> Callable[[Path], None]:
