@@ -74,6 +74,8 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
                 return self._send(refusal[0], b"", refusal[1], with_body)
             if match := re.match(r"/api/models/([^/]+/[^/]+)/revision/([^/?]+)", self.path):
                 return self._info(match[1], match[2], with_body)
+            if match := re.match(r"/api/models/([^/]+/[^/]+)/tree/", self.path):
+                return self._tree(hub.models[match[1]], with_body)
             match = re.match(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", self.path)
             if match is None:  # what else the client is curious about
                 return self._send(404, b"{}", {}, with_body)
@@ -87,6 +89,13 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
             files = [{"rfilename": name, "size": len(data)} for name, data in hub.models[model].items()]
             info = {"id": model, "sha": COMMIT, "siblings": files, "tags": [], "downloads": 0, "private": False}
             self._send(200, json.dumps(info).encode(), {"Content-Type": "application/json"}, with_body)
+
+        def _tree(self, files: Mapping[str, bytes], with_body: bool) -> None:
+            listed = [
+                {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+                for name, data in files.items()
+            ]
+            self._send(200, json.dumps(listed).encode(), {"Content-Type": "application/json"}, with_body)
 
         def _file(self, data: bytes, name: str, with_body: bool) -> None:
             headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "X-Repo-Commit": COMMIT}

@@ -11,13 +11,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from hub_server import COMMIT, CONFIG, TOKENIZER, HubServer, serving
 from samestep.core.errors import RunFailed, UserError
 from samestep.models.hub import resolve_model
-from samestep.models.hub_download import is_complete, weight_files
+from samestep.models.hub_download import find_in_cache, is_complete, weight_files
 from samestep.world.world import World
 from toys import run_on_ranks
 
@@ -186,7 +187,7 @@ def test_a_server_that_is_gone_in_the_middle(hub: HubServer, monkeypatch: pytest
     hub.break_after[FIRST], hub.dies = 70_000, True
     with pytest.raises(RunFailed, match="broke while org/large was downloaded"):
         resolve_model("org/large", progress=lambda done, wanted: None)
-    assert not list(Path(huggingface_hub.constants.HF_HUB_CACHE).glob("*/refs/*"))
+    assert find_in_cache("org/large", "main") is None, "what is not complete is not taken for it"
 
 
 def test_no_server_at_all(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +233,8 @@ def test_unknown_names_and_revisions(hub: HubServer, tmp_path: Path, monkeypatch
     ("change", "sentence"),
     [
         ({"config.json": None}, "has no config.json"),
-        ({"model.safetensors": None}, "has neither safetensors nor PyTorch weights"),
+        ({"model.safetensors": None}, "has no safetensors"),
+        ({"model.safetensors": None, "pytorch_model.bin": b"pickle"}, "has no safetensors"),
         ({"model.safetensors": None, "model.safetensors.index.json": INDEX}, "lacks files that its index"),
         ({"model.safetensors": None, "model.safetensors.index.json": b"{}"}, "is no index"),
     ],
@@ -243,6 +245,17 @@ def test_models_that_cannot_be_used(change: dict[str, bytes | None], sentence: s
         resolve_model("org/odd", progress=lambda done, wanted: None)
 
 
+def fail_to_download(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    look = huggingface_hub.snapshot_download
+
+    def download(*args: Any, local_files_only: bool = False, **options: Any) -> str:
+        if not local_files_only:
+            raise error
+        return look(*args, local_files_only=True, **options)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+
+
 def test_a_full_disk(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage("/")
     with monkeypatch.context() as patched:
@@ -250,10 +263,7 @@ def test_a_full_disk(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(UserError, match=r"set HF_HOME to a folder on a larger disk; org/plain needs 0.0 GB more"):
             resolve_model("org/plain", progress=lambda done, wanted: None)
 
-    def full(*args: object, **options: object) -> str:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", full)
+    fail_to_download(monkeypatch, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     with pytest.raises(UserError, match=r"set HF_HOME to a folder on a larger disk; .*cache is full"):
         resolve_model("org/plain", progress=lambda done, wanted: None)
 
@@ -266,7 +276,7 @@ def test_a_cache_that_cannot_be_written(hub: HubServer, tmp_path: Path, monkeypa
 
 
 def test_a_bug_is_no_sentence(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *args, **options: 1 / 0)
+    fail_to_download(monkeypatch, ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):
         resolve_model("org/plain", progress=lambda done, wanted: None)
 
@@ -293,13 +303,27 @@ def test_weight_files(tmp_path: Path) -> None:
     assert weight_files(["model.gguf", "model.onnx", "training_args.bin"], tmp_path) == []
 
 
-def test_complete_without_a_record(tmp_path: Path) -> None:
+def test_complete(tmp_path: Path) -> None:
     folder = tmp_path / "models--org--name" / "snapshots" / COMMIT
     folder.mkdir(parents=True)
     for name, data in PLAIN.items():
         assert not is_complete(folder)
         (folder / name).write_bytes(data)
     assert is_complete(folder)
+
+
+def test_nothing_but_the_client_writes_into_the_cache(hub: HubServer) -> None:
+    folder = resolve_model("org/plain")
+    assert {path.name for path in folder.parents[1].iterdir()} <= {"blobs", "refs", "snapshots", "trees", ".no_exist"}
+
+
+def test_a_model_without_a_tokenizer(hub: HubServer) -> None:
+    hub.models["org/vision"] = {name: data for name, data in PLAIN.items() if name != "tokenizer.json"}
+    folder = resolve_model("org/vision")
+    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}
+    hub.requests.clear()
+    assert resolve_model("org/vision") == folder
+    assert hub.fetched() == []
 
 
 def test_offline(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,11 +371,12 @@ def on_two_ranks(url: str, cache: str, each: bool, fails: str) -> None:
 @pytest.mark.timeout(900)
 def test_two_ranks_download_once(tmp_path: Path) -> None:
     with serving({"org/large": {**WANTED, **UNWANTED}}) as server:
-        for _ in range(2):  # the second time from the cache
+        for again in (False, True):
             output = run_on_ranks(on_two_ranks, 2, server.url, f"{tmp_path}/cache", False, "", logs=tmp_path / "logs")
             assert output.count("downloading org/large") <= 1
-        assert server.fetched() == sorted(WANTED)
-        assert len([line for line in server.requests if "/api/models/" in line]) == 1
+            assert server.fetched() == ([] if again else sorted(WANTED))
+            assert not (again and server.requests), "the second time from the cache"
+            server.requests.clear()
 
 
 @pytest.mark.timeout(900)

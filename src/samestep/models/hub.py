@@ -45,7 +45,7 @@ def resolve_model(name: str, world: World | None = None, progress: Progress | No
         show = progress or bar
         results = _work_together(world, Download(model) if world.is_main else None, show)
         commit = results[0]
-        hosts = world.gather(None if find_in_cache(model.name, commit) else world.host)
+        hosts = world.gather(None if find_in_cache(model.name, commit, needs_tokenizer=False) else world.host)
         is_chosen = world.host in hosts and hosts.index(world.host) == world.rank  # this host's cache is not rank 0's
         _work_together(world, Download(model, commit) if is_chosen else None, show)
     return _seen_on_all_ranks(model, commit, world)
@@ -78,7 +78,7 @@ def _folder_on_all_hosts(folder: Path, world: World) -> Path:
 
 def _seen_on_all_ranks(model: HubModel, commit: str, world: World) -> Path:
     def find() -> str:
-        folder = find_in_cache(model.name, commit)
+        folder = find_in_cache(model.name, commit, needs_tokenizer=False)
         if folder is None:
             raise UserError(
                 f"Give all ranks of a host the same HF_HOME and HF_HUB_CACHE; {model} was downloaded on {world.host}, "

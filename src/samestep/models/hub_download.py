@@ -1,14 +1,14 @@
 """A model of the Hugging Face Hub on the disk of this host: found in the cache, or downloaded into it.
 
-Weights are downloaded last, so an interrupted download never looks complete; the next one keeps the files that are.
-Nothing that is downloaded is executed. Whatever goes wrong becomes one sentence.
+The Hub's own client downloads, and keeps its cache; here is chosen what, and looked whether it is all there. Nothing
+that is downloaded can be executed: configuration, tokenizer, and weights as safetensors. Whatever goes wrong becomes
+one sentence.
 """
 
+import io
 import logging
 import shutil
-import threading
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -17,7 +17,7 @@ from typing import Any
 
 from samestep.core.disk_space import existing_folder, is_disk_full
 from samestep.core.errors import RunFailed, UserError
-from samestep.core.records import parse_json, read_json_if_readable, write_atomically, write_json
+from samestep.core.records import parse_json
 from samestep.models.hub_modules import has_all_modules, module_files
 
 CONFIG = "config.json"
@@ -34,7 +34,6 @@ TOKENIZERS = {
 }
 """One of these is in every model of text."""
 _WEIGHTS = (("model.safetensors", "*.safetensors"), ("pytorch_model.bin", "pytorch_model*.bin"))
-_THREADS = 4
 _CLIENTS = ("httpx", "httpcore", "requests", "urllib3", "hf_xet", "huggingface_hub")
 """How the packages are named whose errors mean a broken or missing connection; versions of the client use others."""
 
@@ -64,15 +63,12 @@ def weight_files(names: Collection[str], folder: Path) -> list[str]:
     return []
 
 
-def is_complete(folder: Path) -> bool:
-    """Whether a snapshot in the cache has all files of its model: by our own record, or as far as can be seen."""
-    recorded = read_json_if_readable(_record(folder))
-    if isinstance(recorded, list):
-        return all((folder / name).is_file() for name in recorded) and has_all_modules(folder)
+def is_complete(folder: Path, needs_tokenizer: bool = True) -> bool:
+    """Whether a snapshot in the cache has all files that a model needs."""
     names = {path.name for path in folder.iterdir() if path.is_file()}
     weights = weight_files(names, folder)
     has_weights = bool(weights) and names.issuperset(weights) and has_all_modules(folder)
-    return CONFIG in names and has_weights and not names.isdisjoint(TOKENIZERS)
+    return CONFIG in names and has_weights and not (needs_tokenizer and names.isdisjoint(TOKENIZERS))
 
 
 class Download:
@@ -80,13 +76,16 @@ class Download:
 
     def __init__(self, model: HubModel, commit: str | None = None) -> None:
         self.model, self._revision = model, commit or model.revision
-        self._have: dict[str, int] = {}
         self._sizes: dict[str, int] = {}
         self._wanted: list[str] = []
+        self._there = 0
+        self._bars: list[Any] = []
 
     def bytes(self) -> tuple[int, int]:
         """The bytes that are there, and those that are wanted, which is 0 until the weights are known."""
-        return sum(dict(self._have).values()), sum(self._sizes[name] for name in self._wanted)
+        wanted = sum(self._sizes[name] for name in self._wanted)
+        arrived = max((int(bar.n) for bar in list(self._bars)), default=0)  # one counts the network, one the disk
+        return min(self._there + arrived, wanted), wanted
 
     def __call__(self) -> str:
         hub = import_hub()
@@ -101,47 +100,48 @@ class Download:
 
     def _download(self, hub: Any) -> Path:
         info = hub.HfApi().model_info(self.model.name, revision=self._revision, files_metadata=True)
-        sizes = {file.rfilename: file.size or 0 for file in info.siblings}
-        modules = module_files(sizes)
-        self._sizes = {name: size for name, size in sizes.items() if "/" not in name or name in modules}
+        modules = module_files([file.rfilename for file in info.siblings])
+        self._sizes = {
+            file.rfilename: file.size or 0
+            for file in info.siblings
+            if "/" not in file.rfilename or file.rfilename in modules
+        }
         if CONFIG not in self._sizes:
             raise UserError(f"Name another model; {self.model} has no {CONFIG}.")
         small = [name for name in self._sizes if any(fnmatch(name, pattern) for pattern in SMALL)]
         folder = self._fetch(hub, info.sha, small)
-        weights = weight_files([name for name in self._sizes if "/" not in name], folder)
-        if not weights or not self._sizes.keys() >= set(weights):
-            what = (
-                "lacks files that its index of weights names"
-                if weights
-                else "has neither safetensors nor PyTorch weights"
-            )
-            raise UserError(f"Name another model; {self.model} {what}.")
-        weights += [name for name in modules if name not in small]
-        self._wanted = small + weights
-        self._fetch(hub, info.sha, weights)
-        write_json(_record(folder), self._wanted)
-        if self.model.revision != info.sha:  # the name leads to this commit only now that all of it is there
-            write_atomically(folder.parents[1] / "refs" / self.model.revision, info.sha)
+        wanted = {*small, *self._weights(folder), *modules}
+        self._there = sum(self._sizes[name] for name in wanted if (folder / name).exists())
+        self._wanted = sorted(wanted)
+        folder = self._fetch(hub, self._revision, self._wanted)
+        self._there = sum(self._sizes[name] for name in wanted)
+        if not is_complete(folder, needs_tokenizer=False):
+            raise RunFailed(f"{self.model} is not complete in {folder}; start again, and what is missing is downloaded")
         return folder
 
-    def _fetch(self, hub: Any, commit: str, names: Sequence[str]) -> Path:
-        """Download files that the cache does not have, some at a time; the folder that they are in."""
-        self._check_space(hub, commit, names)
-        found: list[Path] = []
+    def _weights(self, folder: Path) -> list[str]:
+        safe = [name for name in self._sizes if not name.endswith(".bin")]
+        found = weight_files([name for name in safe if "/" not in name], folder)
+        pickled = [name for name in self._sizes if "/" in name and name not in safe]
+        if not found or pickled:
+            raise UserError(f"Name another model; {self.model} has no safetensors, and other weights may be programs.")
+        if not self._sizes.keys() >= set(found):
+            raise UserError(f"Name another model; {self.model} lacks files that its index of weights names.")
+        return found
 
-        def fetch(name: str) -> None:
-            counter = _byte_counter(self._have, name)
-            path = hub.hf_hub_download(self.model.name, name, revision=commit, tqdm_class=counter)
-            self._have[name] = self._sizes[name]
-            found.append(Path(path).parents[name.count("/")])
+    def _fetch(self, hub: Any, revision: str, names: Sequence[str]) -> Path:
+        """Download files that the cache does not have; the folder that they are in."""
+        self._check_space(hub, names)
+        counter = _byte_counter(self._bars)
+        folder = hub.snapshot_download(
+            self.model.name, revision=revision, allow_patterns=list(names), tqdm_class=counter
+        )
+        self._bars.clear()
+        return Path(folder)
 
-        _for_each(fetch, names)
-        return found[0]
-
-    def _check_space(self, hub: Any, commit: str, names: Sequence[str]) -> None:
+    def _check_space(self, hub: Any, names: Sequence[str]) -> None:
         cache = Path(hub.constants.HF_HUB_CACHE)
-        snapshot = _storage(hub, self.model.name) / "snapshots" / commit
-        missing = sum(self._sizes[name] for name in names if not (snapshot / name).exists())
+        missing = sum(self._sizes[name] for name in names) - self._there
         free = shutil.disk_usage(existing_folder(cache)).free
         if missing > free:
             raise UserError(
@@ -198,8 +198,9 @@ class Download:
         )
 
 
-def find_in_cache(name: str, revision: str) -> Path | None:
-    """The folder of a model in the cache, if it is complete there; nothing is asked from the network."""
+def find_in_cache(name: str, revision: str, needs_tokenizer: bool = True) -> Path | None:
+    """The folder of a model in the cache, if it is complete there; nothing is asked from the network. What another
+    program downloaded may lack the tokenizer: `needs_tokenizer`, unless the client knows that the model has none."""
     hub = import_hub()
     try:
         # Newer versions also compare with the list of files that they have kept.
@@ -207,17 +208,16 @@ def find_in_cache(name: str, revision: str) -> Path | None:
         folder = hub.snapshot_download(name, revision=revision, local_files_only=True, **only)
     except hub.errors.LocalEntryNotFoundError:
         return None
-    return Path(folder) if is_complete(Path(folder)) else None
+    needs_tokenizer = needs_tokenizer and _may_have_tokenizer(hub, name, Path(folder).name)
+    return Path(folder) if is_complete(Path(folder), needs_tokenizer) else None
 
 
-def _storage(hub: Any, name: str) -> Path:
-    """The folder of all snapshots of a model in the cache."""
-    return Path(hub.constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
-
-
-def _record(folder: Path) -> Path:
-    """The list of the files of a snapshot, written when all of them were there."""
-    return folder.parents[1] / "samestep" / f"{folder.name}.json"
+def _may_have_tokenizer(hub: Any, name: str, commit: str) -> bool:
+    """By the list of a model's files that newer versions of the client keep in the cache."""
+    try:
+        return not TOKENIZERS.isdisjoint(file.path for file in hub.get_cached_repo_tree(name, revision=commit))
+    except (AttributeError, getattr(hub.errors, "CachedRepoTreeNotFoundError", AttributeError)):
+        return True
 
 
 def _read_index(path: Path) -> list[str]:
@@ -227,51 +227,15 @@ def _read_index(path: Path) -> list[str]:
         raise UserError(f"Delete the model from the cache, and download it again; {path} is no index.") from None
 
 
-def _for_each(work: Callable[[str], None], names: Sequence[str]) -> None:
-    """Some at a time; the first error ends it. A pool of concurrent.futures would keep a stopped process alive."""
-    left, errors = deque(names), deque[Exception]()
+def _byte_counter(bars: list[Any]) -> type:
+    """A progress bar for the Hub's client that shows nothing; those that count bytes are put into `bars`."""
+    from tqdm import tqdm  # type: ignore[import-untyped]
 
-    def take() -> None:
-        while left and not errors:
-            try:
-                name = left.popleft()
-            except IndexError:  # another thread took the last one
-                return
-            try:
-                work(name)
-            except Exception as error:
-                errors.append(error)
-
-    threads = [threading.Thread(target=take, daemon=True) for _ in range(min(_THREADS, len(names)))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-
-
-def _byte_counter(have: dict[str, int], name: str) -> type:
-    """What the Hub's client takes for a progress bar of tqdm: counts the bytes of a file, and shows nothing."""
-
-    class Counter:
-        def __init__(self, *args: Any, initial: int = 0, **options: Any) -> None:
-            have[name] = int(initial)
-
-        def __enter__(self) -> "Counter":
-            return self
-
-        def __exit__(self, *error: object) -> None:
-            pass
-
-        def update(self, n: float | None = 1) -> None:
-            have[name] = have.get(name, 0) + int(n or 0)
-
-        def ignore(self, *args: Any, **options: Any) -> None:
-            pass
-
-        close = refresh = set_postfix_str = set_description = set_description_str = ignore
-        update_transfer = set_transfer_postfix_str = ignore
+    class Counter(tqdm):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **{**options, "file": io.StringIO(), "disable": False})
+            if options.get("unit") == "B":
+                bars.append(self)
 
     return Counter
 
