@@ -1,5 +1,5 @@
 """What the server that all workers are forked from has done before them, so that none of them does it again: besides
-its imports, composing a configuration once, for which Hydra finds its plugins and builds its parsers."""
+its imports, composing a configuration once, which imports the reader of YAML."""
 
 from samestep.core.config import compose
 from samestep.train.record.config import Config

@@ -98,7 +98,7 @@ def test_mistakes_are_named(changes: dict, samples: int, message: str) -> None:
 def test_the_schedule_follows_the_plan_and_not_the_config() -> None:
     """What the first launch fixed counts, whatever the config would give at today's world size."""
     config = replace(BASE, learning_rate=0.1, schedule="wsd", decay_ratio=0.2, final_lr_ratio=0.1, warmup_steps=5)
-    plan = Plan(100, 8, 13, 50, learning_rate=0.4, warmup_steps=5)
+    plan = Plan(100, 13, 50, learning_rate=0.4, warmup_steps=5)
     schedule = plan.schedule(config)
     assert schedule(4) == schedule(40) == pytest.approx(0.4)
     assert schedule(45) == pytest.approx(0.4 * 0.55)
