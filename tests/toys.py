@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from samestep.data.feed import Feed
-from samestep.data.loading import RowWeights
+from samestep.data.loading import Batch, RowWeights
 from samestep.data.order import Order, Sequential, Shuffled
 from samestep.launching.local import start
 from samestep.parallel.wrap import full_tensor, wrap
@@ -75,6 +75,22 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
         return self.last(self.norm(torch.tanh(self.first(x)) + self.table(tokens)))
+
+
+def error(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    """The loss of `Net` on `Points`."""
+    return {"error": (module(batch["x"], batch["tokens"]) - batch["y"]).square().sum(1)}
+
+
+class CountingCompiler:
+    """A compiler that runs what it is given as it is."""
+
+    def __init__(self) -> None:
+        self.compiled = 0
+
+    def __call__(self, graph: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        self.compiled += 1
+        return graph.forward
 
 
 DECAYED = ("first.weight", "last.weight")

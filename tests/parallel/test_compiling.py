@@ -13,7 +13,7 @@ from samestep.parallel.compiling import LossCompiler, repeat_rows
 from samestep.parallel.wrap import wrap
 from samestep.train.learner.learner import Learner
 from samestep.world.world import World
-from toys import SETTINGS, Case, Net, Points, close, default_dtype, feed_of, made, on_ranks, rate, weights_of
+from toys import SETTINGS, Case, Net, Points, close, default_dtype, error, feed_of, made, on_ranks, rate, weights_of
 
 
 class Counting:
@@ -39,10 +39,6 @@ class Recording(Counting):
     def __call__(self, graph: fx.GraphModule, inputs: list[Tensor], **settings: dict[str, bool]) -> Callable:
         self.recorded.append(settings.get("config_patches", {}).get("triton.cudagraphs", False))
         return super().__call__(graph, inputs)
-
-
-def error(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    return {"error": (module(batch["x"], batch["tokens"]) - batch["y"]).square().sum(1)}
 
 
 def trained(

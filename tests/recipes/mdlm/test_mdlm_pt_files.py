@@ -5,9 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
-from samestep.data.loading import Batch
 from samestep.recipes.mdlm.pt_files import EpochFiles, FitWithEpochFiles, History
 from samestep.train.record.progress import Progress
 from samestep.train.weights.first_weights import continue_from_file
@@ -18,6 +16,7 @@ from toys import (
     Points,
     close,
     default_dtype,
+    error,
     feed_of,
     in_order,
     learner_of,
@@ -30,10 +29,6 @@ from toys import (
 
 PER_EPOCH, STEPS = 3, 9
 KEYS = {"epoch", "model_state_dict", "optimizer_state_dict", "scheduler_state_dict", "train_losses", "val_losses"}
-
-
-def error(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    return {"error": (module(batch["x"], batch["tokens"]) - batch["y"]).square().sum(1)}
 
 
 def task_of(folder: Path, world: World, strategy: str, continued: Path | None = None) -> FitWithEpochFiles:

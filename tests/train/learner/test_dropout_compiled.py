@@ -1,16 +1,14 @@
 """Keyed dropout under torch.compile: the same masks, compiled once, and the same refusals."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from samestep.core.errors import UserError
 from samestep.data.loading import Batch
 from samestep.train.learner.dropout import keyed_dropout
 from samestep.world.world import World
-from toys import Points, close, default_dtype, feed_of, learner_of, made, weights_of
+from toys import CountingCompiler, Points, close, default_dtype, feed_of, learner_of, made, weights_of
 
 
 def network() -> nn.Module:
@@ -34,17 +32,6 @@ def trained(module: nn.Module) -> dict[str, Tensor]:
     return weights_of(learner)
 
 
-class Counting:
-    """A compiler that runs what it is given as it is."""
-
-    def __init__(self) -> None:
-        self.compiled = 0
-
-    def __call__(self, graph: fx.GraphModule, inputs: list[Tensor]) -> Callable:
-        self.compiled += 1
-        return graph.forward
-
-
 @pytest.fixture(autouse=True)
 def nothing_compiled() -> None:
     torch._dynamo.reset()
@@ -52,7 +39,7 @@ def nothing_compiled() -> None:
 
 def test_masks_are_those_of_the_uncompiled_network_and_no_step_compiles_again() -> None:
     with default_dtype(torch.float64):
-        module, backend = made(network), Counting()
+        module, backend = made(network), CountingCompiler()
         module.compile(backend=backend, fullgraph=True)
         close(trained(module), trained(made(network)), tolerance=0)
     assert backend.compiled == 1
@@ -61,7 +48,7 @@ def test_masks_are_those_of_the_uncompiled_network_and_no_step_compiles_again() 
 def test_training_mode_outside_of_an_update_is_refused() -> None:
     with default_dtype(torch.float64):
         module = made(network)
-        module.compile(backend=Counting())
+        module.compile(backend=CountingCompiler())
         trained(module)
         with pytest.raises(UserError, match="dropout '1' is used in training mode outside of its learner's update"):
             module(torch.ones(4, 4))

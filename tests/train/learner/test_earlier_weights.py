@@ -4,23 +4,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from samestep.checkpoint.store import Store
 from samestep.core.errors import UserError
 from samestep.data.feed import Feed
-from samestep.data.loading import Batch
 from samestep.parallel.wrap import local
 from samestep.train.learner.earlier_weights import EarlierWeights
 from samestep.train.learner.learner import Learner
 from samestep.world.world import World
-from toys import Case, Net, Points, default_dtype, feed_of, learner_of, made, on_ranks, run_on_ranks, weights_of
+from toys import Case, Net, Points, default_dtype, error, feed_of, learner_of, made, on_ranks, run_on_ranks, weights_of
 
 KEEP, STEPS = 2, 5
-
-
-def error(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    return {"error": (module(batch["x"], batch["tokens"]) - batch["y"]).square().sum(1)}
 
 
 def started(world: World, strategy: str, seed: int = 1) -> tuple[Learner, EarlierWeights, Feed]:

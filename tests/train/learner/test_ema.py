@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from samestep.checkpoint.store import Store
 from samestep.core.errors import UserError
-from samestep.data.loading import Batch
 from samestep.parallel.wrap import full_tensor
 from samestep.train.api.fit import Fit
 from samestep.train.learner.ema import Average
@@ -21,6 +20,7 @@ from toys import (
     Points,
     close,
     default_dtype,
+    error,
     feed_of,
     in_order,
     in_worlds,
@@ -33,10 +33,6 @@ from toys import (
 
 DECAY = 0.6
 STEPS = 9
-
-
-def error(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    return {"error": (module(batch["x"], batch["tokens"]) - batch["y"]).square().sum(1)}
 
 
 def task_of(world: World, strategy: str, decay: float = DECAY, seed: int = 1) -> Fit:

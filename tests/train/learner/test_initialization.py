@@ -22,7 +22,7 @@ from samestep.train.learner.learner import Learner
 from samestep.train.logging.console import Screen
 from samestep.train.record.config import Config, Distributed
 from samestep.world.world import World
-from toys import Net, Points, close, feed_of, made, run_on_ranks, weights_of
+from toys import Net, Points, close, error, feed_of, made, run_on_ranks, weights_of
 
 SHAPE = TransformerConfig(d_model=16, n_layers=2, n_heads=2, n_kv_heads=1, mlp_hidden_size=24, vocab_size=37)
 pytestmark = pytest.mark.timeout(900)
@@ -71,10 +71,6 @@ def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(
         torch.equal(full_tensor(one[name]), full_tensor(other[name])) for name in one
     )
-
-
-def error(module: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {"error": (module(batch["x"], batch["tokens"]) - batch["y"]).square().sum(1)}
 
 
 def trained(world: World, strategy: str) -> Learner:

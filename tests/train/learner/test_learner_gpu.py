@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from samestep.core.errors import RunFailed
 from samestep.data.feed import Feed
-from samestep.data.loading import Batch
 from samestep.data.order import Shuffled
 from samestep.train.learner.learner import Learner
 from samestep.train.learner.optimizer import OptimSettings
@@ -22,6 +21,7 @@ from toys import (
     Points,
     close,
     default_dtype,
+    error,
     feed_of,
     in_order,
     learner_of,
@@ -31,10 +31,6 @@ from toys import (
 )
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-
-
-def error(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    return {"error": (module(batch["x"], batch["tokens"]) - batch["y"]).square().sum(1)}
 
 
 def on_gpu(precision: str = "none", module: nn.Module | None = None) -> Learner:

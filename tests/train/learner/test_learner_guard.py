@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from samestep.core.errors import RunFailed
 from samestep.data.feed import Feed
-from samestep.data.loading import Batch
 from samestep.train.learner.optimizer import OptimSettings
 from samestep.train.logging.metrics import MetricAccumulator
 from samestep.world.world import World
@@ -17,6 +15,7 @@ from toys import (
     Points,
     close,
     default_dtype,
+    error,
     feed_of,
     in_order,
     learner_of,
@@ -37,10 +36,6 @@ class Broken(Points):
         super().__init__(steps * BATCH)
         for step in broken:
             self.x[step * BATCH + 2] = float("nan")
-
-
-def error(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    return {"error": (module(batch["x"], batch["tokens"]) - batch["y"]).square().sum(1)}
 
 
 def feed_over(rows: Points, world: World) -> Feed:

@@ -19,6 +19,7 @@ from toys import (
     Points,
     close,
     default_dtype,
+    error,
     feed_of,
     in_worlds,
     learner_of,
@@ -26,10 +27,6 @@ from toys import (
     on_ranks,
     weights_of,
 )
-
-
-def error(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    return {"error": (module(batch["x"], batch["tokens"]) - batch["y"]).square().sum(1)}
 
 
 def trained(world: World, strategy: str, precision: str, steps: int = 6) -> Learner:

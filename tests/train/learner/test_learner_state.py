@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from samestep.checkpoint.store import Store
-from samestep.data.loading import Batch
 from samestep.world.world import World
 from toys import (
     NOT_SHARDED,
@@ -15,6 +14,7 @@ from toys import (
     Net,
     Points,
     close,
+    error,
     feed_of,
     in_worlds,
     learner_of,
@@ -24,10 +24,6 @@ from toys import (
     run_on_ranks,
     weights_of,
 )
-
-
-def error(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    return {"error": (module(batch["x"], batch["tokens"]) - batch["y"]).square().sum(1)}
 
 
 class Wide(nn.Module):

@@ -16,13 +16,9 @@ from samestep.train.learner.lora import plain_name
 from samestep.train.logging.metrics import MetricAccumulator
 from samestep.train.session.banner import banner_lines
 from samestep.world.world import World
-from toys import ByHand, Case, Net, Points, close, default_dtype, feed_of, made, on_ranks, rate, weights_of
+from toys import ByHand, Case, Net, Points, close, default_dtype, error, feed_of, made, on_ranks, rate, weights_of
 
 pytest.importorskip("peft")
-
-
-def error(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    return {"error": (module(batch["x"], batch["tokens"]) - batch["y"]).square().sum(1)}
 
 
 def first_adapters(dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:

@@ -20,7 +20,22 @@ from samestep.train.learner.dropout import KeyedDropout
 from samestep.train.learner.learner import Learner
 from samestep.train.learner.preparation import Choices
 from samestep.world.world import World
-from toys import LONE, SETTINGS, UP_TO_2, Case, Net, Points, close, feed_of, in_worlds, made, on_ranks, rate, weights_of
+from toys import (
+    LONE,
+    SETTINGS,
+    UP_TO_2,
+    Case,
+    Net,
+    Points,
+    close,
+    error,
+    feed_of,
+    in_worlds,
+    made,
+    on_ranks,
+    rate,
+    weights_of,
+)
 
 
 class Decisions:
@@ -42,10 +57,6 @@ class Attends(Net):
         found = self.table(tokens)[None, None]
         mixed = nn.functional.scaled_dot_product_attention(found, found, found)[0, 0]
         return self.last(self.norm(torch.tanh(self.first(x)) + 0 * mixed + self.table(tokens)))
-
-
-def error(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    return {"error": (module(batch["x"], batch["tokens"]) - batch["y"]).square().sum(1)}
 
 
 def trained(

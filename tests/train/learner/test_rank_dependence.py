@@ -7,13 +7,13 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from samestep.data.loading import Batch
 from samestep.train.learner.dropout import keyed_dropout
 from samestep.train.learner.rank_dependence import finding_rank_dependence
 from samestep.world.world import World
-from toys import Case, Net, Points, close, feed_of, learner_of, made, on_ranks, weights_of
+from toys import Case, CountingCompiler, Net, Points, close, feed_of, learner_of, made, on_ranks, weights_of
 
 CPU = torch.device("cpu")
 NUMBER = "from torch's own generator, which differs by rank, so the run depends on the number of ranks"
@@ -197,21 +197,10 @@ def test_a_loss_that_fails_leaves_nothing_behind() -> None:
     assert not torch.overrides.has_torch_function((torch.ones(1),))
 
 
-class Counting:
-    """A compiler that runs what it is given as it is."""
-
-    def __init__(self) -> None:
-        self.compiled = 0
-
-    def __call__(self, graph: fx.GraphModule, inputs: list[Tensor]) -> Callable:
-        self.compiled += 1
-        return graph.forward
-
-
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_compiled_network_is_not_traced(wrapped: bool) -> None:
     torch._dynamo.reset()
-    module, backend = Stack(nn.Dropout(0.1), nn.BatchNorm1d(4), nn.Dropout(0.0)), Counting()
+    module, backend = Stack(nn.Dropout(0.1), nn.BatchNorm1d(4), nn.Dropout(0.0)), CountingCompiler()
     if wrapped:
         module = torch.compile(module, backend=backend, fullgraph=True)  # type: ignore[assignment]
     else:
@@ -228,7 +217,7 @@ def test_a_compiled_network_is_not_traced(wrapped: bool) -> None:
 
 def test_a_compiled_function_that_a_loss_calls_still_compiles() -> None:
     torch._dynamo.reset()
-    backend = Counting()
+    backend = CountingCompiler()
     inner = torch.compile(lambda x: F.dropout(x, 0.5) * 2, backend=backend, fullgraph=True)
     module = Stack(inner)
     assert len(found(module)) == 1

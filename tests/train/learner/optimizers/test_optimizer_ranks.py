@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from samestep import SGD, AdamW, AdamW8bit, Group, Muon
 from samestep.checkpoint.store import Store
-from samestep.data.loading import Batch
 from samestep.parallel.wrap import full_tensor
 from samestep.train.learner.learner import Learner
 from samestep.train.learner.optimizers.choices import CustomOptimizer
@@ -25,6 +24,7 @@ from toys import (
     Points,
     close,
     default_dtype,
+    error,
     feed_of,
     in_order,
     in_worlds,
@@ -44,10 +44,6 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adafactor": {"optimizer": CustomOptimizer(torch.optim.Adafactor), "groups": {"norm.*": Group(rate=0.5)}},
 }
 """By changes of the settings. The last has a state of other shapes, but cannot be sharded."""
-
-
-def error(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    return {"error": (module(batch["x"], batch["tokens"]) - batch["y"]).square().sum(1)}
 
 
 def learner_with(world: World, strategy: str, chosen: str, seed: int = 1, **changes: Any) -> Learner:

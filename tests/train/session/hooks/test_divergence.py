@@ -9,13 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from samestep import Bench, Config, Fit, Recipe, Stage, Tick
 from samestep.checkpoint.manifest import find_checkpoints
 from samestep.core.errors import Diverged
 from samestep.core.records import JsonLines
-from samestep.data.loading import Batch
 from samestep.launching.local import start
 from samestep.train.learner.content_hash import CHUNK, fingerprint, fingerprint_factors
 from samestep.train.learner.learner import Learner
@@ -23,7 +22,7 @@ from samestep.train.logging.metrics import Metrics
 from samestep.train.session.entry import train_with
 from samestep.train.session.hooks.divergence import ParameterMismatch, SameParameters, find_mismatch
 from samestep.world.world import World
-from toys import Net, Points, feed_of, learner_of, made, run_on_ranks
+from toys import Net, Points, error, feed_of, learner_of, made, run_on_ranks
 
 pytestmark = pytest.mark.timeout(900)
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.complex64]
@@ -103,10 +102,6 @@ def test_a_gpu_finds_the_same_number_and_nobody_waits_for_it(dtype: torch.dtype)
 )
 def test_who_differs(prints: Sequence[Sequence[int]], ranks: list[int], majority: bool, tensors: list[int]) -> None:
     assert find_mismatch(prints) == ParameterMismatch(ranks, majority, tensors)
-
-
-def error(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    return {"error": (module(batch["x"], batch["tokens"]) - batch["y"]).square().sum(1)}
 
 
 def change(learner: Learner, name: str) -> None:

@@ -19,7 +19,7 @@ from samestep.train.logging.metrics import Metric, MetricAccumulator
 from samestep.train.session.entry import train_with
 from samestep.train.session.hooks.stragglers import ROWS, SlowRank, StragglerDetector
 from samestep.world.world import World
-from toys import Net, Points, feed_of, learner_of, made, run_on_ranks
+from toys import Net, Points, error, feed_of, learner_of, made, run_on_ranks
 
 pytestmark = pytest.mark.timeout(900)
 EVEN = [0.020, 0.021, 0.019]
@@ -87,10 +87,6 @@ class Backwards(nn.Module):
 
     def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
         return self.last(self.inner(self.first(x)))
-
-
-def error(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    return {"error": (module(batch["x"], batch["tokens"]) - batch["y"]).square().sum(1)}
 
 
 def on_ranks() -> None:
