@@ -14,9 +14,8 @@ from checkpoint_parts import Part, RankedPart, Trainee, must_succeed, run_ranks,
 
 from samestep.checkpoint import across_ranks, background
 from samestep.checkpoint.across_ranks import split_by_size
-from samestep.checkpoint.background import PendingSave, Saver
+from samestep.checkpoint.background import Buffers, PendingSave, Saver
 from samestep.checkpoint.files import damage_of
-from samestep.checkpoint.host_copies import Buffers
 from samestep.checkpoint.loading import read_tensors
 from samestep.checkpoint.manifest import read_manifest, verify
 from samestep.checkpoint.store import Store

@@ -10,8 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from samestep.checkpoint.background import Saver
-from samestep.checkpoint.host_copies import Buffers
+from samestep.checkpoint.background import Buffers, Saver
 from samestep.checkpoint.loading import read_tensors
 from samestep.checkpoint.store import Store
 from samestep.world.world import World

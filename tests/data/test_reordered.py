@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from samestep.data.order import Sequential, micro_batches
-from samestep.data.reordered import Reordered
+from samestep.data.order import Reordered, Sequential, micro_batches
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

@@ -233,8 +233,7 @@ def test_unknown_names_and_revisions(hub: HubServer, tmp_path: Path, monkeypatch
     ("change", "sentence"),
     [
         ({"config.json": None}, "has no config.json"),
-        ({"model.safetensors": None}, "has no safetensors"),
-        ({"model.safetensors": None, "pytorch_model.bin": b"pickle"}, "has no safetensors"),
+        ({"model.safetensors": None}, "has neither safetensors nor PyTorch weights"),
         ({"model.safetensors": None, "model.safetensors.index.json": INDEX}, "lacks files that its index"),
         ({"model.safetensors": None, "model.safetensors.index.json": b"{}"}, "is no index"),
     ],

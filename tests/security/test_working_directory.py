@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from samestep.core.records import JsonLines, read_json
-from samestep.world.watchdog import torchrun_agent
+from samestep.world.watchdog import ending
 
 pytestmark = pytest.mark.timeout(900)
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "sine.py")
@@ -207,12 +207,12 @@ def test_preparing_data(download: Download) -> None:
 
 def test_the_process_that_ends_torchrun(download: Download, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(download.folder)
-    monkeypatch.setattr(torchrun_agent, "AGENT_TIMEOUT", 0.1)
+    monkeypatch.setattr(ending, "AGENT_TIMEOUT", 0.1)
     sleeper = [sys.executable, "-P", "-c", "import time; print('up', flush=True); time.sleep(100)"]
     with subprocess.Popen(sleeper, stdout=subprocess.PIPE) as agent:
         assert agent.stdout is not None and agent.stdout.readline()  # the kernel knows its command by now
         monkeypatch.setattr(os, "getppid", lambda: agent.pid)
-        torchrun_agent.end_agent_later({"TORCHELASTIC_RUN_ID": "1", "LOCAL_RANK": "0"})
+        ending.end_agent_later({"TORCHELASTIC_RUN_ID": "1", "LOCAL_RANK": "0"})
         end = time.monotonic() + 30
         while agent.poll() is None and not download.mark.exists() and time.monotonic() < end:
             time.sleep(0.05)

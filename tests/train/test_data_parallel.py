@@ -189,7 +189,7 @@ def first_weights_are_those_of_one_process(world: World, strategy: str, folder: 
 
 def the_plan_counts_shares(world: World, strategy: str, folder: Path) -> None:
     bench = Bench(world, Config(batch_size=4, accumulation=3), RunDir(folder / "run"), "fit", Screen(False))
-    assert bench.global_batch == 4 * 3 * 2
+    assert bench.stage_plan.global_batch == 4 * 3 * 2
     assert bench.evaluation_feed(Points(30)).order.batch == 4 * 3 * 2, "a dump has the same steps at any world size"
 
 

@@ -14,7 +14,7 @@ from samestep.data.feed import MicroBatches
 from samestep.parallel.wrap import warm_up
 from samestep.train.learner.evidence import EvidenceRecorder, module_hash
 from samestep.train.record.progress import Tick
-from samestep.train.session.hooks.recording import RecordReturned, RecordStep
+from samestep.train.session.hook_order import RecordReturned, RecordStep
 
 
 def micros(*batches: torch.Tensor) -> MicroBatches:

@@ -135,7 +135,7 @@ class Store(CheckpointWriter):
         entries = self._run_on_main(
             f"reading {self.folder}", lambda: [_to_json(found) for found in order(find_checkpoints(self.folder))]
         )
-        return [_from_json(entry) for entry in entries]
+        return [_from_json(entry, self.folder) for entry in entries]
 
     def _first_intact(self, order: Ordering) -> tuple[Checkpoint | None, list[str]]:
         """The first intact checkpoint in this order, and what is wrong with those before it."""
@@ -166,11 +166,11 @@ class Store(CheckpointWriter):
 
 
 def _to_json(checkpoint: Checkpoint) -> dict[str, Json]:
-    """A checkpoint as JSON, for the other ranks."""
+    """A checkpoint as JSON, for the other ranks, which have it in a folder of their own."""
     manifest = asdict(checkpoint.manifest) if checkpoint.manifest else None
-    return {**asdict(checkpoint), "path": str(checkpoint.path), "manifest": manifest}
+    return {**asdict(checkpoint), "path": checkpoint.path.name, "manifest": manifest}
 
 
-def _from_json(entry: Mapping[str, Json]) -> Checkpoint:
+def _from_json(entry: Mapping[str, Json], folder: Path) -> Checkpoint:
     manifest = manifest_from(entry["manifest"]) if entry["manifest"] else None
-    return Checkpoint(**{**entry, "path": Path(entry["path"]), "manifest": manifest})
+    return Checkpoint(**{**entry, "path": folder / entry["path"], "manifest": manifest})

@@ -12,23 +12,32 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from samestep.cli.args import CONFIG_OPTIONS, SubmitArgs, named_config_file, options_text, read_start
-from samestep.cli.resubmission import require_begun, require_can_go_on
+from samestep.cli.args import CONFIG_OPTIONS, SubmitArgs, named_config_file, options_text, parse_train, read_start
 from samestep.core.config import split_options
 from samestep.core.config.files import ConfigFile, copies_of
 from samestep.core.config.limits import recorded_reads
 from samestep.core.errors import EXIT_DONE, UserError
 from samestep.core.host_lists import expand_hosts
 from samestep.core.output import print_safely, print_text
+from samestep.core.records import read_object_if_readable
 from samestep.core.rundir import RunDir
+from samestep.core.status import is_done
 from samestep.launching.schedulers import pbs, slurm
 from samestep.launching.schedulers.job import Job, JobPart, allocate, require_one_line
 from samestep.launching.schedulers.script import ScriptContext, resume_command
-from samestep.launching.schedulers.submit import SubmittedJob, choose_scheduler, job_commands, scripts, submit
+from samestep.launching.schedulers.submit import (
+    SubmittedJob,
+    active_job,
+    choose_scheduler,
+    job_commands,
+    scripts,
+    submit,
+)
 from samestep.train.api.recipe import Recipe, Stage
 from samestep.train.api.trusted_recipes import remember_recipe
+from samestep.train.record.extension import read_done, stays_stopped
 from samestep.train.record.plan import global_batch
-from samestep.train.record.run_record import RunRecord, free_name
+from samestep.train.record.run_record import RunRecord, free_name, is_failed_submission
 
 HELP = """samestep submit RECIPE [--on slurm|pbs|local] [--nodes N] [--gpus-per-node G] ... [settings of the recipe]
 samestep submit --resume RUN ...
@@ -252,3 +261,49 @@ def _show(around: ScriptContext, jobs: Sequence[SubmittedJob], parts: Sequence[J
 
 def _warn(sentence: str) -> None:
     print_safely(f"samestep: {sentence}", sys.stderr)
+
+
+def require_begun(args: Sequence[str]) -> None:
+    """Refuse to resume a run that was submitted and never began: it has no settings yet."""
+    source = split_options(args, ["resume"])[0].get("resume")
+    for path in (Path(source), Path("runs") / source) if source else ():
+        if RunDir(path).job.is_dir() and RunRecord.read(RunDir(path)) is None:
+            raise UserError(
+                f"{path} has not begun to train, so there is nothing to resume; submit it as the first time, with "
+                f"name={path.name}"
+            )
+
+
+def require_can_go_on(path: Path, args: Sequence[str]) -> None:
+    """Refuse a directory whose run is another one, is finished, or is queued or running."""
+    rundir = RunDir(path)
+    if (job := active_job(rundir)) is not None:
+        raise UserError(
+            f"{path} has a job that waits or runs already, {job.job}; wait for its end, or cancel it first with: "
+            f"{job_commands(job)['cancel']}"
+        )
+    known = RunRecord.read(rundir)
+    if known is None:
+        return
+    rundir.lock().release()  # refuses a run that is in use
+    name, recipe, config = parse_train(args)
+    differing = known.differing(name, config)
+    if differing and not is_failed_submission(rundir):
+        raise UserError(
+            f"{path} holds a different run ({', '.join(differing[:5])} differ); choose another name with name=..., or "
+            f"continue that one as it is: samestep submit --resume {path}"
+        )
+    if not differing and _is_finished(rundir, recipe, config):
+        raise UserError(
+            f"{path} is finished, so there is nothing to go on with; to train longer, submit it with --resume {path} "
+            "and more epochs or max_steps, or choose another name with name=..."
+        )
+
+
+def _is_finished(rundir: RunDir, recipe: Recipe, config: Any) -> bool:
+    """Whether a launch with these settings would find nothing to do."""
+    if not is_done(read_object_if_readable(rundir.status)) or config.extend:
+        return False
+    last, settings = list(recipe.stage_configs(config).items())[-1]
+    done = read_done(rundir, last)
+    return done is not None and stays_stopped(done, settings)

@@ -1,8 +1,8 @@
 """A model of the Hugging Face Hub on the disk of this host: found in the cache, or downloaded into it.
 
-The Hub's own client downloads, and keeps its cache; here is chosen what, and looked whether it is all there. Nothing
-that is downloaded can be executed: configuration, tokenizer, and weights as safetensors. Whatever goes wrong becomes
-one sentence.
+The Hub's own client downloads, and keeps its cache; here is chosen what, and looked whether it is all there:
+configuration, tokenizer and weights, and no code. Weights as safetensors are preferred to PyTorch's own files, which
+are read as data alone. Whatever goes wrong becomes one sentence.
 """
 
 import io
@@ -120,11 +120,9 @@ class Download:
         return folder
 
     def _weights(self, folder: Path) -> list[str]:
-        safe = [name for name in self._sizes if not name.endswith(".bin")]
-        found = weight_files([name for name in safe if "/" not in name], folder)
-        pickled = [name for name in self._sizes if "/" in name and name not in safe]
-        if not found or pickled:
-            raise UserError(f"Name another model; {self.model} has no safetensors, and other weights may be programs.")
+        found = weight_files([name for name in self._sizes if "/" not in name], folder)
+        if not found:
+            raise UserError(f"Name another model; {self.model} has neither safetensors nor PyTorch weights.")
         if not self._sizes.keys() >= set(found):
             raise UserError(f"Name another model; {self.model} lacks files that its index of weights names.")
         return found

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-SAMESTEP = str(Path(__file__).parents[2])
+SAMESTEP = str(Path(__file__).parents[1])
 _SAMESTEP = os.path.join(SAMESTEP, "")
 _LIBRARY = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib")})
 _RECIPES = os.path.join(SAMESTEP, "recipes", "")

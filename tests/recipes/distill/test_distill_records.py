@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from samestep import UserError
+from samestep.recipes.distill.data import IndexedRecord, TextTable
 from samestep.recipes.distill.records import Record, read_records
-from samestep.recipes.distill.text_table import IndexedRecord, TextTable
 
 
 def jsonl(path: Path, *rows: Any) -> str:

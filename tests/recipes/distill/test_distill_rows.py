@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from samestep import UserError
-from samestep.recipes.distill.data import DistillData, Text, hold_out, sentences_of, share_out
+from samestep.recipes.distill.data import DistillData, Text, TextTable, hold_out, sentences_of, share_out
 from samestep.recipes.distill.records import Record
 from samestep.recipes.distill.retrieval_set import RetrievalSet
 from samestep.recipes.distill.rows import (
@@ -21,7 +21,6 @@ from samestep.recipes.distill.rows import (
     collate_for,
     pad_tokens,
 )
-from samestep.recipes.distill.text_table import TextTable
 
 RECORDS = [
     Record("q0", "a", ("bb", "ccc")),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from samestep import UserError, small_encoder, write_encoder
-from samestep.recipes.distill.mteb_scores import mteb_scores
+from samestep.recipes.distill.evaluation import mteb_scores
 
 
 def test_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

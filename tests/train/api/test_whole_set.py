@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from samestep.core.errors import RunFailed, UserError
 from samestep.data.loading import Batch
-from samestep.data.order import Sequential
-from samestep.data.reordered import Reordered
+from samestep.data.order import Reordered, Sequential
 from samestep.train.api.whole_set import WholeSet, gather_rows
 from samestep.world.world import World
 from toys import Net, Points, feed_of, learner_of, made, on_ranks

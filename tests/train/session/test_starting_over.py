@@ -13,7 +13,7 @@ from samestep.core.records import JsonLines, read_json
 from samestep.core.rundir import RunDir
 from samestep.data.chosen_rows import ReadOptions
 from samestep.train.api.data_check import FeedName, check_data
-from samestep.train.session.resume_checks import SaveHistory, checkpoint_to_resume
+from samestep.train.session.stage_state import SaveHistory, checkpoint_to_resume
 from samestep.world.world import World
 from toys import run_on_ranks
 from train.resumed_line import ARGS, LOSS, SOURCE

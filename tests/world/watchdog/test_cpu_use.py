@@ -11,7 +11,7 @@ import pytest
 
 from samestep.core import processes
 from samestep.world.activity import ActivityTracker
-from samestep.world.watchdog.cpu_use import LEAST_SHARE, PERIOD, CpuUse, cpu_seconds
+from samestep.world.watchdog.watchdog import LEAST_SHARE, PERIOD, CpuUse, cpu_seconds
 
 USED = 0.1
 """Seconds of CPU time that something uses here, however long that takes."""

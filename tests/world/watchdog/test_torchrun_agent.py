@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from samestep.world.watchdog import torchrun_agent
+from samestep.world.watchdog import ending
 
 
 @pytest.mark.parametrize(
@@ -22,12 +22,12 @@ def test_it_is_started_only_by_one_rank_of_stock_torchrun_without_restarts(
 ) -> None:
     started: list[object] = []
     monkeypatch.setattr(subprocess, "Popen", lambda *args, **kwargs: started.append(args))
-    torchrun_agent.end_agent_later(env)
+    ending.end_agent_later(env)
     assert not started
     last = {"TORCHELASTIC_RUN_ID": "x", "LOCAL_RANK": "0", "TORCHELASTIC_MAX_RESTARTS": "0"}
     monkeypatch.setattr(os, "getppid", lambda: 1)  # what adopts orphans, after the agent was killed
-    torchrun_agent.end_agent_later(last)
+    ending.end_agent_later(last)
     assert not started
     monkeypatch.setattr(os, "getppid", os.getpid)
-    torchrun_agent.end_agent_later(last)
+    ending.end_agent_later(last)
     assert len(started) == 1

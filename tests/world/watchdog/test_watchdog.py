@@ -17,10 +17,9 @@ from samestep.world import activity
 from samestep.world.activity import ActivityTracker
 from samestep.world.rank_discovery import RankInfo
 from samestep.world.watchdog import stack_dump, watchdog
-from samestep.world.watchdog.cpu_use import CpuUse
 from samestep.world.watchdog.heartbeat import FILE_MAX_AGE, write_heartbeat
 from samestep.world.watchdog.limits import WatchdogConfig
-from samestep.world.watchdog.watchdog import DELAY, HEARTBEAT_TIMEOUT, RANKS_AT_ONCE, StallDetector, Watchdog
+from samestep.world.watchdog.watchdog import DELAY, HEARTBEAT_TIMEOUT, RANKS_AT_ONCE, CpuUse, StallDetector, Watchdog
 from samestep.world.world import World
 
 

@@ -1,12 +1,12 @@
 """A small retriever that learns from a large one: `samestep train distill --preset tiny`.
 
-settings     config.py, presets.py, resolve.py (what is filled in and refused before a run is recorded), no_effect.py
+settings     config.py, presets.py, resolve.py (what is filled in and refused before a run is recorded)
 data         records.py, mixed_records.py (files and folders), python_docs.py and doc_sections.py (where none are
-             named), text_table.py (every text once), retrieval_set.py (what is evaluated on), data.py (of a run)
+             named), retrieval_set.py (what is evaluated on), data.py (of a run)
 models       models.py (teacher and student), rows.py (texts as tokens for feeds)
 stages       teacher.py (vectors, cached or live), mining.py (hard negatives), align.py (phase 1), rank.py and
              rank_terms.py (phase 2), phase.py (what both have), objective.py (the losses), stages.py (what a run does)
-evaluation   retrieval_metrics.py, bm25.py, embedding.py, evaluation.py (`samestep evaluate`), mteb_scores.py,
+evaluation   retrieval_metrics.py, bm25.py, embedding.py, evaluation.py (`samestep evaluate`),
              sampling.py (`samestep sample`)
 exchange     exporting.py (folders of sentence-transformers), model_card.py
 """
@@ -16,9 +16,8 @@ from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.evaluation import EvaluationOptions, evaluate, show
 from samestep.recipes.distill.exporting import export
 from samestep.recipes.distill.models import MODEL, student_network
-from samestep.recipes.distill.no_effect import NO_EFFECT
 from samestep.recipes.distill.presets import PRESETS
-from samestep.recipes.distill.resolve import resolve_config
+from samestep.recipes.distill.resolve import NO_EFFECT, resolve_config
 from samestep.recipes.distill.sampling import SampleOptions, find_passages, show_passages
 from samestep.recipes.distill.stages import describe, stages
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from samestep import Trained, World
+from samestep import Trained, UserError, World
 from samestep.core.config.bounds import Count
 from samestep.core.config.checked import CheckedConfig
 from samestep.core.output import print_text
@@ -18,7 +18,6 @@ from samestep.recipes.distill.data import DistillData, Text, data_of
 from samestep.recipes.distill.embedding import embed_texts, first_network
 from samestep.recipes.distill.exporting import export
 from samestep.recipes.distill.models import MODEL, Models, open_models
-from samestep.recipes.distill.mteb_scores import mteb_scores
 from samestep.recipes.distill.objective import COSINE, cosine, unit_prefix
 from samestep.recipes.distill.phase import KS, NDCG, retrieval_of
 from samestep.recipes.distill.retrieval_set import RetrievalSet, read_beir
@@ -169,3 +168,29 @@ def _shown(name: str, value: float | None) -> str:
     if value is None:
         return ""
     return f"{100 * value:.1f}%" if name == RETAINED else f"{value:.4f}"
+
+
+def mteb_scores(folder: str | Path, tasks: Sequence[str]) -> dict[str, float]:
+    """The main score of each task, for a model in a folder of sentence-transformers. The tasks' data is downloaded.
+
+    Nothing is kept in the package's cache of results, which goes by a model's name and not by its weights.
+    """
+    try:
+        import mteb
+        from sentence_transformers import SentenceTransformer
+    except ImportError:
+        raise UserError('Tasks of MTEB need its package: pip install "samestep[mteb]"') from None
+    if not tasks:
+        raise UserError("Name at least one task of MTEB, such as NFCorpus.")
+    if not (Path(folder) / "modules.json").is_file():
+        raise UserError(f"Give a folder that sentence-transformers can load; {folder} has no modules.json.")
+    try:
+        chosen = [mteb.get_task(name) for name in tasks]
+    except KeyError as problem:
+        reason = str(problem.args[0]).removeprefix("KeyError: ")
+        raise UserError(f"Name tasks that this version of MTEB has; {reason}") from None
+    try:
+        results = mteb.evaluate(SentenceTransformer(str(folder)), chosen, cache=None, show_progress_bar=False)
+    except OSError as problem:  # which no connection is too
+        raise UserError(f"Download the data of {', '.join(tasks)} first, or connect to the Hub: {problem}") from None
+    return {result.task_name: float(result.get_score()) for result in results.task_results}

@@ -1,22 +1,21 @@
 """Preference optimisation, for protein inverse folding and for text: `samestep train dpo --preset tiny`.
 
-settings     config.py, presets.py, resolve.py (what is filled in and refused before a run is recorded), no_effect.py
+settings     config.py, presets.py, resolve.py (what is filled in and refused before a run is recorded)
 data         record_files.py (problems of a file), pair_split.py; text_records.py (pairs of texts); protein_records.py,
              structures.py, structure_cache.py, designs.py, sequence_checks.py (pairs for structures), protein_data.py
              (their rows), default_pairs.py and ideal_backbones.py (pairs where none are named)
 families     families.py (what proteins and texts have in common); text_models.py, text_family.py; protein_family.py
 training     objective.py (the losses), reference.py (the reference, cached or live), task.py (a step), stages.py (what
              a run does), weight_files.py (checkpoint_epoch_N.pt, best_model.pt, latest_model.pt; also as models)
-sampling     sampling.py (`samestep sample`), sample_options.py, design_files.py and protein_sampling.py (sequences for
-             structures), text_sampling.py (texts after prompts)
+sampling     sampling.py (`samestep sample`; texts after prompts), sample_options.py, design_files.py and
+             protein_sampling.py (sequences for structures)
 """
 
 from samestep import Alias, Recipe, Verb, World
 from samestep.recipes.dpo.config import DpoConfig
-from samestep.recipes.dpo.no_effect import NO_EFFECT
 from samestep.recipes.dpo.presets import PRESETS
 from samestep.recipes.dpo.reference import POLICY
-from samestep.recipes.dpo.resolve import resolve_config
+from samestep.recipes.dpo.resolve import NO_EFFECT, resolve_config
 from samestep.recipes.dpo.sample_options import SampleOptions
 from samestep.recipes.dpo.sampling import generate, show
 from samestep.recipes.dpo.stages import describe, open_family, stages

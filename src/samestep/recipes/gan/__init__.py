@@ -1,6 +1,6 @@
 """A generator of text against a judge: `samestep train gan --preset tiny`.
 
-settings     config.py, presets.py, resolve.py (what is refused before a run is recorded), no_effect.py,
+settings     config.py, presets.py, resolve.py (what is refused before a run is recorded),
              domains.py (kinds of texts)
 data         data.py (records and their split), human_texts.py (as tokens)
 training     players.py (the two models), judging.py (what the judge sees), judges.py (how it judges and learns),
@@ -20,10 +20,9 @@ from samestep.core.config import paths_of
 from samestep.recipes.gan.comparing.compare import CompareOptions, compare
 from samestep.recipes.gan.comparing.results import show_comparison
 from samestep.recipes.gan.config import GanConfig
-from samestep.recipes.gan.no_effect import NO_EFFECT
 from samestep.recipes.gan.players import build_networks
 from samestep.recipes.gan.presets import PRESETS
-from samestep.recipes.gan.resolve import resolve_config
+from samestep.recipes.gan.resolve import NO_EFFECT, resolve_config
 from samestep.recipes.gan.sampling import SampleOptions, generate
 from samestep.recipes.gan.stages import describe, stages
 

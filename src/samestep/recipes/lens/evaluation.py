@@ -36,7 +36,7 @@ from samestep.train.artifacts.array_rows import ArrayRows
 from samestep.train.learner.lora import to_type
 from samestep.train.trained.batch_inference import network_of
 from samestep.train.weights.named_weights import NamedWeights
-from samestep.train.weights.run_checkpoints import choose_checkpoint
+from samestep.train.weights.run_checkpoints import choose_together
 
 STAGE = "eval"
 ARTIFACT, RESULTS, RECORDS, PAGE = "rows", "results.json", "explanations.jsonl", "explanations.html"
@@ -90,18 +90,12 @@ def build_evaluation(bench: Bench, trained_by: str) -> Evaluation:
     lens = make_lens(config, model, network)
     to_type(lens, getattr(torch, config.distributed.dtype))
     # Before it is frozen as a whole: only what trained is in a checkpoint.
-    NamedWeights(_best_checkpoint(bench, trained_by), bench.world, bench.shared).fill_for(LEARNER)(lens)
+    best = choose_together(bench.world, bench.rundir, "best", learner=LEARNER, stage=trained_by)
+    NamedWeights(best, bench.world, bench.shared).fill_for(LEARNER)(lens)
     frozen = bench.frozen(lens, name="lens", shard=config.distributed.strategy == "fsdp")
     measuring, rows = _measuring(frozen, model, open_activations(bench, model, weights), config, bench.world)
     bench.screen.print(f"{len(rows):,} held-out activations, {config.evaluation.best_of} explanations of each")
     return Evaluation(bench, measuring, rows)
-
-
-def _best_checkpoint(bench: Bench, stage: str) -> Path:
-    def choose() -> str:
-        return str(choose_checkpoint(bench.rundir, "best", learner=LEARNER, stage=stage)) if bench.world.is_main else ""
-
-    return Path(bench.world.run_on_all_ranks("choosing the best weights", choose)[0])
 
 
 def _measuring(

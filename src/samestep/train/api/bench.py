@@ -7,7 +7,7 @@ def build(bench):
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -22,9 +22,8 @@ from samestep.data.collate import Collate
 from samestep.data.datasets import FeedData, open_rows
 from samestep.data.feed import CountedTerms, Feed, MicroBatches
 from samestep.data.loading import Rows, RowWeights
-from samestep.data.order import VALIDATION_EPOCH, Order, Sequential
+from samestep.data.order import VALIDATION_EPOCH, Order, Reordered, Sequential
 from samestep.data.order_choice import OrderChoice, choose_order
-from samestep.data.reordered import Reordered
 from samestep.data.rollout import Make, moments, produce, split_rows
 from samestep.parallel.blocks import checkpoint_activations
 from samestep.parallel.build import FillFunction
@@ -32,6 +31,7 @@ from samestep.parallel.precision import COMPUTE_DTYPES
 from samestep.parallel.wrap import wrap
 from samestep.train.api.data_check import FeedName, check_data
 from samestep.train.api.recipe_checks import INSTEAD_IN_FEED, INSTEAD_IN_LEARNER, check_learner_arguments
+from samestep.train.api.stage_plan import Rate, StagePlan
 from samestep.train.artifacts.array_format import ArrayLayout
 from samestep.train.artifacts.array_rows import ArrayRows, open_array_rows
 from samestep.train.artifacts.array_writer import ArrayArtifact, check_array_artifact
@@ -49,9 +49,8 @@ from samestep.train.logging.console import Screen
 from samestep.train.logging.metrics import MetricValues
 from samestep.train.logging.sinks import Sink, image_array
 from samestep.train.record.config import Config
-from samestep.train.record.extension import OWN_SCHEDULE
 from samestep.train.record.first_launch import FirstLaunch
-from samestep.train.record.plan import Plan, Schedule, global_batch
+from samestep.train.record.plan import Plan, Schedule
 from samestep.train.record.progress import Progress
 from samestep.train.record.stop import Stop
 from samestep.train.weights.first_weights import FirstWeights
@@ -60,8 +59,6 @@ from samestep.train.weights.learner_network import build_learner_network, in_its
 from samestep.world.world import World
 
 logger = logging.getLogger(__name__)
-Rate = Callable[[int], float]
-"""The learning rate as a function of the loop's step."""
 
 
 @dataclass
@@ -92,12 +89,8 @@ class Bench:
     feeds: list[Feed] = field(default_factory=list)
     counted: CountedTerms = field(default_factory=CountedTerms)
     """What was counted in the rows that the stage makes itself."""
-    given_rates: dict[str, Rate] = field(default_factory=dict)
-    """By learner, the learning rates that the recipe gave."""
     sinks: Sequence[Sink] | None = None
     """Where rank 0 writes metrics, texts and images; empty on other ranks, None before the first step."""
-    known_plan: Plan | None = None
-    """The plan, once a training feed made one."""
     is_built: bool = False
     """Whether the stage's task is built; feeds that it makes later are not checked."""
     array_artifacts: dict[str, ArrayArtifact] = field(default_factory=dict)
@@ -108,6 +101,7 @@ class Bench:
     def __post_init__(self) -> None:
         self.counted.unit = self.unit
         self.first_launch = FirstLaunch(self.world, self.rundir, self.stage)
+        self.stage_plan = StagePlan(self.config, self.world.dp_size, self.first_launch, self.progress)
         self.first_weights = FirstWeights(
             self.config,
             self.world,
@@ -131,25 +125,12 @@ class Bench:
     def plan(self, samples: int) -> Plan:
         """The stage's numbers, for the number of samples of its first training feed: as frozen by the first launch, or
         frozen now."""
-        if self.known_plan is None:
-            made = self.first_launch.fix("plan", lambda: Plan.make(self.config, self.world.dp_size, samples).to_json())
-            self.known_plan = self._extended(Plan(**made))
-            if self.known_plan.samples != samples:
-                raise UserError(
-                    f"this run was started on {self.known_plan.samples} training samples but the data now has "
-                    f"{samples}; restore the data, or start a new run (init_from=... keeps the weights)"
-                )
-            if self.known_plan.steps_per_epoch != -(-samples // self.global_batch):
-                raise UserError(
-                    f"stage {self.stage!r} was started with another global batch than {self.global_batch} rows; give "
-                    "it that again, or start a new run"
-                )
-        return self.known_plan
+        return self.stage_plan.fix(samples)
 
     @property
-    def global_batch(self) -> int:
-        """Rows of a step over all ranks. A session fills it into the settings, from the first launch's ranks."""
-        return global_batch(self.config, self.world.dp_size)
+    def known_plan(self) -> Plan | None:
+        """The plan, once a training feed made one."""
+        return self.stage_plan.known
 
     @explains_arguments("bench.feed", **INSTEAD_IN_FEED)
     def feed(
@@ -172,7 +153,7 @@ class Bench:
         data = open_rows(rows, collate, pad, keyed_random)
         plan = self.plan(len(data.rows))
         self._check_data(data, "training")
-        order = choose_order(data.rows, order, self.global_batch, self.config.seed)
+        order = choose_order(data.rows, order, self.stage_plan.global_batch, self.config.seed)
         return self._feed(data, order, plan.steps, count)
 
     @explains_arguments("bench.evaluation_feed", **INSTEAD_IN_FEED)
@@ -191,7 +172,7 @@ class Bench:
         if len(data.rows) < 1:
             raise UserError("the validation data is empty: there is no row to validate on")
         self._check_data(data, "validation")
-        order = Sequential(len(data.rows), batch or self.global_batch, epoch=VALIDATION_EPOCH)
+        order = Sequential(len(data.rows), batch or self.stage_plan.global_batch, epoch=VALIDATION_EPOCH)
         return self._feed(data, order, order.steps_per_epoch, count, partial(self.screen.track, "validate"))
 
     def produced(
@@ -247,8 +228,7 @@ class Bench:
         """
         config: Config = self.config
         check_learner_arguments(name, [learner.name for learner in self.learners], rate, groups, optimizer)
-        if rate is not None:
-            rate = self.given_rates[name] = self._over_stage(rate) if isinstance(rate, Schedule) else rate
+        rate = self.stage_plan.rate if rate is None else self.stage_plan.give_rate(name, rate)
         settings = OptimSettings.of(config).given(optimizer, groups, weight_decay, clip, clip_value)
         network = build_learner_network(
             module, self.first_weights, name=name, lora=lora, init_from=init_from, seed=config.seed
@@ -262,7 +242,7 @@ class Bench:
         learner = Learner(
             parallel,
             self.world,
-            rate or self._planned_rate,
+            rate,
             settings,
             name=name,
             mixed_precision=config.distributed.mixed_precision,
@@ -271,7 +251,9 @@ class Bench:
             step=partial(getattr, self.progress, "step"),
             seed=config.seed,
             rounding_scale=ROUNDING_SCALE if config.evidence_rounding else 1.0,
-            choices=self._choices(),
+            choices=Choices.of(
+                config, self.world, self.first_launch, self.stage_plan.steps_left, self.frozen_networks.compile
+            ),
         )
         self.learners.append(learner)
         self.frozen_networks.add_learner(
@@ -343,32 +325,6 @@ class Bench:
         if self.sinks is None:
             raise RuntimeError("texts and images can be logged once training has begun: in a step, a hook or `finish`")
         return self.sinks
-
-    def _choices(self) -> Choices:
-        def steps_left() -> int:
-            return self.known_plan.steps - self.progress.step if self.known_plan else 0
-
-        return Choices.of(self.config, self.world, self.first_launch, steps_left, self.frozen_networks.compile)
-
-    def _planned_rate(self, step: int) -> float:
-        return self._planned().schedule(self.config)(step) * self.progress.improvement.rate_factor
-
-    def _extended(self, plan: Plan) -> Plan:
-        """The plan, as long as the configuration asks for now (see extension.py)."""
-        longer = plan.with_length_of(self.config)
-        if longer != plan:
-            self.first_launch.change("plan", longer.to_json())
-        return longer
-
-    def _over_stage(self, schedule: Schedule) -> Rate:
-        """A schedule without a number of steps takes all those of the stage, once they are known."""
-        if not schedule.steps and schedule.kind != "constant":
-            self.first_launch.fix(OWN_SCHEDULE, lambda: True)
-        return lambda step: (schedule if schedule.steps else replace(schedule, steps=self._planned().steps))(step)
-
-    def _planned(self) -> Plan:
-        assert self.known_plan is not None, "make the training feed before the first update: it fixes the plan"
-        return self.known_plan
 
     def _on_network(self, learner: str, module: nn.Module, initial: FillFunction | None) -> None:
         """Called before a learner's module is put on its device: a bench that only loads a network leaves `build`."""

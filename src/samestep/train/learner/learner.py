@@ -9,7 +9,7 @@ Whether the gradient is finite is decided on the device from its global norm: al
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial, reduce
 from operator import add
@@ -28,7 +28,6 @@ from samestep.parallel.wrap import Parallel, local, refuse_uncalled, total_norm,
 from samestep.train.learner.coupled import Couple, Coupled, Embed
 from samestep.train.learner.dropout import share_key
 from samestep.train.learner.evidence import EvidenceRecorder
-from samestep.train.learner.first_step import FirstStepNotes
 from samestep.train.learner.gradient_weighting import Loss, Mix, gradients_of, trained_terms, update_metrics, weigh
 from samestep.train.learner.lora import frozen_names, has_adapters, has_frozen_base, without_adapters
 from samestep.train.learner.merged import merged_weights
@@ -36,8 +35,33 @@ from samestep.train.learner.optimizer import LearnerOptimizer, LossScale, OptimS
 from samestep.train.learner.preparation import Choices, Preparation
 from samestep.train.learner.rank_dependence import check_first_call
 from samestep.train.learner.skipped_steps import SkippedSteps
-from samestep.train.logging.metrics import Metrics
+from samestep.train.logging.metrics import Metric, Metrics
 from samestep.world.world import World
+
+
+class FirstStepNotes:
+    """Which parameters got no gradient in any update of the first step, and what these updates returned."""
+
+    def __init__(self) -> None:
+        self._step: int | None = None
+        self.untrained: set[str] | None = None
+        """Names of parameters; None before the first update."""
+        self.metrics: list[Metric] = []
+
+    def note_gradients(self, step: int, trained: Sequence[tuple[str, nn.Parameter]]) -> None:
+        """Called before the optimizer's step."""
+        if self._step is None:
+            self._step = step
+        if self._step == step and self.untrained != set():
+            lacking = {name for name, parameter in trained if parameter.grad is None}
+            self.untrained = lacking if self.untrained is None else self.untrained & lacking
+
+    def noted(self, step: int, metrics: Metrics) -> Metrics:
+        """What an update returns."""
+        if self._step == step:
+            self.metrics += metrics.values()
+        return metrics
+
 
 logger = logging.getLogger(__name__)
 ROUNDING_SCALE = 3.0

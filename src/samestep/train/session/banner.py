@@ -45,7 +45,7 @@ def _short(number: int) -> str:
 
 def _planned(bench: Bench, plan: Plan) -> dict[str, str]:
     """What the first launch fixed, or fixes now."""
-    batch, micro_batch = bench.global_batch, bench.config.batch_size
+    batch, micro_batch = bench.stage_plan.global_batch, bench.config.batch_size
     per_rank = -(-batch // bench.world.dp_size)
     micro_batches = -(-per_rank // micro_batch)
     accumulated = f" ({micro_batches} micro-batches of at most {micro_batch})" if micro_batches > 1 else ""
@@ -69,9 +69,9 @@ def _first_weights(bench: Bench) -> dict[str, str]:
 def _rates(bench: Bench, config: Config, plan: Plan | None, steps: int) -> dict[str, str]:
     """The planned learning rate where a learner follows it, and the rates that the recipe gave."""
     lines = {}
-    if plan and len(bench.given_rates) < len(bench.learners):
+    if plan and len(bench.stage_plan.given_rates) < len(bench.learners):
         lines["learning rate"] = _rate(config, plan.learning_rate, plan.warmup_steps)
-    for name, rate in bench.given_rates.items():
+    for name, rate in bench.stage_plan.given_rates.items():
         label = "learning rate" if len(bench.learners) == 1 else f"learning rate of {name}"
         lines[label] = f"given by the recipe: {rate(0):g} at first, {rate(steps - 1):g} at last"
     return lines

@@ -1,24 +1,53 @@
 """The hooks of a stage, in the order in which they run after every step."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from samestep.checkpoint.background import Saver
+from samestep.checkpoint.state import Stateful
 from samestep.core.config import dump
 from samestep.train.api.loop import Hook
+from samestep.train.learner.evidence import EvidenceRecorder
+from samestep.train.logging.metrics import Metrics, MetricValues
 from samestep.train.logging.sinks import Sink
-from samestep.train.record.progress import Progress
+from samestep.train.record.progress import Progress, Tick
 from samestep.train.session.context import ReadyStage, SessionContext
 from samestep.train.session.hooks.divergence import SameParameters
 from samestep.train.session.hooks.first_step import FirstStep
 from samestep.train.session.hooks.metric_logging import LogMetrics
 from samestep.train.session.hooks.profiling import Profile, make_profile
-from samestep.train.session.hooks.recording import RecordReturned, RecordStep
 from samestep.train.session.hooks.saving import Save
 from samestep.train.session.hooks.step_start import StepStart
 from samestep.train.session.hooks.stragglers import RankSpeeds
 from samestep.train.session.hooks.validation import AddLosses, EpochSummary, Validate
 from samestep.train.weights.run_checkpoints import BASES
+
+
+@dataclass(frozen=True)
+class RecordReturned:
+    """A hook that records that the task's step has returned. It distinguishes a rank that left a step early from those
+    that wait in it; it must be the first hook."""
+
+    recorder: EvidenceRecorder
+
+    def after_step(self, tick: Tick, metrics: Metrics, last: bool) -> None:
+        """The task's step has returned."""
+        self.recorder.returned(tick.step)
+
+
+@dataclass(frozen=True)
+class RecordStep:
+    """A hook that writes the last line of every step of the loop; it must come before the save."""
+
+    recorder: EvidenceRecorder
+    state: Mapping[str, Stateful]
+    validation: Callable[[], MetricValues]
+    """The validation metrics of this step, on this rank."""
+
+    def after_step(self, tick: Tick, metrics: Metrics, last: bool) -> None:
+        """The step is over."""
+        self.recorder.step(tick.step, self.state, self.validation())
 
 
 @dataclass(frozen=True)

@@ -24,13 +24,11 @@ from samestep.train.logging.sinks import Sink, open_sinks
 from samestep.train.record.improvement import Patience, check_improvement_settings
 from samestep.train.record.progress import Progress, Tick
 from samestep.train.session.banner import banner_lines
-from samestep.train.session.best_at_end import take_back_best
 from samestep.train.session.context import ReadyStage, SessionContext
 from samestep.train.session.hook_order import Hooks, assemble_hooks
 from samestep.train.session.recipe_code import code_hash
-from samestep.train.session.recipe_state import refuse_unsaved, state_of_recipe
-from samestep.train.session.resume_checks import checkpoint_to_resume
 from samestep.train.session.stage_config import refuse_other_settings, set_precision, stage_config
+from samestep.train.session.stage_state import checkpoint_to_resume, refuse_unsaved, state_of_recipe, take_back_best
 from samestep.train.session.takeover import done_record
 from samestep.train.session.validation_trial import try_validation
 from samestep.train.weights.first_weights import continue_from_file

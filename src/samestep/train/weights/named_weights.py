@@ -18,7 +18,7 @@ from samestep.train.weights.open_weights import (
     is_run,
     open_weights,
 )
-from samestep.train.weights.run_checkpoints import choose_checkpoint, choose_learner, learners_of, learners_of_run
+from samestep.train.weights.run_checkpoints import choose_learner, choose_together, learners_of, learners_of_run
 from samestep.world.world import World
 
 
@@ -91,13 +91,13 @@ class NamedWeights:
     def _checkpoint(self, learner: str) -> Path:
         """The same for all ranks, and intact: a run that is still training may save another one meanwhile."""
         if learner not in self._checkpoints:
-            self._checkpoints[learner] = Path(self._on_main(lambda: str(self._choose(learner))))
+            self._checkpoints[learner] = self._choose(learner)
         return self._checkpoints[learner]
 
     def _choose(self, learner: str) -> Path:
-        if not is_checkpoint(self.path):
-            return choose_checkpoint(RunDir(self.path), learner=learner, damage_of=self._damage_of)
-        damage = self._damage_of(self.path)
+        if not self._on_main(lambda: is_checkpoint(self.path)):
+            return choose_together(self._world, RunDir(self.path), learner=learner, damage_of=self._damage_of)
+        damage = self._on_main(lambda: self._damage_of(self.path))
         if damage is not None:
             raise UserError(f"the checkpoint {self.path} is damaged: {damage}; use another one")
         return self.path

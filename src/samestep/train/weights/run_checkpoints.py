@@ -20,6 +20,7 @@ from samestep.train.learner.ema import Average
 from samestep.train.learner.learner import Learner
 from samestep.train.record.extension import read_done
 from samestep.train.record.run_record import stage_folders
+from samestep.world.world import World
 
 logger = logging.getLogger(__name__)
 MODEL = "model"
@@ -123,6 +124,16 @@ def choose_checkpoint(
         where = f"the run {rundir.path}" if stage is None else f"stage {stage!r} of the run {rundir.path}"
         choose_learner(sorted(known), learner, where)
     raise UserError(f"the run {rundir.path} has no intact checkpoint yet; train it first")
+
+
+def choose_together(world: World, rundir: RunDir, which: str | int = "last", **options: Any) -> Path:
+    """The same for all ranks: rank 0 chooses, as a run that still trains may save another one meanwhile, and every rank
+    opens it under its own path of the run. `options` are those of `choose_checkpoint`. Collective."""
+
+    def choose() -> str | None:
+        return str(choose_checkpoint(rundir, which, **options).relative_to(rundir.path)) if world.is_main else None
+
+    return rundir.path / world.run_on_all_ranks(f"choosing a checkpoint of {rundir.path}", choose)[0]
 
 
 def _step(which: str | int) -> int | None:

@@ -1,18 +1,23 @@
-"""How a rank ends when the run hangs: it writes what it knows, one rank prints it, all end at about the same time."""
+"""How a rank ends when the run hangs: it writes what it knows, one rank prints it, all end at about the same time.
+
+torchrun's agent may hang for many minutes on a broken connection, so a run that hangs ends its agent too.
+"""
 
 import os
 import signal
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 
 from samestep.core import processes
 from samestep.core.errors import EXIT_STALLED, Stalled
 from samestep.core.exit_report import ExitReport
-from samestep.core.launch_env import LAUNCH_ID
+from samestep.core.launch_env import LAUNCH_ID, LAUNCHER
 from samestep.core.output import print_safely
+from samestep.core.process_end import end_later
 from samestep.core.records import Json, write_json
 from samestep.core.rundir import RunDir
 from samestep.world.rank_discovery import OPENMPI_JOB
@@ -21,7 +26,6 @@ from samestep.world.watchdog.blame import Report
 from samestep.world.watchdog.heartbeat import HeartbeatExchange
 from samestep.world.watchdog.mpiexec import end_mpiexec_later
 from samestep.world.watchdog.stack_dump import StackDumpFile
-from samestep.world.watchdog.torchrun_agent import end_agent_later
 
 PEER_WAIT = 3.0
 """Seconds that ranks wait for each other: the first to end breaks connections, and the others would report that."""
@@ -102,3 +106,22 @@ def _is_of_this_launch(pid: int) -> bool:
 
 def _launch_variables(pid: int) -> dict[str, str]:
     return {name: value for name, value in processes.environment(pid).items() if name in _LAUNCH_VARIABLES}
+
+
+AGENT_TIMEOUT = 40.0
+"""Seconds that an agent has to end by itself: after 30 it kills workers that do not stop."""
+
+
+def end_agent_later(env: Mapping[str, str]) -> None:
+    """From a worker of stock torchrun that is about to end: start a process that ends the agent if it does not end.
+
+    Not while the agent has restarts left: then it may rightly wait for other nodes.
+    """
+    if LAUNCHER in env or "TORCHELASTIC_RUN_ID" not in env or env.get("LOCAL_RANK") != "0":
+        return
+    if int(env.get("TORCHELASTIC_RESTART_COUNT", "0")) < int(env.get("TORCHELASTIC_MAX_RESTARTS", "0")):
+        return
+    agent = os.getppid()
+    if "python" not in os.path.basename("".join(processes.command(agent)[:1])):
+        return  # the agent was killed, and whatever adopts orphans here is the parent now
+    end_later(agent, AGENT_TIMEOUT)

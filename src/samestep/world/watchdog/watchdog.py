@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
@@ -31,12 +32,59 @@ from samestep.world.failures import FAILURE_KEY
 from samestep.world.source_lines import relevant_line
 from samestep.world.watchdog import stack_dump
 from samestep.world.watchdog.blame import Report, Stall, find_stall
-from samestep.world.watchdog.cpu_use import CpuUse
 from samestep.world.watchdog.ending import end_after_failure, end_stalled_run
 from samestep.world.watchdog.heartbeat import FILE_MAX_AGE, HeartbeatExchange, read_heartbeats, write_heartbeat
 from samestep.world.watchdog.limits import ACTIVITIES, WatchdogConfig
 from samestep.world.watchdog.stack_dump import StackDumpFile
 from samestep.world.world import World
+
+PERIOD = 3.0
+"""Seconds over which it is decided whether a thread computes."""
+LEAST_SHARE = 0.02
+"""A thread computes if it gets this share of a core: little, since a core may be shared by many."""
+
+
+def cpu_seconds(activity: ThreadActivity) -> float:
+    """CPU time that a thread has used; for the main one that of the whole process and of its data workers.
+
+    Without that of threads that only look after the process: this one, heartbeats, leases, a progress bar. All of them
+    are daemons.
+    """
+    if activity.name != "main":
+        return processes.thread_cpu_seconds(activity.native_id)
+    own = time.process_time() + sum(map(processes.cpu_seconds, processes.children(os.getpid())))
+    daemons = [thread.native_id for thread in threading.enumerate() if thread.daemon and thread.native_id is not None]
+    return own - sum(map(processes.thread_cpu_seconds, daemons))
+
+
+class CpuUse:
+    """How much a thread has computed since its last progress."""
+
+    def __init__(self, activity: ThreadActivity, clock: Callable[[ThreadActivity], float] = cpu_seconds) -> None:
+        self._activity, self._clock = activity, clock
+        self._before = clock(activity)
+        self._passed = self._used = 0.0  # in the present period
+        self.computed = 0.0
+        """Seconds of CPU time, where several cores at the same time count as one."""
+        self.asleep = 0.0
+        """Seconds since it computed."""
+
+    def forget(self) -> None:
+        """It made progress."""
+        self._passed = self._used = self.computed = self.asleep = 0.0
+
+    def update(self, passed: float) -> None:
+        """Some time has passed without progress."""
+        now = self._clock(self._activity)
+        used, self._before = max(0.0, now - self._before), now
+        self._passed, self._used = self._passed + passed, self._used + used
+        self.computed += min(used, passed)
+        self.asleep += passed
+        if self._passed >= PERIOD:
+            if self._used >= LEAST_SHARE * self._passed:
+                self.asleep = 0.0
+            self._passed = self._used = 0.0
+
 
 logger = logging.getLogger(__name__)
 TICK = 1.0

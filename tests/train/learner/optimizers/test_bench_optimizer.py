@@ -43,5 +43,5 @@ def test_a_schedule_spans_the_stage_unless_it_has_steps_of_its_own(tmp_path: Pat
     bench = bench_of(tmp_path)
     bench.learner(nn.Linear(2, 2), name="one", rate=Schedule(2.0, kind="linear"))
     bench.learner(nn.Linear(2, 2), name="two", rate=Schedule(2.0, steps=4, kind="linear"))
-    assert [bench.given_rates["one"](step) for step in (0, 5, 10)] == [2.0, 1.0, 0.0]
-    assert [bench.given_rates["two"](step) for step in (0, 2, 4, 9)] == [2.0, 1.0, 0.0, 0.0]
+    assert [bench.stage_plan.given_rates["one"](step) for step in (0, 5, 10)] == [2.0, 1.0, 0.0]
+    assert [bench.stage_plan.given_rates["two"](step) for step in (0, 2, 4, 9)] == [2.0, 1.0, 0.0, 0.0]

@@ -8,7 +8,7 @@ from samestep import Every
 from samestep.core.errors import UserError
 from samestep.train.learner.earlier_weights import EarlierWeights
 from samestep.train.learner.ema import Average
-from samestep.train.session.recipe_state import refuse_unsaved, state_of_recipe
+from samestep.train.session.stage_state import refuse_unsaved, state_of_recipe
 from samestep.world.world import World
 from toys import Net, learner_of, made
 
