@@ -166,7 +166,7 @@ def test_a_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
 def test_a_file_in_place_of_a_folder_is_not_called_no_checkpoint(
     run: Path, place: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (run / "frozen.json").write_text(json.dumps({"fit": {}}))
+    (run / "first_launch.json").write_text(json.dumps({"fit": {}}))
     shutil.rmtree(run / "checkpoints")
     (run / place).parent.mkdir(exist_ok=True)
     (run / place).write_text("")

@@ -168,7 +168,7 @@ def test_out_of_memory_halves_the_micro_batch_and_keeps_the_global_batch(shell: 
     assert "failed: out of memory with batch_size 5 (OutOfMemoryError: no room for 5 rows)\n" in output
     assert "restarting from the last checkpoint with batch_size 2; the global batch stays 10" in output
     assert "Traceback" not in output
-    frozen = read_json(Path("runs/tight/frozen.json"))
+    frozen = read_json(Path("runs/tight/first_launch.json"))
     assert [frozen[stage]["plan"]["steps_per_epoch"] for stage in ("fit", "again")] == [40 // 10] * 2
     assert samples("tight") == samples("uninterrupted")
     for name, tensor in weights_of("runs/uninterrupted").items():
@@ -202,9 +202,9 @@ def test_a_stage_that_begins_after_a_resume_at_other_ranks_keeps_the_global_batc
     wait_for(lambda: stepping("a", 1))
     workers.signal(signal.SIGTERM)
     assert workers.wait(30) == [75, 75]
-    assert list(read_json(Path("runs/a/frozen.json"))) == ["fit"], "the second stage must not have begun"
+    assert list(read_json(Path("runs/a/first_launch.json"))) == ["fit"], "the second stage must not have begun"
     assert shell("train", "--resume", "a", "--batch_size", "3")[0] == [0]
-    frozen = read_json(Path("runs/a/frozen.json"))
+    frozen = read_json(Path("runs/a/first_launch.json"))
     assert [frozen[stage]["plan"]["steps_per_epoch"] for stage in ("fit", "again")] == [40 // 4] * 2
 
 

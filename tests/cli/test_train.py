@@ -197,7 +197,7 @@ def test_a_file_called_like_a_shipped_recipe_is_trained(shell: Shell) -> None:
     Path("mdlm.py").write_text("raise SystemExit('another file')")
     codes, output = shell("train", "sub/mdlm.py", *SMALL, "--name", "a", ranks=2)
     assert codes == [0, 0], output
-    assert read_json(Path("runs/a/frozen.json")).keys() == {"fit"}
+    assert read_json(Path("runs/a/first_launch.json")).keys() == {"fit"}
     assert shell("train", "--resume", "a")[0] == [0]
 
 

@@ -74,7 +74,7 @@ DAMAGES = (
 )
 FILES = (
     "config.json",
-    "frozen.json",
+    "first_launch.json",
     "status.json",
     "metrics.jsonl",
     "events.jsonl",

@@ -61,7 +61,7 @@ MOMENTS = (
     Moment("open", "runs/a/lock"),
     Moment("open", "config.json"),
     Moment("open", "events.jsonl"),
-    Moment("open", "frozen.json"),
+    Moment("open", "first_launch.json"),
     Moment("import", "samestep.launching.launcher", 2),
     Moment("import", "torch._C._distributed_c10d", 2),
     Moment("subprocess.Popen", "python", 2),

@@ -39,7 +39,7 @@ def test_dump_and_training_are_jobs_of_one_run(runs: ClusterRuns) -> None:
     assert [runs.cluster.field(job, "NodeList") for job in (prepared, trained)] == ["node1"] * 2
     assert [event["world"] for event in runs.events("chain", "launch")] == [1, 2]
     assert runs.status("chain") == "done"
-    frozen = read_json(RunDir(runs.path("chain")).frozen)
+    frozen = read_json(RunDir(runs.path("chain")).first_launch)
     assert set(frozen) >= {"pretrain", "pretokenize", "dump", "train"}
     submitted = read_json(RunDir(runs.path("chain")).job / "job.json")["jobs"]
     assert [job["stages"] for job in submitted] == [["pretrain", "pretokenize", "dump"], ["train", "eval"]]

@@ -163,7 +163,7 @@ def test_a_dump_hands_over_to_training(tmp_path: Path, nproc: int, strategy: str
     rundir = RunDir(tmp_path / "toy")
     assert dumped_rows(rundir) == list(range(SIZE)), "every row once"
     check_end(rundir)
-    frozen = read_json(rundir.frozen)
+    frozen = read_json(rundir.first_launch)
     assert "plan" in frozen["train"]
     assert "plan" not in frozen.get("dump", {}), "a stage without training data has no plan"
 

@@ -34,7 +34,7 @@ from samestep.train.record.run_record import RunRecord, find_run, with_run_path
 
 if TYPE_CHECKING:
     from samestep.train.api.recipe import Recipe
-    from samestep.train.session.start import Configured, Start
+    from samestep.train.session.start import Configured, StartArguments
 
 # Verbs that take a run: checkpoints, why.
 
@@ -120,7 +120,7 @@ def parse_train(args: Sequence[str]) -> "tuple[str, Recipe, Any]":
     return start.name, start.recipe, start.config().config
 
 
-def read_start(args: Sequence[str]) -> "Start":
+def read_start(args: Sequence[str]) -> "StartArguments":
     """What a command line starts. Only `config()` needs the run, the files and the data that it names."""
     options, rest = split_options(args, ["resume", "recipe"])
     source, given = options.get("resume"), options.get("recipe")
@@ -131,11 +131,11 @@ def read_start(args: Sequence[str]) -> "Start":
     if Path(source).is_file():  # a plain weight file does not name a recipe: a new run starts from it
         return _new_run([*rest, f"--continue_from={source}"])
     from samestep.train.api.recipe_registry import recipe_path
-    from samestep.train.session.start import Start
+    from samestep.train.session.start import StartArguments
 
     name = recipe_path(given) if given else _recorded_recipe(source)
     recipe = _find_recipe(name)
-    return Start(name, recipe, rest, lambda: _resumed_config(recipe, find_run(source), rest))
+    return StartArguments(name, recipe, rest, lambda: _resumed_config(recipe, find_run(source), rest))
 
 
 def _recorded_recipe(source: str) -> str:
@@ -152,14 +152,14 @@ def _recorded_recipe(source: str) -> str:
     return record.recipe
 
 
-def _new_run(args: Sequence[str]) -> "Start":
+def _new_run(args: Sequence[str]) -> "StartArguments":
     from samestep.train.api.recipe_registry import recipe_path
-    from samestep.train.session.start import Start
+    from samestep.train.session.start import StartArguments
 
     recipe_args = RecipeArgs.parse(args, "train")
     recipe = recipe_args.recipe()
     given = [recipe_args.options, recipe_args.settings]
-    return Start(recipe_path(recipe_args.name), recipe, given, lambda: recipe_args.configured(recipe))
+    return StartArguments(recipe_path(recipe_args.name), recipe, given, lambda: recipe_args.configured(recipe))
 
 
 def _find_recipe(name: str) -> "Recipe":
@@ -184,7 +184,7 @@ def _resumed_config(recipe: "Recipe", rundir: RunDir, args: Sequence[str]) -> "C
             f"{', '.join(fixed)} cannot change when {rundir.path} is resumed, because it would be a different run; "
             f"leave it out, or start a new run with init_from={rundir.path}"
         )
-    more = [RESUMED] if rundir.frozen.exists() else []
+    more = [RESUMED] if rundir.first_launch.exists() else []
     notes = check_given(recipe, config, given_by_args(recipe.config, aliases, args), more)
     if fixed:
         require_extendable(rundir, *record.lengths(config, recipe.length_configs))

@@ -32,7 +32,7 @@ def run(args: Sequence[str]) -> int:
         return EXIT_DONE
     name, read_all = parse_run(args, "checkpoints", "--verify")
     rundir = find_run(name, damaged=True)
-    for file in (rundir.config, rundir.frozen):
+    for file in (rundir.config, rundir.first_launch):
         if damage := damage_of_file(file):
             print_text(f"{file} is damaged: {damage}")
     stages = [Listing.of(folder) for folder in stage_folders(rundir)]

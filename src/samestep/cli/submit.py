@@ -124,7 +124,7 @@ def _batch(path: Path, recipe: Recipe, config: Any, parts: Sequence[JobPart]) ->
     stage = _training_stage(recipe.stages(config), config)
     ranks = next(part.allocation.ranks for part in parts if not part.stages or stage in part.stages)
     known = RunRecord.read(RunDir(path))
-    rows = known.global_batch if known is not None and RunDir(path).frozen.exists() else 0
+    rows = known.global_batch if known is not None and RunDir(path).first_launch.exists() else 0
     return _Batch(rows or global_batch(config, ranks), ranks, stage)
 
 

@@ -2,7 +2,7 @@
 
 runs/NAME/
   config.json           the resolved configuration, and hashes of the recipe's code at the last launch
-  frozen.json           what no later launch may change, per stage, in order: global batch, learning rate, steps, data
+  first_launch.json     what no later launch may change, per stage, in order: learning rate, steps, data, hashes
   status.json           running, done, preempted or failed, with the last step
   metrics.jsonl         one row of metrics for each logged step
   events.jsonl          launches, resumes, saves, warnings
@@ -52,9 +52,9 @@ class RunDir:
         return self.path / "config.json"
 
     @property
-    def frozen(self) -> Path:
+    def first_launch(self) -> Path:
         """What the first launch fixed, and no later launch may change."""
-        return self.path / "frozen.json"
+        return self.path / "first_launch.json"
 
     @property
     def status(self) -> Path:

@@ -23,6 +23,7 @@ from samestep.core.errors import RunFailed, UserError
 from samestep.parallel.blocks import find_blocks
 from samestep.parallel.build import FillFunction, materialize
 from samestep.parallel.compiling import LossCompiler
+from samestep.parallel.loss_graphs import LossGraphs
 from samestep.parallel.precision import (
     Function,
     cast_weights,
@@ -31,7 +32,6 @@ from samestep.parallel.precision import (
     weights_at,
     with_cast_weights,
 )
-from samestep.parallel.recording import LossRecorder
 from samestep.parallel.waiting import WaitTimer
 from samestep.world.world import World
 
@@ -46,7 +46,7 @@ class Parallel(Protocol):
 
     inner: nn.Module
     """The user's own module, for its state and for inference."""
-    compiler: LossCompiler | LossRecorder | None
+    compiler: LossCompiler | LossGraphs | None
     """Compiles what `call` calls, or records it, if it is there."""
     replicated: bool
     """Whether every rank holds the full module."""
@@ -116,7 +116,7 @@ class _ParallelBase:
     """Records whether the network was called; defaults for the rest."""
 
     inner: nn.Module
-    compiler: LossCompiler | LossRecorder | None = None
+    compiler: LossCompiler | LossGraphs | None = None
     _cast_to: torch.dtype | None = None
 
     @property

@@ -171,7 +171,7 @@ def _batch_size(rundir: RunDir, reader: Reader) -> int:
 def _damage(rundir: RunDir, reader: Reader) -> dict[str, str]:
     """What is wrong with files, also with those that are needed to resume the run alone."""
     done = (rundir.done(folder.name) for folder in rundir.artifacts("x").parent.glob("*"))
-    for path in (rundir.frozen, *sorted(done)):
+    for path in (rundir.first_launch, *sorted(done)):
         reader.object(path, {})
     return reader.damage
 

@@ -19,8 +19,8 @@ from samestep.launching.nodes.messages import (
     Message,
     OtherVersion,
     Report,
-    Start,
-    Stop,
+    StartAttempt,
+    StopAttempt,
     Verdict,
     parse,
 )
@@ -30,11 +30,11 @@ KEY = b"k" * 32
 FAILURE = Failure(1, 77, 5.0, ExitReport("no room", 77, 1, "there", time=4.0, retry_batch_size=2, retry_text="with 2"))
 MESSAGES = [
     Hello("a", 2, None, "id", "hash"),
-    Start(NodeAssignment("a", 1, "id", 4, 2, 1, 2), 8),
+    StartAttempt(NodeAssignment("a", 1, "id", 4, 2, 1, 2), 8),
     Verdict(Decision(None, FAILURE, "again", 2)),
     Report([FAILURE], at_once=False, now=9.0),
     Broken(7.0),
-    Stop(),
+    StopAttempt(),
 ]
 
 
@@ -93,28 +93,31 @@ def test_bytes_that_are_no_line_are_silence() -> None:
 
 def test_a_line_without_a_proof_ends_it_and_is_not_obeyed() -> None:
     pair = Pair()
-    pair.socket.sendall(b'["Stop", {}]\n')
+    pair.socket.sendall(b'["StopAttempt", {}]\n')
     assert pair.end() == ("broke the connection (a line that the other side did not send)", False)
     assert pair.messages == []
 
 
 def test_a_line_that_is_sent_twice_ends_it() -> None:
     pair = Pair()
-    line = pair.lines.seal(b'["Stop", {}]')
+    line = pair.lines.seal(b'["StopAttempt", {}]')
     pair.socket.sendall(line + line)
     assert not pair.end()[1]
-    assert pair.messages == [Stop()]
+    assert pair.messages == [StopAttempt()]
 
 
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
         (1, "not a message"),
-        ([["Stop"], {}], "an unknown message"),
+        ([["StopAttempt"], {}], "an unknown message"),
         (["Quit", {}], "an unknown message"),
         (["Broken", {"seconds": "7"}], "Broken.seconds cannot be str"),
-        (["Start", {"assignment": asdict(MESSAGES[1])["assignment"], "batch_size": "--out=x"}], "Start.batch_size"),
-        (["Start", {"assignment": None, "batch_size": None}], "NodeAssignment must have named fields"),
+        (
+            ["StartAttempt", {"assignment": asdict(MESSAGES[1])["assignment"], "batch_size": "--out=x"}],
+            "StartAttempt.batch_size",
+        ),
+        (["StartAttempt", {"assignment": None, "batch_size": None}], "NodeAssignment must have named fields"),
         (["Verdict", {"decision": {"code": 0, "batch_size": ["--out=x"]}}], "Decision.batch_size cannot be list"),
         (["Report", {"failures": [{"rank": 0}], "at_once": False, "now": 0}], "Failure has no code"),
         (["Hello", {"language": PROTOCOL_VERSION}], "Hello has no command"),

@@ -25,7 +25,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
 def test_a_run_can_end_after_a_stage_and_go_on(run: RunDir) -> None:
     assert main([*ARGS, "until=dump"]) == 0
     assert read_json(run.status) == {"status": "waiting", "after": "dump"}
-    assert list(read_json(run.frozen)) == ["dump"], "the other stage has not begun"
+    assert list(read_json(run.first_launch)) == ["dump"], "the other stage has not begun"
     assert main([*ARGS, "until=dump"]) == 0
     assert read_json(run.status)["status"] == "waiting"
     assert main(["train", "--resume", str(run.path), "until=null"]) == 0

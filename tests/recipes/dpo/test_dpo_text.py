@@ -183,7 +183,7 @@ def test_flags_that_people_know(tmp_path: Path) -> None:
     assert (config["objective"]["beta"], config["temperature"], config["data"]["max_length"]) == (0.2, 0.9, 100)
     assert (config["distributed"]["device"], config["distributed"]["backend"]) == ("cpu", "gloo")
     assert (config["lr_scaling"], config["base_batch_size"]) == ("linear", 2), "the rate is for one process's batch"
-    frozen = json.loads((tmp_path / "runs" / "run" / "frozen.json").read_text())
+    frozen = json.loads((tmp_path / "runs" / "run" / "first_launch.json").read_text())
     assert frozen["dpo"]["plan"]["learning_rate"] == pytest.approx(0.02), "frozen: 4 rows a step instead of 2"
 
 

@@ -63,7 +63,7 @@ def test_models_of_different_kinds_with_adapters(chat: Path, other: Path, tmp_pa
     rows = train(tmp_path / "run", *sides, "learning_rate=0.03", "max_steps=2")
     assert abs(rows[0]["generator/kl"]) < 1e-5 < rows[1]["generator/kl"]
     assert not list((tmp_path / "run").rglob("frozen_*")), "no copy of a reference"
-    recorded = json.loads((tmp_path / "run" / "frozen.json").read_text())["gan"]
+    recorded = json.loads((tmp_path / "run" / "first_launch.json").read_text())["gan"]
     assert {"base/generator", "base/judge"} <= recorded.keys()
 
 

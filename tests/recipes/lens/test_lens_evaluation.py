@@ -11,6 +11,7 @@ from lens_runs import rows_of, train
 
 from samestep import CausalConfig, CausalTransformer, World
 from samestep.cli.main import main
+from samestep.core.errors import UserError
 from samestep.core.records import read_json
 from samestep.recipes.lens.baselines import fit
 from samestep.recipes.lens.config import EvaluationConfig
@@ -185,5 +186,5 @@ def test_options_that_cannot_be(run: Path, capsys: pytest.CaptureFixture[str]) -
     for path, sentence in (("nowhere/x.html", "Make the folder of --html"), (".", "Name a file with --html")):
         assert main(["evaluate", str(run), "--html", path]) == 2
         assert sentence in capsys.readouterr().err
-    with pytest.raises(Exception, match=r"evaluation\.best_of"):
+    with pytest.raises(UserError, match="best_of must be a whole number of at least 1, not 0"):
         EvaluationConfig(best_of=0)

@@ -126,9 +126,9 @@ def test_a_row_that_cannot_be_read_fails_as_in_training(shell: Shell, workers: s
 
 def test_a_run_of_an_older_version_resumes_and_is_compared_from_then_on(shell: Shell) -> None:
     interrupted(shell)
-    frozen = read_json(RUN / "frozen.json")
+    frozen = read_json(RUN / "first_launch.json")
     del frozen["fit"]["data"]
-    write_json(RUN / "frozen.json", frozen)
+    write_json(RUN / "first_launch.json", frozen)
     write_rows(40, "rows.json", y=7.0)
     codes, output = shell("train", "--resume", "a", env={"FAILS_AT": "7"})
     assert codes == [1] and "fingerprint" not in output
@@ -140,7 +140,7 @@ def test_a_run_of_an_older_version_resumes_and_is_compared_from_then_on(shell: S
 def test_a_first_launch_reports_nothing(shell: Shell) -> None:
     assert shell(*ARGS)[0] == [0]
     assert "fingerprint" not in log()
-    data = read_json(RUN / "frozen.json")["fit"]["data"]
+    data = read_json(RUN / "first_launch.json")["fit"]["data"]
     assert [data[purpose][0]["rows"] for purpose in ("training", "validation")] == [40, 11]
 
 
@@ -150,7 +150,7 @@ def started_mdlm(shell: Shell, path: str, ranks: int = 1) -> None:
 
 
 def file_records(purpose: str) -> list[dict]:
-    frozen = read_json(RUN / "frozen.json")
+    frozen = read_json(RUN / "first_launch.json")
     return frozen[next(iter(frozen))]["data"][purpose][0]["files"]
 
 

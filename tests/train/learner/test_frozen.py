@@ -235,7 +235,7 @@ def rank_0_reads_for_all_where_no_disk_is_shared(world: World, strategy: str) ->
         assert torch.equal(output(reference), output(network()))
     with pytest.raises(UserError, match="cannot be sharded, because not all ranks see the run directory"):
         bench.frozen(network, name="large", shard=True)
-    assert world.is_main or read_json(own / "run/frozen.json") is None
+    assert world.is_main or read_json(own / "run/first_launch.json") is None
 
 
 CASES: list[Case] = [

@@ -14,7 +14,7 @@ from samestep.core.errors import RunFailed
 from samestep.core.records import Json
 from samestep.data.loading import Batch
 from samestep.parallel.compiling import LossCompiler
-from samestep.parallel.recording import LossRecorder
+from samestep.parallel.loss_graphs import LossGraphs
 from samestep.parallel.wrap import wrap
 from samestep.train.learner.dropout import KeyedDropout
 from samestep.train.learner.learner import Learner
@@ -248,7 +248,7 @@ class RecordableWithDropout(Recordable):
         self.dropout = KeyedDropout(0.5)
 
 
-class Replays(LossRecorder):
+class Replays(LossGraphs):
     """What it replays is computed at once; what it does not, slowly."""
 
     is_replaying = False

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.timeout(900)
 def rundir_of(folder: Path, config: Config, *, step: int, done: dict[str, Any] | None = None) -> RunDir:
     """A run whose only stage that trains has done so many steps."""
     rundir = RunDir(folder)
-    write_json(rundir.frozen, {"dump": {"data": {}}, "fit": {"plan": Plan.make(config, 1, samples=80).to_json()}})
+    write_json(rundir.first_launch, {"dump": {"data": {}}, "fit": {"plan": Plan.make(config, 1, samples=80).to_json()}})
     (rundir.checkpoints("fit") / f"step_{step:08d}").mkdir(parents=True, exist_ok=True)
     if done is not None:
         write_json(rundir.done("fit"), {"step": step, **done})
@@ -148,7 +148,7 @@ def test_an_extended_run_is_bit_for_bit_the_longer_run(shell: Shell) -> None:
     run_dir = RunDir(Path("runs/a"))
     assert read_json(run_dir.config)["config"]["max_steps"] == 10
     assert read_json(run_dir.config)["config"]["extend"] is False
-    assert read_json(run_dir.frozen)["fit"]["plan"]["steps"] == 10
+    assert read_json(run_dir.first_launch)["fit"]["plan"]["steps"] == 10
     assert read_json(run_dir.done("fit"))["step"] == 10
     events = [row for row in JsonLines(run_dir.events) if row["kind"] == "extended"]
     assert [(row["step"], row["before"], row["after"]) for row in events] == [(7, 7, 10)]

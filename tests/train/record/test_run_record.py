@@ -61,7 +61,7 @@ def test_the_first_launch_decides_what_auto_means(tmp_path: Path) -> None:
     config = Config(out=str(tmp_path), name="a")
     assert precision_of(config, "none") == "none"
     assert precision_of(config, "bf16") == "bf16", "no step was planned yet"
-    (tmp_path / "a" / "frozen.json").write_text("{}")
+    (tmp_path / "a" / "first_launch.json").write_text("{}")
     assert precision_of(config, "none") == "bf16", "the same arithmetic on another device"
 
 
@@ -72,7 +72,7 @@ def test_a_run_of_an_earlier_version_keeps_its_arithmetic(tmp_path: Path) -> Non
     del record["precision"]
     record["config"]["distributed"]["mixed_precision"] = "none"
     write_json(tmp_path / "a" / "config.json", record)
-    (tmp_path / "a" / "frozen.json").write_text("{}")
+    (tmp_path / "a" / "first_launch.json").write_text("{}")
     assert precision_of(config, "bf16") == "none"
     given = replace(config, distributed=replace(config.distributed, mixed_precision="bf16"))
     with pytest.raises(UserError, match=r"holds a different run \(distributed.mixed_precision differ\)"):
@@ -88,5 +88,5 @@ def test_stages_are_in_the_order_in_which_they_began_whatever_was_touched_last(t
     FirstLaunch(World.single(), rundir, "dump").fix("size", lambda: 4)
     for stage in ("dump", "align", "rank"):
         FirstLaunch(World.single(), rundir, stage).begin()
-    assert read_json(rundir.frozen) == {"dump": {"size": 4}, "align": {}, "rank": {}}
+    assert read_json(rundir.first_launch) == {"dump": {"size": 4}, "align": {}, "rank": {}}
     assert [folder.name for folder in stage_folders(rundir)] == ["dump", "align", "rank"]

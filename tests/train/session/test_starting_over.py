@@ -133,7 +133,7 @@ def on_disks_of_their_own(folder: Path) -> None:
     check_data([1, 2, 3], name, rundir, world, ReadOptions(seed=0))
     with pytest.raises(UserError, match="the training data of stage 'fit' has changed"):
         check_data([1, 2, 4], name, rundir, world, ReadOptions(seed=0))
-    assert rundir.frozen.exists() == world.is_main
+    assert rundir.first_launch.exists() == world.is_main
     world.leave()
 
 

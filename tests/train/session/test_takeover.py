@@ -59,7 +59,7 @@ def weights(name: str, stage: str = "last") -> dict[str, torch.Tensor]:
 
 
 def test_every_stage_has_its_own_settings(folder: Path) -> None:
-    frozen = read_json(Path("runs/first/frozen.json"))
+    frozen = read_json(Path("runs/first/first_launch.json"))
     plans = {stage: fixed["plan"] for stage, fixed in frozen.items() if "plan" in fixed}
     for stage, batch in (("fit", 4), ("last", 7)):
         assert plans[stage]["steps_per_epoch"] == -(-plans[stage]["samples"] // batch)
@@ -169,7 +169,7 @@ def test_a_kill_at_any_moment_leaves_no_half_stage(
         assert not (rundir.path / ".taking_over").exists()
         assert (rundir.artifacts("fit") / "done.json").exists() == is_done
         assert bool(list(rundir.path.glob("checkpoints/fit/step_*"))) == is_done
-        assert ("fit" in (read_json(rundir.frozen) or {})) == is_done
+        assert ("fit" in (read_json(rundir.first_launch) or {})) == is_done
     assert 10 < len(ended) < 99 and ended.count(True) == 1, "after the last rename only the hidden folder is left"
 
 
@@ -177,7 +177,7 @@ def test_data_that_is_not_in_files_is_mentioned(tmp_path: Path) -> None:
     array = {"name": "an array in memory", "size": 8, "sha256": "b"}
     digest = {"sha256": "a", "floats": {}}
     records = {"training": [{"rows": 3, "digest": digest}, {"rows": 3, "files": [array]}]}
-    write_json(tmp_path / "frozen.json", {"fit": {"data": records}})
+    write_json(tmp_path / "first_launch.json", {"fit": {"data": records}})
     found = takeover._compare_data("fit", RunDir(tmp_path), RunDir(tmp_path / "new"), lambda: None)
     assert not found.difference
     assert found.not_compared == " (its training data names no files, and was not compared)"

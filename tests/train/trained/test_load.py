@@ -221,7 +221,7 @@ def test_every_learner_of_another_run_begins_where_the_first_ended(inside: Path)
     wanted = saved(inside, 6, "judge")
     assert all(torch.equal(critic[name], wanted[name]) for name in wanted if name != "seen")
     assert float(critic["seen"]) == 12, "it went on counting"
-    assert read_json(more / "runs/next/frozen.json")["both"]["first_weights"] == ["encoder", "critic"]
+    assert read_json(more / "runs/next/first_launch.json")["both"]["first_weights"] == ["encoder", "critic"]
 
 
 def bench(folder: Path, **settings: str) -> Bench:

@@ -234,7 +234,7 @@ def test_a_plain_file_goes_to_the_only_learner_whatever_its_name(tmp_path: Path,
 
 def test_the_last_stage_is_the_last_one_that_began_whatever_it_fixed(tmp_path: Path) -> None:
     launch(tmp_path, layout="bare one two>one", epochs=1)
-    assert list(read_json(tmp_path / "run/frozen.json")) == ["bare", "one", "two"]
+    assert list(read_json(tmp_path / "run/first_launch.json")) == ["bare", "one", "two"]
     (tmp_path / "run/checkpoints/one").touch()  # as a copy of the run may do it
     assert choose_checkpoint(RunDir(tmp_path / "run")).parent.name == "two"
 

@@ -80,7 +80,7 @@ def test_checkpoints_and_weight_files_hold_what_trains_and_name_the_rest(tmp_pat
     names = {f"{layer}.lora_{matrix}.default.weight" for layer in ("first", "last") for matrix in "AB"}
     assert read_tensors(checkpoint, "model/model").keys() == names
     assert torch.load(tmp_path / "run/weights/model_step_6.pt").keys() == names
-    known = read_json(tmp_path / "run/frozen.json")["align"]
+    known = read_json(tmp_path / "run/first_launch.json")["align"]
     hashes = {name: value for name, value in known.items() if name.startswith(("base/", "frozen/"))}
     assert read_manifest(checkpoint).about["frozen"] == hashes
     assert hashes.keys() == {"base/model", "frozen/teacher"}

@@ -27,8 +27,8 @@ from samestep.launching.nodes.messages import (
     Refused,
     Regroup,
     Report,
-    Start,
-    Stop,
+    StartAttempt,
+    StopAttempt,
     Verdict,
     Welcome,
 )
@@ -183,7 +183,7 @@ class Leader:
             assignment = NodeAssignment(
                 self._options.host, store.port, self._launch_id, sum(sizes), first, index, nodes
             )
-            node.link.send(Start(assignment, batch_size))
+            node.link.send(StartAttempt(assignment, batch_size))
         joined: list[Node] = []
         while any(node.present and node.report is None for node in self._group):
             self._handle_event()
@@ -223,7 +223,7 @@ class Leader:
             return  # one that was refused
         elif isinstance(message, _Gone):
             self._lose(node, message)
-        elif isinstance(message, Stop):
+        elif isinstance(message, StopAttempt):
             self._stopped = True
             self._broadcast(message, but=node)
         elif isinstance(message, Broken):

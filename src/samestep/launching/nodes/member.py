@@ -24,8 +24,8 @@ from samestep.launching.nodes.messages import (
     Refused,
     Regroup,
     Report,
-    Start,
-    Stop,
+    StartAttempt,
+    StopAttempt,
     Verdict,
     Welcome,
 )
@@ -130,7 +130,7 @@ class Member:
             self._stop.request(signal.SIGTERM)
         elif self._stop.reason is not None and not self._stop_sent:
             self._stop_sent = True
-            self.send(Stop())
+            self.send(StopAttempt())
 
     def _connect(self, host: str) -> tuple[socket.socket, Lines] | None:
         """Connect to the leader, whose port may open later; None: a request to stop came first."""
@@ -197,7 +197,7 @@ class Member:
     def _handle_message(self) -> int | None:
         """Carry out the next message; returns the exit code when that was the last."""
         message = self._next_message()
-        if isinstance(message, Start):
+        if isinstance(message, StartAttempt):
             self._run_attempt(message)
         elif isinstance(message, Verdict):
             self._failures = None
@@ -207,7 +207,7 @@ class Member:
             return self._without_leader(message.how)
         return None
 
-    def _run_attempt(self, start: Start) -> None:
+    def _run_attempt(self, start: StartAttempt) -> None:
         assignment = start.assignment
         if assignment.first_rank > 0 and not self._runner.is_silent:
             ranks = _ranks(assignment, self._runner.nproc)
@@ -228,14 +228,14 @@ class Member:
                     notify(f"waiting for other nodes at {self._options.address}")
 
     def _on_message(self, message: Message) -> None:
-        if isinstance(message, Stop):
+        if isinstance(message, StopAttempt):
             self._stop_received = True
         elif isinstance(message, Broken | Regroup):
             seconds = message.seconds if isinstance(message, Broken) else self._stop.grace
             if self._deadline is not None:
                 self._deadline.end_within(seconds, ask=isinstance(message, Regroup))
         else:
-            if isinstance(message, Start):  # here, so that later messages are about this attempt
+            if isinstance(message, StartAttempt):  # here, so that later messages are about this attempt
                 self._deadline = _SharedDeadline(self)
             self._messages.put(message)
 

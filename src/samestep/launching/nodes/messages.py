@@ -50,7 +50,7 @@ class Refused:
 
 
 @dataclass(frozen=True)
-class Start:
+class StartAttempt:
     """To a node: run your ranks."""
 
     assignment: NodeAssignment
@@ -70,7 +70,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Stop:
+class StopAttempt:
     """From and to nodes: a stop was requested."""
 
 
@@ -91,9 +91,9 @@ class Report:
     """Its clock."""
 
 
-Message = Hello | OtherVersion | Welcome | Refused | Start | Regroup | Verdict | Stop | Broken | Report
+Message = Hello | OtherVersion | Welcome | Refused | StartAttempt | Regroup | Verdict | StopAttempt | Broken | Report
 _KINDS: dict[str, type[Message]] = {
-    cls.__name__: cls for cls in (Hello, Welcome, Refused, Start, Regroup, Verdict, Stop, Broken, Report)
+    cls.__name__: cls for cls in (Hello, Welcome, Refused, StartAttempt, Regroup, Verdict, StopAttempt, Broken, Report)
 }
 
 

@@ -23,7 +23,7 @@ from samestep.models.residual_stream import ResidualStream, copy_sharing, with_h
 from samestep.recipes.lens.adapters import NamedAdapters
 from samestep.recipes.lens.distributions import entropy_of, kl_divergence, wide
 from samestep.recipes.lens.shape import Kind, LensShape
-from samestep.recipes.lens.writing import Draws, Explanation, write_text
+from samestep.recipes.lens.writing import Explanation, KeyedDraws, write_text
 
 __all__ = ["Lens", "LensShape", "relative_error"]
 What = Literal["terms", "explain", "greedy", "score", "activation", "check", "behaviour", "read", "logit_lens"]
@@ -55,7 +55,7 @@ class Lens(nn.Module):
 
     has_frozen_base = True
     is_recordable = True
-    """Noise is keyed by tensors of the batch, and there is no dropout (see parallel/recording.py)."""
+    """Noise is keyed by tensors of the batch, and there is no dropout (see parallel/loss_graphs.py)."""
 
     def __init__(self, model: nn.Module, shape: LensShape, prompt: tuple[Sequence[int], Sequence[int]]) -> None:
         """`prompt` has the tokens of the decoder's prompt before and after the activation."""
@@ -135,7 +135,7 @@ class Lens(nn.Module):
         gradients are those at the temperatures `tau` [rows]; `greedy`: the likeliest token each time, without noise.
         Logits are divided by `temperature` [rows], if there is one."""
         with self._with_adapter("decoder", self.shape.decoder):
-            draws = None if greedy else Draws(self.shape.seed, purpose, ids, tau)
+            draws = None if greedy else KeyedDraws(self.shape.seed, purpose, ids, tau)
             vectors, length = self._prompted(activations), self.shape.t_text
             return write_text(self._writer, vectors, length, draws, temperature, has_cache=self.shape.kv_cache)
 

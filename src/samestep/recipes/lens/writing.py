@@ -24,7 +24,7 @@ class Explanation(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Draws:
+class KeyedDraws:
     """Tokens drawn with noise that is keyed by a seed, a purpose, the rows' `ids` [rows, 2] and the token's place."""
 
     seed: int
@@ -43,7 +43,7 @@ def write_text(
     stream: ResidualStream,
     vectors: Tensor,
     length: int,
-    draws: Draws | None,
+    draws: KeyedDraws | None,
     temperature: Tensor | None,
     *,
     has_cache: bool,

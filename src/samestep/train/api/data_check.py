@@ -12,11 +12,10 @@ from samestep.core.rundir import RunDir
 from samestep.data.chosen_rows import RandomRows, ReadOptions
 from samestep.data.fingerprint import compare_fingerprint, take_fingerprint
 from samestep.data.loading import Rows
-from samestep.train.record.frozen_record import DATA, read_frozen
+from samestep.train.record.fixed_values import DATA, read_fixed
 from samestep.world.world import World
 
 logger = logging.getLogger(__name__)
-"""The key in frozen.json of a stage's fingerprints: by purpose, in the order in which the stage makes its feeds."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +56,13 @@ def check_data(rows: Rows, name: FeedName, rundir: RunDir, world: World, reading
 
 def _compare_or_record(rows: Rows, name: FeedName, rundir: RunDir, reading: ReadOptions) -> str:
     """Rank 0's part: why the run cannot go on with this data; empty if it can."""
-    frozen = read_frozen(rundir)
-    records: list[Json] = frozen.setdefault(name.stage, {}).setdefault(DATA, {}).setdefault(name.purpose, [])
+    known = read_fixed(rundir)
+    records: list[Json] = known.setdefault(name.stage, {}).setdefault(DATA, {}).setdefault(name.purpose, [])
     if name.number >= len(records):
         records.append(take_fingerprint(rows, reading))
         if checkpoint_folders(rundir.checkpoints(name.stage)):
             logger.info("%s had no fingerprint in this run; it is recorded from now on", name)
-        write_json(rundir.frozen, frozen)
+        write_json(rundir.first_launch, known)
         return ""
     before = records[name.number]
     found = compare_fingerprint(before, rows, reading)
@@ -76,5 +75,5 @@ def _compare_or_record(rows: Rows, name: FeedName, rundir: RunDir, reading: Read
         logger.info("%s has a fingerprint of another kind now; it is recorded from now on", name)
     if found.record != before:
         records[name.number] = found.record
-        write_json(rundir.frozen, frozen)
+        write_json(rundir.first_launch, known)
     return ""

@@ -18,8 +18,8 @@ import torch
 from samestep.core.records import Json
 from samestep.parallel.attention_kernels import attention_kernel, fastest_kernel, recording_attention
 from samestep.parallel.compiling import LossCompiler, describe
+from samestep.parallel.loss_graphs import LossGraphs, is_recordable
 from samestep.parallel.precision import Function
-from samestep.parallel.recording import LossRecorder, is_recordable
 from samestep.parallel.wrap import Parallel, warm_up
 from samestep.train.learner.dropout import has_keyed_dropout
 from samestep.train.record.first_launch import FirstLaunch
@@ -52,7 +52,7 @@ class Choices:
     """The name of a kernel; `auto`: the fastest; None: as torch chooses."""
     compiles_from: float = COMPILES_FROM
     compiler: Callable[[], LossCompiler] = LossCompiler
-    recorder: Callable[[Callable[[], None]], LossRecorder] = LossRecorder
+    recorder: Callable[[Callable[[], None]], LossGraphs] = LossGraphs
     cuda_graphs: bool = False
     """Whether they may be used, where the host takes longer to start kernels than the device to run them."""
     fix: Fix = lambda what, decide: decide()
@@ -184,7 +184,7 @@ class Preparation:
         elif self._parallel.compiler is None:
             self._parallel.compiler = self._new_recorder()
 
-    def _new_recorder(self) -> LossRecorder:
+    def _new_recorder(self) -> LossGraphs:
         return self._choices.recorder(partial(setattr, self._parallel, "called", True))
 
     def _recording_pays(self, attempt: Callable[[], None]) -> bool:
@@ -255,7 +255,7 @@ class Preparation:
         return _Times(started, time.perf_counter() - begun)
 
     def _try_compiling(
-        self, compiler: LossCompiler | LossRecorder, attempt: Callable[[], None], is_optional: bool = False
+        self, compiler: LossCompiler | LossGraphs, attempt: Callable[[], None], is_optional: bool = False
     ) -> None:
         """One pass whose results are dropped. Where a rank cannot compile it, all ranks go on without compiling. If
         nobody asked for it, that goes for a lack of memory too."""

@@ -5,8 +5,8 @@ same learning rate as before: then it is the run that would have been started wi
 and plateau schedules, for wsd before its decay, and for any during warm-up. Elsewhere `extend=true` is needed. The
 length of the warm-up never changes. A stage whose other settings follow from the run's length cannot be extended.
 
-config.json has the length that counts, and a stage that was done is so no more; its plan in frozen.json follows when
-the stage is built (`Bench.plan`).
+config.json has the length that counts, and a stage that was done is so no more; its plan in first_launch.json follows
+when the stage is built (`Bench.plan`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,10 +20,10 @@ from samestep.core.records import Json, expected_content, find_object
 from samestep.core.rundir import RunDir
 from samestep.core.typed_json import from_json
 from samestep.train.record.config import Config
-from samestep.train.record.frozen_record import PLAN, plan_of, read_frozen
+from samestep.train.record.fixed_values import PLAN, plan_of, read_fixed
 
 OWN_SCHEDULE = "own_schedule"
-"""In frozen.json, where a learner of a stage has a schedule of its own over the stage's steps."""
+"""In first_launch.json, where a learner of a stage has a schedule of its own over the stage's steps."""
 LENGTH_SETTINGS = ("max_steps", "epochs")
 """The fixed settings that may change when a run is resumed."""
 
@@ -92,8 +92,8 @@ def find_extension(
     """
     for begun in (stage for stage in configs if stage in before and read_done(rundir, stage) is None):
         _check_settings(rundir, begun, configs[begun], before[begun])
-    frozen = read_frozen(rundir)
-    plans = {stage: plan_of(fixed) for stage, fixed in frozen.items() if stage in configs and PLAN in fixed}
+    known = read_fixed(rundir)
+    plans = {stage: plan_of(fixed) for stage, fixed in known.items() if stage in configs and PLAN in fixed}
     if not plans:
         return None
     stage, last_stage = list(plans)[-1], list(configs)[-1]  # stages begin in order
@@ -115,7 +115,7 @@ def find_extension(
     _check_settings(rundir, stage, config, before.get(stage, config))
     old, new = plan.schedule(config), longer.schedule(config)
     # Schedules of two lengths agree up to a step, and differ ever after.
-    has_own = bool(frozen[stage].get(OWN_SCHEDULE))
+    has_own = bool(known[stage].get(OWN_SCHEDULE))
     keeps_rates = step == 0 or (old(step - 1) == new(step - 1) and not has_own)
     return Extension(stage, step, plan.steps, longer.steps, old(step), new(step), has_own, keeps_rates)
 

@@ -1,11 +1,11 @@
-"""What the first launch of a stage fixes for all later ones, in frozen.json: batch, steps, hashes of networks."""
+"""What the first launch of a stage fixes for all later ones, in first_launch.json: batch, steps, hashes of networks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from samestep.core.records import Json, write_json
 from samestep.core.rundir import RunDir
-from samestep.train.record.frozen_record import read_frozen
+from samestep.train.record.fixed_values import read_fixed
 from samestep.world.world import World
 
 
@@ -21,7 +21,7 @@ class FirstLaunch:
         """Make an entry for the stage, if nothing of it was fixed: the entries are in the order of the stages."""
         known = self.of_all_stages()
         if self.stage not in known and self.world.is_main:
-            write_json(self.rundir.frozen, {**known, self.stage: {}})
+            write_json(self.rundir.first_launch, {**known, self.stage: {}})
 
     def fix(self, what: str, make: Callable[[], Json]) -> Json:
         """What the first launch fixed, or what is fixed now."""
@@ -36,7 +36,7 @@ class FirstLaunch:
     def _write(self, known: dict[str, Json], what: str, value: Json) -> Json:
         known.setdefault(self.stage, {})[what] = value
         if self.world.is_main:
-            write_json(self.rundir.frozen, known)
+            write_json(self.rundir.first_launch, known)
         return value
 
     def of_this_stage(self) -> dict[str, Json]:
@@ -45,5 +45,5 @@ class FirstLaunch:
 
     def of_all_stages(self) -> dict[str, Json]:
         """By stage, what was fixed for it."""
-        found: dict[str, Json] = self.world.share(read_frozen(self.rundir) if self.world.is_main else None)
+        found: dict[str, Json] = self.world.share(read_fixed(self.rundir) if self.world.is_main else None)
         return found

@@ -1,4 +1,4 @@
-"""The numbers of a run: batch, steps, and the learning rate of each step. Made at the first launch, then frozen."""
+"""The numbers of a run: batch, steps, and the learning rate of each step. Made at the first launch, then fixed."""
 
 import logging
 import math

@@ -30,7 +30,7 @@ from samestep.core.status import is_done, set_status
 from samestep.core.typed_json import from_json
 from samestep.train.record.config import Config, named_source
 from samestep.train.record.extension import LENGTH_SETTINGS, Extension, LaterLength, find_extension, read_done
-from samestep.train.record.frozen_record import read_frozen
+from samestep.train.record.fixed_values import read_fixed
 from samestep.train.record.plan import global_batch
 from samestep.train.record.run_status import reset_watch_folder
 
@@ -184,7 +184,7 @@ def open_run(
             extension = find_extension(rundir, *known.lengths(config, stage_configs))
         if isinstance(extension, Extension):
             rundir.done(extension.stage).unlink(missing_ok=True)
-        is_planned = rundir.frozen.exists()  # until then, another batch_size may mean another global batch
+        is_planned = rundir.first_launch.exists()  # until then, another batch_size may mean another global batch
         batch = (known.global_batch if known and is_planned else 0) or global_batch(config, dp_size)
         precision = _precision(config, known if is_planned else None, precision)
         code, changes = _code_to_record(known, dict(code or {}), launches)
@@ -233,7 +233,7 @@ def is_failed_submission(rundir: RunDir) -> bool:
 
 def _forget_run(rundir: RunDir) -> None:
     """Remove the settings and the plan of a run that has not begun, which this process has locked."""
-    for path in (rundir.config, rundir.frozen, rundir.status, rundir.events):
+    for path in (rundir.config, rundir.first_launch, rundir.status, rundir.events):
         path.unlink(missing_ok=True)
 
 
@@ -315,7 +315,7 @@ def find_run(text: str, out: str = "runs", *, damaged: bool = False) -> RunDir:
 def stage_folders(rundir: RunDir) -> list[Path]:
     """The folders of the stages' checkpoints, in the order of the stages; raises UserError if they cannot be read."""
     folders = folders_in(rundir.checkpoints("x").parent)
-    begun = list(read_object_if_readable(rundir.frozen))  # has an entry for each stage that has begun, in order
+    begun = list(read_object_if_readable(rundir.first_launch))  # has an entry for each stage that has begun, in order
     named = [rundir.checkpoints(stage) for stage in begun]
     folders += [path for path in named if path not in folders and path.exists()]  # not a folder: reading it refuses it
     return sorted(folders, key=lambda folder: begun.index(folder.name) if folder.name in begun else -1)
@@ -323,7 +323,7 @@ def stage_folders(rundir: RunDir) -> list[Path]:
 
 def _require_readable(rundir: RunDir) -> None:
     """Refuse damaged files now, and not when a stage needs them."""
-    read_frozen(rundir)
+    read_fixed(rundir)
     for artifacts in sorted(rundir.artifacts("x").parent.glob("*")):
         read_done(rundir, artifacts.name)
 

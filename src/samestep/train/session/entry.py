@@ -43,7 +43,7 @@ from samestep.train.api.recipe_registry import find_recipe
 from samestep.train.record.run_status import write_exit_report
 from samestep.train.record.stop import StoppedEarly
 from samestep.train.session.session import Session
-from samestep.train.session.start import Configured, Start, require_same_start
+from samestep.train.session.start import Configured, StartArguments, require_same_start
 from samestep.world.failures import PeerFailed
 from samestep.world.watchdog.mpiexec import end_mpiexec_later
 from samestep.world.world import World
@@ -80,7 +80,7 @@ _ENDED_COUNT = "samestep/gone"
 _SHOWN = "samestep/shown"
 
 
-def enter(read_start: Callable[[], Start]) -> int:
+def enter(read_start: Callable[[], StartArguments]) -> int:
     """Train what every rank was started with; exit code 0 done, 2 user error, 75 preempted and resumable."""
     start_logging(None, show=None)  # until there is a run directory to log to
     world, session = World.single(), None
@@ -113,7 +113,7 @@ def enter(read_start: Callable[[], Start]) -> int:
     return EXIT_DONE if outcome is Outcome.DONE else _stopped(world)
 
 
-def _read(read_start: Callable[[], Start]) -> Start | Exception:
+def _read(read_start: Callable[[], StartArguments]) -> StartArguments | Exception:
     """What this rank was started with, or why that cannot be read: the peers are told before this rank ends."""
     try:
         return read_start()
@@ -121,7 +121,7 @@ def _read(read_start: Callable[[], Start]) -> Start | Exception:
         return error
 
 
-def _rendezvous(start: Start | Exception) -> World:
+def _rendezvous(start: StartArguments | Exception) -> World:
     """Meet the other ranks. A rank that cannot start only looks for them to tell them, and not for long."""
     try:
         world = World.rendezvous(FAILED_START_WAIT if isinstance(start, Exception) else None)
@@ -134,7 +134,7 @@ def _rendezvous(start: Start | Exception) -> World:
     return world
 
 
-def _config_of_rank_0(start: Start, world: World) -> Configured:
+def _config_of_rank_0(start: StartArguments, world: World) -> Configured:
     """The configuration that rank 0 makes, on every rank: a run to resume may be on rank 0's disk alone."""
     require_same_start(world, start.name, start.settings)
     made = start.config() if world.is_main else None
@@ -145,9 +145,9 @@ def _config_of_rank_0(start: Start, world: World) -> Configured:
 def train_with(recipe: str, config: Mapping[str, Any]) -> int:
     """Train with a configuration given as plain data: for workers that another program starts."""
 
-    def read_start() -> Start:
+    def read_start() -> StartArguments:
         found = find_recipe(recipe)
-        return Start(recipe, found, dict(config), lambda: Configured(build(found.config, config)))
+        return StartArguments(recipe, found, dict(config), lambda: Configured(build(found.config, config)))
 
     return enter(read_start)
 

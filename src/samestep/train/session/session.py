@@ -241,7 +241,7 @@ class Session:
         """Whether the numbers of the run are frozen, so that another batch_size leaves it the same run."""
         benches = self._context.benches if self._context else []
         known = any(bench.known_plan for bench in benches)  # the file may be on rank 0's disk alone
-        return known or (self.rundir is not None and self.rundir.frozen.exists())
+        return known or (self.rundir is not None and self.rundir.first_launch.exists())
 
     def _is_done(self, context: SessionContext, stage: Stage, is_last: bool) -> bool:
         """Whether there is nothing left to do, as rank 0 knows. The last stage goes on if it stopped early, and the

@@ -19,7 +19,7 @@ from samestep.world.world import World
 
 
 @dataclass(frozen=True)
-class Start:
+class StartArguments:
     """What a rank was started with."""
 
     name: str

@@ -8,7 +8,7 @@ that it does not name.
 All functions run on rank 0 alone. The files are hard-linked (copied where the disk cannot), first into a hidden folder:
 
 1. `.taking_over/STAGE/` gets the checkpoints and the artifacts, with a done.json that names the other run.
-2. Its checkpoints are renamed into place, and frozen.json gets what the other run fixed for the stage.
+2. Its checkpoints are renamed into place, and first_launch.json gets what the other run fixed for the stage.
 3. Its artifacts are renamed into place: from here on the stage is done.
 4. The hidden folder is removed. As long as it is there, a stage that is not done is only half taken over.
 """
@@ -33,7 +33,7 @@ from samestep.data.fingerprint import recorded_file_difference
 from samestep.train.api.data_check import FeedName
 from samestep.train.api.recipe import Stage
 from samestep.train.record.extension import read_done
-from samestep.train.record.frozen_record import DATA, read_frozen
+from samestep.train.record.fixed_values import DATA, read_fixed
 from samestep.train.record.run_record import CodeChanges, find_run
 
 SOURCE = "taken_over_from"
@@ -84,9 +84,9 @@ def remove_half_taken(rundir: RunDir) -> None:
         if not rundir.done(stage).exists():
             remove_folder(rundir.checkpoints(stage))
             remove_folder(rundir.artifacts(stage))
-            frozen = read_frozen(rundir)
-            if frozen.pop(stage, None) is not None:
-                write_json(rundir.frozen, frozen)
+            known = read_fixed(rundir)
+            if known.pop(stage, None) is not None:
+                write_json(rundir.first_launch, known)
     remove_folder(rundir.taking_over)
 
 
@@ -124,7 +124,7 @@ def _compare(stage: Stage, config: Any, source: RunDir, code: Mapping[str, str])
 def _compare_data(stage: str, source: RunDir, rundir: RunDir, moved: Callable[[], None]) -> Comparison:
     """Compare files that data came from with what they are now; other data is named as not compared."""
     not_compared: list[str] = []
-    recorded = read_frozen(source).get(stage, {}).get(DATA, {})
+    recorded = read_fixed(source).get(stage, {}).get(DATA, {})
     for purpose, feeds in recorded.items():
         for number, record in enumerate(feeds):
             name = FeedName(stage, purpose, number)
@@ -147,7 +147,7 @@ def _relocated(path: str, source: RunDir, rundir: RunDir) -> Path:
 
 def _fixed(stage: str, source: RunDir, rundir: RunDir) -> Json:
     """What the other run fixed for the stage, about files that are in this run now."""
-    fixed = read_frozen(source).get(stage, {})
+    fixed = read_fixed(source).get(stage, {})
     for record in (record for feeds in fixed.get(DATA, {}).values() for record in feeds):
         for file in record.get("files", ()):
             if "path" in file:
@@ -172,7 +172,7 @@ def _publish(stage: str, source: RunDir, rundir: RunDir) -> None:
     staged = rundir.taking_over / stage
     if (staged / "checkpoints").is_dir():
         _rename(staged / "checkpoints", rundir.checkpoints(stage))
-    write_json(rundir.frozen, {**read_frozen(rundir), stage: _fixed(stage, source, rundir)})
+    write_json(rundir.first_launch, {**read_fixed(rundir), stage: _fixed(stage, source, rundir)})
     _rename(staged / "artifacts", rundir.artifacts(stage))
     remove_folder(rundir.taking_over)
 

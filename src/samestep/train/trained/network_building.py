@@ -27,7 +27,7 @@ from samestep.train.api.bench import Bench
 from samestep.train.api.recipe import Recipe, Stage
 from samestep.train.learner.initialization import build_fresh
 from samestep.train.logging.console import Screen
-from samestep.train.record.frozen_record import read_frozen
+from samestep.train.record.fixed_values import read_fixed
 from samestep.train.weights.bases import fix_base
 from samestep.world.seeding import seed_everywhere
 from samestep.world.world import World
@@ -140,11 +140,11 @@ def _find_stage(trained: TrainedStage) -> Stage:
 
 def _copy_run(run: RunDir, target: RunDir, stage: str) -> None:
     """A copy for `build` to read and to write: what belongs to the stage is copied, all else is linked."""
-    fixed = read_frozen(run)
+    fixed = read_fixed(run)
     for known in fixed.values():
         for name in _NOT_COMPARED:
             known.pop(name, None)
-    write_json(target.frozen, fixed)
+    write_json(target.first_launch, fixed)
     target.checkpoints("x").parent.symlink_to(run.checkpoints("x").parent.absolute(), target_is_directory=True)
     for artifacts in sorted(run.artifacts("x").parent.glob("*")):
         copy = target.artifacts(artifacts.name)

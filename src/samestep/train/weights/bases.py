@@ -13,7 +13,7 @@ from samestep.core.errors import UserError
 from samestep.core.records import Json
 from samestep.core.rundir import RunDir
 from samestep.train.record.first_launch import FirstLaunch
-from samestep.train.record.frozen_record import read_frozen
+from samestep.train.record.fixed_values import read_fixed
 from samestep.train.weights.named_weights import NamedWeights
 from samestep.train.weights.open_weights import SourceFill, is_checkpoint, is_run, read_again, run_of
 from samestep.train.weights.run_checkpoints import BASES
@@ -96,7 +96,7 @@ def find_base(checkpoint: Path, learner: str) -> Path | None:
     """The base of a learner with adapters in a checkpoint: where its run has it, in the checkpoint's folder, or where
     it was in training. None: it comes with the recipe, or no base is recorded."""
     about, run = read_manifest(checkpoint).about, run_of(checkpoint)
-    fixed = read_frozen(run).get(str(about.get("stage")), {}) if run else {}
+    fixed = read_fixed(run).get(str(about.get("stage")), {}) if run else {}
     in_run = _base_path(fixed.get(f"{_KEY}/{learner}", ["", "", False]), run) if run else None
     recorded = about.get(BASES, {}).get(learner)
     there = [checkpoint / Path(recorded).name, Path(recorded)] if recorded else []

@@ -46,7 +46,7 @@ from samestep.world.world import World
 
 logger = logging.getLogger(__name__)
 _USERS = "first_weights"
-"""In frozen.json: the learners of a stage that began with what the user named."""
+"""In first_launch.json: the learners of a stage that began with what the user named."""
 """What is fixed of a stage: what the user named, if the stage uses it, and the learners that begin with it."""
 _OPTIMIZER_KEYS = ("optimizer_state_dict", "optimizer")
 

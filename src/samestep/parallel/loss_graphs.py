@@ -28,7 +28,7 @@ def is_recordable(network: nn.Module) -> bool:
     return bool(getattr(network, "is_recordable", False))
 
 
-class LossRecorder:
+class LossGraphs:
     """Records functions at their first call with gradients, and replays them from then on. It stands where a
     `LossCompiler` may stand."""
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from samestep.parallel.recording import LossRecorder, is_recordable
+from samestep.parallel.loss_graphs import LossGraphs, is_recordable
 from samestep.parallel.wrap import SingleProcess, wrap
 from samestep.train.learner.learner import Learner
 from samestep.train.learner.preparation import Choices
@@ -70,7 +70,7 @@ def called(parallel: SingleProcess, batch: Mapping[str, Tensor], loss: Any = squ
 @pytest.mark.parametrize("compute", [None, torch.bfloat16])
 def test_a_replay_gives_the_same_values_and_gradients(compute: torch.dtype | None) -> None:
     plain, recorded = (SingleProcess(network().cuda(), compute) for _ in range(2))
-    recorded.compiler = LossRecorder()
+    recorded.compiler = LossGraphs()
     for seed in range(4):
         for rows in (5, 2):
             with torch.autocast("cuda", compute, enabled=compute is not None):
@@ -87,7 +87,7 @@ def test_a_replay_gives_the_same_values_and_gradients(compute: torch.dtype | Non
 @on_gpu
 def test_weights_that_were_moved_are_recorded_again() -> None:
     parallel = SingleProcess(network().cuda(), None)
-    parallel.compiler = LossRecorder()
+    parallel.compiler = LossGraphs()
     called(parallel, batch_of(5))
     parallel.inner.inner.weight.data = parallel.inner.inner.weight.data * 2
     found = called(parallel, batch_of(5))
@@ -99,7 +99,7 @@ def test_weights_that_were_moved_are_recorded_again() -> None:
 @on_gpu
 def test_a_loss_with_another_closure_is_not_replayed() -> None:
     parallel = SingleProcess(network().cuda(), None)
-    parallel.compiler = LossRecorder()
+    parallel.compiler = LossGraphs()
 
     def scaled(factor: float) -> Any:
         return lambda module, batch: {"error": factor * squares(module, batch)["error"]}
@@ -112,7 +112,7 @@ def test_a_loss_with_another_closure_is_not_replayed() -> None:
 @on_gpu
 def test_a_second_call_before_the_backward_pass_is_refused() -> None:
     parallel = SingleProcess(network().cuda(), None)
-    parallel.compiler = LossRecorder()
+    parallel.compiler = LossGraphs()
     called(parallel, batch_of(5))
     first = parallel.call(squares, batch_of(5))["error"].sum()
     parallel.call(squares, batch_of(5, seed=1))
@@ -124,7 +124,7 @@ def test_a_second_call_before_the_backward_pass_is_refused() -> None:
 @on_gpu
 def test_what_cannot_be_recorded_runs_as_it_is() -> None:
     plain, recorded = (SingleProcess(network(SyncsInTheMiddle).cuda(), None) for _ in range(2))
-    recorded.compiler = LossRecorder()
+    recorded.compiler = LossGraphs()
     for seed in range(2):
         torch.testing.assert_close(called(recorded, batch_of(5, seed)), called(plain, batch_of(5, seed)))
     assert "captur" in (recorded.compiler.failure or "")
@@ -191,7 +191,7 @@ def test_a_learner_that_cannot_be_recorded_goes_on_as_it_is() -> None:
 
 def test_nothing_is_recorded_without_gradients() -> None:
     parallel = SingleProcess(network(), None)
-    parallel.compiler = LossRecorder()
+    parallel.compiler = LossGraphs()
     with torch.no_grad():
         rows = parallel.call(squares, batch_of(5, device="cpu"))
     torch.testing.assert_close(rows, squares(parallel.inner, batch_of(5, device="cpu")))

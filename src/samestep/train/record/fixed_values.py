@@ -1,4 +1,4 @@
-"""What frozen.json holds: by stage, in the order in which they began, what no later launch may change."""
+"""What first_launch.json holds: by stage, in the order in which they began, what no later launch may change."""
 
 from collections.abc import Mapping
 
@@ -8,18 +8,18 @@ from samestep.core.typed_json import from_json
 from samestep.train.record.plan import Plan
 
 DATA = "data"
-"""The fingerprints of a stage's data."""
+"""The fingerprints of a stage's data: by purpose, in the order in which the stage makes its feeds."""
 PLAN = "plan"
 """The numbers of a stage."""
 
 
-def read_frozen(rundir: RunDir) -> dict[str, dict[str, Json]]:
-    """The content of frozen.json; empty before the first stage begins, refused where it is not what was written."""
-    found = read_object(rundir.frozen)
-    with expected_content(rundir.frozen):
+def read_fixed(rundir: RunDir) -> dict[str, dict[str, Json]]:
+    """The content of first_launch.json; empty before the first stage begins, refused if it is not what was written."""
+    found = read_object(rundir.first_launch)
+    with expected_content(rundir.first_launch):
         for stage, fixed in found.items():
             if not isinstance(fixed, dict):
-                raise DamagedFile(rundir.frozen, f"stage {stage!r} has no named values")
+                raise DamagedFile(rundir.first_launch, f"stage {stage!r} has no named values")
             if PLAN in fixed:
                 plan_of(fixed)
             _check_fingerprints(fixed.get(DATA, {}))
