@@ -138,7 +138,7 @@ def a_copy_has_the_first_weights_for_ever(world: World, strategy: str) -> None:
         assert torch.equal(output(bench.frozen(learner)), first)
     given = network()
     bench.learner(given, rate=rate, name="other")
-    with pytest.raises(UserError, match="is the very network that learner 'other' trains"):
+    with pytest.raises(UserError, match="is the same network that learner 'other' trains"):
         bench.frozen(given, name="same")
     train(world, learner, bench.frozen(network, name="teacher"))
     with pytest.raises(UserError, match="is a copy of the first weights of learner 'model', which has been trained"):

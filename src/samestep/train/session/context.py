@@ -15,6 +15,7 @@ from samestep.train.logging.metrics import MetricAccumulator
 from samestep.train.record.progress import Progress
 from samestep.train.record.run_status import RunEvents
 from samestep.train.record.stop import Stop
+from samestep.world.seeding import RandomState
 from samestep.world.world import World
 
 
@@ -41,21 +42,38 @@ class SessionContext:
 
 
 @dataclass(frozen=True)
+class LoopState:
+    """What the runtime itself has in the checkpoints of a stage."""
+
+    progress: Progress
+    row_metrics: MetricAccumulator
+    """Metrics since the last row."""
+    epoch_metrics: MetricAccumulator
+    """Metrics of this epoch."""
+    random: RandomState
+
+    @classmethod
+    def new(cls, progress: Progress, world: World, seed: int) -> "LoopState":
+        """That of a stage that begins."""
+        return cls(progress, MetricAccumulator(world), MetricAccumulator(world), RandomState(world, seed))
+
+    def parts(self) -> dict[str, Any]:
+        """By their names in a checkpoint."""
+        metrics = {"window": self.row_metrics, "epoch": self.epoch_metrics}
+        return {"progress": self.progress, **metrics, "random": self.random}
+
+
+@dataclass(frozen=True)
 class ReadyStage:
     """A stage that is built and restored: what its loop and its hooks work on."""
 
     stage: Stage
     bench: Bench
     task: Task
-    progress: Progress
-    store: Store
-    row_metrics: MetricAccumulator
-    """Metrics since the last row."""
-    epoch_metrics: MetricAccumulator
-    """Metrics of this epoch."""
-    recorder: EvidenceRecorder | None
     hooks: Sequence[Hook]
     """The stage's own."""
+    store: Store
+    loop: LoopState
     recipe_state: Mapping[str, Any]
     """What the recipe has in a checkpoint: the state of the task and of the stage's own hooks."""
     state: Mapping[str, Any]
@@ -64,3 +82,8 @@ class ReadyStage:
     """Where its state came from; empty for a fresh one."""
     code: str
     """A hash of the code that trained it so far; empty where that changed. On rank 0."""
+
+    @property
+    def recorder(self) -> EvidenceRecorder | None:
+        """What records evidence, if that was asked for."""
+        return self.bench.recorder

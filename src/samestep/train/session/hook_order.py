@@ -74,11 +74,11 @@ def assemble_hooks(
     context: SessionContext, ready: ReadyStage, sinks: list[Sink], saver: Saver, is_only_stage: bool
 ) -> Hooks:
     """The hooks of a stage."""
-    stage, bench, progress = ready.stage, ready.bench, ready.progress
+    stage, bench, progress = ready.stage, ready.bench, ready.loop.progress
     config = bench.config  # the stage's own
     speeds = RankSpeeds(bench, progress, context.events.event)
     log = LogMetrics(
-        ready.row_metrics, sinks, context.screen, progress, config.log.every, stage.unit, ready.task.length, speeds
+        ready.loop.row_metrics, sinks, context.screen, progress, config.log.every, stage.unit, ready.task.length, speeds
     )
     hash_every = 0 if ready.recorder else config.watch.hash_every  # evidence has a hash of every step
     same_parameters = SameParameters(bench.learners, context.world, hash_every)
@@ -108,14 +108,14 @@ def assemble_hooks(
     traces = context.rundir.profile(stage.name)
     profile = make_profile(config, context.world, traces, progress, ready.task.length, context.screen)
     first_step = FirstStep(bench.feeds, bench.counted, bench.learners, context.world)
-    step_start = StepStart(context.stop, ready.state, ready.state["random"], context.world)
+    step_start = StepStart(context.stop, ready.state, ready.loop.random, context.world)
     in_order: list[Hook] = [
         *([RecordReturned(ready.recorder)] if ready.recorder else []),  # before any hook that waits for other ranks
         first_step,
         log,
-        AddLosses(ready.epoch_metrics),
+        AddLosses(ready.loop.epoch_metrics),
         validate,  # hooks after it are told when it ends the stage
-        EpochSummary(ready.epoch_metrics, context.screen, validate),
+        EpochSummary(ready.loop.epoch_metrics, context.screen, validate),
         *ready.hooks,
         same_parameters,
         *([profile] if profile else []),

@@ -14,17 +14,16 @@ from samestep.core.config import dump
 from samestep.core.disk_space import refusing_full_disk
 from samestep.core.records import Json, write_json
 from samestep.train.api.bench import Bench
-from samestep.train.api.loop import Outcome, Task, run
+from samestep.train.api.loop import Hook, Outcome, Task, run
 from samestep.train.api.recipe import Stage
 from samestep.train.api.recipe_checks import check_hooks, check_task
 from samestep.train.learner.evidence import EvidenceRecorder
 from samestep.train.learner.preparation import may_compile
-from samestep.train.logging.metrics import MetricAccumulator
 from samestep.train.logging.sinks import Sink, open_sinks
 from samestep.train.record.improvement import Patience, check_improvement_settings
 from samestep.train.record.progress import Progress, Tick
 from samestep.train.session.banner import banner_lines
-from samestep.train.session.context import ReadyStage, SessionContext
+from samestep.train.session.context import LoopState, ReadyStage, SessionContext
 from samestep.train.session.hook_order import Hooks, assemble_hooks
 from samestep.train.session.recipe_code import code_hash
 from samestep.train.session.stage_config import refuse_other_settings, set_precision, stage_config
@@ -32,7 +31,7 @@ from samestep.train.session.stage_state import checkpoint_to_resume, refuse_unsa
 from samestep.train.session.takeover import done_record
 from samestep.train.session.validation_trial import try_validation
 from samestep.train.weights.first_weights import continue_from_file
-from samestep.world.seeding import RandomState, seed_everywhere
+from samestep.world.seeding import seed_everywhere
 
 
 class StageRun:
@@ -79,13 +78,23 @@ class StageRun:
         set_precision(self._config, self._world)
         store = self._store()
         found = self._find_checkpoint(store)
-        evidence = self._rundir.evidence(self._world.size, self._world.rank)
-        recorder = (
-            EvidenceRecorder(evidence, self._stage.name, self._world.dp_counted) if self._config.evidence else None
-        )
-        row_metrics, epoch_metrics = MetricAccumulator(self._world), MetricAccumulator(self._world)
-        random = RandomState(self._world, self._config.seed)
-        bench = self._bench(recorder, resumed=found is not None)
+        loop = LoopState.new(self._progress, self._world, self._config.seed)
+        bench = self._bench(resumed=found is not None)
+        task, hooks = self._build(bench)
+        loop.random.seed_this_rank()
+        artifacts = {f"artifact {name}": artifact for name, artifact in bench.array_artifacts.items()}
+        own_state = {**artifacts, **loop.parts()}
+        recipe_state = state_of_recipe(self._stage.name, task, hooks, taken=own_state)
+        if _trains(bench):  # a stage that only computes may do so with a learner's network
+            refuse_unsaved(self._stage.name, bench.learners, recipe_state)
+        state = {**recipe_state, **own_state}
+        resumed = self._restore(store, found, state, bench)
+        code = code_hash(self._context.code)
+        code = code if found is None or found.about.get("code") == code else ""
+        return ReadyStage(self._stage, bench, task, hooks, store, loop, recipe_state, state, resumed, code)
+
+    def _build(self, bench: Bench) -> tuple[Task, Sequence[Hook]]:
+        """The task and the hooks that the recipe makes, checked."""
         task: Task = self._stage.build(bench)
         check_task(self._stage.name, task)
         plan = bench.known_plan
@@ -93,37 +102,11 @@ class StageRun:
         bench.is_built = True
         bench.first_launch.begin()
         bench.first_weights.check_source_used(self._stage.name, is_last=self._is_last)
-        trains = bench.known_plan is not None and bool(bench.learners)
-        check_improvement_settings(bench.config, self._stage.name, self._stage.best, trains)
+        check_improvement_settings(bench.config, self._stage.name, self._stage.best, _trains(bench))
         self._progress.improvement.patience = Patience.of(bench.config, self._stage.best)
         hooks = self._stage.hooks(task, bench)
         check_hooks(self._stage.name, hooks)
-        random.seed_this_rank()
-        artifacts = {f"artifact {name}": artifact for name, artifact in bench.array_artifacts.items()}
-        of_loop = {"progress": self._progress, "window": row_metrics, "epoch": epoch_metrics, "random": random}
-        own_state = {**artifacts, **of_loop}
-        recipe_state = state_of_recipe(self._stage.name, task, hooks, taken=own_state)
-        if trains:  # a stage that only computes may do so with a learner's network
-            refuse_unsaved(self._stage.name, bench.learners, recipe_state)
-        state = {**recipe_state, **own_state}
-        resumed = self._restore(store, found, state, bench)
-        code = code_hash(self._context.code)
-        code = code if found is None or found.about.get("code") == code else ""
-        return ReadyStage(
-            self._stage,
-            bench,
-            task,
-            self._progress,
-            store,
-            row_metrics,
-            epoch_metrics,
-            recorder,
-            hooks,
-            recipe_state,
-            state,
-            resumed,
-            code,
-        )
+        return task, hooks
 
     def _store(self) -> Store:
         keep = self._config.checkpoint
@@ -144,7 +127,11 @@ class StageRun:
         refuse_other_settings(self._stage, self._config, found, self._rundir)
         return found
 
-    def _bench(self, recorder: EvidenceRecorder | None, *, resumed: bool) -> Bench:
+    def _bench(self, *, resumed: bool) -> Bench:
+        evidence = self._rundir.evidence(self._world.size, self._world.rank)
+        recorder = (
+            EvidenceRecorder(evidence, self._stage.name, self._world.dp_counted) if self._config.evidence else None
+        )
         bench = Bench(
             self._world,
             self._config,
@@ -284,3 +271,7 @@ class StageRun:
     def _status(self, ready: ReadyStage, status: str, **more: str) -> None:
         steps = {"step": self._progress.step, "steps": ready.task.length}
         self._context.events.status(status, stage=self._stage.name, **steps, **more)
+
+
+def _trains(bench: Bench) -> bool:
+    return bench.known_plan is not None and bool(bench.learners)

@@ -176,11 +176,11 @@ def take_back_best(ready: ReadyStage, screen: Screen) -> None:
             f"best_at_end=true, but no intact checkpoint of stage {ready.stage.name!r} has the metric {metric!r}; "
             "resume with best_at_end=false to keep the state of the last step"
         )
-    if best.step != ready.progress.step:
-        at_end = ready.progress.state_dict()
+    if best.step != ready.loop.progress.step:
+        at_end = ready.loop.progress.state_dict()
         ready.store.load(
             best, {name: _Kept() if isinstance(part, ArrayArtifact) else part for name, part in ready.state.items()}
         )
-        ready.progress.load_state_dict(at_end)
+        ready.loop.progress.load_state_dict(at_end)
     shown = format_metrics({metric: best.metric})
     screen.print(f"stage {ready.stage.name!r} ends with the state of step {best.step:,}, the best by {shown}")

@@ -52,7 +52,7 @@ def _attempt(
 
     with ExitStack() as stack:
         stack.enter_context(bench.world.activity.doing("validate"))
-        stack.enter_context(unchanged([ready.task, *ready.hooks], ready.recipe_state.values(), ready.state["random"]))
+        stack.enter_context(unchanged([ready.task, *ready.hooks], ready.recipe_state.values(), ready.loop.random))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         for learner in bench.learners:
             stack.enter_context(learner.uncompiled())

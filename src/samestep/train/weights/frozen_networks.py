@@ -131,7 +131,7 @@ class FrozenNetworks:
         trained = [learner for learner, given in self._given.items() if given is network]
         if trained and isinstance(network, nn.Module):
             raise UserError(
-                f"frozen network {name!r} is the very network that learner {trained[0]!r} trains; give bench.frozen "
+                f"frozen network {name!r} is the same network that learner {trained[0]!r} trains; give bench.frozen "
                 "that learner for a copy of its first weights"
             )
         if name in self._names:
