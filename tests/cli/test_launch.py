@@ -329,13 +329,6 @@ def test_launch_from_python_refuses_what_it_cannot_use(arguments: tuple, expecte
         samestep.launch("mdlm", nproc=0)
 
 
-def test_launch_is_a_package_and_a_function() -> None:
-    import samestep.launching.local
-
-    assert callable(samestep.launch)
-    assert samestep.launch is sys.modules["samestep.launch"]
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_launch_after_cuda_was_used_here() -> None:

@@ -195,11 +195,11 @@ def test_texts_are_cut_to_what_a_judge_takes() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"samples": 0}, "--samples must be a whole number of at least 1, not 0"),
+        ({"samples": 0}, "samples must be a whole number of at least 1"),
         ({"criteria": " ; "}, "at least one question"),
-        ({"judge_answer_tokens": 0}, "--judge_answer_tokens"),
-        ({"judge_max_tokens": 0}, "--judge_max_tokens"),
-        ({"judge_temperature": -1.0}, "--judge_temperature"),
+        ({"judge_answer_tokens": 0}, "judge_answer_tokens must be a whole number of at least 1"),
+        ({"judge_max_tokens": 0}, "judge_max_tokens must be a whole number of at least 1"),
+        ({"judge_temperature": -1.0}, "judge_temperature must be a number of at least 0"),
         ({"html": Path("/nowhere/x.html")}, "Make the folder of --html"),
         ({"judge_model": "m"}, "name the URL"),
         ({"judge": "http://localhost/v1"}, "--judge_model NAME"),

@@ -80,7 +80,8 @@ def test_an_answer_that_cannot_be_read_fools_nobody(answer: int | None, judge: f
     assert answer_rewards(None, 1, JudgeConfig(unparsed_fools=True)) == (-1.0, 1.0)
 
 
-@pytest.mark.parametrize("least", [0, 300])
-def test_a_judge_must_be_shown_something(least: int) -> None:
+def test_a_judge_must_be_shown_something() -> None:
     with pytest.raises(UserError, match=r"between 1 and judging\.max_tokens=256"):
-        JudgeConfig(min_tokens=least)
+        JudgeConfig(min_tokens=300)
+    with pytest.raises(UserError, match="min_tokens must be a whole number of at least 1"):
+        JudgeConfig(min_tokens=0)

@@ -57,7 +57,7 @@ def test_betas_come_from_the_configuration_unless_they_are_given() -> None:
         (lambda: AdamW(beta1=1.5), "beta1 must be at least 0 and below 1, but is 1.5"),
         (lambda: Muon(iterations=0), "at least one iteration"),
         (lambda: Muon(scaling="none"), "Muon's scaling is 'adamw' or 'original', not 'none'"),  # type: ignore[arg-type]
-        (lambda: given(clip_value=-1.0), "clip_value must not be negative, but is -1.0"),
+        (lambda: given(clip_value=-1.0), "clip_value must be a number of at least 0, not -1.0"),
         (lambda: given("adam"), "optimizer='adam' is no optimizer; give AdamW"),
         (lambda: given(AdamW), "is no optimizer; give AdamW"),
         (lambda: LearnerOptimizer(made(Net), given(Muon(adamw=["hed.*"]))), "'hed.*' matches no trainable parameter"),
