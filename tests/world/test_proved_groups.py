@@ -20,7 +20,7 @@ KEY = b"k" * 32
 
 
 def every_group_is_proved() -> None:
-    """The default one, that of messages, and those that are opened later, also of some ranks only."""
+    """The default one, those of messages and outcomes, and those that are opened later, also of some ranks only."""
     proved: list[list[int]] = []
     world = World.rendezvous()
     with pytest.MonkeyPatch.context() as patch:
@@ -30,11 +30,11 @@ def every_group_is_proved() -> None:
         )
         world.connect(device="cpu", timeout=60)
         everybody = list(range(world.size))
-        assert proved == [everybody, everybody]
+        assert proved == [everybody] * 3
         world.with_own_messages("a thread", world.timeout)
         group = world.open_group("some", ranks=[0, world.size - 1])
     is_member = world.rank in (0, world.size - 1)
-    assert proved == [everybody] * 3 + [[0, world.size - 1]] * is_member
+    assert proved == [everybody] * 4 + [[0, world.size - 1]] * is_member
     if is_member:
         total = torch.ones(1)
         dist.all_reduce(total, group=group)
