@@ -16,7 +16,7 @@ from samestep.checkpoint.commit import make_empty_folder
 from samestep.checkpoint.loading import read_tensors
 from samestep.checkpoint.manifest import STAGING, find_checkpoints, read_manifest, verify
 from samestep.cli.main import main
-from samestep.core.records import JsonLines, read_json, write_json
+from samestep.core.records import JsonLines, read_json
 from samestep.launching.local import start
 from samestep.train.session import stage_run
 
@@ -197,18 +197,3 @@ def test_every_history_has_each_step_once_however_often_the_run_is_killed(shell:
     assert len(sent) == read_json(Path("runs/a/wandb.json"))["rows"]
     assert len(list(Path("runs/a/wandb").glob("*offline-run-*"))) == 4
     assert len(list(Path("runs/a/wandb").glob("killed-offline-run-*"))) == 2
-
-
-def test_wandb_rows_of_an_earlier_version_are_not_sent_again(shell: Shell) -> None:
-    env = {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
-    args = [*RUN, "--log.wandb", "--no-log.tensorboard", "--max_steps", "8"]
-    assert shell(*args, "--max_time", "0s", env=env)[0] == [75]
-    assert shell(*args, env=env)[0] == [0]
-    state = read_json(Path("runs/a/wandb.json"))
-    write_json(Path("runs/a/wandb.json"), {"id": state["id"]})  # all that an earlier version wrote
-    before, folders = sent_to_wandb(Path("runs/a")), sorted(Path("runs/a/wandb").glob("*"))
-    Path("runs/a/artifacts/fit/done.json").unlink()
-    assert shell(*args, env=env)[0] == [0]
-    assert sent_to_wandb(Path("runs/a")) == before and before
-    assert set(folders) <= set(Path("runs/a/wandb").glob("*"))
-    assert read_json(Path("runs/a/wandb.json"))["rows"] == state["rows"]
