@@ -144,7 +144,7 @@ def test_nobody_else_can_read_scripts_jobs_and_output(tmp_path: Path, monkeypatc
     before = os.umask(0)
     try:
         context = ScriptContext(tmp_path / "run", tmp_path, "python")
-        context.job.mkdir(parents=True, mode=0o777)  # what an earlier version made
+        context.job.mkdir(parents=True, mode=0o777)  # by somebody else
         (context.job / "train.sh").touch(0o644)
         job = replace(Job(), site=replace(Job().site, env={"TOKEN": "secret"}))
         for _ in range(2):
