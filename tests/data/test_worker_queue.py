@@ -48,6 +48,7 @@ except WorkerLost as error:  # noticed when the rank asked for its batch
     print("LOST", error, flush=True)
 except RuntimeError as error:  # noticed at any other time
     print("LOST", lost_worker(error), flush=True)
+signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # as at the end of a rank: torch's handler would raise once more
 """
 
 

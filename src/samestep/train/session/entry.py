@@ -202,6 +202,7 @@ def _ignore_signals() -> None:
     """The outcome is decided: a signal now must not change it."""
     for number in heeded():
         signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises, wherever the process is, for a lost worker
 
 
 def _early_stop(error: BaseException, world: World) -> StoppedEarly | None:
