@@ -35,7 +35,6 @@ def run(stranger: Stranger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "batch_size=2",
         "log.every=1",
         "distributed.device=cpu",
-        "epochs=99",
     ]
     with subprocess.Popen(
         [*command, *settings], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path
