@@ -63,9 +63,22 @@ def _position(header: Sequence[float]) -> str:
     return f"is at step {step} after {plural(updates, 'update')} in this launch, and sends {plural(count, 'number')}"
 
 
-def _different(rank: int, own: str, other: int, of_other: str) -> RunFailed:
+def _different(rank: int, own: str, other: int, of_other: str) -> "DifferentMessages":
     stack = [frame for frame in as_stack(sys._getframe(2)) if not frame[0].startswith(_WORLD)]
-    return RunFailed(
-        f"ranks {rank} and {other} do not do the same: rank {rank}, at {relevant_line(stack)}, {own}; "
-        f"rank {other} {of_other}. {SAME_WAY}"
-    )
+    return DifferentMessages(rank, relevant_line(stack), own, other, of_other)
+
+
+class DifferentMessages(RunFailed):
+    """Two ranks do not do the same. Each knows its own line alone."""
+
+    def __init__(self, rank: int, line: str, own: str, other: int, of_other: str, line_of_other: str = "") -> None:
+        self.line, self.other, self._sentence = line, other, (rank, line, own, other, of_other)
+        where = f", at {line_of_other}," if line_of_other else ""
+        super().__init__(
+            f"ranks {rank} and {other} do not do the same: rank {rank}, at {line}, {own}; "
+            f"rank {other}{where} {of_other}. {SAME_WAY}"
+        )
+
+    def with_line_of_other(self, line: str) -> "DifferentMessages":
+        """The same with the line of the other rank, which may be the odd one."""
+        return DifferentMessages(*self._sentence, line_of_other=line)

@@ -142,8 +142,11 @@ class Stop:
         """Around everything that calls `agreed`: at the end, the answer that is still under way is waited for."""
         try:
             yield
-        finally:
-            self._agreement.wait()
+        except BaseException:
+            with suppress(Exception):  # what happened first is what counts
+                self._agreement.wait()
+            raise
+        self._agreement.wait()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:  # a data worker that was forked a moment ago: its rank handles signals

@@ -45,6 +45,7 @@ from samestep.train.record.stop import StoppedEarly
 from samestep.train.session.session import Session
 from samestep.train.session.start import Configured, StartArguments, require_same_start
 from samestep.world.failures import PeerFailed
+from samestep.world.frames import DifferentMessages
 from samestep.world.watchdog.mpiexec import end_mpiexec_later
 from samestep.world.world import World
 
@@ -76,8 +77,11 @@ LAST_RANK_WAIT = 5.0
 """Seconds that rank 0 waits for the others to end before it."""
 FAILED_START_WAIT = 30.0
 """The same for a failure before training, since ranks may start late; it is also how long others look for rank 0."""
+OTHER_LINE_WAIT = 2.0
+"""Seconds that a rank waits for the line of another that does not do the same."""
 _ENDED_COUNT = "samestep/gone"
 _SHOWN = "samestep/shown"
+_LINE = "samestep/line/{}"
 
 
 def enter(read_start: Callable[[], StartArguments]) -> int:
@@ -245,6 +249,8 @@ def _failed(error: BaseException, world: World, session: Session | None) -> int:
     elif sentence := path_error(error):
         logger.error("%s", error, exc_info=error)  # the log has the place in the code
         error = sentence
+    if isinstance(error, DifferentMessages):
+        error = _with_line_of_other(error, world)
     if not isinstance(error, UserError | RunFailed | PeerFailed):
         try:
             world.raise_peer_failure()  # a broken connection only follows from what a peer reported
@@ -265,6 +271,17 @@ def _failed(error: BaseException, world: World, session: Session | None) -> int:
         _show_report(report)
     _write_report(report, world, session)
     return report.code
+
+
+def _with_line_of_other(error: DifferentMessages, world: World) -> DifferentMessages:
+    """Ranks that do not do the same tell each other where they are: this one may not be the odd one."""
+    with suppress(Exception):  # the store is gone
+        world.store.set(_LINE.format(world.rank), error.line)
+        key = _LINE.format(error.other)
+        _wait_until(lambda: world.store.check([key]), OTHER_LINE_WAIT)
+        if world.store.check([key]):
+            return error.with_line_of_other(world.store.get(key).decode())
+    return error
 
 
 def _disk_full(error: OSError, session: Session | None) -> UserError | RunFailed:
