@@ -22,7 +22,7 @@ from samestep.core.parent import kill_with_parent
 from samestep.data.collate import Collate, check_batch, stack_rows
 from samestep.data.order import Order, micro_batches
 from samestep.data.random_state import random_state_kept, seed_for_row
-from samestep.data.worker_queue import LoaderContext, naming_worker_failures, resource_error
+from samestep.data.worker_queue import LoaderContext, naming_worker_failures, print_no_lost_connections, resource_error
 from samestep.world.world import World
 
 _SOCKET_NAME = len("/pymp-xxxxxxxx/listener-xxxxxxxx")
@@ -277,6 +277,7 @@ def read_in_worker(dataset: Dataset, item: Any) -> Any:
 def _end_with_rank(rank_process: int, worker: int) -> None:
     """A loader process ends when its rank does, and ignores stop signals, which the rank handles."""
     kill_with_parent(rank_process)
+    print_no_lost_connections()
 
 
 class _ReturnUserErrors(Dataset):

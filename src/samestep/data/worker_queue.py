@@ -6,10 +6,12 @@ ever. Here the failure takes the place of the batch.
 """
 
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.context import ForkContext
 from multiprocessing.queues import Queue
+from types import TracebackType
 from typing import Any
 
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
@@ -54,6 +56,17 @@ def _delete_half_made(iterator: Any, delete: Callable[[Any], None] = _MultiProce
 
 
 _MultiProcessingDataLoaderIter.__del__ = _delete_half_made  # type: ignore[method-assign]
+
+
+def print_no_lost_connections() -> None:
+    """In a worker: a thread of multiprocessing would print a traceback where its rank no longer wants a batch."""
+    show = sys.excepthook
+
+    def show_others(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not issubclass(kind, _CONNECTION_ERRORS):
+            show(kind, error, trace)
+
+    sys.excepthook = show_others
 
 
 def resource_error(error: BaseException) -> Exception | None:
