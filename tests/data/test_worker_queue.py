@@ -42,6 +42,7 @@ load = loader(Steps(Rows(True), Shuffled(64, 8, 0), World.single(), 8, None), 8,
 load(0)
 try:
     os.kill(load._iterator._workers[1].pid, signal.SIGKILL)
+    load._iterator._workers[1].join()
     for step in range(1, 8):
         load(step)
 except WorkerLost as error:  # noticed when the rank asked for its batch
