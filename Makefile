@@ -39,18 +39,18 @@ test test-all: lint
 # The fault tests of `make test`, then 100 random kills and 50 corruptions; SEED=N repeats a seed.
 faults: .venv/installed-test
 	$(BIN)/python -m pytest tests/faults
-	PYTHONPATH=tests $(BIN)/python -m faults.campaign $(if $(SEED),--seed $(SEED))
+	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m faults.campaign $(if $(SEED),--seed $(SEED))
 
 # Careless input to every verb: settings, paths, and run directories with damaged files. Then runs that lack open files,
 # shared memory, output or a working directory, and signals at moments of a start; SEED=N repeats a seed.
 fuzz: .venv/installed-test
-	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz.campaign $(if $(SEED),--seed $(SEED))
+	PYTHONPATH=$(CURDIR)/tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz.campaign $(if $(SEED),--seed $(SEED))
 
 # Hanging ranks under every launcher, with a table; needs scripts/install-system-deps. LAUNCHERS="samestep torchrun" runs some.
 # Then runs that are slow for a good reason: none may be reported.
 hangs: .venv/installed-test
-	PYTHONPATH=tests $(BIN)/python -m faults.hangs $(if $(LAUNCHERS),--launchers $(LAUNCHERS))
-	PYTHONPATH=tests $(BIN)/python -m faults.false_alarms
+	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m faults.hangs $(if $(LAUNCHERS),--launchers $(LAUNCHERS))
+	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m faults.false_alarms
 
 clean:
 	rm -rf .venv runs build src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
