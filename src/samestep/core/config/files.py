@@ -9,7 +9,7 @@ from typing import Any
 
 from samestep.core.config.limits import check_depth, read_config_text
 from samestep.core.config.schema import listed
-from samestep.core.config.yaml_files import compose_yaml
+from samestep.core.config.yaml_files import compose_yaml, load_mapping
 from samestep.core.errors import UserError
 from samestep.core.paths import expand_home
 
@@ -133,11 +133,10 @@ def copies_of(source: ConfigFile, reads: Mapping[Path, str], folder: Path) -> di
 
 
 def _own_search_path(path: Path) -> list[str]:
-    import yaml
-
+    text = read_config_text(path)
     try:
-        found = yaml.safe_load(read_config_text(path))["hydra"]["searchpath"]
-    except (yaml.YAMLError, ValueError, TypeError, KeyError):  # no search path; a wrong file is reported when loaded
+        found = load_mapping(text, path)["hydra"]["searchpath"]
+    except (UserError, TypeError, KeyError):  # no search path; a wrong file is reported when loaded
         return []
     entries = [str(entry) for entry in found] if isinstance(found, list) else []
     for entry in entries:

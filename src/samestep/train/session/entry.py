@@ -178,10 +178,12 @@ def _wait_for_others(world: World, seconds: float) -> None:
     _wait_until(lambda: world.store.add(_ENDED_COUNT, 0) >= world.size - 1, seconds)
 
 
-def _wait_until(condition: Callable[[], bool], seconds: float) -> None:
+def _wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Whether the condition came true in time."""
     end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
+    while not (is_met := condition()) and time.monotonic() < end:
         time.sleep(0.01)
+    return is_met
 
 
 def _end_start_together(world: World) -> None:
@@ -278,8 +280,7 @@ def _with_line_of_other(error: DifferentMessages, world: World) -> DifferentMess
     with suppress(Exception):  # the store is gone
         world.store.set(_LINE.format(world.rank), error.line)
         key = _LINE.format(error.other)
-        _wait_until(lambda: world.store.check([key]), OTHER_LINE_WAIT)
-        if world.store.check([key]):
+        if _wait_until(lambda: world.store.check([key]), OTHER_LINE_WAIT):
             return error.with_line_of_other(world.store.get(key).decode())
     return error
 

@@ -1,1 +1,1 @@
-"""Weights from elsewhere in, trained models out."""
+"""Where the weights of networks come from: runs, checkpoints, files, and the bases of adapters."""
