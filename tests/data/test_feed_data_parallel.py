@@ -10,9 +10,8 @@ from samestep.data.feed import CountedTerms
 from samestep.data.loading import Batch, Share, Steps
 from samestep.data.order import Sequential, Shuffled
 from samestep.data.rollout import produce
-from samestep.world.data_parallel import DataParallel
 from samestep.world.rank_discovery import RankInfo
-from samestep.world.world import World
+from samestep.world.world import DataParallel, World
 from toys import Points, feed_of
 
 

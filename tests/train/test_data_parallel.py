@@ -28,8 +28,7 @@ from samestep.train.learner.learner import Learner
 from samestep.train.logging.console import Screen
 from samestep.train.logging.metrics import MetricAccumulator, Metrics
 from samestep.train.record.config import Config, Distributed
-from samestep.world.data_parallel import DataParallel
-from samestep.world.world import World
+from samestep.world.world import DataParallel, World
 from toys import (
     Net,
     Points,

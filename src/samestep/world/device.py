@@ -1,7 +1,9 @@
 """Which device this rank computes on, which backend carries its collectives, and how long these may take."""
 
 import os
+import socket
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -48,6 +50,12 @@ def card_id(device: torch.device) -> str:
     """An id that no other card of this machine has, however a launcher renumbers them."""
     properties = getattr(torch, device.type).get_device_properties(device)
     return str(getattr(properties, "uuid", None) or device)
+
+
+def claim_card(device: torch.device, rank_info: RankInfo, store: Any) -> None:
+    """No two ranks on one card, unless it was asked for by its number: each would be slow, or out of memory."""
+    if store.add(f"samestep/card/{socket.gethostname()}/{card_id(device)}", 1) > 1:
+        raise too_few_devices(rank_info, device.type, getattr(torch, device.type).device_count())
 
 
 def too_few_devices(rank_info: RankInfo, kind: str, count: int) -> UserError:

@@ -8,12 +8,36 @@ import fcntl
 import ipaddress
 import socket
 import struct
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
+
+from samestep.world.rank_discovery import RankInfo, main_address
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
 _LOOPBACK_VARIABLES = (VARIABLE, "NCCL_SOCKET_IFNAME")
 _SIOCGIFADDR = 0x8915
 _ANY_PORT = 9
+
+
+def listen_where_needed(info: RankInfo, store: Any, env: MutableMapping[str, str]) -> None:
+    """Have gloo listen on loopback if all ranks are on this host, else where the others can reach it."""
+    if _is_one_host(info, env):
+        return stay_on_loopback(env)
+    key = "samestep/address/{}"
+    other = 0 if info.rank >= info.size // 2 else info.size - 1  # the first and the last rank are on two hosts
+
+    def publish(address: str) -> None:
+        store.set(key.format(info.rank), address)
+
+    choose_interface(main_address(info, env), publish, lambda: store.get(key.format(other)).decode(), env)
+
+
+def _is_one_host(info: RankInfo, env: Mapping[str, str]) -> bool:
+    """Whether all ranks are known to be on this host; some launchers do not say how many are."""
+    if info.local_size < info.size:
+        return False
+    is_known = info.size == 1 or bool(info.job) or "LOCAL_WORLD_SIZE" in env or not info.grouped
+    return is_known or is_loopback(env.get("MASTER_ADDR", ""))
 
 
 def choose_interface(

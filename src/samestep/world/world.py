@@ -12,20 +12,16 @@ There is one way for each purpose:
   where rank 0 may fail before it gets there.
 - Gather: `gather` gives every rank's value to all; `exchange_with_main` gives them to rank 0, which answers each rank.
   `async_gather` is for small sums that no rank waits for.
-- Fail together: under `together` a failure of one rank ends all ranks, with its message. `run_on_all_ranks` is the
-  recoverable sibling: all ranks raise the same failure, and the caller may go on.
+- Fail together: under `together` (rank.py) a failure of one rank ends all ranks, with its message. `run_on_all_ranks`
+  is the recoverable sibling: all ranks raise the same failure, and the caller may go on.
 
 Messages are JSON over a gloo group of their own (messages.py), so they never queue behind device collectives. Process
 groups are opened by `open_group`, which proves their connections. In a lone process there is no group, and every method
 returns what this process passes in.
 """
 
-import json
 import os
-import socket
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -34,26 +30,23 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from samestep.core.errors import EXIT_FAILURE, RunFailed
 from samestep.core.records import Json
 from samestep.world.activity import ActivityTracker
 from samestep.world.async_gather import AsyncGather
-from samestep.world.data_parallel import DataParallel
 from samestep.world.device import (
     backend_spec,
-    card_id,
     choose_backend,
     choose_device,
+    claim_card,
     group_timeout,
     set_current,
-    too_few_devices,
 )
-from samestep.world.failures import FAILURE_KEY, PeerFailed, failure_record, failure_sentence, raise_first
+from samestep.world.failures import failure_record, raise_first
 from samestep.world.messages import Messages
-from samestep.world.missing_ranks import wait_for_start
-from samestep.world.network_interface import choose_interface, is_loopback, stay_on_loopback
+from samestep.world.network_interface import listen_where_needed
 from samestep.world.proved_groups import NotProved, prove_connections, uses_gloo
-from samestep.world.rank_discovery import RankInfo, discover, main_address
+from samestep.world.rank import Rank
+from samestep.world.rank_discovery import RankInfo, discover
 from samestep.world.rendezvous import open_store
 
 WAIT_AFTER_FAILURE = 10.0
@@ -63,38 +56,54 @@ _STORES_OF_GROUPS: list[Any] = []
 """A process group holds the C++ part of its store only; without the Python part, it could not use it."""
 
 
+@dataclass(frozen=True)
+class DataParallel:
+    """Which share of the data a process takes, and the group that averages gradients.
+
+    Without model parallelism every process takes its own share. Where several processes compute one model together
+    (tensor parallelism, or copies of it), those of a model-parallel group take the same one, and one of them counts it:
+
+        ranks 0 1 2 3, model-parallel groups [0, 1] and [2, 3], data-parallel groups [0, 2] and [1, 3]
+        rank  0 1 2 3
+        share 0 0 1 1    DataParallel.over(group, counted=rank % 2 == 0)
+    """
+
+    rank: int
+    """The number of its share; also its rank in the group."""
+    size: int
+    """How many shares the global batch is cut into."""
+    group: Any = None
+    """The processes that hold the other shares for the same part of the model; None: all processes."""
+    counted: bool = True
+    """Whether it is the one of its model-parallel group that counts the share in sums over all processes."""
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.rank < self.size, f"data-parallel rank {self.rank} of {self.size}"
+
+    @classmethod
+    def over(cls, group: Any, counted: bool) -> "DataParallel":
+        """The coordinates that follow from a data-parallel process group; `World.open_group` opens one."""
+        return cls(dist.get_rank(group), dist.get_world_size(group), group, counted)
+
+
 @dataclass
-class World:
+class World(Rank):
     """Rank, size, device and groups of this process."""
 
-    rank_info: RankInfo
     device: torch.device
     backend: str | None = None
-    timeout: timedelta = timedelta(minutes=10)
     control: Any = None
     """The gloo group that carries CPU messages; None in a lone process."""
     messages: Messages | None = field(default=None, repr=False)
     """The messages of that group."""
     outcomes: Messages | None = field(default=None, repr=False)
     """Messages of a group of their own: how work that may itself communicate has ended on every rank."""
-    store: Any = None
     activity: ActivityTracker = field(default_factory=ActivityTracker, repr=False)
     """What this process is doing, for the watchdog."""
     async_gather: AsyncGather = field(default_factory=AsyncGather, repr=False)
     """Small sums over all ranks that no rank waits for."""
     data_parallel: DataParallel | None = None
     """Which share of the data this process takes; None: every process takes one of its own, by its rank."""
-    _barriers: int = field(default=0, repr=False)
-
-    @property
-    def rank(self) -> int:
-        """This process's number among all."""
-        return self.rank_info.rank
-
-    @property
-    def size(self) -> int:
-        """How many processes there are."""
-        return self.rank_info.size
 
     @property
     def dp_rank(self) -> int:
@@ -116,16 +125,6 @@ class World:
         """Whether this process counts its share in sums over all processes; of several with one share, one does."""
         return self.data_parallel is None or self.data_parallel.counted
 
-    @property
-    def is_main(self) -> bool:
-        """Whether this is rank 0, which alone prints and writes."""
-        return self.rank == 0
-
-    @property
-    def host(self) -> str:
-        """The name of this machine."""
-        return socket.gethostname()
-
     @classmethod
     def single(cls, device: str = "cpu") -> "World":
         """A lone process on `device`."""
@@ -144,13 +143,10 @@ class World:
         """Choose device and backend and open the process group. `timeout` is in seconds; NCCL_TIMEOUT overrides it."""
         with self.together("choosing the device"):
             self.timeout = timedelta(seconds=group_timeout(timeout))
-            if self._is_one_host():
-                stay_on_loopback(os.environ)
-            else:
-                self._choose_interface()
+            listen_where_needed(self.rank_info, self.store, os.environ)
             self.device = set_current(choose_device(device, self.rank_info))
             if self.store is not None and self.device.type != "cpu" and ":" not in device:
-                self._claim_card(self.device)
+                claim_card(self.device, self.rank_info, self.store)
             self.backend = choose_backend(backend, self.device) if self.rank_info.grouped else None
         if self.backend is not None:
             _STORES_OF_GROUPS.append(self.store)
@@ -191,7 +187,7 @@ class World:
         """Make sure that a group's connections lead to its ranks."""
         if self.size == 1:
             return
-        self._meet("opened the connections of a process group")  # the time to prove them runs from here
+        self.meet("opened the connections of a process group")  # the time to prove them runs from here
         with self.together("proving the connections of a process group"):
             if group is not dist.GroupMember.NON_GROUP_MEMBER and uses_gloo(group):
                 try:
@@ -202,30 +198,6 @@ class World:
 
     def _use_for_messages(self, group: Any) -> None:
         self.control, self.messages = group, Messages(group, self.store.derive_key("messages"))
-
-    def _claim_card(self, device: torch.device) -> None:
-        """No two ranks on one card, unless it was asked for by its number: each would be slow, or out of memory."""
-        if self.store.add(f"samestep/card/{socket.gethostname()}/{card_id(device)}", 1) > 1:
-            raise too_few_devices(self.rank_info, device.type, getattr(torch, device.type).device_count())
-
-    def _is_one_host(self) -> bool:
-        """Whether all ranks are known to be on this host; some launchers do not say how many are."""
-        if self.rank_info.local_size < self.size:
-            return False
-        launcher = self.rank_info
-        is_known = self.size == 1 or bool(launcher.job) or "LOCAL_WORLD_SIZE" in os.environ or not launcher.grouped
-        return is_known or is_loopback(os.environ.get("MASTER_ADDR", ""))
-
-    def _choose_interface(self) -> None:
-        """Several hosts: have gloo listen where the others can reach it."""
-        key = "samestep/address/{}"
-        other = 0 if self.rank >= self.size // 2 else self.size - 1  # the first and the last rank are on two hosts
-
-        def publish(address: str) -> None:
-            self.store.set(key.format(self.rank), address)
-
-        master = main_address(self.rank_info, os.environ)
-        choose_interface(master, publish, lambda: self.store.get(key.format(other)).decode(), os.environ)
 
     @classmethod
     def join(cls, device: str = "auto", backend: str = "auto", timeout: float = 600.0) -> "World":
@@ -238,82 +210,6 @@ class World:
             dist.destroy_process_group()
             self.control = self.messages = self.outcomes = None
             _STORES_OF_GROUPS.clear()
-
-    @contextmanager
-    def together(self, what: str) -> Iterator[None]:
-        """Local work that may fail, then a barrier: if it failed on any rank, every rank raises that failure."""
-        try:
-            yield
-        except Exception as error:
-            self.report_failure(error)
-            raise
-        if self.store is not None:
-            self._meet(f"finished {what}")
-
-    def _meet(self, done: str) -> None:
-        """Wait until every rank is here, or one has reported a failure. It needs no process group."""
-        self._barriers += 1
-        keys = [f"samestep/barrier/{self._barriers}/{rank}" for rank in range(self.size)]
-        passed, otherwise = f"samestep/barrier/{self._barriers}", f"not every rank {done}"
-        self.store.set(keys[self.rank], "")
-        if self.is_main and self._barriers == 1:
-            self._wait_for_start(keys)
-        if self.is_main:
-            self._wait_for(keys, otherwise)
-            self.store.set(passed, "")
-        self._wait_for([passed], otherwise)
-
-    def _wait_for_start(self, keys: list[str]) -> None:
-        """On rank 0, where ranks meet for the first time: ranks that never started are named."""
-        try:
-            wait_for_start(
-                keys, self.store, self.rank_info, os.environ, self.timeout.total_seconds(), self.raise_peer_failure
-            )
-        except RunFailed as error:
-            self.report_failure(error)
-            raise
-
-    def _wait_for(self, keys: list[str], otherwise: str) -> list[bytes]:
-        """The values of these keys in the store, once all are there; `otherwise` says what did not happen in time."""
-        end = time.monotonic() + self.timeout.total_seconds()
-        while not self.store.check(keys):
-            self.raise_peer_failure()
-            if time.monotonic() > end:
-                raise PeerFailed(f"{otherwise} within {self.timeout}", EXIT_FAILURE)
-            time.sleep(0.005)
-        return self.store.multi_get(keys)
-
-    def share_through_store(self, key: str, value: Json) -> Json:
-        """Rank 0's value through the store: for work inside `together`, where rank 0 may fail first."""
-        if self.store is None:
-            return value
-        name = f"samestep/share/{key}"
-        if self.is_main:
-            self.store.set(name, json.dumps(value))
-            return value
-        return json.loads(self._wait_for([name], f"rank 0 did not share {key!r}")[0])
-
-    def report_failure(self, error: BaseException) -> None:
-        """Report to the peers why this rank ends; only the first report of any rank counts."""
-        if self.store is None or isinstance(error, PeerFailed):
-            return
-        code = getattr(error, "exit_code", EXIT_FAILURE)
-        report = {"rank": self.rank, "host": socket.gethostname(), "text": failure_sentence(error), "code": code}
-        try:
-            self.store.compare_set(FAILURE_KEY, "", json.dumps(report))
-        except Exception:  # the process that holds the store is gone, and with it the peers
-            return
-
-    def raise_peer_failure(self) -> None:
-        """Raise what another rank reported, if one did."""
-        if self.store is None:
-            return
-        try:
-            report = json.loads(self.store.get(FAILURE_KEY)) if self.store.check([FAILURE_KEY]) else None
-        except Exception:
-            return
-        if report and report["rank"] != self.rank:
-            raise PeerFailed(f"rank {report['rank']} on {report['host']} failed: {report['text']}", report["code"])
 
     def share(self, value: Json, source: int = 0) -> Json:
         """The value of rank `source`, on every rank."""
