@@ -20,9 +20,8 @@ from samestep.cli.main import main
 from samestep.cli.model_verbs import ModelVerb, _name_second
 from samestep.core.errors import UserError
 from samestep.launching import local
-from samestep.recipes.gan.comparing.compare import CompareOptions
-from samestep.recipes.gan.comparing.endpoint import Endpoint
-from samestep.recipes.gan.comparing.judges import (
+from samestep.recipes.gan.compare import CompareOptions, _without_training
+from samestep.recipes.gan.comparison_judges import (
     Answer,
     JudgeSettings,
     LocalJudge,
@@ -30,19 +29,18 @@ from samestep.recipes.gan.comparing.judges import (
     cut_alike,
     question,
 )
-from samestep.recipes.gan.comparing.page import comparison_page
-from samestep.recipes.gan.comparing.records import _without_training
-from samestep.recipes.gan.comparing.results import (
+from samestep.recipes.gan.comparison_results import (
     Verdict,
     about_answers,
+    comparison_page,
     decide,
     question_results,
     tally,
     without_judge,
 )
-from samestep.recipes.gan.data import DataConfig, Record, TextRows, Texts, load
-from samestep.recipes.gan.domains import PYDOC
-from samestep.recipes.gan.judging import DEFAULT_CRITERION, QUESTION, REASONED_QUESTION, JudgeConfig
+from samestep.recipes.gan.data import PYDOC, DataConfig, Record, TextRows, Texts, load
+from samestep.recipes.gan.endpoint import Endpoint
+from samestep.recipes.gan.judges import DEFAULT_CRITERION, JudgeConfig, PairWriter
 from samestep.recipes.gan.players import BuiltInPlayer
 from samestep.train.trained.batch_inference import network_of
 from samestep.train.trained.trained_model import open_trained
@@ -111,11 +109,12 @@ def test_question_results() -> None:
     }
 
 
-def test_judges_are_asked_what_they_were_trained_on() -> None:
-    assert question(DEFAULT_CRITERION, "verdict") == QUESTION
-    assert question(DEFAULT_CRITERION, "generative") == REASONED_QUESTION
-    assert QUESTION.startswith(DEFAULT_CRITERION)
-    assert REASONED_QUESTION.startswith(DEFAULT_CRITERION)
+@pytest.mark.parametrize("mode", ["verdict", "generative"])
+def test_judges_are_asked_what_they_were_trained_on(mode: Any) -> None:
+    trained_on: list[str] = []
+    PairWriter(lambda text: [1], JudgeConfig(mode=mode), lambda text: (trained_on.append(text) or [1], [1]))
+    assert trained_on == [question(DEFAULT_CRITERION, mode)]
+    assert trained_on[0].startswith(DEFAULT_CRITERION)
 
 
 def test_other_criteria() -> None:
@@ -407,7 +406,7 @@ def test_an_endpoint_as_judge(compared: Compare, monkeypatch: pytest.MonkeyPatch
         handler.wfile.write(body)
 
     server.replies = [reply]
-    monkeypatch.setattr("samestep.recipes.gan.comparing.judges.REQUESTS_AT_ONCE", 1)  # `requests[-1]` is this one
+    monkeypatch.setattr("samestep.recipes.gan.comparison_judges.REQUESTS_AT_ONCE", 1)  # `requests[-1]` is this one
     monkeypatch.setenv("OTHER_KEY", "secret")
     args = ["--judge", server.url, "--judge_model", "big", "--judge_key_env", "OTHER_KEY", "--samples", "4"]
     try:

@@ -13,8 +13,19 @@ from samestep.data.chosen_rows import ReadOptions
 from samestep.data.feed import Feed
 from samestep.data.fingerprint import compare_fingerprint, take_fingerprint
 from samestep.data.order import Sequential
-from samestep.recipes.gan.data import DataConfig, Record, Texts, _load, load
-from samestep.recipes.gan.domains import DOMAINS, PROOFS, STORIES, Domain, find_domain, register_domain
+from samestep.recipes.gan.data import (
+    DOMAINS,
+    PROOFS,
+    STORIES,
+    DataConfig,
+    Domain,
+    Record,
+    Texts,
+    _load,
+    find_domain,
+    load,
+    register_domain,
+)
 from samestep.recipes.gan.task import groups
 from samestep.world.world import World
 
@@ -205,8 +216,6 @@ def test_python_s_own_text() -> None:
     record = next(record for record in everything(texts) if record.human.startswith("Assignment is defined recur"))
     assert record.prompt == "Write a paragraph of Python's reference on assignment.\n\n"
     assert all(record.human.endswith(".") and "\n" not in record.human for record in everything(texts))
-    assert texts.describe() == load(DataConfig(), seed=0).describe()
-    assert len(texts.describe()["sha256"]) == 64  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"Name the file with data\.path"):
         load(DataConfig(domain="stories"), seed=0)
 
@@ -240,7 +249,7 @@ def test_a_feed_leads_back_to_its_records(workers: int, tmp_path: Path) -> None:
 
 
 def test_own_domains(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("samestep.recipes.gan.domains.DOMAINS", DOMAINS.copy())
+    monkeypatch.setattr("samestep.recipes.gan.data.DOMAINS", DOMAINS.copy())
     poems = Domain("poems", prompt_fields=("subject",), human_field="poem", template="On {subject}:\n")
     assert register_domain(poems) is register_domain(poems)
     path = write_jsonl(tmp_path / "a.jsonl", [{"subject": f"s{n}", "poem": f"p{n}"} for n in range(4)])

@@ -9,7 +9,7 @@ import pytest
 from chat_server import ChatServer, completion
 
 from samestep.core.errors import UserError
-from samestep.recipes.gan.comparing.endpoint import LARGEST, LONGEST_PAUSE, Endpoint, is_url, key_from
+from samestep.recipes.gan.endpoint import LARGEST, LONGEST_PAUSE, Endpoint, is_url, key_from
 
 pytestmark = pytest.mark.timeout(900)
 

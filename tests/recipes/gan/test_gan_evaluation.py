@@ -21,7 +21,7 @@ from samestep.core.rundir import RunDir
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.data import DataConfig, Record
 from samestep.recipes.gan.evaluation import Baseline, BenchmarkConfig, Verdicts, _decoded, benchmark_table
-from samestep.recipes.gan.judging import JudgeConfig
+from samestep.recipes.gan.judges import JudgeConfig
 from samestep.recipes.gan.players import PlayerConfig
 from samestep.recipes.gan.task import Adversaries
 from samestep.train.logging.console import Screen
@@ -203,9 +203,9 @@ def test_judge_sees_each_text_beside_its_record_in_both_orders() -> None:
     asked: list[bool] = []
 
     def by_heart(
-        network: nn.Module, records: Sequence[Record], texts: Sequence[str], human_first: Sequence[bool], ids: Tensor
+        network: nn.Module, records: Sequence[Record], texts: Sequence[str], human_first: bool, ids: Tensor
     ) -> list[float]:
-        asked.extend(human_first)
+        asked.extend([human_first] * len(records))
         return [float(first[record] == text) for record, text in zip(records, texts, strict=True)]
 
     benchmark._judged = by_heart

@@ -8,7 +8,7 @@ import pytest
 from samestep import UserError
 from samestep.cli.args import RecipeArgs
 from samestep.recipes.gan import GanConfig, recipe
-from samestep.recipes.gan.presets import PRESETS
+from samestep.recipes.gan.config import PRESETS
 
 
 def config_of(*args: str) -> GanConfig:

@@ -15,7 +15,7 @@ import torch
 
 from samestep import GenerationConfig, LocalGenerator, UserError, World, open_causal_lm
 from samestep.cli.main import main
-from samestep.recipes.gan.judging import answer_tokens
+from samestep.recipes.gan.judges import answer_tokens
 from samestep.recipes.gan.players import FolderPlayer
 from samestep.train.learner.draws import Draws
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from samestep.core.errors import UserError
-from samestep.recipes.gan.text_metrics import (
+from samestep.recipes.gan.evaluation import (
     binomial_test,
     distinct_n,
     mean_by_group,

@@ -1,13 +1,13 @@
 """A generator of text against a judge: `samestep train gan --preset tiny`.
 
-settings     config.py, presets.py, resolve.py (what is refused before a run is recorded),
-             domains.py (kinds of texts)
-data         data.py (records and their split), human_texts.py (as tokens)
-training     players.py (the two models), judging.py (what the judge sees), judges.py (how it judges and learns),
+settings     config.py (with presets, and what is refused before a run is recorded)
+data         data.py (kinds of texts, records and their split)
+training     players.py (the two models), judges.py (what the judge sees, how it judges and learns),
              objectives.py (what the generator learns from), rollout.py (texts and verdicts), task.py (a step),
              stages.py (what a run does)
-sampling     completing.py (prompts completed outside of training), sampling.py (`samestep sample`)
-evaluation   evaluation.py (the benchmark), text_metrics.py; comparing/ (`samestep evaluate RUN_A RUN_B`)
+evaluation   evaluation.py (metrics, and the benchmark during training)
+use          sampling.py (`samestep sample`); `samestep evaluate RUN_A RUN_B`: compare.py, comparison_judges.py (who
+             compares), endpoint.py (a judge over HTTP), comparison_results.py (metrics, tables and an HTML page)
 
 `--save_checkpoints` also writes generator_step_N.pt, judge_step_N.pt, generator_epoch_N.pt and judge_epoch_N.pt to
 `weights` in the run's folder: plain state dicts, for other programs and for `generator.init_from`. All of them are
@@ -17,12 +17,10 @@ resumes from.
 
 from samestep import Alias, GenerationConfig, Recipe, Verb
 from samestep.core.config import paths_of
-from samestep.recipes.gan.comparing.compare import CompareOptions, compare
-from samestep.recipes.gan.comparing.results import show_comparison
-from samestep.recipes.gan.config import GanConfig
+from samestep.recipes.gan.compare import CompareOptions, compare
+from samestep.recipes.gan.comparison_results import show_comparison
+from samestep.recipes.gan.config import NO_EFFECT, PRESETS, GanConfig, resolve_config
 from samestep.recipes.gan.players import build_networks
-from samestep.recipes.gan.presets import PRESETS
-from samestep.recipes.gan.resolve import NO_EFFECT, resolve_config
 from samestep.recipes.gan.sampling import SampleOptions, generate
 from samestep.recipes.gan.stages import describe, stages
 

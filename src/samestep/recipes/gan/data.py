@@ -1,11 +1,16 @@
-"""The training data: prompts, each with the text that a person wrote for it, from a file or from Python's own text."""
+"""The training data: prompts, each with the text that a person wrote for it, from a file or from Python's own text.
 
-import hashlib
-from collections import Counter
-from collections.abc import Iterator, Sequence
+A file's domain says which of its columns the prompt is made of and which a person wrote. It is found by the columns:
+
+    register_domain(Domain("poems", prompt_fields=("subject",), human_field="poem", template="Write about {subject}."))
+
+A recipe file of your own may register more when it is imported.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
+from string import Formatter
 from typing import Annotated, Any
 
 import numpy as np
@@ -19,7 +24,105 @@ from samestep.data.data_file import DataFile
 from samestep.data.prepared.split import ByDocument
 from samestep.data.pydoc_topics import distinct, passages, pydoc_topics
 from samestep.data.table_files import read_table
-from samestep.recipes.gan.domains import PYDOC, Domain, find_domain
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One kind of text."""
+
+    name: str
+    prompt_fields: tuple[str, ...]
+    """The columns that the prompt is made of."""
+    human_field: str
+    """The column of the text that a person wrote."""
+    template: str
+    """The prompt, with the prompt's columns in braces."""
+    group_field: str | None = None
+    """The column by which results are also shown; None: there is one group."""
+
+    def __post_init__(self) -> None:
+        for field in (name for name in self.prompt_fields if not name.isidentifier()):
+            raise UserError(f"Rename the column {field!r} of domain {self.name!r}; a template can only name words.")
+        if self.human_field in self.prompt_fields:
+            raise UserError(f"Leave {self.human_field!r} out of the prompt of domain {self.name!r}; it is the answer.")
+        try:
+            parts = [part for part in Formatter().parse(self.template) if part[1] is not None]
+            used = {f"{field}{'!' + way if way else ''}{':' + spec if spec else ''}" for _, field, spec, way in parts}
+        except ValueError as problem:
+            raise UserError(f"Fix the template of domain {self.name!r}: {problem}.") from None
+        if used != set(self.prompt_fields):
+            raise UserError(
+                f"Name exactly the prompt's columns in the template of domain {self.name!r}: it has "
+                f"{_listed(sorted(used))}, and the columns are {_listed(self.prompt_fields)}."
+            )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        named = (*self.prompt_fields, self.human_field, *([self.group_field] if self.group_field else []))
+        return tuple(dict.fromkeys(named))
+
+    def prompt(self, row: Mapping[str, str]) -> str:
+        return self.template.format(**{field: row[field] for field in self.prompt_fields})
+
+    def group(self, row: Mapping[str, str]) -> str:
+        return row[self.group_field] if self.group_field else self.name
+
+
+STORIES = Domain(
+    "stories",
+    prompt_fields=("title", "genre"),
+    human_field="human_story",
+    template="Write a short story.\nTitle: {title}\nGenre: {genre}\n\nStory:\n",
+    group_field="genre",
+)
+PROOFS = Domain(
+    "proofs",
+    prompt_fields=("problem",),
+    human_field="human_solution",
+    template="Prove the following, step by step.\n\nProblem:\n{problem}\n\nProof:\n",
+    group_field="source",
+)
+PYDOC = Domain(
+    "pydoc",
+    prompt_fields=("title",),
+    human_field="paragraph",
+    template="Write a paragraph of Python's reference on {title}.\n\n",
+)
+"""The text that comes with Python; it is used where no file is named."""
+DOMAINS = {domain.name: domain for domain in (STORIES, PROOFS, PYDOC)}
+
+
+def register_domain(domain: Domain) -> Domain:
+    """Make a domain known; one of another definition under the same name is refused."""
+    known = DOMAINS.setdefault(domain.name, domain)
+    if known != domain:
+        raise UserError(f"Name your domain differently; there is another one called {domain.name!r}.")
+    return domain
+
+
+def find_domain(columns: Iterable[str], file: str, name: str | None = None) -> Domain:
+    """The domain called `name`, or the only one whose columns a file has."""
+    found = set(columns)
+    if name is not None:
+        if name not in DOMAINS:
+            raise UserError(f"Set data.domain to one of {_listed(DOMAINS)}, or to null; it is {name!r}.")
+        if missing := [column for column in DOMAINS[name].columns if column not in found]:
+            raise UserError(
+                f"Give {file} the columns of domain {name!r}; it lacks {_listed(missing)}, and has "
+                f"{_listed(sorted(found))}."
+            )
+        return DOMAINS[name]
+    fitting = [domain for domain in DOMAINS.values() if found.issuperset(domain.columns)]
+    if not fitting:
+        known = "; ".join(f"{domain.name}: {', '.join(domain.columns)}" for domain in DOMAINS.values())
+        raise UserError(f"Give {file} the columns of a domain ({known}); it has {_listed(sorted(found))}.")
+    if len(fitting) > 1:
+        raise UserError(f"Set data.domain; {file} has the columns of {_listed(domain.name for domain in fitting)}.")
+    return fitting[0]
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names)) or "none"
 
 
 @dataclass(frozen=True)
@@ -40,7 +143,6 @@ class DataConfig(CheckedConfig):
     """Use only this many of the records that are left, from the beginning, for a quick trial; null is all of them."""
 
     def __post_init__(self) -> None:
-        """Refuse lengths that no text has."""
         if self.max_story_length is not None and self.max_story_length < self.min_story_length:
             raise UserError(
                 f"Set data.max_story_length to data.min_story_length={self.min_story_length} or more, or to null; it "
@@ -92,19 +194,6 @@ class Texts:
     selection: str
     """How many records there are, and why others were left out."""
 
-    def describe(self) -> dict[str, str | int | dict[str, int]]:
-        """The record of the data, with its hash: Python's text differs from version to version."""
-        (origin,) = self.train.origins()
-        content = hashlib.sha256(origin.tobytes()).hexdigest() if isinstance(origin, np.ndarray) else origin.sha256()
-        return {
-            "name": self.name,
-            "domain": self.domain.name,
-            "sha256": content,
-            "train_rows": len(self.train),
-            "validation_rows": len(self.validation),
-            "groups": dict(sorted(Counter(r.group for r in (*self.train.records, *self.validation.records)).items())),
-        }
-
 
 def load(config: DataConfig, seed: int) -> Texts:
     """Read the data and split it; the same on every rank, since only the seed decides.
@@ -132,21 +221,16 @@ def _load(config: DataConfig, seed: int, version: tuple[int, ...] | None) -> Tex
         origin = np.frombuffer("\0".join(r.prompt + r.human for r in records).encode("utf-8"), dtype=np.uint8)
     else:
         name = config.path
-        domain, records, file = _read_records(config.path, config.domain)
-        origin = DataFile(file.resolve())
+        table = read_table(name)
+        domain = find_domain(table.columns, name, config.domain)
+        texts = [table.texts(row, domain.columns) for row in table.rows]
+        table.check()
+        records = [Record(domain.prompt(row), row[domain.human_field], domain.group(row)) for row in texts if row]
+        origin = DataFile(table.file.resolve())
     kept, selection = _select(records, config, f"{name} ({domain.name})")
     groups = sorted({record.group for record in kept})
     train, validation = (TextRows(part, groups, origin) for part in _split(kept, config.validation_fraction, seed))
     return Texts(name, domain, train, validation, selection)
-
-
-def _read_records(path: str, domain_name: str | None) -> tuple[Domain, list[Record], Path]:
-    table = read_table(path)
-    domain = find_domain(table.columns, path, domain_name)
-    texts = [table.texts(row, domain.columns) for row in table.rows]
-    table.check()
-    records = [Record(domain.prompt(row), row[domain.human_field], domain.group(row)) for row in texts if row]
-    return domain, records, table.file
 
 
 def _pydoc_records() -> Iterator[Record]:

@@ -1,6 +1,10 @@
-"""The two kinds of judge: one that gives its verdict by the odds of two answers, and one that writes its reasons first.
+"""What the judge is shown, and the two kinds of judge: by the odds of two answers, or by what it writes after reasons.
 
-Both ask a network about pairs of texts and return the same rows:
+Two texts for one prompt, one of them written by a person, are cut to the length of the shorter one, in the judge's
+tokens, so that length does not give the answer away. Which comes first is drawn for each sample. A completion with
+fewer than `min_tokens` tokens is not shown: it counts as caught, or a generator could win by writing nothing to judge.
+
+Both kinds ask a network about such pairs and return the same rows:
 
     right           whether the judge found what a person wrote: 1, 0, or 0.5 where both answers are equally likely
     reward          what the generator gets
@@ -8,19 +12,146 @@ Both ask a network about pairs of texts and return the same rows:
     parsed          whether its answer could be read
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from samestep import Batch, Bench, GenerationConfig, LocalGenerator, completion_log_probs
+from samestep import Batch, Bench, GenerationConfig, LocalGenerator, UserError, completion_log_probs
+from samestep.core.config.bounds import Count, Positive
+from samestep.core.config.checked import CheckedConfig
 from samestep.models.decoding import left_pad
 from samestep.models.log_probs import last_logits
-from samestep.recipes.gan.judging import JudgeConfig, Pair, answer_rewards, answer_tokens, read_answer
 from samestep.recipes.gan.players import Player, generator_of
 
-Rows = dict[str, Tensor]
+Encode = Callable[[str], Sequence[int]]
+Mode = Literal["verdict", "generative"]
+DEFAULT_CRITERION = "Which of two texts did a person write?"
+"""What a judge of this recipe is trained to tell."""
+_BOX = re.compile(r"\\boxed\{([^{}]*)\}")
+
+
+def with_instruction(question: str, mode: Mode) -> str:
+    """A question about two texts, and how it is to be answered."""
+    if mode == "generative":
+        return f"{question} Think about it in a few sentences, then end with \\boxed{{1}} or \\boxed{{2}}."
+    return f"{question} Answer 1 or 2."
+
+
+@dataclass(frozen=True)
+class JudgeConfig(CheckedConfig):
+    """How the judge tells texts apart."""
+
+    mode: Mode = "verdict"
+    """verdict: one look at the odds of the answers 1 and 2. generative: the judge writes its reasons, then \\boxed{1}
+    or \\boxed{2}."""
+    training: Literal["cross_entropy", "policy_gradient"] = "cross_entropy"
+    """How a verdict is learned; a generative judge always learns by policy gradient."""
+    min_tokens: Count = 1
+    """A completion with fewer tokens counts as caught."""
+    max_tokens: Count = 256
+    """Tokens of each text that the judge is shown, at most."""
+    answer_tokens: Count = 256
+    """generative: tokens that the judge may write."""
+    temperature: Positive = 1.0
+    """generative: how freely the judge writes."""
+    unparsed_fools: bool = False
+    """generative: count an answer that cannot be read as a fooled judge, as older programs did."""
+
+    @property
+    def learns_by_policy_gradient(self) -> bool:
+        return self.mode == "generative" or self.training == "policy_gradient"
+
+    def __post_init__(self) -> None:
+        if self.min_tokens > self.max_tokens:
+            raise UserError(
+                f"Set judging.min_tokens between 1 and judging.max_tokens={self.max_tokens}; it is {self.min_tokens}."
+            )
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two texts as the judge is shown them."""
+
+    tokens: list[int]
+    """All that the judge reads, up to its answer."""
+    answer: int
+    """1 or 2: which of them a person wrote."""
+    is_shown: bool
+    """Whether there is enough of the completion to judge."""
+
+
+class PairWriter:
+    """Makes what a judge reads, in its tokens.
+
+    `around` gives what stands before and after the texts, from a question: by a chat template, or nothing after.
+    `limit` is how many tokens the judge's network takes in all; texts are cut so that they fit. `question` is what a
+    judge of this recipe is trained to tell, where none is given.
+    """
+
+    def __init__(
+        self,
+        encode: Encode,
+        config: JudgeConfig,
+        around: Callable[[str], tuple[Sequence[int], Sequence[int]]],
+        limit: int | None = None,
+        question: str | None = None,
+    ) -> None:
+        is_generative = config.mode == "generative"
+        self._encode, self._min_tokens = encode, config.min_tokens
+        self._before, after = around(question or with_instruction(DEFAULT_CRITERION, config.mode))
+        self._after = after or encode("\n\nAnswer: ")
+        self._labels = encode("\n\nText 1:\n"), encode("\n\nText 2:\n")
+        self._max_tokens = config.max_tokens
+        if limit is not None:
+            around_texts = len(self._before) + len(self._after) + sum(map(len, self._labels))
+            room = limit - around_texts - (config.answer_tokens if is_generative else 0)
+            self._max_tokens = min(config.max_tokens, room // 2)
+        if self._max_tokens < self._min_tokens:
+            raise UserError(
+                f"Use a judge that takes more tokens, or lower judging.answer_tokens or judging.min_tokens: of the "
+                f"{limit} that it takes, {max(0, self._max_tokens)} are left for each of the two texts."
+            )
+
+    def __call__(self, human: str, written: str, human_first: bool) -> Pair:
+        """A person's text and a completion, in the given order and cut to one length."""
+        mine, theirs = self._encode(human), self._encode(written)
+        length = min(len(mine), len(theirs), self._max_tokens)
+        first, second = (mine, theirs) if human_first else (theirs, mine)
+        texts = [*self._labels[0], *first[:length], *self._labels[1], *second[:length]]
+        is_shown = length > 0 and len(theirs) >= self._min_tokens
+        return Pair([*self._before, *texts, *self._after], 1 if human_first else 2, is_shown)
+
+
+def answer_tokens(encode: Encode) -> tuple[int, int]:
+    """The tokens of the answers 1 and 2, whose odds are the verdict."""
+    found = [list(encode(answer)) for answer in ("1", "2")]
+    if any(len(tokens) != 1 for tokens in found) or found[0] == found[1]:
+        raise UserError(
+            f"Use another judge, or judging.mode=generative; its tokenizer makes {found[0]} of 1 and {found[1]} of 2, "
+            "where a verdict needs one token each."
+        )
+    return found[0][0], found[1][0]
+
+
+def read_answer(text: str) -> int | None:
+    """The answer in what a generative judge wrote: its last box; None where that holds neither 1 nor 2."""
+    boxes = _BOX.findall(text)
+    answer = boxes[-1].strip() if boxes else ""
+    return int(answer) if answer in ("1", "2") else None
+
+
+def answer_rewards(answer: int | None, right: int, config: JudgeConfig) -> tuple[float, float]:
+    """The rewards of judge and generator for an answer that was read: a judge is right (1) or wrong (0) and the
+    generator gets the rest. One that cannot be read is worse than wrong (-1), and nobody was fooled by it."""
+    if answer is None:
+        return -1.0, float(config.unparsed_fools)
+    return float(answer == right), float(answer != right)
+
+
 VERDICT = "verdict"
 """The term of a judge's loss."""
 
@@ -38,7 +169,7 @@ class Judge(Protocol):
         """The term `verdict` of rows that have a `judge_advantage` if the judge learns by policy gradient."""
 
     def count(self, batch: Batch) -> Tensor:
-        """What each row weighs in the loss."""
+        """What each row weighs in the loss: 1 or the tokens written where the pair was shown, else 0."""
 
 
 def make_judge(bench: Bench, config: JudgeConfig, reader: Player) -> Judge:
@@ -58,10 +189,7 @@ class VerdictJudge:
         self, network: nn.Module, pairs: Sequence[Pair], ids: Tensor, *, step: int, turn: int | None
     ) -> dict[str, Tensor]:
         """A completion that is too short to judge is caught: the judge was right about it, and it earns nothing."""
-        rows = {
-            **padded("pair", [pair.tokens for pair in pairs], self._pad, self._device),
-            **facts(pairs, self._device),
-        }
+        rows = _pair_rows(pairs, self._pad, self._device)
         odds = self.log_odds(network, rows)
         of_right, of_wrong = (odds.gather(1, answer[:, None])[:, 0] for answer in (rows["answer"], 1 - rows["answer"]))
         # In bf16 logits are often equal, where the judge has not decided: half right.
@@ -75,7 +203,7 @@ class VerdictJudge:
         return {**rows, "parsed": torch.ones_like(rows["is_shown"])}
 
     def log_odds(self, network: nn.Module, rows: Mapping[str, Tensor]) -> Tensor:
-        """Log-probabilities of the answers 1 and 2 [rows, 2]."""
+        """[rows, 2], of the answers 1 and 2."""
         both = last_logits(network, rows["pair"], rows["is_pair"])[:, self._answers]
         return both.to(torch.promote_types(both.dtype, torch.float32)).log_softmax(1)
 
@@ -89,7 +217,6 @@ class VerdictJudge:
         return {VERDICT: torch.where(batch["is_shown"], values, 0.0)}
 
     def count(self, batch: Batch) -> Tensor:
-        """Pairs that were shown."""
         return batch["is_shown"]
 
 
@@ -97,8 +224,7 @@ class GenerativeJudge:
     """Writes its reasons and an answer in a box; learns by policy gradient from having been right."""
 
     def __init__(self, bench: Bench, config: JudgeConfig, reader: Player) -> None:
-        self._config, self._reader, self._device = config, reader, bench.world.device
-        self._bench = bench
+        self._bench, self._config, self._reader, self._device = bench, config, reader, bench.world.device
         self._writing = GenerationConfig(max_new_tokens=config.answer_tokens, temperature=config.temperature)
         self._generators: dict[int | None, LocalGenerator] = {}
 
@@ -106,11 +232,10 @@ class GenerativeJudge:
         self, network: nn.Module, pairs: Sequence[Pair], ids: Tensor, *, step: int, turn: int | None
     ) -> dict[str, Tensor]:
         """The rows also have exactly the tokens that the judge sampled."""
-        prompts = [pair.tokens for pair in pairs]
-        written = self._generator(turn)(network, prompts, ids, step=step)
+        written = self._generator(turn)(network, [pair.tokens for pair in pairs], ids, step=step)
         answers = [read_answer(self._reader.decode(tokens)) for tokens in written.to_lists()]
         rewards = [answer_rewards(answer, pair.answer, self._config) for answer, pair in zip(answers, pairs)]
-        rows = {**padded("pair", prompts, self._reader.pad, self._device), **facts(pairs, self._device)}
+        rows = _pair_rows(pairs, self._reader.pad, self._device)
         rows |= {"judged": written.tokens, "is_judged": written.mask}
         shown, dtype = rows["is_shown"], written.log_probs.dtype
         judge, generator = torch.tensor(rewards, dtype=dtype, device=self._device).unbind(1)
@@ -129,14 +254,12 @@ class GenerativeJudge:
         return self._generators[turn]
 
     def loss(self, network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-        """The policy gradient of all that it wrote."""
         given = batch["pair"], batch["is_pair"], batch["judged"], batch["is_judged"]
         found = completion_log_probs(network, *given, temperature=self._config.temperature)
         values = -batch["judge_advantage"] * torch.where(batch["is_judged"], found.log_probs, 0.0).sum(1)
         return _policy_terms(batch, values)
 
     def count(self, batch: Batch) -> Tensor:
-        """Tokens that it wrote about pairs that were shown."""
         return batch["is_judged"].sum(1) * batch["is_shown"]
 
 
@@ -154,9 +277,10 @@ def padded(name: str, tokens: Sequence[Sequence[int]], pad: int, device: torch.d
     return {name: rows, f"is_{name}": torch.ones_like(rows, dtype=torch.bool) if mask is None else mask}
 
 
-def facts(pairs: Sequence[Pair], device: torch.device) -> dict[str, Tensor]:
-    """The right `answer` (0 or 1) of each pair, and whether there was enough to judge."""
+def _pair_rows(pairs: Sequence[Pair], pad: int, device: torch.device) -> dict[str, Tensor]:
+    """What the judge reads, the right `answer` (0 or 1), and whether there was enough to judge."""
     return {
+        **padded("pair", [pair.tokens for pair in pairs], pad, device),
         "answer": torch.tensor([pair.answer - 1 for pair in pairs], device=device),
         "is_shown": torch.tensor([pair.is_shown for pair in pairs], device=device),
     }

@@ -46,7 +46,6 @@ class Objective(CheckedConfig):
     """spin: how sharply a preference is learned."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be trained with."""
         if self.kind == "grpo" and self.group_size < 2:
             raise UserError("Set objective.group_size to 2 or more; grpo compares the completions of one prompt.")
         if self.kind == "reinforce" and self.inner_epochs * self.parts > 1:
@@ -57,13 +56,12 @@ class Objective(CheckedConfig):
 
 
 class Advantages(NamedTuple):
-    """Rewards compared with others."""
+    """Rewards compared with others, by row."""
 
     values: Tensor
-    """[rows]"""
     without_variance: Tensor
-    """[rows]: whether the rewards that it was compared with were all equal; then the advantage is 0, and nothing is
-    learned from the row."""
+    """Whether the rewards that it was compared with were all equal; then the advantage is 0, and nothing is learned
+    from the row."""
 
 
 def batch_advantages(rewards: Tensor, mean: float, variance: float) -> Advantages:

@@ -1,27 +1,33 @@
 """The two players, a generator and a judge: each a language model, with what turns text into its tokens and back."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from samestep import (
+    Batch,
     Bench,
     CausalConfig,
     CausalTransformer,
     GenerationConfig,
     LocalGenerator,
+    Lora,
     UserError,
     World,
+    completion_log_probs,
     open_causal_lm,
 )
 from samestep.core.config.bounds import CountOrZero
 from samestep.core.config.checked import CheckedConfig
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer
 from samestep.models.causal_folder import CausalFolder
+from samestep.models.decoding import position_limit
 from samestep.models.hub import resolve_model
+from samestep.recipes.gan.data import TextRows
 from samestep.train.learner.draws import Draws
 
 
@@ -39,6 +45,10 @@ class PlayerConfig(CheckedConfig):
     init_from: str | None = None
     """Begin with the weights of a run, a checkpoint or a weight file such as generator_step_20.pt; null: with those of
     the model, or of what the run's own init_from names."""
+
+    @property
+    def lora(self) -> Lora | None:
+        return Lora(rank=self.lora_rank) if self.lora_rank else None
 
 
 class Player(Protocol):
@@ -63,7 +73,7 @@ class Player(Protocol):
         """The tokens of a text that follows other text, without special ones."""
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text of tokens, without what ends it."""
+        """The text of tokens up to the first that ends it, without special ones."""
 
     def around(self, before: str) -> tuple[list[int], list[int]]:
         """What stands before and after some text of a user that begins with `before`, up to where the model answers."""
@@ -80,28 +90,16 @@ class BuiltInPlayer:
     def __init__(self, shape: CausalConfig) -> None:
         if shape.vocab_size != BYTES.size:
             raise UserError(f"Leave network.vocab_size at {BYTES.size}: the built-in network reads bytes.")
-        self._shape, self._tokenizer = shape, ByteTokenizer()
+        tokenizer = ByteTokenizer()
+        self.encode, self.decode = tokenizer.encode, tokenizer.decode
+        self.network = partial(CausalTransformer, shape)
         self.forbidden = BYTES.forbidden(shape.embeddings)
 
-    def network(self) -> nn.Module:
-        """A network with random weights."""
-        return CausalTransformer(self._shape)
-
-    def encode(self, text: str) -> list[int]:
-        """Its bytes."""
-        return self._tokenizer.encode(text)
-
-    def decode(self, tokens: Iterable[int]) -> str:
-        """The text of bytes, up to the end of the text."""
-        return self._tokenizer.decode(tokens)
-
     def around(self, before: str) -> tuple[list[int], list[int]]:
-        """The beginning of a text, and nothing after."""
         assert BYTES.bos is not None
         return [BYTES.bos, *self.encode(before)], []
 
     def prompt(self, text: str) -> list[int]:
-        """A text that goes on."""
         return self.around(text)[0]
 
 
@@ -110,33 +108,20 @@ class FolderPlayer:
 
     def __init__(self, folder: CausalFolder) -> None:
         self._folder, self._text = folder, folder.chat_tokens
-        self.eos, self.pad = self._ends(), folder.pad
-        self.forbidden = folder.unused
-
-    def network(self) -> nn.Module:
-        """The network with the weights of the folder."""
-        return self._folder.network()
-
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a text that follows other text, without special ones."""
-        return self._text.encode(text)
-
-    def decode(self, tokens: Iterable[int]) -> str:
-        """The text of tokens up to the first that ends it, without special ones."""
-        return self._folder.decode(tokens)
+        self.network, self.encode, self.decode = folder.network, self._text.encode, folder.decode
+        self.eos, self.pad, self.forbidden = self._ends(), folder.pad, folder.unused
 
     def around(self, before: str) -> tuple[list[int], list[int]]:
         """By the chat template; a model without one gets the text itself."""
         return self._text.around(before) if self._text.has_template else (self._text.begin(before), [])
 
     def prompt(self, text: str) -> list[int]:
-        """A user's text, up to where the model answers."""
         if not self._text.has_template:
             return self._text.begin(text)
         return self._text.chat([{"role": "user", "content": text}])
 
     def _ends(self) -> tuple[int, ...]:
-        """The tokens that end a text. The first, which ends human texts, is the one that ends an answer in a chat."""
+        """The first, which ends human texts, is the one that ends an answer in a chat."""
         ends = self._folder.eos
         if not self._text.has_template:
             return ends
@@ -173,7 +158,7 @@ def generator_of(
 
 
 def generator_without_stage(
-    player: Player, purpose: str, config: GenerationConfig, seed: int, world: World, rows_at_once: int = 64
+    player: Player, purpose: str, config: GenerationConfig, seed: int, world: World, rows_at_once: int
 ) -> LocalGenerator:
     """The same for a network that is only used, where nothing is trained."""
     special = (player.eos, player.pad, player.forbidden)
@@ -202,10 +187,46 @@ class PromptWriter:
             )
 
     def __call__(self, text: str) -> Prompt:
-        """The prompt of a text."""
         tokens = self._player.prompt(text)
         if self._room is None or len(tokens) <= self._room:
             return Prompt(tokens, is_cut=False)
         before, after = self._player.around("")
         kept = self._room - len(before) - len(after)
         return Prompt([*before, *self._player.encode(text)[:kept], *after], is_cut=True)
+
+
+class HumanTexts:
+    """What a feed reads: prompts and human texts as tokens, cut to the length that a completion may have."""
+
+    def __init__(self, rows: TextRows, player: Player, network: nn.Module, limit: int) -> None:
+        self._rows, self._player, self._limit = rows, player, limit
+        self._prompts = PromptWriter(player, position_limit(network), limit)
+        self.pad = {"prompt": player.pad, "human": player.pad, "is_prompt": False, "is_human": False}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        record = self._rows.records[index]
+        prompt = self._prompts(record.prompt).tokens
+        human = [*self._player.encode(record.human), *self._player.eos[:1]][: self._limit]
+        return {
+            "prompt": torch.tensor(prompt),
+            "is_prompt": torch.ones(len(prompt), dtype=torch.bool),
+            "human": torch.tensor(human),
+            "is_human": torch.ones(len(human), dtype=torch.bool),
+        }
+
+    def origins(self) -> list[Any]:
+        return list(self._rows.origins())
+
+
+def human_nats(network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+    """A loss: how unlikely each human text is, in nats."""
+    given = batch["prompt"], batch["is_prompt"], batch["human"], batch["is_human"]
+    return {"nats": -completion_log_probs(network, *given).log_probs.sum(1)}
+
+
+def count_nats(batch: Batch) -> Mapping[str, Tensor]:
+    """What the term of `human_nats` is divided by: tokens."""
+    return {"nats": batch["is_human"].sum(1)}

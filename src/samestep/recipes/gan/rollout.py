@@ -23,8 +23,7 @@ from samestep import Batch, Bench, Learner, completion_log_probs, noise
 from samestep.models.decoding import position_limit
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.data import Record, TextRows
-from samestep.recipes.gan.judges import Judge, padded
-from samestep.recipes.gan.judging import Pair, PairWriter
+from samestep.recipes.gan.judges import Judge, Pair, PairWriter, padded
 from samestep.recipes.gan.objectives import group_advantages
 from samestep.recipes.gan.players import Player, PromptWriter, generator_of
 
@@ -107,12 +106,13 @@ class Rollouts:
         network: nn.Module,
         records: Sequence[Record],
         texts: Sequence[str],
-        human_first: Sequence[bool],
+        human_first: bool,
         ids: Tensor,
     ) -> list[float | None]:
-        """Whether the judge is right about some texts (see `Judged`)."""
-        asked = zip(records, texts, human_first, strict=True)
-        pairs = [self._pairs(record.human, text, first) for record, text, first in asked]
+        """Whether the judge is right, by row: 1, 0, or 0.5 for a tie; None where the answer cannot be read. A text that
+        is too short to judge counts as caught. All ranks call it equally often, with at least one row; `ids` [rows, 2]
+        key noise."""
+        pairs = [self._pairs(record.human, text, human_first) for record, text in zip(records, texts, strict=True)]
         rows = self.judging.ask(network, pairs, ids, step=0, turn=None)
         found = zip(rows["right"].tolist(), rows["parsed"].tolist(), strict=True)
         return [right if parsed else None for right, parsed in found]
@@ -159,7 +159,6 @@ class Rollouts:
         rows: Mapping[str, Tensor],
         live: Tensor,
     ) -> list[dict[str, Any]]:
-        """The first rows for people to read."""
         values = {
             name: rows[name][:SHOWN].tolist() for name in ("right", "parsed", "reward", "judge_reward", "is_shown")
         }
@@ -176,14 +175,9 @@ class Rollouts:
                     "verdict": verdict if values["parsed"][number] and values["is_shown"][number] else None,
                     "generator_reward": values["reward"][number],
                     "judge_reward": values["judge_reward"][number],
-                    **self._judge_words(rows, number),
                 }
             )
+            if "judged" in rows:  # a generative judge's own words
+                tokens = rows["judged"][number][rows["is_judged"][number]].tolist()
+                found[-1]["judge"] = self.reader.decode(tokens)
         return found
-
-    def _judge_words(self, rows: Mapping[str, Tensor], number: int) -> dict[str, str]:
-        """What a generative judge wrote."""
-        if "judged" not in rows:
-            return {}
-        tokens = rows["judged"][number][rows["is_judged"][number]].tolist()
-        return {"judge": self.reader.decode(tokens)}

@@ -1,17 +1,52 @@
-"""What `samestep sample` does: the trained generator completes prompts, the same on any number of ranks."""
+"""What `samestep sample` does: the trained generator completes prompts, the same bits on any number of ranks."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from samestep import Trained, UserError, World
 from samestep.core.config.bounds import Count
 from samestep.core.config.checked import CheckedConfig
 from samestep.core.records import Json
 from samestep.data.prompt_files import read_prompts
-from samestep.recipes.gan.completing import Completing
+from samestep.models.decoding import position_limit
+from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.data import load
+from samestep.recipes.gan.players import PromptWriter, generator_without_stage, open_player
+from samestep.recipes.gan.task import GENERATOR
+from samestep.train.trained.batch_inference import complete, network_of
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a generator wrote, one text for each prompt."""
+
+    texts: list[str]
+    cut: list[bool]
+    """Whether it went on to the limit of tokens without an end."""
+    cut_prompts: int = 0
+    """Prompts that were longer than the network takes."""
+
+
+def complete_prompts(
+    trained: Trained, how: GanConfig, purpose: str, texts: Sequence[str], ids: Tensor, world: World
+) -> Written:
+    """Complete prompts with a trained generator, with the settings for writing of `how`, which may be another run's.
+
+    `purpose`, the seed and `ids` [prompts, 2] key the noise. Collective; all ranks get all texts.
+    """
+    config: GanConfig = trained.config
+    player = open_player(config.generator, config.model_name, world)
+    network, compute = network_of(trained, GENERATOR, world.device)
+    write_prompt = PromptWriter(player, position_limit(network), how.writing.max_new_tokens)
+    prompts = [write_prompt(text) for text in texts]
+    generator = generator_without_stage(player, purpose, how.writing, how.seed, world, how.batch_size)
+    found = complete(generator, network, compute, [prompt.tokens for prompt in prompts], ids)
+    texts = [player.decode(tokens) for tokens, _ in found]
+    return Written(texts, [not ended for _, ended in found], sum(prompt.is_cut for prompt in prompts))
 
 
 @dataclass(frozen=True)
@@ -26,12 +61,10 @@ class SampleOptions(CheckedConfig):
     """Texts for each prompt."""
 
     def __post_init__(self) -> None:
-        """Refuse options that do not go together, before the model is opened."""
         if self.prompt and self.prompts is not None:
             raise UserError("Give --prompt or --prompts, not both.")
 
     def texts(self) -> list[str]:
-        """The prompts that are named."""
         named = [self.prompt] if self.prompt else []
         return named if self.prompts is None else read_prompts(self.prompts)
 
@@ -41,9 +74,8 @@ def generate(trained: Trained, options: SampleOptions, world: World) -> list[dic
     config = trained.config
     texts = options.texts() or [record.prompt for record in load(config.data, config.seed).validation.records[:1]]
     requests = [(number, sample) for number in range(len(texts)) for sample in range(options.samples)]
-    complete = Completing("gan/sample", config.writing, config.seed, config.batch_size)
     ids = torch.tensor([(sample, number) for number, sample in requests])
-    written = complete(trained, [texts[number] for number, _ in requests], ids, world)
+    written = complete_prompts(trained, config, "gan/sample", [texts[number] for number, _ in requests], ids, world)
     return [
         {"prompt": texts[number], "sample": sample, "text": text}
         for (number, sample), text in zip(requests, written.texts, strict=True)

@@ -7,31 +7,22 @@ from torch import Tensor
 from samestep import Batch, Bench, Every, Fit, Stage
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.data import load
-from samestep.recipes.gan.human_texts import HumanTexts, count_nats, human_nats
-from samestep.recipes.gan.players import PlayerConfig, open_player
-from samestep.recipes.gan.task import GENERATOR, Adversaries, lora_of
+from samestep.recipes.gan.players import HumanTexts, PlayerConfig, count_nats, human_nats, open_player
+from samestep.recipes.gan.task import GENERATOR, Adversaries
 
 MLE, GAN = "mle", "gan"
 
 
 def stages(config: GanConfig) -> list[Stage]:
-    """One or two."""
-    gan = Stage(GAN, Adversaries, validate=Adversaries.validate, hooks=hooks, start=MLE if config.mle_epochs else None)
+    """The last has the judge; the first is only there if the config asks for epochs on human texts."""
+    gan = Stage(GAN, Adversaries, validate=Adversaries.validate, hooks=_hooks, start=MLE if config.mle_epochs else None)
     if not config.mle_epochs:
         return [gan]
-    epochs = Stage(
-        MLE,
-        build_mle,
-        validate=Fit.validate,
-        best=("val/nats", "min"),
-        unit="tokens",
-        config=mle_config,
-    )
-    return [epochs, gan]
+    best = ("val/nats", "min")
+    return [Stage(MLE, _build_mle, validate=Fit.validate, best=best, unit="tokens", config=_mle_config), gan]
 
 
-def mle_config(config: GanConfig) -> GanConfig:
-    """The settings of the first stage."""
+def _mle_config(config: GanConfig) -> GanConfig:
     rate = config.learning_rate if config.mle_learning_rate is None else config.mle_learning_rate
     return replace(config, epochs=config.mle_epochs, max_steps=None, learning_rate=rate)
 
@@ -40,11 +31,9 @@ def describe(config: GanConfig) -> dict[str, str]:
     """Data, players and objective, for the banner."""
 
     def named(player: PlayerConfig) -> str:
-        shape = player.network
-        own = f"built-in, {shape.n_layers} layers of width {shape.d_model}, on bytes"
-        return (player.model or config.model_name or own) + (
-            f", LoRA of rank {player.lora_rank}" if player.lora_rank else ""
-        )
+        own = f"built-in, {player.network.n_layers} layers of width {player.network.d_model}, on bytes"
+        adapters = f", LoRA of rank {player.lora_rank}" if player.lora_rank else ""
+        return (player.model or config.model_name or own) + adapters
 
     return {
         "dataset": config.data.path or "pydoc_data.topics (the text inside Python)",
@@ -54,20 +43,18 @@ def describe(config: GanConfig) -> dict[str, str]:
     }
 
 
-def hooks(task: Adversaries, bench: Bench) -> list[Every]:
-    """Rollouts to read."""
+def _hooks(task: Adversaries, bench: Bench) -> list[Every]:
     config: GanConfig = bench.config
     every = config.log.every if config.rollouts_every is None else config.rollouts_every
     return [Every(every, task.write_rollouts)] if every else []
 
 
-def build_mle(bench: Bench) -> Fit:
+def _build_mle(bench: Bench) -> Fit:
     """The generator, fitted to what people wrote."""
     config: GanConfig = bench.config
-    player = open_player(config.generator, config.model_name, bench.world)
-    learner = bench.learner(
-        player.network, name=GENERATOR, lora=lora_of(config.generator), init_from=config.generator.init_from
-    )
+    own = config.generator
+    player = open_player(own, config.model_name, bench.world)
+    learner = bench.learner(player.network, name=GENERATOR, lora=own.lora, init_from=own.init_from)
     texts = load(config.data, config.seed)
 
     def count(batch: Batch) -> dict[str, Tensor]:

@@ -13,7 +13,6 @@ from samestep import (
     Batch,
     Bench,
     EarlierWeights,
-    Lora,
     Metric,
     Metrics,
     MicroBatches,
@@ -27,7 +26,7 @@ from samestep.recipes.gan.data import load
 from samestep.recipes.gan.evaluation import Benchmark
 from samestep.recipes.gan.judges import VERDICT, make_judge
 from samestep.recipes.gan.objectives import batch_advantages, policy_mix, policy_terms, spin_terms
-from samestep.recipes.gan.players import PlayerConfig, open_player
+from samestep.recipes.gan.players import open_player
 from samestep.recipes.gan.rollout import Opponents, Rollouts
 
 GENERATOR, JUDGE = "generator", "judge"
@@ -35,11 +34,6 @@ ROLLOUTS = "rollouts.jsonl"
 _NEWEST = 0.1
 """What the newest rollout weighs in the moving average of the judge's accuracy."""
 _REPLAY = noise.purpose("gan/replay")
-
-
-def lora_of(config: PlayerConfig) -> Lora | None:
-    """The adapters that a player is trained with, if any."""
-    return Lora(rank=config.lora_rank) if config.lora_rank else None
 
 
 def groups(samples: Sequence[dict[str, Any]]) -> Batch:
@@ -59,20 +53,16 @@ class Balance:
 
     @property
     def judge_learns(self) -> bool:
-        """Not while it wins too much."""
         return self.accuracy <= self._config.judge_pauses_above
 
     @property
     def generator_learns(self) -> bool:
-        """Not while the judge knows nothing."""
         return self.accuracy >= self._config.generator_pauses_below
 
     def state_dict(self) -> dict[str, Any]:
-        """The accuracy."""
         return {"accuracy": self.accuracy}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue with a saved one."""
         self.accuracy = state["accuracy"]
 
 
@@ -115,12 +105,12 @@ class Adversaries:
         # Before the data is read, so that a trained network can be loaded where the data is not at hand.
         generator, judge = self._config.generator, self._config.judge
         first = None if self._config.mle_epochs else generator.init_from  # the stage before began with it
-        self.generator = bench.learner(self.writer.network, name=GENERATOR, lora=lora_of(generator), init_from=first)
+        self.generator = bench.learner(self.writer.network, name=GENERATOR, lora=generator.lora, init_from=first)
         peak = self._config.judge_learning_rate
         rate = None if peak is None else partial(self._judge_rate, peak)
         # The stage starts from the one before, which has no judge.
         named = judge.init_from or (self._config.init_from if self._config.mle_epochs else None)
-        self.judge = bench.learner(self.reader.network, name=JUDGE, rate=rate, lora=lora_of(judge), init_from=named)
+        self.judge = bench.learner(self.reader.network, name=JUDGE, rate=rate, lora=judge.lora, init_from=named)
         self.texts = load(self._config.data, self._config.seed)
         self._feed, self._more = (bench.feed(self.texts.train, collate=groups) for _ in range(2))
         self.length = self._feed.length
@@ -195,19 +185,15 @@ class Adversaries:
         return self._bench.produced(prompts, make, copies=self._config.objective.group_size, count=self._count)
 
     def _add_advantages(self, rollout: MicroBatches, reward: str, prefix: str = "") -> None:
-        """Rewards compared with those of the global batch."""
         mean, variance = self._bench.moments(rollout, reward)
         for batch in rollout.batches:
             found = batch_advantages(batch[reward], mean, variance)
             batch[f"{prefix}advantage"], batch[f"{prefix}no_variance"] = found.values, found.without_variance
 
     def validate(self, tick: Tick) -> Mapping[str, float]:
-        """The metrics of the benchmark."""
         return self._benchmark.measure(tick) if self._benchmark else {}
 
     def _rollout_metrics(self, rollout: MicroBatches) -> dict[str, Metric]:
-        """Means over the rows of the last rollout."""
-
         def mean(values: Callable[[Batch], Tensor]) -> Metric:
             total = sum(torch.where(batch["live"], values(batch).double(), 0.0).sum() for batch in rollout.batches)
             return Metric(total, rollout.weight("rows"))

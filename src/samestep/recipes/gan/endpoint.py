@@ -75,7 +75,6 @@ class Endpoint:
 
     @property
     def address(self) -> str:
-        """Where requests go."""
         plain = self.url.rstrip("/")
         return plain if plain.endswith(CHAT) else plain + CHAT
 

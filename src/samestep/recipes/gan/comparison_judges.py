@@ -1,4 +1,4 @@
-"""Who compares the texts, and what is asked: the judge of a run, a language model, or a model behind an endpoint.
+"""Who compares two texts, and what is asked: the judge of a run, a language model, or a model behind an endpoint.
 
 A judge is shown two texts, cut to one length, and answers 1 or 2 to a question. Every pair is shown in both orders:
 a judge that prefers the first text, whatever it says, then decides nothing.
@@ -11,24 +11,24 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
 from samestep import GenerationConfig, Trained, UserError, World, open_causal_lm
-from samestep.models.decoding import left_pad, position_limit
+from samestep.models.decoding import position_limit
 from samestep.models.hub import resolve_model
 from samestep.models.log_probs import last_logits
 from samestep.parallel.precision import autocast
-from samestep.recipes.gan.comparing.endpoint import Endpoint
-from samestep.recipes.gan.comparing.records import label
 from samestep.recipes.gan.config import GanConfig
-from samestep.recipes.gan.judging import (
+from samestep.recipes.gan.endpoint import Endpoint
+from samestep.recipes.gan.judges import (
     JudgeConfig,
     Mode,
     PairWriter,
     answer_tokens,
+    padded,
     read_answer,
     with_instruction,
 )
@@ -59,21 +59,6 @@ class Answer:
     """verdict: the log-odds of 1 over 2."""
     text: str | None = None
     """generative: all that it wrote."""
-
-
-class ComparisonJudge(Protocol):
-    """Anything that compares texts."""
-
-    @property
-    def name(self) -> str:
-        """Who it is, for people."""
-
-    @property
-    def mode(self) -> Mode:
-        """verdict: by the odds of the answers; generative: by what it writes."""
-
-    def ask(self, criteria: Sequence[str], shown: Sequence[Shown]) -> list[list[Answer]]:
-        """The answers for each criterion, on every rank. Collective."""
 
 
 def question(criterion: str, mode: Mode, prompt: str | None = None) -> str:
@@ -130,11 +115,10 @@ class LocalJudge:
 
     @property
     def mode(self) -> Mode:
-        """As it is configured."""
         return self.config.mode
 
     def ask(self, criteria: Sequence[str], shown: Sequence[Shown]) -> list[list[Answer]]:
-        """The network is in memory only while it is asked."""
+        """The answers for each criterion, on every rank. Collective; the network is in memory only meanwhile."""
         if not shown:
             return [[] for _ in criteria]
         network, compute = self.network()
@@ -156,22 +140,17 @@ class LocalJudge:
         for one in shown:
             prompt = one.prompt if self.settings.show_prompt else None
             if prompt not in writers:
-                writers[prompt] = self._writer(criterion, prompt, limit)
+                asked = question(criterion, self.mode, prompt)
+                writers[prompt] = PairWriter(self.player.encode, self.config, self.player.around, limit, asked)
             yield writers[prompt](one.first, one.second, True).tokens
-
-    def _writer(self, criterion: str, prompt: str | None, limit: int | None) -> PairWriter:
-        around = self.player.around(question(criterion, self.mode, prompt))
-        return PairWriter(self.player.encode, self.config, lambda _: around, limit)
 
     def _verdicts(self, network: nn.Module, pairs: list[list[int]]) -> list[Answer]:
         if not pairs:
             return []
-        tokens, mask = left_pad(pairs, self.player.pad, self.world.device)
-        mask = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
-        logits = last_logits(network, tokens, mask)
+        rows = padded("pair", pairs, self.player.pad, self.world.device)
+        logits = last_logits(network, rows["pair"], rows["is_pair"])
         one, two = answer_tokens(self.player.encode)
-        odds = (logits[:, one].double() - logits[:, two].double()).tolist()
-        return [_verdict(value) for value in odds]
+        return [_verdict(value) for value in (logits[:, one].double() - logits[:, two].double()).tolist()]
 
     def _written(self, network: nn.Module, pairs: list[list[int]]) -> list[Answer]:
         """All ranks take part, also one without pairs."""
@@ -203,11 +182,9 @@ class EndpointJudge:
 
     @property
     def name(self) -> str:
-        """Model and address."""
         return f"{self.endpoint.model} at {self.endpoint.url}"
 
     def ask(self, criteria: Sequence[str], shown: Sequence[Shown]) -> list[list[Answer]]:
-        """One criterion after the other."""
         return [self._ask(criterion, shown) for criterion in criteria]
 
     def _ask(self, criterion: str, shown: Sequence[Shown]) -> list[Answer]:
@@ -239,6 +216,16 @@ def cut_alike(first: str, second: str, most: int) -> tuple[str, str]:
     words = min(len(ends[0]), len(ends[1]), most)
     cut = [text[: found[words - 1]] if words else "" for text, found in zip((first, second), ends)]
     return cut[0], cut[1]
+
+
+def label(trained: Trained) -> str:
+    """A name of a trained model for people: its run, stage and step."""
+    where = trained.run.path.name if trained.run else trained.source.name
+    step = trained.source.name.removeprefix("step_").lstrip("0")
+    return f"{where} ({trained.stage}, step {step or 0})" if step.isdigit() and trained.stage else where
+
+
+ComparisonJudge = LocalJudge | EndpointJudge
 
 
 def run_judge(trained: Trained, settings: JudgeSettings, world: World) -> LocalJudge:

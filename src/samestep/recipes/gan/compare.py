@@ -1,42 +1,44 @@
 """`samestep evaluate RUN_A RUN_B`: two generators complete the same held-out prompts, and a judge compares the texts.
 
-Without RUN_B, the generator is compared with what people wrote. Every rank writes and judges its share; the results are
-those of one process.
+Without RUN_B, the generator is compared with what people wrote. A generator must not be asked for what it was trained
+on, so a record whose human text is in the training data of one of the two is left out. Every rank writes and judges its
+share; the results are those of one process.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
-from samestep import Trained, UserError, World
+from samestep import Trained, UserError, World, noise
 from samestep.core.config.bounds import Count, NotNegative, Positive
 from samestep.core.config.checked import CheckedConfig
 from samestep.core.paths import check_new_file
 from samestep.core.records import Json, write_atomically
-from samestep.recipes.gan.comparing.endpoint import Endpoint, is_url, key_from
-from samestep.recipes.gan.comparing.judges import (
+from samestep.recipes.gan.comparison_judges import (
     ComparisonJudge,
     EndpointJudge,
     JudgeSettings,
     Shown,
+    label,
     model_judge,
     run_judge,
 )
-from samestep.recipes.gan.comparing.page import comparison_page
-from samestep.recipes.gan.comparing.records import ChosenRecords, choose_records, label
-from samestep.recipes.gan.comparing.results import Verdict, decide, question_results, without_judge
-from samestep.recipes.gan.completing import Completing, Written
+from samestep.recipes.gan.comparison_results import Verdict, comparison_page, decide, question_results, without_judge
 from samestep.recipes.gan.config import GanConfig
-from samestep.recipes.gan.data import Record
-from samestep.recipes.gan.judging import DEFAULT_CRITERION, Mode
+from samestep.recipes.gan.data import DataConfig, Record, Texts, load
+from samestep.recipes.gan.endpoint import Endpoint, is_url, key_from
+from samestep.recipes.gan.evaluation import text_metrics
+from samestep.recipes.gan.judges import DEFAULT_CRITERION, Mode
 from samestep.recipes.gan.players import open_player
+from samestep.recipes.gan.sampling import Written, complete_prompts
 from samestep.recipes.gan.task import GENERATOR, JUDGE
-from samestep.recipes.gan.text_metrics import text_metrics
 from samestep.train.record.run_record import run_path
 from samestep.train.trained.trained_model import open_trained
 from samestep.train.weights.open_weights import is_checkpoint
+
+_CHOICE = noise.purpose("gan/compare/choice")
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,6 @@ class CompareOptions(CheckedConfig):
     """Write a page with plots and texts to this .html file."""
 
     def __post_init__(self) -> None:
-        """Refuse wrong options before a model is opened."""
         if not self.questions:
             raise UserError("Give --criteria at least one question, such as 'Which is clearer?'.")
         if self.html is not None:
@@ -96,11 +97,9 @@ class CompareOptions(CheckedConfig):
 
     @property
     def questions(self) -> list[str]:
-        """The criteria, each once."""
         return list(dict.fromkeys(text.strip() for text in self.criteria.split(";") if text.strip()))
 
     def endpoint(self) -> Endpoint:
-        """The endpoint that --judge names."""
         assert self.judge is not None
         return Endpoint(
             self.judge,
@@ -110,6 +109,19 @@ class CompareOptions(CheckedConfig):
             answer_tokens=self.judge_answer_tokens,
             temperature=self.judge_temperature,
         )
+
+
+@dataclass(frozen=True)
+class ChosenRecords:
+    """The records that are compared on."""
+
+    name: str
+    """Where they come from."""
+    records: list[Record]
+    ids: list[int]
+    """Their numbers among all that could have been chosen, which key the noise."""
+    notes: list[str]
+    """What a reader should know about the choice."""
 
 
 def compare(trained: Trained, options: CompareOptions, world: World) -> dict[str, Json]:
@@ -123,9 +135,8 @@ def compare(trained: Trained, options: CompareOptions, world: World) -> dict[str
         runs.append(_with_generator(_open(options.against, world, which=which, stage=stage)))
     judges, notes = _choose_judges(runs, options, config.batch_size, world)
     chosen = choose_records(runs, options.records, config.data, options.samples)
-    complete = Completing("gan/compare", config.writing, config.seed, config.batch_size)
     prompts, ids = [record.prompt for record in chosen.records], torch.tensor([[0, number] for number in chosen.ids])
-    a, *more = (complete(run, prompts, ids, world) for run in runs)
+    a, *more = (complete_prompts(run, config, "gan/compare", prompts, ids, world) for run in runs)
     for run, written in zip(runs, (a, *more)):
         if written.cut_prompts:
             notes.append(f"{written.cut_prompts} prompts are cut to what the network of {label(run)} takes")
@@ -139,11 +150,74 @@ def compare(trained: Trained, options: CompareOptions, world: World) -> dict[str
         "notes": [*notes, *chosen.notes],
         "questions": questions,
         "texts": _text_metrics(runs[0], humans, a, b if more else None, world),
-        "pairs": _pairs(chosen, a.texts, b.texts, verdicts),
+        "pairs": [
+            {**asdict(record), "a": text_a, "b": text_b, "verdicts": [asdict(verdict) for verdict in of_pair]}
+            for record, text_a, text_b, of_pair in zip(chosen.records, a.texts, b.texts, zip(*verdicts), strict=True)
+        ],
     }
     if options.html is not None and world.is_main:
         write_atomically(options.html, comparison_page(results))
     return results
+
+
+def choose_records(
+    trained: Sequence[Trained], file: str | None, data: DataConfig, samples: int | None
+) -> ChosenRecords:
+    """The held-out records of the first run, or those of a file, without what one of the runs was trained on.
+
+    `data` says how the file is read. Every rank reads them, with the same result.
+    """
+
+    def texts_of(run: Trained) -> Texts:
+        config: GanConfig = run.config
+        return load(config.data, config.seed)
+
+    # As they were trained: a setting on the command line must not split the data in another way.
+    runs = [open_trained(str(one.source)) for one in trained]
+    if file is None:
+        name, found = f"held-out records of {label(runs[0])}", list(texts_of(runs[0]).validation.records)
+    else:
+        texts = load(replace(data, path=file, limit=None), runs[0].config.seed)
+        name, found = file, [*texts.train.records, *texts.validation.records]
+    kept, notes = _without_training(list(enumerate(found)), runs, texts_of)
+    if not kept:
+        raise UserError(
+            f"There is no record left to compare on ({len(found)} {name}; {'; '.join(notes) or 'it has none'}); name "
+            "others with --records FILE."
+        )
+    chosen = _some(kept, samples, runs[0].config.seed)
+    if len(chosen) < len(kept):
+        notes.append(f"{len(chosen)} of {len(kept)} records are used (--samples)")
+    return ChosenRecords(name, [record for _, record in chosen], [number for number, _ in chosen], notes)
+
+
+def _without_training(
+    found: list[tuple[int, Record]], runs: Sequence[Trained], texts_of: Callable[[Trained], Texts]
+) -> tuple[list[tuple[int, Record]], list[str]]:
+    """The records whose human text no run was trained on, and sentences about it."""
+    notes: list[str] = []
+    for run in runs:
+        try:
+            known = texts_of(run).train.records
+        except UserError as error:
+            notes.append(f"nothing is left out for {label(run)}, whose training data cannot be read ({error})")
+            continue
+        humans, prompts = {record.human for record in known}, {record.prompt for record in known}
+        before = len(found)
+        found = [(number, record) for number, record in found if record.human not in humans]
+        if len(found) < before:
+            notes.append(f"{before - len(found)} left out: {label(run)} was trained on them")
+        repeated = sum(record.prompt in prompts for _, record in found)
+        if repeated:
+            notes.append(f"{repeated} have a prompt that {label(run)} was trained on, with another human text")
+    return found, list(dict.fromkeys(notes))
+
+
+def _some(kept: Sequence[tuple[int, Record]], samples: int | None, seed: int) -> list[tuple[int, Record]]:
+    """So many of the records, drawn by the seed, in their order: a file may be sorted by group."""
+    numbers = torch.tensor([number for number, _ in kept])
+    order = noise.uniform(seed, _CHOICE, numbers, dtype=torch.float64).argsort(stable=True)
+    return [kept[place] for place in sorted(order[:samples].tolist())]
 
 
 def _with_generator(trained: Trained) -> Trained:
@@ -243,13 +317,3 @@ def _text_metrics(
         name: {**text_metrics(one.texts), "at_the_limit": sum(one.cut) / len(one.cut)} for name, one in written.items()
     }
     return {**metrics, "human": text_metrics(cut, humans)}
-
-
-def _pairs(
-    chosen: ChosenRecords, a: list[str], b: list[str], verdicts: Sequence[Sequence[Verdict]]
-) -> list[dict[str, Json]]:
-    """Every pair with its texts and the verdict for each question, in the order of the questions."""
-    return [
-        {**asdict(record), "a": a[number], "b": b[number], "verdicts": [asdict(found[number]) for found in verdicts]}
-        for number, record in enumerate(chosen.records)
-    ]
