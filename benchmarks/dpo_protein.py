@@ -25,11 +25,12 @@ from stopped_run import run_and_stop
 
 from samestep import World
 from samestep.recipes.dpo import DpoConfig
+from samestep.recipes.dpo.default_pairs import HELIX, STRAND, ideal_backbone, pdb_text, side_by_side
 from samestep.recipes.dpo.families import padding
-from samestep.recipes.dpo.ideal_backbones import HELIX, STRAND, ideal_backbone, pdb_text, side_by_side
 from samestep.recipes.dpo.objective import DPO, PairLogProbs, pair_terms
-from samestep.recipes.dpo.protein_data import LETTERS
+from samestep.recipes.dpo.protein_data import ProteinRows
 from samestep.recipes.dpo.protein_family import ProteinFamily
+from samestep.recipes.dpo.structures import LETTERS
 
 CONTENDERS = ("by hand", "samestep plain", "samestep")
 RECORDS = 64
@@ -131,8 +132,6 @@ def by_hand(args: argparse.Namespace, name: str, data: str) -> float:
 
 def read_rows(family: ProteinFamily, data: str) -> list[dict[str, Tensor]]:
     """All pairs of a file, ready to be padded."""
-    from samestep.recipes.dpo.protein_family import ProteinRows
-
     records = family._read(data)
     rows = ProteinRows(records.pairs, records.file)
     return [rows[number] for number in range(len(rows))]

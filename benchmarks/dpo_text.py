@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from samestep.cli.main import main as samestep
 from samestep.data.order_choice import choose_order
 from samestep.recipes.dpo import DpoConfig
-from samestep.recipes.dpo.text_records import pydoc_pairs
+from samestep.recipes.dpo.text_data import pydoc_pairs
 
 SKIPPED = 5
 """Steps that are not timed."""

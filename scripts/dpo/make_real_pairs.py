@@ -19,8 +19,7 @@ import numpy as np
 
 from samestep import UserError, noise
 from samestep.recipes.dpo.designs import Design, choose_design
-from samestep.recipes.dpo.structure_cache import read_structure
-from samestep.recipes.dpo.structures import AMINO_ACIDS
+from samestep.recipes.dpo.structures import AMINO_ACIDS, read_structure
 
 MUTATE = noise.purpose("dpo.real_pairs")
 ENDINGS = tuple(ending + packed for ending in (".pdb", ".ent", ".cif", ".mmcif") for packed in ("", ".gz"))

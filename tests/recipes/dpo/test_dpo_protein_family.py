@@ -12,8 +12,7 @@ from samestep import Batch, UserError, World
 from samestep.core.config import build
 from samestep.data.collate import pad_rows
 from samestep.models.protein_mpnn import ProteinMPNN
-from samestep.recipes.dpo.config import DpoConfig
-from samestep.recipes.dpo.presets import PRESETS
+from samestep.recipes.dpo.config import PRESETS, DpoConfig
 from samestep.recipes.dpo.protein_family import ProteinFamily, alike, find_weights
 from samestep.train.learner.draws import Draws
 from toys import made

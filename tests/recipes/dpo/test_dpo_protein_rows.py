@@ -18,9 +18,8 @@ from samestep.data.fingerprint import compare_fingerprint, take_fingerprint
 from samestep.data.order import Sequential
 from samestep.data.order_choice import Bucketed, choose_order
 from samestep.recipes.dpo.families import padding
-from samestep.recipes.dpo.protein_data import PairRows
+from samestep.recipes.dpo.protein_data import PAD, ProteinRows, read_records
 from samestep.recipes.dpo.protein_family import ProteinFamily
-from samestep.recipes.dpo.protein_records import RecordOptions, read_records
 from samestep.world.world import World
 
 ALPHABET = "ACDEFGHIKLMNPQRSTVWYX"
@@ -33,11 +32,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def rows_of(folder: Path, *records: dict[str, Any]) -> PairRows:
+def rows_of(folder: Path, *records: dict[str, Any]) -> ProteinRows:
     usual = {"pdb_file": "three.pdb", "preferred_seq": "AGSK", "unpreferred_seq": "VGSK", "chain_id": "A"}
     (folder / "pairs.json").write_text(json.dumps([usual | record for record in records]))
-    found = read_records(str(folder / "pairs.json"), RecordOptions(100))
-    return PairRows(found.pairs, found.file)
+    found = read_records(str(folder / "pairs.json"), 100)
+    return ProteinRows(found.pairs, found.file)
 
 
 def text(numbers: torch.Tensor) -> str:
@@ -64,6 +63,7 @@ def test_a_row_with_a_fixed_chain(folder: Path) -> None:
         "native": torch.int64,
         "preferred": torch.int64,
         "unpreferred": torch.int64,
+        "record": torch.int64,
     }
 
 
@@ -79,12 +79,12 @@ def test_design_chains_come_as_they_are_named(folder: Path) -> None:
 def test_a_feed_pads_rows(folder: Path) -> None:
     rows = rows_of(folder, {}, {"fixed_chains": "B"})
     assert rows.lengths == [4, 6]
-    collate = partial(pad_rows, pad=rows.pad)
+    collate = partial(pad_rows, pad=PAD)
     (batch,) = Feed(rows, Sequential(2, 2), World.single(), micro_rows=2, length=1, collate=collate)[0].batches
     assert (batch["chain"] > 0).sum(1).tolist() == rows.lengths
     assert text(batch["preferred"][0]) == "AGSKXX" and not batch["scored"][0, 4:].any()
     assert not batch["resolved"][0, 4:].any() and batch["coordinates"].shape == (2, 6, 4, 3)
-    assert [pair.number for pair in rows.of_batch(batch["ids"])] == [1, 2]
+    assert [pair.number for pair in rows.pairs] == [1, 2] and batch["ids"][:, 1].tolist() == [0, 1]
 
 
 def test_a_gpu_pads_to_few_lengths(folder: Path) -> None:

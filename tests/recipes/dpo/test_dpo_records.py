@@ -9,8 +9,8 @@ import pytest
 from pdb_toys import BACKBONE, atom, chain, place, residue
 
 from samestep.core.errors import UserError
-from samestep.recipes.dpo.protein_records import ProteinPair, ProteinRecords, RecordOptions, read_records
-from samestep.recipes.dpo.record_files import SHOWN
+from samestep.recipes.dpo.families import SHOWN
+from samestep.recipes.dpo.protein_data import ProteinPair, ProteinRecords, read_records
 
 TWO_CHAINS = (
     chain("AGSKL", "A")  # 5 residues
@@ -39,7 +39,7 @@ def write(folder: Path, records: Any, name: str = "pairs.json") -> str:
 
 
 def read(folder: Path, *records: Any, name: str = "pairs.json", **options: Any) -> ProteinRecords:
-    return read_records(write(folder, list(records), name), RecordOptions(**{"max_length": 100} | options))
+    return read_records(write(folder, list(records), name), **{"max_length": 100} | options)
 
 
 def one(folder: Path, **fields: Any) -> ProteinPair:
@@ -69,18 +69,18 @@ def test_records_are_read(name: str, folder: Path) -> None:
         (2, "AGSKL", "AGSKV"),
     ]
     assert found.pairs[0].design.structure is found.pairs[1].design.structure, "a file is read once"
-    assert found.selection() == f"2 of 2 records of {folder / name}" and not found.left_out
+    assert found.file == folder / name and found.left_out == ""
     assert found.pairs[0].design.scored.all() and found.pairs[0].design.native == "AGSKL"
 
 
 def test_a_limit_comes_before_the_checks(folder: Path) -> None:
     found = read(folder, record(), record(), record(pdb_file="gone.pdb"), limit=2)
-    assert (len(found.pairs), found.total) == (2, 2)
+    assert (len(found.pairs), found.left_out) == (2, "")
 
 
 def test_a_single_record_over_several_lines(folder: Path) -> None:
     (folder / "pairs.json").write_text(json.dumps(record(), indent=2))
-    assert len(read_records(str(folder / "pairs.json"), RecordOptions(100)).pairs) == 1
+    assert len(read_records(str(folder / "pairs.json"), 100).pairs) == 1
 
 
 def test_paths_are_relative_to_the_records_then_to_the_working_directory(folder: Path) -> None:
@@ -214,8 +214,7 @@ def test_bad_records(bad: dict[str, Any], about: str, problem: str, folder: Path
     assert lines[0].startswith("  record 2: ") and problem in "\n".join(lines)
     found = read(folder, record(), record(**bad), skip_invalid=True)
     assert [pair.number for pair in found.pairs] == [1]
-    assert found.left_out == {about: 1}
-    assert found.selection().endswith(f"; left out: 1 because of {about}")
+    assert found.left_out == f"1 of 2 records of {folder / 'pairs.json'}; left out: 1 because of {about}"
 
 
 @pytest.mark.parametrize(
@@ -262,13 +261,13 @@ def test_many_problems_are_counted(folder: Path) -> None:
 def test_a_record_that_is_left_out_counts_once(folder: Path) -> None:
     bad = record(pdb_file="no.pdb", preferred_seq="B")
     found = read(folder, bad, bad, record(), skip_invalid=True)
-    assert found.left_out == {"letters": 2} and found.total == 3
+    assert found.left_out == f"1 of 3 records of {folder / 'pairs.json'}; left out: 2 because of letters"
 
 
 def test_lines_that_are_no_json(folder: Path) -> None:
     (folder / "a.jsonl").write_text(f"{json.dumps(record())}\n\n{{broken\n[1]\n{'[' * 99999}\n")
     with pytest.raises(UserError) as caught:
-        read_records(str(folder / "a.jsonl"), RecordOptions(100))
+        read_records(str(folder / "a.jsonl"), 100)
     lines = str(caught.value).split("\n")
     assert "record 2 (line 3): it is not JSON (" in lines[1]
     assert "record 3 (line 4): it is no JSON object" in lines[2]
@@ -288,13 +287,13 @@ def test_lines_that_are_no_json(folder: Path) -> None:
 def test_files_without_records(content: bytes, problem: str, folder: Path) -> None:
     (folder / "pairs.json").write_bytes(content)
     with pytest.raises(UserError) as caught:
-        read_records(str(folder / "pairs.json"), RecordOptions(100))
+        read_records(str(folder / "pairs.json"), 100)
     assert problem in str(caught.value)
 
 
 def test_a_missing_file_of_records(folder: Path) -> None:
     with pytest.raises(UserError, match=r"none\.json cannot be read: No such file"):
-        read_records(str(folder / "none.json"), RecordOptions(100))
+        read_records(str(folder / "none.json"), 100)
 
 
 def test_no_record_is_left(folder: Path) -> None:

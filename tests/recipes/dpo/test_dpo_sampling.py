@@ -17,10 +17,10 @@ from samestep.launching import local
 from samestep.models.protein_mpnn import LETTERS, UNKNOWN, ProteinMPNN
 from samestep.models.protein_mpnn_files import write_protein_mpnn
 from samestep.models.protein_mpnn_sampling import decoding_order
-from samestep.recipes.dpo import protein_sampling
+from samestep.recipes.dpo import sampling
 from samestep.recipes.dpo.designs import choose_design
 from samestep.recipes.dpo.protein_data import design_row
-from samestep.recipes.dpo.structure_cache import read_structure
+from samestep.recipes.dpo.structures import read_structure
 from toys import default_dtype
 
 pytestmark = pytest.mark.timeout(900)
@@ -111,9 +111,7 @@ def test_scores_are_those_of_the_forward_pass_in_the_order_of_the_seed(folder: P
     for one in found["designs"]:
         assert one["chains"] == dict(zip("BA", one["sequence"].split("/"), strict=True))
         letters = one["sequence"].replace("/", "")
-        bits = protein_sampling.noise.bits(
-            protein_sampling._ORDER, torch.tensor([[one["decoding_seed"]]]), torch.arange(16)
-        )
+        bits = sampling.noise.bits(sampling._ORDER, torch.tensor([[one["decoding_seed"]]]), torch.arange(16))
         order = decoding_order(row["fixed"], row["resolved"], bits)
         sequence = torch.tensor([[LETTERS.index(letter) for letter in letters]])
         names = ("resolved", "residue_index", "chain")
@@ -158,14 +156,14 @@ def test_memory_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     args = [f"--pdb_list={folder / 'list.txt'}", "--num_samples=2", "--temperature=1"]
     whole = designs_of(sample(folder, *args) / "three.json")
     sizes = []
-    call = protein_sampling._Sampler.__call__
+    call = sampling._Sampler.__call__
 
     def counted(self: Any, requests: Any) -> Any:
         sizes.append(len(requests))
         return call(self, requests)
 
-    monkeypatch.setattr(protein_sampling._Sampler, "__call__", counted)
-    monkeypatch.setattr(protein_sampling, "RESIDUES", 20)
+    monkeypatch.setattr(sampling._Sampler, "__call__", counted)
+    monkeypatch.setattr(sampling, "RESIDUES", 20)
     parts = designs_of(sample(folder, *args) / "three.json")
     assert sizes == [1] * 8
     assert [one["sequence"] for one in parts] == [one["sequence"] for one in whole]

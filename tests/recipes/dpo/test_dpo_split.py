@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from samestep.core.errors import UserError
 from samestep.recipes.dpo.designs import Design
-from samestep.recipes.dpo.pair_split import split_pairs, validation_groups
-from samestep.recipes.dpo.protein_records import ProteinPair
+from samestep.recipes.dpo.families import validation_groups
+from samestep.recipes.dpo.protein_data import ProteinPair, split_pairs
 from samestep.recipes.dpo.structures import Chain, Structure
 
 

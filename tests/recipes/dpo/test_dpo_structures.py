@@ -15,9 +15,8 @@ import pytest
 from pdb_toys import BACKBONE, atom, chain, place, residue
 
 from samestep.core.errors import UserError
-from samestep.recipes.dpo import structure_cache
-from samestep.recipes.dpo.structure_cache import read_structure
-from samestep.recipes.dpo.structures import Chain, parse_chains
+from samestep.recipes.dpo import structures
+from samestep.recipes.dpo.structures import Chain, parse_chains, read_structure
 
 
 def parsed(text: str) -> tuple[Chain, ...]:
@@ -277,7 +276,7 @@ def file(tmp_path: Path) -> Path:
 def test_parsed_once(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = read_structure(file, tmp_path / "cache")
     assert first.sha256 == hashlib.sha256(file.read_bytes()).hexdigest() and first.chain_ids == ["A", "B"]
-    monkeypatch.setattr(structure_cache, "parse_chains", lambda *_: pytest.fail("parsed again"))
+    monkeypatch.setattr(structures, "parse_chains", lambda *_: pytest.fail("parsed again"))
     copy = file.rename(tmp_path / "another_name.pdb")
     second = read_structure(copy, tmp_path / "cache")
     assert_same(second.chains, parsed(EVERYTHING))

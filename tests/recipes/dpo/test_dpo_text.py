@@ -14,10 +14,9 @@ from samestep import UserError, World, open_causal_lm
 from samestep.cli.main import main
 from samestep.data.collate import pad_rows
 from samestep.recipes.dpo.config import DataConfig, DpoConfig, ModelConfig
-from samestep.recipes.dpo.record_files import family_of
-from samestep.recipes.dpo.text_family import TextFamily
-from samestep.recipes.dpo.text_models import BuiltInModel, FolderModel, without_dropout
-from samestep.recipes.dpo.text_records import Fault, TextPair, pydoc_pairs, read_pair
+from samestep.recipes.dpo.families import family_of
+from samestep.recipes.dpo.text_data import Fault, TextPair, pydoc_pairs, read_pair
+from samestep.recipes.dpo.text_family import BuiltInModel, FolderModel, TextFamily, without_dropout
 
 
 def says(role: str, content: str) -> dict[str, str]:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from samestep import Tick
-from samestep.recipes.dpo.weight_files import BEST, WeightFiles
+from samestep.recipes.dpo.stages import BEST, WeightFiles
 
 
 def test_best_model_is_written_for_finite_losses_alone(tmp_path: Path) -> None:

@@ -1,25 +1,19 @@
 """Preference optimisation, for protein inverse folding and for text: `samestep train dpo --preset tiny`.
 
-settings     config.py, presets.py, resolve.py (what is filled in and refused before a run is recorded)
-data         record_files.py (problems of a file), pair_split.py; text_records.py (pairs of texts); protein_records.py,
-             structures.py, structure_cache.py, designs.py, sequence_checks.py (pairs for structures), protein_data.py
-             (their rows), default_pairs.py and ideal_backbones.py (pairs where none are named)
-families     families.py (what proteins and texts have in common); text_models.py, text_family.py; protein_family.py
-training     objective.py (the losses), reference.py (the reference, cached or live), task.py (a step), stages.py (what
-             a run does), weight_files.py (checkpoint_epoch_N.pt, best_model.pt, latest_model.pt; also as models)
-sampling     sampling.py (`samestep sample`; texts after prompts), sample_options.py, design_files.py and
-             protein_sampling.py (sequences for structures)
+settings     config.py (with presets and the options of `samestep sample`), objective.py (the losses)
+families     families.py (what proteins and texts have in common: their interface, problems of a file, the split)
+proteins     structures.py (PDB files), designs.py (what of them is designed), protein_data.py (records and rows),
+             default_pairs.py (pairs where none are named), protein_family.py (ProteinMPNN)
+texts        text_data.py (records and rows), text_family.py (language models)
+training     task.py (a step, and the reference, cached or live), stages.py (what a run checks, does and leaves)
+sampling     sampling.py (`samestep sample`: sequences for structures, texts after prompts)
 """
 
 from samestep import Alias, Recipe, Verb, World
-from samestep.recipes.dpo.config import DpoConfig
-from samestep.recipes.dpo.presets import PRESETS
-from samestep.recipes.dpo.reference import POLICY
-from samestep.recipes.dpo.resolve import NO_EFFECT, resolve_config
-from samestep.recipes.dpo.sample_options import SampleOptions
+from samestep.recipes.dpo.config import NO_EFFECT, PRESETS, DpoConfig, SampleOptions
 from samestep.recipes.dpo.sampling import generate, show
-from samestep.recipes.dpo.stages import describe, open_family, stages
-from samestep.recipes.dpo.weight_files import read_pretrained
+from samestep.recipes.dpo.stages import describe, open_family, read_pretrained, resolve_config, stages
+from samestep.recipes.dpo.task import POLICY
 
 __all__ = ["DpoConfig", "recipe"]
 

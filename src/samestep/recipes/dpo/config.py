@@ -1,11 +1,13 @@
-"""Every setting of the recipe beyond those that all recipes share."""
+"""Every setting of the recipe beyond those that all recipes share, presets, and the options of `samestep sample`."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from samestep import CausalConfig, Config, free
-from samestep.core.config.bounds import Bounds, Count, CountOrZero, PartialShare, Positive
+from samestep import CausalConfig, Config, NoEffect, UserError, free
+from samestep.core.config.bounds import Bounds, Count, CountOrZero, NotNegative, PartialShare, Positive
 from samestep.core.config.checked import CheckedConfig
+from samestep.core.paths import expand_home
 from samestep.models.protein_mpnn import ProteinMPNNConfig
 from samestep.recipes.dpo.objective import Objective
 
@@ -80,3 +82,207 @@ class DpoConfig(Config):
     base_batch_size: CountOrZero = 0
     """With lr_scaling (--scale_lr): the global batch that learning_rate is stated for; 0: batch_size, so that the rate
     is multiplied by the number of processes."""
+
+
+# An epoch of 11 pairs ends in a step with one, which most ranks have no row of.
+_BOTH_VERIFY: dict[str, Any] = {
+    "data": {"limit": 14, "validation_fraction": 0.2},
+    "distributed": {"dtype": "float64"},
+    "global_batch_size": 5,
+    "batch_size": 2,
+    "max_steps": 4,
+    "validate_every": 2,
+    "learning_rate": 3e-3,
+}
+_TEXT_VERIFY: dict[str, Any] = {
+    **_BOTH_VERIFY,
+    "family": "text",
+    "model": {
+        "text": {
+            "d_model": 16,
+            "n_layers": 1,
+            "n_heads": 2,
+            "mlp_hidden_size": 32,
+            "max_sequence_length": 256,
+            "init_std": 0.1,
+        }
+    },
+    "objective": {"sft_coef": 0.1, "label_smoothing": 0.1},
+}
+_VERIFY: dict[str, Any] = {
+    **_BOTH_VERIFY,
+    "family": "protein",
+    "model": {"protein": {"hidden": 16, "encoder_layers": 1, "decoder_layers": 2, "neighbours": 6}},
+    "objective": {"sft_coef": 0.1},
+}
+PRESETS: dict[str, dict[str, Any]] = {
+    # A small network learns which letters fit helices and strands, in seconds on 2 CPU processes.
+    "tiny": {
+        "family": "protein",
+        "model": {"protein": {"hidden": 32, "encoder_layers": 1, "decoder_layers": 1, "neighbours": 12}},
+        "data": {"split_by": "structure", "validation_fraction": 0.2},
+        "global_batch_size": 16,
+        "batch_size": 8,
+        "epochs": 10,
+        "learning_rate": 3e-3,
+        "weight_decay": 0.0,
+    },
+    # The published network: --base_model_name v_48_020 --base_model_dir FOLDER --train_data FILE. None of its values
+    # sets global_batch_size: --batch_size is for each process, as users of such scripts expect. bf16 gains nothing, the
+    # network is small; TF32 would move the first loss of a compiled network away from ln 2.
+    "proteinmpnn": {
+        "family": "protein",
+        "model": {"name": "v_48_020"},
+        "distributed": {"mixed_precision": "none"},
+        "batch_size": 4,
+        "epochs": 10,
+        "learning_rate": 1e-5,
+        "schedule": "constant",
+        "weight_decay": 0.0,
+    },
+    # A small language model learns to prefer text without typing errors, in a minute on 2 CPU processes.
+    "text-tiny": {
+        "family": "text",
+        "model": {
+            "text": {
+                "d_model": 64,
+                "n_layers": 2,
+                "n_heads": 4,
+                "mlp_hidden_size": 192,
+                "max_sequence_length": 256,
+                "init_std": 0.04,
+            }
+        },
+        "objective": {"sft_coef": 0.1},
+        "global_batch_size": 32,
+        "batch_size": 16,
+        "epochs": 6,
+        "learning_rate": 3e-3,
+        "weight_decay": 0.0,
+    },
+    # Language models: --base_model_name FOLDER --train_data FILE.
+    "text": {
+        "family": "text",
+        "model": {"lora_rank": 16},
+        "reference": "live",
+        "batch_size": 4,
+        "learning_rate": 1e-5,
+        "warmup_ratio": 0.1,
+        "schedule": "linear",
+        "weight_decay": 0.0,
+    },
+    # Milliseconds a step in float64.
+    "verify": _VERIFY,
+    "verify-live": {
+        **_VERIFY,
+        "model": {"protein": {"hidden": 16, "encoder_layers": 1, "decoder_layers": 1, "neighbours": 6}},
+        "reference": "live",
+        "objective": {"diversity_lambda": 0.1, "loss_type": "hinge"},
+    },
+    "verify-text": _TEXT_VERIFY,
+    "verify-text-live": {
+        **_TEXT_VERIFY,
+        "reference": "live",
+        "bucketed": False,
+        "objective": {"loss_type": "ipo", "length_normalised": True},
+    },
+}
+
+
+NO_EFFECT = (
+    NoEffect(
+        ("model.text.*", "model.lora_rank", "padding_free"),
+        lambda c: c.family == "protein",
+        "it is for texts, and the pairs are proteins; leave it out",
+    ),
+    NoEffect(
+        ("model.protein.*", "decoding_order", "sampling_temperature"),
+        lambda c: c.family == "text",
+        "it is for proteins, and the pairs are texts; leave it out",
+    ),
+    NoEffect(
+        ("model.protein.*", "model.text.*"),
+        lambda c: c.model.name is not None or c.model.dir is not None,
+        "the model that base_model_name names has its own shape; leave out one of the two",
+    ),
+    NoEffect(
+        "objective.label_smoothing",
+        lambda c: c.objective.loss_type != "dpo",
+        "only the loss dpo has label smoothing; set objective.loss_type=dpo, or leave it out",
+    ),
+    NoEffect(
+        ("data.validation_fraction", "data.split_by"),
+        lambda c: c.data.validation is not None,
+        "the validation records are a file of their own; leave out data.validation (--val_data) or this",
+    ),
+)
+"""Settings that have no effect beside others."""
+
+_PROTEIN = (
+    "pdb_file",
+    "pdb_list",
+    "design_chains",
+    "fixed_chains",
+    "mutable_positions",
+    "mutable_ranges",
+    "output_dir",
+)
+_TEXT = ("prompt", "prompts", "chat", "max_new_tokens")
+
+
+@dataclass(frozen=True)
+class SampleOptions(CheckedConfig):
+    """Sequences for protein structures, or texts."""
+
+    pdb_file: Path | None = None
+    """protein: a structure to design sequences for: a PDB or mmCIF file, gzipped or not."""
+    pdb_list: Path | None = None
+    """protein: a file with the path of a structure on each line, from its folder or the working directory."""
+    design_chains: str | None = None
+    """protein: the chains that get new sequences, such as A,B; by default all that are not fixed."""
+    fixed_chains: str | None = None
+    """protein: chains that stand beside them and keep their letters; other chains are left out."""
+    mutable_positions: str | None = None
+    """protein: the positions that may change, such as 0,5,6; they count from 0 over the design chains as these are
+    named. By default all may."""
+    mutable_ranges: str | None = None
+    """protein: the same as ranges, ends included, such as 3-9,12-20."""
+    output_dir: Path | None = None
+    """protein: the folder that gets NAME.json and NAME.fa for each structure; by default designs."""
+    prompt: str | None = None
+    """text: what the model goes on from."""
+    prompts: Path | None = None
+    """text: a file with one prompt per line, or a .jsonl file whose lines hold "prompt" (or "text")."""
+    chat: bool = False
+    """text: a prompt is what a user says to a chat model, and not text that goes on."""
+    max_new_tokens: Count | None = None
+    """text: tokens of a text at most; by default 128."""
+    num_samples: Count = 1
+    """Sequences for each structure, or texts for each prompt."""
+    temperature: NotNegative | None = None
+    """0 takes the likeliest letter or token, 1 samples from the network's own probabilities; by default the run's
+    sampling_temperature for proteins, and 1 for texts."""
+    batch_size: Count = 32
+    """Sequences or texts that are made together on a rank."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be, before the model is opened."""
+        for first, second in (("pdb_file", "pdb_list"), ("prompt", "prompts")):
+            if getattr(self, first) is not None and getattr(self, second) is not None:
+                raise UserError(f"Give --{first} or --{second}, not both.")
+
+    @property
+    def folder(self) -> Path:
+        """Where designs are written."""
+        return expand_home(self.output_dir or "designs")
+
+    def check_for(self, family: Literal["protein", "text"]) -> None:
+        """Refuse options that are for the other family, or none for this one."""
+        others, what = (_TEXT, "designs proteins") if family == "protein" else (_PROTEIN, "writes texts")
+        given = [f"--{name}" for name in others if getattr(self, name) not in (None, False)]
+        if given:
+            raise UserError(f"Leave out {', '.join(given)}: this model {what}.")
+        if family == "protein" and self.pdb_file is None and self.pdb_list is None:
+            raise UserError("Name a structure with --pdb_file, or a file with the paths of several with --pdb_list.")
+        if family == "text" and self.prompt is None and self.prompts is None:
+            raise UserError("Give a text to go on from with --prompt, or a file of them with --prompts.")

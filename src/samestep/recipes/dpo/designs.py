@@ -1,21 +1,25 @@
-"""What is designed in a structure: which chains, and which of their positions may change.
+"""What is designed in a structure: which chains, and which of their positions may change; and whether sequences fit.
 
 The fields are `chain_id` or `design_chains`, `fixed_chains`, `mutable_positions` and `mutable_ranges` (ends included).
 Positions count from 0 over the residues of the design chains, joined in the order in which these are named.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from samestep import UserError
-from samestep.recipes.dpo.structures import Chain, Structure
+from samestep.recipes.dpo.structures import AMINO_ACIDS, LETTERS, UNKNOWN, Chain, Structure
 
 _NUMBER = r"[0-9]{1,18}"
 """Python refuses to read thousands of digits."""
+SEPARATORS = "/:"
+"""What may stand between the chains of a sequence."""
+Problems = list[tuple[str, str]]
+"""Kinds, as in `DesignError.about`, and sentences."""
 
 
 class DesignError(UserError):
@@ -42,6 +46,11 @@ class Design:
         return (*self.design_chains, *self.fixed_chains)
 
     @property
+    def length(self) -> int:
+        """Residues that the network sees."""
+        return sum(map(len, self.chains))
+
+    @property
     def size(self) -> int:
         """Residues in the design chains."""
         return sum(map(len, self.design_chains))
@@ -66,8 +75,7 @@ class Design:
 def choose_design(structure: Structure, fields: Mapping[str, Any]) -> Design:
     """The design that a record's fields describe; all chains that are not fixed, if no design chain is named."""
     fixed = _chain_ids(fields, "fixed_chains")
-    named = _design_ids(fields)
-    design = named or [chain_id for chain_id in structure.chain_ids if chain_id not in fixed]
+    design = _design_ids(fields) or [chain_id for chain_id in structure.chain_ids if chain_id not in fixed]
     _check_chains(structure, design, fixed)
     chains = tuple(map(structure.chain, design))
     mutable = _mutable(fields, sum(map(len, chains)))
@@ -76,11 +84,11 @@ def choose_design(structure: Structure, fields: Mapping[str, Any]) -> Design:
 
 def check_length(design: Design, most: int) -> None:
     """Refuse chains that have more residues than `most` together."""
-    size = sum(map(len, design.chains))
-    if size > most:
+    if design.length > most:
         raise DesignError(
             "max_length",
-            f"its chains have {size} residues, more than max_length={most}; raise max_length, or name fewer chains",
+            f"its chains have {design.length} residues, more than max_length={most}; raise max_length, or name fewer "
+            "chains",
         )
 
 
@@ -180,3 +188,78 @@ def some_of(positions: Sequence[int]) -> str:
 
 def _listed(chain_ids: Sequence[str]) -> str:
     return ", ".join(map(repr, chain_ids))
+
+
+def check_text(name: str, value: Any, problems: Problems) -> str | None:
+    """A sequence as it is in the record; None if it has letters that no sequence may have."""
+    if not isinstance(value, str):
+        why = "missing" if value is None else f"no text but {str(value)[:40]!r}"
+        problems.append(("letters", f"{name} is {why}; write the sequence in one-letter codes"))
+        return None
+    value = value.strip()
+    if not value.strip(SEPARATORS):
+        problems.append(("letters", f"{name} is empty; write the sequence in one-letter codes"))
+        return None
+    letters = [letter for letter in value if letter not in SEPARATORS]
+    if wrong := _places(letters, lambda letter: letter not in LETTERS):
+        problems.append(("letters", f"{name} has {wrong}; use only the 20 letters {AMINO_ACIDS}"))
+        return None
+    return value
+
+
+def pair_problems(texts: Mapping[str, str], design: Design) -> Iterator[tuple[str, str]]:
+    """What is wrong with two sequences for the design chains, and with one beside the other."""
+    lengths = [problem for name, text in texts.items() if (problem := _length_problem(name, text, design))]
+    yield from lengths
+    if lengths:
+        return
+    preferred, unpreferred = (np.array([c for c in text if c not in SEPARATORS]) for text in texts.values())
+    for name, letters in zip(texts, (preferred, unpreferred)):
+        scored = np.where(design.scored, letters, "")
+        if wrong := _places(scored.tolist(), lambda letter: letter == UNKNOWN):
+            yield (
+                "letters",
+                f"{name} has {wrong}, where residues are scored; X may only stand where a residue is not mutable, "
+                "not resolved, or none of the 20 amino acids",
+            )
+    differ = preferred != unpreferred
+    if moved := np.flatnonzero(differ & ~design.mutable).tolist():
+        yield (
+            "fixed positions",
+            f"the two sequences differ at position {some_of(moved)}, which is not mutable; make them equal there, or "
+            "the position mutable",
+        )
+    elif not (differ & design.scored).any():
+        yield "equal sequences", "the two sequences are equal at every scored position; give two that differ"
+
+
+def _length_problem(name: str, text: str, design: Design) -> tuple[str, str] | None:
+    """One letter for each residue of the design chains; chain by chain, where the sequence has separators."""
+    parts = [len(part) for part in re.split(f"[{SEPARATORS}]", text)]
+    lengths = [len(chain) for chain in design.design_chains]
+    if sum(parts) == design.size and (len(parts) == 1 or parts == lengths):
+        return None
+    has = " + ".join(map(str, parts)) if len(parts) > 1 and parts != lengths else sum(parts)
+    chains = ", ".join(f"{length} in chain {chain.id!r}" for length, chain in zip(lengths, design.design_chains))
+    return "length", f"{name} has {has} letters for {design.size} residues ({chains}){_gap_hint(parts, design)}"
+
+
+def _gap_hint(parts: list[int], design: Design) -> str:
+    """Some programs write a letter for each residue number that the file leaves out."""
+    with_gaps = sum(int(chain.residue_index[-1]) + 1 for chain in design.design_chains)
+    if sum(parts) == with_gaps != design.size:
+        return "; leave out the letters of residues that are missing in the file"
+    return "; write one letter for each residue in the file"
+
+
+def _places(letters: list[str], is_wrong: Any) -> str:
+    """The wrong letters, each with the positions at which it is."""
+    places: dict[str, list[int]] = {}
+    for position, letter in enumerate(letters):
+        if is_wrong(letter):
+            places.setdefault(letter, []).append(position)
+    some = [
+        f"{letter!r} at position {found[0]}" + (f" and {len(found) - 1} more" if len(found) > 1 else "")
+        for letter, found in places.items()
+    ]
+    return ", ".join(some[:5]) + (f" and {len(some) - 5} other letters" if len(some) > 5 else "")

@@ -20,7 +20,6 @@ from torch.nn.functional import logsigmoid
 from samestep.core.config.bounds import Bounds, NotNegative, Positive
 from samestep.core.config.checked import CheckedConfig
 
-LossType = Literal["dpo", "ipo", "hinge"]
 DPO, SFT, DIVERSITY = "dpo", "sft", "diversity"
 """The terms that can be trained: of pairs, of the preferred sequences alone, and of sampled sequences."""
 SAMPLED = "sampled"
@@ -33,7 +32,7 @@ _ROUNDING = 1e-6
 class Objective(CheckedConfig):
     """How a policy is trained with pairs."""
 
-    loss_type: LossType = "dpo"
+    loss_type: Literal["dpo", "ipo", "hinge"] = "dpo"
     """dpo, ipo or hinge."""
     beta: Positive = 0.1
     """How closely the policy stays with the reference: the larger, the closer."""
@@ -72,16 +71,6 @@ class PairScores:
     """More sums per row, to log."""
 
 
-def gains(
-    objective: Objective, policy: PairLogProbs, reference: PairLogProbs, sizes: tuple[Tensor, Tensor]
-) -> PairLogProbs:
-    """How much more likely both sequences are than under the reference."""
-    chosen, rejected = policy.chosen - reference.chosen, policy.rejected - reference.rejected
-    if objective.length_normalised:
-        chosen, rejected = chosen / sizes[0].clamp(min=1), rejected / sizes[1].clamp(min=1)
-    return PairLogProbs(chosen, rejected)
-
-
 def preference_loss(objective: Objective, margin: Tensor) -> Tensor:
     """The loss of each row, for the gain of the preferred sequence minus that of the other [rows]."""
     if objective.loss_type == "ipo":
@@ -101,9 +90,11 @@ def first_loss(objective: Objective) -> float:
 def pair_terms(objective: Objective, scores: PairScores, reference: PairLogProbs) -> dict[str, Tensor]:
     """All terms of the pairs, a value a row. `sft` is a sum over scored tokens; a feed counts these."""
     policy = scores.log_probs
-    gain = gains(objective, policy, reference, (scores.chosen_size, scores.rejected_size))
-    margin = gain.chosen - gain.rejected
     apart = torch.stack([policy.chosen - reference.chosen, policy.rejected - reference.rejected])
+    gain = apart
+    if objective.length_normalised:
+        gain = apart / torch.stack([scores.chosen_size, scores.rejected_size]).clamp(min=1)
+    margin = gain[0] - gain[1]
     # Of a policy that is still its reference, the sign of the margin is that of rounding: neither is preferred.
     is_tie = (margin == 0) | (apart.abs() <= _ROUNDING * torch.stack(policy).abs()).all(0)
     return {
@@ -111,20 +102,13 @@ def pair_terms(objective: Objective, scores: PairScores, reference: PairLogProbs
         SFT: -policy.chosen,
         "accuracy": torch.where(is_tie, 0.5, (margin > 0).to(margin.dtype)),
         "margin": objective.beta * margin,
-        "chosen_reward": objective.beta * gain.chosen,
-        "rejected_reward": objective.beta * gain.rejected,
+        "chosen_reward": objective.beta * gain[0],
+        "rejected_reward": objective.beta * gain[1],
         "chosen_log_prob": policy.chosen,
         "rejected_log_prob": policy.rejected,
-        "kl": divergence(apart).mean(0),
+        # Half of the square estimates the divergence of policy and reference in nats. It is never negative, and right
+        # to second order where sequences are samples of either of the two. With pairs that come from elsewhere it
+        # measures how far the policy has moved on them.
+        "kl": (apart.square() / 2).mean(0),
         **scores.others,
     }
-
-
-def divergence(apart: Tensor) -> Tensor:
-    """An estimate of the divergence between policy and reference, by how far apart their log-probabilities of a whole
-    sequence are: half of the square, in nats.
-
-    It is never negative, and right to second order where sequences are samples of either of the two. Pairs that come
-    from elsewhere make it a measure of how far the policy has moved on them.
-    """
-    return apart.square() / 2

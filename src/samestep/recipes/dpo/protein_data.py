@@ -1,22 +1,45 @@
-"""Pairs as rows of tensors for a feed, padded at their end."""
+"""Preference pairs for structures, from a JSON list or a JSONL file: every record is checked, and becomes a row.
 
-from collections.abc import Sequence
+    {"pdb_file": "1abc.pdb", "preferred_seq": "MKV...", "unpreferred_seq": "MAV...", "design_chains": ["A"]}
+
+A path is looked for in the folder of the JSON file, then in the working directory. Optional fields are those of
+`designs.choose_design`; others are ignored. A sequence is that of the design chains, in their order; "/" or ":" may
+stand between chains.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from samestep import UserError
+from samestep.core.paths import expand_home
 from samestep.data.data_file import DataFile
-from samestep.recipes.dpo.designs import Design
-from samestep.recipes.dpo.protein_records import ProteinPair
-from samestep.recipes.dpo.structures import LETTERS, UNKNOWN
+from samestep.data.json_records import BadJson, json_records
+from samestep.recipes.dpo.designs import (
+    SEPARATORS,
+    Design,
+    DesignError,
+    Problems,
+    check_length,
+    check_text,
+    choose_design,
+    pair_problems,
+)
+from samestep.recipes.dpo.families import Problem, leave_out, split_groups
+from samestep.recipes.dpo.structures import LETTERS, UNKNOWN, Structure, read_structure
 
+SEQUENCES = ("preferred_seq", "unpreferred_seq")
 CHAIN_STEP = 100
 """How far the residue numbers of a chain lie behind those of the chain before it."""
 _NUMBERS = {letter: number for number, letter in enumerate(LETTERS)}
 _NUMBER_OF_BYTE = np.array([_NUMBERS.get(chr(byte), -1) for byte in range(256)])
-
 PAD: dict[str, float] = {
     "coordinates": 0.0,
     "resolved": False,
@@ -29,20 +52,141 @@ PAD: dict[str, float] = {
     "unpreferred": _NUMBERS[UNKNOWN],
 }
 """What a feed pads the rows with. Chains count from 1, so `chain > 0` is where a row has residues."""
-
 MOST_KEPT = 4096
 """Rows that are kept once they are made: a GPU's step takes less time than to make 16 of them."""
 
 
-class PairRows:
-    """Pairs by index, as a feed reads them. File names and the like are in `pairs`."""
+@dataclass(frozen=True, eq=False)
+class ProteinPair:
+    """A design, and the two sequences that are compared; one letter for each residue of the design chains."""
 
-    pad = PAD
+    number: int
+    """The record's number in its file, from 1."""
+    file: Path
+    design: Design
+    preferred: str
+    unpreferred: str
+
+    def identity(self) -> str:
+        """Equal for records that say the same, wherever they and their structure files are."""
+        text = f"{self.design.identity()} {self.preferred} {self.unpreferred}"
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class ProteinRecords:
+    """The records of a file that can be trained on."""
+
+    file: Path
+    pairs: tuple[ProteinPair, ...]
+    left_out: str
+    """How many others were left out, and why; empty: none."""
+
+
+def read_records(
+    path: str, max_length: int, skip_invalid: bool = False, cache: Path | None = None, limit: int | None = None
+) -> ProteinRecords:
+    """Read and check every record of a file, or the first `limit`; the same on every rank. A record's chains may have
+    `max_length` residues together; parsed structures are kept in the folder `cache`."""
+    file = expand_home(path)
+    reader = _Reader(file, max_length, cache)
+    records = list(json_records(file))[:limit]
+    pairs = [reader.pair(number, where, value) for number, (where, value) in enumerate(records, start=1)]
+    valid = tuple(pair for pair in pairs if pair)
+    return ProteinRecords(file, valid, leave_out(file, reader.problems, len(records), len(valid), skip_invalid))
+
+
+class _Reader:
+    """Checks records one by one. A structure file is read once, however many records name it."""
+
+    def __init__(self, file: Path, max_length: int, cache: Path | None) -> None:
+        self.problems: list[Problem] = []
+        self._folder, self._max_length, self._cache = file.parent, max_length, cache
+        self._structures: dict[Path, Structure | str] = {}
+
+    def pair(self, number: int, where: str, value: Any) -> ProteinPair | None:
+        """The pair of a record; None if it has problems, which are kept."""
+        found: Problems = []
+        pair = None
+        if isinstance(value, dict):
+            pair = self._checked(number, value, found)
+        else:
+            other = "it is no JSON object; write one with pdb_file, preferred_seq and unpreferred_seq"
+            found.append(("JSON", value.reason if isinstance(value, BadJson) else other))
+        self.problems += [Problem(number, where, *problem) for problem in found]
+        return None if found else pair
+
+    def _checked(self, number: int, value: Mapping[str, Any], found: Problems) -> ProteinPair | None:
+        texts = {name: check_text(name, value.get(name), found) for name in SEQUENCES}
+        try:
+            file = self._file(value.get("pdb_file"))
+            design = choose_design(self._structure(file), value)
+        except DesignError as problem:
+            found.append((problem.about, str(problem)))
+            return None
+        try:
+            check_length(design, self._max_length)
+        except DesignError as problem:
+            found.append((problem.about, str(problem)))
+        if not design.scored.any():
+            found.append(("positions", _nothing_scored(design)))
+        sequences = {name: text for name, text in texts.items() if text is not None}
+        if len(sequences) < len(texts):
+            return None
+        found += pair_problems(sequences, design)
+        letters = ["".join(letter for letter in text if letter not in SEPARATORS) for text in sequences.values()]
+        return ProteinPair(number, file, design, *letters)
+
+    def _file(self, name: Any) -> Path:
+        """The file that a record names, in the folder of the records or in the working directory."""
+        if not isinstance(name, str) or not name.strip():
+            raise DesignError("file", "pdb_file is missing; name a structure file")
+        with suppress(OSError, UserError):  # a name too long, a folder of others; ~ of an unknown user
+            path = expand_home(name)
+            for place in (self._folder / path, path):
+                if place.is_file():
+                    return place
+        folders = dict.fromkeys((self._folder.resolve(), Path.cwd()))
+        raise DesignError("file", f"there is no file {name} in {' or '.join(map(str, folders))}; correct pdb_file")
+
+    def _structure(self, file: Path) -> Structure:
+        file = file.resolve()
+        if file not in self._structures:
+            try:
+                self._structures[file] = read_structure(file, self._cache)
+            except UserError as problem:
+                self._structures[file] = str(problem).rstrip(".")
+        found = self._structures[file]
+        if isinstance(found, str):
+            raise DesignError("structure", found)
+        return found
+
+
+def _nothing_scored(design: Design) -> str:
+    if not design.mutable.any():
+        return "no position is mutable; name some in mutable_positions or mutable_ranges, or leave both out for all"
+    return (
+        f"none of the {np.count_nonzero(design.mutable)} mutable positions has all of N, CA, C and O and is one of the "
+        "20 amino acids; name other positions, or leave this record out"
+    )
+
+
+def split_pairs(
+    pairs: Sequence[ProteinPair], fraction: float, seed: int, by: Literal["pair", "structure"]
+) -> tuple[list[ProteinPair], list[ProteinPair]]:
+    """Pairs for training and for validation, each in the order of the file. Equal records stay together, and by
+    structure so do all records whose structure files have the same content."""
+    groups = [pair.identity() if by == "pair" else pair.design.structure.sha256 for pair in pairs]
+    return split_groups(pairs, groups, fraction, seed)
+
+
+class ProteinRows:
+    """Pairs by index, as a feed reads them. Decoding orders follow from `record`, a number of their own."""
 
     def __init__(self, pairs: Sequence[ProteinPair], records_file: Path) -> None:
         self.pairs = list(pairs)
-        self.lengths = [sum(map(len, pair.design.chains)) for pair in self.pairs]
-        """Residues of each row, for `Bucketed`."""
+        self.lengths = [pair.design.length for pair in self.pairs]
+        self._records = torch.tensor([int(pair.identity()[:15], 16) for pair in pairs])
         self._records_file = DataFile(records_file.resolve())
         self._kept: dict[int, dict[str, Tensor]] = {}
 
@@ -56,16 +200,13 @@ class PairRows:
         row = design_row(pair.design)
         row["preferred"] = sequence_row(pair.design, pair.preferred)
         row["unpreferred"] = sequence_row(pair.design, pair.unpreferred)
+        row["record"] = self._records[index]
         if len(self._kept) < MOST_KEPT:
             self._kept[index] = row
         return dict(row)
 
-    def of_batch(self, ids: Tensor) -> list[ProteinPair]:
-        """The pairs of the rows of a batch, by the `ids` that a feed gives it."""
-        return [self.pairs[index] for index in ids[:, 1].tolist()]
-
     def origins(self) -> list[DataFile]:
-        """The file of the records and all structure files, for the comparison of a resumed run."""
+        """The file of the records and all structure files."""
         files = {pair.file.resolve(): pair.design.structure.sha256 for pair in self.pairs}
         return [self._records_file, *(DataFile(file, sha256=sha256) for file, sha256 in sorted(files.items()))]
 

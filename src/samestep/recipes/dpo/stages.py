@@ -1,17 +1,22 @@
-"""The stages: the reference's log-probabilities, if they are cached, and training."""
+"""What a run does: what is checked before it is recorded, its stages, and the weight files that it leaves."""
 
-from functools import partial
+import math
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from samestep import TRAINING_SETTINGS, Bench, Fit, Stage, World
-from samestep.recipes.dpo.config import DpoConfig
-from samestep.recipes.dpo.families import Family
+from samestep import TRAINING_SETTINGS, Bench, Dump, Fit, Metrics, Stage, Tick, UserError, World
+from samestep.core.paths import expand_home
+from samestep.models.protein_mpnn_files import read_protein_mpnn
+from samestep.recipes.dpo.config import DpoConfig, ModelConfig
+from samestep.recipes.dpo.families import Family, family_of
 from samestep.recipes.dpo.protein_family import ProteinFamily
-from samestep.recipes.dpo.reference import REFERENCE, build_dump
-from samestep.recipes.dpo.task import Preferences
+from samestep.recipes.dpo.task import REFERENCE, Preferences, build_dump
 from samestep.recipes.dpo.text_family import TextFamily
-from samestep.recipes.dpo.weight_files import WeightFiles
+from samestep.train.record.config import named_source
 
-TRAIN = "dpo"
+BEST = "val/loss"
 _UNUSED_BY_REFERENCE = (*TRAINING_SETTINGS, "objective.*", "bucketed", "sampling_temperature")
 
 
@@ -20,23 +25,69 @@ def open_family(config: DpoConfig, world: World) -> Family:
     return TextFamily(config, world) if config.family == "text" else ProteinFamily(config, world)
 
 
+def resolve_config(config: DpoConfig) -> DpoConfig:
+    """The configuration with its family, if all its records can be used."""
+    family = config.family
+    if family == "auto":
+        family = family_of(config.data.train) if config.data.train else "protein"
+    config = replace(config, family=family, base_batch_size=config.base_batch_size or config.batch_size)
+    _check_settings(config)
+    _check_family(config)
+    if _is_at_hand(config):
+        open_family(config, World.single()).pairs()
+    return config
+
+
+def _check_settings(config: DpoConfig) -> None:
+    """Refuse what cannot work together."""
+    if config.data.validation is not None and config.data.train is None:
+        raise UserError("Name the training records too (train_data); only val_data is given.")
+    if config.family == "text" and config.objective.diversity_lambda:
+        raise UserError("Leave diversity_lambda at 0: it is for proteins, and the pairs are texts.")
+    if config.objective.diversity_lambda and config.distributed.strategy == "fsdp":
+        raise UserError("Set distributed.strategy=ddp, or diversity_lambda=0: a sharded network cannot sample.")
+    if config.family == "text" and config.padding_free and config.model.name is None and config.model.dir is None:
+        raise UserError("Name a model of transformers with base_model_name, or leave padding_free at false.")
+    if config.family == "text" and config.model.lora_rank and config.reference == "cached" and named_source(config):
+        raise UserError("Set reference=live: the reference of adapters that were trained before is not computed ahead.")
+
+
+def _check_family(config: DpoConfig) -> None:
+    """Refuse records of the other family in one sentence, before each of them is found to lack every field."""
+    for path in filter(None, (config.data.train, config.data.validation)):
+        found = config.family
+        with suppress(UserError):  # what is wrong with the file is said where it is read
+            found = family_of(path)
+        if found != config.family:
+            presets = {"text": "text or text-tiny", "protein": "proteinmpnn or tiny"}[found]
+            raise UserError(f"Choose --preset {presets}, or set family={found}: {path} has {found} pairs.")
+
+
+def _is_at_hand(config: DpoConfig) -> bool:
+    """Whether nothing has to be downloaded for the tokens of the texts; if so, all ranks do it, and then check."""
+    if config.family == "protein" or config.model.dir is not None or config.model.name is None:
+        return True
+    return expand_home(config.model.name).is_dir()
+
+
 def stages(config: DpoConfig) -> list[Stage]:
-    """One or two."""
-    train = Stage(TRAIN, build, validate=Fit.validate, best=("val/loss", "min"), hooks=hooks)
+    """The reference's log-probabilities, if they are cached, and training."""
+    train = Stage("dpo", _train, validate=Fit.validate, best=(BEST, "min"), hooks=_hooks)
     if config.reference == "live":
         return [train]
-    return [Stage(REFERENCE, partial(build_dump, open_family=open_family), ignores=_UNUSED_BY_REFERENCE), train]
+    return [Stage(REFERENCE, _compute_reference, ignores=_UNUSED_BY_REFERENCE), train]
 
 
-def build(bench: Bench) -> Preferences:
-    """Training."""
+def _compute_reference(bench: Bench) -> Dump:
+    return build_dump(bench, open_family(bench.config, bench.world))
+
+
+def _train(bench: Bench) -> Preferences:
     return Preferences(bench, open_family(bench.config, bench.world))
 
 
-def hooks(task: Preferences, bench: Bench) -> list[WeightFiles]:
-    """Weight files for other programs."""
-    config: DpoConfig = bench.config
-    is_wanted = task.family.files_by_default if config.pt_files is None else config.pt_files
+def _hooks(task: Preferences, bench: Bench) -> list["WeightFiles"]:
+    is_wanted = task.family.files_by_default if bench.config.pt_files is None else bench.config.pt_files
     return [WeightFiles(task, bench)] if is_wanted else []
 
 
@@ -52,3 +103,51 @@ def describe(config: DpoConfig) -> dict[str, str]:
         "objective": f"{objective.loss_type}, beta {objective.beta:g}{added}",
         "reference": config.reference,
     }
+
+
+class WeightFiles:
+    """A hook that writes checkpoint_epoch_N.pt after each epoch, latest_model.pt then and after the last step, and
+    best_model.pt where validation is better than before: weights as other programs read them.
+
+    They are in the run's folder beside the full state, which a run resumes from. Each is written completely or not at
+    all.
+    """
+
+    name = "weight_files"
+
+    def __init__(self, task: Preferences, bench: Bench) -> None:
+        self._task, self._bench = task, bench
+        self._best = math.inf
+
+    def after_step(self, tick: Tick, metrics: Metrics, last: bool) -> None:
+        """Write what is due. Every rank takes part, since weights may be sharded."""
+        validated = self._bench.validation.get(BEST, math.inf)
+        is_best = math.isfinite(validated) and validated < self._best
+        names = [f"checkpoint_epoch_{tick.epoch + 1}.pt"] if tick.last_of_epoch else []
+        names += ["best_model.pt"] if is_best else []
+        names += ["latest_model.pt"] if tick.last_of_epoch or last else []
+        self._best = validated if is_best else self._best
+        if not names:
+            return
+        learner = self._task.learner
+        weights = learner.merged_weights() if learner.has_adapters else learner.weights(full=True)
+        if self._bench.world.is_main:
+            for name in names:
+                self._task.family.save(self._bench.rundir.path / name, weights)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self._best if math.isfinite(self._best) else None}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._best = math.inf if state["best"] is None else state["best"]
+
+
+def read_pretrained(path: Path) -> DpoConfig | None:
+    """The configuration of a weight file such as v_48_020.pt or best_model.pt; None if it is something else."""
+    if path.suffix != ".pt":
+        return None
+    try:
+        file = read_protein_mpnn(path)
+    except UserError:
+        return None
+    return DpoConfig(family="protein", model=ModelConfig(protein=file.config))

@@ -7,21 +7,29 @@
   highest occupancy, then the first by letter.
 - A modified residue has the letter of its parent (MSE is M). Where that is none of the 20, the letter is X.
 - Chains and residues are numbered as in the PDB file (mmCIF: the author's names), so both formats give the same.
+
+A file is parsed once, and then read from a cache folder, where the hash of its bytes is the name.
 """
 
 import gzip
+import hashlib
 import io
+import json
 import math
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import load, save
 
 from samestep import UserError
+from samestep.core.records import atomic_file
 
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 UNKNOWN = "X"
@@ -33,6 +41,9 @@ _NO_LETTER = "\0"
 MOST_BYTES = 128 << 20
 """Of a file when it is unpacked: more than a million atoms."""
 _WANTED = "Give a PDB or mmCIF file, gzipped or not"
+_VERSION = 1
+"""Counts up whenever a file would be parsed differently."""
+_DIGEST = hashlib.sha256().digest_size
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,8 +81,63 @@ class Structure:
 
     @property
     def chain_ids(self) -> list[str]:
-        """The names of the chains, in the order of the file."""
         return [chain.id for chain in self.chains]
+
+
+def read_structure(path: Path, cache: Path | None) -> Structure:
+    """The structure in a file. All ranks may call this at once; without a folder `cache`, nothing is kept."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise too_large(str(path))
+        content = path.read_bytes()
+    except OSError as problem:
+        raise UserError(f"Give a structure file that can be read; {path} cannot: {problem.strerror}.") from None
+    sha256 = hashlib.sha256(content).hexdigest()
+    kept = cache / f"{sha256}-{_VERSION}.chains" if cache else None
+    chains = _kept_chains(kept) if kept else None
+    if chains is None:
+        chains = parse_chains(content, str(path))
+        if kept:
+            with suppress(OSError):  # a full disk or a folder of others: the structure is parsed again next time
+                write_on_any_rank(kept, _packed(chains))
+    return Structure(chains, sha256)
+
+
+def write_on_any_rank(path: Path, content: bytes) -> None:
+    """Write a file that other ranks may be writing, with the same content. The last rename wins."""
+    with atomic_file(path, sync=False) as file:
+        file.write(content)
+
+
+def _kept_chains(path: Path) -> tuple[Chain, ...] | None:
+    """The chains that were kept; None if there are none, or the file is damaged."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    digest, arrays = content[:_DIGEST], content[_DIGEST:]
+    return _chains_of(arrays) if hashlib.sha256(arrays).digest() == digest else None
+
+
+def _packed(chains: tuple[Chain, ...]) -> bytes:
+    """Chains as bytes: a hash, then safetensors."""
+    text = json.dumps([[chain.id, chain.letters] for chain in chains]).encode()
+    arrays = {
+        "text": np.frombuffer(text, dtype=np.uint8),
+        "coordinates": np.concatenate([chain.coordinates for chain in chains]),
+        "resolved": np.concatenate([chain.resolved for chain in chains]),
+        "residue_index": np.concatenate([chain.residue_index for chain in chains]),
+    }
+    content = save(arrays)
+    return hashlib.sha256(content).digest() + content
+
+
+def _chains_of(content: bytes) -> tuple[Chain, ...]:
+    arrays = load(content)
+    names = json.loads(arrays["text"].tobytes())
+    edges = np.cumsum([len(letters) for _, letters in names])[:-1]
+    columns = (np.split(arrays[name], edges) for name in ("coordinates", "resolved", "residue_index"))
+    return tuple(Chain(*name, *parts) for name, *parts in zip(names, *columns))
 
 
 def parse_chains(content: bytes, name: str) -> tuple[Chain, ...]:
@@ -80,7 +146,8 @@ def parse_chains(content: bytes, name: str) -> tuple[Chain, ...]:
     if not text.strip():
         raise UserError(f"{_WANTED}; {name} is empty.")
     model = _first_model(text, name)
-    chains = [_chain(chain, residues, name) for chain in model or () if (residues := _protein_residues(chain))]
+    parts = [(chain, [residue for residue in chain if _is_protein(residue)]) for chain in model or ()]
+    chains = [_chain(chain, residues, name) for chain, residues in parts if residues]
     if not chains:
         raise UserError(f"{_WANTED}, with protein chains; {name} has none.")
     return tuple(chains)
@@ -121,7 +188,8 @@ def _first_model(text: str, name: str) -> Any:
     gemmi = import_gemmi()
     try:
         if _is_mmcif(text):
-            structure = _of_blocks(gemmi, gemmi.cif.read_string(text))
+            with_atoms = [block for block in gemmi.cif.read_string(text) if len(block.find_loop("_atom_site.id"))]
+            structure = gemmi.make_structure_from_block(with_atoms[0]) if with_atoms else gemmi.Structure()
         else:
             _check_columns(text, name)
             structure = gemmi.read_pdb_string(text)
@@ -136,12 +204,6 @@ def _first_model(text: str, name: str) -> Any:
 def _is_mmcif(text: str) -> bool:
     lines = (line.strip() for line in text.splitlines())
     return next((line for line in lines if line and not line.startswith("#")), "").lower().startswith("data_")
-
-
-def _of_blocks(gemmi: ModuleType, document: Any) -> Any:
-    """The structure in the first block that has atoms."""
-    blocks = [block for block in document if len(block.find_loop("_atom_site.id"))]
-    return gemmi.make_structure_from_block(blocks[0]) if blocks else gemmi.Structure()
 
 
 def _check_columns(text: str, name: str) -> None:
@@ -166,12 +228,8 @@ def _check_finite(numbers: Sequence[float], name: str, chain: str, residue: str,
         )
 
 
-def _protein_residues(chain: Any) -> list[Any]:
+def _is_protein(residue: Any) -> bool:
     gemmi = import_gemmi()
-    return [residue for residue in chain if _is_protein(gemmi, residue)]
-
-
-def _is_protein(gemmi: ModuleType, residue: Any) -> bool:
     known = gemmi.find_tabulated_residue(residue.name)
     if residue.entity_type != gemmi.EntityType.Polymer:
         # Some programs write TER at every break of a chain, and gemmi takes what comes after the last one for ligands.

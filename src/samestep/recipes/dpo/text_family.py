@@ -1,72 +1,184 @@
-"""Pairs of texts for a language model: their rows, and how likely the model finds them."""
+"""Language models: the network, what turns pairs of texts into tokens, and how likely it finds them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad as pad_tensor
 
-from samestep import Batch, Lora, UserError, World, completion_log_probs
+from samestep import (
+    Batch,
+    CausalConfig,
+    CausalTransformer,
+    Lora,
+    UserError,
+    World,
+    completion_log_probs,
+    open_causal_lm,
+)
+from samestep.core.library_errors import tokenizer_sentence
 from samestep.core.paths import expand_home
 from samestep.core.records import atomic_file
 from samestep.data.data_file import DataFile
 from samestep.data.json_records import json_records
+from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer
+from samestep.models.causal_folder import CausalFolder
+from samestep.models.hub import resolve_model
 from samestep.models.log_probs import check_padding_free
-from samestep.recipes.dpo.config import DpoConfig
-from samestep.recipes.dpo.families import Pairs
+from samestep.recipes.dpo.config import DpoConfig, ModelConfig
+from samestep.recipes.dpo.families import Pairs, Problem, leave_out, split_groups
 from samestep.recipes.dpo.objective import SFT, PairLogProbs, PairScores
-from samestep.recipes.dpo.pair_split import split_groups
-from samestep.recipes.dpo.record_files import Problem, leave_out, selection
-from samestep.recipes.dpo.text_models import PairTokens, TextModel, open_text_model
-from samestep.recipes.dpo.text_records import Fault, TextPair, pydoc_pairs, read_pair
+from samestep.recipes.dpo.text_data import COLUMNS, Fault, PairTokens, Text, TextPair, TextRows, pydoc_pairs, read_pair
 from samestep.train.learner.draws import Draws
 
-_PARTS = ("prompt", "chosen", "rejected")
+
+class TextModel(Protocol):
+    """A language model."""
+
+    pad: int
+    """The token that stands where there is none."""
+    limit: int | None
+    """How many tokens a text may have."""
+
+    @property
+    def eos(self) -> Sequence[int]:
+        """The tokens that end a text."""
+
+    @property
+    def forbidden(self) -> Sequence[int]:
+        """Tokens that are never written."""
+
+    def network(self) -> nn.Module:
+        """A network with its first weights."""
+
+    def encode(self, pair: TextPair) -> PairTokens:
+        """The tokens of a pair, ends of texts included."""
+
+    def prompt(self, text: Text) -> list[int]:
+        """The tokens of a prompt, up to where the model goes on."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of a completion, without what ends it."""
 
 
-class TextRows:
-    """Pairs as tokens."""
+class BuiltInModel:
+    """A small transformer whose tokens are bytes."""
 
-    def __init__(self, pairs: Sequence[tuple[int, PairTokens]], origin: DataFile | np.ndarray) -> None:
-        """`pairs` have their numbers in all of the run's data."""
-        self._pairs, self._origin = pairs, origin
-        self.lengths = [len(pair.prompt) + max(len(pair.chosen), len(pair.rejected)) for _, pair in pairs]
+    pad, eos = BYTES.eos, (BYTES.eos,)
 
-    def __len__(self) -> int:
-        return len(self._pairs)
+    def __init__(self, shape: CausalConfig) -> None:
+        if shape.vocab_size != BYTES.size:
+            raise UserError(f"Leave model.text.vocab_size at {BYTES.size}: the built-in network reads bytes.")
+        self._shape, self._tokenizer = shape, ByteTokenizer()
+        self.limit: int | None = shape.max_sequence_length
+        self.forbidden = BYTES.forbidden(shape.embeddings)
 
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        record, pair = self._pairs[index]
-        row = {"record": torch.tensor(record)}
-        for name, tokens in zip(_PARTS, pair):
-            row[name] = torch.tensor(tokens)
-            row[f"is_{name}"] = torch.ones(len(tokens), dtype=torch.bool)
-        return row
+    def network(self) -> nn.Module:
+        return CausalTransformer(self._shape)
 
-    def origins(self) -> list[DataFile | np.ndarray]:
-        """Where the texts come from."""
-        return [self._origin]
+    def encode(self, pair: TextPair) -> PairTokens:
+        """Bytes, after the token that begins and before the one that ends a text."""
+        prompt = self.prompt(pair.prompt)
+        chosen, rejected = ([*self._tokenizer.encode(str(text)), BYTES.eos] for text in (pair.chosen, pair.rejected))
+        return PairTokens(prompt, chosen, rejected)
+
+    def prompt(self, text: Text) -> list[int]:
+        if not isinstance(text, str):
+            raise UserError("Name a chat model with base_model_name: the built-in network knows no chats.")
+        assert BYTES.bos is not None
+        return [BYTES.bos, *self._tokenizer.encode(text)]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self._tokenizer.decode(tokens)
+
+
+class FolderModel:
+    """A causal model of transformers. Chats go through its template; a text is taken as it is, and ends with EOS.
+
+    A completion begins where the tokens of prompt and completion together leave those of the prompt, which may be a
+    little before the prompt's end: some tokenizers join letters over it.
+    """
+
+    def __init__(self, folder: CausalFolder) -> None:
+        self._folder, self.pad = folder, folder.pad
+        limit = getattr(folder.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        self.limit = limit if isinstance(limit, int) else None
+        own = folder.tokenizer.eos_token_id
+        self._end = folder.eos[0] if own is None else int(own)
+        self.eos = tuple(dict.fromkeys((self._end, *folder.eos)))
+        self.forbidden = folder.unused
+
+    def network(self) -> nn.Module:
+        return without_dropout(self._folder.network())
+
+    def encode(self, pair: TextPair) -> PairTokens:
+        prompt = self.prompt(pair.prompt)
+        chosen, rejected = (self._whole(pair.prompt, completion) for completion in (pair.chosen, pair.rejected))
+        shared = min(_shared(prompt, whole) for whole in (chosen, rejected))
+        return PairTokens(prompt[:shared], chosen[shared:], rejected[shared:])
+
+    def prompt(self, text: Text) -> list[int]:
+        return self._ids(text) if isinstance(text, str) else self._folder.encode_chat(text)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self._folder.decode(tokens)
+
+    def _whole(self, prompt: Text, completion: Text) -> list[int]:
+        if isinstance(prompt, str) or isinstance(completion, str):
+            ids = self._ids(f"{prompt}{completion}")
+            return ids if ids[-1:] == [self._end] else [*ids, self._end]
+        return self._folder.encode_chat([*prompt, *completion], answer=False)
+
+    def _ids(self, text: str) -> list[int]:
+        with tokenizer_sentence(self._folder.path):
+            return list(self._folder.tokenizer(text, verbose=False)["input_ids"])
+
+
+def _shared(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens two texts begin with in common."""
+    return next((place for place, (a, b) in enumerate(zip(first, second)) if a != b), min(len(first), len(second)))
+
+
+def without_dropout(network: nn.Module) -> nn.Module:
+    """The network with all its dropout set to 0, also what attention is given as a number, and that of whole layers: a
+    policy that drops and a reference that does not are never the same network."""
+    for module in network.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
+    return network
+
+
+def open_text_model(config: ModelConfig, world: World) -> TextModel:
+    """The model that a configuration names. Collective, since it may be downloaded."""
+    name = config.name
+    if config.dir is not None:
+        name = str(Path(config.dir) / name) if name else config.dir
+    if name is None:
+        return BuiltInModel(config.text)
+    # Weights that are trained are float32, whatever they are stored in; the base of adapters stays as it is.
+    dtype = "auto" if config.lora_rank else "float32"
+    return FolderModel(open_causal_lm(resolve_model(name, world), dtype=dtype))
 
 
 @dataclass(frozen=True)
 class _ReadTexts:
-    """What a file holds."""
+    """The pairs of a file that are used, also as tokens."""
 
-    texts: Sequence[TextPair]
-    """Those that are used."""
-    kept: Sequence[tuple[int, PairTokens]]
-    """The same as tokens, with their numbers."""
+    pairs: Sequence[tuple[TextPair, PairTokens]]
     origin: DataFile | np.ndarray
     left_out: str = ""
 
-    def rows(self) -> TextRows:
-        """All that are used."""
-        return TextRows(self.kept, self.origin)
+    def rows(self, first: int) -> TextRows:
+        """All of them, numbered from `first`."""
+        return TextRows([(first + place, tokens) for place, (_, tokens) in enumerate(self.pairs)], self.origin)
 
 
 class TextFamily:
@@ -77,16 +189,14 @@ class TextFamily:
     pad_multiple = 1  # a model may have no positions behind its longest text
 
     def __init__(self, config: DpoConfig, world: World) -> None:
-        chosen = config.model
         self._config = config
-        self._model: TextModel = open_text_model(chosen, world)
-        self.pad: Mapping[str, float] = dict.fromkeys(_PARTS, self._model.pad) | {
-            f"is_{name}": False for name in _PARTS
+        self._model: TextModel = open_text_model(config.model, world)
+        self.pad: Mapping[str, float] = dict.fromkeys(COLUMNS, self._model.pad) | {
+            f"is_{name}": False for name in COLUMNS
         }
-        self.lora = Lora(rank=chosen.lora_rank) if chosen.lora_rank else None
+        self.lora = Lora(rank=config.model.lora_rank) if config.model.lora_rank else None
 
     def network(self) -> nn.Module:
-        """The network with its first weights."""
         network = self._model.network()
         if self._config.padding_free:
             check_padding_free(network)
@@ -95,32 +205,30 @@ class TextFamily:
     def pairs(self) -> Pairs:
         """Records of files, or sentences of Python's help."""
         data = self._config.data
-        if data.train is None:
-            encoded = [(pair, self._model.encode(pair)) for pair in islice(pydoc_pairs(), data.limit)]
-            fitting = [(pair, tokens) for pair, tokens in encoded if not self._fault(tokens)]
-            texts = [pair for pair, _ in fitting]
-            kept = [(number, tokens) for number, (_, tokens) in enumerate(fitting)]
-            read = _ReadTexts(texts, kept, np.frombuffer(repr(texts).encode("utf-8"), dtype=np.uint8))
-            return Pairs("pydoc_data.topics", *self._split(read))
-        read = self._read(data.train, first=0)
+        read = self._read(data.train) if data.train is not None else self._read_pydoc()
         if data.validation is None:
-            return Pairs(data.train, *self._split(read), left_out=read.left_out)
-        held_out = self._read(data.validation, first=len(read.texts))
+            return Pairs(*self._split(read), left_out=read.left_out)
+        held_out = self._read(data.validation)
         left_out = "; ".join(filter(None, (read.left_out, held_out.left_out)))
-        return Pairs(data.train, read.rows(), held_out.rows(), left_out)
+        return Pairs(read.rows(0), held_out.rows(len(read.pairs)), left_out)
 
-    def _split(self, read: "_ReadTexts") -> tuple[TextRows, TextRows]:
+    def _split(self, read: _ReadTexts) -> tuple[TextRows, TextRows]:
         """Equal records stay together, and by prompt so do all records with the same prompt."""
         data = self._config.data
-        groups = [repr(pair.prompt) if data.split_by == "structure" else repr(pair) for pair in read.texts]
-        train, held_out = split_groups(read.kept, groups, data.validation_fraction, self._config.seed)
+        groups = [repr(pair.prompt) if data.split_by == "structure" else repr(pair) for pair, _ in read.pairs]
+        numbered = [(number, tokens) for number, (_, tokens) in enumerate(read.pairs)]
+        train, held_out = split_groups(numbered, groups, data.validation_fraction, self._config.seed)
         return TextRows(train, read.origin), TextRows(held_out, read.origin)
 
-    def _read(self, path: str, first: int) -> "_ReadTexts":
-        """The pairs of a file, numbered from `first`."""
+    def _read_pydoc(self) -> _ReadTexts:
+        encoded = [(pair, self._model.encode(pair)) for pair in islice(pydoc_pairs(), self._config.data.limit)]
+        fitting = [(pair, tokens) for pair, tokens in encoded if not self._fault(tokens)]
+        content = repr([pair for pair, _ in fitting]).encode("utf-8")
+        return _ReadTexts(fitting, np.frombuffer(content, dtype=np.uint8))
+
+    def _read(self, path: str) -> _ReadTexts:
         file, data = expand_home(path), self._config.data
-        texts: list[TextPair] = []
-        kept: list[tuple[int, PairTokens]] = []
+        pairs: list[tuple[TextPair, PairTokens]] = []
         problems: list[Problem] = []
         records = list(json_records(file))[: data.limit]
         for number, (where, value) in enumerate(records, start=1):
@@ -128,14 +236,11 @@ class TextFamily:
             if isinstance(found, Fault):
                 problems.append(Problem(number, where, *found))
             else:
-                kept.append((first + len(texts), found[1]))
-                texts.append(found[0])
-        left_out = leave_out(file, problems, len(records), len(kept), data.skip_invalid)
-        note = selection(file, len(kept), len(records), left_out) if left_out else ""
-        return _ReadTexts(texts, kept, DataFile(file.resolve()), note)
+                pairs.append(found)
+        left_out = leave_out(file, problems, len(records), len(pairs), data.skip_invalid)
+        return _ReadTexts(pairs, DataFile(file.resolve()), left_out)
 
     def _checked(self, value: Any) -> tuple[TextPair, PairTokens] | Fault:
-        """The pair of a record, also as tokens, or what is wrong with it."""
         pair = read_pair(value)
         if isinstance(pair, Fault):
             return pair
@@ -171,7 +276,6 @@ class TextFamily:
         return PairScores(PairLogProbs(chosen, rejected), batch["is_chosen"].sum(1), batch["is_rejected"].sum(1))
 
     def count(self, batch: Batch) -> Mapping[str, Tensor]:
-        """Tokens of the preferred completions."""
         return {SFT: batch["is_chosen"].sum(1)}
 
     def with_samples(self, network: nn.Module, batch: Batch, draws: Draws, step: int) -> dict[str, Tensor]:
@@ -179,7 +283,6 @@ class TextFamily:
         raise NotImplementedError
 
     def save(self, path: Path, weights: Mapping[str, Tensor]) -> None:
-        """The weights by their names."""
         with atomic_file(path) as file:
             torch.save({"model_state_dict": dict(weights)}, file)
 

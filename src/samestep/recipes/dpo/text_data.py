@@ -1,11 +1,16 @@
-"""Pairs of texts: records `prompt, chosen, rejected`, each a text or a chat, checked one by one and all together."""
+"""Pairs of texts: records `prompt, chosen, rejected`, each a text or a chat; and their rows of tokens."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from samestep import noise
+from samestep.data.data_file import DataFile
 from samestep.data.json_records import BadJson
 from samestep.data.pydoc_topics import distinct, passages, pydoc_topics
 
@@ -32,6 +37,14 @@ class Fault(NamedTuple):
 
     about: str
     text: str
+
+
+class PairTokens(NamedTuple):
+    """A pair as tokens; each completion follows the prompt."""
+
+    prompt: list[int]
+    chosen: list[int]
+    rejected: list[int]
 
 
 def read_pair(record: Any) -> TextPair | Fault:
@@ -103,3 +116,26 @@ def _with_typos(text: str, number: int) -> str:
         return word[:at] + word[at + 1] + word[at] + word[at + 2 :]
 
     return _WORD.sub(swap, text)
+
+
+class TextRows:
+    """Pairs as tokens."""
+
+    def __init__(self, pairs: Sequence[tuple[int, PairTokens]], origin: DataFile | np.ndarray) -> None:
+        """`pairs` have their numbers in all of the run's data."""
+        self._pairs, self._origin = pairs, origin
+        self.lengths = [len(pair.prompt) + max(len(pair.chosen), len(pair.rejected)) for _, pair in pairs]
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        record, pair = self._pairs[index]
+        row = {"record": torch.tensor(record)}
+        for name, tokens in zip(COLUMNS, pair):
+            row[name] = torch.tensor(tokens)
+            row[f"is_{name}"] = torch.ones(len(tokens), dtype=torch.bool)
+        return row
+
+    def origins(self) -> list[DataFile | np.ndarray]:
+        return [self._origin]
