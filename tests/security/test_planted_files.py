@@ -5,16 +5,17 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from samestep.cli.main import main
 from security.strangers import NOBODY
 from system.requirements import require
 
 pytestmark = pytest.mark.timeout(900)
 RECIPE = str(Path(__file__).parents[1] / "cli" / "trouble.py")
-SETTINGS = ("max_steps=3", "batch_size=2", "distributed.device=cpu")
 
 
 @pytest.fixture
@@ -36,23 +37,24 @@ def as_stranger(code: str, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, user=NOBODY, group=NOBODY, extra_groups=[], capture_output=True, text=True, cwd="/")
 
 
-def train(shared: Path, *more: str, **env: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "samestep", "train", RECIPE, f"out={shared}", "name=run", *SETTINGS, *more]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", **env}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(command, env=env, text=True, cwd=shared.parent, **pipes)
+def train(shared: Path) -> list[str]:
+    """The args of a run in that folder."""
+    return ["train", RECIPE, f"out={shared}", "name=run", "max_steps=3", "batch_size=2", "distributed.device=cpu"]
 
 
 @pytest.mark.parametrize("planted", ["lock", "logs/rank_0.log", ".config.json.tmp"])
-def test_a_planted_link_is_never_followed(planted: str, shared: Path) -> None:
+def test_a_planted_link_is_never_followed(
+    planted: str, shared: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     victim = shared.parent / "victim.txt"
     victim.write_text("my thesis")
     plant = "import os, sys; os.makedirs(os.path.dirname(sys.argv[1]), mode=0o777); os.symlink(*sys.argv[:0:-1])"
     assert as_stranger(plant, str(shared / "run" / planted), str(victim)).returncode == 0
-    process = train(shared)
-    output, _ = process.communicate(timeout=500)
+    monkeypatch.chdir(shared.parent)
+    code = main(train(shared))
+    output = "".join(capsys.readouterr())
     assert victim.read_text() == "my thesis"
-    assert process.returncode == 2 and "Traceback" not in output, output
+    assert code == 2 and "Traceback" not in output, output
     sentence = "holds no samestep run" if planted == ".config.json.tmp" else f"{planted} is a symbolic link"
     assert sentence in output
 
@@ -80,7 +82,10 @@ def test_the_folder_of_a_launch_is_closed_to_others(shared: Path) -> None:
     temporary = shared.parent / "tmp"
     temporary.mkdir()
     temporary.chmod(0o1777)
-    process = train(shared, "--nproc=2", "pause=0.5", TMPDIR=str(temporary))
+    command = [sys.executable, "-m", "samestep", *train(shared), "--nproc=2", "pause=0.5"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = subprocess.Popen(command, env=env, text=True, cwd=shared.parent, **pipes)
     try:
         end = time.monotonic() + 300
         while not (found := list(temporary.glob("samestep-launch-*"))):
@@ -106,14 +111,22 @@ for top, _, names in os.walk(sys.argv[1]):
 """
 
 
+@pytest.fixture
+def open_umask() -> Iterator[None]:
+    """New files are for everybody to read and write, unless a command closes them."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("open_umask")
 def test_secrets_of_a_job_are_read_by_nobody_else(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stub = shared.parent / "sbatch"
     stub.write_text("#!/bin/sh\necho 1\n")
     stub.chmod(0o755)
     monkeypatch.setenv("PATH", f"{stub.parent}:/usr/bin:/bin")
-    command = [sys.executable, "-m", "samestep", "submit", RECIPE, "--on=slurm", "--env=TOKEN=secret", f"out={shared}"]
     for _ in range(2):
-        subprocess.run([*command, "name=run"], check=True, umask=0)
+        assert main(["submit", RECIPE, "--on=slurm", "--env=TOKEN=secret", f"out={shared}", "name=run"]) == 0
         (shared / "run" / "job" / "1.out").write_text("secret")  # as the scheduler does, for everybody to read
         (shared / "run" / "job" / "1.out").chmod(0o666)
         assert "secret" in (shared / "run" / "job" / "train.sh").read_text()
