@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,6 @@ class ClusterRuns:
 
     cluster: Cluster
     folder: Path
-    settings_of: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """The changed settings of each run, by its name."""
 
     @property
     def env(self) -> dict[str, str]:
@@ -64,10 +62,9 @@ class ClusterRuns:
         return self.samestep("submit", recipe, *options, *self.settings(label, **changes))[-1]
 
     def settings(self, label: str, **changes: Any) -> list[str]:
-        """The args that make a run of the toy; changes made later take effect at its next start."""
+        """The args that make a run of the toy."""
         file = self.folder / f"{label}.yaml"
-        self.settings_of[label] = {**self.settings_of.get(label, {}), **changes}
-        file.write_text(json.dumps(toy.settings(self.folder / "runs", **self.settings_of[label])))
+        file.write_text(json.dumps(toy.settings(self.folder / "runs", **changes)))
         return [f"--config={file}", f"name={label}"]
 
     def pause_file(self, label: str) -> str:

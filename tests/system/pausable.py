@@ -1,9 +1,11 @@
 """The toy recipe of the fault suite, with a pause: a run waits in the middle for as long as a test needs.
 
-While the file `pause_file` exists, the run does only its first steps and then waits, until it is asked to stop. So
-whatever a test does to a run, it does in the middle of it, however slow the machine is.
+While the file `pause_file` exists, the run does only its first steps and then waits, until it is asked to stop, or
+until its time is up where a job of PBS tells it the time. So whatever a test does to a run, it does in the middle of
+it, however slow the machine is.
 """
 
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -14,6 +16,7 @@ from types import FrameType
 
 from faults import toy
 from samestep import Bench, Recipe, Stage, Tick
+from samestep.core import launch_env
 from samestep.core.config import free
 from samestep.train.logging.metrics import Metrics
 
@@ -41,11 +44,13 @@ class PausableFit:
     def step(self, tick: Tick) -> Metrics:
         if not self.handles_signals:
             self._handle_signals()
-        while (
-            tick.step == PAUSE_STEP and not self.stop_requested and self.pause_file and Path(self.pause_file).exists()
-        ):
+        while tick.step == PAUSE_STEP and self.pause_file and Path(self.pause_file).exists() and not self._must_stop():
             time.sleep(0.02)
         return self.fit.step(tick)
+
+    def _must_stop(self) -> bool:
+        left = launch_env.seconds_left(None, os.environ)
+        return self.stop_requested or (left is not None and left <= 0)
 
     def _handle_signals(self) -> None:
         """End the pause as soon as the run is asked to stop; then call the handler of samestep."""
