@@ -246,10 +246,12 @@ class Proofs:
             assert result.read_text() == "", f"rank {rank}:\n{result.read_text()}"
 
 
-def run_on_ranks(target: Callable[..., object], nproc: int, *args: object, logs: Path, **settings: Any) -> str:
+def run_on_ranks(
+    target: Callable[..., object], nproc: int, *args: object, logs: Path, timeout: float = 60.0, **settings: Any
+) -> str:
     """Run a worker function that must end well on every rank; what the ranks printed."""
     workers = start(target, nproc, *args, logs=logs, preload=PRELOAD, **settings)
-    codes = workers.wait(60)
+    codes = workers.wait(timeout)
     output = "\n".join(workers.output(rank) for rank in range(nproc))
     assert codes == [0] * nproc, f"exit codes {codes}\n{output}"
     return output

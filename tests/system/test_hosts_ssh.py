@@ -16,11 +16,13 @@ from faults import toy
 from faults.run_checks import metric_rows, tensor_checksums
 from samestep.core.records import JsonLines, read_json
 from samestep.core.rundir import RunDir
+from samestep.train.session.entry import train_with
 from system.cleanup import environment
 from system.hosts import SOON, Host, Process, hosts, wait_for
 from system.requirements import MODULES
 from system.sshd import Ssh
 from system.test_nodes_network import RUN_TIMEOUT, exit_codes
+from toys import run_on_ranks
 
 pytestmark = pytest.mark.timeout(900)
 STEPS = 60
@@ -35,12 +37,16 @@ class SshRuns:
     ssh: Ssh
     folder: Path
 
+    def settings(self, label: str, **changes: Any) -> dict[str, Any]:
+        """The configuration of a run of the toy."""
+        log = {"every": 1, "quiet": False, "tensorboard": False}
+        settings = {"max_steps": STEPS, "schedule": "constant", "log": log, **changes}
+        return toy.settings(self.folder / "runs", name=label, **settings)
+
     def start(self, label: str, *options: str, key: str = "user", **settings: Any) -> Process:
         """Train the toy on the first host with these options."""
         file = self.folder / f"{label}.yaml"
-        log = {"every": 1, "quiet": False, "tensorboard": False}
-        changes = {"max_steps": STEPS, "schedule": "constant", "log": log, **settings}
-        file.write_text(json.dumps(toy.settings(self.folder / "runs", name=label, **changes)))
+        file.write_text(json.dumps(self.settings(label, **settings)))
         command = ("-m", "samestep", "train", toy.NAME, f"--config={file}", *options)
         return self.start_python(label, *command, key=key)
 
@@ -101,8 +107,7 @@ def secret_of_a_rank(runs: SshRuns, host: Host) -> bytes:
 
 
 def test_two_hosts_train_as_one_whatever_is_killed_in_between(runs: SshRuns) -> None:
-    alone = runs.start("alone", "--nproc=2")
-    assert exit_codes(alone, within=RUN_TIMEOUT) == [0], runs.printed("alone")
+    run_on_ranks(train_with, 2, toy.NAME, runs.settings("alone"), logs=runs.folder / "alone", timeout=RUN_TIMEOUT)
     slow, both = {"step_delay": 0.25}, ("--hosts=node1,second", "--nproc=1")
 
     launcher = runs.start("pair", *both, **slow)

@@ -21,9 +21,11 @@ import pytest
 from faults import toy
 from samestep.core.records import JsonLines, read_json
 from samestep.core.rundir import RunDir
+from samestep.train.session.entry import train_with
 from system.cleanup import environment
-from system.hosts import SOON, Host, Process, hosts, wait_for
+from system.hosts import SOON, Host, Process, hosts, require_hosts, wait_for
 from system.requirements import MODULES
+from toys import run_on_ranks
 
 pytestmark = pytest.mark.timeout(900)
 STEPS = 60
@@ -51,12 +53,16 @@ class NetworkRuns:
         env = {"PYTHONPATH": MODULES, "OMP_NUM_THREADS": "1"}
         return host.start(sys.executable, *command, env=env, output=self.output(host, label), folder=self.folder)
 
-    def train(self, label: str, settings: dict[str, Any] | None = None) -> tuple[str, ...]:
-        """The args that train the toy."""
+    def settings(self, label: str, **changes: Any) -> dict[str, Any]:
+        """The configuration of a run of the toy."""
         log = {"every": 1, "quiet": False, "tensorboard": False}
-        changes = {"max_steps": STEPS, "schedule": "constant", "log": log, **(settings or {})}
+        settings = {"max_steps": STEPS, "schedule": "constant", "log": log, **changes}
+        return toy.settings(self.out, name=label, **settings)
+
+    def train(self, label: str, changes: dict[str, Any] | None = None) -> tuple[str, ...]:
+        """The args that train the toy."""
         file = self.folder / f"{label}.yaml"
-        file.write_text(json.dumps(toy.settings(self.out, name=label, **changes)))
+        file.write_text(json.dumps(self.settings(label, **(changes or {}))))
         return ("train", toy.NAME, f"--config={file}")
 
     def node(self, host: Host, args: Sequence[str], *options: str, nodes: str = "2", label: str = "") -> Process:
@@ -136,12 +142,11 @@ def exit_codes(*processes: Process, within: float) -> list[int]:
 
 def make_reference(folder: Path) -> NetworkRuns:
     """Runs in a folder, without hosts as yet; makes the uninterrupted run of one process."""
-    with hosts(1, folder, "reference") as made:
-        runs = NetworkRuns(made, folder, folder / "runs")
-        settings = {"max_steps": LONG, "checkpoint": {"every_steps": LONG, "every_epochs": 0}}
-        alone = runs.start(made[0], "reference", "-m", "samestep", *runs.train("reference", settings))
-        assert exit_codes(alone, within=RUN_TIMEOUT) == [0], runs.printed(made[0], "reference")
-        return replace(runs, expected=list(JsonLines(RunDir(folder / "runs" / "reference").metrics)))
+    require_hosts()
+    runs = NetworkRuns([], folder, folder / "runs")
+    settings = runs.settings("reference", max_steps=LONG, checkpoint={"every_steps": LONG, "every_epochs": 0})
+    run_on_ranks(train_with, 1, toy.NAME, settings, logs=folder / "reference", timeout=RUN_TIMEOUT)
+    return replace(runs, expected=list(JsonLines(RunDir(folder / "runs" / "reference").metrics)))
 
 
 def idle(runs: NetworkRuns) -> bool:
