@@ -82,7 +82,8 @@ def leftovers(path: Path) -> str:
 
 
 def orphans(folder: Path, label: str, timeout: float) -> str:
-    """Processes that after `timeout` seconds still have a file of the run open, or its name in their command line."""
+    """Processes that after `timeout` seconds still have a file of the run open, or its name and the folder in their
+    command line: other runs on this machine may have the same name."""
     end = time.monotonic() + timeout
     while True:
         found = _users(folder, label)
@@ -101,9 +102,8 @@ def _users(folder: Path, label: str) -> list[str]:
             opened = [os.readlink(handle) for handle in (process / "fd").iterdir()]
         except OSError:  # it has exited in the meantime
             continue
-        if f"name={label} " in args + " " or any(
-            file.startswith(f"{folder}/") and label in file.split("/") for file in opened
-        ):
+        named = f"name={label} " in f"{args} " and f"{folder}/" in args
+        if named or any(file.startswith(f"{folder}/") and label in file.split("/") for file in opened):
             found.append(f"process {process.name}: {args[:80]}")
     return found
 

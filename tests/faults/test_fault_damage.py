@@ -68,3 +68,11 @@ def test_the_checks_see_what_is_left_behind(runs: FaultRuns) -> None:
         process.kill()
         process.wait()
     assert run_checks.orphans(runs.folder, "left", 0.0) == ""
+    command = [sys.executable, "-c", "input()", "name=left"]
+    started = [subprocess.Popen(command + more, stdin=subprocess.PIPE) for more in ([f"--out={runs.folder}/"], [])]
+    try:
+        assert run_checks.orphans(runs.folder, "left", 0.2).count("process ") == 1, "not a run of this name elsewhere"
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
