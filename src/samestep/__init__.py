@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from samestep.train.learner.frozen import Frozen as Frozen
     from samestep.train.learner.learner import Learner as Learner
     from samestep.train.learner.lora import Lora as Lora
-    from samestep.train.learner.merged import merged_weights as merged_weights
+    from samestep.train.learner.lora import merged_weights as merged_weights
     from samestep.train.learner.optimizers.choices import SGD as SGD
     from samestep.train.learner.optimizers.choices import AdamW as AdamW
     from samestep.train.learner.optimizers.choices import AdamW8bit as AdamW8bit

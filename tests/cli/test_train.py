@@ -171,7 +171,7 @@ def test_tensorboard_has_each_step_once_after_a_resume(shell: Shell) -> None:
 
 
 def weights_of(run: str) -> dict[str, list[float]]:
-    from samestep.train.weights.open_weights import find_weights
+    from samestep.train.weights.sources import find_weights
 
     return {name: tensor.tolist() for name, tensor in find_weights(Path(run)).items()}
 

@@ -8,7 +8,7 @@ import torch
 
 from samestep.recipes.mdlm.pt_files import EpochFiles, FitWithEpochFiles, History
 from samestep.train.record.progress import Progress
-from samestep.train.weights.first_weights import continue_from_file
+from samestep.train.session.continue_from_file import continue_from_file
 from samestep.world.world import World
 from toys import (
     SETTINGS,

@@ -19,7 +19,7 @@ from samestep.checkpoint.manifest import read_manifest, write_manifest
 from samestep.cli.main import main
 from samestep.core.errors import UserError
 from samestep.train.api.trusted_recipes import remember_recipe, require_trusted
-from samestep.train.weights.published import PublishedRecord
+from samestep.train.trained.published import PublishedRecord
 
 pytestmark = pytest.mark.timeout(900)
 EXAMPLE = Path(__file__).parents[3] / "examples" / "sine.py"

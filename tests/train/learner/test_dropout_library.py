@@ -44,7 +44,7 @@ def trained(module: nn.Module, micro: int) -> tuple[dict[str, Tensor], list[str]
     feed = feed_of(Sentences(20), World.single(), 8, micro, steps=3)
     for step in range(3):
         learner.update(feed[step], likelihood)
-    return weights_of(learner), learner.rank_dependence
+    return weights_of(learner), learner.loss_calls.rank_dependence
 
 
 def test_gpt2() -> None:

@@ -65,7 +65,7 @@ def the_run_is_the_same(world: World, strategy: str) -> None:
         learner = learner_of(network(), world, strategy, seed=7)
         feed = feed_of(Points(size), world, batch, micro, STEPS)
         close(trained(learner, feed, times), reference(size, batch, times))
-        assert learner.rank_dependence == []
+        assert learner.loss_calls.rank_dependence == []
 
 
 def torchs_own_dropout_is_not(world: World, strategy: str) -> None:
@@ -74,7 +74,7 @@ def torchs_own_dropout_is_not(world: World, strategy: str) -> None:
     found = trained(learner, feed_of(Points(23), world, 8, 2, STEPS))
     with pytest.raises(AssertionError, match="not close"):
         close(found, reference(23, 8))
-    assert len(learner.rank_dependence) == 2  # nn.Dropout and nn.Dropout1d
+    assert len(learner.loss_calls.rank_dependence) == 2  # nn.Dropout and nn.Dropout1d
 
 
 def what_is_computed_again_is_the_same(world: World, strategy: str) -> None:

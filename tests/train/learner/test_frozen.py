@@ -56,11 +56,11 @@ def a_copy_of_what_came_from_a_file_is_read_again(world: World, strategy: str) -
     for resumed in (False, True):
         bench = bench_of(world, strategy, folder=folder, resumed=resumed, init_from=str(source))
         reference = bench.frozen(bench.learner(network, rate=rate))
-        bench.first_weights.check_source_used("fit", is_last=True)
+        bench.first_weights.check_source_used(is_last=True)
         assert torch.equal(output(reference), output(made(Net, 4)))
         bench = bench_of(world, strategy, folder=folder / "adapted", resumed=resumed, init_from=str(source))
         learner = bench.learner(network, rate=rate, lora=LORA)
-        bench.first_weights.check_source_used("fit", is_last=True)
+        bench.first_weights.check_source_used(is_last=True)
         with learner.adapters_off() as module:
             assert torch.equal(output(module), output(made(Net, 4))), "so is a base"
     assert not (folder / "run/artifacts").exists(), "nothing is stored for it"

@@ -23,8 +23,8 @@ from samestep.train.api.bench import Bench
 from samestep.train.learner.learner import Learner
 from samestep.train.logging.console import Screen
 from samestep.train.record.config import Config, Distributed
-from samestep.train.weights.open_weights import fill, find_weights
 from samestep.train.weights.run_checkpoints import LEARNERS, learner_parts
+from samestep.train.weights.sources import fill, find_weights
 from samestep.world.world import World
 from toys import made, run_on_ranks
 
@@ -169,7 +169,7 @@ import json, sys
 import torch
 from pathlib import Path
 from samestep.models.transformer import Transformer, TransformerConfig
-from samestep.train.weights.open_weights import fill, open_weights
+from samestep.train.weights.sources import fill, open_weights
 from samestep.parallel.build import build_uninitialized, materialize
 
 def peak():

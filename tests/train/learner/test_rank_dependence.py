@@ -263,18 +263,18 @@ def lines_of_learners(world: World, strategy: str) -> None:
         for step in range(2):
             update(learner, feed[step])
         log.removeHandler(kept)
-        assert [sentence.partition(" in 'body.")[0] for sentence in learner.rank_dependence] == [
+        assert [sentence.partition(" in 'body.")[0] for sentence in learner.loss_calls.rank_dependence] == [
             "nn.Dropout",
             "nn.BatchNorm1d",
         ]
-        wanted = [f"WARNING learner 'model': {sentence}" for sentence in learner.rank_dependence]
+        wanted = [f"WARNING learner 'model': {sentence}" for sentence in learner.loss_calls.rank_dependence]
         assert kept.lines == (wanted if world.is_main else [])
 
 
 def keyed_networks_are_silent(world: World, strategy: str) -> None:
     learner = learner_of(keyed_dropout(Stack(nn.Dropout(0.5))), world, strategy)
     learner.update(feed_of(Points(16), world, 8, 2, steps=1)[0], loss)
-    assert learner.rank_dependence == []
+    assert learner.loss_calls.rank_dependence == []
 
 
 def rows_that_mix_are_named(world: World, strategy: str) -> None:

@@ -121,7 +121,7 @@ def test_a_resume_reads_a_base_again_and_adapters_with_the_checkpoint(tmp_path: 
         for resumed in (False, True):
             bench = bench_of(ALONE, "ddp", "float32", folder=tmp_path / form, resumed=resumed, init_from=str(source))
             found = parts(bench.learner(made(Net), rate=rate, lora=LORA))
-            bench.first_weights.check_source_used("fit", is_last=True)
+            bench.first_weights.check_source_used(is_last=True)
         assert all(bool(tensor.isnan().all()) for tensor in found[1].values()) == (form == "adapters")
         assert not any(bool(tensor.isnan().any()) for tensor in found[0].values())
         source.unlink()

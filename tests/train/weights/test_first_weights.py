@@ -23,8 +23,8 @@ from samestep.train.logging.metrics import Metrics
 from samestep.train.record.config import Config
 from samestep.train.record.progress import Tick
 from samestep.train.session.entry import train_with
-from samestep.train.weights.open_weights import open_weights
 from samestep.train.weights.run_checkpoints import choose_checkpoint
+from samestep.train.weights.sources import open_weights
 from toys import Points, run_on_ranks
 
 

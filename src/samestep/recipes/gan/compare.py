@@ -36,7 +36,7 @@ from samestep.recipes.gan.sampling import Written, complete_prompts
 from samestep.recipes.gan.task import GENERATOR, JUDGE
 from samestep.train.record.run_record import run_path
 from samestep.train.trained.trained_model import open_trained
-from samestep.train.weights.open_weights import is_checkpoint
+from samestep.train.weights.sources import is_checkpoint
 
 _CHOICE = noise.purpose("gan/compare/choice")
 

@@ -35,8 +35,8 @@ from samestep.recipes.lens.task import LEARNER, make_lens
 from samestep.train.artifacts.array_rows import ArrayRows
 from samestep.train.learner.lora import to_type
 from samestep.train.trained.batch_inference import network_of
-from samestep.train.weights.named_weights import NamedWeights
 from samestep.train.weights.run_checkpoints import choose_together
+from samestep.train.weights.sources import NamedWeights
 
 STAGE = "eval"
 ARTIFACT, RESULTS, RECORDS, PAGE = "rows", "results.json", "explanations.jsonl", "explanations.html"

@@ -18,7 +18,7 @@ from samestep.core.records import Json, atomic_file
 from samestep.parallel.wrap import full_tensor
 from samestep.train.learner.optimizer import OptimSettings
 from samestep.train.logging.metrics import MetricAccumulator, is_loss
-from samestep.train.weights.open_weights import read_extra
+from samestep.train.weights.sources import read_extra
 
 
 @dataclass

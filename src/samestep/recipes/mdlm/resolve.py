@@ -11,7 +11,7 @@ from samestep.recipes.mdlm.corpus import Corpus, DataConfig, data_tokenizer, row
 from samestep.recipes.mdlm.pretrained import is_published, read_config, resolve_network
 from samestep.recipes.mdlm.tokenizer import load_tokenizer
 from samestep.train.trained.trained_model import open_trained
-from samestep.train.weights.open_weights import is_checkpoint, is_run
+from samestep.train.weights.sources import is_checkpoint, is_run
 
 ROUND = 64
 """An embedding that is rounded up for speed is rounded up to a multiple of this."""

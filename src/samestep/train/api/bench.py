@@ -17,20 +17,19 @@ from torch import Tensor, nn
 from samestep.core.arguments import explains_arguments
 from samestep.core.errors import UserError
 from samestep.core.rundir import RunDir
-from samestep.data.chosen_rows import ReadOptions
 from samestep.data.collate import Collate
-from samestep.data.datasets import FeedData, open_rows
-from samestep.data.feed import CountedTerms, Feed, MicroBatches
+from samestep.data.datasets import open_rows
+from samestep.data.feed import Feed, MicroBatches
 from samestep.data.loading import Rows, RowWeights
-from samestep.data.order import VALIDATION_EPOCH, Order, Reordered, Sequential
+from samestep.data.order import VALIDATION_EPOCH, Order, Sequential
 from samestep.data.order_choice import OrderChoice, choose_order
 from samestep.data.rollout import Make, moments, produce, split_rows
 from samestep.parallel.blocks import checkpoint_activations
 from samestep.parallel.build import FillFunction
 from samestep.parallel.precision import COMPUTE_DTYPES
 from samestep.parallel.wrap import wrap
-from samestep.train.api.data_check import FeedName, check_data
 from samestep.train.api.recipe_checks import INSTEAD_IN_FEED, INSTEAD_IN_LEARNER, check_learner_arguments
+from samestep.train.api.stage_feeds import StageFeeds
 from samestep.train.api.stage_plan import Rate, StagePlan
 from samestep.train.artifacts.array_format import ArrayLayout
 from samestep.train.artifacts.array_rows import ArrayRows, open_array_rows
@@ -49,7 +48,7 @@ from samestep.train.logging.console import Screen
 from samestep.train.logging.metrics import MetricValues
 from samestep.train.logging.sinks import Sink, image_array
 from samestep.train.record.config import Config
-from samestep.train.record.first_launch import FirstLaunch
+from samestep.train.record.first_launch import StageInfo
 from samestep.train.record.plan import Plan, Schedule
 from samestep.train.record.progress import Progress
 from samestep.train.record.stop import Stop
@@ -86,41 +85,20 @@ class Bench:
     stop: Stop | None = None
     """When the run stops; None where nothing can ask it to."""
     learners: list[Learner] = field(default_factory=list)
-    feeds: list[Feed] = field(default_factory=list)
-    counted: CountedTerms = field(default_factory=CountedTerms)
-    """What was counted in the rows that the stage makes itself."""
     sinks: Sequence[Sink] | None = None
     """Where rank 0 writes metrics, texts and images; empty on other ranks, None before the first step."""
-    is_built: bool = False
-    """Whether the stage's task is built; feeds that it makes later are not checked."""
     array_artifacts: dict[str, ArrayArtifact] = field(default_factory=dict)
     """Those that this stage writes, by name; the runtime saves and finishes them."""
-    _checked: list[str] = field(default_factory=list)
-    """The purposes of the feeds whose data was compared with that of the first launch."""
 
     def __post_init__(self) -> None:
-        self.counted.unit = self.unit
-        self.first_launch = FirstLaunch(self.world, self.rundir, self.stage)
+        info = StageInfo(
+            self.config, self.world, self.rundir, self.stage, self.start, self.resumed, is_shared=self.shared
+        )
+        self.first_launch = info.first_launch
+        self.feeds = StageFeeds(info, self.unit, self.learners)
         self.stage_plan = StagePlan(self.config, self.world.dp_size, self.first_launch, self.progress)
-        self.first_weights = FirstWeights(
-            self.config,
-            self.world,
-            self.rundir,
-            self.stage,
-            start=self.start,
-            resumed=self.resumed,
-            shared=self.shared,
-            first_launch=self.first_launch,
-        )
-        self.frozen_networks = FrozenNetworks(
-            self.config,
-            self.world,
-            self.rundir.artifacts(self.stage),
-            first_weights=self.first_weights,
-            resumed=self.resumed,
-            shared=self.shared,
-            first_launch=self.first_launch,
-        )
+        self.first_weights = FirstWeights(info)
+        self.frozen_networks = FrozenNetworks(info, self.first_weights)
 
     def plan(self, samples: int) -> Plan:
         """The stage's numbers, for the number of samples of its first training feed: as frozen by the first launch, or
@@ -152,9 +130,9 @@ class Bench:
         """
         data = open_rows(rows, collate, pad, keyed_random)
         plan = self.plan(len(data.rows))
-        self._check_data(data, "training")
+        self.feeds.check(data, "training")
         order = choose_order(data.rows, order, self.stage_plan.global_batch, self.config.seed)
-        return self._feed(data, order, plan.steps, count)
+        return self.feeds.make(data, order, plan.steps, count)
 
     @explains_arguments("bench.evaluation_feed", **INSTEAD_IN_FEED)
     def evaluation_feed(
@@ -171,9 +149,9 @@ class Bench:
         data = open_rows(rows, collate, pad, keyed_random)
         if len(data.rows) < 1:
             raise UserError("the validation data is empty: there is no row to validate on")
-        self._check_data(data, "validation")
+        self.feeds.check(data, "validation")
         order = Sequential(len(data.rows), batch or self.stage_plan.global_batch, epoch=VALIDATION_EPOCH)
-        return self._feed(data, order, order.steps_per_epoch, count, partial(self.screen.track, "validate"))
+        return self.feeds.make(data, order, order.steps_per_epoch, count, partial(self.screen.track, "validate"))
 
     def produced(
         self, prompts: MicroBatches, make: Make, *, copies: int = 1, count: RowWeights | None = None
@@ -182,7 +160,7 @@ class Bench:
 
         Their weights are counted and summed over the ranks now, so all ranks call it alike.
         """
-        return produce(self.world, prompts, make, copies, count, self.counted)
+        return produce(self.world, prompts, make, copies, count, self.feeds.counted)
 
     def split(self, rows: MicroBatches, parts: int, *, turn: int = 0) -> list[MicroBatches]:
         """Rows in parts for several updates, split alike at any world size; another `turn` is another split."""
@@ -309,7 +287,7 @@ class Bench:
     def array_artifact(self, name: str, rows: int, fields: Mapping[str, tuple[Sequence[int], str]]) -> ArrayArtifact:
         """Arrays of `rows` rows that all ranks fill (see `Dump`): by field, the shape of a row and the type. Made while
         the stage is built; appears when the stage is done. Collective."""
-        check_array_artifact(name, self.array_artifacts, self.is_built)
+        check_array_artifact(name, self.array_artifacts, self.feeds.is_built)
         layout = ArrayLayout.make(name, rows, fields, proof=self.config.distributed.dtype == "float64")
         step = partial(getattr, self.progress, "step")
         self.array_artifacts[name] = ArrayArtifact(
@@ -328,34 +306,3 @@ class Bench:
 
     def _on_network(self, learner: str, module: nn.Module, initial: FillFunction | None) -> None:
         """Called before a learner's module is put on its device: a bench that only loads a network leaves `build`."""
-
-    def _feed(self, data: FeedData, order: Order, length: int, count: RowWeights | None, track: Any = None) -> Feed:
-        if self.config.evidence_rounding:
-            # Not without a learner: such a stage may write its rows in the order in which they come.
-            order = Reordered(order, self.world.dp_size, self.config.batch_size, active=lambda: bool(self.learners))
-        feed = Feed(
-            data.rows,
-            order,
-            self.world,
-            micro_rows=self.config.batch_size,
-            length=length,
-            count=count,
-            collate=data.collate,
-            workers=self.config.num_workers,
-            prefetch=self.config.prefetch,
-            unit=self.unit,
-            row_seed=self.config.seed if data.keyed_random else None,
-            track=track,
-        )
-        self.feeds.append(feed)
-        return feed
-
-    def _check_data(self, data: FeedData, purpose: Literal["training", "validation"]) -> None:
-        """Refuse random rows, and a resume on other data than the run was started on."""
-        if self.is_built:
-            return
-        name = FeedName(self.stage, purpose, self._checked.count(purpose))
-        self._checked.append(purpose)
-        moved, in_worker = self.world.activity.made_progress, self.config.num_workers > 0
-        reading = ReadOptions(self.config.seed, in_worker, moved, data.keyed_random, data.collate)
-        check_data(data.rows, name, self.rundir, self.world, reading)

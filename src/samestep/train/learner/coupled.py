@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from samestep.data.feed import MicroBatches
 from samestep.data.loading import Batch
 from samestep.parallel.wrap import Parallel
+from samestep.train.learner.loss_calls import LossCalls
 from samestep.world.world import World
 
 Embed = Callable[[nn.Module, Batch], Mapping[str, Tensor]]
@@ -37,10 +38,8 @@ class Coupled:
     parallel: Parallel
     world: World
     autocast: Callable[[], AbstractContextManager[Any]]
-    call: Callable[[Embed, Batch], Mapping[str, Tensor]]
+    call: LossCalls
     """Calls `embed` with the network and a micro-batch."""
-    check_called: Callable[[], None]
-    """Refuses an `embed` that bypassed the wrapper, which would skip gradient synchronisation."""
 
     def backward(
         self, micro_batches: MicroBatches, embed: Embed, couple: Couple, weigh: Weigh, scale: Tensor | float
@@ -68,7 +67,7 @@ class Coupled:
         self.parallel.called = False
         with self.autocast():
             outputs = self.call(embed, batch)
-        self.check_called()
+        self.call.require_network()
         return outputs
 
     def _couple(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from samestep.core.records import Json, write_json
 from samestep.core.rundir import RunDir
@@ -47,3 +48,24 @@ class FirstLaunch:
         """By stage, what was fixed for it."""
         found: dict[str, Json] = self.world.share(read_fixed(self.rundir) if self.world.is_main else None)
         return found
+
+
+@dataclass(frozen=True)
+class StageInfo:
+    """The stage of a run that something is built for."""
+
+    config: Any
+    world: World
+    rundir: RunDir
+    name: str
+    start: str | None = None
+    """The earlier stage whose weights its learners begin with."""
+    resumed: bool = False
+    """Whether it has a checkpoint, with which all weights come."""
+    is_shared: bool = True
+    """Whether all ranks see the run directory."""
+
+    @property
+    def first_launch(self) -> FirstLaunch:
+        """What its first launch fixed."""
+        return FirstLaunch(self.world, self.rundir, self.name)

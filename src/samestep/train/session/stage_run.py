@@ -24,13 +24,13 @@ from samestep.train.record.improvement import Patience, check_improvement_settin
 from samestep.train.record.progress import Progress, Tick
 from samestep.train.session.banner import banner_lines
 from samestep.train.session.context import LoopState, ReadyStage, SessionContext
+from samestep.train.session.continue_from_file import continue_from_file
 from samestep.train.session.hook_order import Hooks, assemble_hooks
 from samestep.train.session.recipe_code import code_hash
 from samestep.train.session.stage_config import refuse_other_settings, set_precision, stage_config
 from samestep.train.session.stage_state import checkpoint_to_resume, refuse_unsaved, state_of_recipe, take_back_best
 from samestep.train.session.takeover import done_record
 from samestep.train.session.validation_trial import try_validation
-from samestep.train.weights.first_weights import continue_from_file
 from samestep.world.seeding import seed_everywhere
 
 
@@ -99,9 +99,9 @@ class StageRun:
         check_task(self._stage.name, task)
         plan = bench.known_plan
         self._progress.steps_per_epoch = plan.steps_per_epoch if plan else task.length
-        bench.is_built = True
+        bench.feeds.is_built = True
         bench.first_launch.begin()
-        bench.first_weights.check_source_used(self._stage.name, is_last=self._is_last)
+        bench.first_weights.check_source_used(is_last=self._is_last)
         check_improvement_settings(bench.config, self._stage.name, self._stage.best, _trains(bench))
         self._progress.improvement.patience = Patience.of(bench.config, self._stage.best)
         hooks = self._stage.hooks(task, bench)

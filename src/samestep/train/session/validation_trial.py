@@ -58,7 +58,7 @@ def _attempt(
             stack.enter_context(learner.uncompiled())
         if ready.recorder:
             stack.enter_context(ready.recorder.silent())
-        for feed in bench.feeds if cut else ():
+        for feed in bench.feeds.made if cut else ():
             stack.enter_context(feed.cut(filler=filler))
         sinks, bench.sinks = bench.sinks, ()
         stack.callback(setattr, bench, "sinks", sinks)

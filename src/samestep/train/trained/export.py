@@ -24,11 +24,11 @@ from samestep.core.errors import UserError
 from samestep.core.records import replace_folder, sync_folder
 from samestep.core.safe_files import remove_leftovers, temporary_folder, temporary_name
 from samestep.parallel.build import build_uninitialized
-from samestep.train.learner.merged import merged_weights
+from samestep.train.learner.lora import merged_weights
+from samestep.train.trained.published import RECORD, PublishedRecord
 from samestep.train.trained.trained_model import Trained
-from samestep.train.weights.open_weights import OUTER, is_checkpoint, names_in
-from samestep.train.weights.published import RECORD, PublishedRecord
 from samestep.train.weights.run_checkpoints import learners_of, write_weights
+from samestep.train.weights.sources import OUTER, is_checkpoint, names_in
 
 EXPORT_TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 """The types of exported weights, by their names on the command line."""

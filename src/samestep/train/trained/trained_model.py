@@ -23,8 +23,10 @@ from samestep.train.learner.content_hash import content_hash
 from samestep.train.learner.lora import base_parameters, has_adapters, has_frozen_base
 from samestep.train.record.run_record import RunRecord, find_run
 from samestep.train.trained.network_building import BuiltNetwork, TrainedStage, build_network
+from samestep.train.trained.published import read_record
 from samestep.train.weights.bases import find_base
-from samestep.train.weights.open_weights import (
+from samestep.train.weights.run_checkpoints import MODEL, choose_checkpoint, choose_learner, learners_of
+from samestep.train.weights.sources import (
     checkpoint_weights,
     fill,
     is_checkpoint,
@@ -32,8 +34,6 @@ from samestep.train.weights.open_weights import (
     open_weights,
     run_of,
 )
-from samestep.train.weights.published import read_record
-from samestep.train.weights.run_checkpoints import MODEL, choose_checkpoint, choose_learner, learners_of
 
 _PT = ".pt"
 TOKENIZER = "tokenizer"

@@ -12,12 +12,10 @@ from samestep.checkpoint.manifest import read_manifest
 from samestep.core.errors import UserError
 from samestep.core.records import Json
 from samestep.core.rundir import RunDir
-from samestep.train.record.first_launch import FirstLaunch
+from samestep.train.record.first_launch import FirstLaunch, StageInfo
 from samestep.train.record.fixed_values import read_fixed
-from samestep.train.weights.named_weights import NamedWeights
-from samestep.train.weights.open_weights import SourceFill, is_checkpoint, is_run, read_again, run_of
 from samestep.train.weights.run_checkpoints import BASES
-from samestep.world.world import World
+from samestep.train.weights.sources import NamedWeights, SourceFill, is_checkpoint, is_run, read_again, run_of
 
 _KEY = "first_weights_of"
 """What is fixed of a learner with adapters: which part of it the first weights are, the path of its base, and whether
@@ -28,29 +26,24 @@ that is relative to the run directory."""
 class Bases:
     """Those of one stage."""
 
-    world: World
-    rundir: RunDir
-    stage: str
-    shared: bool
-    """Whether all ranks see the run directory."""
-    first_launch: FirstLaunch
+    stage: StageInfo
     paths: dict[str, Path] = field(default_factory=dict)
     """By learner, the file or checkpoint that its base is read from at a resume."""
 
     def fix(self, learner: str, part: str) -> str:
         """Record which part of a learner its first weights are: its `base`, its `adapters` or `both`."""
-        path, run = self.paths.get(learner, Path()).absolute(), self.rundir.path.absolute()
+        path, run = self.paths.get(learner, Path()).absolute(), self.stage.rundir.path.absolute()
         record: list[Json] = [part, "", False]
         if learner in self.paths:
             inside = path.is_relative_to(run)
             record = [part, str(path.relative_to(run) if inside else self.paths[learner]), inside]
-        self.first_launch.change(f"{_KEY}/{learner}", record)
+        self.stage.first_launch.change(f"{_KEY}/{learner}", record)
         return part
 
     def find(self, learner: str, stage: str) -> str:
         """The part that a stage has recorded, empty where there is none; its base is that of this stage, too."""
-        record = self.first_launch.of_all_stages().get(stage, {}).get(f"{_KEY}/{learner}", ["", "", False])
-        path = _base_path(record, self.rundir)
+        record = self.stage.first_launch.of_all_stages().get(stage, {}).get(f"{_KEY}/{learner}", ["", "", False])
+        path = _base_path(record, self.stage.rundir)
         if path is not None:
             self.paths[learner] = path
         return str(record[0])
@@ -60,7 +53,7 @@ class Bases:
         path = self.paths.get(learner)
         if path is None:
             return None
-        named, what = NamedWeights(path, self.world, self.shared), f"the base of learner {learner!r}"
+        named, what = NamedWeights(path, self.stage.world, self.stage.is_shared), f"the base of learner {learner!r}"
         if named.is_gone:
             raise UserError(f"{what} is in no checkpoint, and {path}, which holds it, does not exist; put it back")
         return read_again(lambda: named.fill_for(named.learner_like(learner)), what)
@@ -68,24 +61,24 @@ class Bases:
     def behind(self, adapters: SourceFill, learner: str) -> SourceFill | None:
         """What fills a network with the base that adapters out of another run, or of a checkpoint, were trained on.
         None: it comes with the recipe. Collective."""
-        if not self.world.share(is_checkpoint(adapters.path)):
+        if not self.stage.world.share(is_checkpoint(adapters.path)):
             return None
 
         def find() -> str | None:
-            return str(find_base(adapters.path, learner) or "") if self.world.is_main else None
+            return str(find_base(adapters.path, learner) or "") if self.stage.world.is_main else None
 
-        found = self.world.run_on_all_ranks(f"finding the base of {adapters.path}", find)[0]
+        found = self.stage.world.run_on_all_ranks(f"finding the base of {adapters.path}", find)[0]
         if not found:
             return None
         self.paths[learner] = Path(found)
         fill = self.fill(learner)
-        if self.world.share(any(is_run(folder) for folder in Path(found).absolute().parents)):
+        if self.stage.world.share(any(is_run(folder) for folder in Path(found).absolute().parents)):
             self.paths[learner] = self.copy_of(learner)
         return fill
 
     def copy_of(self, learner: str) -> Path:
         """Where a copy is stored."""
-        return self.rundir.artifacts(self.stage) / f"base_{learner}.safetensors"
+        return self.stage.rundir.artifacts(self.stage.name) / f"base_{learner}.safetensors"
 
     def is_copied(self, learner: str) -> bool:
         """Whether this stage has to store a copy."""

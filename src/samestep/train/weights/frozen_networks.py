@@ -28,14 +28,12 @@ from samestep.train.learner.frozen import (
 from samestep.train.learner.initialization import build_fresh
 from samestep.train.learner.learner import Learner
 from samestep.train.learner.lora import base_parameters, base_state, brings_its_base
-from samestep.train.record.first_launch import FirstLaunch
+from samestep.train.record.first_launch import StageInfo
 from samestep.train.record.run_record import run_path
 from samestep.train.weights.first_weights import FirstWeights
 from samestep.train.weights.learner_network import WEIGHT_TYPES, as_network
-from samestep.train.weights.named_weights import NamedWeights
-from samestep.train.weights.open_weights import SourceFill
 from samestep.train.weights.run_checkpoints import MODEL
-from samestep.world.world import World
+from samestep.train.weights.sources import NamedWeights, SourceFill
 
 Given = nn.Module | Callable[[], nn.Module]
 """A network, or the function that builds it."""
@@ -45,28 +43,16 @@ logger = logging.getLogger(__name__)
 class FrozenNetworks:
     """What a stage uses and does not train. The content of each is recorded by its first launch, by hash."""
 
-    def __init__(
-        self,
-        config: Any,
-        world: World,
-        folder: Path,
-        *,
-        first_weights: FirstWeights,
-        resumed: bool,
-        shared: bool,
-        first_launch: FirstLaunch,
-    ) -> None:
-        """`folder` is for copies of learners' first weights. `resumed`: the stage has a checkpoint. `shared`: all ranks
-        see the run's folder. `first_launch` has what the first launch fixed."""
-        self._first_weights = first_weights
-        self._config, self._world, self._folder = config, world, folder
-        self._resumed, self._shared, self._first_launch = resumed, shared, first_launch
+    def __init__(self, stage: StageInfo, first_weights: FirstWeights) -> None:
+        self._stage, self._first_weights = stage, first_weights
+        self._config, self._world, self._first_launch = stage.config, stage.world, stage.first_launch
+        self._folder = stage.rundir.artifacts(stage.name)
         self._given: dict[str, Given] = {}
         self._begins_at_base: dict[str, bool] = {}
-        self._compute = COMPUTE_DTYPES.get(config.distributed.mixed_precision)
+        self._compute = COMPUTE_DTYPES.get(self._config.distributed.mixed_precision)
         self._names: list[str] = []
         self._modules: dict[str, nn.Module] = {}
-        self._compiles = bool(config.compile)
+        self._compiles = bool(self._config.compile)
         self.hashes: dict[str, str] = {}
         """The hashes of all content that is in no checkpoint, for its manifest."""
 
@@ -78,7 +64,7 @@ class FrozenNetworks:
             what = "adapters" if learner.has_adapters else "weights"
             key, bases = f"base/{learner.name}", self._first_weights.bases
             self._check(f"the base of learner {learner.name!r}", key, base_parameters(learner.module))
-            if bases.is_copied(learner.name) and not self._resumed:
+            if bases.is_copied(learner.name) and not self._stage.resumed:
                 write_copy(bases.copy_of(learner.name), base_state(learner.module), self._world)
             if trained_on.get(key, self.hashes[key]) != self.hashes[key]:
                 raise UserError(
@@ -124,7 +110,7 @@ class FrozenNetworks:
     def _source_fill(self, path: Path, name: str) -> FillFunction:
         """What fills a network from a run, a checkpoint or a file: of a run `model`, the learner of that name, or the
         only one."""
-        named = NamedWeights(path, self._world, self._shared)
+        named = NamedWeights(path, self._world, self._stage.is_shared)
         return named.fill_for(named.learner_like(MODEL if not named.is_file and MODEL in named.learners else name))
 
     def _refuse_invalid(self, network: Given | Learner, name: str, sharded: bool, dtype: str | None) -> None:
@@ -140,7 +126,7 @@ class FrozenNetworks:
         if dtype not in (None, *WEIGHT_TYPES):
             known = ", ".join(WEIGHT_TYPES)
             raise UserError(f"the dtype of frozen network {name!r} must be one of {known}, not {dtype!r}")
-        if sharded and not self._shared:
+        if sharded and not self._stage.is_shared:
             raise UserError(
                 f"frozen network {name!r} cannot be sharded, because not all ranks see the run directory; set out=... "
                 "to a folder on a shared disk, or leave out shard=True"
@@ -185,7 +171,7 @@ class FrozenNetworks:
             if self._begins_at_base[learner.name]:
                 return Frozen(name, learner.adapters_off)
             first = FirstAdapters(learner)
-            if self._resumed:
+            if self._stage.resumed:
                 self._read(path, first.tensors)
             else:
                 write_copy(path, first.tensors, self._world)
@@ -195,27 +181,27 @@ class FrozenNetworks:
             f"copied/{name}", lambda: not self._first_weights.can_read_again(learner.name)
         )
         module = place(self._like(learner, name), self._first_fill(learner, what, path if is_copied else None))
-        if is_copied and not self._resumed:
+        if is_copied and not self._stage.resumed:
             write_copy(path, module.state_dict(), self._world)
         self._check(what, key, module.state_dict())
         return self._ready(name, module)
 
     def _first_fill(self, learner: Learner, what: str, path: Path | None) -> FillFunction:
         """What fills a network with a learner's first weights; `path` is their copy, if there is to be one."""
-        if not self._resumed:
+        if not self._stage.resumed:
             return fill_from(learner)
         if path is None:
             return self._first_weights.read_again(learner.name, what)
-        return SourceFill(self._open(path), path, self._world, self._shared)
+        return SourceFill(self._open(path), path, self._world, self._stage.is_shared)
 
     def _open(self, path: Path) -> Any:
-        return read_copy(path) if self._shared or self._world.is_main else None
+        return read_copy(path) if self._stage.is_shared or self._world.is_main else None
 
     def _read(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
         source = self._open(path)
         if source is not None:
             source.fill(tensors)
-        if not self._shared:
+        if not self._stage.is_shared:
             broadcast_tensors(self._world, tensors)
 
     def _like(self, learner: Learner, name: str) -> nn.Module:
@@ -238,7 +224,7 @@ class FrozenNetworks:
         found = self._world.gather(content_hash(tensors))  # a rank may have read another file
         fix = self._first_launch
         # Without a checkpoint nothing has been trained with an earlier one.
-        known = self.hashes[key] = fix.fix(key, lambda: found[0]) if self._resumed else fix.change(key, found[0])
+        known = self.hashes[key] = fix.fix(key, lambda: found[0]) if self._stage.resumed else fix.change(key, found[0])
         other = next((rank for rank, value in enumerate(found) if value != known), None)
         if other is not None:
             raise UserError(

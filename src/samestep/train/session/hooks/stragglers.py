@@ -95,7 +95,7 @@ class RankSpeeds:
             self._detect()
 
     def _totals(self) -> tuple[int, float, float]:
-        data = sum(feed.seconds for feed in self._bench.feeds)
+        data = sum(feed.seconds for feed in self._bench.feeds.made)
         return self._progress.step, data, sum(learner.waited or 0.0 for learner in self._bench.learners)
 
     @property
