@@ -1,8 +1,10 @@
 """Workers of all tests come from one server process that has everything imported: a launch costs milliseconds.
 
+Nothing is collected as garbage until all tests are imported: none of it is any, and looking takes half of that time.
 At the end, the tests that were skipped are listed by what they miss.
 """
 
+import gc
 import multiprocessing
 import os
 import shutil
@@ -22,6 +24,7 @@ from hypothesis import settings
 from samestep.core.compile_caches import HEADERS, TORCH, TRITON
 from samestep.core.logs import stop_logging
 
+gc.disable()
 settings.register_profile("suite", deadline=None)  # for a machine that others use too
 settings.load_profile("suite")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it starts by `&`
@@ -29,26 +32,15 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and nohup this one
 os.environ["XDG_CONFIG_HOME"] = SETTINGS = tempfile.mkdtemp()  # the user's own is not to be written
 torch.set_num_threads(1)  # small tensors on few cores: more threads only wait for each other
 
-multiprocessing.get_context("forkserver").set_forkserver_preload(
-    [
-        "samestep.cli.args",
-        "samestep.train.session.entry",
-        "samestep.cli.verify",
-        "samestep.cli.train",
-        "samestep.recipes.distill",
-        "samestep.recipes.dpo",
-        "samestep.recipes.gan",
-        "samestep.recipes.lens",
-        "samestep.recipes.mdlm",
-        "torch.utils.tensorboard",
-        "torch._dynamo",
-        "peft",  # with transformers: some tests need them, and each of their workers would take seconds
-        "preloaded",
-    ]
-)
-with pytest.MonkeyPatch.context() as environment:
-    environment.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # the server does not get sys.path
-    forkserver.ensure_running()
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the server where tests run: not in the process that only hands them out to others."""
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        return
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["preloaded"])
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # the server does not get sys.path
+        forkserver.ensure_running()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -59,6 +51,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item, params in calls:
         if params.get("nproc") == 2 and (item.path, item.originalname) in on_3_ranks:
             item.add_marker(pytest.mark.long)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

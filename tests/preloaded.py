@@ -1,7 +1,34 @@
-"""What the server that all workers are forked from has done before them, so that none of them does it again: besides
-its imports, composing a configuration once, which imports the reader of YAML."""
+"""What the server that all workers are forked from has done before them, so that none of them does it again: its
+imports, and composing a configuration once, which imports the reader of YAML.
 
-from samestep.core.config import compose
-from samestep.train.record.config import Config
+None of it is garbage: a collection in a worker, which would copy the memory of all these objects, leaves them out.
+"""
 
-compose(Config)
+from contextlib import suppress
+from importlib import import_module
+
+from samestep.core.imports import uncollected_imports
+
+MODULES = (
+    "samestep.cli.args",
+    "samestep.train.session.entry",
+    "samestep.cli.verify",
+    "samestep.cli.train",
+    "samestep.recipes.distill",
+    "samestep.recipes.dpo",
+    "samestep.recipes.gan",
+    "samestep.recipes.lens",
+    "samestep.recipes.mdlm",
+    "torch.utils.tensorboard",
+    "torch._dynamo",
+    "peft",  # with transformers: some tests need them, and each of their workers would take seconds
+)
+
+with uncollected_imports():
+    for name in MODULES:
+        with suppress(ImportError):
+            import_module(name)
+    from samestep.core.config import compose
+    from samestep.train.record.config import Config
+
+    compose(Config)
