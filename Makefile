@@ -27,14 +27,17 @@ lint: .venv/installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# First what can share the machine, on all cores; then what is about processes, signals, ports and schedulers.
+# First what can share the machine, on all cores; then what is about processes, signals, ports and schedulers. Of that,
+# two files run at a time, since they wait most of the time, each in its own folders, network and cluster: the longest first.
+# Hundreds of processes import the package: bytecode is kept for them.
 # `make test-all` also runs the tests that are marked as long.
 STRANGERS := local_run node_strangers planted_files stolen_connection
-ALONE := $(STRANGERS:%=tests/security/test_%.py) tests/faults tests/system
+APART := tests/system tests/faults $(STRANGERS:%=tests/security/test_%.py)
+PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "$(CHOICE)" --dist loadfile
 test: CHOICE := not long
 test test-all: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "$(CHOICE)" -n auto --maxprocesses 4 --dist loadfile $(ALONE:%=--ignore=%)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "$(CHOICE)" $(ALONE)
+	$(PYTEST) -n auto --maxprocesses 4 $(APART:%=--ignore=%)
+	$(PYTEST) -n 2 --no-loadscope-reorder $(APART)
 
 # The fault tests of `make test`, then 100 random kills and 50 corruptions; SEED=N repeats a seed.
 faults: .venv/installed-test
