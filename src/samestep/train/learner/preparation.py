@@ -7,10 +7,11 @@ launches of the run, so that a resumed run computes as before.
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Any, NamedTuple
 
 import torch
@@ -40,6 +41,13 @@ class _Times(NamedTuple):
 
     started: float
     done: float
+
+
+class _Tried(NamedTuple):
+    """How a pass was tried, and what it took: forever, if it cannot be compiled so."""
+
+    compiler: LossCompiler | None
+    times: _Times
 
 
 @dataclass(frozen=True)
@@ -197,31 +205,34 @@ class Preparation:
         return recorder.enabled and self._times(attempt).done < plain.done
 
     def _pays(self, attempt: Callable[[], None], passes: int) -> bool:
-        """Whether compiling saves time in all; leaves the compiler for it. One that records CUDA graphs is tried where
-        the device waits for the host to start its kernels, as it is or once it is compiled."""
-        plain = self._times(attempt)
-        if self._world.share(plain.done * passes * self._choices.steps_left()) < self._choices.compiles_from:
+        """Whether compiling saves time in all; leaves the compiler for it."""
+        plain = _Tried(None, self._times(attempt))
+        if self._world.share(plain.times.done * passes * self._choices.steps_left()) < self._choices.compiles_from:
             return False
-        is_bound = self._may_record and self._is_bound_by_host(plain, attempt)
-        found = self._try(attempt, cuda_graphs=is_bound)
-        if is_bound and (found is None or found.done >= plain.done):
-            found = self._try(attempt, cuda_graphs=False)
-        elif found is not None and self._may_record and not is_bound and self._is_bound_by_host(found, attempt):
-            compiler = self._parallel.compiler
-            recorded = self._try(attempt, cuda_graphs=True)
-            if recorded is None or recorded.done >= found.done:
-                self._parallel.compiler = compiler
-            else:
-                found = recorded
-        return found is not None and found.done < plain.done
+        tried = [plain, *self._try_compiled(attempt, plain)]
+        self._parallel.compiler = min(tried, key=lambda each: each.times.done).compiler
+        return self._parallel.compiler is not None
 
-    def _try(self, attempt: Callable[[], None], cuda_graphs: bool) -> _Times | None:
-        """The times of a compiled pass; None if it cannot be compiled so."""
+    def _try_compiled(self, attempt: Callable[[], None], plain: _Tried) -> Iterator[_Tried]:
+        """Passes that are compiled. One with CUDA graphs is tried where the device waits for the host to start its
+        kernels, as it is or once it is compiled."""
+        if self._may_record and self._is_bound_by_host(plain.times, attempt):
+            recorded = self._try(attempt, cuda_graphs=True)
+            yield recorded
+            if recorded.times.done >= plain.times.done:
+                yield self._try(attempt, cuda_graphs=False)
+        else:
+            compiled = self._try(attempt, cuda_graphs=False)
+            yield compiled
+            if compiled.compiler and self._may_record and self._is_bound_by_host(compiled.times, attempt):
+                yield self._try(attempt, cuda_graphs=True)
+
+    def _try(self, attempt: Callable[[], None], cuda_graphs: bool) -> _Tried:
         compiler = self._parallel.compiler = self._new_compiler(cuda_graphs)
         for _ in range(_PASSES_TO_RECORD if cuda_graphs else 1):
             if compiler.enabled:
                 self._try_compiling(compiler, attempt, is_optional=True)
-        return self._times(attempt) if compiler.enabled else None
+        return _Tried(compiler, self._times(attempt)) if compiler.enabled else _Tried(None, _Times(inf, inf))
 
     def _is_bound_by_host(self, took: _Times, attempt: Callable[[], None]) -> bool:
         """Whether CUDA graphs may save time; not where a parameter gets no gradient, which would be 0."""
