@@ -5,10 +5,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from doctor.doctor_tables import ranks
-from samestep.doctor import constants
+from samestep.doctor import report
 from samestep.doctor.checks.speed import Point
 from samestep.doctor.findings import RankReports, ok
-from samestep.doctor.plot import bar, svg
+from samestep.doctor.report import bar, svg
 
 POINTS = [Point(4, 2e-5, 2e5), Point(4096, 4e-5, 1e8), Point(1 << 20, 1e-3, 1e9), Point(1 << 26, 0.1, 6.7e8)]
 PAIR = ("node1", "node2")
@@ -26,7 +26,7 @@ def measured() -> dict[str, RankReports]:
 
 
 def test_constants_are_in_plain_units() -> None:
-    found = constants.constants(measured())
+    found = report.constants(measured())
     assert found["all_reduce"]["backend"] == "gloo"
     assert found["all_reduce"]["latency_s"] == 2e-5
     assert [row["bytes"] for row in found["all_reduce"]["by_size"]] == [point.bytes for point in POINTS]
@@ -38,10 +38,10 @@ def test_constants_are_in_plain_units() -> None:
 
 def test_machines_are_saved_side_by_side_and_basic_keeps_what_all_measured(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "machine.json"
-    complete = constants.entry(measured(), PAIR, "cpu", [ok("a", "b")])
-    constants.save(path, constants.machine_key(PAIR, "cpu"), complete)
-    constants.save(path, constants.machine_key(["node1"] * 4, "cuda"), constants.entry({}, ["node1"] * 4, "cuda", []))
-    constants.save(path, constants.machine_key(PAIR, "cpu"), constants.entry({}, PAIR, "cpu", [ok("c", "d")]))
+    complete = report.entry(measured(), PAIR, "cpu", [ok("a", "b")])
+    report.save(path, report.machine_key(PAIR, "cpu"), complete)
+    report.save(path, report.machine_key(["node1"] * 4, "cuda"), report.entry({}, ["node1"] * 4, "cuda", []))
+    report.save(path, report.machine_key(PAIR, "cpu"), report.entry({}, PAIR, "cpu", [ok("c", "d")]))
     machines = json.loads(path.read_text())["machines"]
     assert list(machines) == ["node1 x1, node2 x1, cpu", "node1 x4, cuda"]
     first = machines["node1 x1, node2 x1, cpu"]
@@ -53,13 +53,13 @@ def test_a_file_of_another_kind_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "machine.json"
     for text in ("not JSON", "[1, 2]", '{"format": 99, "machines": {"x": {}}}'):
         path.write_text(text)
-        constants.save(path, "a", {"device": "cpu"})
+        report.save(path, "a", {"device": "cpu"})
         assert json.loads(path.read_text())["machines"] == {"a": {"device": "cpu"}}
 
 
 def test_the_file_is_in_the_users_cache() -> None:
-    assert constants.default_path({"XDG_CACHE_HOME": "/c"}) == Path("/c/samestep/machine.json")
-    assert constants.default_path({}) == Path.home() / ".cache" / "samestep" / "machine.json"
+    assert report.default_path({"XDG_CACHE_HOME": "/c"}) == Path("/c/samestep/machine.json")
+    assert report.default_path({}) == Path.home() / ".cache" / "samestep" / "machine.json"
 
 
 def test_the_plot_is_valid_and_shows_every_size() -> None:

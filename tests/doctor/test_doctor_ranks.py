@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 
 from samestep.core.records import read_json
-from samestep.doctor import doctor, rendezvous, runner
+from samestep.doctor import check, doctor, rendezvous
 from samestep.doctor.check import Check, Measured
-from samestep.doctor.checks import disk, gradients, stragglers
+from samestep.doctor.checks import collectives, disk, speed
 from samestep.doctor.doctor import Request
 from samestep.doctor.findings import Finding, RankReports, ok
 from samestep.doctor.rendezvous import CheckContext
@@ -56,7 +56,7 @@ def misbehave(folder: Path) -> int:
     (folder / str(rank())).touch()
     while not all((folder / str(other)).exists() for other in range(3)):
         time.sleep(0.02)
-    rendezvous.SLACK = runner.SLACK = 3.0
+    rendezvous.SLACK = check.SLACK = 3.0
     doctor.TESTS["basic"] = (
         Check("calm", nothing, fine, ""),
         Check("stuck", hang_on_rank_1, fine, "a planted nap; wake it"),
@@ -89,9 +89,9 @@ def test_ranks_that_hang_stop_or_never_come_are_named_and_the_table_still_comes(
 
 def wrong_on_rank_1(folder: Path) -> int:
     """Rank 1 gets wrong sums, does not synchronise its gradients, is slow, and has few descriptors."""
-    stragglers.ROUNDS = 5
+    speed.ROUNDS = 5
     if rank() == 1:
-        really_reduce, really_time = dist.all_reduce, stragglers.rounds
+        really_reduce, really_time = dist.all_reduce, speed.rounds
 
         def reduce_wrongly(tensor: torch.Tensor, *args: object, **more: object) -> object:
             work = really_reduce(tensor, *args, **more)  # type: ignore[arg-type]
@@ -99,18 +99,19 @@ def wrong_on_rank_1(folder: Path) -> int:
             return work
 
         dist.all_reduce = reduce_wrongly
-        stragglers.rounds = lambda work, barrier: really_time(lambda: time.sleep(0.4), barrier)
+        speed.rounds = lambda work, barrier: really_time(lambda: time.sleep(0.4), barrier)
         resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
     doctor.TESTS["all"] = tuple(
-        replace(check, measure=_unsynchronised) if check is gradients.CHECK else check for check in doctor.ALL
+        replace(check, measure=_unsynchronised) if check is collectives.GRADIENTS_CHECK else check
+        for check in doctor.ALL
     )
     return doctor.run_doctor(Request("all", folder, "cpu", timeout=40.0, json_file=folder / "machine.json"))
 
 
 def _unsynchronised(context: CheckContext) -> Measured:
     """Every rank alone, on its own rows."""
-    gradients.wrap = lambda module, world, strategy, compute: SingleProcess(module, compute)  # type: ignore[assignment]
-    return gradients.measure(context)
+    collectives.wrap = lambda module, world, strategy, compute: SingleProcess(module, compute)  # type: ignore[assignment]
+    return collectives.measure_gradients(context)
 
 
 def test_wrong_sums_gradients_that_are_not_averaged_and_a_slow_rank_are_reported(tmp_path: Path) -> None:

@@ -19,8 +19,15 @@ from samestep.doctor.checks.disk import probe
 from samestep.doctor.checks.network import port_error
 from samestep.doctor.checks.versions import driver, file_hashes, fingerprint
 from samestep.doctor.clock import ClockServer, measure_offset, offset_from
-from samestep.doctor.rendezvous import CheckContext, StoreChannel, announce_arrival, missing_ranks, open_channel
-from samestep.doctor.time_limit import TimeLimitExceeded, run_within
+from samestep.doctor.rendezvous import (
+    CheckContext,
+    StoreChannel,
+    TimeLimitExceeded,
+    announce_arrival,
+    missing_ranks,
+    open_channel,
+    run_within,
+)
 from samestep.world.rank_discovery import RankInfo
 
 NODES = {0: "node1", 1: "node1", 2: "node2"}

@@ -15,20 +15,8 @@ import torch.distributed as dist
 
 from samestep.core.errors import EXIT_DONE, EXIT_FAILURE, RunFailed, UserError
 from samestep.core.output import print_safely
-from samestep.doctor.check import Check
-from samestep.doctor.checks import (
-    collectives,
-    copies,
-    devices,
-    disk,
-    gradients,
-    limits,
-    network,
-    roundtrip,
-    speed,
-    stragglers,
-    versions,
-)
+from samestep.doctor.check import Check, CheckRunner, follow
+from samestep.doctor.checks import collectives, devices, disk, network, speed, versions
 from samestep.doctor.findings import failed
 from samestep.doctor.rendezvous import (
     SLACK,
@@ -37,25 +25,25 @@ from samestep.doctor.rendezvous import (
     announce_arrival,
     clock_key,
     collect_arrivals,
+    exit_after,
     leave_store,
     open_channel,
+    run_within,
 )
 from samestep.doctor.report import DoctorReport
-from samestep.doctor.runner import CheckRunner, follow
-from samestep.doctor.time_limit import exit_after, run_within
 from samestep.world.rank_discovery import discover
 
-BASIC = (versions.CHECK, devices.CHECK, network.HOST_NAMES_CHECK, network.PORTS_CHECK, limits.CHECK, disk.CHECK)
-DDP = (*BASIC, collectives.GROUP_CHECK, collectives.VALUES_CHECK, gradients.CHECK)
+BASIC = (versions.CHECK, devices.CHECK, network.HOST_NAMES_CHECK, network.PORTS_CHECK, devices.LIMITS_CHECK, disk.CHECK)
+DDP = (*BASIC, collectives.GROUP_CHECK, collectives.VALUES_CHECK, collectives.GRADIENTS_CHECK)
 ALL = (
     *DDP,
     speed.CHECK,
-    copies.PEER_ACCESS,
-    copies.HOST_COPIES,
-    copies.NEXT_COPIES,
+    speed.PEER_ACCESS,
+    speed.HOST_COPIES,
+    speed.NEXT_COPIES,
     disk.SPEED_CHECK,
-    roundtrip.CHECK,
-    stragglers.CHECK,
+    disk.ROUND_TRIP_CHECK,
+    speed.STRAGGLERS_CHECK,
 )
 TESTS = {"basic": BASIC, "ddp": DDP, "all": ALL}
 """What `--test` may name."""

@@ -1,19 +1,22 @@
 """How ranks of `samestep doctor` find each other and communicate: through the rendezvous store alone.
 
 No process group is needed for that, so a network that fails for collectives can be distinguished from a rank that is
-missing. Every wait has a time limit.
+missing. Every wait has a time limit: work that may hang runs in a thread that can be left behind.
 """
 
+import faulthandler
 import json
 import os
 import socket
+import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
@@ -23,11 +26,55 @@ from samestep.core.records import Json
 from samestep.core.secret import derive_key
 from samestep.doctor.clock import ClockServer
 from samestep.doctor.findings import number_ranges
-from samestep.doctor.time_limit import TimeLimitExceeded, run_within
 from samestep.world.network_interface import is_loopback
 from samestep.world.rank_discovery import RankInfo
 from samestep.world.rendezvous import authenticated, open_store, store_key
+from samestep.world.source_lines import relevant_line
+from samestep.world.watchdog.stack_dump import stack_of
 from samestep.world.world import World
+
+T = TypeVar("T")
+
+
+class TimeLimitExceeded(Exception):
+    """Work was not done in time. `where` is the source line at which it was seen last."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(where)
+        self.where = where
+
+
+def run_within(seconds: float, work: Callable[[], T]) -> T:
+    """What `work` returns or raises; `TimeLimitExceeded` if it takes longer, and its thread is left running."""
+    result: list[T] = []
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            result.append(work())
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=run, name="check", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if result:
+        return result[0]
+    if failure:
+        raise failure[0]
+    frame = sys._current_frames().get(thread.ident or 0)
+    raise TimeLimitExceeded(relevant_line(stack_of(frame)) or "an unknown source line")
+
+
+def exit_after(seconds: float) -> None:
+    """End this process with a stack dump after so many seconds, unless this is called again; 0 cancels it.
+
+    No Python code runs for it, so it works even where foreign code holds the interpreter for ever.
+    """
+    faulthandler.cancel_dump_traceback_later()
+    if seconds and sys.__stderr__ is not None:
+        faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
+
 
 _POLL_SECONDS = 0.01
 
@@ -39,11 +86,9 @@ class StoreChannel:
         self.store = store
 
     def put(self, key: str, value: Json) -> None:
-        """Set a value."""
         self.store.set(key, json.dumps(value))
 
     def has(self, key: str) -> bool:
-        """Whether there is a value."""
         return bool(self.store.check([key]))
 
     def wait_for(self, key: str, timeout: float) -> Json:
@@ -95,7 +140,6 @@ class CheckContext:
 
     @property
     def rank(self) -> int:
-        """This rank's number."""
         return self.rank_info.rank
 
     @property
@@ -105,7 +149,7 @@ class CheckContext:
 
     @property
     def present(self) -> list[int]:
-        """The ranks that arrived and still answer."""
+        """Ranks that arrived and still answer."""
         return [rank for rank, host in enumerate(self.hosts) if host is not None]
 
     @property

@@ -1,6 +1,7 @@
 """The proof that a recipe is the same run at any world size and after a kill: groups of checks, one after another."""
 
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from samestep.verify.compare import Comparison, compare
 from samestep.verify.report import apply_floor, comparison_checks, every_parameter_reached, largest_seen
 from samestep.verify.rounding import NAME as FLOOR_NAME
 from samestep.verify.rounding import measure_floor
-from samestep.verify.runner import KillMoment, ProofRunner, RunResult, StartedRun, other_batch_size
+from samestep.verify.runner import KillMoment, ProofRunner, RunResult, SingleProcessRun, StartedRun, other_batch_size
 from samestep.verify.tolerance import STRICT, CheckResult, Floor, ProofStatus
 from samestep.verify.trace import RecordedLaunch, early_return_sentence, splice, stall_sentence
 from samestep.verify.updates import LOW_PRECISION, SLIGHT, RunNames, candidates
@@ -92,7 +93,7 @@ class Proof:
 
         Most of its time goes into imports, which the others have behind them.
         """
-        single = self.runner.start_single_process("alone")
+        single = SingleProcessRun(self.runner, "alone")
         others: list[StartedRun] = []
         try:
             others.append(self.runner.start_run("split", 1, batch_size=micro))
@@ -179,7 +180,7 @@ class Proof:
         killed = result.evidence()
         (result.path / "evidence").rename(result.path / "evidence-killed")
         other_world = _OTHER_WORLD[world]
-        self.runner.copy(result, f"killed-{world}-on-{other_world}")
+        shutil.copytree(result.path, self.runner.folder / f"killed-{world}-on-{other_world}")
         history = f"{moment.describe(world)} after step {killed.finished_steps()}"
         wrong, seen = self._resumed_at_same_world(world, result.path, killed, history)
         yield CheckResult(name, ProofStatus.FAILED if wrong else ProofStatus.OK, wrong or seen)
@@ -261,7 +262,6 @@ def _newest(path: Path, killed: RecordedLaunch) -> tuple[str, int] | None:
 
 
 def _resume_text(began: tuple[str, int] | None, several: bool) -> str:
-    """Where a resumed launch started."""
     if began is None:
         return "after its last step"
     return f"at step {began[1]}" + (f" of {began[0]!r}" if several else "")

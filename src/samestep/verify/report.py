@@ -56,7 +56,7 @@ def apply_floor(floor: Floor, seen: Mapping[str, float], check: CheckResult) -> 
 
 
 def largest_seen(comparisons: Sequence[Comparison], subject: str) -> float:
-    """The largest difference that was seen."""
+    """The largest difference of a subject in some comparisons."""
     return max((found.stats.largest.get(subject, 0.0) for found in comparisons), default=0.0)
 
 
@@ -153,11 +153,9 @@ class ProofTable:
         self._stack.close()
 
     def show_progress(self, text: str) -> None:
-        """Show which run is under way."""
         self._progress = f"now: {text}"
 
     def add(self, check: CheckResult) -> None:
-        """Print a check that is done."""
         self.checks.append(check)
         if not self._terminal:
             print_text(f"{check.result:7} {check.name}: {check.sentence}", flush=True)

@@ -45,11 +45,6 @@ def measure_floor(
     return floor, _floor_result(floor, until, _first_update_difference(ours, theirs))
 
 
-def format_floor(floor: Floor) -> str:
-    """The floor of every subject: `losses 2.7e-16, gradients 3.7e-15`."""
-    return ", ".join(f"{name} {floor.measured[key]:.1e}" for key, name in SUBJECTS.items() if key in floor.measured)
-
-
 def _first_update_difference(ours: Trace, theirs: Trace) -> float:
     """By how much losses change in the first update, in which the parameters are still the same."""
     for key, steps in ours.items():
@@ -62,7 +57,8 @@ def _first_update_difference(ours: Trace, theirs: Trace) -> float:
 
 
 def _floor_result(floor: Floor, until: str, first_update: float) -> CheckResult:
-    sentence = f"{format_floor(floor)}, from the same batches in another order and scale{until}"
+    amounts = [f"{name} {floor.measured[key]:.1e}" for key, name in SUBJECTS.items() if key in floor.measured]
+    sentence = f"{', '.join(amounts)}, from the same batches in another order and scale{until}"
     if not floor.unverifiable:
         most = max(floor.tolerance(subject) for subject in SUBJECTS)
         return CheckResult(NAME, ProofStatus.OK, sentence + (f"; up to {most:.1e} passes" if most > TOLERANCE else ""))
@@ -84,9 +80,8 @@ def _partial_floor(floor: Floor, cause: str) -> tuple[Floor, CheckResult]:
     """A subject that is known to depend on more than rounding has no floor, and is compared strictly."""
     kept = {subject: found for subject, found in floor.measured.items() if subject not in floor.unverifiable}
     named = ", ".join(SUBJECTS[subject] for subject in floor.unverifiable)
-    lesser = Floor(kept, floor.where)
     sentence = f"cannot be measured for {named}, which change with the order of the rows: {cause}"
-    return lesser, CheckResult(NAME, ProofStatus.UNKNOWN, sentence)
+    return Floor(kept, floor.where), CheckResult(NAME, ProofStatus.UNKNOWN, sentence)
 
 
 def _why_another_run(ours: Trace, theirs: Trace) -> str:

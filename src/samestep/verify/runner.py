@@ -4,7 +4,6 @@ import copy
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -109,11 +108,9 @@ class RunResult:
 
     @property
     def done(self) -> bool:
-        """Whether the run finished."""
         return (read_json(RunDir(self.path).status) or {}).get("status") == "done" and not any(self.codes)
 
     def evidence(self) -> RecordedLaunch:
-        """The evidence that its ranks recorded."""
         return RecordedLaunch.read(self.path, self.world)
 
     def failure(self) -> str:
@@ -155,10 +152,7 @@ class KillMoment:
         return replace(self, steps=max(0, self.steps - 1), delay=self.delay / 2)
 
     def describe(self, world: int) -> str:
-        """Which ranks were killed, for the table."""
-        if len(self.victims) == world:
-            return "all ranks killed"
-        return f"rank {self.victims[0]} killed"
+        return "all ranks killed" if len(self.victims) == world else f"rank {self.victims[0]} killed"
 
 
 @dataclass
@@ -170,16 +164,11 @@ class ProofRunner:
     folder: Path
     preload: tuple[str, ...] = ()
 
-    def start_single_process(self, label: str) -> "SingleProcessRun":
-        """Start a process without a launcher, in a fresh interpreter: another hash seed, nothing imported before."""
-        return SingleProcessRun(self, label)
-
     def run(self, label: str, world: int, **changes: Any) -> RunResult:
         """Launch a run and wait for its end; a run that exists already is resumed."""
         return self.start_run(label, world, **changes).wait()
 
     def start_run(self, label: str, world: int, **changes: Any) -> "StartedRun":
-        """Launch a run without waiting for it."""
         return StartedRun(self, label, world, self._start(label, world, changes))
 
     def kill(self, label: str, world: int, moment: KillMoment) -> tuple[RunResult, KillMoment]:
@@ -199,10 +188,6 @@ class ProofRunner:
                 break
             moment = moment.earlier()
         return result, moment
-
-    def copy(self, result: RunResult, label: str) -> None:
-        """Copy a run directory to another label."""
-        shutil.copytree(result.path, self.folder / label)
 
     def _start(self, label: str, world: int, changes: dict[str, Any]) -> Workers:
         config = {**self.settings, "name": label, **changes}
@@ -237,7 +222,6 @@ class StartedRun:
     workers: Workers
 
     def wait(self) -> RunResult:
-        """Wait for its end."""
         try:
             codes = self.workers.wait(LIMIT)
         except BaseException:
@@ -246,12 +230,11 @@ class StartedRun:
         return self.runner._result(self.label, self.world, self.workers, codes)
 
     def stop(self) -> None:
-        """End it, if it still runs."""
         self.workers.kill()
 
 
 class SingleProcessRun:
-    """A run in a single fresh process without a launcher, that is running."""
+    """A run without a launcher in a fresh interpreter (another hash seed, nothing imported before), begun at once."""
 
     def __init__(self, runner: ProofRunner, label: str) -> None:
         self._path = runner.folder / label
@@ -268,11 +251,9 @@ class SingleProcessRun:
             )
 
     def is_running(self) -> bool:
-        """Whether it has not ended yet."""
         return self._process.poll() is None
 
     def wait(self) -> RunResult:
-        """Wait for its end."""
         try:
             code: int | None = self._process.wait(LIMIT)
         except subprocess.TimeoutExpired:
@@ -282,7 +263,6 @@ class SingleProcessRun:
         return RunResult(self._path, 1, [code], [self._output.read_text(errors="replace")])
 
     def stop(self) -> None:
-        """End it, if it still runs."""
         if self.is_running():
             self._process.kill()
             self._process.wait()

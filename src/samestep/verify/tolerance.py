@@ -83,7 +83,6 @@ class Floor:
 
     @property
     def unverifiable(self) -> list[str]:
-        """The subjects about which nothing can be proved."""
         return [subject for subject in SUBJECTS if self.tolerance(subject) == inf]
 
 

@@ -62,7 +62,7 @@ class RecordedLaunch:
         return {key: [steps.get(key, Step()) for steps in self.ranks] for key in keys}
 
     def finished_steps(self) -> int:
-        """Steps that rank 0 finished, over all stages."""
+        """By rank 0, over all stages."""
         return sum(step.closing_line is not None for step in self.ranks[0].values())
 
 

@@ -44,8 +44,9 @@ def known_causes(lines: Iterable[Line]) -> str:
             "of single rows, or keep it in evaluation mode)"
         )
     if drew:
+        owners = " and ".join(f"{name}'s" for name in drew)
         found.append(
-            f"random numbers were drawn from {_listed(drew)} own generator during the update (dropout, "
+            f"random numbers were drawn from {owners} own generator during the update (dropout, "
             f"{_EXAMPLES[drew[0]]}?), which depend on the rank and on the row's position (key them by batch['ids'] "
             "with samestep.noise; dropout: samestep.keyed_dropout)"
         )
@@ -53,10 +54,6 @@ def known_causes(lines: Iterable[Line]) -> str:
 
 
 _EXAMPLES = {"torch": "torch.rand", "numpy": "np.random", "python": "random.random"}
-
-
-def _listed(names: list[str]) -> str:
-    return " and ".join(f"{name}'s" for name in names)
 
 
 Fingerprints = dict[str, list[float] | None]

@@ -10,7 +10,7 @@ from samestep.core.exit_report import ExitReport, parse_exit_report
 from samestep.launching.failure import signal_name
 from samestep.why.records import Evidence
 
-VERDICT_BY_KIND = {
+_VERDICT_BY_KIND = {
     "user": "user_error",
     "failed": "failed",
     "diverged": "diverged",
@@ -20,8 +20,7 @@ VERDICT_BY_KIND = {
     "interrupted": "killed",
     "crashed": "crashed",
 }
-"""The verdict by the kind of an exit report."""
-CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT)
 """Signals that a process causes itself."""
 SECOND_CTRL_C = "Ctrl-C twice"
 LOST_NODE = "a node was lost"
@@ -83,7 +82,7 @@ def _from_status(evidence: Evidence) -> Cause | None:
     if status.get("status") != "failed":
         return None
     report = ExitReport(str(status.get("text", "")), 1, kind=str(status.get("kind", "failed")))
-    return cause_from_report(report, "status.json")
+    return _cause_from_report(report, "status.json")
 
 
 def _from_launcher(evidence: Evidence) -> Cause:
@@ -95,14 +94,14 @@ def _from_launcher(evidence: Evidence) -> Cause:
     if rank is None:
         return Cause("killed", text, reason=SECOND_CTRL_C if code == EXIT_INTERRUPTED else LOST_NODE, source=source)
     if report is not None and report.code > 0:
-        return cause_from_report(report, source)
+        return _cause_from_report(report, source)
     trace = report.traceback if report else ""
     name = signal_name(-code) if code < 0 else f"exit code {code}"
-    verdict = "crashed" if code >= 0 or -code in CRASHES else "killed"
+    verdict = "crashed" if code >= 0 or -code in _CRASHES else "killed"
     return Cause(verdict, text, [rank], str(ended.get("host", "")), name, trace, source)
 
 
-def cause_from_report(report: ExitReport, source: str) -> Cause:
+def _cause_from_report(report: ExitReport, source: str) -> Cause:
     """The cause in a rank's exit report; an echo names the rank that failed first."""
     text, rank, host = report.text, report.rank, report.host
     match = _ECHO.match(text)
@@ -111,7 +110,7 @@ def cause_from_report(report: ExitReport, source: str) -> Cause:
     kind = _kind(report) if not match else _kind(replace(report, kind="crashed"))
     reason = SECOND_CTRL_C if kind == "interrupted" else ""
     return Cause(
-        VERDICT_BY_KIND.get(kind, "failed"),
+        _VERDICT_BY_KIND.get(kind, "failed"),
         text,
         [rank],
         host,
@@ -134,7 +133,7 @@ def _first(evidence: Evidence, reports: Sequence[ExitReport]) -> Cause | None:
     if not reports:
         return None
     first = min(reports, key=lambda report: (report.time, report.rank))
-    cause = cause_from_report(first, evidence.source(first.rank))
+    cause = _cause_from_report(first, evidence.source(first.rank))
     together = sorted(report.rank for report in reports if report.text == first.text and not report.echo)
     return replace(cause, ranks=together) if len(together) > 1 else cause
 

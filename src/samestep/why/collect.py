@@ -60,7 +60,7 @@ def collect_evidence(rundir: RunDir) -> Evidence:
         heartbeats,
         lock,
         last_job(_jobs(rundir, reader)),
-        _kernel_message(own, lock),
+        "" if lock.held or not own else kernel_kill(own),
         checkpoint,
         _step(rundir, reader, status.get("stage"), heartbeats, checkpoint),
         _last_change(rundir),
@@ -202,10 +202,6 @@ def _entries(lines: Sequence[str]) -> list[tuple[str, str, str]]:
             level, name, message = entries[-1]
             entries[-1] = (level, name, f"{message}\n{line}")
     return entries
-
-
-def _kernel_message(processes: Sequence[int], lock: Lock) -> str:
-    return "" if lock.held or not processes else kernel_kill(processes)
 
 
 def _checkpoint(rundir: RunDir) -> tuple[str, int] | None:

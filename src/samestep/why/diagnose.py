@@ -1,8 +1,9 @@
-"""From evidence to a verdict: what happened to the run, and what to type next."""
+"""From evidence to a verdict: what happened to the run, and which commands to type next."""
+
+import shlex
 
 from samestep.core.errors import EXIT_PREEMPTED
 from samestep.core.status import is_done
-from samestep.why import commands
 from samestep.why.causes import LOST_NODE, SECOND_CTRL_C, Cause, first_failure
 from samestep.why.records import FRESH, JOB_ENDS, Diagnosis, Evidence, at_step, describe_ranks
 
@@ -46,7 +47,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         return _running(evidence)
     if evidence.launch is None and not status:
         return _not_started(evidence)
-    return diagnose_without_report(evidence, cause)
+    return _diagnose_without_report(evidence, cause)
 
 
 def _running(evidence: Evidence) -> Diagnosis:
@@ -58,13 +59,13 @@ def _running(evidence: Evidence) -> Diagnosis:
     silent = [beat.rank for beat in evidence.heartbeats if beat.age >= FRESH]
     if silent:
         text += f"; no heartbeat from {describe_ranks(evidence, silent)} for {evidence.heartbeats[0].age:.0f} s"
-    return Diagnosis("running", text, [*commands.watch_job(evidence), _follow_log(evidence)], source="lock")
+    return Diagnosis("running", text, [*_watch_job(evidence), _follow_log(evidence)], source="lock")
 
 
 def _waiting(evidence: Evidence) -> Diagnosis:
     stage = evidence.status.get("after")
     text = f"stage {stage} is done, and the run waits to be resumed, since it was started with until={stage}"
-    return Diagnosis("waiting", text, [commands.resume(evidence, "until=null")], source="status.json")
+    return Diagnosis("waiting", text, [_resume(evidence, "until=null")], source="status.json")
 
 
 def _preempted(evidence: Evidence, reason: str, source: str) -> Diagnosis:
@@ -76,37 +77,36 @@ def _preempted(evidence: Evidence, reason: str, source: str) -> Diagnosis:
     job = evidence.job
     if job is not None and job.is_queued:
         text += f"; job {job.number} is in the queue and continues from there by itself"
-        return Diagnosis("preempted", text, commands.watch_job(evidence), reason=reason, source=source)
+        return Diagnosis("preempted", text, _watch_job(evidence), reason=reason, source=source)
     text += f"; job {job.number} {JOB_ENDS[job.state]}" if job is not None and job.state in JOB_ENDS else ""
-    return Diagnosis("preempted", text, [commands.resume(evidence)], reason=reason, source=source)
+    return Diagnosis("preempted", text, [_resume(evidence)], reason=reason, source=source)
 
 
 def _not_started(evidence: Evidence) -> Diagnosis:
     job = evidence.job
     if job is None:
-        return Diagnosis("not_started", "no rank has begun to train", [commands.resume(evidence)], source="config.json")
+        return Diagnosis("not_started", "no rank has begun to train", [_resume(evidence)], source="config.json")
     how = {"": "was submitted", "PENDING": "waits in the queue", "RUNNING": "has begun"}.get(job.state)
     waits = f" ({job.comment})" if job.state == "PENDING" and job.comment else ""
     ended = (JOB_ENDS | _ENDED).get(job.state)
     text = f"job {job.number} {how or ended or f'is {job.state}'}{waits}, and no rank has begun to train"
     files = [f"less {file}" for file in (job.output, job.log) if file]
-    following = [*commands.watch_job(evidence), f"less {job.output}"] if how else files
+    following = [*_watch_job(evidence), f"less {job.output}"] if how else files
     return Diagnosis("not_started", text, following, reason=job.state, source=job.source or "job/job.json")
 
 
 def _failure(evidence: Evidence, cause: Cause) -> Diagnosis:
-    """A failure that a rank or the launcher reported."""
-    run, again = evidence.run, commands.resume(evidence)
+    run, again = evidence.run, _resume(evidence)
     logs = [f"logs/rank_{rank}{end}" for rank in cause.ranks[:1] for end in (".log", "_output.txt")]
     stacks = [f"watch/rank_{rank}_stacks.txt" for rank in [*cause.ranks, *range(evidence.world)]]
     following = {
-        "crashed": [*commands.view_file(evidence, *logs), again],
-        "hung": [*commands.view_file(evidence, *stacks, *logs), again],
-        "out_of_memory": [commands.resume_with_less_memory(evidence, cause.retry_batch_size)],
+        "crashed": [*_view_file(evidence, *logs), again],
+        "hung": [*_view_file(evidence, *stacks, *logs), again],
+        "out_of_memory": [_resume_with_less_memory(evidence, cause.retry_batch_size)],
         "diverged": _diverged(evidence, cause),
-        "disk": [f"df -h {run} /dev/shm", commands.verify(evidence), again],
-        "user_error": [commands.resume_with_changes(evidence)],
-        "failed": [*commands.view_file(evidence, *logs), again],
+        "disk": [f"df -h {run} /dev/shm", _verify(evidence), again],
+        "user_error": [_resume_with_changes(evidence)],
+        "failed": [*_view_file(evidence, *logs), again],
     }[cause.verdict]
     known = (cause.ranks, cause.host, cause.reason, cause.traceback, cause.source)
     return Diagnosis(cause.verdict, _sentence(evidence, cause), following, *known)
@@ -115,8 +115,8 @@ def _failure(evidence: Evidence, cause: Cause) -> Diagnosis:
 def _diverged(evidence: Evidence, cause: Cause) -> list[str]:
     """Commands to look at the metrics, or at machines whose arithmetic differs."""
     if "not finite" in cause.text:
-        return [f"tail -n 20 {evidence.run / 'metrics.jsonl'}", commands.verify(evidence)]
-    return ["samestep doctor --test all", commands.verify(evidence), commands.resume(evidence)]
+        return [f"tail -n 20 {evidence.run / 'metrics.jsonl'}", _verify(evidence)]
+    return ["samestep doctor --test all", _verify(evidence), _resume(evidence)]
 
 
 def _sentence(evidence: Evidence, cause: Cause) -> str:
@@ -134,10 +134,10 @@ def _follow_log(evidence: Evidence) -> str:
     return f"tail -F {evidence.run / 'logs' / 'rank_0.log'}"
 
 
-def diagnose_without_report(evidence: Evidence, cause: Cause | None) -> Diagnosis:
+def _diagnose_without_report(evidence: Evidence, cause: Cause | None) -> Diagnosis:
     """What ended a run that left no exit report about it. `cause`: what the launcher or other ranks noticed."""
     cause = cause or Cause("killed", "", evidence.silent)
-    again = [commands.resume(evidence)]
+    again = [_resume(evidence)]
     if cause.reason == SECOND_CTRL_C:
         text = f"ended at once by a second Ctrl-C{at_step(evidence)}, without a save"
         return Diagnosis("killed", text, again, reason=SECOND_CTRL_C, source=cause.source)
@@ -161,11 +161,9 @@ def _ended_by_scheduler(evidence: Evidence) -> Diagnosis | None:
             f"job {job.number} used more memory than it had requested{at_step(evidence)}; request more with --mem, or "
         )
         text += _reduce_memory(evidence)
-        return Diagnosis(
-            "out_of_memory", text, [commands.resume_with_less_memory(evidence)], reason=reason, source=job.source
-        )
+        return Diagnosis("out_of_memory", text, [_resume_with_less_memory(evidence)], reason=reason, source=job.source)
     text = f"job {job.number} {JOB_ENDS[job.state]}{at_step(evidence)}, and the run could not save before it"
-    return Diagnosis("killed", text, [commands.resume(evidence)], reason=reason, source=job.source)
+    return Diagnosis("killed", text, [_resume(evidence)], reason=reason, source=job.source)
 
 
 def _ended_by_memory(evidence: Evidence, cause: Cause) -> Diagnosis | None:
@@ -184,7 +182,7 @@ def _ended_by_memory(evidence: Evidence, cause: Cause) -> Diagnosis | None:
     return Diagnosis(
         "out_of_memory",
         text,
-        [commands.resume_with_less_memory(evidence)],
+        [_resume_with_less_memory(evidence)],
         [beat.rank],
         beat.host,
         "SIGKILL",
@@ -205,7 +203,7 @@ def _ended_by_disk(evidence: Evidence, cause: Cause) -> Diagnosis | None:
         return None
     text = f"the disk is full{at_step(evidence)}, and no rank could write an exit report"
     text = f"{text}; the last save failed: {evidence.save_failed}" if evidence.save_failed else text
-    following = [f"df -h {evidence.run}", commands.verify(evidence), commands.resume(evidence)]
+    following = [f"df -h {evidence.run}", _verify(evidence), _resume(evidence)]
     return Diagnosis("disk", text, following, source="events.jsonl" if failed else "df")
 
 
@@ -217,10 +215,53 @@ def _killed(evidence: Evidence, cause: Cause) -> Diagnosis:
         text = f"{who} ended without an exit report{at_step(evidence)}: killed by a user, a scheduler or the system, "
         text += "or its machine went down"
     names = [f"logs/rank_{rank}{end}" for rank in cause.ranks[:1] for end in ("_output.txt", ".log")]
-    following = [*commands.view_file(evidence, *names), commands.resume(evidence)]
+    following = [*_view_file(evidence, *names), _resume(evidence)]
     return Diagnosis("killed", text, following, cause.ranks, cause.host, cause.reason, cause.traceback, cause.source)
 
 
 def gigabytes(size: float) -> str:
     """`3.1 GB`."""
     return f"{size / 1e9:.3g} GB"
+
+
+def _resume(evidence: Evidence, *more: str) -> str:
+    """Continue the run where it ran, with the same number of ranks if all were on one machine."""
+    job, run = evidence.job, str(evidence.run)
+    if job is not None and job.script and not more:
+        return shlex.join(["sbatch" if job.scheduler == "slurm" else "qsub", job.script])
+    if job is not None:
+        return _resume_with_changes(evidence, *more)
+    hosts = {beat.host for beat in evidence.heartbeats} | {report.host for report in evidence.exit_reports}
+    ranks = ["--nproc", str(evidence.world)] if evidence.world > 1 and len(hosts - {""}) == 1 else []
+    return shlex.join(["samestep", "train", "--resume", run, *ranks, *more])
+
+
+def _resume_with_changes(evidence: Evidence, *more: str) -> str:
+    """Continue the run with other settings, which the user adds."""
+    run, job = str(evidence.run), evidence.job
+    args = ["train", "--resume", run] if job is None else ["submit", "--resume", run, "--on", job.scheduler]
+    return shlex.join(["samestep", *args, *more])
+
+
+def _resume_with_less_memory(evidence: Evidence, batch_size: int | None = None) -> str:
+    """Continue with less memory: the rows that the rank named, else half as many, or fewer loader workers."""
+    rows = batch_size or evidence.batch_size // 2
+    args = [f"--batch_size={rows}"] if rows else ["num_workers=0", "checkpoint.background=false"]
+    return _resume(evidence, *args)
+
+
+def _verify(evidence: Evidence) -> str:
+    return shlex.join(["samestep", "checkpoints", str(evidence.run), "--verify"])
+
+
+def _view_file(evidence: Evidence, *names: str) -> list[str]:
+    """Open the first of these files of the run that exists."""
+    found = next((name for name in names if name in evidence.files), None)
+    return [shlex.join(["less", str(evidence.run / found)])] if found else []
+
+
+def _watch_job(evidence: Evidence) -> list[str]:
+    job = evidence.job
+    if job is None:
+        return []
+    return [shlex.join(["squeue", "--job", job.number] if job.scheduler == "slurm" else ["qstat", job.number])]

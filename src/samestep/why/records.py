@@ -134,7 +134,6 @@ class Evidence:
         return f"logs/rank_{rank}.log" if self.from_logs else f"watch/rank_{rank}_exit.json"
 
     def heartbeat(self, rank: int | None) -> Heartbeat | None:
-        """The last heartbeat of one rank."""
         return next((heartbeat for heartbeat in self.heartbeats if heartbeat.rank == rank), None)
 
     @property
@@ -189,7 +188,6 @@ class Diagnosis:
     """The file or command that it is known from."""
 
     def __post_init__(self) -> None:
-        """Only known verdicts."""
         assert self.verdict in VERDICTS, self.verdict
 
 

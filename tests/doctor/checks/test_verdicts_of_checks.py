@@ -5,19 +5,7 @@ from typing import Any
 import pytest
 
 from doctor.doctor_tables import ranks, results
-from samestep.doctor.checks import (
-    collectives,
-    copies,
-    devices,
-    disk,
-    gradients,
-    limits,
-    network,
-    roundtrip,
-    speed,
-    stragglers,
-    versions,
-)
+from samestep.doctor.checks import collectives, devices, disk, network, speed, versions
 from samestep.doctor.findings import FindingStatus
 
 GIB = 1 << 30
@@ -43,17 +31,17 @@ CHECKS: dict[str, tuple[Any, dict[str, Any]]] = {
     "devices": (devices.compare, DEVICE),
     "hosts": (network.compare_host_names, NAMES),
     "ports": (network.compare_ports, PORT),
-    "limits": (limits.compare, LIMIT),
+    "limits": (devices.compare_limits, LIMIT),
     "disk": (disk.compare, {**DISK, "seconds": 0.001}),
     "disk speed": (disk.compare_speed, {"bytes_per_s": 1e9}),
     "values": (collectives.compare_values, {"wrong": {}, "missing": [], "tried": 6}),
-    "gradients": (gradients.compare, {"distance": 1e-7, "hash": "abc"}),
+    "gradients": (collectives.compare_gradients, {"distance": 1e-7, "hash": "abc"}),
     "speed": (speed.compare, {"times": [[4, 1e-5], [1024, 2e-5]]}),
-    "peers": (copies.compare_peers, {"cards": 8, "apart": []}),
-    "copies": (copies.compare_host, {"to": 5e10, "back": 5e10}),
-    "next": (copies.compare_next, {"bytes_per_s": 1e10, "right": True}),
-    "roundtrip": (roundtrip.compare, {"wrong": "", "seconds": 0.1, "shared": True}),
-    "stragglers": (stragglers.compare, TIMED),
+    "peers": (speed.compare_peers, {"cards": 8, "apart": []}),
+    "copies": (speed.compare_host, {"to": 5e10, "back": 5e10}),
+    "next": (speed.compare_next, {"bytes_per_s": 1e10, "right": True}),
+    "roundtrip": (disk.compare_round_trip, {"wrong": "", "seconds": 0.1, "shared": True}),
+    "stragglers": (speed.compare_stragglers, TIMED),
 }
 OTHER_TORCH = {"versions": {**VERSIONS, "torch": "2.11.0"}}
 OTHER_CODE = {"files": {**FILES, "b.py": "33", "c.py": "1"}}
@@ -159,10 +147,10 @@ def test_a_port_in_use_is_a_warning_before_a_launch() -> None:
 
 
 def test_what_needs_a_device_or_a_peer_is_skipped_without() -> None:
-    assert results(copies.compare_peers(ranks({"cards": 0, "apart": []}))) == [FindingStatus.SKIPPED]
-    assert results(copies.compare_peers(ranks({"cards": 1, "apart": []}))) == [FindingStatus.SKIPPED]
-    assert results(copies.compare_host(ranks({}))) == [FindingStatus.SKIPPED]
-    assert results(copies.compare_next(ranks({}, hosts=["node1"]))) == [FindingStatus.SKIPPED]
+    assert results(speed.compare_peers(ranks({"cards": 0, "apart": []}))) == [FindingStatus.SKIPPED]
+    assert results(speed.compare_peers(ranks({"cards": 1, "apart": []}))) == [FindingStatus.SKIPPED]
+    assert results(speed.compare_host(ranks({}))) == [FindingStatus.SKIPPED]
+    assert results(speed.compare_next(ranks({}, hosts=["node1"]))) == [FindingStatus.SKIPPED]
     assert results(speed.compare(ranks({"times": []}, hosts=["node1"]))) == [FindingStatus.SKIPPED]
 
 
@@ -172,7 +160,7 @@ def test_a_type_that_cannot_be_sent_is_a_warning() -> None:
 
 
 def test_of_two_ranks_the_slow_one_is_named() -> None:
-    found = stragglers.compare(ranks(TIMED, {"seconds": 0.19}, hosts=["node1", "node2"]))
+    found = speed.compare_stragglers(ranks(TIMED, {"seconds": 0.19}, hosts=["node1", "node2"]))
     assert "rank 1 on node2 is 1.9 times slower" in found[0].sentence
 
 

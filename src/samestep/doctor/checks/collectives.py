@@ -1,15 +1,19 @@
-"""Opens the process group, and checks that all-reduce gives the right values in every type that training sends."""
+"""Opens the process group, and checks that all-reduce gives the right values in every type that training sends; and
+that replicated training computes the gradient that one process computes from the whole batch."""
 
+import hashlib
 import socket
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from samestep.core.errors import UserError
 from samestep.doctor.check import Check
-from samestep.doctor.findings import Finding, Measured, RankReports, describe_ranks, failed, ok, warning
+from samestep.doctor.findings import Finding, Measured, RankReports, describe_ranks, failed, ok, outliers, warning
 from samestep.doctor.rendezvous import CheckContext
+from samestep.parallel.wrap import wrap
 from samestep.world.device import choose_device
 from samestep.world.world import World
 
@@ -58,7 +62,7 @@ def measure_values(context: CheckContext) -> Measured:
     """All-reduce known values with each backend; the ranks whose parts did not arrive, by backend and type."""
     world = context.connected_world()
     wrong, missing, tried = {}, [], 0
-    for backend, group, device in backends(world):
+    for backend, group, device in _backends(world):
         for name in TYPES:
             sent = contribution(world.rank, world.size, getattr(torch, name)).to(device)
             try:
@@ -75,7 +79,7 @@ def measure_values(context: CheckContext) -> Measured:
     return {"wrong": wrong, "missing": missing, "tried": tried}
 
 
-def backends(world: World) -> list[tuple[str, object, torch.device]]:
+def _backends(world: World) -> list[tuple[str, object, torch.device]]:
     """The backends that training uses, with their group and device: the device's own, and gloo for messages."""
     if world.control is None:
         return []
@@ -129,3 +133,72 @@ def compare_values(reports: RankReports) -> list[Finding]:
 
 
 VALUES_CHECK = Check(VALUES, measure_values, compare_values, NETWORK, together=True)
+
+
+GRADIENTS = "DDP gradients"
+TOLERANCE = 1e-5
+"""Largest difference relative to the whole gradient, in float32."""
+ROWS, WIDTH = 4, 32
+"""Rows of a rank, and numbers in a row."""
+
+
+def measure_gradients(context: CheckContext) -> Measured:
+    """How far the gradient that DDP gives here is from that of the whole batch, and a hash of its bits."""
+    world = context.connected_world()
+    rows, targets = _same_batch(world.size * ROWS)
+    mine = slice(world.rank * ROWS, (world.rank + 1) * ROWS)
+    alone, shared = _same_network().to(world.device), wrap(_same_network(), world, "ddp", None)
+    rows, targets = rows.to(world.device), targets.to(world.device)
+    _mean_error(alone, rows, targets).backward()
+    shared.call(_mean_error, rows[mine], targets[mine]).backward()
+    expected, got = _flat_gradient(alone), _flat_gradient(shared.inner)
+    distance = float((expected - got).norm() / expected.norm())
+    return {"distance": distance, "hash": hashlib.sha256(got.numpy().tobytes()).hexdigest()[:12]}
+
+
+def _mean_error(model: nn.Module, rows: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.mse_loss(model(rows), targets)
+
+
+def _same_batch(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(17)
+    return torch.randn(rows, WIDTH, generator=generator), torch.randn(rows, 1, generator=generator)
+
+
+def _same_network() -> nn.Module:
+    """The same small network on every rank, whatever was drawn before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(17)
+        return nn.Sequential(nn.Linear(WIDTH, 64), nn.GELU(), nn.Linear(64, 1))
+
+
+def _flat_gradient(module: nn.Module) -> torch.Tensor:
+    return torch.cat([p.grad.reshape(-1).cpu() for p in module.parameters() if p.grad is not None])
+
+
+def compare_gradients(reports: RankReports) -> list[Finding]:
+    """Equal to one process, and equal on all ranks."""
+    far = [report for report in reports if not report.measured["distance"] <= TOLERANCE]
+    if far:
+        return [
+            failed(
+                GRADIENTS,
+                f"{describe_ranks(far)} differs by {far[0].measured['distance']:.1e} from the gradient of one "
+                "process: gradients are not averaged over all ranks there; try another version of torch or NCCL, and "
+                "NCCL_P2P_DISABLE=1",
+            )
+        ]
+    _, odd = outliers(reports, {report.rank: report.measured["hash"] for report in reports})
+    if odd:
+        return [
+            failed(
+                GRADIENTS,
+                f"{describe_ranks(odd)} has other bits in its gradient than the rest, so ranks would drift apart: the "
+                "backend reduces in another order there; use the same kind of GPU and the same NCCL on every host",
+            )
+        ]
+    worst = max(report.measured["distance"] for report in reports)
+    return [ok(GRADIENTS, f"as one process computes them, within {worst:.1e}; equal bits on all ranks")]
+
+
+GRADIENTS_CHECK = Check(GRADIENTS, measure_gradients, compare_gradients, NETWORK, together=True)

@@ -1,6 +1,9 @@
-"""The device that each rank would compute on, its memory, and the cores and memory of its host."""
+"""The device that each rank would compute on and its memory; of its host the cores and memory, and shared memory and
+open files: limits that a run may reach after hours."""
 
 import os
+import resource
+import shutil
 from pathlib import Path
 
 import torch
@@ -19,6 +22,7 @@ from samestep.doctor.findings import (
     join_list,
     ok,
     outliers,
+    skipped,
     warning,
 )
 from samestep.doctor.rendezvous import CheckContext
@@ -157,3 +161,70 @@ def _memory(reports: RankReports) -> Finding:
 
 
 CHECK = Check("devices", measure, compare, "its GPU or driver does not answer; look at nvidia-smi and dmesg there")
+
+
+SHARED_MEMORY, FILES = "shared memory", "open files"
+SHARED = "/dev/shm"
+LEAST_SHARED, GOOD_SHARED = 16 << 20, 256 << 20
+"""Bytes for each rank: NCCL and data workers pass everything through shared memory."""
+OWN_FILES, PEER_FILES, GOOD_FILES = 256, 6, 4096
+"""Descriptors that a rank needs for itself and for each other rank (three groups, two each), and that leave room."""
+
+
+def measure_limits(context: CheckContext) -> Measured:
+    """The limits of this rank."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    infinite = resource.RLIM_INFINITY
+    measured = {
+        "files": soft if soft != infinite else 1 << 30,
+        "most_files": hard if hard != infinite else 1 << 30,
+        "size": context.rank_info.size,
+        "ranks": context.rank_info.local_size,
+    }
+    try:
+        return {**measured, "shared": shutil.disk_usage(SHARED).total, "free": shutil.disk_usage(SHARED).free}
+    except OSError:
+        return measured
+
+
+def compare_limits(reports: RankReports) -> list[Finding]:
+    """Memory, then files."""
+    return [_shared_memory(reports), _files(reports)]
+
+
+def _shared_memory(reports: RankReports) -> Finding:
+    readable = [report for report in first_rank_of_each_host(reports) if "free" in report.measured]
+    if not readable:
+        return skipped(SHARED_MEMORY, f"there is no {SHARED} on this system")
+    least = min(readable, key=lambda report: report.measured["free"] / report.measured["ranks"])
+    free, ranks = least.measured["free"], least.measured["ranks"]
+    seen = f"{format_bytes(free)} of {format_bytes(least.measured['shared'])} free in {SHARED} of {least.host}"
+    if free >= GOOD_SHARED * ranks:
+        return ok(SHARED_MEMORY, seen)
+    finding = failed if free < LEAST_SHARED * ranks else warning
+    return finding(
+        SHARED_MEMORY,
+        f"{seen}: a container's default, or left-over files; data workers and NCCL end there with a bus error, so "
+        "start the container with --shm-size=8g (or --ipc=host), or remove what is left in it",
+    )
+
+
+def _files(reports: RankReports) -> Finding:
+    least = min(reports, key=lambda report: report.measured["files"])
+    files, needed = least.measured["files"], OWN_FILES + PEER_FILES * least.measured["size"]
+    if files >= max(GOOD_FILES, needed):
+        return ok(FILES, f"at least {files} allowed on every rank")
+    few = [report for report in reports if report.measured["files"] == files]
+    hard = least.measured["most_files"]
+    fix = (
+        f"ulimit -n {min(hard, 65536)}" if hard > files else "raise nofile in /etc/security/limits.conf or the service"
+    )
+    finding = failed if files < needed else warning
+    return finding(
+        FILES,
+        f"{describe_ranks(few)} may open only {files} files ({needed} are needed at least): data workers and "
+        f"connections to other ranks use them up; {fix} before starting",
+    )
+
+
+LIMITS_CHECK = Check("limits", measure_limits, compare_limits, f"{SHARED} does not answer; look at its mount")
