@@ -14,7 +14,7 @@ from player_folders import words_with_spaces
 from samestep.cli.main import main
 from samestep.core.records import read_json, write_json
 from samestep.models.causal_lm import CausalConfig
-from samestep.recipes.lens.dump import ActivationReader
+from samestep.recipes.lens.activations import ActivationReader
 from samestep.recipes.lens.language_model import BuiltInModel
 from samestep.train.artifacts.array_rows import ArrayRows
 

@@ -13,15 +13,12 @@ from samestep import CausalConfig, CausalTransformer, World
 from samestep.cli.main import main
 from samestep.core.errors import UserError
 from samestep.core.records import read_json
-from samestep.recipes.lens.baselines import fit
 from samestep.recipes.lens.config import EvaluationConfig
-from samestep.recipes.lens.evaluation import RECORDS, RESULTS
-from samestep.recipes.lens.explanations import context_of, visible
-from samestep.recipes.lens.held_out import SpreadRows, compute_rows
+from samestep.recipes.lens.evaluation import RECORDS, RESULTS, context_of, visible
 from samestep.recipes.lens.language_model import BuiltInModel
-from samestep.recipes.lens.measuring import BASELINES, METHODS, Measuring, results_of
+from samestep.recipes.lens.measuring import BASELINES, METHODS, Measuring, SpreadRows, compute_rows, fit, results_of
 from samestep.recipes.lens.network import Lens
-from samestep.recipes.lens.shape import LensShape
+from samestep.recipes.lens.parts import LensShape
 
 CPU = torch.device("cpu")
 
@@ -96,7 +93,7 @@ def test_a_text_is_read_to_its_length() -> None:
     for bos in (None, 256):
         lens = Lens(CausalTransformer(shape), LensShape(layer=0, t_text=3, bos=bos, trains_prompt=False), ([1], [2]))
         text = torch.tensor([[5, 6, 7, 9], [8, 9, 9, 9]])
-        found = lens({"text": text, "length": torch.tensor([3, 1])}, "read")["rebuilt"]
+        found = lens({"text": text, "length": torch.tensor([3, 1])}, Lens.read)["rebuilt"]
         torch.testing.assert_close(found[:1], lens.rebuild(text[:1, :3]))
         torch.testing.assert_close(found[1:], lens.rebuild(text[1:, :1]))
         assert not torch.allclose(found[:1], lens.rebuild(text[:1]))
@@ -107,8 +104,8 @@ def test_behaviour_of_what_is_put_in_the_place_of_an_activation() -> None:
     shape = CausalConfig(d_model=16, n_layers=2, n_heads=2, mlp_hidden_size=32, max_sequence_length=16, init_std=0.5)
     lens = Lens(CausalTransformer(shape), LensShape(layer=0, t_text=3), ([1], [2]))
     batch = {"tokens": torch.randint(256, (3, 8)), "position": torch.tensor([2, 5, 7])}
-    own = lens(batch, "activation")["activation"]
-    kl = lens({**batch, "values": torch.stack([own, torch.zeros_like(own)], 1)}, "behaviour")["kl"]
+    own = lens(batch, Lens.activation)["activation"]
+    kl = lens({**batch, "values": torch.stack([own, torch.zeros_like(own)], 1)}, Lens.behaviour)["kl"]
     torch.testing.assert_close(kl[:, 0], torch.zeros(3), rtol=0, atol=1e-6)
     assert (kl[:, 1] > 1e-4).all()
 
@@ -116,7 +113,7 @@ def test_behaviour_of_what_is_put_in_the_place_of_an_activation() -> None:
 def test_the_linear_lens_names_no_more_tokens_than_there_are() -> None:
     shape = CausalConfig(d_model=16, n_layers=2, n_heads=2, mlp_hidden_size=32, max_sequence_length=500)
     lens = Lens(CausalTransformer(shape), LensShape(layer=0, t_text=400), ([1], [2]))
-    found = lens({"activation": torch.randn(2, 16)}, "logit_lens")["features"]
+    found = lens({"activation": torch.randn(2, 16)}, Lens.logit_lens)["features"]
     torch.testing.assert_close(found[0], found[1])
 
 

@@ -13,8 +13,9 @@ from language_toys import TOKENS, native, of_transformers
 from samestep import UserError, noise
 from samestep.data.feed import MicroBatches
 from samestep.parallel.blocks import checkpoint_activations, find_blocks
-from samestep.recipes.lens.distributions import straight_through
-from samestep.recipes.lens.network import Lens, LensShape
+from samestep.recipes.lens.network import OWN, Lens
+from samestep.recipes.lens.parts import LensShape
+from samestep.recipes.lens.writing import KeyedDraws, straight_through
 from samestep.train.learner.lora import to_type
 from samestep.world.world import World
 from toys import default_dtype, learner_of
@@ -270,11 +271,11 @@ def test_which_parts_are_trained() -> None:
 def test_a_head_of_its_own_is_the_decoders_alone() -> None:
     lens = lens_of(replace(SHAPE, decoder="frozen", trains_head=True), moved=False)
     batch = batch_of()
-    before, text = lens(batch, "check")["plain"], lens(batch, "greedy")["tokens"]
+    before, text = lens(batch, Lens.reinsertion)["plain"], lens(batch, Lens.explain_greedily)["tokens"]
     with torch.no_grad():
         lens.decoder.head.weight.copy_(lens.decoder.head.weight.flip(0))
-    assert torch.equal(lens(batch, "check")["plain"], before)
-    flipped = lens(batch, "greedy")["tokens"]
+    assert torch.equal(lens(batch, Lens.reinsertion)["plain"], before)
+    flipped = lens(batch, Lens.explain_greedily)["tokens"]
     assert torch.equal(flipped[:, 0], TOKENS - 1 - text[:, 0])
 
 
@@ -290,7 +291,7 @@ def test_adapters_act_where_they_should() -> None:
     assert {name.split(".lora_")[1].split(".")[1] for name in names} == {"decoder", "encoder"}
     assert not [name for name in names if "blocks.2" in name and ".encoder." in name], "which it does not read"
     gradients_of(lens, first)
-    reading, writing = lens.rebuild(text), lens(batch, "greedy")["log_probs"]
+    reading, writing = lens.rebuild(text), lens(batch, Lens.explain_greedily)["log_probs"]
     for adapter, unchanged in (("decoder", "reading"), ("encoder", "writing")):
         changed = lens_of(shape, moved=False)
         with torch.no_grad():
@@ -299,7 +300,7 @@ def test_adapters_act_where_they_should() -> None:
                     parameter += 0.3
         assert torch.equal(changed.model(batch["tokens"]), plain(batch["tokens"])), "all off is the original"
         assert torch.equal(changed.rebuild(text), reading) == (unchanged == "reading")
-        assert torch.equal(changed(batch, "greedy")["log_probs"], writing) == (unchanged == "writing")
+        assert torch.equal(changed(batch, Lens.explain_greedily)["log_probs"], writing) == (unchanged == "writing")
 
 
 @pytest.mark.parametrize("kind", ["full", "lora", "frozen"])
@@ -315,9 +316,9 @@ def test_activation_checkpointing_changes_no_gradient(kind: Any) -> None:
 def test_explaining_and_scoring_agree() -> None:
     lens = lens_of()
     batch = batch_of()
-    found = lens(batch, "explain")
+    found = lens(batch, Lens.explain)
     assert found["tokens"].shape == found["log_probs"].shape == (ROWS, T)
-    scored = lens({**batch, "written": found["tokens"]}, "score")
+    scored = lens({**batch, "written": found["tokens"]}, Lens.score)
     for name in ("log_probs", "rebuilt", "square"):
         torch.testing.assert_close(scored[name], found[name], rtol=1e-9, atol=1e-9)
     assert scored["entropy"].shape == (ROWS, T)
@@ -325,18 +326,18 @@ def test_explaining_and_scoring_agree() -> None:
     scored["log_probs"].sum().backward()
     assert lens.decoder.prompt.grad.abs().sum() > 0
     without = {name: value for name, value in batch.items() if name != "tau"}
-    assert torch.equal(lens(without, "explain")["tokens"], found["tokens"])
+    assert torch.equal(lens(without, Lens.explain)["tokens"], found["tokens"])
 
 
 def test_a_text_depends_on_its_row_alone() -> None:
     lens, batch = lens_of(), batch_of()
-    found = lens(batch, "explain")["tokens"]
+    found = lens(batch, Lens.explain)["tokens"]
     part = {name: value[2:3] for name, value in batch.items()}
-    assert torch.equal(lens(part, "explain")["tokens"], found[2:3])
+    assert torch.equal(lens(part, Lens.explain)["tokens"], found[2:3])
     again = {**batch, "ids": batch["ids"] + torch.tensor([1, 0])}
-    assert not torch.equal(lens(again, "explain")["tokens"], found), "another epoch, another text"
+    assert not torch.equal(lens(again, Lens.explain)["tokens"], found), "another epoch, another text"
     other = lens_of(replace(SHAPE, seed=12))
-    assert not torch.equal(other(batch, "explain")["tokens"], found)
+    assert not torch.equal(other(batch, Lens.explain)["tokens"], found)
 
 
 def test_tokens_are_drawn_from_the_decoders_distribution() -> None:
@@ -344,9 +345,10 @@ def test_tokens_are_drawn_from_the_decoders_distribution() -> None:
     batch = batch_of(rows=1)
     many = {name: value.expand(4000, *value.shape[1:]) for name, value in batch.items()}
     many["ids"] = torch.stack((torch.zeros(4000, dtype=torch.int64), torch.arange(4000)), 1)
+    draws = KeyedDraws(SHAPE.seed, OWN, batch["ids"], batch["tau"])
     with torch.no_grad():
-        tokens = lens(many, "explain")["tokens"][:, 0]
-        probabilities = lens.explain(batch["activation"], batch["tau"], batch["ids"]).log_probs[0, 0].exp()
+        tokens = lens(many, Lens.explain)["tokens"][:, 0]
+        probabilities = lens.write(batch["activation"], draws).log_probs[0, 0].exp()
     counted = torch.bincount(tokens, minlength=TOKENS) / 4000
     assert float((counted - probabilities).abs().max()) < 4 * math.sqrt(0.25 / 4000)
 
@@ -358,18 +360,18 @@ def test_activations_are_computed_where_there_are_none() -> None:
         "other_tokens": torch.randint(0, TOKENS, (ROWS, COLUMNS), generator=generator),
         "other_position": torch.tensor([5, 0, 2, 1]),
     }
-    own = lens(batch | {}, "activation")["activation"]
+    own = lens(batch | {}, Lens.activation)["activation"]
     assert torch.equal(own, batch["activation"])
     bare = {name: value for name, value in batch.items() if name not in ("activation", "other")} | texts
     rows = torch.arange(ROWS)
     activation = lens._stream.leaving(bare["tokens"], LAYER)[rows, bare["position"]]
     other = lens._stream.leaving(texts["other_tokens"], LAYER)[rows, texts["other_position"]]
-    assert torch.equal(lens(bare, "activation")["activation"], activation)
-    assert not lens(bare, "activation")["activation"].requires_grad
+    assert torch.equal(lens(bare, Lens.activation)["activation"], activation)
+    assert not lens(bare, Lens.activation)["activation"].requires_grad
     same(lens(bare), lens({**batch, "activation": activation, "other": other}))
-    checked = lens(bare, "check")
+    checked = lens(bare, Lens.reinsertion)
     torch.testing.assert_close(checked["inserted"], checked["plain"])
-    assert not torch.allclose(lens(batch, "check")["inserted"], checked["plain"])
+    assert not torch.allclose(lens(batch, Lens.reinsertion)["inserted"], checked["plain"])
 
 
 def test_without_a_first_token() -> None:

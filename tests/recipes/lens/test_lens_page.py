@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from samestep.recipes.lens.evaluation import table_of
+from samestep.recipes.lens.evaluation import evaluation_page
 from samestep.recipes.lens.measuring import METHODS
-from samestep.recipes.lens.page import evaluation_page
 
 
 class Elements(HTMLParser):
@@ -43,7 +42,7 @@ def page(**changes: Any) -> str:
         "best": "&z",
     }
     record = {**texts, "error": 0.5, "greedy_error": 0.4, "best_error": 0.3, **changes}
-    return evaluation_page(results, [record], table_of(results))
+    return evaluation_page(results, [record])
 
 
 def test_texts_are_texts() -> None:

@@ -13,7 +13,8 @@ from adapter_toys import bench_of
 from language_toys import TOKENS, native, of_transformers
 from samestep.data.loading import Batch
 from samestep.parallel.wrap import full_tensor
-from samestep.recipes.lens.network import Lens, LensShape
+from samestep.recipes.lens.network import Lens
+from samestep.recipes.lens.parts import LensShape
 from samestep.world.world import World
 from toys import UP_TO_2, Case, close, default_dtype, feed_of, on_ranks, rate, weights_of
 

@@ -12,6 +12,7 @@ from lens_runs import model_folder, train
 import samestep
 from samestep.cli.main import main
 from samestep.data.tokenizer.vocabulary import BYTES
+from samestep.recipes.lens.network import Lens
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +42,8 @@ def test_error_is_that_of_the_network(run: Path) -> None:
     network = samestep.load(run, "last")
     batch = {"tokens": torch.tensor([[BYTES.bos, *b"a word"]]), "position": torch.tensor([6])}
     with torch.no_grad():
-        activation = network(batch, "activation")["activation"]
-        greedy = network({**batch, "ids": torch.zeros(1, 2, dtype=torch.int64)}, "greedy")
+        activation = network(batch, Lens.activation)["activation"]
+        greedy = network({**batch, "ids": torch.zeros(1, 2, dtype=torch.int64)}, Lens.explain_greedily)
     error = (activation - greedy["rebuilt"]).square().sum() / activation.square().sum()
     assert found["error"] == pytest.approx(float(error))
     assert found["position"] == 5

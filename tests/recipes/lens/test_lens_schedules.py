@@ -5,9 +5,7 @@ import pytest
 from samestep import UserError
 from samestep.core.config import compose
 from samestep.recipes.lens import recipe
-from samestep.recipes.lens.components import DecoderParts, TrainableComponents
-from samestep.recipes.lens.config import LensConfig
-from samestep.recipes.lens.schedules import ValueSchedule, steps_of
+from samestep.recipes.lens.config import DecoderParts, LensConfig, TrainableComponents, ValueSchedule, steps_of
 
 
 @pytest.mark.parametrize(("text", "steps"), [("500s", 500), ("2e", 14), ("30", 30), ("-1", 90), (" 3 s", 3)])

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from samestep import UserError
+from samestep.recipes.lens.activations import Region, other_samples, positions_of, regions_of
 from samestep.recipes.lens.config import ActivationDumper, DataConfig
-from samestep.recipes.lens.samples import Region, other_samples, positions_of, regions_of
 from samestep.recipes.lens.texts import cut, load_texts
 
 

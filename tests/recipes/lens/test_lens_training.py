@@ -16,11 +16,9 @@ from samestep.core.records import read_json
 from samestep.core.rundir import RunDir
 from samestep.recipes.lens import recipe
 from samestep.recipes.lens.config import LensConfig
-from samestep.recipes.lens.grpo import advantages, policy_terms
 from samestep.recipes.lens.network import relative_error
 from samestep.recipes.lens.stages import stages
-from samestep.recipes.lens.task import check_reinsertion, variance_of
-from samestep.recipes.lens.warm_start import last_tokens
+from samestep.recipes.lens.task import advantages, check_reinsertion, last_tokens, policy_terms, variance_of
 from samestep.train.weights.run_checkpoints import choose_checkpoint
 
 FLOAT = "distributed.dtype=float32"

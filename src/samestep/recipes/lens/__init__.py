@@ -1,25 +1,26 @@
 """Activations of a frozen language model as text, and back: `samestep train lens --preset tiny`.
 
-settings     config.py, components.py (what is trained), schedules.py, presets.py, resolve.py (what is refused before a
-             run is recorded), no_effect.py
-data         texts.py (documents in pieces), pretokenize.py (tokens), samples.py (which activations there are),
-             dump.py (activations on disk), activations.py (rows for feeds)
-models       language_model.py (the frozen model and its tokenizer), pretrain.py (the built-in one), network.py (decoder
-             and encoder around it), writing.py (the decoder's texts)
-training     warm_start.py (with given texts), task.py (the training stage), grpo.py (rewards), stages.py (what a run
-             does)
-evaluation   evaluation.py (the last stage, and `samestep evaluate`), measuring.py (metrics), baselines.py (what they
-             are compared with), held_out.py (rows), explanations.py (records), page.py, sampling.py (`samestep sample`)
+To be read in this order:
+
+config.py, presets.py   settings; named sets of them, and those that have no effect beside others
+language_model.py       the frozen model and its tokenizer
+texts.py                documents in pieces, their tokens, and the built-in model that is trained on them
+activations.py          which activations there are; activations on disk
+parts.py, writing.py    what decoder and encoder are made of; the decoder's texts
+network.py              decoder and encoder around the frozen model, and all that they compute
+task.py                 the stages that train: a warm start with given texts, training, rewards
+stages.py               what is refused before a run is recorded, and what a run does
+measuring.py            metrics, and what a lens is compared with
+evaluation.py           the last stage, `samestep evaluate`, and the page
+sampling.py             `samestep sample`
 """
 
 from samestep import Recipe, Verb
 from samestep.recipes.lens.config import LensConfig
 from samestep.recipes.lens.evaluation import EvaluationOptions, evaluate, show
-from samestep.recipes.lens.no_effect import NO_EFFECT
-from samestep.recipes.lens.presets import PRESETS
-from samestep.recipes.lens.resolve import resolve_config
+from samestep.recipes.lens.presets import NO_EFFECT, PRESETS
 from samestep.recipes.lens.sampling import SampleOptions, explain_text, show_explanations
-from samestep.recipes.lens.stages import describe, stages
+from samestep.recipes.lens.stages import describe, resolve_config, stages
 from samestep.recipes.lens.task import build_networks
 
 __all__ = ["LensConfig", "recipe"]

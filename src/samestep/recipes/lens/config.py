@@ -1,14 +1,173 @@
-"""Every setting of the recipe beyond those that all recipes share."""
+"""Every setting of the recipe beyond those that all recipes share: values by step, what is trained, and the rest.
 
+Lengths are texts: "500s" are 500 optimizer steps, "2e" are 2 epochs, and -1 is the whole stage.
+"""
+
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Annotated, Any, Literal
 
-from samestep import CausalConfig, Config, UserError, free
+from samestep import CausalConfig, Config, Group, UserError, free
 from samestep.core.config.bounds import Bounds, Count, CountOrZero, NotNegative, PartialShare, Positive
 from samestep.core.config.checked import CheckedConfig
-from samestep.recipes.lens.components import TrainableComponents
-from samestep.recipes.lens.schedules import ValueSchedule
+
+WHOLE_STAGE = "-1"
+_LENGTH = re.compile(r"(\d+)\s*([se]?)")
+
+
+def steps_of(length: str, steps_per_epoch: int, stage_steps: int) -> int:
+    """A length in optimizer steps."""
+    if length.strip() == WHOLE_STAGE:
+        return stage_steps
+    found = _LENGTH.fullmatch(length.strip())
+    if found is None:
+        raise UserError(
+            f"Write a length as 500s (optimizer steps), 2e (epochs) or -1 (the whole stage), not {length!r}."
+        )
+    return int(found[1]) * (steps_per_epoch if found[2] == "e" else 1)
+
+
+@dataclass(frozen=True)
+class ValueSchedule(CheckedConfig):
+    """A number as a function of the optimizer step: from `start` to `end`, then constant."""
+
+    type: Literal["constant", "linear", "cosine", "exponential"] = "constant"
+    """The shape of the way from start to end; constant: start all the time."""
+    start: float = 1.0
+    """The value at the first step."""
+    end: float = 1.0
+    """The value after num_steps."""
+    num_steps: str = WHOLE_STAGE
+    """How long it takes: 500s (optimizer steps), 2e (epochs), -1 (the whole stage)."""
+
+    def __post_init__(self) -> None:
+        if steps_of(self.num_steps, 1, 1) < 1:
+            raise UserError(f"Set num_steps of a schedule to 1 step or more, or to -1; it is {self.num_steps}.")
+        if self.type == "exponential" and min(self.start, self.end) <= 0:
+            raise UserError("Set start and end of an exponential schedule above 0.")
+
+    @property
+    def least(self) -> float:
+        """The smallest value that it takes."""
+        return self.start if self.type == "constant" else min(self.start, self.end)
+
+    def at(self, step: int, steps_per_epoch: int, stage_steps: int) -> float:
+        """The value of a step, counted from 0; before it, that of the first. The last step of its length has the value
+        `end`, unless it is also the first."""
+        steps = steps_of(self.num_steps, steps_per_epoch, stage_steps)
+        done = min(1.0, max(0, step) / max(1, steps - 1))
+        if self.type == "constant":
+            return self.start
+        if self.type == "exponential":
+            return self.start * (self.end / self.start) ** done
+        if self.type == "cosine":
+            done = (1 - math.cos(math.pi * done)) / 2
+        return self.start + (self.end - self.start) * done
+
+
+Base = bool | Literal["lora"]
+"""Whether a copy of the language model is trained: no, in full, or by adapters on the frozen one."""
+
+
+@dataclass(frozen=True)
+class DecoderParts:
+    """What of the decoder is trained."""
+
+    base_model: Base = False
+    """The language model inside of it: false, true (a copy of its own) or lora."""
+    projection_layer: bool = True
+    """The linear layer that an activation goes through before it stands in the prompt."""
+    output_head: bool = False
+    """A head of its own, which begins as the language model's."""
+    prompt: bool = True
+    """The vectors of the prompt, which begin as those of its tokens."""
+
+
+@dataclass(frozen=True)
+class EncoderParts(CheckedConfig):
+    """What of the encoder is trained."""
+
+    base_model: Base = False
+    """The language model inside of it: false, true (a copy of its own) or lora."""
+    projection_layer: bool = True
+    """The linear layer behind it, which begins as the identity."""
+    layer: CountOrZero | None = None
+    """What leaves this block of it is the text's vector; null: layer_l."""
+
+
+@dataclass(frozen=True)
+class LoraConfig(CheckedConfig):
+    """Adapters, where base_model is lora."""
+
+    rank: Count = 8
+    """Rows of the smaller matrices."""
+    alpha: Positive = 16.0
+    """What an adapter adds is multiplied by alpha / rank."""
+
+
+PATTERNS: dict[str, tuple[str, ...]] = {
+    "decoder.base_model": ("decoder.model.*", "*.lora_*.decoder.*"),
+    "decoder.projection_layer": ("decoder.projection.*",),
+    "decoder.output_head": ("decoder.head.*",),
+    "decoder.prompt": ("decoder.prompt",),
+    "encoder.base_model": ("encoder.model.*", "*.lora_*.encoder.*"),
+    "encoder.projection_layer": ("encoder.projection.*",),
+}
+"""The parameters of each part, as patterns of their names."""
+
+
+@dataclass(frozen=True)
+class TrainableComponents(CheckedConfig):
+    """Which parts are trained; the rest is the frozen language model, which all of them share."""
+
+    decoder: DecoderParts = field(default_factory=DecoderParts)
+    """What of the decoder is trained."""
+    encoder: EncoderParts = field(default_factory=EncoderParts)
+    """What of the encoder is trained."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    """Adapters, where base_model is lora."""
+    learning_rate_multipliers: dict[str, NotNegative] = field(default_factory=dict)
+    """By part, such as {decoder.base_model: 0.1}: a factor of the learning rate."""
+    freeze_until: dict[str, str] = field(default_factory=dict)
+    """By part, such as {decoder.base_model: 500s}: it begins to train after so many steps (500s) or epochs (2e)."""
+
+    def __post_init__(self) -> None:
+        if not self.trained:
+            raise UserError("Set one of trainable_components to true: nothing would be trained.")
+        for setting in ("learning_rate_multipliers", "freeze_until"):
+            for part in getattr(self, setting):
+                if part not in self.trained:
+                    raise UserError(
+                        f"Name a part that is trained in trainable_components.{setting}, one of "
+                        f"{', '.join(self.trained)}; {part} is not."
+                    )
+        for length in self.freeze_until.values():
+            steps_of(length, 1, 1)
+
+    @property
+    def trained(self) -> list[str]:
+        """The names of the parts that are trained."""
+        return [part for part in PATTERNS if attrgetter(part)(self)]
+
+    def groups(self, steps_per_epoch: int, stage_steps: int) -> dict[str, Group]:
+        """What a learner needs to know, by patterns of parameter names."""
+        found: dict[str, Group] = {}
+        for part in self.trained:
+            factor = self.learning_rate_multipliers.get(part, 1.0)
+            first = steps_of(self.freeze_until.get(part, "0s"), steps_per_epoch, stage_steps)
+            if factor != 1.0 or first:
+                found |= {pattern: Group(rate=factor, train_from=first) for pattern in self._patterns(part)}
+        return found
+
+    def _patterns(self, part: str) -> tuple[str, ...]:
+        """Only those that there are: a learner refuses a pattern that matches nothing."""
+        own, adapters = PATTERNS[part][0], PATTERNS[part][1:]
+        base = self.decoder.base_model if part.startswith("decoder") else self.encoder.base_model
+        return adapters if adapters and base == "lora" else (own,)
+
 
 SLOT = "<embed>"
 """Where the activation stands in the decoder's prompt."""
@@ -56,7 +215,6 @@ class ActivationDumper(CheckedConfig):
     """Steps of these stages between two saves: what a kill costs at most."""
 
     def __post_init__(self) -> None:
-        """Refuse settings that contradict each other."""
         if self.min_position >= self.seq_len:
             raise UserError(
                 f"Set activation_dumper.min_position below activation_dumper.seq_len={self.seq_len}; it is "
@@ -183,7 +341,6 @@ class LensConfig(Config):
         return "tiny" if settings.get("model_name") in (None, "", "null") else "gpt2"
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot work."""
         if self.decoder_prompt.count(SLOT) != 1:
             raise UserError(f"Write {SLOT} once in decoder_prompt, where the activation stands.")
         if not any((self.kl_base_weight, self.lm_base_weight, self.mse_weight, self.entropy_weight)):

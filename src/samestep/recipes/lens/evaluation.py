@@ -1,11 +1,14 @@
 """The evaluation of a trained lens on held-out activations: as the last stage of a run, and by `samestep evaluate RUN`.
 
-Both measure the same rows with the same noise. The stage takes the best weights of training.
+Both measure the same rows with the same noise. The stage takes the best weights of training. What is found are metrics,
+explanations beside the text that they are about, and one HTML page without scripts or other files, made from the
+template page.html.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +19,34 @@ from torch import Tensor
 from samestep import Batch, Bench, Dump, Trained, World
 from samestep.core.config.bounds import Count
 from samestep.core.config.checked import CheckedConfig
+from samestep.core.html_template import fill_template
 from samestep.core.output import print_text
 from samestep.core.paths import check_new_file
-from samestep.core.records import write_json
+from samestep.core.records import Json, write_json
 from samestep.core.safe_files import write_text
 from samestep.parallel.precision import autocast
-from samestep.recipes.lens.activations import ActivationRows, open_activations
-from samestep.recipes.lens.baselines import Ask, fit_baselines
+from samestep.recipes.lens.activations import (
+    ActivationRows,
+    frozen_model,
+    model_of,
+    open_activations,
+    rows_of,
+    weights_hash,
+)
 from samestep.recipes.lens.config import LensConfig
-from samestep.recipes.lens.dump import frozen_model, weights_hash
-from samestep.recipes.lens.explanations import records_of
-from samestep.recipes.lens.held_out import SpreadRows, compute_rows, model_of, rows_of
 from samestep.recipes.lens.language_model import LanguageModel
-from samestep.recipes.lens.measuring import METHODS, Measuring, results_of, value_fields
-from samestep.recipes.lens.network import What
-from samestep.recipes.lens.page import evaluation_page
+from samestep.recipes.lens.measuring import (
+    LENS,
+    METHODS,
+    Ask,
+    Measuring,
+    SpreadRows,
+    compute_rows,
+    fit_baselines,
+    results_of,
+    value_fields,
+)
+from samestep.recipes.lens.network import Computation
 from samestep.recipes.lens.task import LEARNER, make_lens
 from samestep.train.artifacts.array_rows import ArrayRows
 from samestep.train.learner.lora import to_type
@@ -38,7 +54,6 @@ from samestep.train.trained.batch_inference import network_of
 from samestep.train.weights.run_checkpoints import choose_together
 from samestep.train.weights.sources import NamedWeights
 
-STAGE = "eval"
 ARTIFACT, RESULTS, RECORDS, PAGE = "rows", "results.json", "explanations.jsonl", "explanations.html"
 _TITLES = {
     "sampled": "lens, sampled",
@@ -50,6 +65,10 @@ _TITLES = {
     "shuffled": "shuffled",
     "linear_lens": "linear lens",
 }
+TEMPLATE = Path(__file__).with_name("page.html")
+_WIDEST = 12
+"""Of a bar, in rem."""
+_SIGNS = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
 @dataclass(frozen=True)
@@ -66,23 +85,21 @@ class EvaluationOptions(CheckedConfig):
     """Activations at once on a device."""
 
     def __post_init__(self) -> None:
-        """Refuse a file that exists, before the model is opened."""
         if self.html is not None:
-            check_new_file("--html", self.html)
+            check_new_file("--html", self.html)  # before the model is opened
 
 
 class Evaluation(Dump):
     """Measures held-out rows, batch by batch."""
 
     def __init__(self, bench: Bench, measuring: Measuring, rows: SpreadRows) -> None:
-        fields = value_fields(bench.config.t_text)
-        artifact = bench.array_artifact(ARTIFACT, len(rows), fields)
+        artifact = bench.array_artifact(ARTIFACT, len(rows), value_fields(bench.config.t_text))
         super().__init__(bench.evaluation_feed(rows), measuring, artifact)
         self.rows, self.model = rows, measuring.model
 
 
 def build_evaluation(bench: Bench, trained_by: str) -> Evaluation:
-    """The stage; `trained_by` is the one whose best weights are evaluated."""
+    """`trained_by` is the stage whose best weights are evaluated."""
     config: LensConfig = bench.config
     model = frozen_model(bench)
     network = model.network()
@@ -96,15 +113,6 @@ def build_evaluation(bench: Bench, trained_by: str) -> Evaluation:
     measuring, rows = _measuring(frozen, model, open_activations(bench, model, weights), config, bench.world)
     bench.screen.print(f"{len(rows):,} held-out activations, {config.evaluation.best_of} explanations of each")
     return Evaluation(bench, measuring, rows)
-
-
-def _measuring(
-    ask: Ask, model: LanguageModel, found: ActivationRows, config: LensConfig, world: World
-) -> tuple[Measuring, SpreadRows]:
-    """What measures rows, with baselines that are fitted now, and the rows. Collective."""
-    own = config.evaluation
-    baselines = fit_baselines(ask, found.train, own.fit_rows, config.batch_size, world)
-    return Measuring(ask, model, baselines, own.best_of), SpreadRows(found.validation, own.rows)
 
 
 def write_results(task: Evaluation, bench: Bench) -> None:
@@ -121,22 +129,10 @@ def write_results(task: Evaluation, bench: Bench) -> None:
         with bench.write_artifact(RECORDS) as path:
             write_text(path, "".join(f"{json.dumps(record)}\n" for record in records))
         with bench.write_artifact(PAGE) as path:
-            write_text(path, evaluation_page(results, records[: own.shown], table_of(results)))
-        bench.screen.print("\n".join(_lines(table_of(results))))
+            write_text(path, evaluation_page(results, records[: own.shown]))
+        bench.screen.print(_shown_table(results))
 
     bench.world.run_on_all_ranks("writing the evaluation", write)
-
-
-def _found(
-    values: Mapping[str, Tensor], rows: SpreadRows, model: LanguageModel, config: LensConfig
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    about = {
-        "model": model.name,
-        "layer": config.layer_l,
-        "t_text": config.t_text,
-        "best_of": config.evaluation.best_of,
-    }
-    return {**about, **results_of(values)}, records_of(values, rows, model)
 
 
 def evaluate(trained: Trained, options: EvaluationOptions, world: World) -> dict[str, Any]:
@@ -148,9 +144,9 @@ def evaluate(trained: Trained, options: EvaluationOptions, world: World) -> dict
     config = replace(config, evaluation=own, batch_size=options.batch_size)
     network, compute = network_of(trained, LEARNER, world.device)
 
-    def ask(batch: Batch, what: What) -> dict[str, Tensor]:
+    def ask(batch: Batch, computation: Computation) -> dict[str, Tensor]:
         with torch.no_grad(), autocast(world.device, compute):
-            found: dict[str, Tensor] = network(batch, what)
+            found: dict[str, Tensor] = network(batch, computation)
         return found
 
     model = model_of(trained, world)
@@ -158,8 +154,65 @@ def evaluate(trained: Trained, options: EvaluationOptions, world: World) -> dict
     values = compute_rows(rows, measuring, options.batch_size, world)
     results, records = _found(values, rows, model, config)
     if options.html is not None and world.is_main:
-        write_text(options.html, evaluation_page(results, records[: own.shown], table_of(results)))
+        write_text(options.html, evaluation_page(results, records[: own.shown]))
     return {**results, "explanations": records}
+
+
+def _measuring(
+    ask: Ask, model: LanguageModel, found: ActivationRows, config: LensConfig, world: World
+) -> tuple[Measuring, SpreadRows]:
+    """What measures rows, with baselines that are fitted now, and the rows. Collective."""
+    own = config.evaluation
+    baselines = fit_baselines(ask, found.train, own.fit_rows, config.batch_size, world)
+    return Measuring(ask, model, baselines, own.best_of), SpreadRows(found.validation, own.rows)
+
+
+def _found(
+    values: Mapping[str, Tensor], rows: SpreadRows, model: LanguageModel, config: LensConfig
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    about = {"model": model.name, "layer": config.layer_l}
+    how = {"t_text": config.t_text, "best_of": config.evaluation.best_of}
+    return {**about, **how, **results_of(values)}, records_of(values, rows, model)
+
+
+def records_of(values: Mapping[str, Tensor], rows: SpreadRows, model: LanguageModel) -> list[dict[str, Json]]:
+    """One record for each row: its context, its explanations, and how well they do."""
+    given = rows.rows(np.arange(len(rows)))
+    error, kl = (dict(zip(METHODS, values[name].double().unbind(1), strict=True)) for name in ("error", "kl"))
+    square = error["zero"]
+    found: list[dict[str, Json]] = []
+    for row in range(len(rows)):
+        tokens, position = given["tokens"][row].tolist(), int(given["position"][row])
+        texts: dict[str, Any] = {
+            name: model.decode(values[name][row].tolist()) for name in ("sampled", "greedy", "best")
+        }
+        metrics = {
+            "error": float(error["sampled"][row] / square[row]),
+            "greedy_error": float(error["greedy"][row] / square[row]),
+            "best_error": float(error["best_of_n"][row] / square[row]),
+            "kl": float(kl["sampled"][row]),
+        }
+        found.append({"row": row, "position": position, **context_of(model, tokens, position), **texts, **metrics})
+    return found
+
+
+def context_of(model: LanguageModel, tokens: Sequence[int], position: int) -> dict[str, str]:
+    """The text `before` the token of an activation, the `token`, and the text `after` it, which the model had not
+    read; without the token that begins a text, and without padding."""
+    start = int(bool(tokens) and tokens[0] == model.bos and position > 0)
+    stop = len(tokens)
+    while stop > position + 1 and tokens[stop - 1] == model.pad:
+        stop -= 1
+    return {
+        "before": model.decode(tokens[start:position]),
+        "token": model.decode(tokens[position : position + 1]),
+        "after": model.decode(tokens[position + 1 : stop]),
+    }
+
+
+def visible(text: str) -> str:
+    """A text on one line, with a sign for what cannot be printed."""
+    return "".join(_SIGNS.get(sign, sign if sign.isprintable() else "·") for sign in text)
 
 
 def table_of(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -172,13 +225,63 @@ def table_of(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return rows
 
 
-def _lines(table: list[tuple[str, ...]]) -> list[str]:
+def _shown_table(results: Mapping[str, Any]) -> str:
+    table = table_of(results)
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in table]
+    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in table]
+    return "\n".join(lines)
 
 
 def show(trained: Trained, results: Mapping[str, Any]) -> None:
     """Print the table, and what it is of."""
     print_text(f"{results['rows']:,} held-out activations of layer {results['layer']} of {results['model']}")
-    print_text("\n".join(_lines(table_of(results))))
-    print_text(f"{100 * results['same_tokens']:.1f}% of the explanations have the same tokens after they were text")
+    print_text(_shown_table(results))
+    print_text(_same(results))
+
+
+def _same(results: Mapping[str, Any]) -> str:
+    return f"{100 * results['same_tokens']:.1f}% of the explanations have the same tokens after they were text"
+
+
+def evaluation_page(results: Mapping[str, Json], records: Sequence[Mapping[str, Json]]) -> str:
+    """Metrics and explanations."""
+    about = f"{results['rows']:,} held-out activations, explained in {results['t_text']} tokens"
+    parts = {
+        "TITLE": escape(f"Layer {results['layer']} of {results['model']}"),
+        "NOTES": "\n".join(f'<p class="note">{escape(line)}.</p>' for line in (about, _same(results))),
+        "METRICS": _metrics(results),
+        "TEXTS": _texts(results, records),
+    }
+    return fill_template(TEMPLATE, parts)
+
+
+def _metrics(results: Mapping[str, Json]) -> str:
+    head, *rows = table_of(results)
+    names = "<th></th><th></th>" + "".join(f'<th class="number">{escape(name)}</th>' for name in head[1:])
+    lines = []
+    for method, row in zip(METHODS, rows, strict=True):
+        share = min(1.0, max(0.0, results["methods"][method]["fve"]))
+        kind = "bar lens" if method in LENS else "bar"
+        bar = f'<span class="{kind}" style="width:{_WIDEST * share:.2f}rem"></span>'
+        numbers = "".join(f'<td class="number">{escape(cell)}</td>' for cell in row[1:])
+        lines.append(f'<tr><td>{escape(row[0])}</td><td style="min-width:{_WIDEST}rem">{bar}</td>{numbers}</tr>')
+    return f"<table><tr>{names}</tr>{''.join(lines)}</table>"
+
+
+def _texts(results: Mapping[str, Json], records: Sequence[Mapping[str, Json]]) -> str:
+    heads = ("context", "sampled", "error", "greedy", "error", f"best of {results['best_of']}", "error")
+    kinds = ["number" if name == "error" else "" for name in heads]
+    names = "".join(f'<th class="{kind}">{escape(name)}</th>' for kind, name in zip(kinds, heads, strict=True))
+    more = ""
+    if len(records) < results["rows"]:
+        more = f'<p class="note">The first {len(records)} of {results["rows"]:,}.</p>'
+    return f'<table class="texts"><tr>{names}</tr>{"".join(map(_row, records))}</table>{more}'
+
+
+def _row(record: Mapping[str, Json]) -> str:
+    before, token, after = (escape(visible(record[name])) for name in ("before", "token", "after"))
+    cells = [f'<td class="text">{before}<mark>{token}</mark><span class="unread">{after}</span></td>']
+    for text, error in (("sampled", "error"), ("greedy", "greedy_error"), ("best", "best_error")):
+        cells.append(f'<td class="text">{escape(visible(record[text]))}</td>')
+        cells.append(f'<td class="number">{record[error]:.3f}</td>')
+    return f"<tr>{''.join(cells)}</tr>"

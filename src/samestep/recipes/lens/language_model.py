@@ -82,12 +82,10 @@ class BuiltInModel:
 
     @property
     def layers(self) -> int:
-        """As its shape has it."""
         return self.shape.n_layers
 
     @property
     def most_tokens(self) -> int | None:
-        """As its shape has it."""
         return configured_limit(self.shape)
 
     def network(self) -> nn.Module:
@@ -111,7 +109,6 @@ class BuiltInModel:
             )
 
     def encode(self, text: str) -> list[int]:
-        """Its bytes."""
         return ByteTokenizer().encode(text)
 
     def decode(self, tokens: Iterable[int]) -> str:
@@ -130,7 +127,6 @@ class FolderModel:
     characters_per_token: int = 4
 
     def network(self) -> nn.Module:
-        """The network with the weights of the folder."""
         return self.folder.network()
 
     @cached_property
@@ -139,7 +135,6 @@ class FolderModel:
 
     @property
     def bos(self) -> int | None:
-        """The tokenizer's own."""
         found = self.tokenizer.bos_token_id
         return None if found is None else int(found)
 
@@ -151,12 +146,10 @@ class FolderModel:
 
     @property
     def layers(self) -> int:
-        """As its configuration has it."""
         return int(self.folder.config.get_text_config(decoder=True).num_hidden_layers)
 
     @property
     def most_tokens(self) -> int | None:
-        """As its configuration has it."""
         return configured_limit(self.folder.config.get_text_config(decoder=True))
 
     @property
@@ -170,7 +163,6 @@ class FolderModel:
         return self._text.encode(text)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text of tokens."""
         with tokenizer_sentence(self.tokenizer_folder):
             return str(self.tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
 

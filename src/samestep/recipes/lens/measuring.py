@@ -1,22 +1,123 @@
-"""How well activations survive: what a lens and the baselines rebuild of each, and what the model makes of that."""
+"""How well activations survive: what a lens and the baselines rebuild of each, and what the model makes of that.
 
-from collections.abc import Mapping, Sequence
+A lens is compared with the mean of the training activations, and with the linear lens. That is the logit lens turned
+around without a trained decoder or encoder: the model's own last norm and head name the T likeliest tokens of an
+activation, and a ridge regression, fitted on training activations, rebuilds it from the mean embedding of those.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from samestep import Batch
-from samestep.recipes.lens.baselines import Ask, Baselines, activation_of
-from samestep.recipes.lens.distributions import wide
+from samestep import Batch, World
+from samestep.data.order import VALIDATION_EPOCH
 from samestep.recipes.lens.language_model import LanguageModel
+from samestep.recipes.lens.network import Computation, Lens
+from samestep.recipes.lens.writing import wide
+from samestep.train.api.whole_set import gather_tensors
+from samestep.train.trained.batch_inference import my_batches
 
+Compute = Callable[[Batch], Mapping[str, Tensor]]
+"""A batch to values by name, one entry a row."""
+Ask = Callable[[Batch, Computation], dict[str, Tensor]]
+"""Calls a lens without gradients."""
 LENS = ("sampled", "greedy", "best_of_n", "round_trip")
 BASELINES = ("zero", "mean", "shuffled", "linear_lens")
 METHODS = (*LENS, *BASELINES)
+_RIDGE = 1e-3
+"""The penalty of the regression, as a share of the features' mean variance."""
 _LONGEST = 4
 """A text that is tokenized again may have so many times as many tokens; what is beyond is cut off."""
+
+
+class SpreadRows:
+    """So many rows of a table, evenly spread over it; all of them if it has no more."""
+
+    def __init__(self, table: Any, count: int) -> None:
+        self._table, self._count = table, min(count, len(table))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {name: value[0] for name, value in self.rows(np.array([index])).items()}
+
+    def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = self._table.rows(np.asarray(indices) * len(self._table) // self._count)
+        return found
+
+    def origins(self) -> list[Path]:
+        found: list[Path] = self._table.origins()
+        return found
+
+
+def compute_rows(rows: SpreadRows, compute: Compute, batch_size: int, world: World) -> dict[str, Tensor]:
+    """What `compute` gives for every row, on the CPU of every rank, in the order of the rows. Collective.
+
+    Batches are the same at any number of ranks. A rank without one computes a row all the same: a sharded network must
+    be called by all.
+    """
+    parts: list[dict[str, Tensor]] = []
+    for batch in my_batches([1] * len(rows), batch_size, world):
+        numbers = np.array(batch or [0])
+        given = {name: value.to(world.device) for name, value in rows.rows(numbers).items()}
+        given["ids"] = torch.tensor([(VALIDATION_EPOCH, number) for number in numbers], device=world.device)
+        with torch.no_grad():
+            found = compute(given)
+        values = {**found, "number": torch.from_numpy(numbers)}
+        parts.append({name: value[: len(batch)].cpu() for name, value in values.items()})
+    joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    gathered = gather_tensors(world, joined)
+    in_order = gathered.pop("number").argsort()
+    return {name: value[in_order] for name, value in gathered.items()}
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """What was learned from training activations."""
+
+    mean: Tensor
+    """Of the activations [width]."""
+    weight: Tensor
+    """[width, width]: from features of the logit lens to activations."""
+    bias: Tensor
+
+    def linear(self, features: Tensor) -> Tensor:
+        """The activations [rows, width] that the linear lens rebuilds."""
+        return features.to(self.weight.dtype) @ self.weight + self.bias
+
+
+def activation_of(ask: Ask, batch: Batch) -> Tensor:
+    """The activations [rows, width] of a batch, as they are in it or computed."""
+    return wide(ask(batch, Lens.activation)["activation"])
+
+
+def fit_baselines(ask: Ask, rows: Any, count: int, batch_size: int, world: World) -> Baselines:
+    """From `count` rows, evenly spread over those for training. Collective; the same on every rank."""
+
+    def compute(batch: Batch) -> dict[str, Tensor]:
+        activation = activation_of(ask, batch)
+        return {"activation": activation, **ask({**batch, "activation": activation}, Lens.logit_lens)}
+
+    found = compute_rows(SpreadRows(rows, count), compute, batch_size, world)
+    return fit(found["features"], found["activation"], world.device)
+
+
+def fit(features: Tensor, activations: Tensor, device: torch.device) -> Baselines:
+    """The mean of activations [rows, width], and the ridge regression that gives them from features [rows, width]."""
+    x, y = features.double(), activations.double()
+    x_mean, mean = x.mean(0), y.mean(0)
+    x = x - x_mean
+    products = x.T @ x
+    penalty = (_RIDGE * products.diagonal().mean()).clamp_min(1e-12)  # features may all be the same
+    weight = torch.linalg.solve(products + penalty * torch.eye(len(products), dtype=x.dtype), x.T @ (y - mean))
+    parts = (mean, weight, mean - x_mean @ weight)
+    return Baselines(*(part.to(device, activations.dtype) for part in parts))
 
 
 def value_fields(t_text: int) -> dict[str, tuple[Sequence[int], str]]:
@@ -40,7 +141,7 @@ class Measuring:
         the `same` after it was text."""
         activation = activation_of(self.ask, batch)
         batch = {**batch, "activation": activation}
-        sampled, greedy = self.ask(batch, "explain"), self.ask(batch, "greedy")
+        sampled, greedy = self.ask(batch, Lens.explain), self.ask(batch, Lens.explain_greedily)
         best = self._best(batch, sampled)
         again, same = self._round_trip(sampled["tokens"])
         vectors = {
@@ -50,14 +151,14 @@ class Measuring:
             "round_trip": again,
             "zero": torch.zeros_like(activation),
             "mean": self.baselines.mean.expand_as(activation),
-            "shuffled": self.ask({**batch, **self._other(batch)}, "explain")["rebuilt"],
-            "linear_lens": self.baselines.linear(self.ask(batch, "logit_lens")["features"]),
+            "shuffled": self.ask({**batch, **self._other(batch)}, Lens.explain)["rebuilt"],
+            "linear_lens": self.baselines.linear(self.ask(batch, Lens.logit_lens)["features"]),
         }
         values = torch.stack([vectors[name].to(activation.dtype) for name in METHODS], 1)
         texts = {"sampled": sampled["tokens"], "greedy": greedy["tokens"], "best": best["tokens"]}
         return {
             "error": (activation[:, None] - values).square().sum(2),
-            "kl": self.ask({**batch, "values": values}, "behaviour")["kl"],
+            "kl": self.ask({**batch, "values": values}, Lens.behaviour)["kl"],
             **{name: tokens.int() for name, tokens in texts.items()},
             "same": same,
         }
@@ -66,7 +167,7 @@ class Measuring:
         """Of several texts the one from which the activation is rebuilt best; `first` is one of them."""
         activation, found = batch["activation"], dict(first)
         for draw in range(1, self.best_of):
-            other = self.ask({**batch, "ids": _ids(batch, draw)}, "explain")
+            other = self.ask({**batch, "ids": _ids(batch, draw)}, Lens.explain)
             is_better = _error(activation, other["rebuilt"]) < _error(activation, found["rebuilt"])
             for name in ("tokens", "rebuilt"):
                 found[name] = torch.where(is_better[:, None], other[name], found[name])
@@ -84,7 +185,7 @@ class Measuring:
         for number, row in enumerate(filled):
             text[number, : len(row)] = torch.tensor(row)
         lengths = torch.tensor(list(map(len, filled)), device=tokens.device)
-        return self.ask({"text": text, "length": lengths}, "read")["rebuilt"], same
+        return self.ask({"text": text, "length": lengths}, Lens.read)["rebuilt"], same
 
     def _other(self, batch: Batch) -> dict[str, Tensor]:
         """The activation of another row, to be explained with noise of its own."""
@@ -92,7 +193,7 @@ class Measuring:
         if "other" in batch:
             return {"activation": wide(batch["other"]), "ids": ids}
         texts = {"tokens": batch["other_tokens"], "position": batch["other_position"]}
-        return {"activation": wide(self.ask(texts, "activation")["activation"]), "ids": ids}
+        return {"activation": activation_of(self.ask, texts), "ids": ids}
 
 
 def _ids(batch: Batch, draw: int) -> Tensor:

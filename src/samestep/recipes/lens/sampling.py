@@ -12,11 +12,11 @@ from samestep.core.config.checked import CheckedConfig
 from samestep.core.output import print_text
 from samestep.core.records import Json
 from samestep.parallel.precision import autocast
+from samestep.recipes.lens.activations import model_of
 from samestep.recipes.lens.config import LensConfig
-from samestep.recipes.lens.explanations import context_of, visible
-from samestep.recipes.lens.held_out import model_of
+from samestep.recipes.lens.evaluation import context_of, visible
 from samestep.recipes.lens.language_model import LanguageModel
-from samestep.recipes.lens.network import relative_error
+from samestep.recipes.lens.network import Lens, relative_error
 from samestep.recipes.lens.task import LEARNER
 from samestep.train.trained.batch_inference import in_order, my_batches, network_of
 
@@ -43,7 +43,6 @@ class SampleOptions(CheckedConfig):
     """Explanations at once on a device."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be, before the model is opened."""
         if not self.text:
             raise UserError("Give a text with --text.")
         if self.all and self.position is not None:
@@ -70,8 +69,8 @@ def explain_text(trained: Trained, options: SampleOptions, world: World) -> list
         asked = torch.tensor([requests[number] for number in numbers], device=world.device)
         batch = _batch(tokens, asked, options.temperature)
         with torch.no_grad(), autocast(world.device, compute):
-            batch["activation"] = network(batch, "activation")["activation"]
-            found = network(batch, "greedy" if options.temperature == 0 else "explain")
+            batch["activation"] = network(batch, Lens.activation)["activation"]
+            found = network(batch, Lens.explain if options.temperature else Lens.explain_greedily)
         errors = relative_error(batch["activation"], found["rebuilt"]).tolist()
         for number, written, error in zip(numbers, found["tokens"].tolist(), errors, strict=True):
             position, sample = requests[number]

@@ -1,20 +1,36 @@
-"""The stages: the built-in model (if none is named), tokens, activations (if they are dumped), a warm start, training,
-rewards, evaluation."""
+"""What a run does: what is refused before it is recorded, and its stages.
+
+The stages are the built-in model (if none is named), tokens, activations (if they are dumped), a warm start, training,
+rewards, evaluation.
+"""
 
 from dataclasses import replace
 from functools import partial
 
-from samestep import TRAINING_SETTINGS, Fit, Stage
-from samestep.recipes.lens import dump, evaluation, grpo, pretokenize, pretrain, task, warm_start
+from samestep import TRAINING_SETTINGS, Fit, Stage, UserError, World
+from samestep.core.paths import expand_home
+from samestep.recipes.lens.activations import DUMP, build_dump, dump_folder, read_key, trained_beside
 from samestep.recipes.lens.config import GrpoConfig, LensConfig, WarmStartConfig
-from samestep.recipes.lens.dump import build_dump
 from samestep.recipes.lens.evaluation import build_evaluation, write_results
-from samestep.recipes.lens.grpo import LensRewards
-from samestep.recipes.lens.pretokenize import build_pretokenize
-from samestep.recipes.lens.pretrain import build_pretrain, keep_weights
-from samestep.recipes.lens.task import FVE, LensStage, LensTraining
-from samestep.recipes.lens.warm_start import LensWarmStart
+from samestep.recipes.lens.language_model import (
+    BUILT_IN,
+    BuiltInModel,
+    LanguageModel,
+    open_language_model,
+    prompt_tokens,
+)
+from samestep.recipes.lens.task import FVE, LensRewards, LensStage, LensTraining, LensWarmStart
+from samestep.recipes.lens.texts import (
+    BUILT_IN_TEXT,
+    PRETOKENIZE,
+    PRETRAIN,
+    build_pretokenize,
+    build_pretrain,
+    keep_weights,
+    texts_of,
+)
 
+TRAIN, WARM_START = "train", "warm_start"
 BEST = (f"val/{FVE}", "max")
 """Not the loss: its weights change with the step, so that its values at two steps are not comparable."""
 _OF_DRAWN_TOKENS = (
@@ -29,56 +45,111 @@ _OF_TRAINING = (
 _OF_SAMPLES = ("layer_l", "activation_dumper.mode", "activation_dumper.num_samples", "activation_dumper.*position")
 
 
+def resolve_config(config: LensConfig) -> LensConfig:
+    """The configuration with the whole path of its dump, if its layer, its lengths, its dump and its texts are
+    there."""
+    model = _model_at_hand(config)
+    if model is not None:
+        _check_layers(config, model)
+        _check_lengths(config, model)
+    folder = dump_folder(config)
+    if folder is None:
+        if isinstance(model, BuiltInModel):
+            texts_of(config, model)
+        return config
+    key = read_key(folder)
+    if (key.get("model") == BUILT_IN) != (config.model_name is None):
+        raise UserError(
+            f"Set model_name, or name another dump: that in {folder} is of another model, {key.get('model')}."
+        )
+    if key.get("layer") != config.layer_l:
+        raise UserError(f"Set layer_l to {key.get('layer')}, or name another dump: that in {folder} is of that layer.")
+    if isinstance(model, BuiltInModel):
+        replace(model, weights=trained_beside(folder)).check_weights()
+    return replace(config, activation_dumper=replace(config.activation_dumper, source=str(folder)))
+
+
+def _model_at_hand(config: LensConfig) -> LanguageModel | None:
+    """The model with random weights, or None if it may have to be downloaded."""
+    if config.model_name is not None and not expand_home(config.model_name).is_dir():
+        return None
+    return open_language_model(config, World.single())
+
+
+def _check_lengths(config: LensConfig, model: LanguageModel) -> None:
+    limit, columns = model.most_tokens, config.activation_dumper.seq_len
+    if limit is None:
+        return
+    if columns > limit and config.activation_dumper.source is None:
+        raise UserError(
+            f"Set activation_dumper.seq_len to {limit} or less: the model reads no more tokens; it is {columns}."
+        )
+    prompt = 1 + sum(map(len, prompt_tokens(model, config.decoder_prompt)))
+    # The decoder does not read its last token, the encoder reads all after the one that begins a text.
+    longest = min(limit - prompt + 1, limit - int(model.bos is not None))
+    if config.t_text > longest:
+        raise UserError(
+            f"Set t_text to {longest} or less: the model reads {limit} tokens, of which the decoder's prompt takes "
+            f"{prompt}; it is {config.t_text}."
+            if longest > 0
+            else f"Shorten decoder_prompt: it has {prompt} tokens, and the model reads {limit}."
+        )
+
+
+def _check_layers(config: LensConfig, model: LanguageModel) -> None:
+    named = {"layer_l": config.layer_l, "trainable_components.encoder.layer": config.trainable_components.encoder.layer}
+    for name, layer in named.items():
+        if layer is not None and not 0 <= layer < model.layers:
+            raise UserError(
+                f"Set {name} from 0 to {model.layers - 1}: the model has {model.layers} layers; it is {layer}."
+            )
+
+
 def stages(config: LensConfig) -> list[Stage]:
     """From training alone, with another run's dump, to seven."""
-    found: list[Stage] = []
-    has_source = config.activation_dumper.source is not None
-    if not has_source:
-        found += _preparation(config)
+    found = _preparation(config) if config.activation_dumper.source is None else []
     later = ("grpo.*", "evaluation.*")
     stage = partial(Stage, validate=LensStage.validate, best=BEST, ignores=later)
-    with_train = partial(stage, gpus_of=task.STAGE)
-    train = stage(task.STAGE, LensTraining, validate=LensTraining.validate)
+    with_train = partial(stage, gpus_of=TRAIN)
+    train = stage(TRAIN, LensTraining, validate=LensTraining.validate)
     if config.warm_start.max_steps:
         ignored = (*later, *_OF_DRAWN_TOKENS)
-        found.append(with_train(warm_start.STAGE, LensWarmStart, config=warm_start_config, ignores=ignored))
-        train = replace(train, start=f"{warm_start.STAGE}:best", config=validated_from_start)
+        found.append(with_train(WARM_START, LensWarmStart, config=_warm_start_config, ignores=ignored))
+        train = replace(train, start=f"{WARM_START}:best", config=_validated_from_start)
     found.append(train)
     if config.grpo.max_steps:
-        start = f"{task.STAGE}:best"
-        found.append(with_train(grpo.STAGE, LensRewards, config=grpo_config, start=start, ignores=("evaluation.*",)))
+        start = f"{TRAIN}:best"
+        found.append(with_train("grpo", LensRewards, config=_grpo_config, start=start, ignores=("evaluation.*",)))
     if config.evaluation.rows:
         build = partial(build_evaluation, trained_by=found[-1].name)
         unused = TRAINING_SETTINGS  # a training with other settings is not taken over, and so neither is this
-        found.append(Stage(evaluation.STAGE, build, finish=write_results, config=evaluation_config, ignores=unused))
+        found.append(Stage("eval", build, finish=write_results, config=_evaluation_config, ignores=unused))
     return found
 
 
 def _preparation(config: LensConfig) -> list[Stage]:
-    """What comes before training."""
     found: list[Stage] = []
     unused = (*TRAINING_SETTINGS, *_OF_TRAINING)
     if config.model_name is None:
         found.append(
             Stage(
-                pretrain.STAGE,
+                PRETRAIN,
                 build_pretrain,
                 validate=Fit.validate,
                 best=("val/nats", "min"),
                 finish=keep_weights,
-                config=pretrain_config,
+                config=_pretrain_config,
                 ignores=(*_OF_TRAINING, *_OF_SAMPLES, "activation_dumper.validation_samples"),
             )
         )
     ignored = (*unused, *_OF_SAMPLES, "activation_dumper.validation_samples", "activation_dumper.dtype", "pretrain.*")
-    found.append(Stage(pretokenize.STAGE, build_pretokenize, config=dump_config, ignores=ignored))
+    found.append(Stage(PRETOKENIZE, build_pretokenize, config=_dump_config, ignores=ignored))
     if config.activation_dumper.mode == "dumped":
-        found.append(Stage(dump.STAGE, build_dump, config=dump_config, ignores=unused))
+        found.append(Stage(DUMP, build_dump, config=_dump_config, ignores=unused))
     return found
 
 
-def pretrain_config(config: LensConfig) -> LensConfig:
-    """The settings of the stage that trains the built-in model."""
+def _pretrain_config(config: LensConfig) -> LensConfig:
     own = config.pretrain
     return replace(
         config,
@@ -90,26 +161,24 @@ def pretrain_config(config: LensConfig) -> LensConfig:
     )
 
 
-def dump_config(config: LensConfig) -> LensConfig:
-    """The settings of stages that write tokens and activations: texts at once, and how much a kill may cost."""
+def _dump_config(config: LensConfig) -> LensConfig:
+    """Of stages that write tokens and activations: texts at once, and how much a kill may cost."""
     dumper = config.activation_dumper
     saves = replace(config.checkpoint, every_steps=dumper.save_every)
     return replace(config, batch_size=dumper.batch_size, checkpoint=saves)
 
 
-def validated_from_start(config: LensConfig) -> LensConfig:
-    """The settings of a stage that begins with a trained lens: what makes it worse is not taken for the best."""
+def _validated_from_start(config: LensConfig) -> LensConfig:
+    """Of a stage that begins with a trained lens: what makes it worse is not taken for the best."""
     return replace(config, validate_at_start=True)
 
 
-def warm_start_config(config: LensConfig) -> LensConfig:
-    """The settings of the stage with given texts."""
+def _warm_start_config(config: LensConfig) -> LensConfig:
     return _with_own_steps(config, config.warm_start)
 
 
-def grpo_config(config: LensConfig) -> LensConfig:
-    """The settings of the stage with rewards."""
-    return validated_from_start(_with_own_steps(config, config.grpo))
+def _grpo_config(config: LensConfig) -> LensConfig:
+    return _validated_from_start(_with_own_steps(config, config.grpo))
 
 
 def _with_own_steps(config: LensConfig, own: WarmStartConfig | GrpoConfig) -> LensConfig:
@@ -117,9 +186,8 @@ def _with_own_steps(config: LensConfig, own: WarmStartConfig | GrpoConfig) -> Le
     return replace(config, max_steps=own.max_steps, learning_rate=rate)
 
 
-def evaluation_config(config: LensConfig) -> LensConfig:
-    """The settings of the last stage: it does not run long enough to compile anything."""
-    return replace(config, compile=False)
+def _evaluation_config(config: LensConfig) -> LensConfig:
+    return replace(config, compile=False)  # it does not run long enough to compile anything
 
 
 def describe(config: LensConfig) -> dict[str, str]:
@@ -134,7 +202,7 @@ def describe(config: LensConfig) -> dict[str, str]:
     }
     own_samples = f"{dumper.mode}, {dumper.position} positions in {dumper.seq_len} tokens"
     return {
-        "dataset": config.data.path or "pydoc_data.topics (the text inside Python)",
+        "dataset": config.data.path or f"{BUILT_IN_TEXT} (the text inside Python)",
         "model": f"{config.model_name or own}, layer {config.layer_l}",
         "activations": f"dump of {dumper.source}" if dumper.source else own_samples,
         "explanation": f"{config.t_text} tokens",

@@ -1,4 +1,16 @@
-"""The training stage: decoder and encoder learn to explain activations and to rebuild them."""
+"""The stages that train: decoder and encoder learn to explain activations and to rebuild them.
+
+`warm_start`: the decoder learns to repeat the last tokens of the context of an activation, the encoder to rebuild the
+activation from them. Training alone begins with texts that have nothing to do with the activation, and drawn tokens
+give gradients with much noise. Here the texts are given: a step costs a fraction of one with drawn tokens, and training
+begins with explanations that say something.
+
+`train`: both learn from drawn tokens.
+
+`grpo`: the decoder learns from rewards (GRPO), which are higher the better an activation can be rebuilt. In each step
+several explanations of each activation are drawn. One that is better than the others of its group becomes likelier. The
+encoder goes on learning from the same explanations.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,23 +25,25 @@ from samestep import (
     Learner,
     Metric,
     Metrics,
-    MicroBatches,
     Tick,
     UserError,
     World,
     evaluate,
     gather_rows,
 )
-from samestep.recipes.lens.activations import ActivationRows, open_activations, training_samples
-from samestep.recipes.lens.config import LensConfig
-from samestep.recipes.lens.dump import frozen_model, weights_hash
+from samestep.recipes.lens.activations import (
+    ActivationRows,
+    frozen_model,
+    open_activations,
+    training_samples,
+    weights_hash,
+)
+from samestep.recipes.lens.config import LensConfig, ValueSchedule
 from samestep.recipes.lens.language_model import LanguageModel, open_language_model, prompt_tokens
-from samestep.recipes.lens.network import Lens
-from samestep.recipes.lens.schedules import ValueSchedule
-from samestep.recipes.lens.shape import Kind, LensShape
+from samestep.recipes.lens.network import Lens, relative_error
+from samestep.recipes.lens.parts import Kind, LensShape
 from samestep.train.logging.metrics import MetricValues
 
-STAGE = "train"
 LEARNER = "model"
 FVE = "fve"
 _TERMS = ("kl", "lm", "entropy", "mse")
@@ -38,31 +52,8 @@ _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.05, to
 """How far logits may be from each other, as a share of the largest, by the type they are computed in."""
 
 
-def lens_shape(config: LensConfig, bos: int | None) -> LensShape:
-    """The shape of the network that a configuration asks for."""
-    parts = config.trainable_components
-    kinds: dict[bool | str, Kind] = {False: "frozen", True: "full", "lora": "lora"}
-    return LensShape(
-        layer=config.layer_l,
-        t_text=config.t_text,
-        encoder_layer=parts.encoder.layer,
-        kv_cache=config.kv_cache,
-        stop_gradient=config.stop_gradient_delta,
-        decoder=kinds[parts.decoder.base_model],
-        encoder=kinds[parts.encoder.base_model],
-        trains_decoder_projection=parts.decoder.projection_layer,
-        trains_prompt=parts.decoder.prompt,
-        trains_head=parts.decoder.output_head,
-        trains_encoder_projection=parts.encoder.projection_layer,
-        lora_rank=parts.lora.rank,
-        lora_alpha=parts.lora.alpha,
-        bos=bos,
-        seed=config.seed,
-    )
-
-
 class LensStage:
-    """What training and its continuation by rewards have: the network, the activations, the validation."""
+    """What all of them have: the network, the activations, the validation."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
@@ -90,13 +81,79 @@ class LensStage:
         return {f"val/{name}": value for name, value in (explained | found).items()}
 
 
+def _measure(network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+    """The terms of validation. What is drawn does not depend on the temperature, only gradients do."""
+    found = network({**batch, "tau": _like(batch, 1.0)})
+    return {**{name: found[name] for name in _TERMS}, "error": found["mse"] * found["square"]}
+
+
+def _activation(network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+    found: Mapping[str, Tensor] = network(batch, Lens.activation)
+    return found
+
+
+def variance_of(activations: Tensor) -> float:
+    """The mean squared distance of activations [rows, width] to their mean."""
+    wide = activations.double()
+    return float((wide - wide.mean(0)).square().sum(1).mean())
+
+
+def check_reinsertion(bench: Bench, learner: Learner, rows: ActivationRows) -> None:
+    """Refuse to train where putting an activation back does not give the model's own output: then it was read at
+    another place than where it is exchanged, or with another model. Collective."""
+    given = rows.validation.rows(np.arange(min(_CHECKED_ROWS, len(rows.validation))))
+    stored = given["activation"].dtype if "activation" in given else None
+    floats, device = torch.get_default_dtype(), bench.world.device
+    batch = {name: value.to(device, floats if value.is_floating_point() else None) for name, value in given.items()}
+    with learner.inference() as network:
+        found = network(batch, Lens.reinsertion)
+    plain, inserted = found["plain"].double(), found["inserted"].double()
+    apart = float((plain - inserted).abs().max() / plain.abs().max())
+    types = {found["plain"].dtype, *([stored] if stored else [])}
+    allowed = max(_TOLERANCE[dtype] for dtype in types)
+
+    def check() -> None:
+        if not apart <= allowed:
+            raise UserError(
+                f"Dump the activations of this model again: putting them back into layer {bench.config.layer_l} does "
+                f"not give the model's own logits (they are {apart:.1e} of the largest apart, and {allowed:.0e} would "
+                "be rounding)."
+            )
+
+    bench.world.run_on_all_ranks("putting activations back", check)
+
+
+class LensWarmStart(LensStage):
+    """Decoder and encoder learn from the context itself."""
+
+    def step(self, tick: Tick) -> Metrics:
+        given = self.feed[tick.step].changed(self._with_written)
+        return self.learner.update(given, _given_text, {"nats": 1.0, "mse": self.config.warm_start.mse_weight})
+
+    def _with_written(self, batch: Batch) -> Batch:
+        return {**batch, "written": last_tokens(batch["tokens"], batch["position"], self.config.t_text)}
+
+
+def last_tokens(tokens: Tensor, position: Tensor, count: int) -> Tensor:
+    """The last `count` tokens of texts [rows, columns] up to a position [rows], which is the last of them; the first
+    token is repeated where there are fewer."""
+    columns = position[:, None] + torch.arange(1 - count, 1, device=tokens.device)
+    return tokens.gather(1, columns.clamp_min(0))
+
+
+def _given_text(network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+    found = network(batch, Lens.score)
+    return {"nats": -found["log_probs"].mean(1), "mse": found["error"]}
+
+
 class LensTraining(LensStage):
     """Both learn through the straight-through Gumbel-softmax."""
 
     def step(self, tick: Tick) -> Metrics:
-        """One update."""
         tau = self._at_step(self.config.gumbel_tau_schedule, tick.step)
-        metrics = self.learner.update(with_tau(self.feed[tick.step], tau), _terms, self.mix(tick.step))
+        # A tensor, since a number would be compiled in.
+        rows = self.feed[tick.step].changed(lambda batch: {**batch, "tau": _like(batch, tau)})
+        metrics = self.learner.update(rows, _terms, self.mix(tick.step))
         alpha = self._at_step(self.config.alpha_schedule, tick.step)
         return {**metrics, "tau": Metric(tau, same=True), "alpha": Metric(alpha, same=True)}
 
@@ -123,10 +180,77 @@ class LensTraining(LensStage):
         return schedule.at(step, plan.steps_per_epoch, plan.steps)
 
 
+def _terms(network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+    found = network(batch)
+    return {name: found[name] for name in _TERMS}
+
+
+def _like(batch: Batch, value: float) -> Tensor:
+    return torch.full(batch["live"].shape, value, dtype=torch.get_default_dtype(), device=batch["live"].device)
+
+
 def trained_mix(weights: Mapping[str, float]) -> dict[str, float]:
     """The terms to train: those with a weight, and `mse` always, since all of the encoder gets a gradient from it, and
     what gets none is refused."""
     return {term: weight for term, weight in weights.items() if weight or term == "mse"}
+
+
+class LensRewards(LensStage):
+    """Decoder and encoder learn from drawn explanations."""
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__(bench)
+        self._grpo = self.config.grpo
+
+    def step(self, tick: Tick) -> Metrics:
+        rollout = self.bench.produced(self.feed[tick.step], self._draw, copies=self._grpo.group_size)
+        mean, variance = self.bench.moments(rollout, "reward")
+        metrics: Metrics = {}
+        mix = trained_mix({"policy": 1.0, "mse": self._grpo.mse_weight, "entropy": -self._grpo.entropy_weight})
+        for _ in range(self._grpo.inner_epochs):
+            metrics = self.learner.update(rollout, self._loss, mix)
+        reward = {"reward": Metric(mean, same=True), "reward_std": Metric(variance**0.5, same=True)}
+        return {**metrics, **reward}
+
+    def _draw(self, batch: Batch) -> Batch:
+        """Explanations of the activations of a batch, without gradients; those of one activation follow each other."""
+        self.bench.check_stop()
+        with self.learner.inference() as network:
+            activation = network(batch, Lens.activation)["activation"]
+            found = network({**batch, "activation": activation}, Lens.explain)
+        error = relative_error(activation, found["rebuilt"])
+        given = {name: value for name, value in batch.items() if name not in ("ids", "live")}
+        return {
+            **given,
+            "activation": activation,
+            "written": found["tokens"],
+            "before": found["log_probs"],
+            "reward": -error,
+            "advantage": advantages(-error, self._grpo.group_size),
+        }
+
+    def _loss(self, network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        found = network(batch, Lens.score)
+        return {
+            **policy_terms(found["log_probs"], batch["before"], batch["advantage"], self._grpo.clip_eps),
+            "mse": found["error"],
+            "entropy": found["entropy"].mean(1),
+        }
+
+
+def advantages(rewards: Tensor, group: int) -> Tensor:
+    """How much better each explanation is than those of its group, in their standard deviations."""
+    groups = rewards.view(-1, group)
+    centred = groups - groups.mean(1, keepdim=True)
+    return (centred / (groups.std(1, correction=0, keepdim=True) + 1e-6)).flatten()
+
+
+def policy_terms(log_probs: Tensor, before: Tensor, advantage: Tensor, clip: float) -> dict[str, Tensor]:
+    """The clipped objective of each row [rows], from log-probabilities [rows, tokens]."""
+    ratio = (log_probs - before).exp()
+    bounded = ratio.clamp(1 - clip, 1 + clip)
+    gain = torch.minimum(ratio * advantage[:, None], bounded * advantage[:, None])
+    return {"policy": -gain.mean(1), "clipped": (ratio != bounded).to(ratio.dtype).mean(1).detach()}
 
 
 def make_learner(bench: Bench, model: LanguageModel, network: nn.Module) -> Learner:
@@ -149,6 +273,29 @@ def make_lens(config: LensConfig, model: LanguageModel, network: nn.Module) -> L
     return Lens(network, lens_shape(config, model.bos), prompt_tokens(model, config.decoder_prompt))
 
 
+def lens_shape(config: LensConfig, bos: int | None) -> LensShape:
+    """The shape of the network that a configuration asks for."""
+    parts = config.trainable_components
+    kinds: dict[bool | str, Kind] = {False: "frozen", True: "full", "lora": "lora"}
+    return LensShape(
+        layer=config.layer_l,
+        t_text=config.t_text,
+        encoder_layer=parts.encoder.layer,
+        kv_cache=config.kv_cache,
+        stop_gradient=config.stop_gradient_delta,
+        decoder=kinds[parts.decoder.base_model],
+        encoder=kinds[parts.encoder.base_model],
+        trains_decoder_projection=parts.decoder.projection_layer,
+        trains_prompt=parts.decoder.prompt,
+        trains_head=parts.decoder.output_head,
+        trains_encoder_projection=parts.encoder.projection_layer,
+        lora_rank=parts.lora.rank,
+        lora_alpha=parts.lora.alpha,
+        bos=bos,
+        seed=config.seed,
+    )
+
+
 def build_networks(config: LensConfig) -> dict[str, Callable[[], nn.Module]]:
     """For an exported lens, which has the weights of the frozen model too."""
 
@@ -157,66 +304,3 @@ def build_networks(config: LensConfig) -> dict[str, Callable[[], nn.Module]]:
         return make_lens(config, model, model.network())
 
     return {LEARNER: build}
-
-
-def with_tau(micro_batches: MicroBatches, tau: float) -> MicroBatches:
-    """The rows of a step with the temperature beside them: as a tensor, since a number would be compiled in."""
-    return micro_batches.changed(lambda batch: {**batch, "tau": _like(batch, tau)})
-
-
-def _like(batch: Batch, value: float) -> Tensor:
-    return torch.full(batch["live"].shape, value, dtype=torch.get_default_dtype(), device=batch["live"].device)
-
-
-def _terms(network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-    found = network(batch)
-    return {name: found[name] for name in _TERMS}
-
-
-def _measure(network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-    """The terms of validation. What is drawn does not depend on the temperature, only gradients do."""
-    found = network({**batch, "tau": _like(batch, 1.0)})
-    return {**{name: found[name] for name in _TERMS}, "error": found["mse"] * found["square"]}
-
-
-def _activation(network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-    found: Mapping[str, Tensor] = network(batch, "activation")
-    return found
-
-
-def variance_of(activations: Tensor) -> float:
-    """The mean squared distance of activations [rows, width] to their mean."""
-    wide = activations.double()
-    return float((wide - wide.mean(0)).square().sum(1).mean())
-
-
-def check_reinsertion(bench: Bench, learner: Learner, rows: ActivationRows) -> None:
-    """Refuse to train where putting an activation back does not give the model's own output: then it was read at
-    another place than where it is exchanged, or with another model. Collective."""
-    batch = {name: value.to(bench.world.device) for name, value in rows.validation.rows(_first(rows)).items()}
-    stored = batch["activation"].dtype if "activation" in batch else None
-    batch = {name: _in_default_type(value) for name, value in batch.items()}
-    with learner.inference() as network:
-        found = network(batch, "check")
-    plain, inserted = found["plain"].double(), found["inserted"].double()
-    apart = float((plain - inserted).abs().max() / plain.abs().max())
-    types = {found["plain"].dtype, *([stored] if stored else [])}
-    allowed = max(_TOLERANCE[dtype] for dtype in types)
-
-    def check() -> None:
-        if not apart <= allowed:
-            raise UserError(
-                f"Dump the activations of this model again: putting them back into layer {bench.config.layer_l} does "
-                f"not give the model's own logits (they are {apart:.1e} of the largest apart, and {allowed:.0e} would "
-                "be rounding)."
-            )
-
-    bench.world.run_on_all_ranks("putting activations back", check)
-
-
-def _first(rows: ActivationRows) -> np.ndarray:
-    return np.arange(min(_CHECKED_ROWS, len(rows.validation)))
-
-
-def _in_default_type(value: Tensor) -> Tensor:
-    return value.to(torch.get_default_dtype()) if value.is_floating_point() else value

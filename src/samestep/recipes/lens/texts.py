@@ -1,28 +1,42 @@
-"""The texts: documents of a file, a folder or Python's own help, split for validation, then cut into pieces.
+"""The texts, the stage that turns them into rows of tokens, and the stage that trains the built-in model on them.
 
-A piece becomes one row of tokens. How many there are follows from the characters alone, so that every rank knows it
-before a single token is made.
+Documents of a file, a folder or Python's own help are split for validation, then cut into pieces. A piece becomes one
+row of tokens. How many there are follows from the characters alone, so that every rank knows it before a single token
+is made.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
-from samestep import UserError
+from samestep import Batch, Bench, CausalTransformer, Dump, Fit, UserError
 from samestep.core.paths import expand_home
+from samestep.core.records import read_object, write_json
 from samestep.data.data_file import DataFile
 from samestep.data.prepared.split import ByDocument
 from samestep.data.pydoc_topics import distinct, passages, pydoc_topics
 from samestep.data.saved_datasets import dataset_files, is_saved_dataset
 from samestep.data.table_files import EVERY_KIND, read_table
 from samestep.data.text import existing_file
-from samestep.recipes.lens.config import DataConfig
+from samestep.recipes.lens.config import DataConfig, LensConfig
+from samestep.recipes.lens.language_model import LanguageModel, open_language_model
+from samestep.train.artifacts.array_rows import ArrayRows
+from samestep.train.learner.frozen import write_copy
 
-PLAIN = ".txt"
+PRETOKENIZE, PRETRAIN = "pretokenize", "pretrain"
+"""The stages."""
+TOKENS, TEXTS_KEY, WEIGHTS = "tokens", "texts.json", "model.safetensors"
+"""What they leave."""
+TRAIN, VALIDATION = "train", "validation"
+BUILT_IN_TEXT = "pydoc_data.topics"
 SHORTEST = 8
 """Characters of a piece at least; what is left over at the end of a document may have fewer, and is left out."""
 Origin = DataFile | np.ndarray
@@ -32,7 +46,6 @@ Origin = DataFile | np.ndarray
 class Texts:
     """Pieces of text, each once, in two parts that have no document and no piece in common."""
 
-    name: str
     train: Sequence[str]
     validation: Sequence[str]
     origins: Sequence[Origin]
@@ -54,7 +67,7 @@ class Texts:
 @lru_cache(maxsize=2)
 def load_texts(config: DataConfig, seed: int, characters: int) -> Texts:
     """The texts that a configuration names, in pieces of at most so many characters."""
-    name, documents, origins = _read(config)
+    documents, origins = _read(config)
     documents = list(dict.fromkeys(documents))[: config.limit]
     if len(documents) * config.validation_fraction < 1:  # too few to keep a whole one: the end of the text
         pieces = [piece for document in documents for piece in cut(document, characters)]
@@ -62,19 +75,19 @@ def load_texts(config: DataConfig, seed: int, characters: int) -> Texts:
         train, validation = pieces[: max(edge, 0)], pieces[max(edge, 0) :]
     else:
         split = ByDocument(len(documents), config.validation_fraction, seed)
-        parts: dict[str, list[str]] = {"train": [], "validation": []}
+        parts: dict[str, list[str]] = {TRAIN: [], VALIDATION: []}
         for number, document in enumerate(documents):
             parts[split.region(number)].extend(cut(document, characters))
-        train, validation = parts["train"], parts["validation"]
+        train, validation = parts[TRAIN], parts[VALIDATION]
     train = list(dict.fromkeys(train))
     known = set(train)
     validation = [piece for piece in dict.fromkeys(validation) if piece not in known]
     if min(len(train), len(validation)) < 2:
         raise UserError(
-            f"Give more text, or set activation_dumper.seq_len lower; {name} gives {len(train)} rows for training and "
-            f"{len(validation)} for validation, and both need 2."
+            f"Give more text, or set activation_dumper.seq_len lower; {config.path or BUILT_IN_TEXT} gives "
+            f"{len(train)} rows for training and {len(validation)} for validation, and both need 2."
         )
-    return Texts(name, train, validation, origins)
+    return Texts(train, validation, origins)
 
 
 def cut(document: str, characters: int) -> Iterator[str]:
@@ -90,15 +103,14 @@ def cut(document: str, characters: int) -> Iterator[str]:
         start = stop
 
 
-def _read(config: DataConfig) -> tuple[str, list[str], list[Origin]]:
-    """Name, documents and origins."""
+def _read(config: DataConfig) -> tuple[list[str], list[Origin]]:
     if config.path is None:
         documents = list(distinct(passage for _, topic in pydoc_topics() for passage in passages(topic)))
         content = np.frombuffer("\0".join(documents).encode(), dtype=np.uint8)
-        return "pydoc_data.topics", documents, [content]
+        return documents, [content]
     path = expand_home(config.path)
-    if path.suffix.lower() == PLAIN:
-        return config.path, [_plain_text(existing_file(config.path))], [DataFile(path)]
+    if path.suffix.lower() == ".txt":
+        return [_plain_text(existing_file(config.path))], [DataFile(path)]
     table = read_table(config.path, EVERY_KIND, config.limit)
     rows = [table.texts(row, [config.text_field]) for row in table.rows]
     if config.text_field not in table.columns:
@@ -108,7 +120,7 @@ def _read(config: DataConfig) -> tuple[str, list[str], list[Origin]]:
         )
     table.check()
     files = dataset_files(path) if is_saved_dataset(path) else [path]
-    return config.path, [row[config.text_field] for row in rows if row], [DataFile(file) for file in files]
+    return [row[config.text_field] for row in rows if row], [DataFile(file) for file in files]
 
 
 def _plain_text(file: Path) -> str:
@@ -116,3 +128,99 @@ def _plain_text(file: Path) -> str:
         return file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise UserError(f"Save {file} as UTF-8; it is not.") from None
+
+
+class PieceRows:
+    """Pieces of text as rows of tokens: a BOS token if the model has one, the piece, and padding."""
+
+    def __init__(self, texts: Texts, pieces: Sequence[str], model: LanguageModel, columns: int) -> None:
+        self._texts, self._pieces, self._model, self._columns = texts, pieces, model, columns
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {name: value[0] for name, value in self.rows(np.array([index])).items()}
+
+    def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
+        """`tokens` [rows, columns] and `length`."""
+        first = [] if self._model.bos is None else [self._model.bos]
+        tokens = torch.full((len(indices), self._columns), self._model.pad)
+        length = torch.zeros(len(indices), dtype=torch.int64)
+        for row, index in enumerate(indices):
+            found = [*first, *self._model.encode(self._pieces[int(index)])][: self._columns]
+            tokens[row, : len(found)] = torch.tensor(found)
+            length[row] = len(found)
+        return {"tokens": tokens, "length": length}
+
+    def origins(self) -> list[Origin]:
+        return list(self._texts.origins)
+
+
+def texts_of(config: LensConfig, model: LanguageModel) -> Texts:
+    """The texts of a run, in pieces that fill a row."""
+    characters = model.characters_per_token * (config.activation_dumper.seq_len - (model.bos is not None))
+    return load_texts(config.data, config.seed, max(1, characters))
+
+
+def build_pretokenize(bench: Bench) -> Dump:
+    """Tokens of all texts: those for training first."""
+    config: LensConfig = bench.config
+    model = open_language_model(config, bench.world)
+    texts, columns = texts_of(config, model), config.activation_dumper.seq_len
+    if bench.world.is_main:
+        key = {"texts": texts.digest(), "tokenizer": model.tokenizer_digest, "seq_len": columns}
+        write_json(bench.artifact(TEXTS_KEY), {**key, TRAIN: len(texts.train), VALIDATION: len(texts.validation)})
+    rows = PieceRows(texts, texts.pieces, model, columns)
+    bench.screen.print(f"{len(texts.train):,} texts for training, {len(texts.validation):,} for validation")
+
+    def compute(batch: Batch) -> dict[str, Tensor]:
+        return {name: batch[name].int() for name in ("tokens", "length")}
+
+    fields: dict[str, tuple[Sequence[int], str]] = {"tokens": ((columns,), "int32"), "length": ((), "int32")}
+    return Dump(bench.evaluation_feed(rows), compute, bench.array_artifact(TOKENS, len(rows), fields))
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """What the stage left: rows of tokens, those for training first."""
+
+    rows: ArrayRows
+    key: dict[str, Any]
+    """What the tokens depend on, and how many rows are for what."""
+
+    @classmethod
+    def open(cls, bench: Bench) -> "TokenRows":
+        """Collective."""
+        rows = bench.read_array_artifact(TOKENS, stage=PRETOKENIZE)
+        key: Any = read_object(bench.artifact(TEXTS_KEY, stage=PRETOKENIZE)) if bench.world.is_main else None
+        return cls(rows, bench.world.share(key))
+
+
+def build_pretrain(bench: Bench) -> Fit:
+    """The model, fitted to the next byte of each text."""
+    config: LensConfig = bench.config
+    learner = bench.learner(lambda: CausalTransformer(config.pretrain.network), name="language_model")
+    model = open_language_model(config, bench.world)
+    texts, columns = texts_of(config, model), config.activation_dumper.seq_len
+    train, validation = (PieceRows(texts, part, model, columns) for part in (texts.train, texts.validation))
+
+    def count(batch: Batch) -> dict[str, Tensor]:
+        return {"nats": batch["length"] - 1}
+
+    held_out = bench.evaluation_feed(validation, count=count)
+    return Fit(learner, bench.feed(train, count=count), next_token_nats, validation=held_out)
+
+
+def next_token_nats(network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+    """How unlikely the tokens of each row are, in nats, after the first."""
+    tokens = batch["tokens"]
+    logits = network(tokens[:, :-1])
+    nats = cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
+    is_real = torch.arange(1, tokens.shape[1], device=tokens.device) < batch["length"][:, None]
+    return {"nats": torch.where(is_real, nats.view_as(is_real), 0.0).sum(1)}
+
+
+def keep_weights(task: Fit, bench: Bench) -> None:
+    """Write the trained model for later stages. Collective."""
+    write_copy(bench.artifact(WEIGHTS), task.learner.weights(), bench.world)

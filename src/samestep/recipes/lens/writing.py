@@ -5,10 +5,34 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import log_softmax, one_hot
+from torch.nn.functional import log_softmax, one_hot, softmax
 
+from samestep import noise
 from samestep.models.residual_stream import ResidualStream
-from samestep.recipes.lens.distributions import noise_like, straight_through, wide
+
+
+def straight_through(logits: Tensor, gumbel: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens [rows] drawn from softmax(logits) by Gumbel noise, and their one-hot vectors [rows, vocabulary], whose
+    gradient is that of the noisy softmax at the temperatures `tau` [rows]."""
+    scores = logits + gumbel.to(logits.dtype)
+    tokens = (logits.detach().double() + gumbel).argmax(-1)  # in float64, which does not clip the tail of the noise
+    soft = softmax(scores / tau[:, None].to(logits.dtype), -1)
+    return tokens, one_hot(tokens, logits.shape[-1]).to(logits.dtype) + (soft - soft.detach())
+
+
+def kl_divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """Of distributions p from q, both log-probabilities [..., vocabulary]."""
+    return (log_p.exp() * (log_p - log_q)).sum(-1)
+
+
+def entropy_of(log_probs: Tensor) -> Tensor:
+    """Of distributions, as log-probabilities [..., vocabulary]."""
+    return -(log_probs.exp() * log_probs).sum(-1)
+
+
+def wide(values: Tensor) -> Tensor:
+    """In at least float32."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 class Explanation(NamedTuple):
@@ -36,7 +60,8 @@ class KeyedDraws:
     def draw(self, logits: Tensor, position: int) -> tuple[Tensor, Tensor]:
         """Tokens [rows], and their mixtures [rows, vocabulary]."""
         key = (self.seed, self.purpose, self.ids[:, :1], self.ids[:, 1:], position)
-        return straight_through(logits, noise_like(logits, *key), self.tau)
+        every_token = torch.arange(logits.shape[-1], device=logits.device)
+        return straight_through(logits, noise.gumbel(*key, every_token), self.tau)
 
 
 def write_text(
@@ -63,12 +88,11 @@ def write_text(
         logits = wide(logits)
         if temperature is not None:
             logits = logits / temperature[:, None].to(logits.dtype)
-        tokens, mixture = _likeliest(logits) if draws is None else draws.draw(logits, position)
+        if draws is None:
+            tokens = logits.argmax(-1)
+            mixture = one_hot(tokens, logits.shape[-1]).to(logits.dtype)
+        else:
+            tokens, mixture = draws.draw(logits, position)
         written.append((tokens, mixture, log_softmax(logits, -1)))
         new = stream.embed_mixture(mixture)[:, None]
     return Explanation(*(torch.stack(parts, 1) for parts in zip(*written, strict=True)))
-
-
-def _likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
-    tokens = logits.argmax(-1)
-    return tokens, one_hot(tokens, logits.shape[-1]).to(logits.dtype)

@@ -1,0 +1,173 @@
+"""What a lens is made of: its shape, what decoder and encoder have of their own, and adapters (LoRA).
+
+Several adapters with names are on one frozen network, of which one acts at a time, or none. With none the network is
+what it was, to the bit. Which of them act is a state of the layers, so the blocks keep it for activation checkpointing,
+which computes them again when it is another.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from samestep import Lora, UserError
+from samestep.models.residual_stream import copy_sharing
+from samestep.train.learner.initialization import seed_of
+from samestep.train.learner.lora import add_adapters, drawn_adapter, is_adapter_name, is_linear
+
+Kind = Literal["frozen", "full", "lora"]
+
+
+@dataclass(frozen=True)
+class LensShape:
+    """What a lens is made of."""
+
+    layer: int
+    """The activation is what leaves this block of the model, counted from 0."""
+    t_text: int = 10
+    """Tokens of a text."""
+    encoder_layer: int | None = None
+    """The encoder reads what leaves this block; None: the same as `layer`."""
+    decoder: Kind = "full"
+    """Whether the decoder's blocks are the model's, a trained copy of them, or the model's with adapters."""
+    encoder: Kind = "full"
+    """Likewise for the encoder's."""
+    trains_decoder_projection: bool = True
+    """Whether the linear map of an activation to a vector among the decoder's prompt is trained."""
+    trains_prompt: bool = True
+    """Whether the vectors of the decoder's prompt are trained, which begin as those of its tokens."""
+    trains_head: bool = False
+    """Whether the decoder has an output head of its own."""
+    trains_encoder_projection: bool = True
+    """Whether the linear map of what the encoder has read to an activation is trained."""
+    lora_rank: int = 8
+    lora_alpha: float = 16.0
+    kv_cache: bool = True
+    """Whether the decoder keeps keys and values while it writes; the same numbers, in less time."""
+    stop_gradient: bool = True
+    """Whether no gradient flows through what the reconstruction of the other activation lacks."""
+    bos: int | None = None
+    """The token that a text begins with for the model."""
+    seed: int = 0
+    """Of the noise, and of the adapters' first values."""
+
+    def __post_init__(self) -> None:
+        if self.t_text < 1:
+            raise UserError(f"t_text={self.t_text} leaves no token to explain an activation with; set it to 1 or more")
+
+    @property
+    def read_layer(self) -> int:
+        """The block whose output the encoder reads."""
+        return self.layer if self.encoder_layer is None else self.encoder_layer
+
+
+class Decoder(nn.Module):
+    """What the decoder has of its own."""
+
+    def __init__(self, prompt: Tensor, slot: int, model: nn.Module | None, head: nn.Linear | None) -> None:
+        """`prompt` are vectors [columns, width], of which so many stand before the activation as `slot` says."""
+        super().__init__()
+        self.projection = _identity(prompt.shape[1])
+        self.prompt = nn.Parameter(prompt)
+        self.model, self.head = model, head
+        self._slot = slot
+
+    def prompted(self, activations: Tensor, dtype: torch.dtype) -> Tensor:
+        """The vectors [rows, columns, width] that the decoder begins with."""
+        slot = self.projection(activations.to(self.projection.weight.dtype)).to(dtype)[:, None]
+        vectors = self.prompt.to(dtype).expand(len(slot), -1, -1)
+        return torch.cat((vectors[:, : self._slot], slot, vectors[:, self._slot :]), 1)
+
+
+class Encoder(nn.Module):
+    """What the encoder has of its own."""
+
+    def __init__(self, width: int, model: nn.Module | None) -> None:
+        super().__init__()
+        self.projection = _identity(width)
+        self.model = model
+
+
+def _identity(width: int) -> nn.Linear:
+    layer = nn.Linear(width, width)
+    with torch.no_grad():
+        layer.weight.copy_(torch.eye(width))
+        layer.bias.zero_()
+    return layer
+
+
+def trained_copy(model: nn.Module, shared: Sequence[nn.Module]) -> nn.Module:
+    """A copy of a frozen model that trains, but for what it shares with it."""
+    frozen = set(model.parameters())
+    own = copy_sharing(model, shared)
+    for parameter in own.parameters():
+        parameter.requires_grad_(parameter not in frozen)
+    return own
+
+
+State = tuple[bool, str]
+"""Whether all are off, and the one that acts if not."""
+
+
+class NamedAdapters:
+    """The adapters of one network."""
+
+    def __init__(self, network: nn.Module, blocks: Mapping[str, Sequence[nn.Module]], lora: Lora, seed: int) -> None:
+        """`blocks` are, by the adapter's name, those whose linear layers it is beside."""
+        names = {adapter: _linear_names(network, some) for adapter, some in blocks.items()}
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Already found a `peft_config`")  # several are meant
+            warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")  # peft sets it right for GPT-2
+            for adapter, targets in names.items():
+                add_adapters(network, Lora(lora.rank, lora.alpha, 0.0, targets), adapter)
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            for name, parameter in network.named_parameters():
+                if is_adapter_name(name):
+                    parameter.requires_grad_(True)  # peft lets the last adapter alone train
+                    if not parameter.is_meta:
+                        parameter.copy_(drawn_adapter(name, parameter, seed_of(seed, "adapters", name)))
+        self._layers: list[Any] = [part for part in network.modules() if hasattr(part, "_disable_adapters")]
+        self._state: State = (True, "")
+        self._set(self._state)
+        for block in {id(block): block for some in blocks.values() for block in some}.values():
+            block.keep_state = self._keep  # type: ignore[assignment]
+
+    @contextmanager
+    def used(self, adapter: str) -> Iterator[None]:
+        """The network with one of its adapters."""
+        with self._in_state((False, adapter)):
+            yield
+
+    def _keep(self) -> Callable[[], AbstractContextManager[None]]:
+        return partial(self._in_state, self._state)
+
+    @contextmanager
+    def _in_state(self, state: State) -> Iterator[None]:
+        before = self._state
+        self._set(state)
+        try:
+            yield
+        finally:
+            self._set(before)
+
+    def _set(self, state: State) -> None:
+        # peft's own switch also changes which parameters require gradients, which DDP and FSDP do not expect.
+        self._state = state
+        for layer in self._layers:
+            layer._disable_adapters, layer._active_adapter = state[0], [state[1]]
+
+
+def _linear_names(network: nn.Module, blocks: Sequence[nn.Module]) -> list[str]:
+    """The full names of the linear layers in some blocks. One with an adapter has its own linear layer inside."""
+    chosen = {part for block in blocks for part in block.modules()}
+    found = []
+    for name, part in network.named_modules():
+        is_inside_adapter = is_adapter_name(name) or name.endswith(".base_layer")
+        if part in chosen and not is_inside_adapter and (is_linear(part) or hasattr(part, "base_layer")):
+            found.append(name)
+    return found
