@@ -9,11 +9,10 @@ from samestep import small_encoder
 from samestep.data.loading import Batch
 from samestep.data.order import Shuffled
 from samestep.recipes.distill.data import Text
-from samestep.recipes.distill.embedding import embed_texts
-from samestep.recipes.distill.objective import KnownPositives, RankObjective
-from samestep.recipes.distill.rank import count_negatives
-from samestep.recipes.distill.rank_terms import RankTerms
-from samestep.recipes.distill.rows import Reading
+from samestep.recipes.distill.models import Reading
+from samestep.recipes.distill.objective import KnownPositives, RankObjective, RankTerms
+from samestep.recipes.distill.sampling import embed_texts
+from samestep.recipes.distill.task import count_negatives
 from samestep.train.logging.metrics import MetricAccumulator
 from samestep.world.world import World
 from toys import ByHand, Case, close, feed_of, learner_of, made, on_ranks, rate, weights_of

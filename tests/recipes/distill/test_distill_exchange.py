@@ -15,9 +15,8 @@ from safetensors.torch import load_file
 from samestep import World
 from samestep.cli.main import main
 from samestep.recipes.distill.data import Text, load_data
-from samestep.recipes.distill.embedding import embed_texts
-from samestep.recipes.distill.models import open_models
-from samestep.recipes.distill.rows import STUDENT
+from samestep.recipes.distill.models import STUDENT, open_models
+from samestep.recipes.distill.sampling import embed_texts
 from samestep.train.trained.trained_model import open_trained
 
 TEXTS = ["what is 7", "it is spelled seven", "it is spelled one two, of course"]

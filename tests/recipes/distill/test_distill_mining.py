@@ -4,7 +4,7 @@ import torch
 from torch.nn.functional import normalize
 
 from samestep.recipes.distill.config import MiningConfig
-from samestep.recipes.distill.mining import hard_negatives
+from samestep.recipes.distill.teacher import hard_negatives
 
 
 def test_the_closest_that_are_no_answers() -> None:

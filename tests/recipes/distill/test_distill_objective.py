@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from samestep import UserError
-from samestep.recipes.distill.align import align_terms
 from samestep.recipes.distill.objective import (
     AlignObjective,
     KnownPositives,
     RankObjective,
+    align_terms,
     cosent,
     false_negatives,
     info_nce,

@@ -9,9 +9,7 @@ from torch import Tensor
 
 from samestep import UserError
 from samestep.recipes.distill.data import DistillData, Text, TextTable, hold_out, sentences_of, share_out
-from samestep.recipes.distill.records import Record
-from samestep.recipes.distill.retrieval_set import RetrievalSet
-from samestep.recipes.distill.rows import (
+from samestep.recipes.distill.models import (
     STUDENT,
     TEACHER,
     Reading,
@@ -21,6 +19,8 @@ from samestep.recipes.distill.rows import (
     collate_for,
     pad_tokens,
 )
+from samestep.recipes.distill.records import Record
+from samestep.recipes.distill.retrieval import RetrievalSet
 
 RECORDS = [
     Record("q0", "a", ("bb", "ccc")),
@@ -111,7 +111,7 @@ def test_records_have_as_many_passages_and_say_which_are_absent() -> None:
     data = data_of(RECORDS)
     readings = {STUDENT: reading(pad=0), TEACHER: reading(pad=9, query_instruction=">")}
     negatives = [row.negatives for row in data.table.rows]
-    rows = RecordRows(data, data.texts, [0, 1], negatives, 2, readings, Numbers())
+    rows = RecordRows(data, [0, 1], negatives, 2, readings, Numbers())
     batch = collate_for(readings, torch.device("cpu"))([rows[0], rows[1]])
     assert batch["query"].tolist() == [0, 1]
     assert batch["passages"].tolist() == [[0, 1, 2], [3, -1, -1]]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from samestep import Mixed, UserError
-from samestep.recipes.distill.mixed_records import parse_sources, read_mixture
+from samestep.recipes.distill.records import parse_sources, read_mixture
 
 
 def write(path: Path, count: int) -> str:

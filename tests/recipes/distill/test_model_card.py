@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import yaml
 
-from samestep.recipes.distill.model_card import CardFacts, model_card
+from samestep.recipes.distill.exporting import CardFacts, model_card
 
 FACTS = CardFacts(
     title="small-retriever",

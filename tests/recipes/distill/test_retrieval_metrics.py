@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samestep import RunFailed, UserError
-from samestep.recipes.distill import retrieval_metrics as module
-from samestep.recipes.distill.bm25 import K1, B, rank_by_bm25, words
-from samestep.recipes.distill.retrieval_metrics import rank_by_vectors, retrieval_metrics
+from samestep.recipes.distill import retrieval as module
+from samestep.recipes.distill.evaluation import K1, B, rank_by_bm25, words
+from samestep.recipes.distill.retrieval import rank_by_vectors, retrieval_metrics
 
 GRADES = st.dictionaries(st.integers(0, 30), st.sampled_from([-1.0, 0.0, 1.0, 2.0, 5.0]), max_size=15)
 

@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from samestep import UserError
-from samestep.recipes.distill.bm25 import rank_by_bm25
-from samestep.recipes.distill.doc_sections import doc_sections
-from samestep.recipes.distill.python_docs import LONGEST_PASSAGE, python_docs
+from samestep.recipes.distill.evaluation import rank_by_bm25
+from samestep.recipes.distill.python_docs import LONGEST_PASSAGE, doc_sections, python_docs
 from samestep.recipes.distill.records import Record
-from samestep.recipes.distill.retrieval_set import RetrievalSet, read_beir
+from samestep.recipes.distill.retrieval import RetrievalSet, read_beir
 
 TOPIC = """
 Basic *customization*

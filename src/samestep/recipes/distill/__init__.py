@@ -1,14 +1,17 @@
 """A small retriever that learns from a large one: `samestep train distill --preset tiny`.
 
-settings     config.py, presets.py, resolve.py (what is filled in and refused before a run is recorded)
-data         records.py, mixed_records.py (files and folders), python_docs.py and doc_sections.py (where none are
-             named), retrieval_set.py (what is evaluated on), data.py (of a run)
-models       models.py (teacher and student), rows.py (texts as tokens for feeds)
-stages       teacher.py (vectors, cached or live), mining.py (hard negatives), align.py (phase 1), rank.py and
-             rank_terms.py (phase 2), phase.py (what both have), objective.py (the losses), stages.py (what a run does)
-evaluation   retrieval_metrics.py, bm25.py, embedding.py, evaluation.py (`samestep evaluate`),
-             sampling.py (`samestep sample`)
-exchange     exporting.py (folders of sentence-transformers), model_card.py
+To be read in this order:
+
+config.py, presets.py      settings; named sets of them, and those that have no effect beside others
+records.py, python_docs.py records of files and folders; where none are named, the documentation inside Python
+retrieval.py               what retrieval is measured on, also BEIR's sets, and how
+data.py                    the data of a run: every text once, and what is kept for validation
+models.py                  teacher and student; texts as tokens for feeds
+teacher.py                 its vectors, cached or live, and hard negatives
+objective.py, task.py      the losses; phase 1 and phase 2
+stages.py                  what is filled in and refused before a run is recorded, and what a run does
+sampling.py, evaluation.py `samestep sample` and `samestep evaluate`
+exporting.py               `samestep export`: a folder of sentence-transformers, with its card
 """
 
 from samestep import Recipe, Verb
@@ -16,10 +19,9 @@ from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.evaluation import EvaluationOptions, evaluate, show
 from samestep.recipes.distill.exporting import export
 from samestep.recipes.distill.models import MODEL, student_network
-from samestep.recipes.distill.presets import PRESETS
-from samestep.recipes.distill.resolve import NO_EFFECT, resolve_config
+from samestep.recipes.distill.presets import NO_EFFECT, PRESETS
 from samestep.recipes.distill.sampling import SampleOptions, find_passages, show_passages
-from samestep.recipes.distill.stages import describe, stages
+from samestep.recipes.distill.stages import describe, resolve_config, stages
 
 __all__ = ["DistillConfig", "recipe"]
 

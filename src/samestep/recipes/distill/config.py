@@ -50,7 +50,6 @@ class ShapeConfig(CheckedConfig):
     """Tokens, learned from the training texts."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be built."""
         if self.width % self.heads:
             raise UserError(f"Set width to a multiple of heads={self.heads}; it is {self.width}.")
 
@@ -158,6 +157,5 @@ class DistillConfig(Config):
     """Where to: a folder in it has the name of the run."""
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot work."""
         if self.skip_phase1 and self.skip_phase2:
             raise UserError("Leave out --skip_phase1 or --skip_phase2: with both there is nothing to train.")

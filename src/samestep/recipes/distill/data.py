@@ -12,14 +12,29 @@ import numpy as np
 
 from samestep import Trained, UserError, noise
 from samestep.core.paths import expand_home
-from samestep.core.records import read_object, write_json
+from samestep.core.records import read_object
 from samestep.data.data_file import DataFile
 from samestep.data.permutation import permute
 from samestep.recipes.distill.config import DistillConfig
-from samestep.recipes.distill.mixed_records import parse_sources, read_mixture
 from samestep.recipes.distill.python_docs import python_docs
-from samestep.recipes.distill.records import Record
-from samestep.recipes.distill.retrieval_set import RetrievalSet, read_beir
+from samestep.recipes.distill.records import Record, parse_sources, read_mixture
+from samestep.recipes.distill.retrieval import RetrievalSet, read_beir
+
+_HELD_OUT = noise.purpose("distill/held out")
+_SENTENCE_END = re.compile(r"(?<=[.?!;])\s+")
+_FEWEST_WORDS = 3
+"""Of a sentence that is a text of its own."""
+TEXTS = "texts.json"
+"""The artifact of a phase that says with which texts it trains, and how many queries were kept for validation."""
+T = TypeVar("T")
+Origin = DataFile | Path | np.ndarray
+
+
+class Text(NamedTuple):
+    """A text, and whether it is a query, which a model may read after an instruction."""
+
+    text: str
+    is_query: bool
 
 
 @dataclass(frozen=True)
@@ -45,7 +60,6 @@ class TextTable:
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> "TextTable":
-        """The table of these records."""
         queries: dict[str, int] = {}
         passages: dict[str, int] = {}
 
@@ -61,23 +75,6 @@ class TextTable:
             for record in records
         ]
         return cls(list(queries), list(passages), rows)
-
-
-_HELD_OUT = noise.purpose("distill/held out")
-_SENTENCE_END = re.compile(r"(?<=[.?!;])\s+")
-_FEWEST_WORDS = 3
-"""Of a sentence that is a text of its own."""
-TEXTS = "texts.json"
-"""The artifact of a phase that says with which texts it trains."""
-T = TypeVar("T")
-Origin = DataFile | Path | np.ndarray
-
-
-class Text(NamedTuple):
-    """A text, and whether it is a query, which a model may read after an instruction."""
-
-    text: str
-    is_query: bool
 
 
 @dataclass(frozen=True)
@@ -146,43 +143,6 @@ class DistillData:
             yield from (self.first_passage + number for number in (record.positive, *record.negatives))
 
 
-def digest_of(texts: Sequence[Text]) -> str:
-    """Equal for the same texts in the same order."""
-    digest = hashlib.sha256()
-    for text in texts:
-        digest.update(f"{text.is_query} {len(text.text)} {text.text}".encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()
-
-
-def record_texts(path: Path, data: DistillData) -> None:
-    """Write what a trained network is later used with: which texts, and how many queries were kept for validation."""
-    write_json(path, {"texts": digest_of(data.texts), "queries": len(data.held_out.queries)})
-
-
-def data_of(trained: Trained) -> DistillData:
-    """The data of a trained network, refused if it has changed: the queries that were kept for validation would be
-    others, and so would the tokens of a built-in network."""
-    data, file = load_data(trained.config), texts_file(trained)
-    if file is not None and read_object(file).get("texts") != digest_of(data.texts):
-        raise UserError(
-            f"Bring back the data that {trained.source} was trained with; its texts are others now, or this is another "
-            "version of Python, whose documentation was the data."
-        )
-    return data
-
-
-def texts_file(trained: Trained) -> Path | None:
-    """Where a run has recorded its texts; None for a network without a run."""
-    file = trained.run.artifacts(trained.stage) / TEXTS if trained.run else None
-    return file if file and file.is_file() else None
-
-
-def share_out(limit: int, sizes: Sequence[int]) -> list[int]:
-    """How many rows of each source are taken where `limit` in all are wanted: by size, and at least one."""
-    total = sum(sizes)
-    return list(sizes) if total <= limit else [max(1, size * limit // total) for size in sizes]
-
-
 def load_data(config: DistillConfig) -> DistillData:
     """Read the records, keep some for validation, and cut to what the phases use."""
     data = config.data
@@ -207,6 +167,12 @@ def load_data(config: DistillConfig) -> DistillData:
     table = TextTable.of([record for records in read for record in records])
     sentences = sentences_of(table.passages, held_out.passages) if data.sentences else []
     return DistillData(name, table, sources, weights, held_out, _origins(config, table, held_out), sentences)
+
+
+def share_out(limit: int, sizes: Sequence[int]) -> list[int]:
+    """How many rows of each source are taken where `limit` in all are wanted: by size, and at least one."""
+    total = sum(sizes)
+    return list(sizes) if total <= limit else [max(1, size * limit // total) for size in sizes]
 
 
 def sentences_of(*texts: Sequence[str]) -> list[str]:
@@ -260,9 +226,9 @@ def _some_queries(found: RetrievalSet, limit: int | None) -> RetrievalSet:
 
 def _origins(config: DistillConfig, table: TextTable, held_out: RetrievalSet) -> list[Origin]:
     """The files, or what the texts are where there are none."""
-    named = [path for path, _ in parse_sources(config.data.named)] if config.data.named else []
-    named += [config.data.validation] if config.data.validation else []
     if config.data.named:
+        named = [path for path, _ in parse_sources(config.data.named)]
+        named += [config.data.validation] if config.data.validation else []
         return [DataFile(file.resolve()) for name in named for file in _files(expand_home(name))]
     digest = hashlib.sha256(repr((table, held_out)).encode())
     return [np.frombuffer(digest.digest(), dtype=np.uint8)]
@@ -270,3 +236,29 @@ def _origins(config: DistillConfig, table: TextTable, held_out: RetrievalSet) ->
 
 def _files(path: Path) -> list[Path]:
     return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+
+
+def digest_of(texts: Sequence[Text]) -> str:
+    """Equal for the same texts in the same order."""
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(f"{text.is_query} {len(text.text)} {text.text}".encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
+def data_of(trained: Trained) -> DistillData:
+    """The data of a trained network, refused if it has changed: the queries that were kept for validation would be
+    others, and so would the tokens of a built-in network."""
+    data, file = load_data(trained.config), texts_file(trained)
+    if file is not None and read_object(file).get("texts") != digest_of(data.texts):
+        raise UserError(
+            f"Bring back the data that {trained.source} was trained with; its texts are others now, or this is another "
+            "version of Python, whose documentation was the data."
+        )
+    return data
+
+
+def texts_file(trained: Trained) -> Path | None:
+    """Where a run has recorded its texts; None for a network without a run."""
+    file = trained.run.artifacts(trained.stage) / TEXTS if trained.run else None
+    return file if file and file.is_file() else None

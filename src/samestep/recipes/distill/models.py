@@ -1,20 +1,52 @@
-"""Teacher and student: what each is, how it reads texts, and the size of the vectors that the student learns."""
+"""Teacher and student: what each is, how it reads texts, and rows for feeds.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+Rows are token ids, made when a row is asked for, with the teacher's vectors or the teacher's tokens beside. Names in a
+batch: `text_ids` [rows, length] with `text_mask` (phase 1, teacher, validation); `query_ids` and `passage_ids` [rows,
+each, length] with their masks (phase 2). A live teacher's tokens are `teacher_text_ids` and so on.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
-from samestep import EncoderSource, UserError, World, open_encoder, small_encoder
+from samestep import Batch, Bucketed, EncoderSource, Mixed, UserError, World, open_encoder, small_encoder
+from samestep.models.text_tokenizer import TextTokenizer
 from samestep.recipes.distill.config import DistillConfig, ShapeConfig
-from samestep.recipes.distill.data import DistillData, load_data
-from samestep.recipes.distill.rows import STUDENT, TEACHER, Reading
+from samestep.recipes.distill.data import DistillData, Origin, Text, load_data
 
+STUDENT, TEACHER = "", "teacher_"
+"""What the names of a model's tokens begin with."""
+_IDS, _LENGTHS, _MASK = "_ids", "_lengths", "_mask"
+GPU_MULTIPLE = 32
+"""On a GPU lengths are rounded up to multiples of this, so that few shapes are compiled."""
+Readings = Mapping[str, "Reading"]
+"""How the models read whose tokens rows have, by what the names of these begin with."""
 MODEL = "model"
 """The name of the student's learner."""
 _TOKENIZER_TEXTS = 20_000
 """Texts that the tokenizer of a built-in network is learned from, at most."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a model reads texts."""
+
+    tokenizer: TextTokenizer
+    max_length: int
+    query_instruction: str = ""
+    """What stands before a query."""
+    passage_instruction: str = ""
+
+    def __call__(self, texts: Sequence[Text]) -> list[Tensor]:
+        """Token ids of each text, special ones included; many at once are faster."""
+        before = {True: self.query_instruction, False: self.passage_instruction}
+        return self.tokenizer.encode_all([before[text.is_query] + text.text for text in texts], self.max_length)
 
 
 @dataclass(frozen=True)
@@ -63,14 +95,7 @@ def _open(
 ) -> EncoderSource:
     if name is not None:
         return open_encoder(name, world=world, dtype=dtype)
-    return small_encoder(
-        texts,
-        width=shape.width,
-        layers=shape.layers,
-        heads=shape.heads,
-        vocabulary=shape.vocabulary,
-        max_length=max_length,
-    )
+    return small_encoder(texts, **asdict(shape), max_length=max_length)
 
 
 def _reading(source: EncoderSource, max_length: int, instruction: str | None) -> Reading:
@@ -94,3 +119,161 @@ def vectors_of(network: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
     found: Tensor = network(ids.flatten(0, -2), mask.flatten(0, -2))
     exact = found.to(torch.promote_types(found.dtype, torch.float32))
     return exact.view(*ids.shape[:-1], exact.shape[-1])
+
+
+class Vectors(Protocol):
+    """The teacher's vectors of all texts."""
+
+    def of(self, texts: Sequence[int]) -> Tensor:
+        """[texts, dim], by the numbers of the texts."""
+
+
+def by_length(texts: Sequence[Text]) -> list[int]:
+    """The numbers of texts, longest first: those of a batch are of similar length, and what needs most memory comes
+    first."""
+    return sorted(range(len(texts)), key=lambda number: -len(texts[number].text))
+
+
+class TextRows:
+    """One text a row."""
+
+    def __init__(
+        self,
+        texts: Sequence[Text],
+        numbers: Sequence[int],
+        readings: Readings,
+        origins: Sequence[Origin],
+        vectors: Vectors | None = None,
+    ) -> None:
+        """`numbers` are the texts that have a row, in this order."""
+        self._texts, self._numbers, self._readings = texts, numbers, readings
+        self._origins, self._vectors = origins, vectors
+        self.lengths = [len(texts[number].text) for number in numbers]
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Tensor]]:
+        numbers = [self._numbers[index] for index in indices]
+        texts = [self._texts[number] for number in numbers]
+        columns: dict[str, Sequence[Tensor]] = {f"{who}text{_IDS}": read(texts) for who, read in self._readings.items()}
+        if self._vectors is not None:
+            columns["teacher"] = self._vectors.of(numbers).unbind()
+        return [dict(zip(columns, values)) for values in zip(*columns.values())]
+
+    def origins(self) -> list[Origin]:
+        return list(self._origins)
+
+
+class RecordRows:
+    """One record a row: its query, its positive, and its negatives, as many as `negatives`; -1 stands for none."""
+
+    def __init__(
+        self,
+        data: DistillData,
+        rows: Sequence[int],
+        negatives: Sequence[Sequence[int]],
+        width: int,
+        readings: Readings,
+        vectors: Vectors | None = None,
+    ) -> None:
+        """`negatives` are passages by row of the table, of which `width` are taken."""
+        self._data, self._rows, self._readings = data, rows, readings
+        self._negatives, self._width, self._vectors = negatives, width, vectors
+        self.lengths = [self._longest(row) for row in rows]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Tensor]]:
+        chosen = [self._rows[index] for index in indices]
+        numbers = [self._numbers(row) for row in chosen]
+        every = [number for own in numbers for number in own]
+        texts = [self._data.texts[number] for number in every]
+        tokens = {who: read(texts) for who, read in self._readings.items()}
+        vectors = None if self._vectors is None else self._vectors.of(every)
+        ends = accumulate(map(len, numbers), initial=0)
+        return [self._row(row, slice(*span), tokens, vectors) for row, span in zip(chosen, pairwise(ends))]
+
+    def _row(
+        self, row: int, own: slice, tokens: Mapping[str, Sequence[Tensor]], vectors: Tensor | None
+    ) -> dict[str, Tensor]:
+        """A record, whose query and passages are `own` among the tokens and vectors."""
+        passages = self._passages(row)
+        absent = 1 + self._width - len(passages)
+        query = torch.tensor(self._data.table.rows[row].query)
+        found = {"query": query, "passages": torch.tensor([*passages, *[-1] * absent])}
+        for who, ids in tokens.items():
+            found[f"{who}query{_IDS}"], *others = ids[own]
+            found[f"{who}passage{_IDS}"] = torch.cat(others)
+            found[f"{who}passage{_LENGTHS}"] = torch.tensor([*map(len, others), *[0] * absent])
+        if vectors is not None:
+            query_vector, *others = vectors[own]
+            zeros = vectors.new_zeros(absent, vectors.shape[1])
+            found |= {"teacher_query": query_vector, "teacher_passages": torch.cat([torch.stack(others), zeros])}
+        return found
+
+    def _numbers(self, row: int) -> list[int]:
+        """The texts of a record: its query, and then its passages."""
+        passages = (self._data.first_passage + passage for passage in self._passages(row))
+        return [self._data.table.rows[row].query, *passages]
+
+    def _passages(self, row: int) -> list[int]:
+        return [self._data.table.rows[row].positive, *self._negatives[row][: self._width]]
+
+    def _longest(self, row: int) -> int:
+        return max(len(self._data.table.passages[passage]) for passage in self._passages(row))
+
+    def origins(self) -> list[Origin]:
+        return list(self._data.origins)
+
+
+def pad_tokens(samples: Sequence[Mapping[str, Tensor]], readings: Readings, multiple: int = 1) -> Batch:
+    """A batch: tokens padded and with masks, all else stacked."""
+    batch: Batch = {}
+    for name in samples[0]:
+        values = [sample[name] for sample in samples]
+        if name.endswith(_LENGTHS):
+            continue
+        if not name.endswith(_IDS):
+            batch[name] = torch.stack(values)
+            continue
+        stem = name.removesuffix(_IDS)
+        reading = readings[TEACHER if stem.startswith(TEACHER) else STUDENT]
+        if f"{stem}{_LENGTHS}" in samples[0]:
+            lengths = [sample[f"{stem}{_LENGTHS}"].tolist() for sample in samples]
+            parts = [part for value, each in zip(values, lengths) for part in value.split(each)]
+            ids, mask = _padded(parts, reading, multiple)
+            shape = (len(samples), len(lengths[0]), -1)
+            batch[name], batch[f"{stem}{_MASK}"] = ids.view(shape), mask.view(shape)
+        else:
+            batch[name], batch[f"{stem}{_MASK}"] = _padded(values, reading, multiple)
+    return batch
+
+
+def _padded(parts: Sequence[Tensor], reading: Reading, multiple: int) -> tuple[Tensor, Tensor]:
+    lengths = torch.tensor([len(part) for part in parts])
+    width = -(-max(1, int(lengths.max())) // multiple) * multiple
+    width = min(width, reading.max_length)  # a model may have no positions behind it
+    pad = reading.tokenizer.pad
+    ids = pad_sequence(list(parts), batch_first=True, padding_value=pad)
+    ids = torch.nn.functional.pad(ids, (0, width - ids.shape[1]), value=pad)
+    return ids, (torch.arange(width) < lengths[:, None]).long()
+
+
+def collate_for(readings: Readings, device: torch.device) -> Any:
+    """The collate of a feed: lengths are those of a micro-batch's longest text, on a GPU rounded up."""
+    return partial(pad_tokens, readings=readings, multiple=1 if device.type == "cpu" else GPU_MULTIPLE)
+
+
+def mixed(sources: Sequence[Any], weights: Sequence[float], bucketed: bool) -> tuple[Any, Bucketed | None]:
+    """Rows of several sources as one, and their order."""
+    lengths = [length for source in sources for length in source.lengths]
+    rows = sources[0] if len(sources) == 1 else Mixed(sources, weights)
+    return rows, Bucketed(lengths) if bucketed else None

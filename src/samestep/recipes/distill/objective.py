@@ -13,15 +13,16 @@ A student with Matryoshka dimensions has each of them as the mean over its dimen
 vector, scaled to length 1, stand for the vector. All functions give a value a row, as a learner takes them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax, normalize
 
-from samestep import UserError
+from samestep import Batch, UserError
 from samestep.core.config.bounds import NotNegative, Positive
 from samestep.core.config.checked import CheckedConfig
 
@@ -31,6 +32,8 @@ COSINE = "cosine"
 """Only logged: how close the student's vectors are to the teacher's."""
 _TIE = 1e-5
 """Teacher scores that are closer count as equal: of the same texts, they differ by rounding."""
+_ALONE = (MSE, COSINE, MARGIN_MSE, KL)
+"""Terms of a record alone, which are computed with its vectors."""
 
 
 def _trained(weights: dict[str, float], section: str) -> dict[str, float]:
@@ -50,7 +53,6 @@ class AlignObjective(CheckedConfig):
     """Weight of 1 - cosine."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be trained with."""
         _ = self.mix
 
     @property
@@ -87,7 +89,6 @@ class RankObjective(CheckedConfig):
     too. null: only leave out passages that are known to answer the query."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be trained with."""
         _ = self.mix
 
     @property
@@ -115,6 +116,22 @@ def squared_distance(student: Tensor, teacher: Tensor) -> Tensor:
 def cosine(first: Tensor, second: Tensor) -> Tensor:
     """Of vectors [..., dim] of length 1."""
     return (first * second).sum(-1)
+
+
+def align_terms(student: Tensor, teacher: Tensor, dims: tuple[int, ...]) -> dict[str, Tensor]:
+    """Both terms and the cosine, a value for each text, from vectors [texts, dim]; the teacher's may be longer."""
+
+    def distance(dim: int) -> Tensor:
+        return squared_distance(unit_prefix(student, dim), unit_prefix(teacher, dim))
+
+    def similarity(dim: int) -> Tensor:
+        return cosine(unit_prefix(student, dim), unit_prefix(teacher, dim))
+
+    return {
+        MSE: mean_over_dims(dims, distance),
+        COSINE_DISTANCE: 1 - mean_over_dims(dims, similarity),
+        COSINE: similarity(dims[0]).detach(),
+    }
 
 
 def scores(queries: Tensor, passages: Tensor) -> Tensor:
@@ -175,3 +192,99 @@ def cosent(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     is_ordered = teacher[:, None] > teacher[None, :] + _TIE
     parts = apart.masked_fill(~is_ordered, -torch.inf).flatten()
     return torch.cat([parts.new_zeros(1), parts]).logsumexp(0)
+
+
+@dataclass(frozen=True)
+class RankTerms:
+    """All terms, in two steps: what each record gives, and what is computed of all of them."""
+
+    objective: RankObjective
+    dims: tuple[int, ...]
+    known: KnownPositives
+
+    def of_records(self, query: Tensor, passages: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """What each record gives, a row of each: its vectors [rows, dim] and [rows, 1 + negatives, dim], the numbers of
+        its texts, its own terms, and of the teacher only what terms of all records need."""
+        with torch.autocast(query.device.type, enabled=False):
+            found = {"query": query, "passages": passages}
+            found |= {"query_number": batch["query"], "passage_numbers": batch["passages"]}
+            found |= self._own_terms(query, passages, batch)
+            if self.objective.cosent:
+                found["teacher_scores"] = _teacher_scores(batch)
+            if self.objective.teacher_margin is not None:
+                found |= {name: batch[name] for name in ("teacher_query", "teacher_passages")}
+            return found
+
+    def _own_terms(self, query: Tensor, passages: Tensor, batch: Batch) -> dict[str, Tensor]:
+        present, objective = batch["passages"] >= 0, self.objective
+        student, teacher = _texts(query, passages), _texts(batch["teacher_query"], batch["teacher_passages"])
+        is_text = torch.cat([present.new_ones(len(query), 1), present], 1)
+
+        def mean_of_texts(measure: str, dim: int) -> Tensor:
+            mine, wanted = unit_prefix(student, dim), unit_prefix(teacher, dim)
+            values = squared_distance(mine, wanted) if measure == MSE else cosine(mine, wanted)
+            return torch.where(is_text, values, 0.0).sum(1) / is_text.sum(1)
+
+        mean = partial(mean_over_dims, self.dims)
+        terms = {MSE: mean(lambda dim: mean_of_texts(MSE, dim))}
+        terms[COSINE] = mean_of_texts(COSINE, self.dims[0]).detach()  # only logged
+        if objective.margin_mse or objective.kl:
+            theirs = _teacher_scores(batch)
+        if objective.margin_mse:
+            terms[MARGIN_MSE] = mean(lambda dim: margin_mse(_scores(query, passages, dim), theirs, present))
+        if objective.kl:
+            temperature = objective.kl_temperature
+            terms[KL] = mean(lambda dim: score_divergence(_scores(query, passages, dim), theirs, present, temperature))
+        return terms
+
+    def coupled(self, rows: Mapping[str, Tensor], own: slice) -> dict[str, Tensor]:
+        """All terms of the records `own`, where `rows` has what all records of the global batch gave."""
+        objective = self.objective
+        with torch.autocast(rows["query"].device.type, enabled=False):
+            terms = {name: rows[name][own] for name in _ALONE if name in rows}
+            if objective.info_nce:
+                targets, left_out = self._pool(rows, own)
+
+                def contrast(dim: int) -> Tensor:
+                    queries = unit_prefix(rows["query"][own], dim)
+                    pool = unit_prefix(rows["passages"], dim).flatten(0, 1)
+                    return info_nce(queries, pool, targets, left_out, objective.temperature)
+
+                terms[INFO_NCE] = mean_over_dims(self.dims, contrast)
+            if objective.cosent:
+                present = rows["passage_numbers"] >= 0
+                wanted = rows["teacher_scores"].detach()[present]
+
+                def order(dim: int) -> Tensor:
+                    found = _scores(rows["query"], rows["passages"], dim)[present]
+                    return cosent(found, wanted, objective.cosent_temperature)
+
+                terms[COSENT] = mean_over_dims(self.dims, order).expand(len(rows["query"][own]))
+            return terms
+
+    def _pool(self, rows: Mapping[str, Tensor], own: slice) -> tuple[Tensor, Tensor]:
+        """Where the positives of the records `own` are among all passages, and what does not count as a negative."""
+        numbers = rows["passage_numbers"]
+        each = numbers.shape[1]
+        targets = torch.arange(len(numbers), device=numbers.device)[own] * each
+        pool = numbers.flatten()
+        left_out = false_negatives(self.known, rows["query_number"][own], numbers[own, 0], pool, targets)
+        margin = self.objective.teacher_margin
+        if margin is not None:
+            theirs = rows["teacher_query"][own].detach() @ rows["teacher_passages"].detach().flatten(0, 1).T
+            too_close = theirs > theirs.gather(1, targets[:, None]) + margin
+            left_out = left_out | too_close.scatter(1, targets[:, None], False)
+        return targets, left_out
+
+
+def _texts(query: Tensor, passages: Tensor) -> Tensor:
+    """The query and its passages, [rows, 1 + each, dim]."""
+    return torch.cat([query[:, None], passages], 1)
+
+
+def _scores(query: Tensor, passages: Tensor, dim: int) -> Tensor:
+    return scores(unit_prefix(query, dim), unit_prefix(passages, dim))
+
+
+def _teacher_scores(batch: Batch) -> Tensor:
+    return scores(batch["teacher_query"], batch["teacher_passages"])

@@ -1,8 +1,13 @@
-"""`samestep sample RUN --query TEXT`: the passages that the student finds for a query."""
+"""Vectors of many texts outside of training, shared out over the ranks, the same at any number of them; and with them
+`samestep sample RUN --query TEXT`: the passages that the student finds for a query.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
+from torch import Tensor, nn
 
 from samestep import Trained, UserError, World
 from samestep.core.config.bounds import Count
@@ -10,14 +15,40 @@ from samestep.core.config.checked import CheckedConfig
 from samestep.core.output import print_text
 from samestep.core.records import Json
 from samestep.data.prompt_files import read_prompts
+from samestep.parallel.precision import autocast
 from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.data import Text, data_of
-from samestep.recipes.distill.embedding import embed_texts
-from samestep.recipes.distill.models import MODEL, open_models
+from samestep.recipes.distill.models import MODEL, STUDENT, Reading, open_models, pad_tokens, vectors_of
 from samestep.recipes.distill.objective import unit_prefix
-from samestep.recipes.distill.retrieval_metrics import rank_by_vectors
-from samestep.recipes.distill.rows import STUDENT
-from samestep.train.trained.batch_inference import network_of
+from samestep.recipes.distill.retrieval import rank_by_vectors
+from samestep.train.api.whole_set import gather_tensors
+from samestep.train.trained.batch_inference import my_batches, network_of
+
+
+@torch.no_grad()
+def embed_texts(
+    network: nn.Module,
+    reading: Reading,
+    texts: Sequence[Text],
+    world: World,
+    batch_size: int,
+    compute: torch.dtype | None = None,
+) -> Tensor:
+    """Vectors [texts, dim] on the CPU of every rank. Collective."""
+
+    def embed(numbers: Sequence[int]) -> Tensor:
+        rows = [{"text_ids": ids} for ids in reading([texts[number] for number in numbers])]
+        tokens = pad_tokens(rows, {STUDENT: reading})
+        ids, mask = (tokens[name].to(world.device) for name in ("text_ids", "text_mask"))
+        with autocast(world.device, compute):
+            found = vectors_of(network, ids, mask).cpu()
+        return found.to(torch.promote_types(found.dtype, torch.float32))
+
+    mine = [batch for batch in my_batches([len(text.text) for text in texts], batch_size, world) if batch]
+    vectors = torch.cat([embed(batch) for batch in mine] or [embed([0])[:0]])  # without any, still of their size
+    numbers = torch.tensor([number for batch in mine for number in batch], dtype=torch.int64)
+    found = gather_tensors(world, {"number": numbers, "vector": vectors})
+    return found["vector"][found["number"].argsort()]
 
 
 @dataclass(frozen=True)
@@ -37,7 +68,6 @@ class SampleOptions(CheckedConfig):
     """Texts at once on a device."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be, before the model is opened."""
         if not self.query:
             raise UserError("Give a query with --query.")
 

@@ -1,72 +1,104 @@
-"""The stages: the teacher's vectors (if they are cached), hard negatives (if wanted), phase 1, phase 2."""
+"""What a run does: what is filled in and refused before it is recorded, and its stages.
+
+The stages are the teacher's vectors (if they are cached), hard negatives (if wanted), phase 1, phase 2.
+"""
 
 from dataclasses import replace
+from pathlib import Path
 
-from samestep import TRAINING_SETTINGS, Bench, Stage
-from samestep.recipes.distill import align, mining, rank, teacher
-from samestep.recipes.distill.align import Align
+from samestep import TRAINING_SETTINGS, Stage, UserError
+from samestep.core.config import dump, flatten
+from samestep.core.paths import expand_home
+from samestep.core.rundir import RunDir
+from samestep.data.order import MixedOrder
 from samestep.recipes.distill.config import DistillConfig
+from samestep.recipes.distill.data import load_data
 from samestep.recipes.distill.exporting import shown_mix, write_artifact_folder
-from samestep.recipes.distill.mining import build_mining
-from samestep.recipes.distill.phase import NDCG, PhaseTask
-from samestep.recipes.distill.rank import Rank
-from samestep.recipes.distill.teacher import build_cache
+from samestep.recipes.distill.task import ALIGN, NDCG, RANK, Align, PhaseTask, Rank
+from samestep.recipes.distill.teacher import MINING_STAGE, TEACHER_STAGE, build_cache, build_mining
+from samestep.train.record.config import named_source
+from samestep.train.record.run_record import RunRecord
+from samestep.train.weights.run_checkpoints import choose_checkpoint
 
-BEST = (f"val/{NDCG}", "max")
-_OF_STUDENT = (
-    "student_model",
-    "student.*",
-    "use_projection",
-    "align.*",
-    "rank.*",
-    "negatives",
-    "phase?_*",
-    "skip_phase?",
+_SAME = (
+    *("teacher_model", "student_model", "use_projection", "teacher.shape.", "student.shape.", "student.max_length"),
+    *("data.", "seed", "max_samples_"),
 )
+"""Beginnings of settings that make two runs train the same network, with the same tokens, and keep the same queries
+for validation."""
+BEST = (f"val/{NDCG}", "max")
+_ONLY_TEACHER = (
+    *(*TRAINING_SETTINGS, "init_from", "bucketed", "student_model", "student.*", "use_projection"),
+    *("align.*", "rank.*", "negatives", "phase?_*", "skip_phase?"),
+)
+"""Settings that stages that only use the teacher ignore."""
 _OF_PHASE_2 = ("rank.*", "negatives", "mining.*", "phase2_*", "skip_phase2")
+
+
+def resolve_config(config: DistillConfig) -> DistillConfig:
+    """The configuration, if its data can be used; with the weights of an earlier phase 1 where that is skipped."""
+    if config.mining.negatives and config.teacher.mode == "live":
+        raise UserError("Set teacher.mode=cached, or mining.negatives=0: negatives are mined with cached vectors.")
+    data = load_data(config)
+    if len(data.sources) > 1:  # refuses weights that are too far apart now, not after the teacher's stage
+        MixedOrder([len(rows) for rows in data.sources], data.weights, 1, config.seed)
+    if config.skip_phase1 and named_source(config) is None:
+        found = earlier_phase_1(config)
+        return replace(config, init_from=str(found)) if found else config
+    return config
+
+
+def earlier_phase_1(config: DistillConfig) -> Path | None:
+    """The best checkpoint of phase 1 of the newest run beside this one that trained the same network."""
+    runs = sorted(expand_home(config.out).glob("*/"), key=lambda run: run.stat().st_mtime, reverse=True)
+    for run in map(RunDir, runs):
+        if _trains_the_same(run, config):
+            return choose_checkpoint(run, "best", stage=ALIGN)
+    return None
+
+
+def _trains_the_same(run: RunDir, config: DistillConfig) -> bool:
+    """Whether a run is one of this recipe, with the same models, that has ended phase 1."""
+    if not run.done(ALIGN).is_file():
+        return False
+    record = RunRecord.read_if_readable(run)
+    if record is None or record.recipe != "distill":
+        return False
+    theirs, ours = (dict(flatten(DistillConfig, each)) for each in (record.config, dump(config)))
+    return all(theirs.get(name) == ours[name] for name in ours if name.startswith(_SAME))
 
 
 def stages(config: DistillConfig) -> list[Stage]:
     """One to four."""
     found: list[Stage] = []
-    unused: tuple[str, ...]
     if config.teacher.mode == "cached":
-        unused = (*TRAINING_SETTINGS, "init_from", "bucketed", *_OF_STUDENT, "mining.*")
-        found.append(Stage(teacher.STAGE, build_cache, config=cache_config, ignores=unused))
+        unused = (*_ONLY_TEACHER, "mining.*")
+        found.append(Stage(TEACHER_STAGE, build_cache, config=_cache_config, ignores=unused))
     if config.mining.negatives and not config.skip_phase2:
-        unused = (*TRAINING_SETTINGS, "init_from", "bucketed", *_OF_STUDENT)
-        found.append(Stage(mining.STAGE, build_mining, config=cache_config, ignores=unused))
+        found.append(Stage(MINING_STAGE, build_mining, config=_cache_config, ignores=_ONLY_TEACHER))
     phases = []
     if not config.skip_phase1:
-        phases.append(Stage(align.STAGE, Align, config=align_config, ignores=_OF_PHASE_2))
+        phases.append(Stage(ALIGN, Align, config=_align_config, ignores=_OF_PHASE_2))
     if not config.skip_phase2:
-        start = None if config.skip_phase1 else f"{align.STAGE}:best"
-        phases.append(Stage(rank.STAGE, Rank, config=rank_config, start=start))
+        start = None if config.skip_phase1 else f"{ALIGN}:best"
+        phases.append(Stage(RANK, Rank, config=_rank_config, start=start))
     phases = [replace(phase, validate=PhaseTask.validate, best=BEST) for phase in phases]
-    phases[-1] = replace(phases[-1], finish=finish)
+    phases[-1] = replace(phases[-1], finish=write_artifact_folder)
     return [*found, *phases]
 
 
-def cache_config(config: DistillConfig) -> DistillConfig:
-    """The settings of stages that only use the teacher: texts at once, and how much a kill may cost."""
+def _cache_config(config: DistillConfig) -> DistillConfig:
+    """Of stages that only use the teacher: texts at once, and how much a kill may cost."""
     saves = replace(config.checkpoint, every_steps=config.teacher.save_every)
     return replace(config, batch_size=config.teacher.batch_size, checkpoint=saves)
 
 
-def align_config(config: DistillConfig) -> DistillConfig:
-    """The settings of phase 1."""
+def _align_config(config: DistillConfig) -> DistillConfig:
     return replace(config, learning_rate=config.phase1_lr, epochs=config.phase1_epochs)
 
 
-def rank_config(config: DistillConfig) -> DistillConfig:
-    """The settings of phase 2."""
+def _rank_config(config: DistillConfig) -> DistillConfig:
     return replace(config, learning_rate=config.phase2_lr, epochs=config.phase2_epochs)
-
-
-def finish(task: PhaseTask, bench: Bench) -> None:
-    """Write the student for other programs, if that is wanted."""
-    if bench.config.save_to_artifacts:
-        write_artifact_folder(task, bench)
 
 
 def describe(config: DistillConfig) -> dict[str, str]:
@@ -74,19 +106,12 @@ def describe(config: DistillConfig) -> dict[str, str]:
     dims = config.student.matryoshka_dims
     sizes = f", Matryoshka at {', '.join(map(str, dims))}" if dims else ""
     pool = "" if config.rank.pool == "global" else "; passages of a micro-batch: depends on the number of devices"
-    lines = {
+    projection = "with a projection" if config.use_projection else "without a projection"
+    start = config.init_from or "the student as it is"
+    return {
         "dataset": ", ".join(config.data.named) or "pydoc_data.topics (the documentation inside Python)",
         "teacher": f"{config.teacher_model or 'built-in, random'} ({config.teacher.mode})",
-        "student": f"{config.student_model or 'built-in, random'}, "
-        + ("with a projection" if config.use_projection else "without a projection")
-        + sizes,
+        "student": f"{config.student_model or 'built-in, random'}, {projection}{sizes}",
+        "phase 1": f"skipped; begins with {start}" if config.skip_phase1 else shown_mix(config.align.mix),
+        "phase 2": "skipped" if config.skip_phase2 else shown_mix(config.rank.mix) + pool,
     }
-    if config.skip_phase1:
-        lines["phase 1"] = f"skipped; begins with {config.init_from or 'the student as it is'}"
-    else:
-        lines["phase 1"] = shown_mix(config.align.mix)
-    if config.skip_phase2:
-        lines["phase 2"] = "skipped"
-    else:
-        lines["phase 2"] = shown_mix(config.rank.mix) + pool
-    return lines

@@ -1,10 +1,12 @@
-"""The teacher's vectors: computed once for all texts in a stage of their own, or live with every batch.
+"""What the teacher gives: vectors, computed once for all texts in a stage of their own, or live with every batch; and
+hard negatives, the passages that it scores highest and that do not answer the query.
 
-What the stage leaves is named by all that it depends on: the texts, the model and its weights, the instruction and the
-length. A stage that trains with it compares that first.
+What the stage of the vectors leaves is named by all that they depend on: the texts, the model and its weights, the
+instruction and the length. A stage that trains with it compares that first.
 """
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,18 +16,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from samestep import Batch, Bench, Dump, Frozen, MicroBatches, UserError
+from samestep import Batch, Bench, Dump, UserError
 from samestep.core.records import read_object, write_json
-from samestep.recipes.distill.config import DistillConfig
-from samestep.recipes.distill.data import DistillData, Text, digest_of, load_data
-from samestep.recipes.distill.models import Models, open_models, vectors_of
-from samestep.recipes.distill.rows import TEACHER, TextRows, by_length, collate_for
+from samestep.recipes.distill.config import DistillConfig, MiningConfig
+from samestep.recipes.distill.data import DistillData, Origin, Text, digest_of, load_data
+from samestep.recipes.distill.models import TEACHER, Models, TextRows, by_length, collate_for, open_models, vectors_of
+from samestep.recipes.distill.retrieval import rank_by_vectors
 from samestep.train.artifacts.array_rows import ArrayRows
 
-STAGE = "teacher"
-"""The name of the stage, and of the frozen network."""
-ARTIFACT, FIELD, KEY = "vectors", "vector", "key.json"
+TEACHER_STAGE, MINING_STAGE = "teacher", "mine"
+"""The stages; the first is also the name of the frozen network."""
+VECTORS, VECTOR, KEY, NEGATIVES = "vectors", "vector", "key.json", "negatives"
+_VECTOR_NAMES = {"teacher_text": "teacher", "teacher_query": "teacher_query", "teacher_passage": "teacher_passages"}
 _BEGINNING = 1 << 20
+_DEPTH = 100
+"""How many more passages are looked at than are wanted, since some are left out."""
 
 
 class CachedVectors:
@@ -43,10 +48,9 @@ class CachedVectors:
 
     def as_stored(self, texts: Sequence[int]) -> Tensor:
         """The same in the type of the cache, for many at once."""
-        return self._rows.rows(self._places[np.asarray(texts, dtype=np.int64)])[FIELD]
+        return self._rows.rows(self._places[np.asarray(texts, dtype=np.int64)])[VECTOR]
 
     def origins(self) -> list[Path]:
-        """What a resume compares."""
         return self._rows.origins()
 
 
@@ -60,12 +64,16 @@ class LiveTeacher:
     """The teacher itself, asked with every batch."""
 
     def __init__(self, bench: Bench, models: Models) -> None:
-        self._network = load_teacher(bench, models)
+        config: DistillConfig = bench.config
+        own = config.teacher.dtype
+        dtype = ("float32" if bench.world.device.type == "cpu" else "bfloat16") if own == "auto" else own
+        is_sharded = config.distributed.strategy == "fsdp"
+        self._network = bench.frozen(models.teacher.network, name=TEACHER_STAGE, shard=is_sharded, dtype=dtype)
 
     def __call__(self, batch: Batch) -> Batch:
         """The batch with the teacher's vectors in place of the teacher's tokens."""
         parts = [name.removesuffix("_ids") for name in batch if name.startswith(TEACHER) and name.endswith("_ids")]
-        found = {_vector_name(part): self.vectors(batch, part) for part in parts}
+        found = {_VECTOR_NAMES[part]: self.vectors(batch, part) for part in parts}
         tokens = {f"{part}_{kind}" for part in parts for kind in ("ids", "mask")}
         return {name: value for name, value in batch.items() if name not in tokens} | found
 
@@ -73,23 +81,6 @@ class LiveTeacher:
         """Of `teacher_text`, `teacher_query` or `teacher_passage`."""
         with self._network.inference() as network:
             return normalize(vectors_of(network, batch[f"{part}_ids"], batch[f"{part}_mask"]), dim=-1)
-
-    def beside(self, micro_batches: MicroBatches) -> MicroBatches:
-        """All micro-batches of a step with the teacher's vectors."""
-        return micro_batches.changed(self)
-
-
-def _vector_name(part: str) -> str:
-    return {"teacher_text": "teacher", "teacher_query": "teacher_query", "teacher_passage": "teacher_passages"}[part]
-
-
-def load_teacher(bench: Bench, models: Models) -> Frozen:
-    """The teacher on the device; sharded where the student is."""
-    config: DistillConfig = bench.config
-    own = config.teacher.dtype
-    dtype = ("float32" if bench.world.device.type == "cpu" else "bfloat16") if own == "auto" else own
-    is_sharded = config.distributed.strategy == "fsdp"
-    return bench.frozen(models.teacher.network, name=STAGE, shard=is_sharded, dtype=dtype)
 
 
 def build_cache(bench: Bench) -> Dump:
@@ -99,17 +90,17 @@ def build_cache(bench: Bench) -> Dump:
     texts, models = data.texts, open_models(config, data, bench.world)
     readings = {TEACHER: models.readings[TEACHER]}
     teacher = LiveTeacher(bench, models)
-    weights = str(bench.first_launch.of_this_stage()[f"frozen/{STAGE}"])
+    weights = str(bench.first_launch.of_this_stage()[f"frozen/{TEACHER_STAGE}"])
     if bench.world.is_main:
         write_json(bench.artifact(KEY), {**key_of(config, models, texts), "weights": weights})
     distinct = cached_texts(texts)
     rows = TextRows(distinct, range(len(distinct)), readings, data.origins)
-    fields: dict[str, tuple[Sequence[int], str]] = {FIELD: ((models.teacher.dim,), config.teacher.cache_dtype)}
+    fields: dict[str, tuple[Sequence[int], str]] = {VECTOR: ((models.teacher.dim,), config.teacher.cache_dtype)}
     bench.screen.print(f"{len(distinct):,} texts for the teacher, vectors of {models.teacher.dim} numbers")
     return Dump(
         bench.evaluation_feed(rows, collate=collate_for(readings, bench.world.device)),
-        lambda batch: {FIELD: teacher.vectors(batch, "teacher_text")},
-        bench.array_artifact(ARTIFACT, len(distinct), fields),
+        lambda batch: {VECTOR: teacher.vectors(batch, "teacher_text")},
+        bench.array_artifact(VECTORS, len(distinct), fields),
     )
 
 
@@ -140,18 +131,83 @@ def _weight_files(folder: Path | None) -> str:
 
 def read_cache(bench: Bench, data: DistillData, models: Models) -> CachedVectors:
     """What the stage left, if it is for these texts and this teacher. Collective."""
-    texts = data.texts
 
     def check() -> None:
         if not bench.world.is_main:
             return
-        known, found = read_object(bench.artifact(KEY, stage=STAGE)), key_of(bench.config, models, texts)
+        known, found = read_object(bench.artifact(KEY, stage=TEACHER_STAGE)), key_of(bench.config, models, data.texts)
         other = [name for name, value in found.items() if known.get(name) != value]
         if other:
+            folder = bench.artifact(VECTORS, stage=TEACHER_STAGE)
             raise UserError(
-                f"the teacher's vectors in {bench.artifact(ARTIFACT, stage=STAGE)} were computed with another value of "
-                f"{', '.join(other)}; start a new run, or use teacher.mode=live"
+                f"the teacher's vectors in {folder} were computed with another value of {', '.join(other)}; start a "
+                "new run, or use teacher.mode=live"
             )
 
     bench.world.run_on_all_ranks("comparing the teacher's vectors", check)
-    return CachedVectors(bench.read_array_artifact(ARTIFACT, stage=STAGE), texts)
+    return CachedVectors(bench.read_array_artifact(VECTORS, stage=TEACHER_STAGE), data.texts)
+
+
+class _RecordVectors:
+    """The teacher's vectors of each record's query and positive."""
+
+    def __init__(self, data: DistillData, vectors: CachedVectors) -> None:
+        self._data, self._vectors = data, vectors
+
+    def __len__(self) -> int:
+        return len(self._data.table.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        row = self._data.table.rows[index]
+        query, positive = self._vectors.of([row.query, self._data.first_passage + row.positive])
+        return {"record": torch.tensor(index), "query": query, "positive": positive}
+
+    def origins(self) -> list[Origin]:
+        return [*self._data.origins, *self._vectors.origins()]
+
+
+def build_mining(bench: Bench) -> Dump:
+    """The stage that finds hard negatives, with all ranks."""
+    config: DistillConfig = bench.config
+    data = load_data(config)
+    vectors = read_cache(bench, data, open_models(config, data, bench.world))
+    first = data.first_passage
+    passages = vectors.as_stored(range(first, first + len(data.table.passages))).to(bench.world.device)
+    answers: dict[int, set[int]] = defaultdict(set)
+    for row in data.table.rows:
+        answers[row.query].add(row.positive)
+    wanted = config.mining.negatives
+
+    def compute(batch: Batch) -> dict[str, Tensor]:
+        known = [answers[data.table.rows[record].query] for record in batch["record"].tolist()]
+        found = hard_negatives(config.mining, batch["query"], batch["positive"], passages, known)
+        return {NEGATIVES: torch.tensor([[*numbers, *[-1] * (wanted - len(numbers))] for numbers in found])}
+
+    artifact = bench.array_artifact(NEGATIVES, len(data.table.rows), {NEGATIVES: ((wanted,), "int64")})
+    return Dump(bench.evaluation_feed(_RecordVectors(data, vectors)), compute, artifact)
+
+
+def hard_negatives(
+    mining: MiningConfig, queries: Tensor, positives: Tensor, passages: Tensor, answers: Sequence[set[int]]
+) -> list[list[int]]:
+    """For each query the numbers of its negatives, closest first; fewer where the closest passages have no more.
+    `answers` are passages that are known to answer a query."""
+    most = max(map(len, answers))
+    ranked = rank_by_vectors(queries, passages, mining.skip + mining.negatives + most + _DEPTH)
+    scores_of_positives = (queries.double() * positives.double()).sum(1)
+    limits = scores_of_positives - (1 - mining.highest) * scores_of_positives.abs()
+    found = []
+    for query, numbers, limit, known in zip(queries, ranked, limits, answers):
+        scores = (passages[numbers].to(query.device, torch.float64) @ query.double()).tolist()
+        fitting = [n for n, score in zip(numbers, scores) if n not in known and score < limit]
+        found.append(fitting[mining.skip : mining.skip + mining.negatives])
+    return found
+
+
+def read_mined(bench: Bench) -> list[list[int]]:
+    """The negatives of each row of the table."""
+    rows = bench.read_array_artifact(NEGATIVES, stage=MINING_STAGE)
+    found = rows.rows(np.arange(len(rows)))[NEGATIVES].tolist()
+    if not any(number >= 0 for numbers in found for number in numbers):
+        raise UserError("Set mining.highest higher: the teacher scores no passage low enough to be a negative.")
+    return [[number for number in numbers if number >= 0] for numbers in found]

@@ -1,0 +1,205 @@
+"""The two phases: the student learns the teacher's vectors, then which passage answers which query, among all passages
+of the global batch. Both validate on the retrieval set that is kept for that.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from samestep import Batch, Bench, Feed, Metrics, MicroBatches, Tick, UserError, WholeSet
+from samestep.core.records import write_json
+from samestep.recipes.distill.config import DistillConfig
+from samestep.recipes.distill.data import TEXTS, Origin, digest_of, load_data
+from samestep.recipes.distill.models import (
+    MODEL,
+    STUDENT,
+    Readings,
+    RecordRows,
+    TextRows,
+    by_length,
+    collate_for,
+    mixed,
+    open_models,
+    vectors_of,
+)
+from samestep.recipes.distill.objective import (
+    COSINE,
+    KL,
+    MARGIN_MSE,
+    KnownPositives,
+    RankObjective,
+    RankTerms,
+    align_terms,
+    cosine,
+    unit_prefix,
+)
+from samestep.recipes.distill.retrieval import RetrievalSet, rank_by_vectors
+from samestep.recipes.distill.teacher import CachedVectors, LiveTeacher, read_cache, read_mined
+from samestep.train.logging.metrics import MetricValues
+
+NDCG = "ndcg@10"
+KS = (1, 10, 100)
+SHOWN = (NDCG, "recall@10", COSINE)
+"""The metrics of a validation that come first, since the screen has no room for all."""
+ALIGN, RANK = "align", "rank"
+"""The stages."""
+
+
+class PhaseTask:
+    """What both phases have: the student, the teacher's vectors, and validation on the retrieval set."""
+
+    feed: Feed
+
+    def __init__(self, bench: Bench) -> None:
+        config: DistillConfig = bench.config
+        self.bench = bench
+        self.data = load_data(config)
+        self.models = open_models(config, self.data, bench.world)
+        if bench.world.is_main:
+            known = {"texts": digest_of(self.data.texts), "queries": len(self.data.held_out.queries)}
+            write_json(bench.artifact(TEXTS), known)
+        self.learner = bench.learner(self.models.student.network, name=MODEL)
+        self.vectors: CachedVectors | None = None
+        self.teacher: LiveTeacher | None = None
+        self.readings: Readings = self.models.readings
+        self.origins: list[Origin] = list(self.data.origins)
+        if config.teacher.mode == "cached":
+            self.vectors = read_cache(bench, self.data, self.models)
+            self.readings = {STUDENT: self.models.readings[STUDENT]}
+            self.origins += self.vectors.origins()
+        else:
+            self.teacher = LiveTeacher(bench, self.models)
+        self.collate = collate_for(self.readings, bench.world.device)
+
+    def train_on(self, feed: Feed) -> None:
+        """The last step of a phase's own constructor."""
+        self.feed, self.length = feed, feed.length
+        self.state: Mapping[str, Any] = {self.learner.name: self.learner}
+        self._validation, self._retrieval = self._held_out()
+
+    def text_rows(self, numbers: Sequence[int]) -> TextRows:
+        """Rows of texts, by their numbers."""
+        return TextRows(self.data.texts, numbers, self.readings, self.origins, self.vectors)
+
+    def batches(self, step: int) -> MicroBatches:
+        """The rows of a step with the teacher's vectors."""
+        found = self.feed[step]
+        return found.changed(self.teacher) if self.teacher else found
+
+    def validate(self, tick: Tick) -> MetricValues:
+        """Metrics of the retrieval set, equal on all ranks."""
+        found = self._retrieval.evaluate(self.learner, self._validation)
+        return {f"val/{name}": value for name, value in found.items()}
+
+    def _held_out(self) -> tuple[Feed, WholeSet]:
+        """All texts of the retrieval set, the longest first; and what is measured of their vectors: how well the
+        student retrieves, at each of its sizes, and how close it is to the teacher."""
+        held_out, dims, numbers = self.data.held_out, self.models.dims, self.data.held_out_texts
+        longest_first = by_length(self.data.texts[numbers.start : numbers.stop])
+        places = torch.tensor(longest_first).argsort()
+
+        def outputs(network: nn.Module, batch: Batch) -> dict[str, Tensor]:
+            vectors = vectors_of(network, batch["text_ids"], batch["text_mask"])
+            wanted = unit_prefix((self.teacher(batch) if self.teacher else batch)["teacher"], dims[0])
+            return {"vector": vectors, COSINE: cosine(unit_prefix(vectors, dims[0]), wanted)}
+
+        def metrics(rows: dict[str, Tensor]) -> dict[str, float]:
+            found = retrieval_by_dim(rows["vector"][places], held_out, dims)
+            found[COSINE] = float(rows[COSINE].double().mean())
+            return {name: found[name] for name in SHOWN} | found
+
+        rows = self.text_rows([numbers[number] for number in longest_first])
+        return self.bench.evaluation_feed(rows, collate=self.collate), WholeSet(outputs, metrics)
+
+
+class Align(PhaseTask):
+    """The student is fitted to the teacher's vectors."""
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__(bench)
+        config: DistillConfig = bench.config
+        parts, weights = self.data.texts_of_phase(config.max_samples_phase1)
+        rows, order = mixed([self.text_rows(numbers) for numbers in parts], weights, config.bucketed)
+        self.train_on(bench.feed(rows, order=order, collate=self.collate))
+        self._objective = config.align
+        bench.screen.print(f"{len(rows):,} texts, {len(self.data.held_out.queries):,} queries for validation")
+
+    def step(self, tick: Tick) -> Metrics:
+        return self.learner.update(self.batches(tick.step), self._terms, self._objective.mix)
+
+    def _terms(self, network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        student = vectors_of(network, batch["text_ids"], batch["text_mask"])
+        with torch.autocast(student.device.type, enabled=False):
+            return align_terms(student, batch["teacher"], self.models.dims)
+
+
+class Rank(PhaseTask):
+    """The student is trained with a loss that couples all rows of the global batch."""
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__(bench)
+        config: DistillConfig = bench.config
+        data = self.data
+        own: Sequence[Sequence[int]] = [row.negatives for row in data.table.rows]
+        negatives = read_mined(bench) if config.mining.negatives else own
+        width = min(config.negatives, max(map(len, negatives)))
+        if not width and (config.rank.margin_mse or config.rank.kl):
+            raise UserError("Give records negatives, or set mining.negatives: rank.margin_mse and rank.kl need some.")
+        sources = [
+            RecordRows(data, rows, negatives, width, self.readings, self.vectors)
+            for rows in data.rows_of_phase(config.max_samples_phase2)
+        ]
+        rows, order = mixed(sources, data.weights, config.bucketed)
+        known = KnownPositives([(row.query, row.positive) for row in data.table.rows], len(data.table.passages))
+        self._terms = RankTerms(config.rank, self.models.dims, known)
+        count = partial(count_negatives, config.rank)
+        self.train_on(bench.feed(rows, order=order, collate=self.collate, count=count))
+        bench.screen.print(
+            f"{len(rows):,} records with up to {width} negatives, {len(data.held_out.queries):,} queries for validation"
+        )
+
+    def step(self, tick: Tick) -> Metrics:
+        batches, objective = self.batches(tick.step), self._terms.objective
+        if objective.pool == "local":
+            return self.learner.update(batches, self._alone, objective.mix)
+        return self.learner.update_coupled(batches, self._embed, self._terms.coupled, objective.mix)
+
+    def _embed(self, network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        query = vectors_of(network, batch["query_ids"], batch["query_mask"])
+        passages = vectors_of(network, batch["passage_ids"], batch["passage_mask"])
+        return self._terms.of_records(query, passages, batch)
+
+    def _alone(self, network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        """The same with the passages of one micro-batch as the pool, without those of rows that only fill it up."""
+        rows = dict(self._embed(network, batch))
+        is_same = (batch["ids"][:, None] == batch["ids"]).all(-1)
+        is_repeated = is_same.tril(-1).any(1)
+        rows["passage_numbers"] = rows["passage_numbers"].masked_fill(is_repeated[:, None], -1)
+        return self._terms.coupled(rows, slice(0, len(batch["query"])))
+
+
+def count_negatives(objective: RankObjective, batch: Batch) -> dict[str, Tensor]:
+    """What terms of negatives are divided by: the negatives, or the records that have some."""
+    present = (batch["passages"][:, 1:] >= 0).sum(1)
+    counts = {MARGIN_MSE: present, KL: (present > 0).to(present.dtype)}
+    return {name: count for name, count in counts.items() if getattr(objective, name)}
+
+
+def retrieval_by_dim(vectors: Tensor, held_out: RetrievalSet, dims: tuple[int, ...]) -> dict[str, float]:
+    """Metrics of vectors of all queries and then all passages: of whole vectors by their names, and of the first d
+    numbers as name/d."""
+    found: dict[str, float] = {}
+    for dim in dims:
+        for name, value in retrieval_of(vectors, held_out, dim).items():
+            found[name if dim == dims[0] else f"{name}/{dim}"] = value
+    return found
+
+
+def retrieval_of(vectors: Tensor, held_out: RetrievalSet, dim: int) -> dict[str, float]:
+    """Metrics of the first `dim` numbers of vectors of all queries and then all passages."""
+    unit = unit_prefix(vectors, dim)
+    queries, passages = unit.split([len(held_out.queries), len(held_out.passages)])
+    return held_out.metrics(rank_by_vectors(queries, passages, max(KS) + 1), KS)
