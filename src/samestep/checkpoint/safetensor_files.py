@@ -120,7 +120,6 @@ def save_safetensors(path: Path, weights: Mapping[str, Tensor], metadata: Mappin
 
 
 def read_safetensors_metadata(file: Path) -> dict[str, str]:
-    """The metadata of a file."""
     with _open(file) as content:
         return dict(content.metadata() or {})
 

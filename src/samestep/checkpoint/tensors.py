@@ -59,7 +59,6 @@ class TensorSave:
         self._metadata: Metadata | None = None
 
     def own_plan(self) -> Json:
-        """What this rank has."""
         assert all(isinstance(tensor, torch.Tensor) for tensor in self._tensors.values()), "DCP would pickle the rest"
         self._writer.set_up_storage_writer(self._rank == 0)
         self._planner.set_up_planner(self._tensors, self._writer.storage_meta(), is_coordinator=self._rank == 0)

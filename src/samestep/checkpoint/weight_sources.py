@@ -62,7 +62,6 @@ class InMemoryWeights:
     layout: Mapping[str, Tensor]
 
     def fill(self, targets: Mapping[str, Tensor]) -> None:
-        """Copy them."""
         for name, target in targets.items():
             weight = self.layout[name]
             copy_into(target, lambda part: weight if part is None else weight[part])  # noqa: B023 (called at once)
@@ -82,7 +81,6 @@ class RenamedWeights:
         return {name: self.source.layout[original] for name, original in self.names.items()}
 
     def fill(self, targets: Mapping[str, Tensor]) -> None:
-        """Copy them."""
         self.source.fill({self.names[name]: target for name, target in targets.items()})
 
 

@@ -75,7 +75,6 @@ class RecipeArgs:
         return cls(rest[0], options, rest[1:])
 
     def recipe(self) -> "Recipe":
-        """The recipe of this name."""
         return _find_recipe(self.name)
 
     def config(self, recipe: "Recipe", preset: str | None = None) -> Any:

@@ -52,7 +52,6 @@ class ModelVerb:
 
     @property
     def options(self) -> dict[str, str]:
-        """The options that it has with every recipe."""
         return {**GENERAL, "out": self.out}
 
 

@@ -76,7 +76,6 @@ def verify_configs(recipe_args: RecipeArgs, recipe: Recipe) -> dict[str, Any]:
 
 
 def verify_presets(recipe: Recipe) -> list[str]:
-    """The presets of a recipe that are there to be verified."""
     return [name for name in recipe.presets if name == PRESET or name.startswith(f"{PRESET}-")]
 
 

@@ -57,7 +57,6 @@ class Holder:
 
     @classmethod
     def here(cls) -> "Holder":
-        """This process."""
         pid = os.getpid()
         started, job = processes.start_time(pid), job_id()
         return cls(socket.gethostname(), pid, machine_id(), started, job, secrets.token_hex(8))
@@ -96,7 +95,6 @@ class Holder:
         return not gone
 
     def content(self) -> bytes:
-        """The file."""
         return json.dumps(asdict(self)).encode().ljust(_LENGTH - 1) + b"\n"
 
     def __str__(self) -> str:

@@ -45,7 +45,6 @@ def text_for(file: TextIO, text: str) -> str:
 
 
 def print_text(text: str, *, end: str = "\n", flush: bool = False) -> None:
-    """Print a text of any origin."""
     print(text_for(sys.stdout, text), end=end, flush=flush)
 
 

@@ -26,7 +26,6 @@ def parent(pid: int) -> int:
 
 
 def command(pid: int) -> list[str]:
-    """The command line."""
     return _strings(pid, "cmdline")
 
 

@@ -118,11 +118,9 @@ class RunDir:
         return self.watch / f"rank_{rank}_exit.json"
 
     def log(self, rank: int) -> Path:
-        """The log of one rank."""
         return self.path / "logs" / f"rank_{rank}.log"
 
     def checkpoints(self, stage: str) -> Path:
-        """The checkpoints of one stage."""
         return self.path / "checkpoints" / stage
 
     def artifacts(self, stage: str) -> Path:
@@ -172,7 +170,6 @@ class RunLock:
             undo.pop_all()
 
     def release(self) -> None:
-        """Release the run."""
         self._lease.release()
         self._file.close()
 

@@ -28,7 +28,6 @@ _LEAST = 16
 
 
 def new_secret() -> str:
-    """A secret for one launch."""
     return secrets.token_hex(32)
 
 

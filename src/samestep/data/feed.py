@@ -64,7 +64,6 @@ class MicroBatches:
         return start == stop
 
     def first(self) -> "MicroBatches":
-        """Only the first micro-batch."""
         return replace(self, batches=self.batches[:1], spans=self.spans[:1])
 
     def changed(self, change: Callable[[Batch], Batch]) -> "MicroBatches":

@@ -161,7 +161,6 @@ class Rearranged:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps in an epoch."""
         return self.order.steps_per_epoch
 
 

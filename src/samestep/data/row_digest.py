@@ -141,7 +141,6 @@ class _FloatSummary:
         self._squares = self._product = 0.0
 
     def add(self, values: np.ndarray) -> None:
-        """Add more floats."""
         for start in range(0, len(values), _BLOCK):
             part = values[start : start + _BLOCK].astype(np.float64)
             finite = np.isfinite(part)

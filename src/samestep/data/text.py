@@ -42,7 +42,6 @@ class TokenFile:
         return TokenFile, (self.file, self.dtype, self.start, self.stop)
 
     def __len__(self) -> int:
-        """Number of tokens."""
         return self.stop - self.start
 
     def __getitem__(self, where: slice | np.ndarray) -> np.ndarray:
@@ -50,7 +49,6 @@ class TokenFile:
         return np.array(self._tokens[where])
 
     def span(self, start: int, stop: int) -> "TokenFile":
-        """A part of this span."""
         return TokenFile(self.file, self.dtype, self.start + start, self.start + stop, self.origin)
 
     def with_own_hash(self) -> "TokenFile":
@@ -73,7 +71,6 @@ class TokenFiles:
         self._starts = np.cumsum([0, *map(len, self.files)])
 
     def __len__(self) -> int:
-        """Number of tokens."""
         return int(self._starts[-1])
 
     def __getitem__(self, where: slice | np.ndarray) -> np.ndarray:
@@ -218,7 +215,6 @@ def records(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def string(record: dict[str, Any], field: str, where: str) -> str:
-    """A text field of a record."""
     if field not in record:
         chat = "messages" in record or {"prompt", "answer"} <= record.keys()
         hint = ", or read chats with samestep data prepare" if chat else ""

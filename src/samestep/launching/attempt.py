@@ -183,11 +183,9 @@ class _Outputs(LogsSpecs):
 
     @property
     def root_log_dir(self) -> str:
-        """Where the files are."""
         return str(self._folder)
 
     def rank_of(self, local: int) -> int:
-        """The rank of a local rank."""
         return self._assignment.first_rank + local
 
     def stderr(self, rank: int) -> Path:

@@ -43,11 +43,9 @@ class CausalTransformer(Transformer):
             self.transformer.ff_out.weight = self.transformer.wte.weight
 
     def get_input_embeddings(self) -> nn.Module:
-        """The embedding."""
         return self.transformer.wte
 
     def get_output_embeddings(self) -> nn.Module:
-        """The head."""
         return self.transformer.ff_out
 
     def new_cache(self, capacity: int) -> KVCache:

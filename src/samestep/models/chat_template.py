@@ -66,7 +66,6 @@ class _TemplateProcess:
         self._last_template: str | None = None
 
     def fill_in(self, template: str, filling: Mapping[str, Any]) -> _Answer:
-        """What a template makes of this."""
         with self._lock:
             process = self._started or self._start()
             request = json.dumps([None if template is self._last_template else template, filling])

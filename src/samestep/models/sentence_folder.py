@@ -142,7 +142,6 @@ def _check_widths(encoder: SentenceEncoder, files: SentenceFiles) -> None:
 
 
 def _find_all_weights(files: SentenceFiles, encoder: SentenceEncoder) -> dict[str, StoredTensor]:
-    """Where each parameter of an encoder is."""
     transformer = encoder.transformer
     prefixes = [f"{prefix}." for prefix in (getattr(transformer, "base_model_prefix", ""),) if prefix]
     found = {

@@ -100,7 +100,6 @@ class Normalize(nn.Module):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """None."""
         return {}
 
 
@@ -117,7 +116,6 @@ class Dense(nn.Module):
         mark_unset(self)
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """Map each vector."""
         mapped: Tensor = self.activation(self.linear(vectors))
         return mapped
 
@@ -161,7 +159,6 @@ class LayerNorm(nn.Module):
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """Map each vector."""
         mapped: Tensor = self.norm(vectors)
         return mapped
 

@@ -32,7 +32,6 @@ class TextTokenizer:
         """How many tokens a text may have, if the tokenizer says so."""
 
     def __call__(self, text: str, max_length: int) -> Tensor:
-        """The tokens of one text."""
         return self.encode_all([text], max_length)[0]
 
     def encode_all(self, texts: Sequence[str], max_length: int) -> list[Tensor]:

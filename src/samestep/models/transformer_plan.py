@@ -47,7 +47,6 @@ class TransformerPlan:
 
     @classmethod
     def of(cls, published: Any, dtype: str = "auto", dropout: float | None = 0.0) -> "TransformerPlan":
-        """From a configuration."""
         config = copy.deepcopy(published)
         config.use_cache = False
         _set_dropout(config, dropout)

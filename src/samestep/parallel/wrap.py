@@ -147,7 +147,6 @@ class _ParallelBase:
         return None
 
     def measure_wait(self) -> AbstractContextManager[None]:
-        """Not measured."""
         return nullcontext()
 
     def _record_calls(self, module: nn.Module) -> None:
@@ -191,7 +190,6 @@ class _CallFunction(nn.Module):
         self.network = network
 
     def forward(self, function: Function, *args: Any) -> Any:
-        """Call it."""
         return function(self.network, *args)
 
 

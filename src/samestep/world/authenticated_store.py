@@ -44,7 +44,6 @@ class AuthenticatedStore(Store):
         self._clones: list[AuthenticatedStore] = []
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Replace a value."""
         self.inner.set(self._name(key), self._sealed(key, value))
 
     def get(self, key: str) -> bytes:

@@ -27,7 +27,6 @@ class Bounds:
     """Whether infinities and NaN are refused."""
 
     def allow(self, value: float) -> bool:
-        """Whether a number is one of them."""
         if is_infinite_or_nan(value):
             return not self.finite
         return (

@@ -45,7 +45,6 @@ class FieldPath:
     path: str = ""
 
     def child(self, name: object) -> "FieldPath":
-        """The path of a field inside this one."""
         return FieldPath(self.root, f"{self.path}.{name}" if self.path else str(name))
 
     def refuse(self, value: object, tp: Any) -> UserError:

@@ -27,7 +27,6 @@ class ConfigFile:
 
     @property
     def path(self) -> Path:
-        """The file."""
         return self.folder / self.name
 
 

@@ -38,7 +38,6 @@ class NoEffect:
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """The names and patterns."""
         return (self.settings,) if isinstance(self.settings, str) else self.settings
 
     def matches(self, path: str) -> bool:

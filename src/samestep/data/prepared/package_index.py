@@ -178,7 +178,6 @@ class _Reader:
                 continue
 
     def read(self, address: str) -> _Page:
-        """What is at an address."""
         try:
             page = self._read(address)
         except HTTPError as problem:

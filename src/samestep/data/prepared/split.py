@@ -33,7 +33,6 @@ class ByDocument:
         self._block, self._flags = -1, np.zeros(0, dtype=bool)
 
     def region(self, document: int) -> Region:
-        """The region of a document."""
         if document >= self.documents:
             raise UserError(CHANGED)
         block, place = divmod(document, _BLOCK)
@@ -43,7 +42,6 @@ class ByDocument:
         return "validation" if self._flags[place] else "train"
 
     def parts(self, piece: Piece) -> Iterator[tuple[Region, Piece]]:
-        """A piece with its region."""
         yield self.region(piece.document), piece
 
 

@@ -134,7 +134,6 @@ class TextCounts:
     characters: set[str] = field(default_factory=set)
 
     def add(self, text: str) -> None:
-        """Count a text."""
         self.bytes += len(text.encode("utf-8"))
         if self.collect_characters:
             self.characters.update(text)

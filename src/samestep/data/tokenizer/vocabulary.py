@@ -81,7 +81,6 @@ class ByteTokenizer:
     vocabulary = BYTES
 
     def encode(self, text: str) -> list[int]:
-        """The bytes of a text."""
         return list(text.encode("utf-8"))
 
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:

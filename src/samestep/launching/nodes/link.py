@@ -39,7 +39,6 @@ class Link:
         self._closed = False
 
     def start(self) -> None:
-        """Start the thread."""
         threading.Thread(target=self._serve, name="node link", daemon=True).start()
 
     def send(self, message: Message) -> None:

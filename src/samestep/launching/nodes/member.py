@@ -120,7 +120,6 @@ class Member:
             self._link.close()
 
     def send(self, message: Message) -> None:
-        """Send a message to the leader."""
         assert self._link is not None
         self._link.send(message)
 

@@ -95,7 +95,6 @@ class _Host:
 
     @property
     def is_started(self) -> bool:
-        """Whether there was an ssh."""
         return self._process is not None
 
     @property

@@ -121,7 +121,6 @@ class Allocation:
 
     @property
     def ranks(self) -> int:
-        """In all."""
         return self.nodes * self.tasks
 
 

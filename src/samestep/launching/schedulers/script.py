@@ -37,7 +37,6 @@ class ScriptContext:
         return f'"$python" {shlex.join(python_command(*args)[1:])}'
 
     def script(self, part: JobPart) -> Path:
-        """The path of the script of a part."""
         return self.job / f"{part.label}.sh"
 
 
@@ -98,7 +97,6 @@ def _interpreter_lines(job: Job, context: ScriptContext) -> list[str]:
 
 
 def train_command(part: JobPart, context: ScriptContext, *more: str) -> str:
-    """The command of every rank."""
     return context.python_command("-u", "-m", "samestep", "train", *part.args, *more)
 
 
@@ -121,7 +119,6 @@ def resume_command(context: ScriptContext) -> str:
 
 
 def join_lines(lines: Sequence[str]) -> str:
-    """The lines as a script."""
     script = "\n".join(lines) + "\n"
     try:
         script.encode()

@@ -37,7 +37,6 @@ _UNLIKE_SLURM = {
 
 
 def script(part: JobPart, job: Job, context: ScriptContext) -> str:
-    """The batch script of one job."""
     srun = shlex.join(["srun", "--kill-on-bad-exit=1", *_cores(part, job), *job.site.srun])
     return join_lines(
         [

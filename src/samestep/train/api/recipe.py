@@ -19,7 +19,6 @@ from samestep.train.record.progress import Tick
 
 
 def no_validation(task: Any, tick: Tick) -> MetricValues:
-    """Nothing to validate."""
     return {}
 
 
@@ -28,7 +27,6 @@ def no_finish(task: Any, bench: Bench) -> None:
 
 
 def no_hooks(task: Any, bench: Bench) -> Sequence[Hook]:
-    """No hooks of its own."""
     return ()
 
 

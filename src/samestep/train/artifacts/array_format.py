@@ -52,7 +52,6 @@ class ArrayField:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.stored.itemsize
 
 
@@ -117,7 +116,6 @@ def create_arrays(folder: Path, layout: ArrayLayout) -> None:
 
 
 def array_path(folder: Path, field: str) -> Path:
-    """The file of a field."""
     return folder / f"{field}.npy"
 
 

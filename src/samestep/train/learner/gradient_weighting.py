@@ -23,7 +23,6 @@ Mix = Mapping[str, float]
 
 
 def trained_terms(learner: str, terms: Mapping[str, Tensor], mix: Mix | None) -> Mix:
-    """The coefficients of the terms that are trained."""
     check_terms(f"the loss of learner {learner!r}", terms)
     if not terms:
         raise UserError(f"the loss of learner {learner!r} returned no term; return each row's value by name")
@@ -144,7 +143,6 @@ def update_metrics(
     bad: Tensor,
     rate: float,
 ) -> Metrics:
-    """What is logged of an update."""
     metrics = {term: Metric(value, micro_batches.weight(term), skipped=bad) for term, value in sums.items()}
     for term, value in sums.items():  # also those not trained in this step, or a mean over steps leaves it out
         coefficient = trained.get(term, 0.0)

@@ -156,7 +156,6 @@ def is_adapter_name(name: str) -> bool:
 
 
 def trained_names(network: nn.Module) -> set[str]:
-    """The names of the parameters that train."""
     return {name for name, p in network.named_parameters(remove_duplicate=False) if p.requires_grad}
 
 
@@ -212,7 +211,6 @@ def drawn_adapter(name: str, parameter: Tensor, seed: int) -> Tensor:
 
 @contextmanager
 def without_adapters(network: nn.Module) -> Iterator[None]:
-    """The network as it is without its adapters."""
     # peft's own switch also changes which parameters require gradients, which DDP and FSDP do not expect.
     parts = [part for part in network.modules() if hasattr(part, "_disable_adapters")]
     before = [part._disable_adapters for part in parts]

@@ -50,7 +50,6 @@ class OptimSettings:
 
     @classmethod
     def of(cls, config: Config) -> "OptimSettings":
-        """As the configuration says."""
         return cls(
             (config.beta1, config.beta2),
             config.adam_eps,

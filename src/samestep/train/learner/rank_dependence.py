@@ -209,7 +209,6 @@ class _Tracer(TorchFunctionMode):
         return result
 
     def enter_module(self, module: nn.Module, args: object) -> None:
-        """A module is called."""
         if torch.compiler.is_compiling():
             return
         untraced = ExitStack()

@@ -39,7 +39,6 @@ class _Pending:
     """By micro-batch, the terms that are trained."""
 
     def wait(self) -> tuple[int, bool]:
-        """The outcome."""
         if self.event is not None:
             self.event.synchronize()
         in_row, bad = self.outcome.tolist() if isinstance(self.outcome, Tensor) else self.outcome

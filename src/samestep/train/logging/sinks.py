@@ -54,7 +54,6 @@ class JsonSink:
         self._lines.keep(lambda row: row["stage"] != stage or row["step"] <= step)
 
     def write(self, step: int, epoch: int, metrics: MetricValues) -> None:
-        """One row."""
         self._lines.append({"stage": self._stage, "step": step, "epoch": epoch, **metrics})
 
     def write_text(self, step: int, name: str, text: str) -> None:
@@ -70,7 +69,6 @@ class JsonSink:
         """Rows beyond the checkpoint are cut when the run is resumed."""
 
     def close(self) -> None:
-        """Close the file."""
         self._lines.close()
 
 
@@ -94,7 +92,6 @@ class TensorBoardSink:
         self._writer.add_text(name, "\n".join(f"    {line}" for line in text.splitlines()), step)
 
     def write_image(self, step: int, name: str, image: np.ndarray) -> None:
-        """Under Images."""
         self._writer.add_image(name, image, step, dataformats="HWC")
 
     def flush(self) -> None:

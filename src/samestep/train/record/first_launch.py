@@ -67,5 +67,4 @@ class StageInfo:
 
     @property
     def first_launch(self) -> FirstLaunch:
-        """What its first launch fixed."""
         return FirstLaunch(self.world, self.rundir, self.name)

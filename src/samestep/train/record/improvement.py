@@ -87,7 +87,6 @@ class Improvement:
         return f"{self.patience.metric} has not improved for {self.waited} validation{'s' * (self.waited != 1)}"
 
     def state_dict(self) -> dict[str, Json]:
-        """The counts."""
         return {
             "best": self.best,
             "waited": self.waited,

@@ -69,7 +69,6 @@ class Progress:
         return self.tick_of(self.step)
 
     def tick_of(self, step: int) -> Tick:
-        """A step."""
         epoch, position = divmod(step, self.steps_per_epoch)
         return Tick(step, epoch, last_of_epoch=position == self.steps_per_epoch - 1)
 

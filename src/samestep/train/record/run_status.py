@@ -33,7 +33,6 @@ class RunEvents:
             JsonLines(self.rundir.events).append({"time": time.time(), "kind": kind, **details})
 
     def status(self, status: str, **details: Any) -> None:
-        """Set the status of the run."""
         if self.is_main:
             set_status(self.rundir, status, **details)
 

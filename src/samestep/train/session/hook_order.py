@@ -46,7 +46,6 @@ class RecordStep:
     """The validation metrics of this step, on this rank."""
 
     def after_step(self, tick: Tick, metrics: Metrics, last: bool) -> None:
-        """The step is over."""
         self.recorder.step(tick.step, self.state, self.validation())
 
 
@@ -73,7 +72,6 @@ class Hooks:
 def assemble_hooks(
     context: SessionContext, ready: ReadyStage, sinks: list[Sink], saver: Saver, is_only_stage: bool
 ) -> Hooks:
-    """The hooks of a stage."""
     stage, bench, progress = ready.stage, ready.bench, ready.loop.progress
     config = bench.config  # the stage's own
     speeds = RankSpeeds(bench, progress, context.events.event)

@@ -150,7 +150,6 @@ class _Kept:
     """In place of an array artifact, which is complete by now: what it was at the best step does not matter."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

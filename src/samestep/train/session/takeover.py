@@ -30,8 +30,8 @@ from samestep.core.records import Json, read_object, sync_folder, write_json
 from samestep.core.rundir import DONE, RunDir
 from samestep.core.safe_files import open_new
 from samestep.data.fingerprint import recorded_file_difference
-from samestep.train.api.data_check import FeedName
 from samestep.train.api.recipe import Stage
+from samestep.train.api.stage_feeds import FeedName
 from samestep.train.record.extension import read_done
 from samestep.train.record.fixed_values import DATA, read_fixed
 from samestep.train.record.run_record import CodeChanges, find_run
@@ -91,7 +91,6 @@ def remove_half_taken(rundir: RunDir) -> None:
 
 
 def is_taken_over(rundir: RunDir, stage: str) -> bool:
-    """Whether a stage that is done was taken over."""
     return SOURCE in (read_done(rundir, stage) or {})
 
 
@@ -168,7 +167,6 @@ def _link(stage: str, source: RunDir, rundir: RunDir, moved: Callable[[], None])
 
 
 def _publish(stage: str, source: RunDir, rundir: RunDir) -> None:
-    """Steps 2 to 4."""
     staged = rundir.taking_over / stage
     if (staged / "checkpoints").is_dir():
         _rename(staged / "checkpoints", rundir.checkpoints(stage))

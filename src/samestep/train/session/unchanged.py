@@ -57,7 +57,6 @@ class _Memory:
         self._put_back: list[Callable[[], object]] = []
 
     def put_back(self) -> None:
-        """As it was."""
         with torch.no_grad():
             for function in self._put_back:
                 function()

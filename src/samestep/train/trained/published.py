@@ -28,7 +28,6 @@ class PublishedRecord:
     """The settings; None where the recipe reads them from files of its own."""
 
     def to_json(self) -> dict[str, Any]:
-        """What is known."""
         return {name: value for name, value in asdict(self).items() if value not in (None, "")}
 
     def metadata(self) -> dict[str, str]:

@@ -77,7 +77,6 @@ class Bases:
         return fill
 
     def copy_of(self, learner: str) -> Path:
-        """Where a copy is stored."""
         return self.stage.rundir.artifacts(self.stage.name) / f"base_{learner}.safetensors"
 
     def is_copied(self, learner: str) -> bool:

@@ -68,7 +68,6 @@ def write_weights(folder: Path, keys: Mapping[str, str], checkpoint: Path, suffi
 
 
 def learners_of_run(rundir: RunDir) -> set[str]:
-    """The learners in all checkpoints of a run."""
     checkpoints = (found for folder in _stage_folders(rundir, None) for found in find_checkpoints(folder))
     return {name for checkpoint in checkpoints for name in learners_of(checkpoint.path)}
 

@@ -154,7 +154,6 @@ def names_in(source: WeightSource, own: Collection[str]) -> dict[str, str]:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a folder is a checkpoint."""
     return (path / MANIFEST).exists()
 
 

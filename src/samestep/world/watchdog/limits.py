@@ -47,7 +47,6 @@ class WatchdogConfig(CheckedConfig):
     """Steps between two checks that all ranks hold the same parameters; 0: never."""
 
     def seconds(self, activity: str) -> float:
-        """The limit of an activity."""
         return self.limit if self.limit is not None else float(getattr(self, activity))
 
     def setting(self, activity: str) -> str:

@@ -64,7 +64,6 @@ class AdamW:
         _check_adam(self)
 
     def make(self, module: nn.Module, parameters: Sequence[Trainable], run: RunSettings) -> list[torch.optim.Optimizer]:
-        """One for all parameters."""
         betas, eps = _given(self, run)
         optimizer = torch.optim.AdamW(torch_groups(parameters), lr=0.0, betas=betas, eps=eps, fused=True)
         for trained in parameters:  # made now, so that a checkpoint can be loaded into it
@@ -227,7 +226,6 @@ def as_choice(optimizer: OptimizerChoice | Factory) -> OptimizerChoice:
 
 
 def named_choice(name: str, momentum: float | None) -> OptimizerChoice:
-    """The optimizer of the configuration."""
     if name == "sgd":
         return SGD() if momentum is None else SGD(momentum)
     if name == "muon":

@@ -145,7 +145,6 @@ class AddLosses:
     accumulator: MetricAccumulator
 
     def after_step(self, tick: Tick, metrics: Metrics, last: bool) -> None:
-        """Add the step's losses."""
         self.accumulator.add({name: metric for name, metric in metrics.items() if is_loss(name)})
 
 
