@@ -89,7 +89,8 @@ def test_any_number_of_processes_trains_the_weights_of_one(tmp_path: Path) -> No
 def rows_worker(folder: Path) -> None:
     """Which rows this rank got: in two epochs by themselves, in epoch 0 again, and in order."""
     rank, world, _ = init_distributed(device="cpu", timeout=60)
-    loader = get_dataloader_for_distributed(rows(), BATCH // world, seed=5, num_workers=1, persistent_workers=True)
+    workers = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "fork"}  # as outside of tests
+    loader = get_dataloader_for_distributed(rows(), BATCH // world, seed=5, **workers)
     in_order = get_dataloader_for_distributed(rows(), BATCH // world, shuffle=False)
     passes = []
     for which in (loader, loader, loader, in_order):

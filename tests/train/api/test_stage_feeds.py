@@ -132,7 +132,7 @@ def test_a_run_of_an_older_version_resumes_and_is_compared_from_then_on(shell: S
     write_rows(40, "rows.json", y=7.0)
     codes, output = shell("train", "--resume", "a", env={"FAILS_AT": "7"})
     assert codes == [1] and "fingerprint" not in output
-    assert log().count("INFO samestep.train.api.data_check: the training data of stage 'fit' had no fingerprint") == 1
+    assert log().count("INFO samestep.train.api.stage_feeds: the training data of stage 'fit' had no fingerprint") == 1
     write_rows(40, "rows.json")
     refused(shell, "the training data of stage 'fit' has changed")
 
