@@ -108,7 +108,7 @@ def dump(config: Any) -> dict[str, Any]:
 def changed(old: Mapping[str, Any], new: Mapping[str, Any], cls: type) -> list[str]:
     """Dotted names of the fixed fields that differ between two dumps.
 
-    A field that an older version did not have, and so its dump does not, counts as its default.
+    A field that a recipe's author added since, and so the old dump lacks, counts as its default.
     """
     return _changed(old, new, cls, plain(defaults_of(cls)), "")
 
