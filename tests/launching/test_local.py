@@ -53,7 +53,7 @@ def sleepers(folder: Path) -> None:
 
 
 def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
-    starter = multiprocessing.get_context("spawn").Process(target=sleepers, args=(tmp_path,))
+    starter = multiprocessing.get_context("forkserver").Process(target=sleepers, args=(tmp_path,))
     starter.start()
     while not all((tmp_path / str(rank)).exists() for rank in range(2)):
         time.sleep(0.05)
