@@ -12,7 +12,7 @@ from samestep.core.errors import UserError
 from samestep.core.records import JsonLines, read_json
 from samestep.core.rundir import RunDir
 from samestep.data.chosen_rows import ReadOptions
-from samestep.train.api.data_check import FeedName, check_data
+from samestep.train.api.stage_feeds import FeedName, check_data
 from samestep.train.session.stage_state import SaveHistory, checkpoint_to_resume
 from samestep.world.world import World
 from toys import run_on_ranks
