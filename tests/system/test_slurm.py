@@ -54,10 +54,11 @@ def jobs(runs: ClusterRuns) -> dict[str, str]:
     slurm("sbatch", "--partition=urgent", "--nodes=2", "--gpus-per-node=4", "--output=/dev/null", "--wrap=true")
     runs.await_state(jobs["cancelled"], "CANCELLED")
     runs.unpause("cancelled")
-    for label in ("requeued", "pushed", "asked", "limited"):
+    runs.await_change(jobs["limited"], "Restarts", "0")
+    slurm("scontrol", "update", f"JobId={jobs['limited']}", "TimeLimit=60")  # at once, or it is signalled again
+    for label in ("limited", "requeued", "pushed", "asked"):
         runs.await_change(jobs[label], "Restarts", "0")
         runs.unpause(label)
-    slurm("scontrol", "update", f"JobId={jobs['limited']}", "TimeLimit=60")  # so that it is not signalled again
     return jobs
 
 
