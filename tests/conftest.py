@@ -24,7 +24,6 @@ from hypothesis import settings
 from samestep.core.compile_caches import HEADERS, TORCH, TRITON
 from samestep.core.logs import stop_logging
 
-gc.disable()
 settings.register_profile("suite", deadline=None)  # for a machine that others use too
 settings.load_profile("suite")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it starts by `&`
@@ -37,6 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Start the server where tests run: not in the process that only hands them out to others."""
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         return
+    gc.disable()
     multiprocessing.get_context("forkserver").set_forkserver_preload(["preloaded"])
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # the server does not get sys.path
@@ -45,7 +45,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is proved on 3 ranks has its proof on 2 ranks among the long tests."""
+    """What is proved on 3 ranks has its proof on 2 ranks among the long tests. What needs a GPU is skipped without."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
     calls = [(item, item.callspec.params) for item in items if hasattr(item, "callspec")]
     on_3_ranks = {(item.path, item.originalname) for item, params in calls if params.get("nproc") == 3}
     for item, params in calls:
