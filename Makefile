@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-all faults fuzz hangs lint clean
+.PHONY: demo test test-all test-gpu faults fuzz hangs lint clean
 
 # torch is installed first, in the tested version; the constraints keep the other packages from pulling in another build.
 .venv/installed: pyproject.toml constraints.txt
@@ -33,11 +33,15 @@ lint: .venv/installed-test
 # `make test-all` also runs the tests that are marked as long.
 STRANGERS := local_run node_strangers planted_files stolen_connection
 APART := tests/system tests/faults $(STRANGERS:%=tests/security/test_%.py)
-PYTEST = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "$(CHOICE)" --dist loadfile
+PYTEST = CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "$(CHOICE)" --dist loadfile
 test: CHOICE := not long
 test test-all: lint
 	$(PYTEST) -n auto --maxprocesses 4 $(APART:%=--ignore=%)
 	$(PYTEST) -n 2 --no-loadscope-reorder $(APART)
+
+# What needs a GPU. Other tests see none: their runs would take it, and one is too few for a second rank.
+test-gpu: .venv/installed-test
+	$(BIN)/python -m pytest -m gpu
 
 # The fault tests of `make test`, then 100 random kills and 50 corruptions; SEED=N repeats a seed.
 faults: .venv/installed-test

@@ -15,10 +15,7 @@ from samestep.checkpoint.loading import read_tensors
 from samestep.checkpoint.store import Store
 from samestep.world.world import World
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 SHAPES = {"a": (500, 300), "b": (7,), "c": (), "d": (0, 3)}
 
 

@@ -108,7 +108,6 @@ def test_scripts_of_tests_are_not_collected_as_tests(pytestconfig: pytest.Config
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_all_on_gpus(shell: Run, tmp_path: Path) -> None:
     count = min(2, torch.cuda.device_count())
     codes, output = shell("doctor", "--test", "all", "--device", "cuda", "--json", "found.json", ranks=count)

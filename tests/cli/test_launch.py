@@ -330,7 +330,6 @@ def test_launch_from_python_refuses_what_it_cannot_use(arguments: tuple, expecte
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_launch_after_cuda_was_used_here() -> None:
     assert torch.ones(3, device="cuda").sum() == 3
     launched = samestep.launch(str(EXAMPLE), preset="verify", nproc=1, log={"tensorboard": False})
@@ -339,7 +338,6 @@ def test_launch_after_cuda_was_used_here() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_that_is_full_gets_half_the_micro_batch(capsys: pytest.CaptureFixture[str]) -> None:
     settings = {"batch_size": 8, "megabytes": 200, "log": {"tensorboard": False}, "name": "a"}
     assert samestep.launch(TROUBLE, settings, nproc=1).done

@@ -233,7 +233,6 @@ def test_impossible_shapes_are_refused(field: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_gpu_equals_cpu_never_waits_and_is_captured() -> None:
     network, batch = tiny_network(), proteins(unresolved=(1,))
     expected = network(*batch).detach()

@@ -15,8 +15,6 @@ from samestep.train.learner.preparation import Choices
 from samestep.world.world import World
 from toys import SETTINGS, Points, default_dtype, feed_of, rate, run_on_ranks, weights_of
 
-on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
 
 class Recurrent(nn.Module):
     """Feeds its output back to itself many times: small kernels, one after the other."""
@@ -66,7 +64,7 @@ def called(parallel: SingleProcess, batch: Mapping[str, Tensor], loss: Any = squ
 
 
 @pytest.mark.gpu
-@on_gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("compute", [None, torch.bfloat16])
 def test_a_replay_gives_the_same_values_and_gradients(compute: torch.dtype | None) -> None:
     plain, recorded = (SingleProcess(network().cuda(), compute) for _ in range(2))
@@ -84,7 +82,7 @@ def test_a_replay_gives_the_same_values_and_gradients(compute: torch.dtype | Non
 
 
 @pytest.mark.gpu
-@on_gpu
+@pytest.mark.gpu
 def test_weights_that_were_moved_are_recorded_again() -> None:
     parallel = SingleProcess(network().cuda(), None)
     parallel.compiler = LossGraphs()
@@ -96,7 +94,7 @@ def test_weights_that_were_moved_are_recorded_again() -> None:
 
 
 @pytest.mark.gpu
-@on_gpu
+@pytest.mark.gpu
 def test_a_loss_with_another_closure_is_not_replayed() -> None:
     parallel = SingleProcess(network().cuda(), None)
     parallel.compiler = LossGraphs()
@@ -109,7 +107,7 @@ def test_a_loss_with_another_closure_is_not_replayed() -> None:
 
 
 @pytest.mark.gpu
-@on_gpu
+@pytest.mark.gpu
 def test_a_second_call_before_the_backward_pass_is_refused() -> None:
     parallel = SingleProcess(network().cuda(), None)
     parallel.compiler = LossGraphs()
@@ -121,7 +119,7 @@ def test_a_second_call_before_the_backward_pass_is_refused() -> None:
 
 
 @pytest.mark.gpu
-@on_gpu
+@pytest.mark.gpu
 def test_what_cannot_be_recorded_runs_as_it_is() -> None:
     plain, recorded = (SingleProcess(network(SyncsInTheMiddle).cuda(), None) for _ in range(2))
     recorded.compiler = LossGraphs()
@@ -162,7 +160,7 @@ def records_what_it_does_as_it_is(world: World) -> None:
 
 
 @pytest.mark.gpu
-@on_gpu
+@pytest.mark.gpu
 def test_a_learner_records_where_the_host_is_slow_and_a_second_launch_does_the_same() -> None:
     records_what_it_does_as_it_is(World.single("cuda"))
 
@@ -174,13 +172,13 @@ def two_on_one_card() -> None:
 
 
 @pytest.mark.gpu
-@on_gpu
+@pytest.mark.gpu
 def test_gradients_of_a_recording_are_reduced_over_ranks(tmp_path: Path) -> None:
     run_on_ranks(two_on_one_card, 2, logs=tmp_path)
 
 
 @pytest.mark.gpu
-@on_gpu
+@pytest.mark.gpu
 def test_a_learner_that_cannot_be_recorded_goes_on_as_it_is() -> None:
     known: dict[str, Any] = {}
     world = World.single("cuda")

@@ -89,7 +89,6 @@ def test_equal_passages_are_in_the_order_of_their_numbers() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_the_ranking_is_the_same_on_a_gpu() -> None:
     generator = torch.Generator().manual_seed(2)
     queries, passages = (torch.randn(rows, 384, generator=generator) for rows in (300, 20000))

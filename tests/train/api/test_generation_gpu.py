@@ -13,7 +13,7 @@ from samestep.models.decoding import left_pad
 from samestep.train.api import generation
 from samestep.train.learner.draws import Draws
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = pytest.mark.gpu
 PROMPTS = [[3, 4, 5, 6, 7], [8], [9, 10, 11]]
 IDS = torch.tensor([[0, 5], [0, 6], [1, 5]])
 NETWORKS: dict[str, Callable[[], nn.Module]] = {"native": native, "llama": lambda: of_transformers("llama")}

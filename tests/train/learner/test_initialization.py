@@ -106,7 +106,6 @@ def test_they_are_the_same_bit_for_bit_at_any_world_size(tmp_path: Path, nproc: 
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_begins_with_the_same() -> None:
     before = torch.cuda.get_rng_state()
     found = learner(World.single("cuda"), network).weights()

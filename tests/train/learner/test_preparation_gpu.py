@@ -17,7 +17,7 @@ from samestep.train.learner.preparation import Choices
 from samestep.world.world import World
 from toys import SETTINGS, default_dtype, feed_of, made, rate, weights_of
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = pytest.mark.gpu
 
 
 class Tokens:

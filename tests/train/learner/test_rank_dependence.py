@@ -280,7 +280,7 @@ def keyed_networks_are_silent(world: World, strategy: str) -> None:
 def rows_that_mix_are_named(world: World, strategy: str) -> None:
     """On all ranks, though some have one row in their first micro-batch; and nothing of the trial stays."""
     plain, checked = (learner_of(made(Net), world, strategy) for _ in range(2))
-    plain._is_checked = True
+    plain.loss_calls._is_checked = True
     feed = feed_of(Points(20), world, 10, 3, steps=2)
 
     def mixed(module: nn.Module, batch: Batch) -> dict[str, Tensor]:
@@ -290,9 +290,9 @@ def rows_that_mix_are_named(world: World, strategy: str) -> None:
     for learner in (plain, checked):
         for step in range(2):
             learner.update(feed[step], mixed, mix={"error": 1.0})
-    (sentence,) = checked.rank_dependence
+    (sentence,) = checked.loss_calls.rank_dependence
     assert sentence.startswith("'mean' is one number for all rows of a micro-batch")
-    assert not plain.rank_dependence
+    assert not plain.loss_calls.rank_dependence
     close(weights_of(checked), weights_of(plain), tolerance=0)
 
 

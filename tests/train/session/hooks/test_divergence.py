@@ -75,7 +75,6 @@ def test_bits_count_as_they_are() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_gpu_finds_the_same_number_and_nobody_waits_for_it(dtype: torch.dtype) -> None:
     values = torch.randint(-100, 100, (CHUNK + 7,), generator=torch.Generator().manual_seed(1)).to(dtype)

@@ -135,7 +135,6 @@ def test_times_are_gathered_with_the_metrics_and_waits_are_counted(tmp_path: Pat
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_waits_of_a_gpu_are_read_without_waiting_for_it() -> None:
     waiting = WaitTimer(torch.device("cuda"))
     weight = torch.ones(2000, 2000, device="cuda", requires_grad=True)
