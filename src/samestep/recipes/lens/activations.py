@@ -24,16 +24,7 @@ from samestep.core.rundir import RunDir
 from samestep.models.residual_stream import ResidualStream
 from samestep.recipes.lens.config import ActivationDumper, LensConfig
 from samestep.recipes.lens.language_model import LanguageModel, open_language_model
-from samestep.recipes.lens.texts import (
-    PRETOKENIZE,
-    PRETRAIN,
-    TEXTS_KEY,
-    TOKENS,
-    TRAIN,
-    VALIDATION,
-    WEIGHTS,
-    TokenRows,
-)
+from samestep.recipes.lens.texts import PRETOKENIZE, PRETRAIN, TEXTS_KEY, TOKENS, TRAIN, VALIDATION, WEIGHTS, TokenRows
 from samestep.train.artifacts.array_format import LAYOUT
 from samestep.train.artifacts.array_rows import ArrayRows, open_array_rows
 from samestep.train.learner.content_hash import content_hash

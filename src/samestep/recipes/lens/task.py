@@ -19,18 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from samestep import (
-    Batch,
-    Bench,
-    Learner,
-    Metric,
-    Metrics,
-    Tick,
-    UserError,
-    World,
-    evaluate,
-    gather_rows,
-)
+from samestep import Batch, Bench, Learner, Metric, Metrics, Tick, UserError, World, evaluate, gather_rows
 from samestep.recipes.lens.activations import (
     ActivationRows,
     frozen_model,
