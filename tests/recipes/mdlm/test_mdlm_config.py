@@ -6,10 +6,9 @@ import torch
 from samestep.core.errors import UserError
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.recipes.mdlm.config import PRESETS
-from samestep.recipes.mdlm.corpus import DataConfig
+from samestep.recipes.mdlm.corpus import DataConfig, load
 from samestep.recipes.mdlm.objective import ObjectiveConfig
 from samestep.recipes.mdlm.sampling import SamplingConfig
-from samestep.recipes.mdlm.stages import load
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,7 @@ from samestep.core.config import dump
 from samestep.core.rundir import RunDir
 from samestep.models.transformer import TransformerConfig
 from samestep.recipes.mdlm.config import MdlmConfig
-from samestep.recipes.mdlm.harness import EvaluationOptions, HarnessModel
-from samestep.recipes.mdlm.harness_table import metric_rows
+from samestep.recipes.mdlm.evaluation import EvaluationOptions, HarnessModel, metric_rows
 from samestep.recipes.mdlm.sampling import SamplingConfig
 from samestep.train.record.run_record import RunRecord
 from samestep.world.world import World

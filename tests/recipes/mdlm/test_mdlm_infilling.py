@@ -9,7 +9,7 @@ from samestep.core.errors import UserError
 from samestep.data.tokenizer.char import CharTokenizer
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer, Vocabulary
 from samestep.models.transformer import Transformer, TransformerConfig
-from samestep.recipes.mdlm.infilling import GivenText, Template, answer_template, fill_templates, parse_template
+from samestep.recipes.mdlm.generating import GivenText, Template, answer_template, fill_templates, parse_template
 from samestep.recipes.mdlm.sampling import SamplingConfig, batches_by_shape
 
 BYTE = ByteTokenizer()

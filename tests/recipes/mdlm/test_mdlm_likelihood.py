@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from samestep.data.tokenizer.vocabulary import Vocabulary
 from samestep.models.transformer import Transformer, TransformerConfig
-from samestep.recipes.mdlm.likelihood import Estimate, PromptAnswer, choose_masked, is_greedy, log_likelihood
+from samestep.recipes.mdlm.evaluation import Estimate, PromptAnswer, choose_masked, is_greedy, log_likelihood
 from samestep.recipes.mdlm.sampling import SamplingConfig, sample
 
 WORDS = Vocabulary(size=9, mask=7, eos=8)

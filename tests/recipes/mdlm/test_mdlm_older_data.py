@@ -36,7 +36,7 @@ def older(folder: Path, **changes: Any) -> Path:
 def test_rows_are_read_unchanged(tmp_path: Path) -> None:
     found = open_older(older(tmp_path))
     assert is_older(tmp_path)
-    assert found.train.shape == (10, 8) and found.row_length == 8
+    assert found.train.shape == (10, 8)
     assert found.tokenizer.decode(found.validation[np.array([0])][0].tolist()) == "cdefghij"
     assert (found.tokenizer.vocabulary.mask, found.tokenizer.vocabulary.size) == (26, 28)
     assert found.validation_bytes_per_token() == 1.0

@@ -1,6 +1,7 @@
 """Settings that come from data and from a pretrained model; what is refused; chats made from Python's help."""
 
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,8 +22,7 @@ from samestep.recipes.mdlm import MdlmConfig, corpus, recipe
 from samestep.recipes.mdlm.config import PRESETS
 from samestep.recipes.mdlm.corpus import DataConfig, load
 from samestep.recipes.mdlm.pretrained import as_config, special_ids
-from samestep.recipes.mdlm.resolve import check_corpus, initial_model, resolve_config
-from samestep.recipes.mdlm.stages import stages
+from samestep.recipes.mdlm.stages import check_corpus, initial_model, resolve_config, stages
 
 SHAPE = TransformerConfig(d_model=16, n_layers=1, n_heads=2, mlp_hidden_size=32, max_sequence_length=64)
 
@@ -62,7 +62,7 @@ def test_a_fresh_network_fits_its_data(characters: Path) -> None:
 def test_an_embedding_that_is_rounded_up_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_config(composed("--preset=small")).model.embeddings == 320
     larger = SimpleNamespace(vocabulary=replace(BYTES, size=4099, mask=4096, eos=4097))
-    monkeypatch.setattr("samestep.recipes.mdlm.resolve.data_tokenizer", lambda data: larger)
+    monkeypatch.setattr(import_module(stages.__module__), "data_tokenizer", lambda data: larger)
     settled = resolve_config(composed("--preset=small")).model
     assert (settled.vocab_size, settled.embedding_size) == (4099, 4160)
 

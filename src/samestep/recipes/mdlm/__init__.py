@@ -1,27 +1,23 @@
 """Masked-diffusion language models, also published LLaDA models: `samestep train mdlm --preset tiny`.
 
-settings     config.py (with the presets), resolve.py (settings that come from data or a pretrained model), no_effect.py
-data         corpus.py (what data there is), rows.py (tokens cut into rows), tokenizer.py, older_data.py (older folders)
-training     objective.py (the loss), stages.py (what a run does), pt_files.py (checkpoint_epoch_N.pt)
-sampling     sampling.py (the sampler), infilling.py (text with gaps), prompts.py (the options of `samestep sample`),
-             generating.py (what it does), animation.py
-evaluation   likelihood.py, harness.py (`samestep evaluate`), harness_table.py
+settings     config.py (with the presets)
+data         corpus.py (what data there is, cut into rows), tokenizer.py, older_data.py (older folders)
+training     objective.py (the loss), stages.py (what a run takes from data and pretrained models, and what it does),
+             pt_files.py (checkpoint_epoch_N.pt)
+sampling     sampling.py (the sampler), generating.py (`samestep sample`, also for text with gaps), animation.py
+evaluation   evaluation.py (`samestep evaluate`: log-likelihoods, and the tasks of lm-evaluation-harness)
 exchange     pretrained.py (published LLaDA folders: read and export)
 """
 
 from samestep import Alias, Recipe, Verb
 from samestep.core.config import paths_of
 from samestep.models.transformer import Transformer
-from samestep.recipes.mdlm.config import PRESETS, MdlmConfig
-from samestep.recipes.mdlm.generating import generate
-from samestep.recipes.mdlm.harness import EvaluationOptions, evaluate
-from samestep.recipes.mdlm.harness_table import show_results
-from samestep.recipes.mdlm.no_effect import NO_EFFECT
+from samestep.recipes.mdlm.config import NO_EFFECT, PRESETS, MdlmConfig
+from samestep.recipes.mdlm.evaluation import EvaluationOptions, evaluate, show_results
+from samestep.recipes.mdlm.generating import SampleOptions, generate
 from samestep.recipes.mdlm.pretrained import export, read_pretrained
-from samestep.recipes.mdlm.prompts import SampleOptions
-from samestep.recipes.mdlm.resolve import resolve_config
 from samestep.recipes.mdlm.sampling import SamplingConfig
-from samestep.recipes.mdlm.stages import describe, stages
+from samestep.recipes.mdlm.stages import describe, resolve_config, stages
 from samestep.recipes.mdlm.tokenizer import read_tokenizer
 
 __all__ = ["MdlmConfig", "recipe"]

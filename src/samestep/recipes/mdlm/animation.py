@@ -29,6 +29,12 @@ CONTROLS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "
 INVALID = "\ufffd"
 MAX_CHARACTER_BYTES = 4
 """Bytes of the longest character in UTF-8, hence the most tokens that one character takes."""
+TEMPLATE = Path(__file__).with_name("animation.html")
+SECONDS_PER_PASS = 0.05
+"""Each pass is shown at least this long: a small network would be done before anything is seen."""
+NEW, DIM = "bold reverse green", "dim"
+BAR = 24
+"""Characters of the progress bar."""
 
 
 class RevealTrace:
@@ -39,7 +45,6 @@ class RevealTrace:
         self.when = self.probability = torch.empty(0)
 
     def __call__(self, current: SamplingPass) -> None:
-        """Record one pass."""
         if not current.done:
             self.when = torch.where(current.tokens == self._mask, MASKED, 0).cpu()
             self.probability = torch.ones(self.when.shape, dtype=torch.float64)
@@ -69,9 +74,6 @@ def glyphs(tokens: Sequence[int] | Tensor, tokenizer: Tokenizer, masked: str = "
     return found
 
 
-TEMPLATE = Path(__file__).with_name("animation.html")
-
-
 @dataclass(frozen=True)
 class AnimatedText:
     """One row: its tokens as text and as ids, the pass that revealed each (0: given), and its probability."""
@@ -98,20 +100,13 @@ def html_page(texts: Sequence[AnimatedText], title: str, note: str) -> str:
     return page
 
 
-SECONDS_PER_PASS = 0.05
-"""Each pass is shown at least this long: a small network would be done before anything is seen."""
-NEW, DIM = "bold reverse green", "dim"
-BAR = 24
-"""Characters of the progress bar."""
-
-
 @contextmanager
 def show_passes(tokenizer: Tokenizer, console: Console) -> Iterator[Observer]:
     """An observer that shows every pass; on a terminal, the display is removed at the end."""
-    trace = RevealTrace(tokenizer.vocabulary.required_mask)
     if not console.is_terminal:
-        yield lambda current: _print(current, trace, tokenizer, console)
+        yield lambda current: _print(current, tokenizer, console)
         return
+    trace = RevealTrace(tokenizer.vocabulary.required_mask)
     with Live(console=console, auto_refresh=False, transient=True, vertical_overflow="crop") as live:
         yield lambda current: _draw(current, trace, tokenizer, live)
 
@@ -124,9 +119,8 @@ def _draw(current: SamplingPass, trace: RevealTrace, tokenizer: Tokenizer, live:
     time.sleep(max(0.0, SECONDS_PER_PASS - (time.monotonic() - start)))
 
 
-def _print(current: SamplingPass, trace: RevealTrace, tokenizer: Tokenizer, console: Console) -> None:
+def _print(current: SamplingPass, tokenizer: Tokenizer, console: Console) -> None:
     """Print each row on one line, with signs for line ends and tabs."""
-    trace(current)
     for number, tokens in enumerate(current.tokens):
         text = "".join(glyphs(tokens, tokenizer)).replace("\n", "⏎").replace("\t", "→")
         which = f" row {number + 1}" if len(current.tokens) > 1 else ""

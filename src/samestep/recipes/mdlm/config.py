@@ -1,15 +1,26 @@
-"""Every setting of the recipe beyond those that all recipes share, and its presets."""
+"""Every setting of the recipe beyond those that all recipes share, its presets, and settings without effect."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from samestep import Config, UserError, free
+from samestep import Config, NoEffect, UserError, free
 from samestep.core.config.bounds import CountOrZero, Decay
+from samestep.core.paths import expand_home
+from samestep.data.text import JSONL
 from samestep.models.transformer import TransformerConfig
-from samestep.recipes.mdlm.corpus import DataConfig
+from samestep.recipes.mdlm.corpus import QUESTIONS, DataConfig, holds_chats
 from samestep.recipes.mdlm.objective import ObjectiveConfig
 from samestep.recipes.mdlm.sampling import SamplingConfig
 
+_VERIFY_MODEL = {"d_model": 16, "n_layers": 2, "n_heads": 2, "mlp_hidden_size": 32, "init_std": 0.1}
+_BOTH_VERIFY = {
+    "distributed": {"dtype": "float64"},
+    "global_batch_size": 11,
+    "batch_size": 4,
+    "epochs": 2,
+    "learning_rate": 1e-2,
+    "warmup_ratio": 0.1,
+}
 PRESETS: dict[str, dict[str, Any]] = {
     # A minute or two on two CPU cores. Measured with Python 3.11's text: 3.04 bits per byte, where single bytes have
     # 4.72 and bigrams 3.44 (benchmarks/ngram.py); nine epochs reach 2.93.
@@ -88,48 +99,23 @@ PRESETS: dict[str, dict[str, Any]] = {
     # Milliseconds a step in float64. Both regions end in a partial row, an epoch in a smaller batch, and some rows are
     # cut, so that any wrong weighting shows here.
     "verify": {
+        **_BOTH_VERIFY,
         "data": {"sequence_length": 16, "limit": 1610},
-        "model": {
-            "d_model": 16,
-            "n_layers": 2,
-            "n_heads": 2,
-            "mlp_hidden_size": 32,
-            "max_sequence_length": 64,
-            "init_std": 0.1,
-        },
+        "model": {**_VERIFY_MODEL, "max_sequence_length": 64},
         "objective": {"cut_rows": 0.1, "validation_times": 2},
         "sampling": {"length": 16, "steps": 4, "block_length": 8},
-        "distributed": {"dtype": "float64"},
-        "global_batch_size": 11,
-        "batch_size": 4,
-        "epochs": 2,
-        "learning_rate": 1e-2,
-        "warmup_ratio": 0.1,
     },
     # The same for answers to prompts, with averaged weights and .pt files, all of which a resume must restore.
     "verify-sft": {
-        "data": {"path": "pydoc-questions", "sequence_length": 72, "limit": 3240},
-        "model": {
-            "d_model": 16,
-            "n_layers": 2,
-            "n_heads": 2,
-            "mlp_hidden_size": 32,
-            "max_sequence_length": 96,
-            "init_std": 0.1,
-        },
+        **_BOTH_VERIFY,
+        "data": {"path": QUESTIONS, "sequence_length": 72, "limit": 3240},
+        "model": {**_VERIFY_MODEL, "max_sequence_length": 96},
         "objective": {"validation_times": 2},
         "sampling": {"length": 8, "steps": 2},
         "ema_decay": 0.8,
         "pt_checkpoints": True,
-        "distributed": {"dtype": "float64"},
-        "global_batch_size": 11,
-        "batch_size": 4,
-        "epochs": 2,
-        "learning_rate": 1e-2,
-        "warmup_ratio": 0.1,
     },
 }
-"""Named sets of values."""
 
 
 @dataclass(frozen=True)
@@ -162,3 +148,28 @@ class MdlmConfig(Config):
                 f"Set sampling.length to at most model.max_sequence_length={self.model.max_sequence_length}, or "
                 f"samples_at_end to 0; it is {self.sampling.length}."
             )
+
+
+NO_EFFECT = (
+    NoEffect(
+        "objective.cut_rows",
+        lambda c: holds_chats(c.data),
+        "rows of running text are cut, and the data is chats; leave it out",
+    ),
+    NoEffect(
+        "data.validation_fraction",
+        lambda c: c.data.path is not None and expand_home(c.data.path).is_dir(),
+        "a prepared folder has its own; give it to samestep data prepare, or leave it out",
+    ),
+    NoEffect(
+        "data.field",
+        lambda c: not (c.data.path or "").endswith(JSONL),
+        "it is for files of JSON lines; name one with data.path, or leave it out",
+    ),
+    NoEffect(
+        "sampling.steps",
+        lambda c: (c.sampling.steps or 0) > c.sampling.length,
+        "there is no more than one pass for each of the tokens; lower it to sampling.length, or leave it out",
+    ),
+)
+"""Settings that have no effect beside others."""

@@ -1,4 +1,4 @@
-"""The training data: a prepared folder, a local file, or the English reference text that comes with Python."""
+"""The training data, cut into rows: a prepared folder, a local file, or the English text that comes with Python."""
 
 import hashlib
 import json
@@ -8,22 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from samestep import UserError
 from samestep.core.config.bounds import Count, PartialShare
 from samestep.core.config.checked import CheckedConfig
 from samestep.core.paths import expand_home
 from samestep.data import text
+from samestep.data.data_file import DataFile
 from samestep.data.prepared import METADATA, TOKENIZER_FOLDER, Prepared, is_prepared, open_prepared
 from samestep.data.prepared.chats import ChatMessage, ChatRow, answers
 from samestep.data.pydoc_topics import passages, pydoc_text, pydoc_topics
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer, Tokenizer, read_record
-from samestep.recipes.mdlm.older_data import OlderFolder, is_older, open_older
-from samestep.recipes.mdlm.rows import AnswerRows, FixedRows, TextRows, TokenRows
+from samestep.recipes.mdlm.older_data import OlderFolder, RowFile, is_older, open_older
 from samestep.recipes.mdlm.tokenizer import load_tokenizer, read_tokenizer
 
 DEFAULT_LENGTH = 128
 """Tokens in a row, if neither the settings nor the data give another length."""
+QUESTIONS = "pydoc-questions"
+"""The value of `data.path` for questions and answers made from Python's help."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,108 @@ class DataConfig(CheckedConfig):
     """Use only this many tokens, from the beginning, for a quick trial; null is all of them."""
 
 
+class TokenRows:
+    """Tokens cut into rows. Every row has its `tokens`, how many of them count (`length`), and how many at its
+    beginning are given and never masked (`prompt`)."""
+
+    length: int
+    """Tokens in a row, padding included."""
+    size: int
+    """Tokens of all rows, without padding."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
+        """Many rows at once; only the memory pages that hold them are read."""
+        raise NotImplementedError
+
+    def __getitem__(self, index: int) -> Mapping[str, Tensor]:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return {name: value[0] for name, value in self.rows(np.array([index])).items()}
+
+
+class TextRows(TokenRows):
+    """Contiguous, non-overlapping rows of `length` tokens over a region.
+
+    The last row is padded, with a smaller `length`, so that every token of the region belongs to exactly one row.
+    """
+
+    def __init__(self, tokens: text.Tokens, length: int, pad: int) -> None:
+        assert len(tokens) > 0
+        assert length > 0
+        self.tokens, self.length, self.pad = tokens, length, pad
+        self.size = len(tokens)
+
+    def __len__(self) -> int:
+        return -(-len(self.tokens) // self.length)
+
+    def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
+        starts = np.asarray(indices, dtype=np.int64) * self.length
+        positions = starts[:, None] + np.arange(self.length)
+        total = len(self.tokens)
+        values = self.tokens[np.minimum(positions, total - 1)].astype(np.int64)
+        real = np.minimum(total - starts, self.length)
+        return _batch(np.where(positions < total, values, self.pad), real, np.zeros_like(starts))
+
+    def origins(self) -> list[DataFile | np.ndarray]:
+        return text.origins(self.tokens)
+
+
+class AnswerRows(TokenRows):
+    """Chats: each row is a prompt and its answer, padded with the end token.
+
+    The padding counts: from it the network learns where an answer ends.
+    """
+
+    def __init__(self, tokens: text.Tokens, index: text.Tokens, length: int, pad: int) -> None:
+        """`index` has three numbers a row: where it begins, how long it is, how much of that is prompt."""
+        assert len(index) >= 3
+        self.tokens, self.index, self.length, self.pad = tokens, index, length, pad
+        self.size = len(tokens)
+
+    def __len__(self) -> int:
+        return len(self.index) // 3
+
+    def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
+        entries = np.asarray(indices, dtype=np.int64)[:, None] * 3 + np.arange(3)
+        start, real, prompt = (column[:, None] for column in self.index[entries].astype(np.int64).T)
+        positions = np.arange(self.length)
+        values = self.tokens[start + np.minimum(positions, real - 1)].astype(np.int64)
+        tokens = np.where(positions < real, values, self.pad)
+        return _batch(tokens, np.full(len(tokens), self.length), prompt[:, 0])
+
+    def origins(self) -> list[DataFile | np.ndarray]:
+        return [*text.origins(self.tokens), *text.origins(self.index)]
+
+
+class FixedRows(TokenRows):
+    """Rows that the data already has, as in older folders; all their tokens count."""
+
+    def __init__(self, tokens: RowFile, count: int) -> None:
+        """The first `count` rows."""
+        self.tokens, self.length, self._count = tokens, tokens.shape[1], count
+        self.size = count * self.length
+
+    def __len__(self) -> int:
+        return self._count
+
+    def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
+        tokens = self.tokens[np.asarray(indices, dtype=np.int64)].astype(np.int64)
+        return _batch(tokens, np.full(len(tokens), self.length), np.zeros(len(tokens), dtype=np.int64))
+
+    def origins(self) -> list[DataFile | np.ndarray]:
+        return [DataFile(self.tokens.file)]
+
+
+def _batch(tokens: np.ndarray, length: np.ndarray, prompt: np.ndarray) -> dict[str, Tensor]:
+    return {
+        name: torch.from_numpy(np.ascontiguousarray(value))
+        for name, value in (("tokens", tokens), ("length", length), ("prompt", prompt))
+    }
+
+
 @dataclass(frozen=True)
 class Corpus:
     """Text in a training and a validation region, both cut into rows."""
@@ -51,11 +157,8 @@ class Corpus:
     name: str
     """The folder, the file, or the name of the built-in text."""
     train: TokenRows
-    """Rows of the first region."""
     validation: TokenRows
-    """Rows of the second region."""
     tokenizer: Tokenizer
-    """The tokenizer of the text."""
     origin: text.Tokens | Mapping[str, Any]
     """What the hash of the corpus is computed from: its tokens, or the metadata of a folder."""
     validation_bytes_per_token: float | None = 1.0
@@ -69,7 +172,6 @@ class Corpus:
 
     @property
     def sequence_length(self) -> int:
-        """Tokens in a row."""
         return self.train.length
 
     def check_fits(self, vocab_size: int, embedding_size: int, max_sequence_length: int | None = None) -> None:
@@ -93,9 +195,13 @@ class Corpus:
 
     def describe(self) -> dict[str, str | int | float | None]:
         """The record of a corpus, with its hash: Python's text differs from version to version."""
+        if isinstance(self.origin, Mapping):
+            sha256 = hashlib.sha256(json.dumps(self.origin, sort_keys=True).encode()).hexdigest()
+        else:
+            sha256 = text.fingerprint(self.origin)
         return {
             "name": self.name,
-            "sha256": self._fingerprint(),
+            "sha256": sha256,
             "tokenizer": self.tokenizer.kind,
             "tokens": self.train.size + self.validation.size,
             "train_tokens": self.train.size,
@@ -105,11 +211,6 @@ class Corpus:
             "validation_bytes_per_token": self.validation_bytes_per_token,
         }
 
-    def _fingerprint(self) -> str:
-        if isinstance(self.origin, Mapping):
-            return hashlib.sha256(json.dumps(self.origin, sort_keys=True).encode()).hexdigest()
-        return text.fingerprint(self.origin)
-
 
 def load(config: DataConfig, cache: Path | None = None) -> Corpus:
     """Open the corpus that the configuration names; the same on every rank, without any random choice.
@@ -117,8 +218,10 @@ def load(config: DataConfig, cache: Path | None = None) -> Corpus:
     `cache` is a folder in which an unpacked JSONL file may be kept.
     """
     if config.path is None:
-        tokens = np.frombuffer(pydoc_text(config.limit).encode("utf-8"), dtype=np.uint8)
-        return _byte_corpus("pydoc_data.topics", tokens, config)
+        content = pydoc_text(config.limit).encode("utf-8")
+        return _byte_corpus("pydoc_data.topics", np.frombuffer(content, dtype=np.uint8), config)
+    if config.path == QUESTIONS:
+        return load_questions(config)
     folder = expand_home(config.path)
     if is_prepared(folder):
         return _prepared_corpus(open_prepared(folder), config)
@@ -126,9 +229,15 @@ def load(config: DataConfig, cache: Path | None = None) -> Corpus:
         return _older_corpus(open_older(folder), config)
     if folder.is_dir():
         raise UserError(f"Prepare the folder first: samestep data prepare {folder}; or name one text file in it.")
-    return _byte_corpus(
-        config.path, text.open_text(config.path, field=config.field, separator=BYTES.eos, cache=cache), config
-    )
+    tokens = text.open_text(config.path, field=config.field, separator=BYTES.eos, cache=cache)
+    return _byte_corpus(config.path, tokens, config)
+
+
+def holds_chats(data: DataConfig) -> bool:
+    """Whether the data is prompts with answers, judged by a small file."""
+    if data.path is None or data.path == QUESTIONS:
+        return data.path is not None
+    return read_record(expand_home(data.path) / METADATA).get("kind") == "chat"
 
 
 def row_length(config: DataConfig) -> int:
@@ -172,10 +281,9 @@ def _prepared_corpus(folder: Prepared, config: DataConfig) -> Corpus:
 
 
 def _older_corpus(folder: OlderFolder, config: DataConfig) -> Corpus:
-    share = _share(config, (folder.train.shape[0] + folder.validation.shape[0]) * folder.row_length)
-    train, validation = (
-        FixedRows(rows, max(1, round(rows.shape[0] * share))) for rows in (folder.train, folder.validation)
-    )
+    files = (folder.train, folder.validation)
+    share = _share(config, sum(rows.shape[0] * rows.shape[1] for rows in files))
+    train, validation = (FixedRows(rows, max(1, round(rows.shape[0] * share))) for rows in files)
     bytes_per_token = folder.validation_bytes_per_token()
     return Corpus(str(config.path), train, validation, folder.tokenizer, folder.metadata, bytes_per_token)
 
@@ -198,10 +306,6 @@ def _text_rows(
             f"validation."
         )
     return TextRows(train, length, pad), TextRows(validation, length, pad)
-
-
-QUESTIONS = "pydoc-questions"
-"""The value of `data.path` for questions and answers made from Python's help."""
 
 
 def load_questions(config: DataConfig) -> Corpus:

@@ -33,7 +33,6 @@ class RowFile:
             raise UserError(f"Make {file} again; it is not a complete .npy file: {str(problem).rstrip('.')}.") from None
 
     def __reduce__(self) -> tuple[type["RowFile"], tuple[Path]]:
-        """How to open it again."""
         return RowFile, (self.file,)
 
     @property
@@ -43,11 +42,9 @@ class RowFile:
 
     @property
     def dtype(self) -> np.dtype:
-        """The type of a token."""
         return self._rows.dtype
 
     def __getitem__(self, where: slice | np.ndarray) -> np.ndarray:
-        """Rows in memory."""
         return np.array(self._rows[where])
 
 
@@ -55,16 +52,10 @@ class RowFile:
 class OlderFolder:
     """An older folder, opened and checked."""
 
-    folder: Path
     metadata: Mapping[str, Any]
     tokenizer: Tokenizer
     train: RowFile
     validation: RowFile
-
-    @property
-    def row_length(self) -> int:
-        """Tokens in a row."""
-        return self.train.shape[1]
 
     def validation_bytes_per_token(self) -> float:
         """The mean bytes of text per token of the validation rows: of all rows, or of many evenly spread ones."""
@@ -74,7 +65,8 @@ class OlderFolder:
         size = 0
         for row in self.validation[chosen]:
             documents = np.split(row, np.flatnonzero(row == eos))
-            size += sum(len(_text(self.tokenizer, part[part != eos].tolist())) for part in documents)
+            texts = (self.tokenizer.decode(part[part != eos].tolist()) for part in documents)
+            size += sum(len(text.encode("utf-8")) for text in texts)
         return size / (len(chosen) * length)
 
 
@@ -93,7 +85,11 @@ def open_older(folder: Path) -> OlderFolder:
     metadata = read_record(folder / METADATA)
     train, validation = RowFile(folder / TRAIN), RowFile(folder / VALIDATION)
     for rows in (train, validation):
-        _check_shape(rows)
+        if rows.dtype.kind not in "iu" or len(rows.shape) != 2 or 0 in rows.shape:
+            raise UserError(
+                f"Make {rows.file} again as whole numbers of the shape [rows, tokens]; it holds {rows.dtype} of the "
+                f"shape {list(rows.shape)}."
+            )
     if train.shape[1] != validation.shape[1]:
         raise UserError(
             f"Make {folder} again; a row has {train.shape[1]} in {TRAIN} and {validation.shape[1]} in {VALIDATION}."
@@ -106,15 +102,7 @@ def open_older(folder: Path) -> OlderFolder:
     tokenizer = read_tokenizer(folder)
     for rows in (train, validation):
         _check_tokens(rows, tokenizer)
-    return OlderFolder(folder, metadata, tokenizer, train, validation)
-
-
-def _check_shape(rows: RowFile) -> None:
-    if rows.dtype.kind not in "iu" or len(rows.shape) != 2 or 0 in rows.shape:
-        raise UserError(
-            f"Make {rows.file} again as whole numbers of the shape [rows, tokens]; it holds {rows.dtype} of the shape "
-            f"{list(rows.shape)}."
-        )
+    return OlderFolder(metadata, tokenizer, train, validation)
 
 
 def _check_tokens(rows: RowFile, tokenizer: Tokenizer) -> None:
@@ -133,7 +121,3 @@ def _check_tokens(rows: RowFile, tokenizer: Tokenizer) -> None:
                 f"Make {rows.file} again without the token {mask}, or name another mask_token_id in {METADATA}: this "
                 f"is the mask, which stands for masked tokens and is never learned."
             )
-
-
-def _text(tokenizer: Tokenizer, tokens: list[int]) -> bytes:
-    return tokenizer.decode(tokens).encode("utf-8")

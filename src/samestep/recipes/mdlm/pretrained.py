@@ -63,6 +63,19 @@ FIXED: Mapping[str, Any] = {
 }
 """Settings of the published code that this network supports with one value only."""
 IDS = ("mask_token_id", "eos_token_id", "pad_token_id", "bos_token_id")
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "chat_template*",
+)
+"""The files of a published tokenizer."""
+SAMPLING = "sampling.json"
+"""The sampling settings of the model's run: with others, a small network may generate only spaces."""
+WEIGHT_INDEPENDENT = {"init_std", "max_sequence_length"}
+"""Settings of a network that its weights do not depend on."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +101,14 @@ def read_config(folder: Path) -> PublishedConfig:
         raise UserError(f"{path} is missing or is not JSON; give a folder with a published LLaDA model.")
     if found.get("model_type", KIND) != KIND:
         raise UserError(f"{path} is of a {found['model_type']!r} model; give a folder with a published LLaDA model.")
-    _refuse_other_networks(path, found)
+    for name, ours in FIXED.items():
+        theirs = found.get(name)
+        # Absent or null means the default, and false means the same as null.
+        if theirs is not None and theirs != ours and (theirs or ours):
+            raise UserError(
+                f"{path} sets {name} to {json.dumps(theirs)}, which this network does not support "
+                f"(it has {json.dumps(ours)}); choose another model."
+            )
     absent = [name for name in REQUIRED if found.get(name) is None]
     if absent:
         raise UserError(f"{path} lacks {', '.join(absent)}; download or copy it again.")
@@ -111,17 +131,6 @@ def as_config(network: TransformerConfig, ids: Mapping[str, int], dtype: str) ->
     return {**content, "flash_attention": False, "use_cache": False, "torch_dtype": dtype}
 
 
-def _refuse_other_networks(path: Path, found: Mapping[str, Any]) -> None:
-    for name, ours in FIXED.items():
-        theirs = found.get(name)
-        # Absent or null means the default, and false means the same as null.
-        if theirs is not None and theirs != ours and (theirs or ours):
-            raise UserError(
-                f"{path} sets {name} to {json.dumps(theirs)}, which this network does not support "
-                f"(it has {json.dumps(ours)}); choose another model."
-            )
-
-
 def _ids(path: Path, found: Mapping[str, Any], network: TransformerConfig) -> dict[str, int]:
     if found.get("mask_token_id") is None:
         raise UserError(f"{path} lacks mask_token_id; add the number of the mask token.")
@@ -135,36 +144,18 @@ def _ids(path: Path, found: Mapping[str, Any], network: TransformerConfig) -> di
     return ids
 
 
-TOKENIZER_FILES = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "chat_template*",
-)
-"""The files of a published tokenizer."""
-SAMPLING = "sampling.json"
-"""The sampling settings of the model's run: with others, a small network may generate only spaces."""
-WEIGHT_INDEPENDENT = {"init_std", "max_sequence_length"}
-"""Settings of a network that its weights do not depend on."""
-
-
 def read_pretrained(folder: Path) -> MdlmConfig | None:
     """The configuration of a published model, or None if a folder holds something else."""
     if not is_published(folder):
         return None
     network = read_config(folder).network
     check_size(partial(Transformer, network), read_layout(folder), folder)
-    return MdlmConfig(model=network, sampling=_limit_length(network, _read_sampling(folder / SAMPLING)))
-
-
-def _read_sampling(path: Path) -> SamplingConfig:
-    """The sampling settings of an export by samestep; other folders have no such file."""
+    path = folder / SAMPLING  # only an export by samestep has it
     try:
-        return build(SamplingConfig, read_json(path) or {})
+        sampling = build(SamplingConfig, read_json(path) or {})
     except (UserError, ValueError) as error:
         raise UserError(f"{path} cannot be used (fix it or remove it): {error}") from None
+    return MdlmConfig(model=network, sampling=_limit_length(network, sampling))
 
 
 def _limit_length(network: TransformerConfig, sampling: SamplingConfig) -> SamplingConfig:
@@ -203,18 +194,13 @@ def model_tokenizer(trained: Trained) -> Tokenizer:
             f"the tokenizer in {trained.tokenizer} has {tokenizer.vocabulary.size} tokens and the network "
             f"{network.embeddings}; put the tokenizer it was trained with there"
         )
-    if is_published(trained.source):
-        _refuse_other_mask(trained, tokenizer.vocabulary, read_config(trained.source))
-    return tokenizer
-
-
-def _refuse_other_mask(trained: Trained, vocabulary: Vocabulary, published: PublishedConfig) -> None:
-    mask = published.ids["mask_token_id"]
-    if vocabulary.mask != mask:
+    mask = read_config(trained.source).ids["mask_token_id"] if is_published(trained.source) else None
+    if mask is not None and tokenizer.vocabulary.mask != mask:
         raise UserError(
             f"{trained.source}/{CONFIG} has the mask token {mask}, but the tokenizer in {trained.tokenizer} has "
-            f"{vocabulary.mask}; put the tokenizer files of the model there"
+            f"{tokenizer.vocabulary.mask}; put the tokenizer files of the model there"
         )
+    return tokenizer
 
 
 def export(trained: Trained, folder: Path, options: ExportOptions) -> None:

@@ -49,11 +49,9 @@ class History:
         self.val_epoch = epoch
 
     def state_dict(self) -> dict[str, Json]:
-        """All fields, for a checkpoint."""
         return asdict(self)
 
     def load_state_dict(self, state: dict[str, Json]) -> None:
-        """Restore all fields."""
         for name, value in state.items():
             setattr(self, name, value)
 
@@ -97,7 +95,6 @@ class FitWithEpochFiles(Fit):
         return metrics
 
     def validate(self, tick: Tick) -> Mapping[str, float]:
-        """Validate as `Fit` does, and record the metric."""
         metrics = super().validate(tick)
         if self._files.metric in metrics:
             self._history.add_validation(tick.epoch, metrics[self._files.metric])
@@ -109,17 +106,21 @@ class FitWithEpochFiles(Fit):
         if history.written == history.complete:
             return
         history.written = history.complete
+        updates = self.learner.updates
+        # Of a torch scheduler that is stepped once per update.
+        scheduler = {"last_epoch": updates, "_step_count": updates + 1, "_last_lr": [files.rate(updates)]}
         content = {
             "epoch": history.complete,
             "model_state_dict": gather_to_main(self.learner, self.learner.weights()),
             "optimizer_state_dict": plain_optimizer(self.learner, files),
-            "scheduler_state_dict": _scheduler(self.learner.updates, files),
+            "scheduler_state_dict": scheduler,
             "train_losses": history.train,
             "val_losses": history.val,
             **files.extra,
         }
         if self.learner.world.is_main:
-            _write(files.folder / f"checkpoint_epoch_{history.complete}.pt", content)
+            with atomic_file(files.folder / f"checkpoint_epoch_{history.complete}.pt") as file:
+                torch.save(content, file)
 
 
 def gather_to_main(learner: Learner, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -144,14 +145,3 @@ def plain_optimizer(learner: Learner, files: EpochFiles) -> dict[str, Any]:
     optim = files.optim
     group = {"lr": files.rate(learner.updates), "betas": optim.betas, "eps": optim.eps}
     return {"state": state, "param_groups": [{**group, "weight_decay": optim.weight_decay, "params": list(state)}]}
-
-
-def _scheduler(updates: int, files: EpochFiles) -> dict[str, Json]:
-    """The state of a torch scheduler that is stepped once per update."""
-    return {"last_epoch": updates, "_step_count": updates + 1, "_last_lr": [files.rate(updates)]}
-
-
-def _write(path: Path, content: Mapping[str, Any]) -> None:
-    """Write the file completely or not at all."""
-    with atomic_file(path) as file:
-        torch.save(content, file)

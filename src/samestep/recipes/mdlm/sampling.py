@@ -22,6 +22,7 @@ from samestep.core.config.checked import CheckedConfig
 from samestep.data.tokenizer.vocabulary import BYTES, Vocabulary
 
 DRAFT = noise.purpose("mdlm.draft")
+KEEP = noise.purpose("mdlm.keep")
 AT_ONCE = 2**24
 """Numbers that are in float64 at once: a few times 128 MiB."""
 
@@ -79,9 +80,6 @@ def _parts(logits: Tensor) -> Iterator[slice]:
     yield from (slice(at, at + step) for at in range(0, positions, step))
 
 
-KEEP = noise.purpose("mdlm.keep")
-
-
 @dataclass(frozen=True)
 class SamplingConfig(CheckedConfig):
     """How text is sampled from a trained network."""
@@ -110,12 +108,10 @@ class SamplingConfig(CheckedConfig):
 
     @property
     def passes(self) -> int:
-        """Forward passes in all."""
         return self.length if self.steps is None else self.steps
 
     @property
     def blocks(self) -> int:
-        """How many blocks there are."""
         return -(-self.length // (self.block_length or self.length))
 
 
@@ -124,9 +120,8 @@ class SamplingPass:
     """What an observer gets after each pass; also once before the first one, when nothing is revealed."""
 
     done: int
-    """Passes so far."""
     passes: int
-    """Passes in all."""
+    """In all."""
     tokens: Tensor
     """The rows at this point; copy them to keep them, since later passes write into this tensor."""
     columns: Tensor

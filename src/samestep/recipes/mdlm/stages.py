@@ -1,4 +1,5 @@
-"""The one stage of the recipe: fit a network to rows of text, or to the answers of chats."""
+"""What a run does: settings that it gets from its data or its pretrained model, resolved before it is recorded; and its
+one stage, which fits a network to rows of text or to the answers of chats."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -8,37 +9,97 @@ from pathlib import Path
 import torch
 
 from samestep import Average, Bench, Fit, Stage, Tick, Trained, UserError
-from samestep.core.paths import expand_home
 from samestep.core.records import write_json
-from samestep.data.prepared import METADATA
-from samestep.data.tokenizer.vocabulary import read_record
-from samestep.models.transformer import Transformer
-from samestep.recipes.mdlm import corpus
-from samestep.recipes.mdlm.config import MdlmConfig
-from samestep.recipes.mdlm.corpus import QUESTIONS, Corpus, DataConfig, load_questions
+from samestep.data.tokenizer.vocabulary import ByteTokenizer, Tokenizer, Vocabulary
+from samestep.models.transformer import Transformer, TransformerConfig
+from samestep.recipes.mdlm.config import PRESETS, MdlmConfig
+from samestep.recipes.mdlm.corpus import Corpus, DataConfig, data_tokenizer, holds_chats, load, row_length
 from samestep.recipes.mdlm.objective import Objective, nll_metrics
-from samestep.recipes.mdlm.pretrained import copy_tokenizer_files
+from samestep.recipes.mdlm.pretrained import copy_tokenizer_files, is_published, read_config, resolve_network
 from samestep.recipes.mdlm.pt_files import EpochFiles, FitWithEpochFiles
-from samestep.recipes.mdlm.resolve import check_corpus, initial_model
 from samestep.recipes.mdlm.sampling import sample, until_end
+from samestep.recipes.mdlm.tokenizer import load_tokenizer
 from samestep.train.learner.optimizer import OptimSettings
 from samestep.train.record.config import named_source
-from samestep.train.trained.trained_model import TOKENIZER
+from samestep.train.trained.trained_model import TOKENIZER, open_trained
+from samestep.train.weights.sources import is_checkpoint, is_run
 
-PRETRAIN, SFT = "pretrain", "sft"
+ROUND = 64
+"""An embedding that is rounded up for speed is rounded up to a multiple of this."""
+COMPARED_TOKENS = 200
+"""How many tokens are decoded to compare two tokenizers."""
+WEIGHT_FILES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
+
+
+def resolve_config(config: MdlmConfig) -> MdlmConfig:
+    """The configuration with the network of the pretrained model, or with a fresh network that fits the data."""
+    initial = initial_model(config)
+    if initial is None:
+        return replace(config, model=_fit_to_data(config.model, config.data))
+    preset = TransformerConfig(**PRESETS.get(config.preset, {}).get("model", {}))
+    return replace(config, model=resolve_network(str(config.init_from), initial.config.model, config.model, preset))
+
+
+def initial_model(config: MdlmConfig) -> Trained | None:
+    """The model that `init_from` names; None if weights are fresh, or in a file that holds nothing but weights.
+
+    Opening it may check every byte of a checkpoint: open it once, and pass it on.
+    """
+    if not config.init_from:
+        return None
+    source = Path(config.init_from)
+    if not source.exists() and source.suffix in WEIGHT_FILES:
+        return None  # opening the weights reports that
+    if not source.exists():
+        name = config.init_from if "/" in config.init_from else f"GSAI-ML/{config.init_from}"
+        raise UserError(
+            f"There is no {source} here; give the local folder of a published model, downloaded for example with: "
+            f"hf download {name} --local-dir {source.name}"
+        )
+    if is_published(source) or is_run(source) or is_checkpoint(source):
+        return open_trained(str(source))
+    return None
+
+
+def _fit_to_data(network: TransformerConfig, data: DataConfig) -> TransformerConfig:
+    """The fresh network with the vocabulary of its data, and long enough for its rows."""
+    size = data_tokenizer(data).vocabulary.size
+    rows = network.embedding_size
+    return replace(
+        network,
+        vocab_size=size,
+        embedding_size=rows if rows is None or rows >= size else -(-size // ROUND) * ROUND,
+        max_sequence_length=max(network.max_sequence_length, row_length(data)),
+    )
+
+
+def check_corpus(config: MdlmConfig, text: Corpus, initial: Trained | None) -> None:
+    """Refuse data in other tokens than those of the pretrained model, or that does not fit into the network."""
+    if initial is not None and not _same_tokens(initial, text.tokenizer):
+        raise UserError(
+            f"{text.name} has other tokens than {config.init_from}; prepare the text with the model's tokenizer: "
+            f"samestep data prepare TEXT --tokenizer {initial.tokenizer}"
+        )
+    text.check_fits(config.model.vocab_size, config.model.embeddings, config.model.max_sequence_length)
+
+
+def _same_tokens(initial: Trained, ours: Tokenizer) -> bool:
+    theirs = load_tokenizer(initial.tokenizer)
+    if is_published(initial.source) and isinstance(theirs, ByteTokenizer):  # it came without a tokenizer
+        return read_config(initial.source).ids["mask_token_id"] == ours.vocabulary.mask
+    return _signature(theirs) == _signature(ours)
+
+
+def _signature(tokenizer: Tokenizer) -> tuple[Vocabulary, list[str]]:
+    """The vocabulary and the first tokens as text, to compare tokenizers by."""
+    known = range(min(COMPARED_TOKENS, tokenizer.vocabulary.size))
+    return tokenizer.vocabulary, [tokenizer.decode([token]) for token in known]
 
 
 def stages(config: MdlmConfig) -> list[Stage]:
     """Pre-training on running text, or supervised fine-tuning on chats, depending on the data."""
-    name, metric = (SFT, "val/nll") if holds_chats(config.data) else (PRETRAIN, "val/bits_per_byte")
-    return [Stage(name, build, validate=validate, best=(metric, "min"), finish=finish, unit="tokens")]
-
-
-def holds_chats(data: DataConfig) -> bool:
-    """Whether the data is prompts with answers, judged by a small file."""
-    if data.path is None or data.path == QUESTIONS:
-        return data.path is not None
-    return read_record(expand_home(data.path) / METADATA).get("kind") == "chat"
+    name, metric = ("sft", "val/nll") if holds_chats(config.data) else ("pretrain", "val/bits_per_byte")
+    return [Stage(name, _build, validate=_validate, best=(metric, "min"), finish=_finish, unit="tokens")]
 
 
 def describe(config: MdlmConfig) -> dict[str, str]:
@@ -52,16 +113,10 @@ def describe(config: MdlmConfig) -> dict[str, str]:
     }
 
 
-def load(data: DataConfig) -> Corpus:
-    """The data that a configuration names."""
-    return load_questions(data) if data.path == QUESTIONS else corpus.load(data)
-
-
-def build(bench: Bench) -> Fit:
-    """One network, fitted to the data."""
+def _build(bench: Bench) -> Fit:
     config: MdlmConfig = bench.config
     text = load(config.data)
-    # A resumed run has its own copy of the tokenizer.
+    # A resumed run has its own copy of the tokenizer, with the other tokenizer files of the pretrained model.
     initial = None if bench.resumed else initial_model(config)
     check_corpus(config, text, initial)
     objective = Objective(config.objective, text.tokenizer.vocabulary, config.seed, text.sft)
@@ -69,7 +124,9 @@ def build(bench: Bench) -> Fit:
     if bench.world.is_main:  # after the feed has checked the data, which also computed its hash
         write_json(bench.artifact("corpus.json"), text.describe())
         if not bench.resumed:
-            _keep_tokenizer(initial, text, bench.artifact(TOKENIZER))
+            if initial is not None:
+                copy_tokenizer_files(initial.tokenizer, bench.artifact(TOKENIZER))
+            text.tokenizer.save(bench.artifact(TOKENIZER))
     learner = bench.learner(lambda: Transformer(config.model))
     fit = partial(FitWithEpochFiles, files=_epoch_files(bench, text)) if config.pt_checkpoints else Fit
     return fit(
@@ -83,16 +140,8 @@ def build(bench: Bench) -> Fit:
     )
 
 
-def _keep_tokenizer(initial: Trained | None, text: Corpus, folder: Path) -> None:
-    """Write the run's own copy of the tokenizer, with the other tokenizer files of the pretrained model."""
-    if initial is not None:
-        copy_tokenizer_files(initial.tokenizer, folder)
-    text.tokenizer.save(folder)
-
-
-def validate(task: Fit, tick: Tick) -> Mapping[str, float]:
-    """The bound over all validation rows."""
-    return task.validate(tick)
+def _validate(task: Fit, tick: Tick) -> Mapping[str, float]:
+    return task.validate(tick)  # of a subclass too, unlike `Fit.validate`
 
 
 def _epoch_files(bench: Bench, text: Corpus) -> EpochFiles:
@@ -110,17 +159,13 @@ def _epoch_files(bench: Bench, text: Corpus) -> EpochFiles:
     )
 
 
-def finish(task: Fit, bench: Bench) -> None:
-    """Write the last epoch's file, if files are enabled, and show a few samples."""
+def _finish(task: Fit, bench: Bench) -> None:
+    """Write the last epoch's file, and sample text without a prompt, or answers to prompts of the validation rows."""
     if isinstance(task, FitWithEpochFiles):
         task.write_pending()
-    if bench.config.samples_at_end:
-        _show_samples(task, bench)
-
-
-def _show_samples(task: Fit, bench: Bench) -> None:
-    """Sample text without a prompt, or answers to the first prompts of the validation rows."""
     config: MdlmConfig = bench.config
+    if not config.samples_at_end:
+        return
     text = load(config.data)
     vocabulary, decode = text.tokenizer.vocabulary, text.tokenizer.decode
     for number in range(config.samples_at_end):

@@ -1,0 +1,396 @@
+"""`samestep evaluate`: a trained model on the tasks of lm-evaluation-harness, through its Python API.
+
+The harness makes three kinds of request: how likely an answer is after a prompt, how likely a whole text is, and what
+the model generates. Every rank gets all requests, computes its share, and gathers the rest: the results are those of
+one process.
+
+The log-likelihood of an answer after a prompt is a Monte Carlo estimate. A draw masks exactly l of the answer's L
+tokens, chosen at random, and scores
+
+    L / l * sum over the masked tokens of log q(token | prompt and the unmasked part of the answer)
+
+whose mean over l = 1..L and over all choices is the answer's mean log-probability when it is generated in a random
+order: a lower bound of log p(answer | prompt). The l of a pair's draws are spread evenly over 1..L from a random
+offset, so that only the noise within an l remains. Probabilities are normalised over all logits, as in training: an
+untrained network with uniform logits gives exactly -L log V, where V is the number of its logits.
+"""
+
+import importlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from torch import Tensor, nn
+
+from samestep import Trained, UserError, World, noise
+from samestep.core.config.bounds import Count, CountOrZero
+from samestep.core.config.checked import CheckedConfig
+from samestep.core.console import PlainConsole
+from samestep.core.records import Json
+from samestep.data.prepared.chats import ChatMessage, chat_prompt
+from samestep.data.tokenizer.vocabulary import Tokenizer, Vocabulary
+from samestep.recipes.mdlm.config import MdlmConfig
+from samestep.recipes.mdlm.generating import Dtype, open_network
+from samestep.recipes.mdlm.pretrained import model_tokenizer
+from samestep.recipes.mdlm.sampling import (
+    SamplingConfig,
+    batches_by_shape,
+    draft,
+    log_probability,
+    logits_at,
+    sample,
+    until_end,
+)
+
+COUNT = noise.purpose("mdlm.likelihood.count")
+CHOICE = noise.purpose("mdlm.likelihood.choice")
+PromptAnswer = tuple[list[int], list[int]]
+"""A prompt and an answer, in tokens."""
+HarnessRequest = Any
+"""The harness's own request class; its arguments are in `args`."""
+
+
+@dataclass(frozen=True)
+class EvaluationOptions(CheckedConfig):
+    """Which tasks to evaluate, and how. Text is generated with the settings of `sampling` (--sampling.steps 64); the
+    task sets its length and temperature."""
+
+    tasks: str = ""
+    """Names of tasks of lm-evaluation-harness (pip install 'samestep[eval]'), with commas between them."""
+    include_path: Path | None = None
+    """A folder with task files (YAML) of your own; local data needs no network."""
+    limit: Count | None = None
+    """Number of questions of each task."""
+    fewshot: CountOrZero | None = None
+    """Number of worked examples before each question, in place of the task's own number."""
+    draws: Count = 128
+    """Monte-Carlo draws for each likelihood."""
+    chat: bool = False
+    """Ask as a user of a chat: for instruction-tuned models."""
+    dtype: Dtype | None = None
+    """Type of the network, in place of the type the model was trained in."""
+
+    def __post_init__(self) -> None:
+        """Refuse wrong options before the model is opened."""
+        if not self.names:
+            raise UserError("Name at least one task: --tasks NAME,...")
+        if self.include_path is not None and not self.include_path.is_dir():
+            raise UserError(f"Give --include_path a folder with task files; {self.include_path} is not a folder.")
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name in self.tasks.split(",") if name]
+
+
+def evaluate(trained: Trained, options: EvaluationOptions, world: World) -> Mapping[str, Any]:
+    """The harness's results of a trained model, on rank 0."""
+    try:
+        harness = importlib.import_module("lm_eval")
+    except ImportError:
+        raise UserError("samestep evaluate needs lm-evaluation-harness: pip install 'samestep[eval]'") from None
+    tokenizer = model_tokenizer(trained)
+    index = _find_tasks(options)
+    with open_network(trained, world.device, options.dtype) as module:
+        results = harness.simple_evaluate(
+            _as_harness_model(HarnessModel(module, tokenizer, trained.config, options, world)),
+            tasks=options.names,
+            task_manager=index,
+            num_fewshot=options.fewshot,
+            limit=options.limit,
+            log_samples=False,
+            bootstrap_iters=1000,
+        )
+    return dict(results or {})
+
+
+def _find_tasks(options: EvaluationOptions) -> Any:
+    """The harness's index of tasks; its thousands of default tasks are indexed only if one of them is named."""
+    manager = importlib.import_module("lm_eval.tasks").TaskManager
+    own = None if options.include_path is None else str(options.include_path)
+    found = manager(include_path=own, include_defaults=False)
+    if not set(options.names) <= set(found.all_tasks):
+        found = manager(include_path=own)
+    missing = [name for name in options.names if not found.match_tasks([name])]
+    if missing:
+        where = own or "the harness; give --include_path FOLDER for task files of your own"
+        raise UserError(f"there is no task {missing[0]!r} in {where}")
+    return found
+
+
+def _as_harness_model(model: "HarnessModel") -> Any:
+    """The model as a subclass of the harness's `LM`."""
+    base = importlib.import_module("lm_eval.api.model").LM
+    methods = ("loglikelihood", "loglikelihood_rolling", "generate_until")
+    return type("SamestepModel", (base,), {name: getattr(model, name) for name in methods})()
+
+
+def show_results(trained: Trained, results: Mapping[str, Any]) -> None:
+    """Print them, one row per metric."""
+    table = Table(title=f"{trained.source}", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("task", "questions", "metric", "value", "error"):
+        table.add_column(name, justify="right" if name in ("questions", "value", "error") else "left", no_wrap=True)
+    for row in metric_rows(results):
+        table.add_row(*row)
+    PlainConsole().print(table)
+
+
+def metric_rows(results: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str, str]]:
+    """Task, number of questions, metric, value and standard error: one row per metric."""
+    for task, found in results["results"].items():
+        questions = str(results.get("n-samples", {}).get(task, {}).get("effective", ""))
+        for name, value in found.items():
+            metric, _, filter_name = name.partition(",")
+            if not filter_name or not isinstance(value, float | int) or metric.endswith("_stderr"):
+                continue
+            error = found.get(f"{metric}_stderr,{filter_name}")
+            shown = metric if filter_name == "none" else f"{metric} ({filter_name})"
+            yield task, questions, shown, f"{value:.4f}", f"{error:.4f}" if isinstance(error, float) else ""
+
+
+@dataclass(frozen=True)
+class HarnessModel:
+    """Answers the requests of the harness."""
+
+    module: nn.Module
+    tokenizer: Tokenizer
+    config: MdlmConfig
+    options: EvaluationOptions
+    world: World
+
+    def loglikelihood(self, requests: Sequence[HarnessRequest]) -> list[tuple[float, bool]]:
+        """For (context, continuation): the continuation's log-likelihood, and whether it is the greedy one."""
+
+        def work(mine: Sequence[int]) -> list[Json]:
+            pairs = [self._pair(*requests[number].args) for number in mine]
+            greedy = is_greedy(
+                self.module,
+                pairs,
+                vocabulary=self.tokenizer.vocabulary,
+                batch_size=self.config.batch_size,
+                cfg_scale=self.config.sampling.cfg_scale,
+            )
+            return list(zip(self._likelihoods(pairs, mine), greedy))
+
+        return [(mean, greedy) for mean, greedy in self._split_among_ranks(len(requests), work)]
+
+    def loglikelihood_rolling(self, requests: Sequence[HarnessRequest]) -> list[float]:
+        """For (text,): a lower bound of its log-likelihood, in rows as in training, each by itself."""
+
+        def work(mine: Sequence[int]) -> list[Json]:
+            size = self.config.model.max_sequence_length
+            texts = [self.tokenizer.encode(requests[number].args[0]) for number in mine]
+            rows = [[text[at : at + size] for at in range(0, len(text), size)] for text in texts]
+            keys = [(number << 32) + at for number, parts in zip(mine, rows) for at in range(len(parts))]
+            means = iter(self._likelihoods([([], part) for parts in rows for part in parts], keys))
+            return [sum(next(means) for _ in parts) for parts in rows]
+
+        return self._split_among_ranks(len(requests), work)
+
+    def generate_until(self, requests: Sequence[HarnessRequest]) -> list[str]:
+        """For (context, settings): the generated continuation, up to the first of the settings' `until`."""
+
+        def work(mine: Sequence[int]) -> list[Json]:
+            wanted = [self._generation_args(*requests[number].args) for number in mine]
+            generated = [""] * len(mine)
+            shapes = [(len(prompt), options) for prompt, options, _ in wanted]
+            for batch in batches_by_shape(shapes, self.config.batch_size):
+                texts = self._generate([wanted[at][0] for at in batch], wanted[batch[0]][1], [mine[at] for at in batch])
+                for at, text in zip(batch, texts):
+                    generated[at] = _cut_at(text, wanted[at][2])
+            return list(generated)
+
+        return self._split_among_ranks(len(requests), work)
+
+    def _split_among_ranks(self, count: int, work: Callable[[Sequence[int]], list[Json]]) -> list[Json]:
+        """The results of all requests, each computed by one rank and gathered on all."""
+        parts = self.world.gather(work(range(self.world.rank, count, self.world.size)))
+        return [parts[number % self.world.size][number // self.world.size] for number in range(count)]
+
+    def _likelihoods(self, pairs: Sequence[PromptAnswer], ids: Sequence[int]) -> list[float]:
+        found = log_likelihood(
+            self.module,
+            pairs,
+            vocabulary=self.tokenizer.vocabulary,
+            draws=self.options.draws,
+            batch_size=self.config.batch_size,
+            seed=self.config.seed,
+            cfg_scale=self.config.sampling.cfg_scale,
+            ids=list(ids),
+        )
+        return [estimate.mean for estimate in found]
+
+    def _pair(self, context: str, continuation: str) -> PromptAnswer:
+        """Prompt and answer in tokens; spaces between them belong to the answer, as in most tokenizers."""
+        if self.options.chat:
+            prompt, answer = self._prompt(context), self.tokenizer.encode(continuation.strip())
+        else:
+            end = len(context.rstrip())
+            context, continuation = context[:end], context[end:] + continuation
+            prompt = self.tokenizer.encode(context)
+            answer = self.tokenizer.encode(context + continuation)[len(prompt) :]
+        longest = self.config.model.max_sequence_length
+        if len(answer) > longest:
+            raise UserError(
+                f"an answer of {len(answer)} tokens is longer than the network's {longest}; leave the task out"
+            )
+        return prompt[max(0, len(prompt) + len(answer) - longest) :], answer
+
+    def _prompt(self, context: str) -> list[int]:
+        if self.options.chat:
+            return chat_prompt(self.tokenizer, [ChatMessage("user", context)])
+        return self.tokenizer.encode(context)
+
+    def _generation_args(
+        self, context: str, settings: Mapping[str, Any]
+    ) -> tuple[list[int], SamplingConfig, list[str]]:
+        """The prompt, the sampling settings, and the strings to stop at."""
+        until = settings.get("until") or []
+        until = [until] if isinstance(until, str) else list(until)
+        longest = self.config.model.max_sequence_length
+        length = min(int(settings.get("max_gen_toks", self.config.sampling.length)), longest - 1)
+        do_sample = bool(settings.get("do_sample", False))
+        temperature = float(settings.get("temperature", self.config.sampling.temperature)) if do_sample else 0.0
+        options = replace(self.config.sampling, length=length, temperature=temperature)
+        return self._prompt(context)[-(longest - length) :], options, until
+
+    def _generate(self, prompts: Sequence[list[int]], options: SamplingConfig, ids: Sequence[int]) -> list[str]:
+        vocabulary, device = self.tokenizer.vocabulary, self.world.device
+        given = torch.tensor(prompts, dtype=torch.int64, device=device).view(len(prompts), -1)
+        keys = torch.tensor(ids, device=device)
+        tokens = sample(self.module, given, options, seed=self.config.seed, ids=keys, vocabulary=vocabulary)
+        return [self.tokenizer.decode(until_end(row, vocabulary)) for row in tokens[:, given.shape[1] :].tolist()]
+
+
+def _cut_at(text: str, ends: Sequence[str]) -> str:
+    """A text up to the first of the strings that end it."""
+    return text[: min([text.find(end) for end in ends if end and end in text], default=len(text))]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A log-likelihood in nats, and its standard error."""
+
+    mean: float
+    error: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Estimate":
+        """From the draws in the order of their l.
+
+        Neighbours have about the same l, hence their difference is noise alone; the spread of all draws would also
+        count how the mean varies with l, which spreading the draws has removed. The error of one draw is unknown.
+        """
+        size = len(values)
+        if size == 1:
+            return cls(values[0], math.inf)
+        squares = math.fsum((after - before) ** 2 for before, after in pairwise(values))
+        return cls(math.fsum(values) / size, math.sqrt(squares / (2 * (size - 1) * size)))
+
+
+@torch.no_grad()
+def log_likelihood(
+    module: nn.Module,
+    pairs: Sequence[PromptAnswer],
+    *,
+    vocabulary: Vocabulary,
+    draws: int,
+    batch_size: int,
+    seed: int,
+    cfg_scale: float = 0.0,
+    ids: Sequence[int] | None = None,
+) -> list[Estimate]:
+    """The log-likelihood of each answer after its prompt, from `draws` draws per pair.
+
+    Noise is keyed by `ids`, by default the pairs' numbers. Rows of one length are batched, also those of several pairs.
+    """
+    assert draws > 0, f"an estimate needs at least one draw, not {draws}"
+    keys = range(len(pairs)) if ids is None else ids
+    # All draws of a one-token answer would be the same, and an answer without tokens needs none.
+    draws_per_pair = [draws if len(answer) > 1 else len(answer) for _, answer in pairs]
+    rows = [(number, draw) for number, count in enumerate(draws_per_pair) for draw in range(count)]
+    values: list[list[float]] = [[] for _ in pairs]
+    for batch in batches_by_shape([sum(map(len, pairs[number])) for number, _ in rows], batch_size):
+        numbers = [rows[row][0] for row in batch]
+        tokens, prompt = _rows([pairs[number] for number in numbers], module)
+        which = torch.tensor([(keys[rows[row][0]], rows[row][1]) for row in batch], device=tokens.device)
+        masked = choose_masked(~prompt, draws, seed, *which.unbind(1))
+        for number, score in zip(numbers, _score(module, tokens, prompt, masked, vocabulary.required_mask, cfg_scale)):
+            values[number].append(score)
+    return [
+        Estimate.of(found) if len(answer) > 1 else Estimate(sum(found), 0.0)
+        for found, (_, answer) in zip(values, pairs)
+    ]
+
+
+def choose_masked(answer: Tensor, draws: int, seed: int, key: Tensor, draw: Tensor) -> Tensor:
+    """Which tokens to mask among those marked in `answer` [rows, length], for draw `draw` [rows] of pair `key` [rows].
+
+    A draw masks exactly l of them; the l of all draws are spread evenly between 1 and the answer's length.
+    """
+    size = answer.sum(1)
+    offset = noise.uniform(seed, COUNT, key, dtype=torch.float64)
+    count = torch.minimum(1 + (size * (draw + offset) / draws).long(), size)
+    positions = torch.arange(answer.shape[1], device=answer.device)
+    random = noise.uniform(seed, CHOICE, key[:, None], draw[:, None], positions, dtype=torch.float64)
+    order = random.masked_fill(~answer, torch.inf).argsort(dim=1, stable=True)
+    ranks = torch.empty_like(order).scatter_(1, order, positions.expand_as(order))
+    return ranks < count[:, None]
+
+
+@torch.no_grad()
+def is_greedy(
+    module: nn.Module, pairs: Sequence[PromptAnswer], *, vocabulary: Vocabulary, batch_size: int, cfg_scale: float = 0.0
+) -> list[bool]:
+    """Whether each answer is what the network generates at temperature 0, one token a pass, most confident first."""
+    found = [True] * len(pairs)
+    for batch in batches_by_shape([tuple(map(len, pair)) for pair in pairs], batch_size):
+        tokens, prompt = _rows([pairs[number] for number in batch], module)
+        for number, matches in zip(batch, _matches_greedy(module, tokens, prompt, vocabulary, cfg_scale).tolist()):
+            found[number] = matches
+    return found
+
+
+def _rows(pairs: Sequence[PromptAnswer], module: nn.Module) -> tuple[Tensor, Tensor]:
+    """Prompts and answers of one length in all as tokens [rows, length], and which of them are prompt."""
+    device = next(module.parameters()).device
+    tokens = torch.tensor([[*prompt, *answer] for prompt, answer in pairs], dtype=torch.int64, device=device)
+    sizes = torch.tensor([len(prompt) for prompt, _ in pairs], device=device)
+    return tokens, torch.arange(tokens.shape[1], device=device) < sizes[:, None]
+
+
+def _score(
+    module: nn.Module, tokens: Tensor, prompt: Tensor, masked: Tensor, mask: int, cfg_scale: float
+) -> list[float]:
+    """The score of each row's draw."""
+    positions = masked.nonzero(as_tuple=True)
+    shown = tokens.masked_fill(masked, mask)
+    logits = logits_at(module, shown, positions, prompt=prompt, mask=mask, cfg_scale=cfg_scale)
+    each = torch.zeros(tokens.shape, dtype=torch.float64, device=tokens.device)
+    each.index_put_(positions, log_probability(logits, tokens[positions]))
+    scores: list[float] = (each.sum(1) * (~prompt).sum(1) / masked.sum(1)).tolist()
+    return scores
+
+
+def _matches_greedy(
+    module: nn.Module, tokens: Tensor, prompt: Tensor, vocabulary: Vocabulary, cfg_scale: float
+) -> Tensor:
+    """Whether greedy decoding gives each row's answer; in each pass the network sees the tokens decoded so far."""
+    masked = ~prompt
+    matches = torch.ones(len(tokens), dtype=torch.bool, device=tokens.device)
+    while bool(matches.any()) and bool(masked.any()):
+        positions = masked.nonzero(as_tuple=True)
+        shown = tokens.masked_fill(masked, vocabulary.required_mask)
+        logits = logits_at(module, shown, positions, prompt=prompt, mask=vocabulary.required_mask, cfg_scale=cfg_scale)
+        drafts, confidence = draft(logits, vocabulary.forbidden(logits.shape[-1]), 0.0, (), ())
+        is_right = torch.zeros_like(masked).index_put_(positions, drafts == tokens[positions])
+        scores = torch.full(tokens.shape, -torch.inf, dtype=confidence.dtype, device=tokens.device)
+        best = scores.index_put_(positions, confidence).argsort(dim=1, descending=True, stable=True)[:, :1]
+        matches &= is_right.gather(1, best)[:, 0]
+        masked.scatter_(1, best, False)
+    return matches
