@@ -46,7 +46,7 @@ if [ "$code" = 75 ] && ! grep -qs '"status": "preempted"' /home/me/runs/sine-def
 if [ "$code" = 0 ] && ! grep -qsE '"status": "(done)"' /home/me/runs/sine-default-1/status.json; then code=75; fi
 # It queues again, unless it was cancelled, or that does not help.
 if [ "$code" = 75 ]; then
-    "$python" -P -m samestep.launching.schedulers.slurm_job /home/me/runs/sine-default-1/job/train.sh 100 120 ||
+    "$python" -P -m samestep.launching.schedulers.slurm_requeue /home/me/runs/sine-default-1/job/train.sh 100 120 ||
         echo "samestep: unless squeue --job $SLURM_JOB_ID shows the job, go on with:" 'sbatch /home/me/runs/sine-default-1/job/train.sh'
 fi
 exit "$code"

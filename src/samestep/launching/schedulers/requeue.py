@@ -1,4 +1,5 @@
-"""Whether a job that stopped before the end queues again: not for ever, where its launches save nothing.
+"""Whether a job that stopped before the end queues again: not for ever, where its launches save nothing. It is done in
+slurm_requeue.py and pbs_job.py.
 
 What was saved at the last stop is kept in `job/progress.json`, with the number of launches since then that saved
 nothing new. The checkpoints themselves are counted, since a launch that ends while Python still imports leaves no

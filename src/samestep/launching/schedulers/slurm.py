@@ -3,8 +3,8 @@
 `srun` starts one task a GPU, and every rank reads its rank from srun's variables. Signals go to the ranks: before the
 time limit (`--signal` without `B:`), and with `scancel`, `scontrol requeue` or a preemption. They save and end with
 75. If the job still counts as running then, it was not cancelled: its time is up, or it is preempted within a grace
-time, and it queues itself again (slurm_job.py). A job that SLURM is ending is requeued by SLURM, or was cancelled and
-stays so.
+time, and it queues itself again (slurm_requeue.py). A job that SLURM is ending is requeued by SLURM, or was cancelled
+and stays so.
 """
 
 import shlex
@@ -92,7 +92,7 @@ def _directives(part: JobPart, job: Job, context: ScriptContext) -> list[str]:
 
 def _requeue_lines(part: JobPart, job: Job, context: ScriptContext) -> list[str]:
     script = str(context.script(part))
-    helper = ["-m", "samestep.launching.schedulers.slurm_job", script, str(job.max_requeues), str(_grace(job))]
+    helper = ["-m", "samestep.launching.schedulers.slurm_requeue", script, str(job.max_requeues), str(_grace(job))]
     by_hand = shlex.quote(shlex.join(["sbatch", script]))
     return [
         "# It queues again, unless it was cancelled, or that does not help.",

@@ -1,6 +1,6 @@
 """What the script of a SLURM job calls after a run stopped before its end, inside the job:
 
-    python -m samestep.launching.schedulers.slurm_job SCRIPT MOST GRACE
+    python -m samestep.launching.schedulers.slurm_requeue SCRIPT MOST GRACE
 
 It queues the job again, unless that was done MOST times already or does not help, and says what it did.
 """

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from samestep.core.rundir import RunDir
-from samestep.launching.schedulers import slurm_job
+from samestep.launching.schedulers import slurm_requeue
 from samestep.launching.schedulers.requeue import begin_counting
 
 SHOWN = "JobId=7 JobState={} Restarts=0 RunTime=00:09:10 TimeLimit=00:10:00 TimeMin=N/A"
@@ -30,7 +30,7 @@ class StubSlurm:
 
     def stopped(self, requeues: int = 0) -> int:
         env = {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(requeues)}
-        return slurm_job.main([str(self.script), "100", "60"], env)
+        return slurm_requeue.main([str(self.script), "100", "60"], env)
 
 
 @pytest.fixture
@@ -92,4 +92,4 @@ def test_a_job_that_slurm_ends_itself_says_nothing(
     ],
 )
 def test_whether_the_time_limit_was_reached(shown: str, reached: bool) -> None:
-    assert slurm_job.reached_limit(shown, grace=60) == reached
+    assert slurm_requeue.reached_limit(shown, grace=60) == reached
