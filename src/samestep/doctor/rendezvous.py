@@ -62,8 +62,7 @@ def run_within(seconds: float, work: Callable[[], T]) -> T:
         return result[0]
     if failure:
         raise failure[0]
-    frame = sys._current_frames().get(thread.ident or 0)
-    raise TimeLimitExceeded(relevant_line(stack_of(frame)) or "an unknown source line")
+    raise TimeLimitExceeded(relevant_line(stack_of(thread.ident or 0)) or "an unknown source line")
 
 
 def exit_after(seconds: float) -> None:

@@ -1,7 +1,10 @@
 """Which line of a stack a user would look for: one of the recipe, before those of samestep and of libraries."""
 
+import gc
 import os
+import sys
 import sysconfig
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -13,10 +16,11 @@ _RECIPES = os.path.join(SAMESTEP, "recipes", "")
 """Those that come with samestep; their files are a recipe's, like those of a user."""
 StackFrame = tuple[str, int, str]
 """File, line and function."""
+_reading_stacks = threading.Lock()
 
 
 def frames_of(top: FrameType | None) -> Iterator[FrameType]:
-    """A stack, the innermost frame first."""
+    """A stack of this thread, the innermost frame first."""
     while top is not None:
         yield top
         top = top.f_back
@@ -25,6 +29,22 @@ def frames_of(top: FrameType | None) -> Iterator[FrameType]:
 def as_stack(top: FrameType | None) -> list[StackFrame]:
     """The same as plain data."""
     return [(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) for frame in frames_of(top)]
+
+
+def stacks_of_threads() -> dict[int, list[StackFrame]]:
+    """The stacks of all threads of this process, by thread.
+
+    In Python 3.11, asking a frame for its caller may collect garbage. A finalizer may then let the other thread go on
+    and leave that frame, and Python reads memory that was freed: the process crashes. So nothing is collected here.
+    """
+    with _reading_stacks:
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return {thread: as_stack(top) for thread, top in sys._current_frames().items()}
+        finally:
+            if was_enabled:
+                gc.enable()
 
 
 def calling_frame(top: FrameType) -> StackFrame:

@@ -2,7 +2,6 @@
 
 import faulthandler
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,10 +11,13 @@ from pathlib import Path
 import torch.distributed as dist
 
 from samestep.data.loading import loader
-from samestep.world import world
 from samestep.world.activity import ActivityTracker
 from samestep.world.source_lines import relevant_line
 from samestep.world.watchdog import stack_dump
+from samestep.world.world import World
+
+TOGETHER = World._wait_for.__code__.co_filename
+"""The file of the code in which ranks wait for each other without a collective."""
 
 
 @contextmanager
@@ -48,7 +50,7 @@ def line_of_here() -> int:
 
 def test_the_users_line_is_shown_not_the_librarys_below_it() -> None:
     with thread_in(users_code) as thread:
-        line = relevant_line(stack_dump.stack_of(sys._current_frames()[thread]))
+        line = relevant_line(stack_dump.stack_of(thread))
     assert line.endswith(f"test_stack_dump.py:{line_of_here()} in users_code"), line
 
 
@@ -89,7 +91,7 @@ def test_a_report_is_plain_data() -> None:
 def test_where_ranks_wait_for_each_other() -> None:
     inside = (dist.distributed_c10d.__file__, 9, "all_reduce")
     assert stack_dump.is_waiting([inside, (__file__, 1, "loss")])
-    assert stack_dump.is_waiting([(world.__file__, 9, "together"), (__file__, 1, "main")])
+    assert stack_dump.is_waiting([(TOGETHER, 9, "together"), (__file__, 1, "main")])
     assert not stack_dump.is_waiting([(threading.__file__, 2, "wait"), (__file__, 1, "main"), inside])
-    assert not stack_dump.is_waiting([(__file__, 1, "main"), (world.__file__, 9, "together")])
+    assert not stack_dump.is_waiting([(__file__, 1, "main"), (TOGETHER, 9, "together")])
     assert not stack_dump.is_waiting([])

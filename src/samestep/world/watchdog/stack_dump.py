@@ -9,7 +9,6 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 
 import torch
 import torch.distributed.distributed_c10d as c10d
@@ -18,7 +17,7 @@ from samestep.core import processes
 from samestep.core.records import Json
 from samestep.core.safe_files import open_file, write_text
 from samestep.world.activity import ActivityTracker, ThreadActivity
-from samestep.world.source_lines import SAMESTEP, StackFrame, as_stack, frames_of, is_library, relevant_line
+from samestep.world.source_lines import SAMESTEP, StackFrame, is_library, relevant_line, stacks_of_threads
 
 _DISTRIBUTED = os.path.join("torch", "distributed", "")
 _WATCHDOG = str(Path(__file__).parent)
@@ -26,7 +25,7 @@ _COMPILING_FILES = tuple(
     os.path.join(*parts) for parts in (("torch", "_dynamo", "convert_frame.py"), ("triton", "compiler", "compiler.py"))
 )
 _STORE = os.path.join(SAMESTEP, "world", "authenticated_store.py")
-_WORLD = os.path.join(SAMESTEP, "world", "world.py")
+_RANK = os.path.join(SAMESTEP, "world", "rank.py")
 _THREAD = re.compile(r"hread 0x(?P<id>[0-9a-f]+) ")
 _FRAME = re.compile(r'\s*File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)')
 
@@ -35,7 +34,7 @@ def thread_report(
     tracker: ActivityTracker, activity: ThreadActivity, seconds: float, limit: float, unusual: float | None, rank: int
 ) -> dict[str, Json]:
     """What one thread of this rank is doing, as plain data. The keys are those of the files in `watch/`."""
-    stack = stack_of(sys._current_frames().get(activity.thread))
+    stack = stack_of(activity.thread)
     is_late = seconds > (unusual or limit)
     return {
         "rank": rank,
@@ -64,9 +63,9 @@ def thread_report(
 def is_compiling() -> bool:
     """Whether a thread of this process compiles something: also in the middle of a run, as for a new shape."""
     return any(
-        frame.f_code.co_filename.endswith(_COMPILING_FILES) or frame.f_code.co_name == "compile_fx_inner"
-        for top in sys._current_frames().values()
-        for frame in frames_of(top)
+        file.endswith(_COMPILING_FILES) or function == "compile_fx_inner"
+        for stack in stacks_of_threads().values()
+        for file, _, function in stack
     )
 
 
@@ -94,9 +93,9 @@ def _group_name(described: str, number: str) -> str:
     return {"default_pg": "default", "undefined": number}.get(described, described or number)
 
 
-def stack_of(frame: FrameType | None) -> list[StackFrame]:
-    """The stack that ends with a frame, the innermost first, without frames of the watchdog and of the store."""
-    return [each for each in as_stack(frame) if not each[0].startswith((_WATCHDOG, _STORE))]
+def stack_of(thread: int) -> list[StackFrame]:
+    """The stack of a thread, the innermost frame first, without frames of the watchdog and of the store."""
+    return [each for each in stacks_of_threads().get(thread, ()) if not each[0].startswith((_WATCHDOG, _STORE))]
 
 
 def stack_from_dump(text: str, thread: int) -> list[StackFrame]:
@@ -115,17 +114,12 @@ def stack_from_dump(text: str, thread: int) -> list[StackFrame]:
 def is_waiting(stack: list[StackFrame]) -> bool:
     """Whether a thread is where ranks wait for each other: in a collective, or in `World.together`."""
     inner = stack[: next((n for n, frame in enumerate(stack) if not is_library(frame[0])), None)]
-    return any(_DISTRIBUTED in file for file, _, _ in inner) or (bool(stack) and stack[0][0] == _WORLD)
+    return any(_DISTRIBUTED in file for file, _, _ in inner) or (bool(stack) and stack[0][0] == _RANK)
 
 
 def is_debugged(thread: int) -> bool:
     """Whether a thread is in a debugger: then nothing hangs."""
-    frame = sys._current_frames().get(thread)
-    while frame is not None:
-        if frame.f_globals.get("__name__") in ("bdb", "pdb"):
-            return True
-        frame = frame.f_back
-    return False
+    return any(os.path.basename(file) in ("bdb.py", "pdb.py") for file, _, _ in stacks_of_threads().get(thread, ()))
 
 
 def memory_use() -> dict[str, int]:
