@@ -123,21 +123,21 @@ def setup_distributed_models(
             _require_same(f"the weights of {type(module).__name__}", values)
     target = world.device if device is None else torch.device(device)
     _require_own_parameters(modules)
-    return tuple(_replicated(module.to(target), world, find_unused_parameters) for module in modules)
+    return tuple(_replicated(module.to(target), find_unused_parameters) for module in modules)
 
 
-def _replicated(module: nn.Module, world: World, find_unused: bool) -> nn.Module:
-    if any(parameter.requires_grad for parameter in module.parameters()):
-        device = next(module.parameters()).device
-        settings: dict[str, Any] = {SYNC_BUFFERS: False, "find_unused_parameters": find_unused}
-        devices = [device] if device.type != "cpu" else None
-        return Replica(module, device_ids=devices, gradient_as_bucket_view=True, **settings)
-    with torch.no_grad():
+def _replicated(module: nn.Module, find_unused: bool) -> nn.Module:
+    with torch.no_grad():  # here, since older releases of torch leave out buffers that are not synchronised later
         for tensor in (*module.parameters(), *module.buffers()):
             value = tensor.detach().contiguous()
             dist.broadcast(value.reshape(-1).view(torch.uint8), 0)  # as bytes, since gloo does not know every type
             tensor.copy_(value)
-    return module
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        return module
+    device = next(module.parameters()).device
+    settings: dict[str, Any] = {SYNC_BUFFERS: False, "find_unused_parameters": find_unused, "init_sync": False}
+    devices = [device] if device.type != "cpu" else None
+    return Replica(module, device_ids=devices, gradient_as_bucket_view=True, **settings)
 
 
 def _require_own_parameters(modules: tuple[nn.Module, ...]) -> None:
