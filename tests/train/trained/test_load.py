@@ -21,6 +21,7 @@ from samestep.checkpoint.loading import read_tensors
 from samestep.cli.main import main
 from samestep.core.records import read_json
 from samestep.core.rundir import RunDir
+from samestep.train.api import stage_feeds
 from samestep.train.api.bench import Bench
 from samestep.train.logging.console import Screen
 from samestep.world.world import World
@@ -125,6 +126,12 @@ def test_only_what_is_read_before_the_learner_is_needed(inside: Path, home: Path
             samestep.load("on_1", learner="critic")
     finally:
         (home / "elsewhere.txt").rename(home / "data.txt")
+
+
+def test_the_data_is_not_compared(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever data there is now, the weights are those of the checkpoint; reading it would only take time."""
+    monkeypatch.setattr(stage_feeds, "check_data", lambda *args: pytest.fail("the data was read"))
+    assert float(samestep.load("on_1", "last", "critic").seen) == 6
 
 
 def test_a_damaged_checkpoint_is_passed_over_unless_its_step_is_wanted(inside: Path) -> None:

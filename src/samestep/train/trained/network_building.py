@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from torch import nn
 from samestep.core.errors import UserError
 from samestep.core.records import write_json
 from samestep.core.rundir import RunDir
-from samestep.data.datasets import FeedData
 from samestep.parallel.build import FillFunction
 from samestep.train.api.bench import Bench
 from samestep.train.api.recipe import Recipe, Stage
@@ -91,9 +90,6 @@ class LoadingBench(Bench):
         if learner == self.wanted:
             raise _Leave(BuiltNetwork(module, initial))
 
-    def _check_data(self, data: FeedData, purpose: Literal["training", "validation"]) -> None:
-        """Whatever data there is now, the weights are those of the checkpoint."""
-
 
 def _build_in_stage(trained: TrainedStage, learner: str) -> BuiltNetwork:
     stage = _find_stage(trained)
@@ -104,6 +100,7 @@ def _build_in_stage(trained: TrainedStage, learner: str) -> BuiltNetwork:
         settings = (trained.config, rundir, stage.name, Screen(False), trained.recipe.unused)
         bench = LoadingBench(World.single(), *settings, start=stage.start, resumed=True)
         bench.wanted = learner
+        bench.feeds.compares_data = False  # whatever data there is now, the weights are those of the checkpoint
         if trained.base is not None:
             fix_base(bench.first_launch, learner, trained.base)
         try:
