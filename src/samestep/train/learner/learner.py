@@ -8,7 +8,6 @@ so that the mean over them that DDP and FSDP take is the exact gradient of the g
 Whether the gradient is finite is decided on the device from its global norm: all ranks skip together, without waiting.
 """
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial, reduce
@@ -35,6 +34,9 @@ from samestep.train.learner.skipped_steps import SkippedSteps
 from samestep.train.logging.metrics import Metric, Metrics
 from samestep.world.world import World
 
+ROUNDING_SCALE = 3.0
+"""A scale of the backward pass under which every number type rounds differently, as it does at 3 ranks."""
+
 
 class FirstStepNotes:
     """Which parameters got no gradient in any update of the first step, and what these updates returned."""
@@ -58,11 +60,6 @@ class FirstStepNotes:
         if self._step == step:
             self.metrics += metrics.values()
         return metrics
-
-
-logger = logging.getLogger(__name__)
-ROUNDING_SCALE = 3.0
-"""A scale of the backward pass under which every number type rounds differently, as it does at 3 ranks."""
 
 
 class Learner(LearnedNetwork):
