@@ -4,7 +4,6 @@ def build(bench):
     return Fit(bench.learner(Net()), bench.feed(train_rows), loss, validation=bench.evaluation_feed(val_rows))
 """
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -56,8 +55,6 @@ from samestep.train.weights.first_weights import FirstWeights
 from samestep.train.weights.frozen_networks import FrozenNetworks
 from samestep.train.weights.learner_network import build_learner_network, in_its_type
 from samestep.world.world import World
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass

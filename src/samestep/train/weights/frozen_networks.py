@@ -1,7 +1,6 @@
 """The frozen networks of a stage, and the frozen bases of its learners: built, and compared at every resume."""
 
 import copy
-import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -37,7 +36,6 @@ from samestep.train.weights.sources import NamedWeights, SourceFill
 
 Given = nn.Module | Callable[[], nn.Module]
 """A network, or the function that builds it."""
-logger = logging.getLogger(__name__)
 
 
 class FrozenNetworks:
