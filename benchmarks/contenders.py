@@ -214,7 +214,7 @@ class Samestep:
         sinks = open_sinks(rundir, "fit", 0, config, {}) if world.is_main else []
         speeds = RankSpeeds(bench, self.progress, lambda kind, **details: None)
         log = LogMetrics(MetricAccumulator(world), sinks, screen, self.progress, LOG_EVERY, "rows", job.steps, speeds)
-        validate = Validate(Stage("fit", lambda bench: self.task), self.task, log, screen, self.progress, 0)
+        validate = Validate(Stage("fit", lambda bench: self.task), self.task, log, screen, self.progress, world, config)
         self.every: list[Hook] = [log, validate, EpochSummary(MetricAccumulator(world), screen, validate)]
 
     @property
