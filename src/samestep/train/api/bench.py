@@ -84,6 +84,8 @@ class Bench:
     learners: list[Learner] = field(default_factory=list)
     sinks: Sequence[Sink] | None = None
     """Where rank 0 writes metrics, texts and images; empty on other ranks, None before the first step."""
+    is_built: bool = False
+    """Whether the stage's task is built."""
     array_artifacts: dict[str, ArrayArtifact] = field(default_factory=dict)
     """Those that this stage writes, by name; the runtime saves and finishes them."""
 
@@ -284,7 +286,7 @@ class Bench:
     def array_artifact(self, name: str, rows: int, fields: Mapping[str, tuple[Sequence[int], str]]) -> ArrayArtifact:
         """Arrays of `rows` rows that all ranks fill (see `Dump`): by field, the shape of a row and the type. Made while
         the stage is built; appears when the stage is done. Collective."""
-        check_array_artifact(name, self.array_artifacts, self.feeds.is_built)
+        check_array_artifact(name, self.array_artifacts, self.is_built)
         layout = ArrayLayout.make(name, rows, fields, proof=self.config.distributed.dtype == "float64")
         step = partial(getattr, self.progress, "step")
         self.array_artifacts[name] = ArrayArtifact(

@@ -33,10 +33,8 @@ class StageFeeds:
     made: list[Feed] = field(default_factory=list)
     counted: CountedTerms = field(default_factory=CountedTerms)
     """What was counted in the rows that the stage makes itself."""
-    is_built: bool = False
-    """Whether the stage's task is built; feeds that it makes later are not checked."""
     compares_data: bool = True
-    """Whether data is compared with that of the first launch."""
+    """Whether data is compared with that of the first launch: not that of feeds which a task makes once it is built."""
     _checked: list[str] = field(default_factory=list)
     """The purposes of the feeds whose data was compared."""
 
@@ -68,7 +66,7 @@ class StageFeeds:
 
     def check(self, data: FeedData, purpose: Literal["training", "validation"]) -> None:
         """Refuse random rows, and a resume on other data than the run was started on."""
-        if self.is_built or not self.compares_data:
+        if not self.compares_data:
             return
         name = FeedName(self.stage.name, purpose, self._checked.count(purpose))
         self._checked.append(purpose)

@@ -99,7 +99,7 @@ class StageRun:
         check_task(self._stage.name, task)
         plan = bench.known_plan
         self._progress.steps_per_epoch = plan.steps_per_epoch if plan else task.length
-        bench.feeds.is_built = True
+        bench.is_built, bench.feeds.compares_data = True, False
         bench.first_launch.begin()
         bench.first_weights.check_source_used(is_last=self._is_last)
         check_improvement_settings(bench.config, self._stage.name, self._stage.best, _trains(bench))
