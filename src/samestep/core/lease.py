@@ -214,7 +214,7 @@ class Lease:
     def _keep(self) -> None:
         """Renew the lease until it is released, or lost: then this process ends."""
         while not self._released.wait(INTERVAL):
-            with suppress(OSError):  # it may succeed the next time; a lease that was removed is not made again
+            with suppress(OSError, UserError):  # it may succeed the next time; one that was removed is not made again
                 taken_by = self._renew()
                 if taken_by is not None and taken_by.pid == self._own.pid and taken_by.machine == self._own.machine:
                     return  # this process has opened the run again

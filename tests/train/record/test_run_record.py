@@ -1,8 +1,12 @@
 """Which run directory a launch opens, and the order of its stages."""
 
 import os
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -12,7 +16,7 @@ from samestep.core.rundir import RunDir
 from samestep.core.safe_files import temporary_name
 from samestep.train.record.config import Config
 from samestep.train.record.first_launch import FirstLaunch
-from samestep.train.record.run_record import open_run, stage_folders
+from samestep.train.record.run_record import discard_files_of_rank, discard_run, has_results, open_run, stage_folders
 from samestep.world.world import World
 
 
@@ -85,3 +89,33 @@ def test_stages_are_in_the_order_in_which_they_began_whatever_was_touched_last(t
         FirstLaunch(World.single(), rundir, stage).begin()
     assert read_json(rundir.first_launch) == {"dump": {"size": 4}, "align": {}, "rank": {}}
     assert [folder.name for folder in stage_folders(rundir)] == ["dump", "align", "rank"]
+
+
+@pytest.fixture
+def frequent_switches() -> Iterator[None]:
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(usual)
+
+
+@pytest.mark.usefixtures("frequent_switches")
+def test_ranks_discard_a_run_at_the_same_time(tmp_path: Path) -> None:
+    """One may find a folder that the other removes before it is read."""
+    start = Barrier(2)
+
+    def at_once(*work: Callable[[], object]) -> None:
+        start.wait(60)
+        for each in work:
+            each()
+
+    with ThreadPoolExecutor(2) as pool:
+        for number in range(300):
+            rundir = RunDir(tmp_path / str(number))
+            for path in (rundir.log(0), rundir.log(1), rundir.watch / "rank_1.json", rundir.checkpoints("fit") / "x"):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.touch()
+            rank_1 = pool.submit(at_once, lambda r=rundir: has_results(r), lambda r=rundir: discard_files_of_rank(r, 1))
+            rank_0 = pool.submit(at_once, lambda r=rundir: discard_run(r))
+            rank_0.result(), rank_1.result()
+            assert not rundir.path.exists()

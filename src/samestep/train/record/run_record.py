@@ -220,7 +220,7 @@ def _lock_directory(recipe: str, config: Config, launches: Sequence[str]) -> tup
 def has_results(rundir: RunDir) -> bool:
     """Whether a stage of the run has saved anything, or made anything for later stages."""
     places = (rundir.checkpoints("x").parent, rundir.artifacts("x").parent)
-    return any(path.is_file() for place in places for path in place.rglob("*"))
+    return any(path.is_file() for place in places for path in _found(place, "**/*"))
 
 
 def is_failed_submission(rundir: RunDir) -> bool:
@@ -242,7 +242,7 @@ def discard_run(rundir: RunDir) -> None:
 
     Other ranks may still be writing to it: they remove that themselves.
     """
-    for path in list(rundir.path.iterdir()) if rundir.path.is_dir() else ():
+    for path in _found(rundir.path, "*"):
         if path.is_dir() and path != rundir.job:
             shutil.rmtree(path, ignore_errors=True)
         elif path != rundir.job:
@@ -254,9 +254,16 @@ def discard_files_of_rank(rundir: RunDir, rank: int) -> None:
     """Remove what another rank than 0 wrote into a run that rank 0 discards."""
     folders = (rundir.watch, rundir.log(rank).parent)
     for folder in folders:
-        for path in (*folder.glob(f"rank_{rank}.*"), *folder.glob(f"rank_{rank}_*")):
+        for path in (*_found(folder, f"rank_{rank}.*"), *_found(folder, f"rank_{rank}_*")):
             path.unlink(missing_ok=True)
     _remove_if_empty(*folders, rundir.path)
+
+
+def _found(folder: Path, pattern: str) -> list[Path]:
+    """What is in a folder that another rank may be removing now."""
+    with suppress(FileNotFoundError):
+        return list(folder.glob(pattern))
+    return []
 
 
 def _remove_if_empty(*folders: Path) -> None:
