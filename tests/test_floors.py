@@ -19,18 +19,21 @@ FLOORS = {
     "checkpoint": 3,
     "models": 3,
     "train": 4,
-    "recipes": 5,
-    "verify": 5,
-    "doctor": 5,
-    "why": 5,
-    "cli": 6,
+    "kit": 5,
+    "recipes": 6,
+    "verify": 6,
+    "doctor": 6,
+    "why": 6,
+    "cli": 7,
 }
 PUBLIC = {name: f"{module}.{name}" for name, module in samestep._homes().items()}
 """Where the names of `from samestep import ...` really are."""
 ROOMS = {"train": ["record", "artifacts", "logging", "learner", "weights", "api", "trained", "session"]}
 """Folders inside a package that have an order as well: each knows those before it."""
 MOST_FILE_LINES, MOST_CLASS_LINES = 500, 250
-FORBIDDEN = {("recipes", "checkpoint")} | {(package, "launching") for package in ("recipes", "train", "data", "models")}
+FORBIDDEN = {(package, "checkpoint") for package in ("recipes", "kit")} | {
+    (package, "launching") for package in ("recipes", "kit", "train", "data", "models")
+}
 
 
 def imports(source: str) -> Iterator[str]:
@@ -85,6 +88,8 @@ def test_imports_flow_down() -> None:
         (["world", "x"], "samestep.launching.local"),
         (["data", "x"], "samestep.checkpoint.store"),
         (["train", "x"], "samestep.recipes.mdlm"),
+        (["kit", "x"], "samestep.recipes.mdlm"),
+        (["verify", "x"], "samestep.recipes.mdlm"),
         (["train", "x"], "samestep.launching.local"),
         (["train", "learner", "x"], "samestep.train.api.bench.Bench"),
         (["train", "record", "x"], "samestep.train.logging.metrics"),

@@ -1,0 +1,1 @@
+"""What several recipes share: each rule once. It knows no recipe."""
