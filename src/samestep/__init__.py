@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from samestep.data.mixed import Mixed as Mixed
     from samestep.data.order_choice import Bucketed as Bucketed
     from samestep.data.order_choice import Weighted as Weighted
+    from samestep.data.records.reading import Records as Records
+    from samestep.data.records.reading import RecordsConfig as RecordsConfig
+    from samestep.data.split import split_records as split_records
     from samestep.launching.call import launch as launch
     from samestep.models.causal_folder import open_causal_lm as open_causal_lm
     from samestep.models.causal_lm import CausalConfig as CausalConfig

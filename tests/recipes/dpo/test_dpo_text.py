@@ -13,9 +13,10 @@ from player_folders import CHATML, bytes_with_merges, player_folder
 from samestep import UserError, World, open_causal_lm
 from samestep.cli.main import main
 from samestep.data.collate import pad_rows
+from samestep.data.records.reading import Records
 from samestep.recipes.dpo.config import DataConfig, DpoConfig, ModelConfig
 from samestep.recipes.dpo.families import family_of
-from samestep.recipes.dpo.text_data import Fault, TextPair, pydoc_pairs, read_pair
+from samestep.recipes.dpo.text_data import TextPair, pydoc_pairs, read_pair
 from samestep.recipes.dpo.text_family import BuiltInModel, FolderModel, TextFamily, without_dropout
 
 
@@ -30,25 +31,26 @@ def family(**data: Any) -> TextFamily:
 @pytest.mark.parametrize(
     ("record", "sentence"),
     [
-        (["a"], "it is no JSON object"),
         ({"prompt": "a", "chosen": "b"}, "'rejected' is missing"),
         ({"prompt": " ", "chosen": "b", "rejected": "c"}, "'prompt' is empty"),
+        ({"prompt": "a", "chosen": 3, "rejected": []}, "'chosen' is no text but 3, 'rejected' is empty"),
+        ({"prompt": [3], "chosen": "b", "rejected": "c"}, "'prompt' has a message that is no object"),
         (
-            {"prompt": "a", "chosen": 3, "rejected": []},
-            "'chosen' is a int, not a text or a list of messages, 'rejected'",
+            {"prompt": [{"role": "user"}], "chosen": "b", "rejected": "c"},
+            "'prompt' has a message whose 'content' is missing",
         ),
-        ({"prompt": [{"role": "user"}], "chosen": "b", "rejected": "c"}, "'prompt' has a message without a text"),
-        ({"prompt": "a\ud83d", "chosen": "b", "rejected": "c"}, "'prompt' has half of a surrogate pair"),
+        ({"prompt": "a\ud83d", "chosen": "b", "rejected": "c"}, "'prompt' holds half of a surrogate pair"),
         (
             {"prompt": [says("user", "\udfff")], "chosen": "b", "rejected": "c"},
-            "message that has half of a surrogate",
+            "message whose 'content' holds half of a surrogate",
         ),
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, "'chosen' and 'rejected' are the same"),
     ],
 )
 def test_what_is_wrong_with_a_record(record: Any, sentence: str) -> None:
-    found = read_pair(record)
-    assert isinstance(found, Fault) and sentence in found.text
+    with pytest.raises(UserError) as refusal:
+        read_pair(record)
+    assert sentence in str(refusal.value)
 
 
 def test_a_text_beside_chats_is_what_one_of_both_says() -> None:
@@ -64,29 +66,30 @@ def test_all_problems_are_listed_at_once_or_left_out(tmp_path: Path, capfd: pyte
     command += ["data.limit=null", "--family", "text", "max_steps=1", "name=run"]
     assert main(command) == 2
     error = capfd.readouterr().err
-    assert "Fix 4 of 14 records" in error and "record 11 (line 11): 'rejected' is missing" in error
-    assert "record 12 (line 12): it is no JSON object" in error and "record 14 (line 14): it is not JSON" in error
-    assert "record 13 (line 13): it has 303 tokens, more than 256" in error
+    assert "Fix 4 of 14 records" in error and "line 11: 'rejected' is missing" in error
+    assert "line 12: it is no JSON object" in error and "line 14: it is not JSON" in error
+    assert "line 13: it has 303 tokens, more than 256" in error
     assert not (tmp_path / "runs").exists(), "nothing is recorded"
     assert main([*command, "--skip_invalid"]) == 0
-    said = capfd.readouterr().out
-    assert "10 of 14 records" in said and "left out: 2 because of JSON, 1 because of max_length" in said
+    captured = capfd.readouterr()
+    said = captured.out + captured.err
+    assert "10 of 14 records" in said and "left out: 2 because of format, 1 because of max_length" in said
     assert "8 pairs for training, 2 pairs for validation" in said
 
 
 @pytest.mark.parametrize(
     ("records", "sentence"),
-    [([{"text": "a"}], "its first record has 'text'"), ([3], "its first record has none")],
+    [([{"text": "a"}], "; it has 'text'"), ([3], "record 1: it is no JSON object")],
 )
 def test_columns_that_nobody_knows(records: list[Any], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=sentence):
-        family_of(str(write_records(tmp_path / "pairs.json", records)))
+        family_of(Records(str(write_records(tmp_path / "pairs.json", records))))
 
 
 def test_the_family_is_known_by_the_columns(tmp_path: Path) -> None:
-    assert family_of(str(write_records(tmp_path / "a.json", text_records(1)))) == "text"
+    assert family_of(Records(str(write_records(tmp_path / "a.json", text_records(1))))) == "text"
     protein = [{"preferred_seq": "A", "pdb_file": "a.pdb"}]
-    assert family_of(str(write_records(tmp_path / "b.jsonl", [1, *protein]))) == "protein"
+    assert family_of(Records(str(write_records(tmp_path / "b.jsonl", [1, *protein])))) == "protein"
 
 
 def test_the_split_and_a_file_for_validation(tmp_path: Path) -> None:

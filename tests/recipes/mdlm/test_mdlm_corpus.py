@@ -44,7 +44,9 @@ def test_a_local_file_takes_the_place_of_the_built_in_text(tmp_path: Path) -> No
 
 def test_jsonl_documents_are_joined_by_eos(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"body": "abc"}\n{"body": "def"}\n')
-    config = DataConfig(path=str(tmp_path / "a.jsonl"), field="body", sequence_length=5, validation_fraction=0.3)
+    config = DataConfig(
+        path=str(tmp_path / "a.jsonl"), columns={"text": "body"}, sequence_length=5, validation_fraction=0.3
+    )
     corpus = load(config, cache=tmp_path / "cache")
     assert corpus.train[0]["tokens"].tolist() == [*b"abc", BYTES.eos, *b"d"]
     assert ByteTokenizer().decode(corpus.train[0]["tokens"].tolist()) == "abc"

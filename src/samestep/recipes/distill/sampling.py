@@ -14,7 +14,7 @@ from samestep.core.config.bounds import Count
 from samestep.core.config.checked import CheckedConfig
 from samestep.core.output import print_text
 from samestep.core.records import Json
-from samestep.data.prompt_files import read_prompts
+from samestep.data.records.reading import read_prompts
 from samestep.parallel.precision import autocast
 from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.data import Text, data_of

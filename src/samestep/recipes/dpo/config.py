@@ -8,27 +8,26 @@ from samestep import CausalConfig, Config, NoEffect, UserError, free
 from samestep.core.config.bounds import Bounds, Count, CountOrZero, NotNegative, PartialShare, Positive
 from samestep.core.config.checked import CheckedConfig
 from samestep.core.paths import expand_home
+from samestep.data.records.reading import RecordsConfig, only_for_records
 from samestep.models.protein_mpnn import ProteinMPNNConfig
 from samestep.recipes.dpo.objective import Objective
 
 
 @dataclass(frozen=True)
-class DataConfig(CheckedConfig):
+class DataConfig(RecordsConfig):
     """Pairs of sequences."""
 
     train: str | None = None
-    """A .json or .jsonl file of records: pdb_file, preferred_seq, unpreferred_seq; or prompt, chosen, rejected. null:
-    pairs that come with the recipe."""
+    """A file or folder of records (.json, .jsonl, .csv, .tsv, .parquet): pdb_file, preferred_seq, unpreferred_seq; or
+    prompt, chosen, rejected. null: pairs that come with the recipe."""
     validation: str | None = None
     """The same for validation; null: a share of the training records."""
     validation_fraction: PartialShare = 0.1
-    """That share, rounded up, chosen by the seed."""
+    """That share, rounded up, chosen by seed and content."""
     split_by: Literal["pair", "structure"] = "pair"
     """What is never in both parts: a pair; or a structure (text: a prompt), with all its pairs."""
     max_length: Count = 2048
     """Most residues or tokens of a pair's longer sequence (text: with its prompt)."""
-    skip_invalid: bool = False
-    """Leave out records that cannot be used, and say how many; false: list all of them and stop."""
     limit: Annotated[int, Bounds(least=2)] | None = None
     """Use only this many records, from the beginning, for a quick trial; null: all."""
 
@@ -190,6 +189,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 NO_EFFECT = (
+    only_for_records(lambda c: c.data.train is None and c.data.validation is None),
     NoEffect(
         ("model.text.*", "model.lora_rank", "padding_free"),
         lambda c: c.family == "protein",

@@ -19,7 +19,7 @@ from samestep.recipes.dpo.config import DpoConfig
 from samestep.recipes.dpo.default_pairs import default_records
 from samestep.recipes.dpo.families import Pairs
 from samestep.recipes.dpo.objective import DIVERSITY, SAMPLED, SFT, PairLogProbs, PairScores
-from samestep.recipes.dpo.protein_data import PAD, ProteinRecords, ProteinRows, read_records, split_pairs
+from samestep.recipes.dpo.protein_data import PAD, ProteinRecords, ProteinRows, read_pairs, split_pairs
 from samestep.train.learner.draws import Draws
 
 _ORDER = noise.purpose("dpo/decoding order")
@@ -54,14 +54,14 @@ class ProteinFamily:
         read = self._read(data.train or str(_made_up_records(cache_folder() / "default_pairs")))
         if data.validation is None:
             train, held_out = split_pairs(read.pairs, data.validation_fraction, self._config.seed, data.split_by)
-            return Pairs(ProteinRows(train, read.file), ProteinRows(held_out, read.file), read.left_out)
+            return Pairs(ProteinRows(train, read.files), ProteinRows(held_out, read.files))
         other = self._read(data.validation)
-        left_out = "; ".join(filter(None, (read.left_out, other.left_out)))
-        return Pairs(ProteinRows(read.pairs, read.file), ProteinRows(other.pairs, other.file), left_out)
+        return Pairs(ProteinRows(read.pairs, read.files), ProteinRows(other.pairs, other.files))
 
     def _read(self, path: str) -> ProteinRecords:
         data = self._config.data
-        return read_records(path, data.max_length, data.skip_invalid, cache_folder() / "structures", data.limit)
+        records = data.records(path, data.limit)
+        return read_pairs(records, data.max_length, data.skip_invalid, cache_folder() / "structures")
 
     def scores(self, network: nn.Module, batch: Batch) -> PairScores:
         """Both sequences of each row in the same order, and those that were sampled, in one call of the network."""

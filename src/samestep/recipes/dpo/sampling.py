@@ -21,13 +21,13 @@ from samestep.core.errors import print_error
 from samestep.core.output import print_text
 from samestep.core.paths import expand_home
 from samestep.core.records import Json, write_atomically, write_json
-from samestep.data.prompt_files import read_prompts
+from samestep.data.records.reading import leave_out, read_prompts
+from samestep.data.records.rows import Problem
 from samestep.models.decoding import position_limit
 from samestep.models.protein_mpnn import LETTERS, UNKNOWN, ProteinMPNN
 from samestep.models.protein_mpnn_sampling import decoding_order, sample
 from samestep.recipes.dpo.config import SampleOptions
 from samestep.recipes.dpo.designs import Design, DesignError, check_length, choose_design
-from samestep.recipes.dpo.families import Problem, leave_out
 from samestep.recipes.dpo.protein_data import PAD, design_row
 from samestep.recipes.dpo.protein_family import cache_folder
 from samestep.recipes.dpo.structures import read_structure
@@ -145,11 +145,11 @@ def read_designs(options: SampleOptions, max_length: int, skip_invalid: bool) ->
         try:
             found.append((file, _design(file, fields, max_length)))
         except DesignError as problem:
-            problems.append(Problem(number, str(file), problem.about, str(problem)))
+            problems.append(Problem(str(file), str(problem), problem.about, number))
         except UserError as problem:
-            problems.append(Problem(number, str(file), "file", str(problem).rstrip(".")))
+            problems.append(Problem(str(file), str(problem).rstrip("."), "file", number))
     if options.pdb_list is not None:
-        left_out = leave_out(options.pdb_list, problems, len(files), len(found), skip_invalid)
+        left_out = leave_out(options.pdb_list, problems, len(files), skip_invalid)
         if left_out:
             print_error(left_out)
     elif problems:

@@ -29,7 +29,7 @@ def resolve_config(config: DpoConfig) -> DpoConfig:
     """The configuration with its family, if all its records can be used."""
     family = config.family
     if family == "auto":
-        family = family_of(config.data.train) if config.data.train else "protein"
+        family = family_of(config.data.records(config.data.train)) if config.data.train else "protein"
     config = replace(config, family=family, base_batch_size=config.base_batch_size or config.batch_size)
     _check_settings(config)
     _check_family(config)
@@ -57,7 +57,7 @@ def _check_family(config: DpoConfig) -> None:
     for path in filter(None, (config.data.train, config.data.validation)):
         found = config.family
         with suppress(UserError):  # what is wrong with the file is said where it is read
-            found = family_of(path)
+            found = family_of(config.data.records(path))
         if found != config.family:
             presets = {"text": "text or text-tiny", "protein": "proteinmpnn or tiny"}[found]
             raise UserError(f"Choose --preset {presets}, or set family={found}: {path} has {found} pairs.")

@@ -64,8 +64,6 @@ class Preferences(Fit):
         self.family = family
         self._bench, self._objective = bench, objective
         self._draws = bench.draws("dpo/diversity") if objective.diversity_lambda else None
-        if pairs.left_out:
-            bench.screen.print(pairs.left_out)
         bench.screen.print(f"{len(train):,} pairs for training, {len(validation):,} pairs for validation")
 
     def step(self, tick: Tick) -> Metrics:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,18 +22,17 @@ from samestep import (
     open_causal_lm,
 )
 from samestep.core.library_errors import tokenizer_sentence
-from samestep.core.paths import expand_home
 from samestep.core.records import atomic_file
 from samestep.data.data_file import DataFile
-from samestep.data.json_records import json_records
+from samestep.data.split import split_records
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer
 from samestep.models.causal_folder import CausalFolder
 from samestep.models.hub import resolve_model
 from samestep.models.log_probs import check_padding_free
 from samestep.recipes.dpo.config import DpoConfig, ModelConfig
-from samestep.recipes.dpo.families import Pairs, Problem, leave_out, split_groups
+from samestep.recipes.dpo.families import Pairs
 from samestep.recipes.dpo.objective import SFT, PairLogProbs, PairScores
-from samestep.recipes.dpo.text_data import COLUMNS, Fault, PairTokens, Text, TextPair, TextRows, pydoc_pairs, read_pair
+from samestep.recipes.dpo.text_data import COLUMNS, PairTokens, Text, TextPair, TextRows, pydoc_pairs, read_pair
 from samestep.train.learner.draws import Draws
 
 
@@ -173,12 +172,11 @@ class _ReadTexts:
     """The pairs of a file that are used, also as tokens."""
 
     pairs: Sequence[tuple[TextPair, PairTokens]]
-    origin: DataFile | np.ndarray
-    left_out: str = ""
+    origins: Sequence[DataFile | np.ndarray]
 
     def rows(self, first: int) -> TextRows:
         """All of them, numbered from `first`."""
-        return TextRows([(first + place, tokens) for place, (_, tokens) in enumerate(self.pairs)], self.origin)
+        return TextRows([(first + place, tokens) for place, (_, tokens) in enumerate(self.pairs)], self.origins)
 
 
 class TextFamily:
@@ -207,61 +205,50 @@ class TextFamily:
         data = self._config.data
         read = self._read(data.train) if data.train is not None else self._read_pydoc()
         if data.validation is None:
-            return Pairs(*self._split(read), left_out=read.left_out)
+            return Pairs(*self._split(read))
         held_out = self._read(data.validation)
-        left_out = "; ".join(filter(None, (read.left_out, held_out.left_out)))
-        return Pairs(read.rows(0), held_out.rows(len(read.pairs)), left_out)
+        return Pairs(read.rows(0), held_out.rows(len(read.pairs)))
 
     def _split(self, read: _ReadTexts) -> tuple[TextRows, TextRows]:
         """Equal records stay together, and by prompt so do all records with the same prompt."""
         data = self._config.data
         groups = [repr(pair.prompt) if data.split_by == "structure" else repr(pair) for pair, _ in read.pairs]
         numbered = [(number, tokens) for number, (_, tokens) in enumerate(read.pairs)]
-        train, held_out = split_groups(numbered, groups, data.validation_fraction, self._config.seed)
-        return TextRows(train, read.origin), TextRows(held_out, read.origin)
+        parts = split_records(numbered, groups, validation=data.validation_fraction, seed=self._config.seed)
+        return TextRows(parts.train, read.origins), TextRows(parts.validation, read.origins)
 
     def _read_pydoc(self) -> _ReadTexts:
         encoded = [(pair, self._model.encode(pair)) for pair in islice(pydoc_pairs(), self._config.data.limit)]
         fitting = [(pair, tokens) for pair, tokens in encoded if not self._fault(tokens)]
         content = repr([pair for pair, _ in fitting]).encode("utf-8")
-        return _ReadTexts(fitting, np.frombuffer(content, dtype=np.uint8))
+        return _ReadTexts(fitting, [np.frombuffer(content, dtype=np.uint8)])
 
     def _read(self, path: str) -> _ReadTexts:
-        file, data = expand_home(path), self._config.data
-        pairs: list[tuple[TextPair, PairTokens]] = []
-        problems: list[Problem] = []
-        records = list(json_records(file))[: data.limit]
-        for number, (where, value) in enumerate(records, start=1):
-            found = self._checked(value)
-            if isinstance(found, Fault):
-                problems.append(Problem(number, where, *found))
-            else:
-                pairs.append(found)
-        left_out = leave_out(file, problems, len(records), len(pairs), data.skip_invalid)
-        return _ReadTexts(pairs, DataFile(file.resolve()), left_out)
+        data = self._config.data
+        records = data.records(path, data.limit)
+        records.expect(COLUMNS, lists=COLUMNS)
+        pairs = []
+        for row in records.rows:
+            with records.refusing(row):
+                pair = read_pair(row.values)
+                tokens = self._model.encode(pair)  # a template may refuse a chat
+                if about := self._fault(tokens):
+                    records.refuse(row, about[1], about[0])
+                else:
+                    pairs.append((pair, tokens))
+        records.check(data.skip_invalid)
+        return _ReadTexts(pairs, records.origins())
 
-    def _checked(self, value: Any) -> tuple[TextPair, PairTokens] | Fault:
-        pair = read_pair(value)
-        if isinstance(pair, Fault):
-            return pair
-        try:
-            tokens = self._model.encode(pair)
-        except UserError as problem:  # such as a chat that the template refuses
-            return Fault("chat", str(problem).rstrip("."))
-        return self._fault(tokens) or (pair, tokens)
-
-    def _fault(self, pair: PairTokens) -> Fault | None:
-        """Why a pair cannot be trained on."""
+    def _fault(self, pair: PairTokens) -> tuple[str, str] | None:
+        """Why a pair cannot be trained on: in a word, and in a sentence."""
         longest = len(pair.prompt) + max(len(pair.chosen), len(pair.rejected))
         limits = [self._config.data.max_length, self._model.limit]
         limit = min(number for number in limits if number is not None)
         if longest > limit:
-            return Fault(
-                "max_length", f"it has {longest} tokens, more than {limit} (max_length, or all the model takes)"
-            )
+            return "max_length", f"it has {longest} tokens, more than {limit} (max_length, or all the model takes)"
         if not pair.prompt or not pair.chosen or not pair.rejected:
-            return Fault("tokens", "its prompt or one of its completions has no token; give it some text")
-        return Fault("tokens", "'chosen' and 'rejected' are the same tokens") if pair.chosen == pair.rejected else None
+            return "tokens", "its prompt or one of its completions has no token; give it some text"
+        return ("tokens", "'chosen' and 'rejected' are the same tokens") if pair.chosen == pair.rejected else None
 
     def scores(self, network: nn.Module, batch: Batch) -> PairScores:
         """Both completions of each row after its prompt, in one call of the network."""

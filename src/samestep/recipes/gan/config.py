@@ -8,6 +8,7 @@ from typing import Any
 from samestep import Config, GenerationConfig, NoEffect, UserError, free
 from samestep.core.config.bounds import Count, CountOrZero, NotNegative, Share
 from samestep.core.config.checked import CheckedConfig
+from samestep.data.records.reading import only_for_records
 from samestep.recipes.gan.data import DataConfig, load
 from samestep.recipes.gan.evaluation import BenchmarkConfig
 from samestep.recipes.gan.judges import JudgeConfig
@@ -199,6 +200,7 @@ def resolve_config(config: GanConfig) -> GanConfig:
 
 
 NO_EFFECT = (
+    only_for_records(lambda c: c.data.path is None),
     NoEffect(
         ("judging.answer_tokens", "judging.temperature", "judging.unparsed_fools"),
         lambda c: c.judging.mode == "verdict",

@@ -398,5 +398,5 @@ def _chosen_rows(bench: Bench, rows: TextRows, size: int) -> TextRows:
     if len(rows) < size:
         bench.screen.print(f"benchmark.size={size}: the benchmark has all {len(rows)} records kept for validation")
     size = min(size, len(rows))
-    (origin,) = rows.origins()
-    return TextRows([rows.records[number * len(rows) // size] for number in range(size)], rows.groups, origin)
+    chosen = [rows.records[number * len(rows) // size] for number in range(size)]
+    return TextRows(chosen, rows.groups, rows.origins())

@@ -11,7 +11,7 @@ from samestep import Trained, UserError, World
 from samestep.core.config.bounds import Count
 from samestep.core.config.checked import CheckedConfig
 from samestep.core.records import Json
-from samestep.data.prompt_files import read_prompts
+from samestep.data.records.reading import read_prompts
 from samestep.models.decoding import position_limit
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.data import load

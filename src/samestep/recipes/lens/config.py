@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from samestep import CausalConfig, Config, Group, UserError, free
 from samestep.core.config.bounds import Bounds, Count, CountOrZero, NotNegative, PartialShare, Positive
 from samestep.core.config.checked import CheckedConfig
+from samestep.data.records.reading import RecordsConfig
 
 WHOLE_STAGE = "-1"
 _LENGTH = re.compile(r"(\d+)\s*([se]?)")
@@ -174,17 +175,15 @@ SLOT = "<embed>"
 
 
 @dataclass(frozen=True)
-class DataConfig(CheckedConfig):
+class DataConfig(RecordsConfig):
     """The texts whose activations are explained."""
 
     path: str | None = None
-    """A .txt file, a .jsonl, .json, .csv, .tsv or .parquet file, or a folder of datasets.save_to_disk; null: the
+    """A .txt file, or a file or folder of records (.jsonl, .json, .csv, .tsv, .parquet) with a column `text`; null: the
     English text that comes with Python (`pydoc_data.topics`)."""
-    text_field: str = "text"
-    """The column that holds the text."""
     validation_fraction: PartialShare = 0.1
-    """Share of the texts that is kept for validation: whole documents, chosen by the seed, or the end of a single
-    one."""
+    """Share of the texts that is kept for validation: whole documents, chosen by seed and content, or the end of a
+    single one."""
     limit: Annotated[int, Bounds(least=2)] | None = None
     """Use only this many documents, from the beginning, for a quick trial; null: all."""
 

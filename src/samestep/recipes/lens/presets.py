@@ -3,6 +3,7 @@
 from typing import Any
 
 from samestep import NoEffect
+from samestep.data.records.reading import only_for_records
 from samestep.recipes.lens.config import LensConfig
 
 # 13 samples in batches of 6 end an epoch in a step with one row, which 2 and 3 ranks share.
@@ -193,9 +194,5 @@ NO_EFFECT = (
         lambda c: c.alpha_schedule.type == "constant",
         "a constant schedule has its start all the time; set alpha_schedule.type=linear, or leave it out",
     ),
-    NoEffect(
-        "data.text_field",
-        lambda c: c.data.path is None or c.data.path.endswith(".txt"),
-        "it is the column of a table; name one with data.path, or leave it out",
-    ),
+    only_for_records(lambda c: c.data.path is None or c.data.path.endswith(".txt")),
 )

@@ -9,6 +9,7 @@ from functools import partial
 
 from samestep import TRAINING_SETTINGS, Fit, Stage, UserError, World
 from samestep.core.paths import expand_home
+from samestep.data.pydoc_topics import BUILT_IN_TEXT
 from samestep.recipes.lens.activations import DUMP, build_dump, dump_folder, read_key, trained_beside
 from samestep.recipes.lens.config import GrpoConfig, LensConfig, WarmStartConfig
 from samestep.recipes.lens.evaluation import build_evaluation, write_results
@@ -21,7 +22,6 @@ from samestep.recipes.lens.language_model import (
 )
 from samestep.recipes.lens.task import FVE, LensRewards, LensStage, LensTraining, LensWarmStart
 from samestep.recipes.lens.texts import (
-    BUILT_IN_TEXT,
     PRETOKENIZE,
     PRETRAIN,
     build_pretokenize,

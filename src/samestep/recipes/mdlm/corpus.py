@@ -13,13 +13,14 @@ from torch import Tensor
 
 from samestep import UserError
 from samestep.core.config.bounds import Count, PartialShare
-from samestep.core.config.checked import CheckedConfig
 from samestep.core.paths import expand_home
 from samestep.data import text
 from samestep.data.data_file import DataFile
 from samestep.data.prepared import METADATA, TOKENIZER_FOLDER, Prepared, is_prepared, open_prepared
 from samestep.data.prepared.chats import ChatMessage, ChatRow, answers
-from samestep.data.pydoc_topics import passages, pydoc_text, pydoc_topics
+from samestep.data.pydoc_topics import BUILT_IN_TEXT, passages, pydoc_text, pydoc_topics
+from samestep.data.records.arrow import is_saved_dataset
+from samestep.data.records.reading import RecordsConfig, is_record_file
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer, Tokenizer, read_record
 from samestep.recipes.mdlm.older_data import OlderFolder, RowFile, is_older, open_older
 from samestep.recipes.mdlm.tokenizer import load_tokenizer, read_tokenizer
@@ -31,19 +32,19 @@ QUESTIONS = "pydoc-questions"
 
 
 @dataclass(frozen=True)
-class DataConfig(CheckedConfig):
+class DataConfig(RecordsConfig):
     """The training data."""
 
     path: str | None = None
-    """A folder that `samestep data prepare` wrote, or a local text or JSONL file, read as bytes; null is the English
-    text that comes with Python (`pydoc_data.topics`)."""
-    field: str = "text"
-    """The field of a JSONL line that holds its text."""
+    """A folder that `samestep data prepare` wrote; or a text file, or a file or folder of records (.jsonl, .json, .csv,
+    .tsv, .parquet) with a column `text`, read as bytes; null is the English text that comes with Python
+    (`pydoc_data.topics`)."""
     sequence_length: Count | None = None
     """Tokens in a row of running text; null is that of the prepared folder, or 128. Chats and older folders have
     rows of their own length."""
     validation_fraction: PartialShare = 0.1
-    """Share of a text file, at its end, that is kept for validation; a prepared folder has its own."""
+    """Share that is kept for validation: of records, by their content; of a text file, its end; a prepared folder has
+    its own."""
     limit: Count | None = None
     """Use only this many tokens, from the beginning, for a quick trial; null is all of them."""
 
@@ -219,7 +220,7 @@ def load(config: DataConfig, cache: Path | None = None) -> Corpus:
     """
     if config.path is None:
         content = pydoc_text(config.limit).encode("utf-8")
-        return _byte_corpus("pydoc_data.topics", np.frombuffer(content, dtype=np.uint8), config)
+        return _byte_corpus(BUILT_IN_TEXT, np.frombuffer(content, dtype=np.uint8), config)
     if config.path == QUESTIONS:
         return load_questions(config)
     folder = expand_home(config.path)
@@ -227,10 +228,24 @@ def load(config: DataConfig, cache: Path | None = None) -> Corpus:
         return _prepared_corpus(open_prepared(folder), config)
     if is_older(folder):
         return _older_corpus(open_older(folder), config)
+    if holds_records(config.path):
+        return _record_corpus(config.path, config, cache)
     if folder.is_dir():
         raise UserError(f"Prepare the folder first: samestep data prepare {folder}; or name one text file in it.")
-    tokens = text.open_text(config.path, field=config.field, separator=BYTES.eos, cache=cache)
-    return _byte_corpus(config.path, tokens, config)
+    return _byte_corpus(config.path, text.open_text(config.path), config)
+
+
+def holds_records(path: str) -> bool:
+    """Whether a path has records: a file, a folder of such files and of nothing else to read, or a saved dataset."""
+    place = expand_home(path)
+    if not place.is_dir():
+        return is_record_file(place)
+    return not is_prepared_folder(path) and (is_saved_dataset(place) or any(map(is_record_file, place.iterdir())))
+
+
+def is_prepared_folder(path: str) -> bool:
+    """Whether a folder has tokens, of this program or of an earlier one."""
+    return is_prepared(expand_home(path)) or is_older(expand_home(path))
 
 
 def holds_chats(data: DataConfig) -> bool:
@@ -266,6 +281,20 @@ def _byte_corpus(name: str, tokens: text.Tokens, config: DataConfig) -> Corpus:
     train, validation = text.split(tokens, config.validation_fraction)
     rows = _text_rows(name, train, validation, row_length(config), BYTES.eos)
     return Corpus(name, *rows, ByteTokenizer(), tokens)
+
+
+def _record_corpus(name: str, config: DataConfig, cache: Path | None) -> Corpus:
+    parts = text.open_documents(
+        config.records(name),
+        separator=BYTES.eos,
+        validation_fraction=config.validation_fraction,
+        skip_invalid=config.skip_invalid,
+        cache=cache,
+    )
+    share = _share(config, sum(map(len, parts)))
+    train, validation = (part.span(0, round(len(part) * share)) for part in parts)
+    rows = _text_rows(name, train, validation, row_length(config), BYTES.eos)
+    return Corpus(name, *rows, ByteTokenizer(), text.TokenFiles([train, validation]))
 
 
 def _prepared_corpus(folder: Prepared, config: DataConfig) -> Corpus:

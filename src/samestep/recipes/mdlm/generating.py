@@ -29,7 +29,7 @@ from samestep.core.paths import check_new_file
 from samestep.core.records import Json
 from samestep.core.safe_files import write_text
 from samestep.data.prepared.chats import ChatMessage, chat_prompt
-from samestep.data.prompt_files import read_prompts
+from samestep.data.records.reading import read_prompts
 from samestep.data.tokenizer.vocabulary import Tokenizer, Vocabulary
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.parallel.precision import autocast, cast_weights
