@@ -145,7 +145,7 @@ def test_a_killed_cache_is_not_continued_by_another_teacher(
 
     with monkeypatch.context() as patch:
         patch.setattr(LiveTeacher, "vectors", killed)
-        common = [f"out={tmp_path}", "name=run", "distributed.dtype=float32", "until=teacher"]
+        common = [f"out={tmp_path}", "name=run", "distributed.dtype=float32", "until=teacher", "teacher.save_every=1"]
         assert main(["train", "distill", "--preset", "verify-mining", *common, *settings(teacher)]) == 1
     said(capfd)
     with with_change(teacher, kind):

@@ -134,7 +134,7 @@ def test_dumps_that_do_not_fit(run: Path, tmp_path: Path, capfd: pytest.CaptureF
     first = train(tmp_path, "verify", f"model_name={folder}", *few, five, "until=dump", name="first")
     source = f"activation_dumper.source={first}"
     train(tmp_path, "verify", f"model_name={other}", source, *few, name="other", code=2)
-    assert "computed with other weights (model.safetensors differs); dump them again" in said(capfd)
+    assert "computed with other weights (model.safetensors differs) and another configuration" in said(capfd)
     train(tmp_path, "verify", source, *few, name="bytes", code=2)
     assert f"is of another model, {folder}" in said(capfd)
     from transformers import PreTrainedTokenizerFast
