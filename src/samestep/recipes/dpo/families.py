@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from samestep import Batch, Lora, UserError, World, pad_rows
 from samestep.data.records.reading import Records
+from samestep.models.model_files import FilesByPurpose
 from samestep.recipes.dpo.objective import PairScores
 from samestep.train.learner.draws import Draws
 
@@ -59,6 +60,14 @@ class Family(Protocol):
     @property
     def lora(self) -> Lora | None:
         """Adapters to train in place of the whole network."""
+
+    @property
+    def shape(self) -> Any:
+        """The shape of a built-in network, a dataclass."""
+
+    @property
+    def files(self) -> FilesByPurpose:
+        """What rows and scores follow from beside the weights: the files of a model of transformers."""
 
     @property
     def files_by_default(self) -> bool:

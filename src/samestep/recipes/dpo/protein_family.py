@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from samestep import Batch, UserError, World, noise
 from samestep.core.paths import expand_home
+from samestep.models.model_files import FilesByPurpose
 from samestep.models.protein_mpnn import UNKNOWN, ProteinMPNN
 from samestep.models.protein_mpnn_files import read_protein_mpnn, write_protein_mpnn
 from samestep.models.protein_mpnn_sampling import decoding_order, sample
@@ -37,16 +38,17 @@ class ProteinFamily:
     files_by_default = True
 
     def __init__(self, config: DpoConfig, world: World) -> None:
-        self._config, self._shape, self._noise_level = config, config.model.protein, 0.0
+        self._config, self.shape, self._noise_level = config, config.model.protein, 0.0
         self.first_weights: str | None = None
+        self.files: FilesByPurpose = {}
         if config.model.name is not None or config.model.dir is not None:
             self.first_weights = str(find_weights(config.model.name, config.model.dir))
             file = read_protein_mpnn(self.first_weights)
-            self._shape, self._noise_level = file.config, file.noise_level
+            self.shape, self._noise_level = file.config, file.noise_level
 
     def network(self) -> nn.Module:
         """The network; the runtime draws or reads its weights."""
-        return ProteinMPNN(self._shape)
+        return ProteinMPNN(self.shape)
 
     def pairs(self) -> Pairs:
         """Records of files, or made-up ones."""
@@ -109,7 +111,7 @@ class ProteinFamily:
         return {**batch, SAMPLED: drawn.sequence}
 
     def save(self, path: Path, weights: Mapping[str, Tensor]) -> None:
-        write_protein_mpnn(path, self._shape, weights, self._noise_level)
+        write_protein_mpnn(path, self.shape, weights, self._noise_level)
 
 
 def alike(log_probs: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer
 from samestep.models.causal_folder import CausalFolder
 from samestep.models.hub import resolve_model
 from samestep.models.log_probs import check_padding_free
+from samestep.models.model_files import FilesByPurpose, causal_files
 from samestep.recipes.dpo.config import DpoConfig, ModelConfig
 from samestep.recipes.dpo.families import Pairs
 from samestep.recipes.dpo.objective import SFT, PairLogProbs, PairScores
@@ -43,6 +44,8 @@ class TextModel(Protocol):
     """The token that stands where there is none."""
     limit: int | None
     """How many tokens a text may have."""
+    files: FilesByPurpose
+    """The files of its tokenizer and its configuration."""
 
     @property
     def eos(self) -> Sequence[int]:
@@ -74,6 +77,7 @@ class BuiltInModel:
         if shape.vocab_size != BYTES.size:
             raise UserError(f"Leave model.text.vocab_size at {BYTES.size}: the built-in network reads bytes.")
         self._shape, self._tokenizer = shape, ByteTokenizer()
+        self.files: FilesByPurpose = {}
         self.limit: int | None = shape.max_sequence_length
         self.forbidden = BYTES.forbidden(shape.embeddings)
 
@@ -105,6 +109,8 @@ class FolderModel:
 
     def __init__(self, folder: CausalFolder) -> None:
         self._folder, self.pad = folder, folder.pad
+        files = causal_files(folder.path)
+        self.files: FilesByPurpose = {name: files[name] for name in ("tokenizer", "configuration")}
         limit = getattr(folder.config.get_text_config(decoder=True), "max_position_embeddings", None)
         self.limit = limit if isinstance(limit, int) else None
         own = folder.tokenizer.eos_token_id
@@ -189,6 +195,7 @@ class TextFamily:
     def __init__(self, config: DpoConfig, world: World) -> None:
         self._config = config
         self._model: TextModel = open_text_model(config.model, world)
+        self.shape, self.files = config.model.text, self._model.files
         self.pad: Mapping[str, float] = dict.fromkeys(COLUMNS, self._model.pad) | {
             f"is_{name}": False for name in COLUMNS
         }

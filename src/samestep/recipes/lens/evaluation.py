@@ -25,14 +25,7 @@ from samestep.core.paths import check_new_file
 from samestep.core.records import Json, write_json
 from samestep.core.safe_files import write_text
 from samestep.parallel.precision import autocast
-from samestep.recipes.lens.activations import (
-    ActivationRows,
-    frozen_model,
-    model_of,
-    open_activations,
-    rows_of,
-    weights_hash,
-)
+from samestep.recipes.lens.activations import ActivationRows, frozen_model, model_of, open_activations, rows_of
 from samestep.recipes.lens.config import LensConfig
 from samestep.recipes.lens.language_model import LanguageModel
 from samestep.recipes.lens.measuring import (
@@ -102,15 +95,13 @@ def build_evaluation(bench: Bench, trained_by: str) -> Evaluation:
     """`trained_by` is the stage whose best weights are evaluated."""
     config: LensConfig = bench.config
     model = frozen_model(bench)
-    network = model.network()
-    weights = weights_hash(network) if bench.world.is_main else ""  # now: it gets adapters, and another type
-    lens = make_lens(config, model, network)
+    lens = make_lens(config, model, model.network())
     to_type(lens, getattr(torch, config.distributed.dtype))
     # Before it is frozen as a whole: only what trained is in a checkpoint.
     best = choose_together(bench.world, bench.rundir, "best", learner=LEARNER, stage=trained_by)
     NamedWeights(best, bench.world, bench.shared).fill_for(LEARNER)(lens)
     frozen = bench.frozen(lens, name="lens", shard=config.distributed.strategy == "fsdp")
-    measuring, rows = _measuring(frozen, model, open_activations(bench, model, weights), config, bench.world)
+    measuring, rows = _measuring(frozen, model, open_activations(bench, model), config, bench.world)
     bench.screen.print(f"{len(rows):,} held-out activations, {config.evaluation.best_of} explanations of each")
     return Evaluation(bench, measuring, rows)
 

@@ -1,7 +1,5 @@
 """The frozen language model: its network, and what turns text into its tokens and back."""
 
-import hashlib
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,13 +15,13 @@ from samestep.models.causal_folder import CausalFolder
 from samestep.models.chat_tokens import ChatTokens
 from samestep.models.decoding import configured_limit
 from samestep.models.hub import resolve_model
+from samestep.models.model_files import FilesByPurpose, causal_files
 from samestep.models.text_tokenizer import read_tokenizer
 from samestep.parallel.build import build_uninitialized
 from samestep.recipes.lens.config import SLOT, LensConfig
 from samestep.train.learner.frozen import read_copy
 
 BUILT_IN = "built-in"
-_PROBE = "The quick brown fox, 123 Ünïcode\n\tprint(x)"
 
 
 class LanguageModel(Protocol):
@@ -54,8 +52,12 @@ class LanguageModel(Protocol):
         """How many tokens it reads at most, if there is a limit."""
 
     @property
-    def tokenizer_digest(self) -> str:
-        """Tells tokenizers apart."""
+    def dtype(self) -> str:
+        """The type of its weights."""
+
+    @property
+    def files(self) -> FilesByPurpose:
+        """The files that its tokens and its activations follow from."""
 
     def network(self) -> nn.Module:
         """A network with its weights."""
@@ -78,7 +80,11 @@ class BuiltInModel:
     characters_per_token: int = 1
     bos: int | None = BYTES.bos
     pad: int = BYTES.eos
-    tokenizer_digest: str = "bytes"
+    dtype: str = "float32"
+
+    @property
+    def files(self) -> FilesByPurpose:
+        return {} if self.weights is None else {"weights": {self.weights.name: self.weights}}
 
     @property
     def layers(self) -> int:
@@ -153,10 +159,13 @@ class FolderModel:
         return configured_limit(self.folder.config.get_text_config(decoder=True))
 
     @property
-    def tokenizer_digest(self) -> str:
-        """A hash of its tokens, and of what it makes of a text."""
-        content = [sorted(self.tokenizer.get_vocab().items()), self.encode(_PROBE)]
-        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    def dtype(self) -> str:
+        stored = self.folder.config.dtype if self.folder.dtype == "auto" else self.folder.dtype
+        return str(stored).removeprefix("torch.")
+
+    @property
+    def files(self) -> FilesByPurpose:
+        return causal_files(self.folder.path, self.tokenizer_folder)
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text; what spells a special token is only text."""

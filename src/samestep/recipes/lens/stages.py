@@ -10,7 +10,7 @@ from functools import partial
 from samestep import TRAINING_SETTINGS, Fit, Stage, UserError, World
 from samestep.core.paths import expand_home
 from samestep.data.pydoc_topics import BUILT_IN_TEXT
-from samestep.recipes.lens.activations import DUMP, build_dump, dump_folder, read_key, trained_beside
+from samestep.recipes.lens.activations import DUMP, build_dump, dump_folder, dump_inputs, trained_beside
 from samestep.recipes.lens.config import GrpoConfig, LensConfig, WarmStartConfig
 from samestep.recipes.lens.evaluation import build_evaluation, write_results
 from samestep.recipes.lens.language_model import (
@@ -57,13 +57,12 @@ def resolve_config(config: LensConfig) -> LensConfig:
         if isinstance(model, BuiltInModel):
             texts_of(config, model)
         return config
-    key = read_key(folder)
-    if (key.get("model") == BUILT_IN) != (config.model_name is None):
-        raise UserError(
-            f"Set model_name, or name another dump: that in {folder} is of another model, {key.get('model')}."
-        )
-    if key.get("layer") != config.layer_l:
-        raise UserError(f"Set layer_l to {key.get('layer')}, or name another dump: that in {folder} is of that layer.")
+    found = dump_inputs(folder)
+    model_name, layer = found.get("model"), found.get("layer")
+    if (model_name == BUILT_IN) != (config.model_name is None):
+        raise UserError(f"Set model_name, or name another dump: that in {folder} is of another model, {model_name}.")
+    if layer != config.layer_l:
+        raise UserError(f"Set layer_l to {layer}, or name another dump: that in {folder} is of that layer.")
     if isinstance(model, BuiltInModel):
         replace(model, weights=trained_beside(folder)).check_weights()
     return replace(config, activation_dumper=replace(config.activation_dumper, source=str(folder)))

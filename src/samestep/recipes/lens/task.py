@@ -20,13 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep import Batch, Bench, Learner, Metric, Metrics, Tick, UserError, World, evaluate, gather_rows
-from samestep.recipes.lens.activations import (
-    ActivationRows,
-    frozen_model,
-    open_activations,
-    training_samples,
-    weights_hash,
-)
+from samestep.recipes.lens.activations import ActivationRows, frozen_model, open_activations, training_samples
 from samestep.recipes.lens.config import LensConfig, ValueSchedule
 from samestep.recipes.lens.language_model import LanguageModel, open_language_model, prompt_tokens
 from samestep.recipes.lens.network import Lens, relative_error
@@ -48,11 +42,9 @@ class LensStage:
         self.bench = bench
         self.config: LensConfig = bench.config
         self.model = frozen_model(bench)
-        network = self.model.network()
-        weights = weights_hash(network) if bench.world.is_main else ""  # now: it gets adapters, and another type
         # Before the activations are read, so that a trained network can be loaded where they are not at hand.
-        self.learner = make_learner(bench, self.model, network)
-        rows = open_activations(bench, self.model, weights)
+        self.learner = make_learner(bench, self.model, self.model.network())
+        rows = open_activations(bench, self.model)
         self.feed, self._validation = bench.feed(rows.train), bench.evaluation_feed(rows.validation)
         self.length = self.feed.length
         self.state: Mapping[str, Any] = {LEARNER: self.learner}

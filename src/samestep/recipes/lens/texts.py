@@ -17,20 +17,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from samestep import Batch, Bench, CausalTransformer, Dump, Fit, UserError
-from samestep.core.records import read_object, write_json
+from samestep import ArtifactKey, Batch, Bench, CausalTransformer, Dump, Fit, UserError, World
 from samestep.data.data_file import DataFile
 from samestep.data.pydoc_topics import BUILT_IN_TEXT, distinct, passages, pydoc_topics
 from samestep.data.split import split_records
 from samestep.data.text import documents, plain_file
 from samestep.recipes.lens.config import DataConfig, LensConfig
 from samestep.recipes.lens.language_model import LanguageModel, open_language_model
-from samestep.train.artifacts.array_rows import ArrayRows
 from samestep.train.learner.frozen import write_copy
 
 PRETOKENIZE, PRETRAIN = "pretokenize", "pretrain"
 """The stages."""
-TOKENS, TEXTS_KEY, WEIGHTS = "tokens", "texts.json", "model.safetensors"
+TOKENS, WEIGHTS = "tokens", "model.safetensors"
 """What they leave."""
 TRAIN, VALIDATION = "train", "validation"
 SHORTEST = 8
@@ -153,9 +151,8 @@ def build_pretokenize(bench: Bench) -> Dump:
     config: LensConfig = bench.config
     model = open_language_model(config, bench.world)
     texts, columns = texts_of(config, model), config.activation_dumper.seq_len
-    if bench.world.is_main:
-        key = {"texts": texts.digest(), "tokenizer": model.tokenizer_digest, "seq_len": columns}
-        write_json(bench.artifact(TEXTS_KEY), {**key, TRAIN: len(texts.train), VALIDATION: len(texts.validation)})
+    counts = {TRAIN: len(texts.train), VALIDATION: len(texts.validation)}
+    key = tokens_key(bench.world, config, model, {"texts": texts.digest(), **counts})
     rows = PieceRows(texts, texts.pieces, model, columns)
     bench.screen.print(f"{len(texts.train):,} texts for training, {len(texts.validation):,} for validation")
 
@@ -163,23 +160,20 @@ def build_pretokenize(bench: Bench) -> Dump:
         return {name: batch[name].int() for name in ("tokens", "length")}
 
     fields: dict[str, tuple[Sequence[int], str]] = {"tokens": ((columns,), "int32"), "length": ((), "int32")}
-    return Dump(bench.evaluation_feed(rows), compute, bench.array_artifact(TOKENS, len(rows), fields))
+    return Dump(bench.evaluation_feed(rows), compute, bench.array_artifact(TOKENS, len(rows), fields, key))
 
 
-@dataclass(frozen=True)
-class TokenRows:
-    """What the stage left: rows of tokens, those for training first."""
-
-    rows: ArrayRows
-    key: dict[str, Any]
-    """What the tokens depend on, and how many rows are for what."""
-
-    @classmethod
-    def open(cls, bench: Bench) -> "TokenRows":
-        """Collective."""
-        rows = bench.read_array_artifact(TOKENS, stage=PRETOKENIZE)
-        key: Any = read_object(bench.artifact(TEXTS_KEY, stage=PRETOKENIZE)) if bench.world.is_main else None
-        return cls(rows, bench.world.share(key))
+def tokens_key(
+    world: World, config: LensConfig, model: LanguageModel, more: Mapping[str, Any] | None = None
+) -> ArtifactKey:
+    """What tokens follow from beside the texts, which are `more`: later stages do not read them again. Collective."""
+    return ArtifactKey.make(
+        world,
+        "the tokens of the texts",
+        values={"seq_len": config.activation_dumper.seq_len, **(more or {})},
+        files={"tokenizer": model.files.get("tokenizer", {})},
+        otherwise="start a new run",
+    )
 
 
 def build_pretrain(bench: Bench) -> Fit:

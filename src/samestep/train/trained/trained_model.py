@@ -19,6 +19,8 @@ from samestep.parallel.build import build_uninitialized, materialize
 from samestep.train.api.recipe import Recipe
 from samestep.train.api.recipe_registry import find_recipe, known_recipes
 from samestep.train.api.trusted_recipes import require_trusted
+from samestep.train.artifacts.array_rows import ArrayRows, open_array_rows
+from samestep.train.artifacts.artifact_key import ArtifactKey
 from samestep.train.learner.content_hash import content_hash
 from samestep.train.learner.lora import base_parameters, has_adapters, has_frozen_base
 from samestep.train.record.run_record import RunRecord, find_run
@@ -34,6 +36,7 @@ from samestep.train.weights.sources import (
     open_weights,
     run_of,
 )
+from samestep.world.world import World
 
 _PT = ".pt"
 TOKENIZER = "tokenizer"
@@ -92,6 +95,13 @@ class Trained:
         """Refuse a damaged checkpoint, unless all of it was checked already."""
         if is_checkpoint(self.source) and not self.verified:
             verified_manifest(self.source)
+
+    def read_array_artifact(self, name: str, stage: str, world: World, key: ArtifactKey | None = None) -> ArrayRows:
+        """The rows of an array artifact that a stage of its run has left, as `bench.read_array_artifact` gives them.
+        Collective."""
+        if self.run is None:
+            raise UserError(f"Name the run, or a checkpoint in it, instead of {self.source}: what it read is there.")
+        return open_array_rows(self.run.artifacts(stage) / name, world, shared=True, key=key)
 
     def load(self, module: nn.Module, learner: str | None = None) -> None:
         """Fill a module of the right shape with the weights, on its device and in its type."""
