@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from samestep.data.mixed import Mixed as Mixed
     from samestep.data.order_choice import Bucketed as Bucketed
     from samestep.data.order_choice import Weighted as Weighted
+    from samestep.kit import policy as policy
     from samestep.launching.call import launch as launch
     from samestep.models.causal_folder import open_causal_lm as open_causal_lm
     from samestep.models.causal_lm import CausalConfig as CausalConfig
@@ -81,6 +82,10 @@ if TYPE_CHECKING:
     from samestep.world.world import World as World
 
 
+_MODULES = ("noise", "policy")
+"""Public names that are modules."""
+
+
 @cache
 def _homes() -> dict[str, str]:
     """The module of each public name. The imports above are the one list of them; they are read as text, because
@@ -95,7 +100,7 @@ def __getattr__(name: str) -> Any:
     if name not in _homes():
         raise AttributeError(f"module 'samestep' has no attribute {name!r}")
     home = _homes()[name]
-    return import_module(f"{home}.{name}") if name == "noise" else getattr(import_module(home), name)
+    return import_module(f"{home}.{name}") if name in _MODULES else getattr(import_module(home), name)
 
 
 def __dir__() -> list[str]:
