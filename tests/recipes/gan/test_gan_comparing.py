@@ -269,7 +269,7 @@ def test_two_runs(compared: Compare, runs: Path, tmp_path: Path, monkeypatch: py
     assert "A's rate 95% interval p-value" in shown
     assert "dist-1" in shown
     text = page.read_text()
-    assert text.count("<svg") == 9
+    assert text.count("<svg") == 9 + 3, "with those of the legend"
     assert not re.search(r"<script|src=|https?://|<!--", text)
 
 

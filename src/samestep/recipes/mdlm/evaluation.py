@@ -24,14 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 from torch import Tensor, nn
 
 from samestep import Trained, UserError, World, noise
 from samestep.core.config.bounds import Count, CountOrZero
 from samestep.core.config.checked import CheckedConfig
 from samestep.core.console import PlainConsole
+from samestep.core.pages.tables import Column, Table
 from samestep.core.records import Json
 from samestep.data.prepared.chats import ChatMessage, chat_prompt
 from samestep.data.tokenizer.vocabulary import Tokenizer, Vocabulary
@@ -132,12 +131,9 @@ def _as_harness_model(model: "HarnessModel") -> Any:
 
 def show_results(trained: Trained, results: Mapping[str, Any]) -> None:
     """Print them, one row per metric."""
-    table = Table(title=f"{trained.source}", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("task", "questions", "metric", "value", "error"):
-        table.add_column(name, justify="right" if name in ("questions", "value", "error") else "left", no_wrap=True)
-    for row in metric_rows(results):
-        table.add_row(*row)
-    PlainConsole().print(table)
+    numbers = [Column(name, is_number=True) for name in ("value", "error")]
+    columns = (Column("task"), Column("questions", is_number=True), Column("metric"), *numbers)
+    PlainConsole().print(Table(columns, list(metric_rows(results)), f"{trained.source}").drawn())
 
 
 def metric_rows(results: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str, str]]:
