@@ -31,7 +31,7 @@ def run(args: Sequence[str]) -> int:
     if not args or "-h" in args or "--help" in args:
         print_text(HELP)
         return EXIT_DONE
-    name, read_all = parse_run(args, "checkpoints", "--verify")
+    name, read_all = parse_run(args, "checkpoints", "verify")
     rundir = find_run(name, damaged=True)
     for file in (rundir.config, rundir.first_launch):
         if damage := damage_of_file(file):

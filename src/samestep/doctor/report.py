@@ -20,6 +20,7 @@ from samestep.core.output import is_terminal, plural
 from samestep.core.pages.drawing import Scale, axis_down, curve, dot, drawing_file, line, text
 from samestep.core.pages.html import Html
 from samestep.core.pages.tables import Column, Styled, Table
+from samestep.core.paths import required_cache_folder
 from samestep.core.records import Json, read_json, write_atomically, write_json
 from samestep.doctor.check import CheckRunner
 from samestep.doctor.checks import collectives, devices, disk, speed
@@ -143,8 +144,7 @@ FORMAT = 1
 
 def default_path(env: Mapping[str, str]) -> Path:
     """The file that constants are saved to by default."""
-    cache = env.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "samestep" / "machine.json"
+    return required_cache_folder(env) / "machine.json"
 
 
 def machine_key(hosts: Sequence[str], kind: str) -> str:

@@ -41,7 +41,7 @@ from samestep.recipes.lens.measuring import (
     Ask,
     Measuring,
     SpreadRows,
-    compute_rows,
+    compute_values,
     fit_baselines,
     results_of,
     value_fields,
@@ -83,7 +83,7 @@ _SIGNS = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
 class EvaluationOptions(CheckedConfig):
     """What to evaluate on."""
 
-    rows: Count | None = None
+    limit: Count | None = None
     """Held-out activations, evenly spread over all of them; by default as many as the run's evaluation.rows."""
     best_of: Count | None = None
     """Explanations of each, of which the best is kept; by default evaluation.best_of."""
@@ -146,7 +146,8 @@ def write_results(task: Evaluation, bench: Bench) -> None:
 def evaluate(trained: Trained, options: EvaluationOptions, world: World) -> dict[str, Any]:
     """What `samestep evaluate RUN` does: the metrics, and an explanation of each row. Collective."""
     config: LensConfig = trained.config
-    wanted = {name: value for name in ("rows", "best_of") if (value := getattr(options, name)) is not None}
+    given = {"rows": options.limit, "best_of": options.best_of}
+    wanted = {name: value for name, value in given.items() if value is not None}
     own = replace(config.evaluation, **wanted)
     own = own if own.rows else replace(own, rows=type(own)().rows)
     config = replace(config, evaluation=own, batch_size=options.batch_size)
@@ -159,7 +160,7 @@ def evaluate(trained: Trained, options: EvaluationOptions, world: World) -> dict
 
     model = model_of(trained, world)
     measuring, rows = _measuring(ask, model, rows_of(trained, model, world), config, world)
-    values = compute_rows(rows, measuring, options.batch_size, world)
+    values = compute_values(rows, measuring, options.batch_size, world)
     results, records = _found(values, rows, model, config)
     if options.html is not None and world.is_main:
         write_text(options.html, evaluation_page(results, records[: own.shown]))

@@ -249,10 +249,10 @@ class HarnessModel:
         until = settings.get("until") or []
         until = [until] if isinstance(until, str) else list(until)
         longest = self.config.model.max_sequence_length
-        length = min(int(settings.get("max_gen_toks", self.config.sampling.length)), longest - 1)
+        length = min(int(settings.get("max_gen_toks", self.config.sampling.max_new_tokens)), longest - 1)
         do_sample = bool(settings.get("do_sample", False))
         temperature = float(settings.get("temperature", self.config.sampling.temperature)) if do_sample else 0.0
-        options = replace(self.config.sampling, length=length, temperature=temperature)
+        options = replace(self.config.sampling, max_new_tokens=length, temperature=temperature)
         return self._prompt(context)[-(longest - length) :], options, until
 
     def _generate(self, prompts: Sequence[list[int]], options: SamplingConfig, ids: Sequence[int]) -> list[str]:
