@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from samestep.data.records.reading import Records as Records
     from samestep.data.records.reading import RecordsConfig as RecordsConfig
     from samestep.data.split import split_records as split_records
+    from samestep.kit import policy as policy
     from samestep.launching.call import launch as launch
     from samestep.models.causal_folder import open_causal_lm as open_causal_lm
     from samestep.models.causal_lm import CausalConfig as CausalConfig
@@ -85,6 +86,10 @@ if TYPE_CHECKING:
     from samestep.world.world import World as World
 
 
+_MODULES = ("noise", "policy")
+"""Public names that are modules."""
+
+
 @cache
 def _homes() -> dict[str, str]:
     """The module of each public name. The imports above are the one list of them; they are read as text, because
@@ -99,7 +104,7 @@ def __getattr__(name: str) -> Any:
     if name not in _homes():
         raise AttributeError(f"module 'samestep' has no attribute {name!r}")
     home = _homes()[name]
-    return import_module(f"{home}.{name}") if name == "noise" else getattr(import_module(home), name)
+    return import_module(f"{home}.{name}") if name in _MODULES else getattr(import_module(home), name)
 
 
 def __dir__() -> list[str]:

@@ -12,7 +12,7 @@ from samestep.data.records.reading import read_prompts
 from samestep.launching import local
 
 pytestmark = pytest.mark.timeout(900)
-SHORT = ["--length", "8", "--steps", "4", "--temperature", "1"]
+SHORT = ["--max_new_tokens", "8", "--steps", "4", "--temperature", "1"]
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_watching_shows_the_passes_and_then_the_text(model: Path) -> None:
         (["--html", "/nowhere/x.html"], "folder of --html"),
         (["--dtype", "int8"], "float32, bfloat16"),
         (["--temprature", "1"], "did you mean"),
-        (["--length", "80", "--steps", "80"], "max_sequence_length=64"),
+        (["--max_new_tokens", "80", "--steps", "80"], "max_sequence_length=64"),
         (["--gap", "_", "--chat"], "--gap or --chat"),
     ],
 )
@@ -116,7 +116,9 @@ def test_mistakes_are_one_sentence(
 
 
 def test_a_mistake_is_said_once_by_all_ranks(model: Path) -> None:
-    codes, shown = sampled(model, "--length", "80", "--steps", "80", "--samples", "2", "--batch_size", "1", ranks=2)
+    codes, shown = sampled(
+        model, "--max_new_tokens", "80", "--steps", "80", "--samples", "2", "--batch_size", "1", ranks=2
+    )
     assert codes == [2, 2]
     assert shown.count("max_sequence_length=64") == 1
 

@@ -30,7 +30,9 @@ CHECKS = [
 
 def test_the_table_fits_100_columns() -> None:
     screen = io.StringIO()
-    Console(file=screen, width=100, force_terminal=True, color_system=None).print(table(CHECKS, "samestep verify x"))
+    Console(file=screen, width=100, force_terminal=True, color_system=None).print(
+        table(CHECKS, "samestep verify x").drawn()
+    )
     lines = screen.getvalue().splitlines()
     assert max(len(line) for line in lines) <= 100
     text = "\n".join(lines)

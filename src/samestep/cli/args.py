@@ -23,8 +23,11 @@ from samestep.core.config import (
     override,
     paths_of,
     read_layers,
+    split_args,
     split_options,
+    takes_any,
 )
+from samestep.core.config.command_line import Argument
 from samestep.core.config.files import PACKAGE_CONF, ConfigFile, find_config_file, load_config_file, search_path
 from samestep.core.errors import UserError
 from samestep.core.rundir import RunDir
@@ -41,12 +44,12 @@ if TYPE_CHECKING:
 
 def parse_run(args: Sequence[str], verb: str, flag: str) -> tuple[str, bool]:
     """The name of the run, and whether the flag was given."""
-    names = [arg for arg in args if not arg.startswith("-")]
-    unknown = [arg for arg in args if arg.startswith("-") and arg != flag]
+    options, names = split_options(args, [], [flag])
+    unknown = [arg for arg in names if arg.startswith("-")]
     if unknown or len(names) != 1:
         what = f"there is no option {unknown[0]}" if unknown else f"one run is expected, not {len(names)}"
-        raise UserError(f"{what}; the command is: samestep {verb} RUN [{flag}]")
-    return names[0], flag in args
+        raise UserError(f"{what}; the command is: samestep {verb} RUN [--{flag}]")
+    return names[0], flag in options
 
 
 # Verbs that take a recipe: train, submit, verify, config.
@@ -216,20 +219,16 @@ class SubmitArgs:
         repeated: list[tuple[str, str]] = []
         stage_gpus: dict[str, int] = {}
         training: list[str] = []
-        while rest:
-            name, option = _job_option(rest[0])
+        for each in split_args(rest, _takes):
+            option = _job_option(each.name) if each.is_option else None
             if option is None:
-                training.append(rest.pop(0))
-                continue
-            taken = [rest.pop(0)]
-            if "=" not in taken[0] and not option.flag and rest and not rest[0].startswith("--"):
-                taken.append(rest.pop(0))
-            if option.kind == "single":
-                single += taken
+                training += each.args
+            elif option.kind == "single":
+                single += each.args
             elif option.kind == "repeated":
-                repeated.append((REPEATED[name], _value(taken)))
+                repeated.append((REPEATED[each.name], _value(each)))
             else:
-                stage_gpus[name.removeprefix(_STAGE_GPUS)] = _number(name, _value(taken))
+                stage_gpus[each.name.removeprefix(_STAGE_GPUS)] = _number(each.name, _value(each))
         base = {"site": _site_file(options.get("site") or env.get(SITE_VARIABLE))}
         job = override(Job, base, aliases=SITE_ALIASES, args=single)
         return cls(replace(job, site=_extended_site(job.site, repeated)), stage_gpus, training)
@@ -243,26 +242,27 @@ class _JobOption:
     flag: bool = False
 
 
-def _job_option(arg: str) -> tuple[str, _JobOption | None]:
-    """The name of the option that `arg` begins, and its kind; None: it belongs to training."""
-    if not arg.startswith("--"):
-        return "", None
-    name = arg[2:].partition("=")[0].replace("-", "_")
+def _job_option(name: str) -> _JobOption | None:
+    """The kind of the option of this name; None: it belongs to training."""
     paths = paths_of(Job)
     path = SITE_ALIASES.get(name, name)
     positive = path.removeprefix("no_")
     if path in paths or (positive in paths and is_flag(paths[positive])):
-        return name, _JobOption("single", flag=path not in paths or is_flag(paths[path]))
+        return _JobOption("single", flag=path not in paths or is_flag(paths[path]))
     if name in REPEATED:
-        return name, _JobOption("repeated")
-    return name, _JobOption("stage") if name.startswith(_STAGE_GPUS) else None
+        return _JobOption("repeated")
+    return _JobOption("stage") if name.startswith(_STAGE_GPUS) else None
 
 
-def _value(taken: Sequence[str]) -> str:
-    name, equals, value = taken[0].partition("=")
-    if not equals and len(taken) == 1:
-        raise UserError(f"{name} needs a value; write {name}=VALUE.")
-    return value if equals else taken[1]
+def _takes(key: str, following: str) -> bool:
+    option = _job_option(key.replace("-", "_"))
+    return not (option is not None and option.flag) and takes_any(key, following)
+
+
+def _value(given: Argument) -> str:
+    if given.value is None:
+        raise UserError(f"--{given.key} needs a value; write --{given.key}=VALUE.")
+    return given.value
 
 
 def _number(name: str, text: str) -> int:

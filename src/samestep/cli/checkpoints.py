@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from textwrap import indent
 
 from samestep.checkpoint.manifest import STAGING, Checkpoint, checkpoint_folders, quick_check, step_of, verify
 from samestep.checkpoint.retention import MODES, Retention
@@ -14,6 +15,7 @@ from samestep.cli.args import parse_run
 from samestep.core.durations import ago
 from samestep.core.errors import EXIT_DONE, EXIT_FAILURE
 from samestep.core.output import print_text
+from samestep.core.pages.tables import Column, Table
 from samestep.core.records import damage_of_file
 from samestep.core.rundir import RunDir
 from samestep.train.record.run_record import find_run, stage_folders
@@ -22,7 +24,6 @@ HELP = """samestep checkpoints RUN [--verify]
 
 Lists the checkpoints of a run. Without --verify only manifests and file sizes are checked; with it every byte is read
 and compared with its checksum. The exit code is 1 when a checkpoint is damaged."""
-_HEAD = ("step", "size", "age", "metric", "state")
 
 
 def run(args: Sequence[str]) -> int:
@@ -30,7 +31,7 @@ def run(args: Sequence[str]) -> int:
     if not args or "-h" in args or "--help" in args:
         print_text(HELP)
         return EXIT_DONE
-    name, read_all = parse_run(args, "checkpoints", "--verify")
+    name, read_all = parse_run(args, "checkpoints", "verify")
     rundir = find_run(name, damaged=True)
     for file in (rundir.config, rundir.first_launch):
         if damage := damage_of_file(file):
@@ -96,15 +97,14 @@ def _read(found: Checkpoint) -> Checkpoint:
 
 
 def _table(stage: Listing) -> None:
-    roles = stage.roles()
-    rows = [(*_HEAD[:3], stage.metric_name(), _HEAD[4])]
+    roles, rows = stage.roles(), []
     for found in stage.found:
         state = f"damaged: {found.damage}" if found.damage else "intact" if found.verified else "not checked"
         metric = "-" if found.metric is None else f"{found.metric:.6g}"
         rows.append((str(found.step), _bytes(_size(found)), _age(found), metric, state + roles.get(found.step, "")))
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    for row in rows if stage.found else ():
-        print_text("  " + "  ".join([*(cell.rjust(width) for cell, width in zip(row, widths)), row[4]]))
+    columns = [Column(name, is_number=True) for name in ("step", "size", "age", stage.metric_name())]
+    if rows:
+        print_text(indent(Table([*columns, Column("state")], rows).text(), "  "))
 
 
 def _size(found: Checkpoint) -> int:

@@ -5,6 +5,7 @@ With a preset, a file or settings the value that a run would have is shown in pl
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from samestep.core.config import (
@@ -22,12 +23,12 @@ from samestep.core.config import (
 )
 from samestep.core.errors import EXIT_DONE
 from samestep.core.output import is_terminal, print_text
+from samestep.core.pages.tables import Column, Table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 Row = tuple[str, ...]
-Part = tuple[str, Row, list[Row]]  # title, head and rows of a table
 _HEAD = ("Field", "Type", "Default", "Meaning")
 
 
@@ -57,17 +58,17 @@ def show(
     presets, aliases = presets or {}, aliases or {}
     parts = [
         *_field_parts(recipe_name, cls, presets, given),
-        ("Presets (--preset NAME)", ("Preset", "Sets"), _preset_rows(cls, presets)),
-        ("Other names (--NAME)", ("Name", "Stands for"), _alias_rows(aliases)),
+        _table("Presets (--preset NAME)", ("Preset", "Sets"), _preset_rows(cls, presets)),
+        _table("Other names (--NAME)", ("Name", "Stands for"), _alias_rows(aliases)),
     ]
-    parts = [part for part in parts if part[2]]
+    parts = [part for part in parts if part.rows]
     if console is None and not is_terminal(sys.stdout):
-        print_text("\n\n".join(_plain(*part) for part in parts))
+        print_text("\n\n".join(part.text() for part in parts))
     else:
         _draw(parts, console)
 
 
-def _field_parts(recipe_name: str, cls: type, presets: Presets, given: Mapping[str, Any] | None) -> list[Part]:
+def _field_parts(recipe_name: str, cls: type, presets: Presets, given: Mapping[str, Any] | None) -> list[Table]:
     """A part for each section. Defaults are the values without any args: base group and default preset are included."""
     data = merge(cls, presets, {}, None, None, ()) if given is None else given
     effective = dict(flatten(cls, data))
@@ -78,7 +79,7 @@ def _field_parts(recipe_name: str, cls: type, presets: Presets, given: Mapping[s
     for doc in fields_of(cls):
         default = _text(effective.get(doc.path, doc.default))
         sections.setdefault(doc.path.rpartition(".")[0], []).append((doc.path, doc.type, default, doc.doc))
-    return [(_title(recipe_name, path), head, rows) for path, rows in sections.items()]
+    return [_table(_title(recipe_name, path), head, rows) for path, rows in sections.items()]
 
 
 def _title(recipe_name: str, path: str) -> str:
@@ -112,26 +113,18 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) and value else json.dumps(plain(value), ensure_ascii=False)
 
 
-def _plain(title: str, head: Row, rows: list[Row]) -> str:
-    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in [head, *rows])
-    return "\n".join([title, *lines])
+def _table(title: str, head: Row, rows: list[Row]) -> Table:
+    return Table([Column(name) for name in head], rows, title)
 
 
-def _draw(parts: Iterable[Part], console: "Console | None") -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+def _draw(parts: Iterable[Table], console: "Console | None") -> None:
     from rich.text import Text
 
     from samestep.core.console import PlainConsole
 
     console = console or PlainConsole()
-    for title, head, rows in parts:
-        console.print(Text(title, style="bold"))
-        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-        for at, name in enumerate(head):
-            narrow = console.width // 6 if at in (1, 2) else None
-            table.add_column(name, no_wrap=at == 0, overflow="fold", max_width=narrow, style="bold" if at == 0 else "")
-        for row in rows:
-            table.add_row(*(Text(cell) for cell in row))  # as Text, so that brackets are not read as markup
-        console.print(table)
+    for part in parts:
+        console.print(Text(part.title, style="bold"))
+        narrow, (first, *others) = console.width // 6, part.all_columns
+        columns = [replace(each, wraps=True, width=narrow if at < 2 else None) for at, each in enumerate(others)]
+        console.print(Table([replace(first, style="bold"), *columns], part.rows).drawn())

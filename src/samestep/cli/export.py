@@ -32,7 +32,7 @@ was trained in unless --dtype is given. `samestep.load` and `init_from` read all
 --max_shard_size  of a published format: the largest size of a file (5GB)
 --overwrite   replace a model that exists already"""
 OPTIONS = ("which", "stage", "learner", "recipe", "dtype", "max_shard_size")
-SWITCHES = ("--overwrite", "--raw", "--weights")
+SWITCHES = ("overwrite", "raw", "weights")
 
 
 def run(args: Sequence[str]) -> int:
@@ -40,7 +40,7 @@ def run(args: Sequence[str]) -> int:
     if not args or "-h" in args or "--help" in args:
         print_text(HELP)
         return EXIT_DONE
-    options, rest = split_options([arg for arg in args if arg not in SWITCHES], OPTIONS)
+    options, rest = split_options(args, OPTIONS, SWITCHES)
     unknown = [arg for arg in rest if arg.startswith("-")]
     if unknown or len(rest) != 2:
         what = f"there is no option {unknown[0]}" if unknown else f"two arguments are expected, not {len(rest)}"
@@ -48,12 +48,12 @@ def run(args: Sequence[str]) -> int:
     export_options = ExportOptions(
         dtype=options.get("dtype", ExportOptions.dtype),
         max_shard_size=bytes_of(options.get("max_shard_size", str(ExportOptions.max_shard_size))),
-        overwrite="--overwrite" in args,
+        overwrite="overwrite" in options,
     )
-    _refuse_unfitting(options, weights="--weights" in args)
-    trained, target = _open(rest[0], options, raw="--raw" in args), Path(rest[1])
+    _refuse_unfitting(options, weights="weights" in options)
+    trained, target = _open(rest[0], options, raw="raw" in options), Path(rest[1])
     of_type = f" as {options['dtype']}" if "dtype" in options else ""
-    if "--weights" in args:
+    if "weights" in options:
         files = export_weight_files(trained, target, export_options.overwrite)
     elif trained.recipe.export and "learner" not in options and target.suffix != ".safetensors":
         trained.recipe.export(trained, target, export_options)

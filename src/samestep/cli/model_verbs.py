@@ -13,10 +13,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samestep.cli.args import COMMON_ALIASES
-from samestep.core.config import MISSING, Aliases, dump, fields_of, is_flag, listed, override, paths_of, split_options
-from samestep.core.config.schema import FALSE_WORDS, TRUE_WORDS, locate, unknown_setting
+from samestep.core.config import (
+    MISSING,
+    Aliases,
+    dump,
+    fields_of,
+    is_flag,
+    listed,
+    override,
+    paths_of,
+    split_args,
+    split_options,
+    switch_takes,
+    takes_any,
+)
+from samestep.core.config.schema import locate, unknown_setting
 from samestep.core.errors import EXIT_DONE, UserError, print_error
 from samestep.core.output import print_text
+from samestep.core.paths import check_new_file
 
 if TYPE_CHECKING:
     from samestep.train.api.recipe import Recipe, Verb
@@ -154,22 +168,19 @@ def _name_second(args: Sequence[str], verb: ModelVerb, own: "Verb", recipe: str)
 
 def _split_fields(args: Sequence[str], cls: type) -> tuple[list[str], list[str]]:
     """The args that set fields of `cls`, and the others; each with its value."""
-    paths, rest = paths_of(cls), list(args)
+    paths = paths_of(cls)
+
+    def is_switch(name: str) -> bool:
+        return any(one in paths and is_flag(paths[one]) for one in (name, name.removeprefix("no_")))
+
+    def takes(key: str, following: str) -> bool:
+        return switch_takes(following) if is_switch(key.replace("-", "_")) else takes_any(key, following)
+
     mine: list[str] = []
     others: list[str] = []
-    while rest:
-        arg = rest.pop(0)
-        name = arg.removeprefix("--").partition("=")[0].replace("-", "_")
-        is_switch = any(one in paths and is_flag(paths[one]) for one in (name, name.removeprefix("no_")))
-        taken = [arg]
-        if arg.startswith("--") and "=" not in arg and rest and _is_value(rest[0], is_switch):
-            taken.append(rest.pop(0))
-        (mine if name in paths or is_switch else others).extend(taken)
+    for each in split_args(args, takes):
+        (mine if each.name in paths or is_switch(each.name) else others).extend(each.args)
     return mine, others
-
-
-def _is_value(arg: str, of_switch: bool) -> bool:
-    return arg.lower() in TRUE_WORDS | FALSE_WORDS if of_switch else not arg.startswith("--")
 
 
 def _parse_options(cls: type, args: Sequence[str]) -> Any:
@@ -184,16 +195,14 @@ def _parse_options(cls: type, args: Sequence[str]) -> Any:
 def _refuse_unknown(args: Sequence[str], options: type, config: type, aliases: Aliases) -> None:
     """Refuse a flag that is none, with the nearest among options and settings."""
     paths = paths_of(config)
-    for arg in args:
-        name = arg[2:].partition("=")[0].replace("-", "_")
-        is_known = any(one in aliases or locate(paths, one) for one in (name, name.removeprefix("no_")))
-        if arg.startswith("--") and not is_known:
+    for name in (each.name for each in split_args(args) if each.is_option):
+        if not any(one in aliases or locate(paths, one) for one in (name, name.removeprefix("no_"))):
             raise unknown_setting(name, [*paths_of(options), *aliases, *paths])
 
 
 def _out(text: str | None) -> Path | None:
-    if text is not None and not Path(text).absolute().parent.is_dir():
-        raise UserError(f"Make the folder of --out {text} first; it does not exist.")
+    if text is not None:
+        check_new_file("--out", Path(text))
     return None if text is None else Path(text)
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from samestep.cli.model_verbs import ModelVerb
 from samestep.cli.model_verbs import run as run_verb
-from samestep.core.output import print_text
 from samestep.core.safe_files import write_text
+from samestep.kit.showing import show_texts
 
 if TYPE_CHECKING:
     from samestep.train.trained.trained_model import Trained
@@ -19,15 +19,7 @@ ABOUT = """Generates from a trained model. MODEL is a run (by name or path), a c
 
 def run(args: Sequence[str]) -> int:
     """Print samples of a trained model."""
-    return run_verb(ModelVerb("sample", ABOUT, "also write the samples to this .jsonl file", _show, _write), args)
-
-
-def _show(records: Sequence[Mapping[str, Any]]) -> None:
-    """The texts, each after a separator line if there are several."""
-    for number, record in enumerate(records, 1):
-        if len(records) > 1:
-            print_text(f"--- {number} of {len(records)} ---")
-        print_text(record["text"] if "text" in record else json.dumps(record, ensure_ascii=False))
+    return run_verb(ModelVerb("sample", ABOUT, "also write the samples to this .jsonl file", show_texts, _write), args)
 
 
 def _write(file: Path, trained: "Trained", options: Any, records: Sequence[Mapping[str, Any]]) -> None:

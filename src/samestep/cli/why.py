@@ -33,7 +33,7 @@ def run(args: Sequence[str]) -> int:
     if not args or "-h" in args or "--help" in args:
         print_text(HELP + "\n".join(f"  {name:14} {meaning}" for name, meaning in VERDICTS.items()))
         return EXIT_DONE
-    name, as_data = parse_run(args, "why", "--json")
+    name, as_data = parse_run(args, "why", "json")
     evidence = collect_evidence(_find(name))
     finding = diagnose(evidence)
     if as_data:

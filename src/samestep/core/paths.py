@@ -24,6 +24,14 @@ def cache_folder(env: Mapping[str, str]) -> Path | None:
     return _folder_of_user(env.get("XDG_CACHE_HOME") or "~/.cache")
 
 
+def required_cache_folder(env: Mapping[str, str]) -> Path:
+    """The same, for what cannot do without it."""
+    folder = cache_folder(env)
+    if folder is None:
+        raise UserError("Set XDG_CACHE_HOME to a folder, by its whole path: without a home folder there is no cache.")
+    return folder
+
+
 def _folder_of_user(above: str) -> Path | None:
     try:
         folder = Path(above).expanduser()

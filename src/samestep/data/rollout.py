@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -116,8 +117,21 @@ class _Pool:
         return _weighed(self._world, replace(whole, batches=batches, ids=ids, spans=spans, bounds=bounds))
 
 
-def moments(world: World, rows: MicroBatches, name: str) -> tuple[float, float]:
-    """Mean and variance (divided by the number of rows) of a value a row over the global batch, in float64.
+class Moments(NamedTuple):
+    """Of values of all ranks."""
+
+    mean: float
+    variance: float
+    """Divided by the number of values."""
+
+    @property
+    def std(self) -> float:
+        """The standard deviation."""
+        return self.variance**0.5
+
+
+def moments(world: World, rows: MicroBatches, name: str) -> Moments:
+    """Mean and variance of a value a row over the global batch, in float64.
 
     They are bit for bit the same on all ranks and at any world size; not a number where a value is not finite.
     """
@@ -130,14 +144,19 @@ def moments(world: World, rows: MicroBatches, name: str) -> tuple[float, float]:
             raise UserError(f"moments are of one value a row, but {name!r} has the shape {shape} in a micro-batch")
         mine += [] if rows.is_filler(number) else batch[name].double().tolist()
     largest = max(stop - start for start, stop in pairwise(rows.bounds))
+    return exact_moments(world, mine, largest)
+
+
+def exact_moments(world: World, mine: list[float], largest: int) -> Moments:
+    """Mean and variance over the values of all ranks, of which none has more than `largest`."""
     sent = len(mine) if world.dp_counted else 0  # if several ranks have one share, one of them counts it
     padded = [float(sent), *mine, *[0.0] * (largest - len(mine))]
     gathered = world.async_gather.submit(padded).by_rank()
     values = [value for size, *held in gathered for value in held[: int(size)]]
-    if not all(map(math.isfinite, values)):
-        return math.nan, math.nan
+    if not values or not all(map(math.isfinite, values)):
+        return Moments(math.nan, math.nan)
     mean = math.fsum(values) / len(values)  # exact sums, which the order of the rows does not change
-    return mean, math.fsum((value - mean) ** 2 for value in values) / len(values)
+    return Moments(mean, math.fsum((value - mean) ** 2 for value in values) / len(values))
 
 
 def _repeat(batch: Batch, copies: int) -> Batch:

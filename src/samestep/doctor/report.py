@@ -11,17 +11,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from html import escape
 from pathlib import Path
-
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from rich.text import Text
 
 from samestep.core.console import PlainConsole
 from samestep.core.errors import EXIT_FAILURE
 from samestep.core.exit_report import ExitReport
 from samestep.core.output import is_terminal, plural
+from samestep.core.pages.drawing import Scale, axis_down, curve, dot, drawing_file, line, text
+from samestep.core.pages.html import Html
+from samestep.core.pages.tables import Column, Styled, Table
+from samestep.core.paths import required_cache_folder
 from samestep.core.records import Json, read_json, write_atomically, write_json
 from samestep.doctor.check import CheckRunner
 from samestep.doctor.checks import collectives, devices, disk, speed
@@ -45,32 +44,21 @@ def console() -> PlainConsole:
 
 def findings_table(findings: Sequence[Finding], title: str) -> Table:
     """The table; sentences are wrapped, results are not."""
-    table = _table(title)
-    table.add_column("check", max_width=24)
-    table.add_column("result", no_wrap=True)
-    table.add_column("evidence", overflow="fold")
-    for finding in findings:
-        result = Text(finding.result.value, style=_STYLES[finding.result])
-        table.add_row(Text(finding.name), result, Text(finding.sentence))
-    return table
+    columns = (Column("check", wraps=True, width=24), Column("result"), Column("evidence", wraps=True))
+    rows = [(each.name, Styled(each.result.value, _STYLES[each.result]), each.sentence) for each in findings]
+    return Table(columns, rows, title)
 
 
 def speed_table(points: Sequence[Point], title: str) -> Table:
     """Message sizes with a bar for the bandwidth."""
-    table = _table(title)
-    for name in ("message", "time", "bandwidth"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("")
+    numbers = [Column(name, is_number=True) for name in ("message", "time", "bandwidth")]
     largest = max(point.bus for point in points)
-    for point in points:
-        cells = (
-            format_bytes(point.bytes),
-            format_seconds(point.seconds),
-            format_rate(point.bus),
-            bar(point.bus, largest),
-        )
-        table.add_row(*(Text(cell) for cell in cells))
-    return table
+    rows = [(*_cells(point), bar(point.bus, largest)) for point in points]
+    return Table((*numbers, Column(wraps=True)), rows, title)
+
+
+def _cells(point: Point) -> tuple[str, str, str]:
+    return format_bytes(point.bytes), format_seconds(point.seconds), format_rate(point.bus)
 
 
 def summary(findings: Sequence[Finding]) -> str:
@@ -82,10 +70,6 @@ def summary(findings: Sequence[Finding]) -> str:
     if count[FindingStatus.FAILED]:
         return f"{count[FindingStatus.FAILED]} of {plural(done, 'check')} failed{warned}{left_out}"
     return f"all {plural(done, 'check')} hold{warned}{left_out}"
-
-
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
 
 
 @dataclass
@@ -109,10 +93,10 @@ class DoctorReport:
 
     def print_and_save(self) -> None:
         screen, findings = console(), self.runner.findings
-        screen.print(findings_table(findings, f"samestep doctor --test {self.test} on {self._layout()}"))
+        screen.print(findings_table(findings, f"samestep doctor --test {self.test} on {self._layout()}").drawn())
         points = speed.points(self.runner.reports.get(speed.NAME, ()))
         if points:
-            screen.print(speed_table(points, self._plot_title()))
+            screen.print(speed_table(points, self._plot_title()).drawn())
         self._save(screen, points)
         screen.print(summary(findings))
         if self.is_bad and not self.runner.stopped:  # for torchrun, which shows it at the end of its own output
@@ -160,8 +144,7 @@ FORMAT = 1
 
 def default_path(env: Mapping[str, str]) -> Path:
     """The file that constants are saved to by default."""
-    cache = env.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "samestep" / "machine.json"
+    return required_cache_folder(env) / "machine.json"
 
 
 def machine_key(hosts: Sequence[str], kind: str) -> str:
@@ -230,74 +213,46 @@ def _now() -> str:
 WIDTH, HEIGHT = 860, 380
 _TOP, _BOTTOM, _LEFT, _GAP, _RIGHT = 70, 320, 80, 100, 40
 _PANEL = (WIDTH - _LEFT - _GAP - _RIGHT) // 2
-_STYLE = "font-family: system-ui, sans-serif; font-size: 12px"
-_INK, _FAINT = "#333", "#ddd"
 _BAR = 24
 
 
 def svg(points: Sequence[Point], title: str) -> str:
     """Two panels on logarithmic scales: how long a message takes, and how many bytes a second that is."""
-    panels = [
-        _panel(_LEFT, "time of one all-reduce", points, lambda point: point.seconds, format_seconds, "#b45309"),
-        _panel(
-            _LEFT + _PANEL + _GAP, "bus bandwidth of a rank", points, lambda point: point.bus, format_rate, "#1d4ed8"
-        ),
-    ]
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" style="{_STYLE}">',
-            f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-            _text(_LEFT, 28, title, "start", 'font-size="15" font-weight="600"'),
-            *panels,
-            "</svg>\n",
-        ]
+    right = _LEFT + _PANEL + _GAP
+    return drawing_file(
+        WIDTH,
+        HEIGHT,
+        text(_LEFT, 28, title, kind="title"),
+        *_panel(_LEFT, "time of one all-reduce", points, lambda point: point.seconds, format_seconds, "orange"),
+        *_panel(right, "bus bandwidth of a rank", points, lambda point: point.bus, format_rate, "blue"),
     )
 
 
 def _panel(
     left: float, title: str, points: Sequence[Point], value: Callable[[Point], float], label: Callable[[float], str],
     colour: str,
-) -> str:  # fmt: skip
-    decades = _decades([value(point) for point in points])
-    low, high = math.log10(decades[0]), math.log10(decades[-1])
-    first, last = math.log2(points[0].bytes), math.log2(points[-1].bytes)
-
-    def across(count: float) -> float:
-        return left + _PANEL * (math.log2(count) - first) / max(last - first, 1)
-
-    def up(number: float) -> float:
-        return _BOTTOM - (_BOTTOM - _TOP) * (math.log10(number) - low) / (high - low)
-
-    parts = [_text(left, _TOP - 14, title, "start", 'font-weight="600"')]
-    for decade in decades:
-        parts.append(_line(left, up(decade), left + _PANEL, up(decade), _FAINT))
-        parts.append(_text(left - 8, up(decade) + 4, label(decade), "end"))
+) -> list[Html]:  # fmt: skip
+    right, decades = left + _PANEL, _decades([value(point) for point in points])
+    across = Scale(points[0].bytes, points[-1].bytes, left, right, is_log=True)
+    up = Scale(decades[0], decades[-1], _BOTTOM, _TOP, is_log=True)
+    parts = [text(left, _TOP - 14, title, kind="bold")]
+    parts += axis_down(up, {decade: label(decade) for decade in decades}, left, right)
     for point in points[::3]:
-        parts.append(_line(across(point.bytes), _BOTTOM, across(point.bytes), _BOTTOM + 5, _INK))
-        parts.append(_text(across(point.bytes), _BOTTOM + 20, format_bytes(point.bytes), "middle"))
-    parts.append(_line(left, _BOTTOM, left + _PANEL, _BOTTOM, _INK))
+        parts.append(line(across(point.bytes), _BOTTOM, across(point.bytes), _BOTTOM + 5, "axis"))
+        parts.append(text(across(point.bytes), _BOTTOM + 20, format_bytes(point.bytes), "middle"))
+    parts.append(line(left, _BOTTOM, right, _BOTTOM, "axis"))
     places = [(across(point.bytes), up(value(point))) for point in points]
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-    for point, (x, y) in zip(points, places):
-        tooltip = escape(f"{format_bytes(point.bytes)}: {format_seconds(point.seconds)}, {format_rate(point.bus)}")
-        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colour}"><title>{tooltip}</title></circle>')
-    parts.append(_text(left + _PANEL / 2, _BOTTOM + 42, "message size", "middle"))
-    return "\n".join(parts)
+    parts.append(curve(places, colour))
+    for point, (x, y) in zip(points, places, strict=True):
+        size, seconds, rate = _cells(point)
+        parts.append(dot(x, y, colour, f"{size}: {seconds}, {rate}"))
+    return [*parts, text(left + _PANEL / 2, _BOTTOM + 42, "message size", "middle")]
 
 
 def _decades(values: Sequence[float]) -> list[float]:
     """Powers of ten that hold all values between them."""
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     return [10.0**power for power in range(low, max(high, low + 1) + 1)]
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, colour: str) -> str:
-    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}"/>'
-
-
-def _text(x: float, y: float, text: str, anchor: str, more: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{_INK}" {more}>{escape(text)}</text>'
 
 
 def bar(value: float, largest: float) -> str:

@@ -7,14 +7,13 @@ from fnmatch import fnmatchcase
 from types import TracebackType
 from typing import Self
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from samestep.core.console import PlainConsole
 from samestep.core.output import is_terminal, plural, print_text
+from samestep.core.pages.tables import Column, Styled, Table
 from samestep.verify.compare import Comparison
 from samestep.verify.tolerance import STRICT, SUBJECTS, TOLERANCE, CheckResult, Floor, ProofStatus
 from samestep.verify.trace import Trace
@@ -160,17 +159,13 @@ class ProofTable:
         if not self._terminal:
             print_text(f"{check.result:7} {check.name}: {check.sentence}", flush=True)
 
-    def _draw(self) -> Group | Table:
-        checks = table(self.checks, self._title)
+    def _draw(self) -> RenderableType:
+        checks = table(self.checks, self._title).drawn()
         return Group(checks, Text(self._progress, style="dim")) if self._progress else checks
 
 
 def table(checks: Iterable[CheckResult], title: str) -> Table:
     """The table; sentences are wrapped, results are not."""
-    drawn = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    drawn.add_column("check", max_width=34)
-    drawn.add_column("result", no_wrap=True)
-    drawn.add_column("evidence", overflow="fold")
-    for check in checks:
-        drawn.add_row(Text(check.name), Text(check.result, style=_STYLES[check.result]), Text(check.sentence))
-    return drawn
+    columns = (Column("check", wraps=True, width=34), Column("result"), Column("evidence", wraps=True))
+    rows = [(check.name, Styled(check.result, _STYLES[check.result]), check.sentence) for check in checks]
+    return Table(columns, rows, title)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from samestep.core.config import build
-from samestep.core.config.command_line import Alias, parse_settings, split_options
+from samestep.core.config.command_line import Alias, parse_settings, split_args, split_options, switch_takes, takes_any
 from samestep.core.errors import UserError
 
 
@@ -186,3 +186,35 @@ def test_options_of_the_command_are_split_off(line: str, found: dict[str, str], 
 def test_an_option_of_the_command_needs_its_value(line: str) -> None:
     with pytest.raises(UserError, match="--config needs a value"):
         split_options(line.split(), ("config",))
+
+
+def test_switches_of_the_command() -> None:
+    """They take no value, wherever they stand."""
+    found, rest = split_options(
+        ["a", "--raw", "b", "--which", "best", "--over_write", "c"], ("which",), ("raw", "over-write")
+    )
+    assert found == {"raw": "", "which": "best", "over-write": ""} and rest == ["a", "b", "c"]
+    with pytest.raises(UserError, match=r"--raw takes no value; write --raw\."):
+        split_options(["--raw=true"], (), ("raw",))
+
+
+def test_the_parts_of_a_command_line() -> None:
+    """Each option with its value as it was written; nothing is lost, and nothing changes its place."""
+    line = "run --a 1 --b-c=x=y key=v --flag --d -1 word --e"
+    parts = split_args(line.split(), lambda key, following: key != "flag" and takes_any(key, following))
+    assert [part.args for part in parts] == [
+        *(("run",), ("--a", "1"), ("--b-c=x=y",), ("key=v",), ("--flag",), ("--d", "-1"), ("word",), ("--e",)),
+    ]
+    assert [(part.name, part.value, part.is_option) for part in parts if part.value is not None] == [
+        ("a", "1", True),
+        ("b_c", "x=y", True),
+        ("key", "v", False),
+        ("d", "-1", True),
+    ]
+    assert [part.following for part in parts if part.key in ("flag", "e")] == ["--d", None]
+
+
+@given(st.lists(st.text()))
+def test_any_command_line_is_split_without_loss(args: list[str]) -> None:
+    for takes in (takes_any, lambda key, following: switch_takes(following), lambda key, following: False):
+        assert [arg for part in split_args(args, takes) for arg in part.args] == args

@@ -104,7 +104,7 @@ def test_other_data_than_that_of_the_run_is_refused(run: Path, capfd: pytest.Cap
     before = file.read_text()
     file.write_text(before + '\n{"query": "what is new", "positive": "this is"}\n')
     try:
-        for verb in (["evaluate", str(run)], ["sample", str(run), "--query", "x"], ["export", str(run), "anywhere"]):
+        for verb in (["evaluate", str(run)], ["sample", str(run), "--prompt", "x"], ["export", str(run), "anywhere"]):
             assert main(verb) == 2, verb
             assert "Bring back the data" in " ".join(capfd.readouterr().err.split())
     finally:
@@ -127,12 +127,19 @@ def test_evaluation_on_a_folder_of_beir(run: Path, tmp_path: Path, capfd: pytest
 
 def test_a_query_finds_passages(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "passages.txt").write_text("\n".join(TEXTS[1:]))
-    asked = ["--query", TEXTS[0], "--passages", str(tmp_path / "passages.txt"), "--out", str(tmp_path / "found.jsonl")]
+    asked = ["--prompt", TEXTS[0], "--passages", str(tmp_path / "passages.txt"), "--out", str(tmp_path / "found.jsonl")]
     assert main(["sample", str(run), *asked]) == 0
     lines = capfd.readouterr().out.splitlines()
     records = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
     scores = [record["score"] for record in records]
     assert len(scores) == 2 and scores == sorted(scores, reverse=True)
     assert any(TEXTS[1] in line for line in lines)
+    (tmp_path / "queries.txt").write_text(f"{TEXTS[0]}\n{TEXTS[1]}\n")
+    asked = ["--prompts", str(tmp_path / "queries.txt"), *asked[2:], "--samples", "1"]
+    assert main(["sample", str(run), *asked]) == 0
+    several = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()]
+    assert [record["prompt"] for record in several] == [TEXTS[0], TEXTS[1]]
+    assert several[0]["passage"] == records[0]["passage"] and several[0]["score"] == pytest.approx(scores[0])
+    capfd.readouterr()
     assert main(["sample", str(run)]) == 2
-    assert "Give a query with --query." in capfd.readouterr().err
+    assert "Give a text with --prompt, or a file" in capfd.readouterr().err

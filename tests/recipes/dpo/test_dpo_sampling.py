@@ -62,7 +62,7 @@ def designs_of(file: Path) -> list[dict[str, Any]]:
 
 def test_the_same_designs_on_any_number_of_ranks(folder: Path, tmp_path: Path) -> None:
     """In batches of 3 of 20 sequences, which hold sequences of two structures each, and leave some ranks idle."""
-    args = [f"--pdb_list={folder / 'list.txt'}", "--num_samples=5", "--temperature=1", "--batch_size=3", "--seed=4"]
+    args = [f"--pdb_list={folder / 'list.txt'}", "--samples=5", "--temperature=1", "--batch_size=3", "--seed=4"]
     outs = {ranks: tmp_path / str(ranks) for ranks in (1, 2, 3)}
     command = ["sample", str(folder / "tiny.pt"), "--device=cpu", *args]
     started = [
@@ -87,7 +87,7 @@ def test_the_same_designs_on_any_number_of_ranks(folder: Path, tmp_path: Path) -
 
 
 def test_a_design_does_not_depend_on_other_structures(folder: Path) -> None:
-    args = ["--num_samples=3", "--temperature=1"]
+    args = ["--samples=3", "--temperature=1"]
     together = designs_of(sample(folder, f"--pdb_list={folder / 'list.txt'}", *args) / "two.json")
     alone = designs_of(sample(folder, f"--pdb_file={folder / 'two.pdb'}", *args) / "two.json")
     for one, other in zip(together, alone, strict=True):
@@ -100,7 +100,7 @@ def test_a_design_does_not_depend_on_other_structures(folder: Path) -> None:
 def test_scores_are_those_of_the_forward_pass_in_the_order_of_the_seed(folder: Path) -> None:
     chosen = {"design_chains": "B,A", "mutable_ranges": "2-9", "mutable_positions": "12"}
     options = [f"--{name}={value}" for name, value in chosen.items()]
-    out = sample(folder, f"--pdb_file={folder / 'one.pdb'}", "--num_samples=2", "--temperature=0.5", *options)
+    out = sample(folder, f"--pdb_file={folder / 'one.pdb'}", "--samples=2", "--temperature=0.5", *options)
     network = load(str(folder / "tiny.pt"))
     assert isinstance(network, ProteinMPNN)
     design = choose_design(read_structure(folder / "one.pdb", None), chosen)
@@ -125,7 +125,7 @@ def test_scores_are_those_of_the_forward_pass_in_the_order_of_the_seed(folder: P
 
 
 def test_unresolved_positions_are_x_and_unknown_ones_are_designed(folder: Path) -> None:
-    out = sample(folder, f"--pdb_file={folder / 'odd.pdb'}", "--num_samples=4")
+    out = sample(folder, f"--pdb_file={folder / 'odd.pdb'}", "--samples=4")
     found = json.loads((out / "odd.json").read_text())
     assert found["native"] == "AGSVXL"
     assert found["designed_positions"] == [0, 1, 3, 4, 5]
@@ -143,9 +143,9 @@ def test_unresolved_positions_are_x_and_unknown_ones_are_designed(folder: Path) 
 def test_temperature_0_takes_the_likeliest(folder: Path) -> None:
     """The only position: of several samples, all are the same, and their score is the least that there is."""
     name = [f"--pdb_file={folder / 'one.pdb'}", "--mutable_positions=3", "--design_chains=A", "--fixed_chains=B"]
-    likeliest = designs_of(sample(folder, *name, "--temperature=0", "--num_samples=4") / "one.json")
+    likeliest = designs_of(sample(folder, *name, "--temperature=0", "--samples=4") / "one.json")
     assert len({one["sequence"] for one in likeliest}) == 1
-    drawn = designs_of(sample(folder, *name, "--temperature=9", "--num_samples=12") / "one.json")
+    drawn = designs_of(sample(folder, *name, "--temperature=9", "--samples=12") / "one.json")
     scores = {one["sequence"]: one["score"] for one in drawn}
     assert len(scores) > 1
     assert min(scores.values()) >= likeliest[0]["score"] - 1e-5
@@ -153,7 +153,7 @@ def test_temperature_0_takes_the_likeliest(folder: Path) -> None:
 
 def test_memory_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One sequence at a time, if two are too many, gives the same letters."""
-    args = [f"--pdb_list={folder / 'list.txt'}", "--num_samples=2", "--temperature=1"]
+    args = [f"--pdb_list={folder / 'list.txt'}", "--samples=2", "--temperature=1"]
     whole = designs_of(sample(folder, *args) / "three.json")
     sizes = []
     call = sampling._Sampler.__call__
@@ -220,10 +220,10 @@ def test_a_list_with_mistakes_is_refused_or_used_without_them(folder: Path, capf
             ["--pdb_file=one.pdb", "--temperature=-1"],
             "temperature must be a number of at least 0",
         ),
-        ("tiny.pt", ["--pdb_file=one.pdb", "--num_samples=0"], "num_samples must be a whole number of at least 1"),
+        ("tiny.pt", ["--pdb_file=one.pdb", "--samples=0"], "samples must be a whole number of at least 1"),
         ("tiny.pt", ["--pdb_file=one.pdb", "--prompt=Hi"], "Leave out --prompt: this model designs proteins."),
         ("tiny.pt", ["--pdb_file=one.pdb", "--output_dir=list.txt"], "list.txt cannot be one: File exists."),
-        ("texts", [], "Give a text to go on from with --prompt"),
+        ("texts", [], "Give a text with --prompt"),
         ("texts", ["--prompt=a", "--pdb_file=one.pdb"], "Leave out --pdb_file: this model writes texts."),
         ("texts", ["--prompt=a", "--prompts=list.txt"], "Give --prompt or --prompts, not both."),
         ("texts", ["--prompt=a", "--max_new_tokens=255"], "Set --max_new_tokens to 254 or less, or shorten the prompt"),
@@ -250,7 +250,7 @@ def test_mistakes(
 
 def test_the_same_texts_on_any_number_of_ranks(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("Tell\nWhy is it so\nAnd now\n")
-    args = [f"--prompts={tmp_path / 'prompts.txt'}", "--num_samples=2", "--max_new_tokens=9", "--batch_size=4"]
+    args = [f"--prompts={tmp_path / 'prompts.txt'}", "--samples=2", "--max_new_tokens=9", "--batch_size=4"]
     files = {ranks: tmp_path / f"{ranks}.jsonl" for ranks in (1, 2, 3)}
     command = ["sample", str(folder / "texts"), "--device=cpu", *args]
     started = [
@@ -273,7 +273,7 @@ def test_adapters_of_a_chat_model(tmp_path: Path, capfd: pytest.CaptureFixture[s
     settings = [f"base_model_name={llama}", f"train_data={data}", "data.limit=null", "reference=live", "max_steps=3"]
     train(tmp_path, "verify-text", *settings, "lora_rank=4", "learning_rate=0.5")
     capfd.readouterr()
-    args = ["--prompt=say 3", "--chat", "--max_new_tokens=6", "--num_samples=2", "--temperature=0"]
+    args = ["--prompt=say 3", "--chat", "--max_new_tokens=6", "--samples=2", "--temperature=0"]
     assert main(["sample", str(tmp_path / "run"), "--which=last", "--device=cpu", *args]) == 0
     shown = capfd.readouterr().out
 

@@ -194,7 +194,7 @@ def test_texts_are_cut_to_what_a_judge_takes() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"samples": 0}, "samples must be a whole number of at least 1"),
+        ({"samples": 0}, "limit must be a whole number of at least 1"),
         ({"criteria": " ; "}, "at least one question"),
         ({"judge_answer_tokens": 0}, "judge_answer_tokens must be a whole number of at least 1"),
         ({"judge_max_tokens": 0}, "judge_max_tokens must be a whole number of at least 1"),
@@ -269,7 +269,7 @@ def test_two_runs(compared: Compare, runs: Path, tmp_path: Path, monkeypatch: py
     assert "A's rate 95% interval p-value" in shown
     assert "dist-1" in shown
     text = page.read_text()
-    assert text.count("<svg") == 9
+    assert text.count("<svg") == 9 + 3, "with those of the legend"
     assert not re.search(r"<script|src=|https?://|<!--", text)
 
 
@@ -297,7 +297,7 @@ def test_the_same_at_any_number_of_ranks(compared: Compare, runs: Path, tmp_path
 
 
 def test_one_run_is_compared_with_people(compared: Compare) -> None:
-    code, found, shown = compared("a", "--samples", "5")
+    code, found, shown = compared("a", "--limit", "5")
     assert code == 0, shown
     assert len(found["pairs"]) == 5
     assert all(pair["b"] == pair["human"] for pair in found["pairs"])
@@ -313,7 +313,7 @@ def test_the_mle_stage_is_a_baseline(compared: Compare) -> None:
 
 
 def test_a_stage_without_a_judge_uses_that_of_its_run(compared: Compare) -> None:
-    code, found, shown = compared("a", "--stage", "mle", "--samples", "3")
+    code, found, shown = compared("a", "--stage", "mle", "--limit", "3")
     assert code == 0, shown
     assert found["a"]["stage"] == "mle"
     assert [one["judge"] for one in found["questions"]] == ["the judge of a (gan, step 2)"]
@@ -333,7 +333,7 @@ def test_settings_change_how_is_written_but_not_what_is_held_out(compared: Compa
 
 
 def test_prompts_that_are_too_long_are_said(compared: Compare) -> None:
-    code, found, shown = compared("a", "--writing.max_new_tokens", "480", "--samples", "2")
+    code, found, shown = compared("a", "--writing.max_new_tokens", "480", "--limit", "2")
     assert code == 0, shown
     assert "2 prompts are cut to what the network of a (gan, step 2) takes" in found["notes"]
 
@@ -382,7 +382,7 @@ def test_a_folder_as_a_generative_judge(compared: Compare, tmp_path: Path) -> No
     folder = chat_folder(tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 512}))
-    args = ["--judge", str(folder), "--judge_mode", "generative", "--judge_answer_tokens", "2", "--samples", "3"]
+    args = ["--judge", str(folder), "--judge_mode", "generative", "--judge_answer_tokens", "2", "--limit", "3"]
     code, found, shown = compared("a", "b", *args)
     assert code == 0, shown
     (one,) = found["questions"]
@@ -408,7 +408,7 @@ def test_an_endpoint_as_judge(compared: Compare, monkeypatch: pytest.MonkeyPatch
     server.replies = [reply]
     monkeypatch.setattr("samestep.recipes.gan.comparison_judges.REQUESTS_AT_ONCE", 1)  # `requests[-1]` is this one
     monkeypatch.setenv("OTHER_KEY", "secret")
-    args = ["--judge", server.url, "--judge_model", "big", "--judge_key_env", "OTHER_KEY", "--samples", "4"]
+    args = ["--judge", server.url, "--judge_model", "big", "--judge_key_env", "OTHER_KEY", "--limit", "4"]
     try:
         code, found, shown = compared("a", *args)
     finally:
@@ -426,7 +426,7 @@ def test_an_endpoint_that_refuses_ends_all_ranks(runs: Path, tmp_path: Path) -> 
     """Also the one that had nothing to ask."""
     server = ChatServer()
     server.replies = [(401, b"no")]
-    args = ["eval", str(runs / "a"), "--device", "cpu", "--samples", "1", "--writing.temperature", "0"]
+    args = ["eval", str(runs / "a"), "--device", "cpu", "--limit", "1", "--writing.temperature", "0"]
     try:
         workers = local.start(main, 3, [*args, "--judge", server.url, "--judge_model", "m"], logs=tmp_path / "logs")
         codes = workers.wait(60)
@@ -443,7 +443,7 @@ def test_mixed_precision(compared: Compare, runs: Path, monkeypatch: pytest.Monk
     network, compute = network_of(open_trained(str(runs / "a")), "generator", torch.device("cpu"))
     assert compute == torch.bfloat16
     assert {weight.dtype for weight in network.parameters()} == {torch.bfloat16}
-    code, found, shown = compared("a", "b", "--samples", "3")
+    code, found, shown = compared("a", "b", "--limit", "3")
     assert code == 0, shown
     assert sum(one["pairs_asked"] for one in found["questions"]) > 0
 
@@ -455,7 +455,7 @@ def test_mixed_precision(compared: Compare, runs: Path, monkeypatch: pytest.Monk
         (["a", "b", "--against_stage", "mle"], "has no checkpoints of a stage 'mle'"),
         (["a", "b", "--against_which", "77"], "there is no checkpoint of step 77"),
         (["a", "nowhere"], "'nowhere' is not a run directory"),
-        (["a", "b", "--samples", "0"], "samples must be a whole number of at least 1"),
+        (["a", "b", "--limit", "0"], "limit must be a whole number of at least 1"),
         (["a", "--judge", "nowhere"], "Name an existing folder, or a model of the Hub"),
         (["a", "--judge", "sine"], "has no learner 'judge'"),
         (["a", "--learner", "judge"], "Leave out --learner"),
@@ -489,7 +489,7 @@ def test_a_judge_whose_tokenizer_has_no_single_token_for_an_answer(compared: Com
 
 
 def test_texts_cannot_break_the_page(compared: Compare) -> None:
-    _, found, _ = compared("a", "--samples", "2")
+    _, found, _ = compared("a", "--limit", "2")
     found["pairs"][0]["a"] = "<!--TITLE--><script>alert(1)</script>"
     found["pairs"][0]["prompt"] = "a\n<b>"
     hostile = "\"'><script>alert(1)</script><!--PAIRS-->\u2028&"

@@ -16,7 +16,7 @@ from samestep.core.records import read_json
 from samestep.recipes.lens.config import EvaluationConfig
 from samestep.recipes.lens.evaluation import RECORDS, RESULTS, context_of, visible
 from samestep.recipes.lens.language_model import BuiltInModel
-from samestep.recipes.lens.measuring import BASELINES, METHODS, Measuring, SpreadRows, compute_rows, fit, results_of
+from samestep.recipes.lens.measuring import BASELINES, METHODS, Measuring, SpreadRows, compute_values, fit, results_of
 from samestep.recipes.lens.network import Lens
 from samestep.recipes.lens.parts import LensShape
 
@@ -82,7 +82,7 @@ def test_rows_are_spread_and_in_order() -> None:
     spread = SpreadRows(Table(), 4)
     assert spread.rows(np.arange(4))["value"].tolist() == [0, 2, 5, 7]
     assert len(SpreadRows(Table(), 40)) == 10
-    found = compute_rows(spread, lambda batch: {"twice": 2 * batch["value"]}, 3, World.single())
+    found = compute_values(spread, lambda batch: {"twice": 2 * batch["value"]}, 3, World.single())
     assert found["twice"].tolist() == [0, 4, 10, 14]
 
 
@@ -172,14 +172,14 @@ def test_the_verb_finds_the_same_metrics(run: Path) -> None:
     for method in METHODS:
         assert found["methods"][method] == pytest.approx(results["methods"][method], rel=1e-9)
     page = run.parent / "page.html"
-    few = evaluate(run, "--rows", "3", "--best_of", "4", "--html", str(page))
+    few = evaluate(run, "--limit", "3", "--best_of", "4", "--html", str(page))
     assert few["rows"] == 3 == len(few["explanations"]) and few["best_of"] == 4
     assert "best of 4" in page.read_text()
 
 
 def test_options_that_cannot_be(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["evaluate", str(run), "--rows", "0"]) == 2
-    assert "rows must be a whole number of at least 1" in capsys.readouterr().err
+    assert main(["evaluate", str(run), "--limit", "0"]) == 2
+    assert "limit must be a whole number of at least 1" in capsys.readouterr().err
     for path, sentence in (("nowhere/x.html", "Make the folder of --html"), (".", "Name a file with --html")):
         assert main(["evaluate", str(run), "--html", path]) == 2
         assert sentence in capsys.readouterr().err

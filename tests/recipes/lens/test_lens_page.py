@@ -68,7 +68,7 @@ def test_every_text_of_a_record_is_escaped(field: str) -> None:
 
 def test_metrics_and_errors_are_there() -> None:
     shown = page()
-    assert shown.count('class="bar lens"') == 4 and shown.count('class="bar"') == 4
+    assert shown.count('<rect class="blue"') == 4 and shown.count('<rect class="grey"') == 4
     assert shown.count("0.2500") == len(METHODS)
     for part in ("best of 8", "0.300", "0.400", "0.500", "The first 1 of 2", "50.0%"):
         assert part in shown

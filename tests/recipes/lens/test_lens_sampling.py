@@ -27,18 +27,18 @@ def sample(run: Path, *options: str) -> list[dict[str, Any]]:
 
 
 def test_every_token(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = sample(run, "--text", "a word", "--all", "--num_samples", "2", "--batch_size", "5")
+    found = sample(run, "--prompt", "a word", "--all", "--samples", "2", "--batch_size", "5")
     assert [(record["position"], record["sample"]) for record in found] == [(p, s) for p in range(6) for s in range(2)]
     assert [record["token"] for record in found[::2]] == list("a word")
     assert (found[4]["before"], found[4]["after"]) == ("a ", "ord")
     assert "[w]" in capsys.readouterr().out
     assert any(one["explanation"] != other["explanation"] for one, other in zip(found[::2], found[1::2], strict=True))
-    again = sample(run, "--text", "a word", "--all", "--num_samples", "2")
+    again = sample(run, "--prompt", "a word", "--all", "--samples", "2")
     assert [record["explanation"] for record in again] == [record["explanation"] for record in found]
 
 
 def test_error_is_that_of_the_network(run: Path) -> None:
-    (found,) = sample(run, "--text", "a word", "--temperature", "0")
+    (found,) = sample(run, "--prompt", "a word", "--temperature", "0")
     network = samestep.load(run, "last")
     batch = {"tokens": torch.tensor([[BYTES.bos, *b"a word"]]), "position": torch.tensor([6])}
     with torch.no_grad():
@@ -47,14 +47,30 @@ def test_error_is_that_of_the_network(run: Path) -> None:
     error = (activation - greedy["rebuilt"]).square().sum() / activation.square().sum()
     assert found["error"] == pytest.approx(float(error))
     assert found["position"] == 5
-    assert sample(run, "--text", "a word", "--position", "-1", "--temperature", "0") == [found]
+    assert sample(run, "--prompt", "a word", "--position", "-1", "--temperature", "0") == [found]
+
+
+def test_several_texts_are_explained_as_each_alone(run: Path, tmp_path: Path) -> None:
+    """Also those that are shorter than others of their batch. The noise of the first text is that of a single one."""
+    texts = ["a word", "a longer text", "x"]
+    (tmp_path / "texts.txt").write_text("\n".join(texts))
+    found = sample(run, "--prompts", str(tmp_path / "texts.txt"), "--temperature", "0")
+    assert [record["prompt"] for record in found] == texts
+    for text, record in zip(texts, found, strict=True):
+        (alone,) = sample(run, "--prompt", text, "--temperature", "0")
+        assert alone["explanation"] == record["explanation"]
+        assert alone["error"] == pytest.approx(record["error"])
+    drawn = sample(run, "--prompts", str(tmp_path / "texts.txt"), "--samples", "2")
+    assert [(record["prompt"], record["sample"]) for record in drawn] == [(text, n) for text in texts for n in (0, 1)]
+    first = sample(run, "--prompt", texts[0], "--samples", "2")
+    assert [record["explanation"] for record in first] == [record["explanation"] for record in drawn[:2]]
 
 
 def test_temperature(run: Path) -> None:
     """Near 0 it draws the likeliest tokens."""
-    (greedy,) = sample(run, "--text", "a word", "--temperature", "0")
-    cold = sample(run, "--text", "a word", "--temperature", "1e-6", "--num_samples", "3")
-    warm = sample(run, "--text", "a word", "--temperature", "3", "--num_samples", "3")
+    (greedy,) = sample(run, "--prompt", "a word", "--temperature", "0")
+    cold = sample(run, "--prompt", "a word", "--temperature", "1e-6", "--samples", "3")
+    warm = sample(run, "--prompt", "a word", "--temperature", "3", "--samples", "3")
     assert {record["explanation"] for record in cold} == {greedy["explanation"]}
     assert len({record["explanation"] for record in warm}) > 1
 
@@ -62,12 +78,12 @@ def test_temperature(run: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ([], "Give a text with --text."),
-        (["--text", "abc", "--position", "3"], "Set --position from 0 to 2"),
-        (["--text", "abc", "--position", "1", "--all"], "Give --position or --all, not both."),
-        (["--text", "abc", "--temperature", "-1"], "temperature must be a number of at least 0"),
-        (["--text", "abc", "--temperature", "1e-300"], "temperature must be 1e-06 or more, or 0 for the likeliest"),
-        (["--text", "abc", "--num_samples", "0"], "num_samples must be a whole number of at least 1"),
+        ([], "Give a text with --prompt, or a file"),
+        (["--prompt", "abc", "--position", "3"], "Set --position from 0 to 2"),
+        (["--prompt", "abc", "--position", "1", "--all"], "Give --position or --all, not both."),
+        (["--prompt", "abc", "--temperature", "-1"], "temperature must be a number of at least 0"),
+        (["--prompt", "abc", "--temperature", "1e-300"], "temperature must be 1e-06 or more, or 0 for the likeliest"),
+        (["--prompt", "abc", "--samples", "0"], "samples must be a whole number of at least 1"),
     ],
 )
 def test_options_that_cannot_be(
@@ -89,7 +105,7 @@ def test_an_exported_lens_needs_no_run(tmp_path: Path, capsys: pytest.CaptureFix
     assert found.keys() == weights.keys()
     assert all(torch.equal(found[name], value) for name, value in weights.items())
     capsys.readouterr()
-    assert main(["sample", str(tmp_path / "exported"), "--text", "abc"]) == 0
+    assert main(["sample", str(tmp_path / "exported"), "--prompt", "abc"]) == 0
     assert "ab[c]" in capsys.readouterr().out
     assert main(["evaluate", str(tmp_path / "exported")]) == 2
     assert "Name the run" in capsys.readouterr().err

@@ -15,7 +15,7 @@ from samestep.recipes.mdlm.animation import AnimatedText, RevealTrace, glyphs, h
 from samestep.recipes.mdlm.sampling import SamplingConfig, sample
 
 BYTE = ByteTokenizer()
-OPTIONS = SamplingConfig(length=3, steps=3, temperature=0.0)
+OPTIONS = SamplingConfig(max_new_tokens=3, steps=3, temperature=0.0)
 PROMPT = torch.tensor([[72]])
 
 

@@ -20,9 +20,9 @@ from samestep.recipes.mdlm.sampling import SamplingConfig
         (ObjectiveConfig, {"least": 1.0}, "below 1"),
         (ObjectiveConfig, {"cut_rows": -0.1}, "cut_rows must be a number of at least 0 and at most 1, not -0.1"),
         (ObjectiveConfig, {"validation_times": 0}, "validation_times must be a whole number of at least 1, not 0"),
-        (SamplingConfig, {"length": 0}, "length must be a whole number of at least 1, not 0"),
+        (SamplingConfig, {"max_new_tokens": 0}, "max_new_tokens must be a whole number of at least 1, not 0"),
         (SamplingConfig, {"block_length": 0}, "block_length must be a whole number of at least 1 or null, not 0"),
-        (SamplingConfig, {"length": 9, "block_length": 2, "steps": 4}, "steps to 5 or more"),
+        (SamplingConfig, {"max_new_tokens": 9, "block_length": 2, "steps": 4}, "steps to 5 or more"),
         (SamplingConfig, {"temperature": -1.0}, "temperature must be a number of at least 0, not -1.0"),
     ],
 )
@@ -41,7 +41,7 @@ def test_a_preset_fits_together(preset: str, parameters: int) -> None:
     with torch.device("meta"):
         network = Transformer(TransformerConfig(**values["model"]))
     assert sum(p.numel() for p in network.parameters()) == parameters
-    assert max(data.sequence_length, sampling.length) <= network.config.max_sequence_length
+    assert max(data.sequence_length, sampling.max_new_tokens) <= network.config.max_sequence_length
     assert values["global_batch_size"] < len(load(data).train)
 
 

@@ -46,7 +46,7 @@ class Letters:
 
 def harness_model(world: World | None = None, draws: int = 2000, **sampling: Any) -> HarnessModel:
     shape = TransformerConfig(d_model=4, n_layers=1, n_heads=1, vocab_size=TOY.size, max_sequence_length=LENGTH)
-    options = SamplingConfig(**{"length": 2, "steps": 4, **sampling})
+    options = SamplingConfig(**{"max_new_tokens": 2, "steps": 4, **sampling})
     config = MdlmConfig(model=shape, sampling=options, samples_at_end=0, batch_size=500)
     return HarnessModel(
         ExactConditionals(), Letters(), config, EvaluationOptions("none", draws=draws), world or World.single()
@@ -153,7 +153,7 @@ def test_local_tasks_need_no_network(
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     train = ["--preset=verify", "--max_steps=1", "--samples_at_end=0", "--name=a", "--no-log.tensorboard"]
     run_on_ranks(main, 1, ["train", "mdlm", *train], logs=tmp_path / "logs")
-    assert main(["sample", "a", "--prompt=One", "--length=6", "--temperature=0", "--out=text.jsonl"]) == 0
+    assert main(["sample", "a", "--prompt=One", "--max_new_tokens=6", "--temperature=0", "--out=text.jsonl"]) == 0
     written = json.loads(Path("text.jsonl").read_text())["text"].removeprefix("One")
     lines(Path("questions.jsonl"), [{"q": "One", "choices": ["two two two two", "2"], "gold": 1}] * 3)
     lines(Path("texts.jsonl"), [{"q": "One", "a": written}, {"q": "One", "a": "something else"}])

@@ -61,7 +61,7 @@ TEXTS = st.text(st.characters(exclude_characters="[]", exclude_categories=["Cs"]
 def test_any_templates_are_filled_each_as_if_it_were_alone(wanted: list[list[str | int]], size: int) -> None:
     prompts = ["".join(part if isinstance(part, str) else f"[[{part}]]" for part in parts) for parts in wanted]
     templates = [parse_template(prompt, 5, BYTE) for prompt in prompts]
-    options = SamplingConfig(length=5, steps=24, block_length=3, temperature=1.0, stop=False)
+    options = SamplingConfig(max_new_tokens=5, steps=24, block_length=3, temperature=1.0, stop=False)
     rules = {"seed": 3, "vocabulary": BYTES}
     for batch in batches_by_shape([template.shape() for template in templates], size):
         rows = fill_templates(NETWORK, [templates[number] for number in batch], options, ids=batch, **rules)  # type: ignore[arg-type]

@@ -129,7 +129,7 @@ def test_few_draws_reach_every_count_too() -> None:
 
 
 def test_greedy_is_what_is_generated_at_temperature_zero() -> None:
-    options = SamplingConfig(length=4, steps=4, temperature=0.0)
+    options = SamplingConfig(max_new_tokens=4, steps=4, temperature=0.0)
     prompts = torch.tensor([[1, 2, 3], [4, 5, 6], [0, 0, 0]])
     written = sample(NETWORK, prompts, options, seed=0, vocabulary=WORDS)[:, 3:].tolist()
     pairs = [(prompt, answer) for prompt, answer in zip(prompts.tolist(), written)]

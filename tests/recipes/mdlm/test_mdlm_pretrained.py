@@ -213,13 +213,13 @@ def test_a_folder_is_adopted_or_not(make_run: Make, tmp_path: Path) -> None:
     config = read_pretrained(exported("a", "out"))
     assert config is not None
     assert config.model.kv_heads == 2
-    assert config.sampling.length == 64, "no longer than the network accepts"
+    assert config.sampling.max_new_tokens == 64, "no longer than the network accepts"
     assert read_pretrained(rundir.path) is None
     assert read_pretrained(tmp_path) is None
 
 
 def test_a_folder_is_sampled_as_its_run_was(make_run: Make) -> None:
-    how = SamplingConfig(length=32, steps=32, temperature=0.4, remasking="random")
+    how = SamplingConfig(max_new_tokens=32, steps=32, temperature=0.4, remasking="random")
     make_run(sampling=how)
     folder = exported("a", "out")
     assert open_trained("out").config.sampling == how
@@ -228,7 +228,9 @@ def test_a_folder_is_sampled_as_its_run_was(make_run: Make) -> None:
         with pytest.raises(UserError, match=r"out/sampling.json cannot be used \(fix it or remove it\): "):
             open_trained("out")
     (folder / "sampling.json").unlink()
-    assert open_trained("out").config.sampling == SamplingConfig(length=64), "without the file, the default settings"
+    assert open_trained("out").config.sampling == SamplingConfig(max_new_tokens=64), (
+        "without the file, the default settings"
+    )
 
 
 def test_settings_that_contradict_the_first_weights_are_refused() -> None:

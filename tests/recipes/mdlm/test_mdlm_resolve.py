@@ -123,7 +123,7 @@ def test_flags_that_people_know(args: list[str], precision: str) -> None:
     ("args", "sentence"),
     [
         (["--ema_decay=1"], "ema_decay must be a number of at least 0 and below 1"),
-        (["--sampling.length=300"], "at most model.max"),
+        (["--sampling.max_new_tokens=300"], "at most model.max"),
     ],
 )
 def test_what_would_fail_late_is_refused_early(args: list[str], sentence: str) -> None:

@@ -57,7 +57,7 @@ def options_of(draw: st.DrawFn) -> SamplingConfig:
     block = draw(st.none() | st.integers(1, length + 2))
     steps = draw(st.integers(1 if block is None else -(-length // block), 25))
     return SamplingConfig(
-        length=length,
+        max_new_tokens=length,
         steps=steps,
         block_length=block,
         temperature=draw(st.sampled_from([0.0, 0.5, 1.0, 3.0])),
@@ -117,7 +117,7 @@ def test_evenly() -> None:
 
 @pytest.mark.parametrize("remasking", ["low_confidence", "random"])
 def test_a_row_does_not_depend_on_the_rows_beside_it(remasking: str) -> None:
-    plan = SamplingConfig(length=12, steps=6, block_length=6, temperature=1.0, remasking=remasking)  # type: ignore[arg-type]
+    plan = SamplingConfig(max_new_tokens=12, steps=6, block_length=6, temperature=1.0, remasking=remasking)  # type: ignore[arg-type]
     prompts, ids = prompts_of(4, 3), torch.tensor([10, 3, 7, 8])
     together = sample(NETWORK, prompts, plan, seed=1, ids=ids)
     for rows in ([2], [3, 0]):
@@ -125,8 +125,8 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(remasking: str) -> None:
 
 
 def test_rows_of_one_prompt_and_seeds_differ_and_zero_temperature_does_not() -> None:
-    warm = SamplingConfig(length=12, steps=6, temperature=1.0)
-    cold = SamplingConfig(length=12, steps=6, temperature=0.0)
+    warm = SamplingConfig(max_new_tokens=12, steps=6, temperature=1.0)
+    cold = SamplingConfig(max_new_tokens=12, steps=6, temperature=0.0)
     prompts = prompts_of(1, 3).expand(2, -1)
     first, second = sample(NETWORK, prompts, warm, seed=1)
     assert not torch.equal(first, second)
@@ -137,7 +137,7 @@ def test_rows_of_one_prompt_and_seeds_differ_and_zero_temperature_does_not() -> 
 
 def test_blocks_are_written_from_left_to_right_and_nothing_revealed_changes() -> None:
     module = LovesSpecials()
-    plan = SamplingConfig(length=9, steps=6, block_length=4, temperature=1.0, remasking="random")
+    plan = SamplingConfig(max_new_tokens=9, steps=6, block_length=4, temperature=1.0, remasking="random")
     final = sample(module, prompts_of(2, 1), plan, seed=0)
     masked = [shown[:, 1:] == BYTES.mask for shown in module.shown]
     assert [int(row) for row in torch.stack(masked).sum((1, 2))] == [18, 14, 10, 6, 2]  # one pass fewer: a block of one
@@ -166,7 +166,7 @@ def test_low_confidence_remasking_keeps_the_most_confident_first() -> None:
             order.append((tokens[0] == BYTES.mask).nonzero().flatten().tolist())
             return super().forward(tokens)
 
-    plan = SamplingConfig(length=4, steps=4, temperature=0.0)
+    plan = SamplingConfig(max_new_tokens=4, steps=4, temperature=0.0)
     assert sample(Watched(), prompts_of(1, 0), plan, seed=0).tolist() == [[65, 66, 67, 68]]
     assert order == [[0, 1, 2, 3], [0, 1, 2], [0, 1], [0]]
 
@@ -183,7 +183,7 @@ def test_ties_go_to_the_left_whatever_the_confidence_was_before() -> None:
             return logits
 
     shown: list[list[bool]] = []
-    sample(Level(), prompts_of(1, 0), SamplingConfig(length=3, steps=3, temperature=0.0), seed=0)
+    sample(Level(), prompts_of(1, 0), SamplingConfig(max_new_tokens=3, steps=3, temperature=0.0), seed=0)
     assert shown == [[True, True, True], [True, True, False], [False, True, False]]
 
 
@@ -195,7 +195,7 @@ def test_temperature_one_draws_from_the_networks_probabilities() -> None:
             return logits
 
     for temperature, expected in ((1.0, 0.8), (2.0, 2 / 3)):  # odds 4:1, and their root 2:1
-        plan = SamplingConfig(length=1, steps=1, temperature=temperature)
+        plan = SamplingConfig(max_new_tokens=1, steps=1, temperature=temperature)
         tokens = sample(Odds(), prompts_of(4000, 0), plan, seed=4)
         assert float((tokens == 65).double().mean()) == pytest.approx(expected, abs=0.025)
         assert set(tokens.flatten().tolist()) == {65, 66}
@@ -208,7 +208,7 @@ def test_text_is_cut_at_its_first_end() -> None:
 
 
 def test_more_than_the_network_accepts_is_refused() -> None:
-    plan = SamplingConfig(length=5, steps=5)
+    plan = SamplingConfig(max_new_tokens=5, steps=5)
     with pytest.raises(UserError, match="max_sequence_length=8"):
         sample(network(max_sequence_length=8), prompts_of(1, 4), plan, seed=0)
 
@@ -228,7 +228,7 @@ def test_guidance_goes_beyond_what_the_prompt_changes() -> None:
     for scale, token, passes in ((0.0, 66, 1), (0.04, 66, 2), (0.06, 67, 2)):
         # C: -1 + (scale + 1) * 1.9 overtakes 1 at scale = 1 / 19 = 0.053
         seen: list[list[list[int]]] = []
-        options = SamplingConfig(length=1, steps=1, temperature=0.0, cfg_scale=scale)
+        options = SamplingConfig(max_new_tokens=1, steps=1, temperature=0.0, cfg_scale=scale)
         assert sample(Prompted(), prompts, options, seed=0).tolist() == [[65, token]]
         assert seen == [[[65, BYTES.mask]], [[BYTES.mask, BYTES.mask]]][:passes]
 
@@ -251,7 +251,7 @@ passes: list[Tensor] = []
 
 
 def ending(**changes: object) -> list[int]:
-    options = SamplingConfig(**{"length": 6, "steps": 6, "temperature": 0.0, **changes})  # type: ignore[arg-type]
+    options = SamplingConfig(**{"max_new_tokens": 6, "steps": 6, "temperature": 0.0, **changes})  # type: ignore[arg-type]
     passes.clear()
     row: list[int] = sample(Ending(), prompts_of(1, 0), options, seed=0, vocabulary=CHAT)[0].tolist()
     return row
@@ -275,7 +275,7 @@ def test_nothing_is_written_after_the_block_that_holds_an_end() -> None:
 
 def test_a_gap_that_ends_does_not_end_the_text_after_it() -> None:
     masked = torch.tensor([[True, True, False, True, True, True, False]])
-    options = SamplingConfig(length=5, steps=5, block_length=1, temperature=0.0)
+    options = SamplingConfig(max_new_tokens=5, steps=5, block_length=1, temperature=0.0)
     filled = fill(
         Ending(),
         torch.full((1, 7), 80),
@@ -295,7 +295,7 @@ def test_a_row_that_has_ended_does_not_depend_on_those_that_continue() -> None:
             logits[:, 1, BYTES.eos] = torch.where(tokens[:, 0] == 65, 20.0, 0.0)
             return logits
 
-    options = SamplingConfig(length=4, steps=4, block_length=2, temperature=1.0)
+    options = SamplingConfig(max_new_tokens=4, steps=4, block_length=2, temperature=1.0)
     prompts = torch.tensor([[65], [66]])
     both = sample(Some(), prompts, options, seed=3)
     assert both[0, 3:].tolist() == [BYTES.eos, BYTES.eos]
@@ -308,7 +308,7 @@ def test_a_row_that_has_ended_does_not_depend_on_those_that_continue() -> None:
 def test_noise_is_made_only_for_masked_positions_and_in_parts_that_change_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    options = SamplingConfig(length=8, steps=4, block_length=4, temperature=1.0, stop=False)
+    options = SamplingConfig(max_new_tokens=8, steps=4, block_length=4, temperature=1.0, stop=False)
     whole = sample(NETWORK, prompts_of(2, 3), options, seed=5)
     sizes = []
     draft = sampling.draft
@@ -331,7 +331,7 @@ def test_an_observer_sees_every_token_revealed_once() -> None:
         passes_seen.append(current)
         snapshots.append(current.tokens.clone())
 
-    options = SamplingConfig(length=7, steps=3, temperature=1.0)
+    options = SamplingConfig(max_new_tokens=7, steps=3, temperature=1.0)
     final = sample(NETWORK, prompts_of(2, 2), options, seed=0, observe=observe)
     assert [(current.done, current.passes) for current in passes_seen] == [(0, 3), (1, 3), (2, 3), (3, 3)]
     assert torch.equal(
@@ -345,7 +345,7 @@ def test_an_observer_sees_every_token_revealed_once() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_any_floating_point_type_works(dtype: torch.dtype) -> None:
-    options = SamplingConfig(length=6, steps=3, temperature=1.0, cfg_scale=0.5)
+    options = SamplingConfig(max_new_tokens=6, steps=3, temperature=1.0, cfg_scale=0.5)
     tokens = sample(network().to(dtype), prompts_of(2, 2), options, seed=0)
     assert not torch.isin(tokens, torch.tensor(BYTES.forbidden(272))).any()
 
@@ -360,7 +360,7 @@ def test_batches_hold_one_shape_and_everything_once(shapes: list[int], size: int
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"length": 0}, "length must be a whole number of at least 1, not 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be a whole number of at least 1, not 0"),
         ({"block_length": 0}, "block_length must be a whole number of at least 1 or null, not 0"),
         ({"block_length": 2, "steps": 3}, "steps to 4 or more"),
         ({"temperature": -1.0}, "temperature must be a number of at least 0, not -1.0"),
@@ -369,4 +369,4 @@ def test_batches_hold_one_shape_and_everything_once(shapes: list[int], size: int
 )
 def test_invalid_settings_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        SamplingConfig(**{"length": 8, "steps": 8, **changes})
+        SamplingConfig(**{"max_new_tokens": 8, "steps": 8, **changes})

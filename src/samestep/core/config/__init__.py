@@ -14,7 +14,7 @@ from typing import Any
 
 from samestep.core.config.bounds import Bounds, Count, CountOrZero, Decay, NotNegative, PartialShare, Positive, Share
 from samestep.core.config.checked import CheckedConfig
-from samestep.core.config.command_line import Alias, parse_settings, split_options
+from samestep.core.config.command_line import Alias, parse_settings, split_args, split_options, switch_takes, takes_any
 from samestep.core.config.conversion import build
 from samestep.core.config.files import group_options
 from samestep.core.config.merging import (
@@ -82,7 +82,10 @@ __all__ = [
     "paths_of",
     "plain",
     "read_layers",
+    "split_args",
     "split_options",
+    "switch_takes",
+    "takes_any",
 ]
 
 

@@ -3,7 +3,7 @@
 A value is data, never an expression. Any text is legal, also `Hello, world`, `a=b`, `<x>` and `${x}`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,33 +51,84 @@ def aliases_used(args: Sequence[str], cls: type, aliases: Mapping[str, str | Ali
 
 def _parse(args: Sequence[str], cls: type, aliases: Mapping[str, str | Alias]) -> list[tuple["_Target", str | bool]]:
     names = _Names(cls, aliases)
+    found = split_args(args, names.takes)
+    return [_parse_option(each, names) if each.is_option else _parse_pair(each.args[0], names) for each in found]
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One part of a command line: an option with its value, or any other arg."""
+
+    args: tuple[str, ...]
+    """As it was written."""
+    key: str
+    """What is named: that of `--key`, `--key value`, `--key=value` and `key=value`."""
+    value: str | None
+    is_option: bool
+    """Whether it begins with `--`."""
+    following: str | None = None
+    """The arg after it, which is not its value."""
+
+    @property
+    def name(self) -> str:
+        """The key as fields are spelled: dashes and underscores are the same."""
+        return self.key.replace("-", "_")
+
+
+def takes_any(key: str, following: str) -> bool:
+    """Whether `--key` takes the arg that follows it as its value: any that is no option itself."""
+    return not following.startswith("--")
+
+
+def split_args(args: Sequence[str], takes: Callable[[str, str], bool] = takes_any) -> list[Argument]:
+    """The parts of a command line, in order; `takes(key, following)` says which option has the next arg as its value.
+
+    A value that begins with `--` must be written `--key=--value`.
+    """
     rest, found = list(args), []
     while rest:
         arg = rest.pop(0)
-        found.append(_parse_option(arg, rest, names) if arg.startswith("--") else _parse_pair(arg, names))
+        is_option = arg.startswith("--")
+        key, equals, value = arg.removeprefix("--").partition("=")
+        if is_option and not equals and rest and takes(key, rest[0]):
+            found.append(Argument((arg, rest[0]), key, rest.pop(0), is_option))
+        else:
+            found.append(Argument((arg,), key, value if equals else None, is_option, rest[0] if rest else None))
     return found
 
 
-def split_options(args: Sequence[str], names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def switch_takes(following: str) -> bool:
+    """Whether the arg after a flag is its value: only a word for true or false."""
+    return following.lower() in TRUE_WORDS | FALSE_WORDS
+
+
+def split_options(
+    args: Sequence[str], names: Sequence[str], switches: Sequence[str] = ()
+) -> tuple[dict[str, str], list[str]]:
     """Separate options that are not settings, such as `--config FILE`: their values, and the remaining args.
 
-    For the options of a command itself, before `parse_settings`. The value of another `--key` is never mistaken for
-    one, because a value that begins with `--` must be written `--key=--value`.
+    For the options of a command itself, before `parse_settings`. `switches` take no value; those that are given are
+    among the options, with an empty one.
     """
-    wanted = {name.replace("-", "_"): name for name in names}
-    rest, remaining, found = list(args), [], {}
-    while rest:
-        arg = rest.pop(0)
-        key, equals, value = arg[2:].partition("=")
-        name = wanted.get(key.replace("-", "_")) if arg.startswith("--") else None
+    wanted = {name.replace("-", "_"): name for name in (*names, *switches)}
+    remaining: list[str] = []
+    found: dict[str, str] = {}
+
+    def takes(key: str, following: str) -> bool:
+        return wanted.get(key.replace("-", "_")) not in switches and takes_any(key, following)
+
+    for each in split_args(args, takes):
+        name = wanted.get(each.name) if each.is_option else None
         if name is None:
-            remaining.append(arg)
-        elif equals:
-            found[name] = value
-        elif rest and not rest[0].startswith("--"):
-            found[name] = rest.pop(0)
+            remaining += each.args
+        elif name in switches:
+            if each.value is not None:
+                raise UserError(f"--{name} takes no value; write --{name}.")
+            found[name] = ""
+        elif each.value is None:
+            raise UserError(f"--{each.key} needs a value; write --{each.key}=VALUE.")
         else:
-            raise UserError(f"--{key} needs a value; write --{key}=VALUE.")
+            found[name] = each.value
     return found, remaining
 
 
@@ -122,6 +173,14 @@ class _Names:
     def _is_flag(self, path: str) -> bool:
         return path in self.paths and is_flag(self.paths[path])
 
+    def takes(self, key: str, following: str) -> bool:
+        """Whether `--key` takes the arg that follows it. After a flag that is true or false, or a word that is nothing
+        else and is refused."""
+        target = self.find(key)
+        if target is None or not target.flag:
+            return target is not None and takes_any(key, following)
+        return switch_takes(following) or not (following.startswith("-") or "=" in following or self.find(following))
+
     def unknown(self, name: str) -> UserError:
         return unknown_setting(name, [*self.paths, *self.aliases])
 
@@ -139,30 +198,19 @@ def _parse_pair(arg: str, names: _Names) -> tuple[_Target, str | bool]:
     return target, value
 
 
-def _parse_option(arg: str, rest: list[str], names: _Names) -> tuple[_Target, str | bool]:
-    """`--key=value`, `--key value`, `--flag` or `--no-flag`; takes the value from `rest`."""
-    key, equals, value = arg[2:].partition("=")
-    target = names.find(key)
+def _parse_option(given: Argument, names: _Names) -> tuple[_Target, str | bool]:
+    """`--key=value`, `--key value`, `--flag` or `--no-flag`."""
+    target = names.find(given.key)
     if target is None:
-        return _parse_negated_flag(key, equals, names)
-    if equals:
-        return target, value
+        return _parse_negated_flag(given.key, given.value is not None, names)
+    if given.value is not None:
+        return target, given.value
     if target.flag:
-        return target, (rest.pop(0) if rest and _is_flag_value(rest[0], names) else True)
-    if not rest or rest[0].startswith("--"):
-        shown = rest[0] if rest else "VALUE"
-        raise UserError(f"--{key} needs a value; write --{key}={shown}.")
-    return target, rest.pop(0)
+        return target, True
+    raise UserError(f"--{given.key} needs a value; write --{given.key}={given.following or 'VALUE'}.")
 
 
-def _is_flag_value(arg: str, names: _Names) -> bool:
-    """Whether an arg after a flag is its value: true or false, or a word that is nothing else and is refused."""
-    if arg.lower() in TRUE_WORDS | FALSE_WORDS:
-        return True
-    return not (arg.startswith("-") or "=" in arg or names.find(arg))
-
-
-def _parse_negated_flag(key: str, equals: str, names: _Names) -> tuple[_Target, str | bool]:
+def _parse_negated_flag(key: str, has_value: bool, names: _Names) -> tuple[_Target, str | bool]:
     """`--no-flag`, after no setting of the full name was found."""
     positive = key[3:] if key[:3] in ("no-", "no_") else ""
     target = names.find(positive) if positive else None
@@ -170,6 +218,6 @@ def _parse_negated_flag(key: str, equals: str, names: _Names) -> tuple[_Target, 
         raise names.unknown(key)
     if not target.flag:
         raise UserError(f"--{key} is not possible: {positive} is not on or off; write --{positive} VALUE.")
-    if equals:
+    if has_value:
         raise UserError(f"--{key} takes no value; write --{key} or --{positive}=VALUE.")
     return target, False

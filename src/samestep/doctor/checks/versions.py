@@ -15,7 +15,7 @@ from samestep.doctor.findings import Finding, Measured, RankReports, describe_ra
 from samestep.doctor.rendezvous import CheckContext
 
 _DRIVER = Path("/proc/driver/nvidia/version")
-_CODE = (".py", ".yaml", ".html")
+_CODE = (".py", ".yaml", ".css", ".js")
 
 
 def measure(context: CheckContext) -> Measured:

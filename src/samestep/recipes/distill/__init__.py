@@ -15,12 +15,13 @@ exporting.py               `samestep export`: a folder of sentence-transformers,
 """
 
 from samestep import Recipe, Verb
+from samestep.kit.showing import show_lines
 from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.evaluation import EvaluationOptions, evaluate, show
 from samestep.recipes.distill.exporting import export
 from samestep.recipes.distill.models import MODEL, student_network
 from samestep.recipes.distill.presets import NO_EFFECT, PRESETS
-from samestep.recipes.distill.sampling import SampleOptions, find_passages, show_passages
+from samestep.recipes.distill.sampling import SampleOptions, find_passages
 from samestep.recipes.distill.stages import describe, resolve_config, stages
 
 __all__ = ["DistillConfig", "recipe"]
@@ -41,7 +42,7 @@ recipe = Recipe(
     describe=describe,
     resolve=resolve_config,
     networks=lambda config: {MODEL: lambda: student_network(config)},
-    sample=Verb(find_passages, SampleOptions, show=show_passages),
+    sample=Verb(find_passages, SampleOptions, show=show_lines),
     evaluate=Verb(evaluate, EvaluationOptions, show=show),
     export=export,
 )

@@ -19,7 +19,9 @@ from torch import Tensor
 from samestep import EncoderSource, Trained, UserError, World
 from samestep.core.config.bounds import Count
 from samestep.core.config.checked import CheckedConfig
+from samestep.core.console import PlainConsole
 from samestep.core.output import print_text
+from samestep.core.pages.tables import Table
 from samestep.parallel.build import materialize
 from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.data import DistillData, Text, data_of
@@ -180,20 +182,15 @@ def mteb_scores(folder: str | Path, tasks: Sequence[str]) -> dict[str, float]:
 
 def show(trained: Trained, results: Mapping[str, Any]) -> None:
     """Print a table, one row for each model and size."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    from samestep.core.console import PlainConsole
-
     title = f"{trained.source}\n{results['queries']:,} queries, {results['passages']:,} passages of {results['set']}"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     metrics = (NDCG, "mrr@10", *(f"recall@{k}" for k in KS), RETAINED, COSINE)
-    for name in ("model", "size", "nDCG@10", "MRR@10", *(f"R@{k}" for k in KS), "of teacher", "cosine"):
-        table.add_column(name, justify="left" if name == "model" else "right", no_wrap=True)
-    for model, sizes in results["models"].items():
-        for size, found in sizes.items():
-            table.add_row(model, size, *(_shown(name, found.get(name)) for name in metrics))
-    PlainConsole().print(table)
+    columns = ("model", "size", "nDCG@10", "MRR@10", *(f"R@{k}" for k in KS), "of teacher", "cosine")
+    rows = [
+        (model, size, *(_shown(name, found.get(name)) for name in metrics))
+        for model, sizes in results["models"].items()
+        for size, found in sizes.items()
+    ]
+    PlainConsole().print(Table(columns, rows, title).drawn())
     for task, score in results.get("mteb", {}).items():
         print_text(f"{task}  {score:.4f}")
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax, normalize
 
-from samestep import Batch, UserError
+from samestep import Batch, UserError, policy
 from samestep.core.config.bounds import NotNegative, Positive
 from samestep.core.config.checked import CheckedConfig
 
@@ -180,7 +180,7 @@ def score_divergence(student: Tensor, teacher: Tensor, present: Tensor, temperat
     + negatives]."""
     absent = torch.finfo(student.dtype).min
     mine, wanted = (log_softmax((s / temperature).masked_fill(~present, absent), 1) for s in (student, teacher))
-    return torch.where(present, wanted.exp() * (wanted - mine), 0.0).sum(1)
+    return policy.kl_divergence(wanted, mine)
 
 
 def cosent(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:

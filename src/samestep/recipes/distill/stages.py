@@ -11,6 +11,7 @@ from samestep.core.config import dump, flatten
 from samestep.core.paths import expand_home
 from samestep.core.rundir import RunDir
 from samestep.data.order import MixedOrder
+from samestep.kit.dump_settings import dump_config
 from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.data import load_data
 from samestep.recipes.distill.exporting import shown_mix, write_artifact_folder
@@ -88,9 +89,7 @@ def stages(config: DistillConfig) -> list[Stage]:
 
 
 def _cache_config(config: DistillConfig) -> DistillConfig:
-    """Of stages that only use the teacher: texts at once, and how much a kill may cost."""
-    saves = replace(config.checkpoint, every_steps=config.teacher.save_every)
-    return replace(config, batch_size=config.teacher.batch_size, checkpoint=saves)
+    return dump_config(config, config.teacher)
 
 
 def _align_config(config: DistillConfig) -> DistillConfig:

@@ -9,6 +9,7 @@ from samestep.core.config.bounds import Bounds, Count, CountOrZero, NotNegative,
 from samestep.core.config.checked import CheckedConfig
 from samestep.core.paths import expand_home
 from samestep.data.records.reading import RecordsConfig, only_for_records
+from samestep.kit.prompts import PromptOptions
 from samestep.models.protein_mpnn import ProteinMPNNConfig
 from samestep.recipes.dpo.objective import Objective
 
@@ -231,8 +232,15 @@ _TEXT = ("prompt", "prompts", "chat", "max_new_tokens")
 
 
 @dataclass(frozen=True)
-class SampleOptions(CheckedConfig):
+class SampleOptions(PromptOptions):
     """Sequences for protein structures, or texts."""
+
+    prompt: str | None = None
+    """text: what the model goes on from."""
+    prompts: Path | None = None
+    """text: a file with one prompt per line, or a .jsonl file whose lines hold "prompt" (or "text")."""
+    samples: Count = 1
+    """Sequences for each structure, or texts for each prompt."""
 
     pdb_file: Path | None = None
     """protein: a structure to design sequences for: a PDB or mmCIF file, gzipped or not."""
@@ -249,16 +257,10 @@ class SampleOptions(CheckedConfig):
     """protein: the same as ranges, ends included, such as 3-9,12-20."""
     output_dir: Path | None = None
     """protein: the folder that gets NAME.json and NAME.fa for each structure; by default designs."""
-    prompt: str | None = None
-    """text: what the model goes on from."""
-    prompts: Path | None = None
-    """text: a file with one prompt per line, or a .jsonl file whose lines hold "prompt" (or "text")."""
     chat: bool = False
     """text: a prompt is what a user says to a chat model, and not text that goes on."""
     max_new_tokens: Count | None = None
     """text: tokens of a text at most; by default 128."""
-    num_samples: Count = 1
-    """Sequences for each structure, or texts for each prompt."""
     temperature: NotNegative | None = None
     """0 takes the likeliest letter or token, 1 samples from the network's own probabilities; by default the run's
     sampling_temperature for proteins, and 1 for texts."""
@@ -267,9 +269,9 @@ class SampleOptions(CheckedConfig):
 
     def __post_init__(self) -> None:
         """Refuse what cannot be, before the model is opened."""
-        for first, second in (("pdb_file", "pdb_list"), ("prompt", "prompts")):
-            if getattr(self, first) is not None and getattr(self, second) is not None:
-                raise UserError(f"Give --{first} or --{second}, not both.")
+        super().__post_init__()
+        if self.pdb_file is not None and self.pdb_list is not None:
+            raise UserError("Give --pdb_file or --pdb_list, not both.")
 
     @property
     def folder(self) -> Path:
@@ -284,5 +286,5 @@ class SampleOptions(CheckedConfig):
             raise UserError(f"Leave out {', '.join(given)}: this model {what}.")
         if family == "protein" and self.pdb_file is None and self.pdb_list is None:
             raise UserError("Name a structure with --pdb_file, or a file with the paths of several with --pdb_list.")
-        if family == "text" and self.prompt is None and self.prompts is None:
-            raise UserError("Give a text to go on from with --prompt, or a file of them with --prompts.")
+        if family == "text":
+            self.require_prompt()

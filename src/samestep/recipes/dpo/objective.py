@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from samestep import policy
 from samestep.core.config.bounds import Bounds, NotNegative, Positive
 from samestep.core.config.checked import CheckedConfig
 
@@ -89,26 +90,24 @@ def first_loss(objective: Objective) -> float:
 
 def pair_terms(objective: Objective, scores: PairScores, reference: PairLogProbs) -> dict[str, Tensor]:
     """All terms of the pairs, a value a row. `sft` is a sum over scored tokens; a feed counts these."""
-    policy = scores.log_probs
-    apart = torch.stack([policy.chosen - reference.chosen, policy.rejected - reference.rejected])
+    own = scores.log_probs
+    apart = torch.stack([own.chosen - reference.chosen, own.rejected - reference.rejected])
     gain = apart
     if objective.length_normalised:
         gain = apart / torch.stack([scores.chosen_size, scores.rejected_size]).clamp(min=1)
     margin = gain[0] - gain[1]
     # Of a policy that is still its reference, the sign of the margin is that of rounding: neither is preferred.
-    is_tie = (margin == 0) | (apart.abs() <= _ROUNDING * torch.stack(policy).abs()).all(0)
+    is_tie = (margin == 0) | (apart.abs() <= _ROUNDING * torch.stack(own).abs()).all(0)
     return {
         DPO: preference_loss(objective, margin),
-        SFT: -policy.chosen,
+        SFT: -own.chosen,
         "accuracy": torch.where(is_tie, 0.5, (margin > 0).to(margin.dtype)),
         "margin": objective.beta * margin,
         "chosen_reward": objective.beta * gain[0],
         "rejected_reward": objective.beta * gain[1],
-        "chosen_log_prob": policy.chosen,
-        "rejected_log_prob": policy.rejected,
-        # Half of the square estimates the divergence of policy and reference in nats. It is never negative, and right
-        # to second order where sequences are samples of either of the two. With pairs that come from elsewhere it
-        # measures how far the policy has moved on them.
-        "kl": (apart.square() / 2).mean(0),
+        "chosen_log_prob": own.chosen,
+        "rejected_log_prob": own.rejected,
+        # With pairs that come from elsewhere it measures how far the policy has moved on them.
+        "kl": policy.kl_k2(torch.stack(own), torch.stack(reference)).mean(0),
         **scores.others,
     }

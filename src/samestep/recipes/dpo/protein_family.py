@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from samestep import Batch, UserError, World, noise
-from samestep.core.paths import expand_home
+from samestep.core.paths import expand_home, required_cache_folder
 from samestep.models.model_files import FilesByPurpose
 from samestep.models.protein_mpnn import UNKNOWN, ProteinMPNN
 from samestep.models.protein_mpnn_files import read_protein_mpnn, write_protein_mpnn
@@ -53,7 +53,7 @@ class ProteinFamily:
     def pairs(self) -> Pairs:
         """Records of files, or made-up ones."""
         data = self._config.data
-        read = self._read(data.train or str(_made_up_records(cache_folder() / "default_pairs")))
+        read = self._read(data.train or str(_made_up_records(kept_folder() / "default_pairs")))
         if data.validation is None:
             train, held_out = split_pairs(read.pairs, data.validation_fraction, self._config.seed, data.split_by)
             return Pairs(ProteinRows(train, read.files), ProteinRows(held_out, read.files))
@@ -63,7 +63,7 @@ class ProteinFamily:
     def _read(self, path: str) -> ProteinRecords:
         data = self._config.data
         records = data.records(path, data.limit)
-        return read_pairs(records, data.max_length, data.skip_invalid, cache_folder() / "structures")
+        return read_pairs(records, data.max_length, data.skip_invalid, kept_folder() / "structures")
 
     def scores(self, network: nn.Module, batch: Batch) -> PairScores:
         """Both sequences of each row in the same order, and those that were sampled, in one call of the network."""
@@ -131,10 +131,9 @@ def _made_up_records(folder: Path) -> Path:
         ) from None
 
 
-def cache_folder() -> Path:
+def kept_folder() -> Path:
     """Where parsed structures and made-up pairs are kept."""
-    home = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    return Path(home) / "samestep" / "dpo"
+    return required_cache_folder(os.environ) / "dpo"
 
 
 def find_weights(name: str | None, folder: str | None) -> Path:

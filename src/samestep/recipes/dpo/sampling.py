@@ -21,20 +21,21 @@ from samestep.core.errors import print_error
 from samestep.core.output import print_text
 from samestep.core.paths import expand_home
 from samestep.core.records import Json, write_atomically, write_json
-from samestep.data.records.reading import leave_out, read_prompts
+from samestep.data.records.reading import leave_out
 from samestep.data.records.rows import Problem
+from samestep.kit.showing import show_lines, show_texts
 from samestep.models.decoding import position_limit
 from samestep.models.protein_mpnn import LETTERS, UNKNOWN, ProteinMPNN
 from samestep.models.protein_mpnn_sampling import decoding_order, sample
 from samestep.recipes.dpo.config import SampleOptions
 from samestep.recipes.dpo.designs import Design, DesignError, check_length, choose_design
 from samestep.recipes.dpo.protein_data import PAD, design_row
-from samestep.recipes.dpo.protein_family import cache_folder
+from samestep.recipes.dpo.protein_family import kept_folder
 from samestep.recipes.dpo.structures import read_structure
 from samestep.recipes.dpo.task import POLICY
 from samestep.recipes.dpo.text_family import open_text_model
 from samestep.train.learner.draws import Draws
-from samestep.train.trained.batch_inference import complete, my_batches, network_of
+from samestep.train.trained.batch_inference import complete, my_batches, network_of, say_idle
 
 _SEED = noise.purpose("dpo/decoding seed")
 _ORDER = noise.purpose("dpo/sampled order")
@@ -57,33 +58,29 @@ def generate(trained: Trained, options: SampleOptions, world: World) -> list[dic
 
 
 def show(trained: Trained, records: Sequence[Mapping[str, Json]]) -> None:
-    """Print the texts, each after a line if there are several; or the sequences as FASTA, and where they are."""
-    for number, record in enumerate(records, 1):
-        if "files" not in record and len(records) > 1:
-            print_text(f"--- {number} of {len(records)} ---")
-        print_text(record["text"])
-    for files in dict.fromkeys(" and ".join(record["files"]) for record in records if "files" in record):
+    """Print the texts, or the sequences as FASTA, and where they are."""
+    if trained.config.family == "text":
+        return show_texts(records)
+    show_lines(trained, records)
+    for files in dict.fromkeys(" and ".join(record["files"]) for record in records):
         print_text(f"wrote {files}")
 
 
 def complete_prompts(trained: Trained, options: SampleOptions, world: World) -> list[dict[str, Json]]:
-    """Complete each prompt `num_samples` times: one record per text, in order, on every rank."""
-    texts = read_prompts(options.prompts) if options.prompts is not None else [options.prompt or ""]
+    """Complete each prompt `samples` times: one record per text, in order, on every rank."""
+    requests = options.requests()
     given: dict[str, Any] = {"max_new_tokens": options.max_new_tokens, "temperature": options.temperature}
     how = GenerationConfig(**{name: value for name, value in given.items() if value is not None})
     model = open_text_model(trained.config.model, world)
-    prompts = [model.prompt(({"role": "user", "content": text},) if options.chat else text) for text in texts]
+    prompts = [
+        model.prompt(({"role": "user", "content": text},) if options.chat else text) for text in requests.prompts
+    ]
     network, compute = network_of(trained, POLICY, world.device)
     _check_room(max(map(len, prompts)), how.max_new_tokens, position_limit(network))
     draws = Draws("dpo/sampled texts", trained.config.seed)
     generator = LocalGenerator(how, draws, world, model.eos, model.pad, model.forbidden, options.batch_size)
-    requests = [(number, sample) for number in range(len(texts)) for sample in range(options.num_samples)]
-    ids = torch.tensor([(sample, number) for number, sample in requests])
-    found = complete(generator, network, compute, [prompts[number] for number, _ in requests], ids)
-    return [
-        {"prompt": texts[number], "sample": sample, "text": model.decode(tokens), "finished": ended}
-        for (number, sample), (tokens, ended) in zip(requests, found, strict=True)
-    ]
+    found = complete(generator, network, compute, requests.each(prompts), requests.ids())
+    return requests.records({"text": model.decode(tokens), "finished": ended} for tokens, ended in found)
 
 
 def _check_room(longest: int, new_tokens: int, limit: int | None) -> None:
@@ -174,7 +171,7 @@ def _listed(path: Path) -> Iterator[Path]:
 
 
 def _design(file: Path, fields: dict[str, str], max_length: int) -> Design:
-    design = choose_design(read_structure(file, cache_folder() / "structures"), fields)
+    design = choose_design(read_structure(file, kept_folder() / "structures"), fields)
     check_length(design, max_length)
     if not _designed(design).any():
         raise DesignError(
@@ -200,26 +197,25 @@ def _names(files: Sequence[Path]) -> list[str]:
 
 
 def design_sequences(trained: Trained, options: SampleOptions, world: World) -> list[dict[str, Json]]:
-    """Design each structure `num_samples` times: one record per sequence, in order, on every rank.
+    """Design each structure `samples` times: one record per sequence, in order, on every rank.
 
     Rank 0 writes the files of a structure as soon as all of its sequences are there.
     """
     config = trained.config
     designs = read_designs(options, config.data.max_length, config.data.skip_invalid)
     world.run_on_all_ranks("making the folder", lambda: _make_folder(options.folder) if world.is_main else None)
-    requests = [(number, sample) for number in range(len(designs)) for sample in range(options.num_samples)]
+    requests = [(number, sample) for number in range(len(designs)) for sample in range(options.samples)]
     network = trained.network(POLICY, world.device)
     assert isinstance(network, ProteinMPNN)
     temperature = config.sampling_temperature if options.temperature is None else options.temperature
     sampler = _Sampler(network, designs, config.seed, temperature)
     about = {"model": str(trained.source), "seed": config.seed, "temperature": temperature}
-    results = _Results(designs, options.num_samples, about)
+    results = _Results(designs, options.samples, about)
     lengths = [designs[number].design.length for number, _ in requests]
     for turn, batch in enumerate(my_batches(lengths, options.batch_size, world, most=RESIDUES)):
         parts = world.run_on_all_ranks("designing", partial(sampler, [requests[number] for number in batch]))
-        if turn == 0 and not all(parts):
-            idle = sum(not part for part in parts)
-            print_error(f"{idle} of {world.size} ranks have nothing to do; a smaller --batch_size helps")
+        if turn == 0:
+            say_idle(sum(not part for part in parts), world)
         complete = results.add([sequence for part in parts for sequence in part])
         world.run_on_all_ranks("writing the designs", partial(results.write, complete if world.is_main else []))
         world.activity.made_progress()

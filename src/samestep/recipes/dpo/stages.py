@@ -8,6 +8,7 @@ from typing import Any
 
 from samestep import TRAINING_SETTINGS, Bench, Dump, Fit, Metrics, Stage, Tick, UserError, World
 from samestep.core.paths import expand_home
+from samestep.kit.epoch_files import epoch_file
 from samestep.models.protein_mpnn_files import read_protein_mpnn
 from samestep.recipes.dpo.config import DpoConfig, ModelConfig
 from samestep.recipes.dpo.families import Family, family_of
@@ -123,17 +124,18 @@ class WeightFiles:
         """Write what is due. Every rank takes part, since weights may be sharded."""
         validated = self._bench.validation.get(BEST, math.inf)
         is_best = math.isfinite(validated) and validated < self._best
-        names = [f"checkpoint_epoch_{tick.epoch + 1}.pt"] if tick.last_of_epoch else []
-        names += ["best_model.pt"] if is_best else []
-        names += ["latest_model.pt"] if tick.last_of_epoch or last else []
+        folder = self._bench.rundir.path
+        files = [epoch_file(folder, tick.epoch + 1)] if tick.last_of_epoch else []
+        files += [folder / "best_model.pt"] if is_best else []
+        files += [folder / "latest_model.pt"] if tick.last_of_epoch or last else []
         self._best = validated if is_best else self._best
-        if not names:
+        if not files:
             return
         learner = self._task.learner
         weights = learner.merged_weights() if learner.has_adapters else learner.weights(full=True)
         if self._bench.world.is_main:
-            for name in names:
-                self._task.family.save(self._bench.rundir.path / name, weights)
+            for file in files:
+                self._task.family.save(file, weights)
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self._best if math.isfinite(self._best) else None}

@@ -55,7 +55,7 @@ class CompareOptions(CheckedConfig):
     records: str | None = None
     """A .csv or .jsonl file with prompts and human texts, read with the first run's data settings; null: the first
     run's held-out records."""
-    samples: Count | None = 200
+    limit: Count | None = 200
     """Use this many of the records, drawn by the seed; null is all."""
     criteria: str = DEFAULT_CRITERION
     """Questions about two texts, with semicolons between them; each is asked and reported for itself."""
@@ -134,7 +134,7 @@ def compare(trained: Trained, options: CompareOptions, world: World) -> dict[str
         which, stage = options.against_which, options.against_stage
         runs.append(_with_generator(_open(options.against, world, which=which, stage=stage)))
     judges, notes = _choose_judges(runs, options, config.batch_size, world)
-    chosen = choose_records(runs, options.records, config.data, options.samples)
+    chosen = choose_records(runs, options.records, config.data, options.limit)
     prompts, ids = [record.prompt for record in chosen.records], torch.tensor([[0, number] for number in chosen.ids])
     a, *more = (complete_prompts(run, config, "gan/compare", prompts, ids, world) for run in runs)
     for run, written in zip(runs, (a, *more)):
@@ -160,9 +160,7 @@ def compare(trained: Trained, options: CompareOptions, world: World) -> dict[str
     return results
 
 
-def choose_records(
-    trained: Sequence[Trained], file: str | None, data: DataConfig, samples: int | None
-) -> ChosenRecords:
+def choose_records(trained: Sequence[Trained], file: str | None, data: DataConfig, limit: int | None) -> ChosenRecords:
     """The held-out records of the first run, or those of a file, without what one of the runs was trained on.
 
     `data` says how the file is read. Every rank reads them, with the same result.
@@ -185,9 +183,9 @@ def choose_records(
             f"There is no record left to compare on ({len(found)} {name}; {'; '.join(notes) or 'it has none'}); name "
             "others with --records FILE."
         )
-    chosen = _some(kept, samples, runs[0].config.seed)
+    chosen = _some(kept, limit, runs[0].config.seed)
     if len(chosen) < len(kept):
-        notes.append(f"{len(chosen)} of {len(kept)} records are used (--samples)")
+        notes.append(f"{len(chosen)} of {len(kept)} records are used (--limit)")
     return ChosenRecords(name, [record for _, record in chosen], [number for number, _ in chosen], notes)
 
 
@@ -213,11 +211,11 @@ def _without_training(
     return found, list(dict.fromkeys(notes))
 
 
-def _some(kept: Sequence[tuple[int, Record]], samples: int | None, seed: int) -> list[tuple[int, Record]]:
+def _some(kept: Sequence[tuple[int, Record]], limit: int | None, seed: int) -> list[tuple[int, Record]]:
     """So many of the records, drawn by the seed, in their order: a file may be sorted by group."""
     numbers = torch.tensor([number for number, _ in kept])
     order = noise.uniform(seed, _CHOICE, numbers, dtype=torch.float64).argsort(stable=True)
-    return [kept[place] for place in sorted(order[:samples].tolist())]
+    return [kept[place] for place in sorted(order[:limit].tolist())]
 
 
 def _with_generator(trained: Trained) -> Trained:

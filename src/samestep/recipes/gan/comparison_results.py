@@ -2,25 +2,22 @@
 
 A pair is won by mean log-odds over both orders, so what a judge likes about the first place cancels. A judge that
 writes its answer has no odds: a text wins if the judge names it in both orders. Anything else is a tie. Win rate,
-interval and p-value are of the pairs that have a winner. They are shown as tables, and as one HTML page without scripts
-or other files, made from the template page.html.
+interval and p-value are of the pairs that have a winner. They are shown as tables, and as one HTML page.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
-from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 from rich.text import Text
 
 from samestep import Trained
 from samestep.core.console import PlainConsole
-from samestep.core.html_template import fill_template
+from samestep.core.pages.drawing import Scale, axis_across, bars, box, chip, dot, drawing, line, text
+from samestep.core.pages.html import Html, element, note, page, section
+from samestep.core.pages.tables import Table
 from samestep.core.records import Json
 from samestep.recipes.gan.comparison_judges import Answer, ComparisonJudge
 from samestep.recipes.gan.evaluation import binomial_test, split_words, win_rate
@@ -99,12 +96,12 @@ def question_results(
 def show_comparison(trained: Trained, results: Mapping[str, Json]) -> None:
     """Print the results as tables."""
     console = PlainConsole()
-    for line in _heading(results):
-        console.print(Text(line))
+    for heading in _heading(results):
+        console.print(Text(heading))
     for asked in results["questions"]:
-        console.print(_question_table(asked))
+        console.print(_question_table(asked).drawn())
         console.print(Text(about_answers(asked), style="dim"))
-    console.print(_texts_table(results))
+    console.print(_texts_table(results).drawn())
 
 
 def _heading(results: Mapping[str, Json]) -> list[str]:
@@ -128,13 +125,9 @@ def about_answers(asked: Mapping[str, Json]) -> str:
 
 
 def _question_table(asked: Mapping[str, Json]) -> Table:
-    title = Text(f"{asked['criterion']} ({asked['judge']}, {asked['mode']})")
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("group", "A wins", "B wins", "ties", "A's rate", "95% interval", "p-value"):
-        table.add_column(name, justify="left" if name == "group" else "right")
-    for group, found in _rows_of(asked):
-        table.add_row(Text(group), *_tally_texts(found))
-    return table
+    columns = ("group", "A wins", "B wins", "ties", "A's rate", "95% interval", "p-value")
+    rows = [[group, *_tally_texts(found)] for group, found in _rows_of(asked)]
+    return Table(columns, rows, f"{asked['criterion']} ({asked['judge']}, {asked['mode']})")
 
 
 def _rows_of(asked: Mapping[str, Json]) -> list[tuple[str, Mapping[str, Json]]]:
@@ -152,10 +145,7 @@ def _tally_texts(found: Mapping[str, Json]) -> list[str]:
     return [*counts, f"{found['rate']:.3f}", f"{found['low']:.3f} - {found['high']:.3f}", p_value]
 
 
-_METRICS = ("texts", "dist-1", "dist-2", "dist-3", "Self-BLEU", "words", "at limit")
-
-
-def _metric_rows(results: Mapping[str, Json]) -> list[list[str]]:
+def _texts_table(results: Mapping[str, Json]) -> Table:
     rows = []
     for name, found in results["texts"].items():
         bleu, cut = found.get("self_bleu"), found.get("at_the_limit")
@@ -168,25 +158,20 @@ def _metric_rows(results: Mapping[str, Json]) -> list[list[str]]:
                 "" if cut is None else f"{cut:.0%}",
             ]
         )
-    return rows
+    return Table(("texts", "dist-1", "dist-2", "dist-3", "Self-BLEU", "words", "at limit"), rows)
 
 
-def _texts_table(results: Mapping[str, Json]) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in _METRICS:
-        table.add_column(name, justify="left" if name == "texts" else "right", no_wrap=True)
-    for row in _metric_rows(results):
-        table.add_row(*row)
-    return table
-
-
-TEMPLATE = Path(__file__).with_name("page.html")
 GROUPS, PAIRS = 20, 40
 """Groups and pairs of texts that are shown at most."""
 WIDTH, ROW = 880, 26
-_RATES, _COUNTS, _NUMBERS = (150, 430), (460, 700), 715
+_RATES, _COUNTS, _NUMBERS = Scale(0, 1, 150, 430), Scale(0, 1, 460, 700), 715
 """Where the rates and the counts are drawn, from left to right, and where their numbers begin."""
 _BINS, _PANEL = 24, 84
+_COLOURS = {"a": "blue", "b": "orange", "ties": "grey", "human": "green"}
+_ABOUT_TEXTS = (
+    "Distinct-n: share of different n-grams. Self-BLEU: how much the texts are alike. Human texts are cut to the "
+    "generator's limit for these, not for their length."
+)
 
 
 def comparison_page(results: Mapping[str, Json]) -> str:
@@ -195,137 +180,94 @@ def comparison_page(results: Mapping[str, Json]) -> str:
         [score for pair in results["pairs"] if (score := pair["verdicts"][number]["score"]) is not None]
         for number in range(len(results["questions"]))
     ]
-    parts = {
-        "TITLE": escape(f"{results['a']['name']} against {results['b']['name']}"),
-        "NOTES": "\n".join(f'<p class="note">{escape(line)}</p>' for line in _heading(results)),
-        "QUESTIONS": "\n".join(map(_question, results["questions"], verdict_scores)),
-        "METRICS": _metrics(results),
-        "LENGTHS": _lengths(results),
-        "PAIRS": _pairs(results),
-    }
-    return fill_template(TEMPLATE, parts)
+    legend = [element("span", chip(_COLOURS[kind]), name) for kind, name in (("a", "A"), ("b", "B"), ("ties", "tie"))]
+    return page(
+        f"{results['a']['name']} against {results['b']['name']}",
+        *map(note, _heading(results)),
+        element("p", *legend, kind="legend"),
+        *map(_question, results["questions"], verdict_scores),
+        section("The texts", note(_ABOUT_TEXTS), _texts_table(results).html(), _lengths(results)),
+        section("Texts side by side", *_pairs(results)),
+    )
 
 
-def _question(asked: Mapping[str, Json], scores: Sequence[float]) -> str:
-    note = f"{asked['judge']}, {asked['mode']}; {about_answers(asked)}"
-    head = f'<h2>{escape(asked["criterion"])}</h2><p class="note">{escape(note)}</p>'
-    return f'<section class="card">{head}{_wins(asked)}{_scores(scores) if scores else ""}</section>'
+def _question(asked: Mapping[str, Json], scores: Sequence[float]) -> Html:
+    about = note(f"{asked['judge']}, {asked['mode']}; {about_answers(asked)}")
+    return section(asked["criterion"], about, _wins(asked), *([_scores(scores)] if scores else []))
 
 
-def _wins(asked: Mapping[str, Json]) -> str:
+def _wins(asked: Mapping[str, Json]) -> Html:
     """Of all pairs and of each group: A's win rate with its interval, and the share of wins and ties."""
-    (total, *groups), parts = _rows_of(asked), []
+    total, *groups = _rows_of(asked)
     shown = sorted(groups, key=lambda row: -sum(row[1][name] for name in ("a", "b", "ties")))[:GROUPS]
     rows = [total, *sorted(shown)]
     bottom = 40 + ROW * len(rows)
-    for share in (0, 0.25, 0.5, 0.75, 1):
-        x = _at(_RATES, share)
-        parts.append(_line(x, 34, x, bottom, "even" if share == 0.5 else "rule"))
-        parts.append(_text(x, bottom + 16, f"{share:g}", "middle", "soft"))
-    parts.append(_text(_RATES[0], 18, "A's win rate, 95% interval"))
-    parts.append(_text(_COUNTS[0], 18, "pairs"))
-    parts.append(_text(_NUMBERS, 18, "A : B (ties), p-value"))
+    shares = {share: f"{share:g}" for share in (0, 0.25, 0.5, 0.75, 1)}
+    parts = axis_across(_RATES, shares, 34, bottom, {0.5: "even"})
+    heads = {_RATES.start: "A's win rate, 95% interval", _COUNTS.start: "pairs", _NUMBERS: "A : B (ties), p-value"}
+    parts += [text(x, 18, head) for x, head in heads.items()]
     for number, (group, found) in enumerate(rows):
-        parts.append(_win_row(52 + ROW * number, group, found))
+        parts += _win_row(52 + ROW * number, group, found)
     if len(shown) < len(groups):
-        more = f"and {len(groups) - len(shown)} smaller groups"
-        parts.append(_text(0, bottom + 16, more, "start", "soft"))
-    return _svg(bottom + 24, parts)
+        parts.append(text(0, bottom + 16, f"and {len(groups) - len(shown)} smaller groups", kind="soft"))
+    return drawing(WIDTH, bottom + 24, *parts)
 
 
-def _win_row(y: float, group: str, found: Mapping[str, Json]) -> str:
+def _win_row(y: float, group: str, found: Mapping[str, Json]) -> list[Html]:
     a, b, ties, _, _, p_value = _tally_texts(found)
-    parts = [_text(0, y + 4, group if len(group) < 24 else group[:22] + "…")]
+    parts = [text(0, y + 4, group if len(group) < 24 else group[:22] + "…")]
     if found["rate"] is not None:
-        parts.append(_line(_at(_RATES, found["low"]), y, _at(_RATES, found["high"]), y, "range"))
-        parts.append(f'<circle cx="{_at(_RATES, found["rate"]):.1f}" cy="{y}" r="4.5" class="dot"/>')
+        parts.append(line(_RATES(found["low"]), y, _RATES(found["high"]), y, "ink"))
+        parts.append(dot(_RATES(found["rate"]), y, "ink", radius=4.5))
     total, start = found["a"] + found["b"] + found["ties"], 0
-    for name, kind in (("a", "a"), ("ties", "tie"), ("b", "b")):
-        left, right = (_at(_COUNTS, count / total) for count in (start, start + found[name]))
+    for name in ("a", "ties", "b"):
+        left, right = (_COUNTS(count / total) for count in (start, start + found[name]))
         if right > left:
-            parts.append(_box(left, y - 8, right - left, 16, kind, f"{found[name]} of {total}"))
+            parts.append(box(left, y - 8, right - left, 16, _COLOURS[name], f"{found[name]} of {total}"))
         start += found[name]
     decided = f", p {p_value}" if p_value else ""
-    parts.append(_text(_NUMBERS, y + 4, f"{a} : {b} ({ties}){decided}"))
-    return "".join(parts)
+    return [*parts, text(_NUMBERS, y + 4, f"{a} : {b} ({ties}){decided}")]
 
 
-def _scores(scores: Sequence[float]) -> str:
+def _scores(scores: Sequence[float]) -> Html:
     """How clear the verdicts are: mean log-odds of A over B, by pair."""
     limit = max(1e-9, max(map(abs, scores)))
     counts = Counter(min(_BINS - 1, int(_BINS * (score + limit) / (2 * limit))) for score in scores)
-    span = (_RATES[0], _COUNTS[1])
-    parts = [_text(span[0], 14, "log-odds of A over B, by pair")]
-    parts += _bars(counts, span, 22, [("b" if 2 * place < _BINS else "a") for place in range(_BINS)])
-    for share, value in ((0.0, -limit), (0.5, 0.0), (1.0, limit)):
-        parts.append(_text(_at(span, share), 22 + _PANEL + 16, f"{value:.3g}", "middle", "soft"))
-    return _svg(22 + _PANEL + 24, parts)
+    across = Scale(-limit, limit, _RATES.start, _COUNTS.stop)
+    kinds = [_COLOURS["b" if 2 * place < _BINS else "a"] for place in range(_BINS)]
+    parts = [text(across.start, 14, "log-odds of A over B, by pair"), *bars(counts, across, 22, _PANEL, kinds)]
+    for value in (-limit, 0.0, limit):
+        parts.append(text(across(value), 22 + _PANEL + 16, f"{value:.3g}", "middle", "soft"))
+    return drawing(WIDTH, 22 + _PANEL + 24, *parts)
 
 
-def _lengths(results: Mapping[str, Json]) -> str:
+def _lengths(results: Mapping[str, Json]) -> Html:
     """How long the texts are, in words: those of A, of B and of people."""
     kinds = [kind for kind in ("a", "b", "human") if kind in results["texts"]]
     words = {kind: [len(split_words(pair[kind])) for pair in results["pairs"]] for kind in kinds}
     longest = max(1, *(max(lengths) for lengths in words.values()))
     step = max(1, -(-(longest + 1) // _BINS))
-    span, height = (_RATES[0], _COUNTS[1]), _PANEL + 12
-    parts = [_text(span[0], 14, "length in words")]
+    across, height = Scale(0, step * _BINS, _RATES.start, _COUNTS.stop), _PANEL + 12
+    parts = [text(across.start, 14, "length in words")]
     for number, (kind, lengths) in enumerate(words.items()):
-        top = 22 + height * number
-        parts.append(_text(0, top + _PANEL - 4, {"a": "A", "b": "B"}.get(kind, kind)))
-        parts += _bars(Counter(length // step for length in lengths), span, top, [kind] * _BINS)
+        top, counts = 22 + height * number, Counter(length // step for length in lengths)
+        parts.append(text(0, top + _PANEL - 4, {"a": "A", "b": "B"}.get(kind, kind)))
+        parts += bars(counts, across, top, _PANEL, [_COLOURS[kind]] * _BINS)
     bottom = 22 + height * len(words)
-    for share in (0, 0.5, 1):
-        parts.append(_text(_at(span, share), bottom + 6, f"{share * step * _BINS:g}", "middle", "soft"))
-    return _svg(bottom + 14, parts)
+    for value in (0, across.high / 2, across.high):
+        parts.append(text(across(value), bottom + 6, f"{value:g}", "middle", "soft"))
+    return drawing(WIDTH, bottom + 14, *parts)
 
 
-def _bars(counts: Mapping[int, int], span: tuple[int, int], top: float, kinds: Sequence[str]) -> list[str]:
-    """A histogram of `_BINS` bins, as high as a panel, with a line under it."""
-    wide, most = (span[1] - span[0]) / _BINS, max(counts.values())
-    parts = [_line(span[0], top + _PANEL, span[1], top + _PANEL, "rule")]
-    for place, count in sorted(counts.items()):
-        high = (_PANEL - 4) * count / most
-        parts.append(_box(span[0] + wide * place, top + _PANEL - high, wide - 1, high, kinds[place], f"{count}"))
-    return parts
-
-
-def _metrics(results: Mapping[str, Json]) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in _METRICS)
-    rows = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in _metric_rows(results))
-    return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
-
-
-def _pairs(results: Mapping[str, Json]) -> str:
+def _pairs(results: Mapping[str, Json]) -> list[Html]:
     """The first pairs, with who won each question."""
     kinds = {"a": "A", "b": "B", "human": "a person"} if "b" in results["texts"] else {"a": "A", "b": "B, a person"}
     parts = []
     for pair in results["pairs"][:PAIRS]:
         won = ", ".join({"a": "A", "b": "B", "tie": "tie"}[verdict["winner"]] for verdict in pair["verdicts"])
-        texts = "".join(f"<div><b>{name}</b>{escape(pair[kind])}</div>" for kind, name in kinds.items())
-        prompt = escape(" ".join(pair["prompt"].split()))
-        parts.append(f'<details><summary>{won}: {prompt}</summary><div class="texts">{texts}</div></details>')
+        texts = [element("div", element("b", name), pair[kind]) for kind, name in kinds.items()]
+        summary = element("summary", f"{won}: {' '.join(pair['prompt'].split())}")
+        parts.append(element("details", summary, element("div", *texts, kind="columns")))
     if len(results["pairs"]) > PAIRS:
-        parts.append(f'<p class="note">The first {PAIRS} of {len(results["pairs"])}; --out FILE.json has all.</p>')
-    return "\n".join(parts)
-
-
-def _at(span: tuple[int, int], share: float) -> float:
-    return span[0] + (span[1] - span[0]) * share
-
-
-def _svg(height: float, parts: Sequence[str]) -> str:
-    return f'<svg viewBox="0 0 {WIDTH} {height:g}" width="{WIDTH}" role="img">{"".join(parts)}</svg>'
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
-    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{kind}"/>'
-
-
-def _text(x: float, y: float, text: str, anchor: str = "start", kind: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{kind}">{escape(text)}</text>'
-
-
-def _box(x: float, y: float, width: float, height: float, kind: str, tooltip: str) -> str:
-    place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
-    return f'<rect {place} class="{kind}"><title>{escape(tooltip)}</title></rect>'
+        parts.append(note(f"The first {PAIRS} of {len(results['pairs'])}; --out FILE.json has all."))
+    return parts

@@ -37,6 +37,7 @@ from samestep import (
 )
 from samestep.core.config.bounds import Bounds, CountOrZero
 from samestep.core.config.checked import CheckedConfig
+from samestep.core.pages.tables import Table
 from samestep.recipes.gan.data import Record, TextRows
 from samestep.recipes.gan.players import HumanTexts, Player, count_nats, generator_of, human_nats
 
@@ -362,13 +363,17 @@ class Benchmark:
 def benchmark_table(metrics: Mapping[str, float], records: int) -> str:
     """The metrics as text: the generator beside its baseline and people, then the judge."""
     names = ("win_rate", "distinct_1", "distinct_2", "self_bleu", "words", "words_std", "empty", "human_nats")
-    lines = [f"{records} records", f"{'':<12}{'generator':>24}{'baseline':>24}{'people':>12}"]
-    for name in (name for name in names if name in metrics):
-        shown = [_shown(metrics, f"{who}{name}") for who in ("", "baseline_", "human_")]
-        lines.append(f"{name:<12}{shown[0]:>24}{shown[1]:>24}{shown[2]:>12}")
-    lines += ["", "judge"]
+    rows = [
+        (name, *(_shown(metrics, f"{who}{name}") for who in ("", "baseline_", "human_")))
+        for name in names
+        if name in metrics
+    ]
     of_judge = [name for name in metrics if name.startswith("accuracy") or name in ("failures", "position_bias")]
-    return "\n".join(lines + [f"{name:<24}{metrics[name]:>12.4g}" for name in of_judge])
+    tables = (
+        Table(("", "generator", "baseline", "people"), rows, f"{records} records"),
+        Table(("judge", ""), [(name, f"{metrics[name]:.4g}") for name in of_judge]),
+    )
+    return "\n\n".join(table.text() for table in tables)
 
 
 def _shown(metrics: Mapping[str, float], name: str) -> str:

@@ -20,7 +20,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from samestep import Batch, Bench, GenerationConfig, LocalGenerator, UserError, completion_log_probs
+from samestep import Batch, Bench, GenerationConfig, LocalGenerator, UserError, completion_log_probs, policy
 from samestep.core.config.bounds import Count, Positive
 from samestep.core.config.checked import CheckedConfig
 from samestep.models.decoding import left_pad
@@ -211,8 +211,7 @@ class VerdictJudge:
         """Cross-entropy of the right answer, or the policy gradient of the one that was drawn."""
         odds = self.log_odds(network, batch)
         if self._config.training == "policy_gradient":
-            values = -batch["judge_advantage"] * odds.gather(1, batch["chosen"][:, None])[:, 0]
-            return _policy_terms(batch, values)
+            return _policy_terms(batch, odds.gather(1, batch["chosen"][:, None])[:, 0])
         values = -odds.gather(1, batch["answer"][:, None])[:, 0]
         return {VERDICT: torch.where(batch["is_shown"], values, 0.0)}
 
@@ -256,15 +255,15 @@ class GenerativeJudge:
     def loss(self, network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         given = batch["pair"], batch["is_pair"], batch["judged"], batch["is_judged"]
         found = completion_log_probs(network, *given, temperature=self._config.temperature)
-        values = -batch["judge_advantage"] * torch.where(batch["is_judged"], found.log_probs, 0.0).sum(1)
-        return _policy_terms(batch, values)
+        return _policy_terms(batch, torch.where(batch["is_judged"], found.log_probs, 0.0).sum(1))
 
     def count(self, batch: Batch) -> Tensor:
         return batch["is_judged"].sum(1) * batch["is_shown"]
 
 
-def _policy_terms(batch: Batch, values: Tensor) -> dict[str, Tensor]:
+def _policy_terms(batch: Batch, log_probs: Tensor) -> dict[str, Tensor]:
     """What is learned, and whether all rewards were equal, so that nothing is; that is only logged."""
+    values = -policy.reinforce_gain(log_probs, batch["judge_advantage"])
     return {
         VERDICT: torch.where(batch["is_shown"], values, 0.0),
         "no_variance": batch["judge_no_variance"].to(values.dtype),

@@ -11,13 +11,13 @@ A loss here is sums per row, as a learner takes them: of each term over the row'
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from samestep import UserError
+from samestep import UserError, policy
 from samestep.core.config.bounds import Count, NotNegative, Positive
 from samestep.core.config.checked import CheckedConfig
 
@@ -55,49 +55,18 @@ class Objective(CheckedConfig):
             )
 
 
-class Advantages(NamedTuple):
-    """Rewards compared with others, by row."""
-
-    values: Tensor
-    without_variance: Tensor
-    """Whether the rewards that it was compared with were all equal; then the advantage is 0, and nothing is learned
-    from the row."""
-
-
-def batch_advantages(rewards: Tensor, mean: float, variance: float) -> Advantages:
-    """Rewards [rows] compared with those of the global batch, whose mean and variance are given."""
-    if variance == 0:
-        return Advantages(torch.zeros_like(rewards), torch.ones_like(rewards, dtype=torch.bool))
-    # Of rewards that are not finite the variance is NaN, and so is the gradient: the step is skipped.
-    return Advantages((rewards - mean) / variance**0.5, torch.zeros_like(rewards, dtype=torch.bool))
-
-
-def group_advantages(rewards: Tensor, size: int) -> Advantages:
-    """Rewards [rows] compared with those of their group: `size` rows that follow each other."""
-    groups = rewards.view(-1, size)
-    spread = groups.std(1, correction=0, keepdim=True)
-    equal = (groups == groups[:, :1]).all(1, keepdim=True)  # exactly: a spread of equal numbers may be rounded above 0
-    values = torch.where(equal, 0.0, (groups - groups.mean(1, keepdim=True)) / torch.where(equal, 1.0, spread))
-    return Advantages(values.flatten(), equal.expand_as(groups).flatten())
-
-
 def policy_terms(objective: Objective, now: Tensor, entropy: Tensor, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Sums per row of the terms of a policy gradient.
 
     `now` and `entropy` are [rows, tokens], of the tokens in `rows["written"]`; `rows` also has their `is_written`,
     the log-probabilities `before` when they were sampled, `advantage` [rows], and `reference` if there is a penalty.
     """
-    written, advantage = rows["is_written"], rows["advantage"][:, None]
-    ratio = (now - rows["before"]).exp()
-    if objective.kind == "reinforce":
-        gain = advantage * now
-    else:
-        low, high = 1 - objective.clip_eps, 1 + objective.clip_eps
-        gain = torch.minimum(ratio * advantage, ratio.clamp(low, high) * advantage)
-    terms = {"policy": -gain, "entropy": entropy, "clipped": ((ratio - 1).abs() > objective.clip_eps).to(now.dtype)}
+    clipped = policy.clipped_gain(now, rows["before"], rows["advantage"], objective.clip_eps)
+    gain = policy.reinforce_gain(now, rows["advantage"]) if objective.kind == "reinforce" else clipped.gain
+    terms = {"policy": -gain, "entropy": entropy, "clipped": clipped.is_clipped.to(now.dtype)}
     if "reference" in rows:
-        terms["kl"] = divergence(now, rows["reference"])
-    return {name: torch.where(written, values, 0.0).sum(1) for name, values in terms.items()}
+        terms["kl"] = policy.kl_k3(now, rows["reference"])
+    return {name: torch.where(rows["is_written"], values, 0.0).sum(1) for name, values in terms.items()}
 
 
 def policy_mix(objective: Objective) -> dict[str, float]:
@@ -108,15 +77,6 @@ def policy_mix(objective: Objective) -> dict[str, float]:
     if objective.kl_coef:
         mix["kl"] = objective.kl_coef
     return mix
-
-
-def divergence(now: Tensor, reference: Tensor) -> Tensor:
-    """An estimate by token of the divergence of the distribution `now` is from, from that of the reference.
-
-    It is e^x - x - 1 for x = reference - now: never negative, and its mean over sampled tokens is the divergence.
-    """
-    apart = reference - now
-    return apart.exp() - apart - 1
 
 
 def spin_terms(objective: Objective, human: Tensor, own: Tensor, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -19,12 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samestep import Batch, Bench, Learner, completion_log_probs, noise
+from samestep import Batch, Bench, Learner, completion_log_probs, noise, policy
 from samestep.models.decoding import position_limit
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.data import Record, TextRows
 from samestep.recipes.gan.judges import Judge, Pair, PairWriter, padded
-from samestep.recipes.gan.objectives import group_advantages
 from samestep.recipes.gan.players import Player, PromptWriter, generator_of
 
 _ORDER = noise.purpose("gan/order")
@@ -89,7 +88,7 @@ class Rollouts:
         pairs = self._paired(records, texts, batch["ids"], step, turn)
         rows |= self._judged(pairs, batch["ids"], step, turn, opponents)
         if self._config.objective.kind == "grpo":  # here, where all completions of a prompt are together
-            found = group_advantages(rows["reward"], self._config.objective.group_size)
+            found = policy.group_advantages(rows["reward"], self._config.objective.group_size)
             rows |= {"advantage": found.values, "no_variance": found.without_variance}
         if self.bench.world.is_main and len(self.examples) < SHOWN:
             self.examples += self._as_texts(records, texts, pairs, rows, batch["live"])[: SHOWN - len(self.examples)]

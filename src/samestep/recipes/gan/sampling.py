@@ -2,16 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from samestep import Trained, UserError, World
-from samestep.core.config.bounds import Count
-from samestep.core.config.checked import CheckedConfig
+from samestep import Trained, World
 from samestep.core.records import Json
-from samestep.data.records.reading import read_prompts
+from samestep.kit.prompts import PromptOptions
 from samestep.models.decoding import position_limit
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.data import load
@@ -50,33 +46,17 @@ def complete_prompts(
 
 
 @dataclass(frozen=True)
-class SampleOptions(CheckedConfig):
+class SampleOptions(PromptOptions):
     """Which texts to generate."""
 
-    prompt: str = ""
-    """What to write about; by default, the first prompts that were kept for validation."""
-    prompts: Path | None = None
-    """A file with one prompt per line, or a .jsonl file whose lines hold "prompt" (or "text")."""
-    samples: Count = 1
-    """Texts for each prompt."""
-
-    def __post_init__(self) -> None:
-        if self.prompt and self.prompts is not None:
-            raise UserError("Give --prompt or --prompts, not both.")
-
-    def texts(self) -> list[str]:
-        named = [self.prompt] if self.prompt else []
-        return named if self.prompts is None else read_prompts(self.prompts)
+    prompt: str | None = None
+    """What to write about; by default, the first prompt that was kept for validation."""
 
 
 def generate(trained: Trained, options: SampleOptions, world: World) -> list[dict[str, Json]]:
     """Complete each prompt `samples` times: one record per text, in order, on every rank."""
     config = trained.config
-    texts = options.texts() or [record.prompt for record in load(config.data, config.seed).validation.records[:1]]
-    requests = [(number, sample) for number in range(len(texts)) for sample in range(options.samples)]
-    ids = torch.tensor([(sample, number) for number, sample in requests])
-    written = complete_prompts(trained, config, "gan/sample", [texts[number] for number, _ in requests], ids, world)
-    return [
-        {"prompt": texts[number], "sample": sample, "text": text}
-        for (number, sample), text in zip(requests, written.texts, strict=True)
-    ]
+    requests = options.requests(record.prompt for record in load(config.data, config.seed).validation.records[:1])
+    prompts = requests.each(requests.prompts)
+    written = complete_prompts(trained, config, "gan/sample", prompts, requests.ids(), world)
+    return requests.records({"text": text} for text in written.texts)

@@ -19,13 +19,14 @@ from samestep import (
     Tick,
     completion_log_probs,
     noise,
+    policy,
 )
 from samestep.core.records import JsonLines
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.data import load
 from samestep.recipes.gan.evaluation import Benchmark
 from samestep.recipes.gan.judges import VERDICT, make_judge
-from samestep.recipes.gan.objectives import batch_advantages, policy_mix, policy_terms, spin_terms
+from samestep.recipes.gan.objectives import policy_mix, policy_terms, spin_terms
 from samestep.recipes.gan.players import open_player
 from samestep.recipes.gan.rollout import Opponents, Rollouts
 
@@ -163,7 +164,7 @@ class Adversaries:
         for turn in range(self._config.judge_steps):
             is_last = turn == self._config.judge_steps - 1
             rollout = self._rollout(tick.step, turn, is_last)
-            self._balance.add(self._bench.moments(rollout, "right")[0])
+            self._balance.add(self._bench.moments(rollout, "right").mean)
             if self._balance.judge_learns:
                 if self._config.judging.learns_by_policy_gradient:
                     self._add_advantages(rollout, "judge_reward", "judge_")
@@ -185,9 +186,8 @@ class Adversaries:
         return self._bench.produced(prompts, make, copies=self._config.objective.group_size, count=self._count)
 
     def _add_advantages(self, rollout: MicroBatches, reward: str, prefix: str = "") -> None:
-        mean, variance = self._bench.moments(rollout, reward)
-        for batch in rollout.batches:
-            found = batch_advantages(batch[reward], mean, variance)
+        every = policy.batch_advantages(self._bench.world, rollout, reward)
+        for batch, found in zip(rollout.batches, every, strict=True):
             batch[f"{prefix}advantage"], batch[f"{prefix}no_variance"] = found.values, found.without_variance
 
     def validate(self, tick: Tick) -> Mapping[str, float]:

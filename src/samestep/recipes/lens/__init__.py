@@ -16,10 +16,11 @@ sampling.py             `samestep sample`
 """
 
 from samestep import Recipe, Verb
+from samestep.kit.showing import show_lines
 from samestep.recipes.lens.config import LensConfig
 from samestep.recipes.lens.evaluation import EvaluationOptions, evaluate, show
 from samestep.recipes.lens.presets import NO_EFFECT, PRESETS
-from samestep.recipes.lens.sampling import SampleOptions, explain_text, show_explanations
+from samestep.recipes.lens.sampling import SampleOptions, explain_texts
 from samestep.recipes.lens.stages import describe, resolve_config, stages
 from samestep.recipes.lens.task import build_networks
 
@@ -34,6 +35,6 @@ recipe = Recipe(
     describe=describe,
     resolve=resolve_config,
     networks=build_networks,
-    sample=Verb(explain_text, SampleOptions, show=show_explanations),
+    sample=Verb(explain_texts, SampleOptions, show=show_lines),
     evaluate=Verb(evaluate, EvaluationOptions, show=show),
 )

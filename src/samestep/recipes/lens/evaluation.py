@@ -1,14 +1,12 @@
 """The evaluation of a trained lens on held-out activations: as the last stage of a run, and by `samestep evaluate RUN`.
 
 Both measure the same rows with the same noise. The stage takes the best weights of training. What is found are metrics,
-explanations beside the text that they are about, and one HTML page without scripts or other files, made from the
-template page.html.
+explanations beside the text that they are about, and one HTML page.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +17,10 @@ from torch import Tensor
 from samestep import Batch, Bench, Dump, Trained, World
 from samestep.core.config.bounds import Count
 from samestep.core.config.checked import CheckedConfig
-from samestep.core.html_template import fill_template
 from samestep.core.output import print_text
+from samestep.core.pages.drawing import box, drawing
+from samestep.core.pages.html import Html, element, note, page, section
+from samestep.core.pages.tables import Column, Table
 from samestep.core.paths import check_new_file
 from samestep.core.records import Json, write_json
 from samestep.core.safe_files import write_text
@@ -34,7 +34,7 @@ from samestep.recipes.lens.measuring import (
     Ask,
     Measuring,
     SpreadRows,
-    compute_rows,
+    compute_values,
     fit_baselines,
     results_of,
     value_fields,
@@ -58,9 +58,17 @@ _TITLES = {
     "shuffled": "shuffled",
     "linear_lens": "linear lens",
 }
-TEMPLATE = Path(__file__).with_name("page.html")
-_WIDEST = 12
-"""Of a bar, in rem."""
+_BAR = (190, 12)
+"""Width and height of the longest bar."""
+_ABOUT_METRICS = (
+    "FVE: fraction of the variance around the mean of the training activations that is explained. KL recovered: 1 "
+    "where the model's output is its own, 0 where it is that with the mean in the activation's place. Relative error: "
+    "squared error divided by the activation's squared norm."
+)
+_ABOUT_TEXTS = (
+    "The marked token is the one whose activation is explained; the model had not read what comes after it. Errors are "
+    "relative."
+)
 _SIGNS = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
@@ -68,7 +76,7 @@ _SIGNS = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
 class EvaluationOptions(CheckedConfig):
     """What to evaluate on."""
 
-    rows: Count | None = None
+    limit: Count | None = None
     """Held-out activations, evenly spread over all of them; by default as many as the run's evaluation.rows."""
     best_of: Count | None = None
     """Explanations of each, of which the best is kept; by default evaluation.best_of."""
@@ -121,7 +129,7 @@ def write_results(task: Evaluation, bench: Bench) -> None:
             write_text(path, "".join(f"{json.dumps(record)}\n" for record in records))
         with bench.write_artifact(PAGE) as path:
             write_text(path, evaluation_page(results, records[: own.shown]))
-        bench.screen.print(_shown_table(results))
+        bench.screen.print(table_of(results).text())
 
     bench.world.run_on_all_ranks("writing the evaluation", write)
 
@@ -129,7 +137,8 @@ def write_results(task: Evaluation, bench: Bench) -> None:
 def evaluate(trained: Trained, options: EvaluationOptions, world: World) -> dict[str, Any]:
     """What `samestep evaluate RUN` does: the metrics, and an explanation of each row. Collective."""
     config: LensConfig = trained.config
-    wanted = {name: value for name in ("rows", "best_of") if (value := getattr(options, name)) is not None}
+    given = {"rows": options.limit, "best_of": options.best_of}
+    wanted = {name: value for name, value in given.items() if value is not None}
     own = replace(config.evaluation, **wanted)
     own = own if own.rows else replace(own, rows=type(own)().rows)
     config = replace(config, evaluation=own, batch_size=options.batch_size)
@@ -142,7 +151,7 @@ def evaluate(trained: Trained, options: EvaluationOptions, world: World) -> dict
 
     model = model_of(trained, world)
     measuring, rows = _measuring(ask, model, rows_of(trained, model, world), config, world)
-    values = compute_rows(rows, measuring, options.batch_size, world)
+    values = compute_values(rows, measuring, options.batch_size, world)
     results, records = _found(values, rows, model, config)
     if options.html is not None and world.is_main:
         write_text(options.html, evaluation_page(results, records[: own.shown]))
@@ -206,27 +215,20 @@ def visible(text: str) -> str:
     return "".join(_SIGNS.get(sign, sign if sign.isprintable() else "·") for sign in text)
 
 
-def table_of(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """A table, its head first: one row for each method."""
-    rows: list[tuple[str, ...]] = [("", "FVE", "KL recovered", "KL", "relative error")]
+def table_of(results: Mapping[str, Any]) -> Table:
+    """One row for each method."""
+    rows = []
     for name in METHODS:
         found = results["methods"][name]
         metrics = (found["fve"], found["kl_recovered"], found["kl"], found["relative_error"])
         rows.append((_TITLES[name].format(**results), *(f"{value:.4f}" for value in metrics)))
-    return rows
-
-
-def _shown_table(results: Mapping[str, Any]) -> str:
-    table = table_of(results)
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in table]
-    return "\n".join(lines)
+    return Table(("", "FVE", "KL recovered", "KL", "relative error"), rows)
 
 
 def show(trained: Trained, results: Mapping[str, Any]) -> None:
     """Print the table, and what it is of."""
     print_text(f"{results['rows']:,} held-out activations of layer {results['layer']} of {results['model']}")
-    print_text(_shown_table(results))
+    print_text(table_of(results).text())
     print_text(_same(results))
 
 
@@ -237,42 +239,41 @@ def _same(results: Mapping[str, Any]) -> str:
 def evaluation_page(results: Mapping[str, Json], records: Sequence[Mapping[str, Json]]) -> str:
     """Metrics and explanations."""
     about = f"{results['rows']:,} held-out activations, explained in {results['t_text']} tokens"
-    parts = {
-        "TITLE": escape(f"Layer {results['layer']} of {results['model']}"),
-        "NOTES": "\n".join(f'<p class="note">{escape(line)}.</p>' for line in (about, _same(results))),
-        "METRICS": _metrics(results),
-        "TEXTS": _texts(results, records),
-    }
-    return fill_template(TEMPLATE, parts)
+    more = [note(f"The first {len(records)} of {results['rows']:,}.")] if len(records) < results["rows"] else []
+    return page(
+        f"Layer {results['layer']} of {results['model']}",
+        note(f"{about}."),
+        note(f"{_same(results)}."),
+        section("How much of the activations survives", _metrics(results), note(_ABOUT_METRICS)),
+        section("Explanations", note(_ABOUT_TEXTS), _texts(results, records), *more),
+    )
 
 
-def _metrics(results: Mapping[str, Json]) -> str:
-    head, *rows = table_of(results)
-    names = "<th></th><th></th>" + "".join(f'<th class="number">{escape(name)}</th>' for name in head[1:])
-    lines = []
-    for method, row in zip(METHODS, rows, strict=True):
-        share = min(1.0, max(0.0, results["methods"][method]["fve"]))
-        kind = "bar lens" if method in LENS else "bar"
-        bar = f'<span class="{kind}" style="width:{_WIDEST * share:.2f}rem"></span>'
-        numbers = "".join(f'<td class="number">{escape(cell)}</td>' for cell in row[1:])
-        lines.append(f'<tr><td>{escape(row[0])}</td><td style="min-width:{_WIDEST}rem">{bar}</td>{numbers}</tr>')
-    return f"<table><tr>{names}</tr>{''.join(lines)}</table>"
+def _metrics(results: Mapping[str, Json]) -> Html:
+    """The table, with bars for the explained variance."""
+    table = table_of(results)
+    (method, *metrics), (width, height) = table.all_columns, _BAR
+    rows = []
+    for name, (title, *numbers) in zip(METHODS, table.rows, strict=True):
+        share = min(1.0, max(0.0, results["methods"][name]["fve"]))
+        bar = box(0, 0, width * share, height, "blue" if name in LENS else "grey")
+        rows.append((title, drawing(width, height, bar), *numbers))
+    return Table((method, Column(), *metrics), rows).html()
 
 
-def _texts(results: Mapping[str, Json], records: Sequence[Mapping[str, Json]]) -> str:
-    heads = ("context", "sampled", "error", "greedy", "error", f"best of {results['best_of']}", "error")
-    kinds = ["number" if name == "error" else "" for name in heads]
-    names = "".join(f'<th class="{kind}">{escape(name)}</th>' for kind, name in zip(kinds, heads, strict=True))
-    more = ""
-    if len(records) < results["rows"]:
-        more = f'<p class="note">The first {len(records)} of {results["rows"]:,}.</p>'
-    return f'<table class="texts"><tr>{names}</tr>{"".join(map(_row, records))}</table>{more}'
+def _texts(results: Mapping[str, Json], records: Sequence[Mapping[str, Json]]) -> Html:
+    texts = {"sampled": "sampled", "greedy": "greedy", "best": f"best of {results['best_of']}"}
+    columns = [column for title in texts.values() for column in (Column(title), Column("error", is_number=True))]
+    return Table([Column("context"), *columns], [_row(record) for record in records]).html("ruled")
 
 
-def _row(record: Mapping[str, Json]) -> str:
-    before, token, after = (escape(visible(record[name])) for name in ("before", "token", "after"))
-    cells = [f'<td class="text">{before}<mark>{token}</mark><span class="unread">{after}</span></td>']
-    for text, error in (("sampled", "error"), ("greedy", "greedy_error"), ("best", "best_error")):
-        cells.append(f'<td class="text">{escape(visible(record[text]))}</td>')
-        cells.append(f'<td class="number">{record[error]:.3f}</td>')
-    return f"<tr>{''.join(cells)}</tr>"
+def _row(record: Mapping[str, Json]) -> list[str]:
+    before, token, after = (visible(record[name]) for name in ("before", "token", "after"))
+    cells: list[str] = [_code(before, element("mark", token), element("span", after, kind="faint"))]
+    for name, error in (("sampled", "error"), ("greedy", "greedy_error"), ("best", "best_error")):
+        cells += [_code(visible(record[name])), f"{record[error]:.3f}"]
+    return cells
+
+
+def _code(*parts: str) -> Html:
+    return element("div", *parts, kind="code")

@@ -19,8 +19,7 @@ from samestep.data.order import VALIDATION_EPOCH
 from samestep.recipes.lens.language_model import LanguageModel
 from samestep.recipes.lens.network import Computation, Lens
 from samestep.recipes.lens.writing import wide
-from samestep.train.api.whole_set import gather_tensors
-from samestep.train.trained.batch_inference import my_batches
+from samestep.train.trained.batch_inference import compute_rows
 
 Compute = Callable[[Batch], Mapping[str, Tensor]]
 """A batch to values by name, one entry a row."""
@@ -56,25 +55,15 @@ class SpreadRows:
         return found
 
 
-def compute_rows(rows: SpreadRows, compute: Compute, batch_size: int, world: World) -> dict[str, Tensor]:
-    """What `compute` gives for every row, on the CPU of every rank, in the order of the rows. Collective.
+def compute_values(rows: SpreadRows, compute: Compute, batch_size: int, world: World) -> dict[str, Tensor]:
+    """What `compute` gives for every row, on the CPU of every rank, in the order of the rows. Collective."""
 
-    Batches are the same at any number of ranks. A rank without one computes a row all the same: a sharded network must
-    be called by all.
-    """
-    parts: list[dict[str, Tensor]] = []
-    for batch in my_batches([1] * len(rows), batch_size, world):
-        numbers = np.array(batch or [0])
-        given = {name: value.to(world.device) for name, value in rows.rows(numbers).items()}
-        given["ids"] = torch.tensor([(VALIDATION_EPOCH, number) for number in numbers], device=world.device)
-        with torch.no_grad():
-            found = compute(given)
-        values = {**found, "number": torch.from_numpy(numbers)}
-        parts.append({name: value[: len(batch)].cpu() for name, value in values.items()})
-    joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    gathered = gather_tensors(world, joined)
-    in_order = gathered.pop("number").argsort()
-    return {name: value[in_order] for name, value in gathered.items()}
+    def of_batch(batch: Sequence[int]) -> Mapping[str, Tensor]:
+        given = {name: value.to(world.device) for name, value in rows.rows(np.array(batch)).items()}
+        given["ids"] = torch.tensor([(VALIDATION_EPOCH, number) for number in batch], device=world.device)
+        return compute(given)
+
+    return compute_rows([1] * len(rows), batch_size, world, of_batch)
 
 
 @dataclass(frozen=True)
@@ -104,7 +93,7 @@ def fit_baselines(ask: Ask, rows: Any, count: int, batch_size: int, world: World
         activation = activation_of(ask, batch)
         return {"activation": activation, **ask({**batch, "activation": activation}, Lens.logit_lens)}
 
-    found = compute_rows(SpreadRows(rows, count), compute, batch_size, world)
+    found = compute_values(SpreadRows(rows, count), compute, batch_size, world)
     return fit(found["features"], found["activation"], world.device)
 
 

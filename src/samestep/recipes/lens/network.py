@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
-from samestep import Batch, Lora, noise
+from samestep import Batch, Lora, noise, policy
 from samestep.models.residual_stream import ResidualStream, with_head
 from samestep.recipes.lens.parts import Decoder, Encoder, Kind, LensShape, NamedAdapters, trained_copy
-from samestep.recipes.lens.writing import Explanation, KeyedDraws, entropy_of, kl_divergence, wide, write_text
+from samestep.recipes.lens.writing import Explanation, KeyedDraws, wide, write_text
 
 OWN, OTHER = noise.purpose("lens"), noise.purpose("lens/other")
 """What noise is for: the text about a row's activation, and that about the one it is compared with."""
@@ -99,7 +99,7 @@ class Lens(nn.Module):
         return {
             "kl": self._behaviour(batch, activation, rebuilt + delta),
             "lm": self._fluency(found),
-            "entropy": entropy_of(found.log_probs).mean(1),
+            "entropy": policy.entropy(found.log_probs).mean(1),
             "mse": relative_error(activation, rebuilt),
             "square": activation.square().sum(1),
         }
@@ -128,7 +128,7 @@ class Lens(nn.Module):
         rebuilt = self.rebuild(written)
         return {
             "log_probs": log_probs.gather(2, written[..., None])[..., 0],
-            "entropy": entropy_of(log_probs),
+            "entropy": policy.entropy(log_probs),
             "rebuilt": rebuilt,
             "error": relative_error(activation, rebuilt),
             "square": activation.square().sum(1),
@@ -157,7 +157,7 @@ class Lens(nn.Module):
         context = self._stream.read_context(batch["tokens"])
         wanted = self._prediction(batch, self._activation(batch), context)
         changed = [self._prediction(batch, values, context) for values in batch["values"].unbind(1)]
-        return {"kl": torch.stack([kl_divergence(wanted, each) for each in changed], 1)}
+        return {"kl": torch.stack([policy.kl_divergence(wanted, each) for each in changed], 1)}
 
     @torch.no_grad()
     def logit_lens(self, batch: Batch) -> dict[str, Tensor]:
@@ -220,7 +220,7 @@ class Lens(nn.Module):
         context = self._stream.read_context(batch["tokens"])
         with torch.no_grad():
             wanted = self._prediction(batch, activation, context)
-        return kl_divergence(wanted, self._prediction(batch, target, context))
+        return policy.kl_divergence(wanted, self._prediction(batch, target, context))
 
     def _prediction(self, batch: Batch, values: Tensor, context: Any) -> Tensor:
         """Log-probabilities of the frozen model at the position, with `values` in the activation's place."""
@@ -238,7 +238,7 @@ class Lens(nn.Module):
             return found.log_probs.sum((1, 2)) * 0
         with torch.no_grad():
             likely = log_softmax(wide(self._stream.logits(given)), -1)
-        return kl_divergence(found.log_probs[:, skipped:], likely).mean(1)
+        return policy.kl_divergence(found.log_probs[:, skipped:], likely).mean(1)
 
     def _activation(self, batch: Batch) -> Tensor:
         if "activation" in batch:

@@ -10,6 +10,7 @@ from functools import partial
 from samestep import TRAINING_SETTINGS, Fit, Stage, UserError, World
 from samestep.core.paths import expand_home
 from samestep.data.pydoc_topics import BUILT_IN_TEXT
+from samestep.kit.dump_settings import dump_config
 from samestep.recipes.lens.activations import DUMP, build_dump, dump_folder, dump_inputs, trained_beside
 from samestep.recipes.lens.config import GrpoConfig, LensConfig, WarmStartConfig
 from samestep.recipes.lens.evaluation import build_evaluation, write_results
@@ -161,10 +162,7 @@ def _pretrain_config(config: LensConfig) -> LensConfig:
 
 
 def _dump_config(config: LensConfig) -> LensConfig:
-    """Of stages that write tokens and activations: texts at once, and how much a kill may cost."""
-    dumper = config.activation_dumper
-    saves = replace(config.checkpoint, every_steps=dumper.save_every)
-    return replace(config, batch_size=dumper.batch_size, checkpoint=saves)
+    return dump_config(config, config.activation_dumper)
 
 
 def _validated_from_start(config: LensConfig) -> LensConfig:

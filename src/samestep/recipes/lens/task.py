@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from samestep import Batch, Bench, Learner, Metric, Metrics, Tick, UserError, World, evaluate, gather_rows
+from samestep import Batch, Bench, Learner, Metric, Metrics, Tick, UserError, World, evaluate, gather_rows, policy
 from samestep.recipes.lens.activations import ActivationRows, frozen_model, open_activations, training_samples
 from samestep.recipes.lens.config import LensConfig, ValueSchedule
 from samestep.recipes.lens.language_model import LanguageModel, open_language_model, prompt_tokens
@@ -185,13 +185,12 @@ class LensRewards(LensStage):
 
     def step(self, tick: Tick) -> Metrics:
         rollout = self.bench.produced(self.feed[tick.step], self._draw, copies=self._grpo.group_size)
-        mean, variance = self.bench.moments(rollout, "reward")
+        reward = self.bench.moments(rollout, "reward")
         metrics: Metrics = {}
         mix = trained_mix({"policy": 1.0, "mse": self._grpo.mse_weight, "entropy": -self._grpo.entropy_weight})
         for _ in range(self._grpo.inner_epochs):
             metrics = self.learner.update(rollout, self._loss, mix)
-        reward = {"reward": Metric(mean, same=True), "reward_std": Metric(variance**0.5, same=True)}
-        return {**metrics, **reward}
+        return {**metrics, "reward": Metric(reward.mean, same=True), "reward_std": Metric(reward.std, same=True)}
 
     def _draw(self, batch: Batch) -> Batch:
         """Explanations of the activations of a batch, without gradients; those of one activation follow each other."""
@@ -207,31 +206,18 @@ class LensRewards(LensStage):
             "written": found["tokens"],
             "before": found["log_probs"],
             "reward": -error,
-            "advantage": advantages(-error, self._grpo.group_size),
+            "advantage": policy.group_advantages(-error, self._grpo.group_size, epsilon=1e-6).values,
         }
 
     def _loss(self, network: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         found = network(batch, Lens.score)
+        clipped = policy.clipped_gain(found["log_probs"], batch["before"], batch["advantage"], self._grpo.clip_eps)
         return {
-            **policy_terms(found["log_probs"], batch["before"], batch["advantage"], self._grpo.clip_eps),
+            "policy": -clipped.gain.mean(1),
+            "clipped": clipped.is_clipped.to(clipped.gain.dtype).mean(1),
             "mse": found["error"],
             "entropy": found["entropy"].mean(1),
         }
-
-
-def advantages(rewards: Tensor, group: int) -> Tensor:
-    """How much better each explanation is than those of its group, in their standard deviations."""
-    groups = rewards.view(-1, group)
-    centred = groups - groups.mean(1, keepdim=True)
-    return (centred / (groups.std(1, correction=0, keepdim=True) + 1e-6)).flatten()
-
-
-def policy_terms(log_probs: Tensor, before: Tensor, advantage: Tensor, clip: float) -> dict[str, Tensor]:
-    """The clipped objective of each row [rows], from log-probabilities [rows, tokens]."""
-    ratio = (log_probs - before).exp()
-    bounded = ratio.clamp(1 - clip, 1 + clip)
-    gain = torch.minimum(ratio * advantage[:, None], bounded * advantage[:, None])
-    return {"policy": -gain.mean(1), "clipped": (ratio != bounded).to(ratio.dtype).mean(1).detach()}
 
 
 def make_learner(bench: Bench, model: LanguageModel, network: nn.Module) -> Learner:

@@ -20,16 +20,6 @@ def straight_through(logits: Tensor, gumbel: Tensor, tau: Tensor) -> tuple[Tenso
     return tokens, one_hot(tokens, logits.shape[-1]).to(logits.dtype) + (soft - soft.detach())
 
 
-def kl_divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """Of distributions p from q, both log-probabilities [..., vocabulary]."""
-    return (log_p.exp() * (log_p - log_q)).sum(-1)
-
-
-def entropy_of(log_probs: Tensor) -> Tensor:
-    """Of distributions, as log-probabilities [..., vocabulary]."""
-    return -(log_probs.exp() * log_probs).sum(-1)
-
-
 def wide(values: Tensor) -> Tensor:
     """In at least float32."""
     return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -1,14 +1,12 @@
-"""The diffusion pass by pass: in the terminal, or as one HTML file made from the template animation.html.
+"""The diffusion pass by pass: in the terminal, or as one HTML page with the script animation.js.
 
 A revealed token never changes, so a row is its final tokens and, for each, the pass that revealed it.
 """
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from html import escape
 from pathlib import Path
 
 import torch
@@ -17,6 +15,7 @@ from rich.live import Live
 from rich.text import Text
 from torch import Tensor
 
+from samestep.core.pages.html import Html, element, note, page
 from samestep.data.tokenizer.vocabulary import Tokenizer
 from samestep.recipes.mdlm.sampling import Observer, SamplingPass
 
@@ -29,7 +28,7 @@ CONTROLS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "
 INVALID = "\ufffd"
 MAX_CHARACTER_BYTES = 4
 """Bytes of the longest character in UTF-8, hence the most tokens that one character takes."""
-TEMPLATE = Path(__file__).with_name("animation.html")
+STYLE, SCRIPT = (Path(__file__).with_name(f"animation.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
 SECONDS_PER_PASS = 0.05
 """Each pass is shown at least this long: a small network would be done before anything is seen."""
 NEW, DIM = "bold reverse green", "dim"
@@ -90,14 +89,33 @@ class AnimatedText:
         assert MASKED not in self.when
 
 
-def html_page(texts: Sequence[AnimatedText], title: str, note: str) -> str:
-    """The HTML page; `note` is a line under the title."""
-    # Inside a script element only a closing tag could end the data.
-    data = json.dumps([asdict(text) for text in texts], ensure_ascii=False).replace("<", "\\u003c")
-    page = TEMPLATE.read_text(encoding="utf-8")
-    for name, value in (("TITLE", escape(title)), ("NOTE", escape(note)), ("TEXTS", data)):
-        page = page.replace(f"<!--{name}-->", value)
-    return page
+def html_page(texts: Sequence[AnimatedText], title: str, about: str) -> str:
+    """The HTML page; `about` is a line under the title."""
+    parts = note(about), _legend(), element("div", id="texts"), _bar()
+    return page(title, *parts, style=STYLE, script=SCRIPT, data=[asdict(text) for text in texts])
+
+
+def _legend() -> Html:
+    chips = {"in this pass": "chip fresh", "still masked": "chip masked"}
+    return element(
+        "p",
+        element("span", "revealed first", element("i", kind="ramp"), "last"),
+        *(element("span", element("i", kind=kind), name) for name, kind in chips.items()),
+        element("span", element("b", "bold"), "given"),
+        kind="legend",
+    )
+
+
+def _bar() -> Html:
+    """What moves through the passes."""
+    hint = "Tap a token: the pass that revealed it, its probability."
+    controls = (
+        element("button", "▶", id="play", aria_label="play"),
+        element("input", id="slider", type="range", min=0, value=0, step=1, aria_label="pass"),
+        element("output", id="count"),
+    )
+    detail = element("div", hint, kind="detail", id="detail", aria_live="polite")
+    return element("div", element("div", detail, element("div", *controls, kind="controls")), kind="bar")
 
 
 @contextmanager

@@ -36,7 +36,7 @@ PRESETS: dict[str, dict[str, Any]] = {
             "init_std": 0.06,
         },
         # A network this small is most confident of spaces: with low-confidence remasking it would write nothing else.
-        "sampling": {"length": 64, "temperature": 0.7, "remasking": "random"},
+        "sampling": {"max_new_tokens": 64, "temperature": 0.7, "remasking": "random"},
         "global_batch_size": 16,
         "batch_size": 16,
         "epochs": 7,
@@ -59,7 +59,7 @@ PRESETS: dict[str, dict[str, Any]] = {
             "max_sequence_length": 2048,
             "init_std": 0.05,
         },
-        "sampling": {"length": 256, "temperature": 0.7, "remasking": "random"},
+        "sampling": {"max_new_tokens": 256, "temperature": 0.7, "remasking": "random"},
         "distributed": {"mixed_precision": "bf16"},
         "global_batch_size": 64,
         "batch_size": 64,
@@ -86,7 +86,7 @@ PRESETS: dict[str, dict[str, Any]] = {
             "rope_theta": 500000.0,
             "max_sequence_length": 4096,
         },
-        "sampling": {"length": 128, "block_length": 32, "temperature": 0.0},
+        "sampling": {"max_new_tokens": 128, "block_length": 32, "temperature": 0.0},
         "distributed": {"strategy": "fsdp", "mixed_precision": "bf16"},
         "batch_size": 1,
         "accumulation": 8,
@@ -102,7 +102,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "data": {"sequence_length": 16, "limit": 1610},
         "model": {**_VERIFY_MODEL, "max_sequence_length": 64},
         "objective": {"cut_rows": 0.1, "validation_times": 2},
-        "sampling": {"length": 16, "steps": 4, "block_length": 8},
+        "sampling": {"max_new_tokens": 16, "steps": 4, "block_length": 8},
     },
     # The same for answers to prompts, with averaged weights and .pt files, all of which a resume must restore.
     "verify-sft": {
@@ -110,7 +110,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "data": {"path": QUESTIONS, "sequence_length": 72, "limit": 3240},
         "model": {**_VERIFY_MODEL, "max_sequence_length": 96},
         "objective": {"validation_times": 2},
-        "sampling": {"length": 8, "steps": 2},
+        "sampling": {"max_new_tokens": 8, "steps": 2},
         "ema_decay": 0.8,
         "pt_checkpoints": True,
     },
@@ -142,10 +142,10 @@ class MdlmConfig(Config):
 
     def __post_init__(self) -> None:
         """Refuse settings that would fail only after hours."""
-        if self.samples_at_end and self.sampling.length > self.model.max_sequence_length:
+        if self.samples_at_end and self.sampling.max_new_tokens > self.model.max_sequence_length:
             raise UserError(
-                f"Set sampling.length to at most model.max_sequence_length={self.model.max_sequence_length}, or "
-                f"samples_at_end to 0; it is {self.sampling.length}."
+                f"Set sampling.max_new_tokens to at most model.max_sequence_length={self.model.max_sequence_length}, "
+                f"or samples_at_end to 0; it is {self.sampling.max_new_tokens}."
             )
 
 
@@ -163,8 +163,8 @@ NO_EFFECT = (
     only_for_records(lambda c: c.data.path is None or not holds_records(c.data.path)),
     NoEffect(
         "sampling.steps",
-        lambda c: (c.sampling.steps or 0) > c.sampling.length,
-        "there is no more than one pass for each of the tokens; lower it to sampling.length, or leave it out",
+        lambda c: (c.sampling.steps or 0) > c.sampling.max_new_tokens,
+        "there is no more than one pass for each of the tokens; lower it to sampling.max_new_tokens, or leave it out",
     ),
 )
 """Settings that have no effect beside others."""

@@ -24,14 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 from torch import Tensor, nn
 
 from samestep import Trained, UserError, World, noise
 from samestep.core.config.bounds import Count, CountOrZero
 from samestep.core.config.checked import CheckedConfig
 from samestep.core.console import PlainConsole
+from samestep.core.pages.tables import Column, Table
 from samestep.core.records import Json
 from samestep.data.prepared.chats import ChatMessage, chat_prompt
 from samestep.data.tokenizer.vocabulary import Tokenizer, Vocabulary
@@ -132,12 +131,9 @@ def _as_harness_model(model: "HarnessModel") -> Any:
 
 def show_results(trained: Trained, results: Mapping[str, Any]) -> None:
     """Print them, one row per metric."""
-    table = Table(title=f"{trained.source}", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("task", "questions", "metric", "value", "error"):
-        table.add_column(name, justify="right" if name in ("questions", "value", "error") else "left", no_wrap=True)
-    for row in metric_rows(results):
-        table.add_row(*row)
-    PlainConsole().print(table)
+    numbers = [Column(name, is_number=True) for name in ("value", "error")]
+    columns = (Column("task"), Column("questions", is_number=True), Column("metric"), *numbers)
+    PlainConsole().print(Table(columns, list(metric_rows(results)), f"{trained.source}").drawn())
 
 
 def metric_rows(results: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str, str]]:
@@ -253,10 +249,10 @@ class HarnessModel:
         until = settings.get("until") or []
         until = [until] if isinstance(until, str) else list(until)
         longest = self.config.model.max_sequence_length
-        length = min(int(settings.get("max_gen_toks", self.config.sampling.length)), longest - 1)
+        length = min(int(settings.get("max_gen_toks", self.config.sampling.max_new_tokens)), longest - 1)
         do_sample = bool(settings.get("do_sample", False))
         temperature = float(settings.get("temperature", self.config.sampling.temperature)) if do_sample else 0.0
-        options = replace(self.config.sampling, length=length, temperature=temperature)
+        options = replace(self.config.sampling, max_new_tokens=length, temperature=temperature)
         return self._prompt(context)[-(longest - length) :], options, until
 
     def _generate(self, prompts: Sequence[list[int]], options: SamplingConfig, ids: Sequence[int]) -> list[str]:

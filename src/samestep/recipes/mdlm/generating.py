@@ -3,8 +3,8 @@
 A template is given text with gaps to fill in; a plain prompt is a template with one gap at its end.
 
 "To be, or [[3]], that is"        a gap of three tokens
-"To be, or ___, that is"          a gap of `length` tokens, with the marker ___
-"To be, or "                      no gap: the text is continued by `length` tokens
+"To be, or ___, that is"          a gap of `max_new_tokens` tokens, with the marker ___
+"To be, or "                      no gap: the text is continued by `max_new_tokens` tokens
 
 Batches are made first, and a rank computes whole batches: the result is that of a single process, bit for bit, because
 not even the shape of a matrix product depends on the number of ranks.
@@ -21,22 +21,19 @@ import torch
 from torch import nn
 
 from samestep import Trained, UserError, World
-from samestep.core.config.bounds import Count
-from samestep.core.config.checked import CheckedConfig
 from samestep.core.console import PlainConsole
-from samestep.core.errors import print_error
 from samestep.core.paths import check_new_file
 from samestep.core.records import Json
 from samestep.core.safe_files import write_text
 from samestep.data.prepared.chats import ChatMessage, chat_prompt
-from samestep.data.records.reading import read_prompts
 from samestep.data.tokenizer.vocabulary import Tokenizer, Vocabulary
+from samestep.kit.prompts import PromptOptions
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.parallel.precision import autocast, cast_weights
 from samestep.recipes.mdlm.animation import AnimatedText, RevealTrace, glyphs, html_page, show_passes
 from samestep.recipes.mdlm.pretrained import model_tokenizer
 from samestep.recipes.mdlm.sampling import Observer, SamplingConfig, SamplingPass, batches_by_shape, fill, until_end
-from samestep.train.trained.batch_inference import compute_dtype, in_order
+from samestep.train.trained.batch_inference import compute_dtype, in_order, say_idle
 
 Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 """Types that a network can be used in."""
@@ -45,17 +42,13 @@ NUMBERED = re.compile(r"\[\[(\d+)\]\]")
 
 
 @dataclass(frozen=True)
-class SampleOptions(CheckedConfig):
+class SampleOptions(PromptOptions):
     """Which texts to generate, and how to show them."""
 
-    prompt: str = ""
+    prompt: str | None = None
     """Text to continue; [[8]] in it is a gap of 8 tokens to fill in, and then nothing is appended."""
     gap: str | None = None
-    """A marker for gaps in place of [[8]], such as ___; each gets --length tokens."""
-    prompts: Path | None = None
-    """A file with one prompt per line, or a .jsonl file whose lines hold "prompt" (or "text")."""
-    samples: Count = 1
-    """Texts for each prompt."""
+    """A marker for gaps in place of [[8]], such as ___; each gets --max_new_tokens tokens."""
     chat: bool = False
     """The prompt is a question to an instruction-tuned model, and only its answer is printed."""
     watch: bool = False
@@ -67,8 +60,7 @@ class SampleOptions(CheckedConfig):
 
     def __post_init__(self) -> None:
         """Refuse options that do not go together, before the model is opened."""
-        if self.prompt and self.prompts is not None:
-            raise UserError("Give --prompt or --prompts, not both.")
+        super().__post_init__()
         if self.chat and self.gap is not None:
             raise UserError("Leave out --gap or --chat; an answer has no gaps.")
         if self.html is not None:
@@ -162,7 +154,8 @@ def fill_templates(
     vocabulary: Vocabulary,
     observers: Sequence[Observer] = (),
 ) -> list[list[int]]:
-    """Fill in templates of one shape; noise is keyed by `ids`, and `options.length` is ignored."""
+    """Fill in templates of one shape; noise is keyed by `ids`, and `options.max_new_tokens` is
+    ignored."""
 
     def observe(current: SamplingPass) -> None:
         for observer in observers:
@@ -176,17 +169,6 @@ def fill_templates(
         module, tokens, masked, options, seed=seed, ids=keys, vocabulary=vocabulary, observe=observe
     ).tolist()
     return filled
-
-
-@dataclass(frozen=True)
-class SampleRequest:
-    """One text to generate: a sample of a prompt."""
-
-    prompt: str
-    sample: int
-    template: Template
-    id: int
-    """The key of its noise, from the prompt's number and the sample's, so that other requests make no difference."""
 
 
 @dataclass(frozen=True)
@@ -206,11 +188,11 @@ def generate(trained: Trained, options: SampleOptions, world: World) -> list[dic
     A record holds `prompt`, `sample`, the complete `text`, and as `written` the text of each gap.
     """
     tokenizer = model_tokenizer(trained)
-    requests = _requests(options, trained.config.sampling.length, tokenizer)
-    batches = batches_by_shape([request.template.shape() for request in requests], trained.config.batch_size)
-    if len(batches) < world.size:
-        idle = world.size - len(batches)
-        print_error(f"{idle} of {world.size} ranks have nothing to do; a smaller --batch_size helps")
+    requests = options.requests()
+    templates = requests.each(_templates(options, requests.prompts, trained.config.sampling.max_new_tokens, tokenizer))
+    ids = [request.id for request in requests]
+    batches = batches_by_shape([template.shape() for template in templates], trained.config.batch_size)
+    say_idle(max(0, world.size - len(batches)), world)
     mine: list[tuple[int, SampledText]] = []
     with world.together("writing"), ExitStack() as stack:
         module = stack.enter_context(open_network(trained, world.device, options.dtype))
@@ -219,10 +201,10 @@ def generate(trained: Trained, options: SampleOptions, world: World) -> list[dic
             trace = RevealTrace(tokenizer.vocabulary.required_mask) if options.html is not None else None
             rows = fill_templates(
                 module,
-                [requests[number].template for number in batch],
+                [templates[number] for number in batch],
                 trained.config.sampling,
                 seed=trained.config.seed,
-                ids=[requests[number].id for number in batch],
+                ids=[ids[number] for number in batch],
                 vocabulary=tokenizer.vocabulary,
                 observers=[observer for observer in (show, trace) if observer is not None],
             )
@@ -231,13 +213,10 @@ def generate(trained: Trained, options: SampleOptions, world: World) -> list[dic
     gathered = in_order(world.gather([(number, asdict(sampled)) for number, sampled in mine]))
     texts = [SampledText(**fields) for fields in gathered]
     if options.html and world.is_main:
-        animated = [_animated(requests, number, sampled, tokenizer) for number, sampled in enumerate(texts)]
+        animated = [_animated(templates, number, sampled, tokenizer) for number, sampled in enumerate(texts)]
         write_text(options.html, html_page(animated, *_headings(trained)))
-    records = []
-    for request, sampled in zip(requests, texts, strict=True):
-        text, gaps = request.template.read(sampled.tokens, tokenizer)
-        records.append({"prompt": request.prompt, "sample": request.sample, "text": text, "written": gaps})
-    return records
+    read = (template.read(sampled.tokens, tokenizer) for template, sampled in zip(templates, texts, strict=True))
+    return requests.records({"text": text, "written": gaps} for text, gaps in read)
 
 
 @contextmanager
@@ -252,26 +231,16 @@ def open_network(trained: Trained, device: torch.device, dtype: str | None = Non
         yield module
 
 
-def _requests(options: SampleOptions, length: int, tokenizer: Tokenizer) -> list[SampleRequest]:
-    requests = []
-    prompts = [options.prompt] if options.prompts is None else read_prompts(options.prompts)
-    for number, prompt in enumerate(prompts):
-        if options.chat:
-            template = answer_template(prompt, length, tokenizer)
-        else:
-            template = parse_template(prompt, length, tokenizer, options.gap)
-        requests += [
-            SampleRequest(prompt, sample, template, (number << 32) + sample) for sample in range(options.samples)
-        ]
-    return requests
+def _templates(options: SampleOptions, prompts: Sequence[str], length: int, tokenizer: Tokenizer) -> list[Template]:
+    if options.chat:
+        return [answer_template(prompt, length, tokenizer) for prompt in prompts]
+    return [parse_template(prompt, length, tokenizer, options.gap) for prompt in prompts]
 
 
-def _animated(
-    requests: Sequence[SampleRequest], number: int, sampled: SampledText, tokenizer: Tokenizer
-) -> AnimatedText:
-    shown = slice(requests[number].template.visible_length(sampled.tokens, tokenizer.vocabulary))
+def _animated(templates: Sequence[Template], number: int, sampled: SampledText, tokenizer: Tokenizer) -> AnimatedText:
+    shown = slice(templates[number].visible_length(sampled.tokens, tokenizer.vocabulary))
     tokens = sampled.tokens[shown]
-    title = f"{number + 1} of {len(requests)}" if len(requests) > 1 else ""
+    title = f"{number + 1} of {len(templates)}" if len(templates) > 1 else ""
     return AnimatedText(title, glyphs(tokens, tokenizer), tokens, sampled.when[shown], sampled.probability[shown])
 
 

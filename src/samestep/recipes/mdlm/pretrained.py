@@ -160,7 +160,7 @@ def read_pretrained(folder: Path) -> MdlmConfig | None:
 
 def _limit_length(network: TransformerConfig, sampling: SamplingConfig) -> SamplingConfig:
     """The settings with a length that the network accepts."""
-    return replace(sampling, length=min(sampling.length, network.max_sequence_length))
+    return replace(sampling, max_new_tokens=min(sampling.max_new_tokens, network.max_sequence_length))
 
 
 def resolve_network(

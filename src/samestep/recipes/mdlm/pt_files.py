@@ -15,6 +15,7 @@ from torch import Tensor
 
 from samestep import Fit, Learner, Metrics, Tick
 from samestep.core.records import Json, atomic_file
+from samestep.kit.epoch_files import epoch_file
 from samestep.parallel.wrap import full_tensor
 from samestep.train.learner.optimizer import OptimSettings
 from samestep.train.logging.metrics import MetricAccumulator, is_loss
@@ -119,7 +120,7 @@ class FitWithEpochFiles(Fit):
             **files.extra,
         }
         if self.learner.world.is_main:
-            with atomic_file(files.folder / f"checkpoint_epoch_{history.complete}.pt") as file:
+            with atomic_file(epoch_file(files.folder, history.complete)) as file:
                 torch.save(content, file)
 
 

@@ -84,8 +84,8 @@ def _parts(logits: Tensor) -> Iterator[slice]:
 class SamplingConfig(CheckedConfig):
     """How text is sampled from a trained network."""
 
-    length: Count = 96
-    """Tokens to generate."""
+    max_new_tokens: Count = 96
+    """Tokens to generate, an end of the text included."""
     steps: Count | None = None
     """Forward passes in all; each reveals an equal share of the tokens. null: one for each token."""
     block_length: Count | None = None
@@ -108,11 +108,11 @@ class SamplingConfig(CheckedConfig):
 
     @property
     def passes(self) -> int:
-        return self.length if self.steps is None else self.steps
+        return self.max_new_tokens if self.steps is None else self.steps
 
     @property
     def blocks(self) -> int:
-        return -(-self.length // (self.block_length or self.length))
+        return -(-self.max_new_tokens // (self.block_length or self.max_new_tokens))
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def fill(
     """
     rows, length = tokens.shape
     columns = masked.nonzero()[:, 1].view(rows, -1)
-    blocks = plan(replace(options, length=columns.shape[1]))
+    blocks = plan(replace(options, max_new_tokens=columns.shape[1]))
     passes = sum(len(reveals) for _, _, reveals in blocks)
     sampler = _DraftSampler(module, options, vocabulary, seed, ids, prompt=~masked)
     tokens = tokens.masked_fill(masked, vocabulary.required_mask)
@@ -232,12 +232,12 @@ def sample(
     vocabulary: Vocabulary = BYTES,
     observe: Observer | None = None,
 ) -> Tensor:
-    """Continue `prompts` [rows, any] by exactly `options.length` tokens each; returns prompt and continuation.
+    """Continue `prompts` [rows, any] by exactly `options.max_new_tokens` tokens each; returns prompt and continuation.
 
     Noise is keyed by `ids` [rows], by default 0, 1, ...
     """
     rows, start = prompts.shape
-    tokens = torch.cat((prompts, prompts.new_full((rows, options.length), vocabulary.required_mask)), dim=1)
+    tokens = torch.cat((prompts, prompts.new_full((rows, options.max_new_tokens), vocabulary.required_mask)), dim=1)
     masked = (torch.arange(tokens.shape[1], device=tokens.device) >= start).expand_as(tokens)
     ids = torch.arange(rows, device=prompts.device) if ids is None else ids
     return fill(module, tokens, masked, options, seed=seed, ids=ids, vocabulary=vocabulary, observe=observe)
@@ -254,10 +254,10 @@ def plan(options: SamplingConfig) -> list[tuple[int, int, list[int]]]:
 
     Passes are spread evenly over blocks and tokens evenly over passes; one that would reveal nothing is left out.
     """
-    size = options.block_length or options.length
+    size = options.block_length or options.max_new_tokens
     found = []
     for block, turns in enumerate(evenly(options.passes, options.blocks)):
-        first, last = block * size, min((block + 1) * size, options.length)
+        first, last = block * size, min((block + 1) * size, options.max_new_tokens)
         found.append((first, last, evenly(last - first, min(turns, last - first))))
     return found
 

@@ -172,7 +172,7 @@ def _finish(task: Fit, bench: Bench) -> None:
         row = text.validation[number % len(text.validation)]
         prompt = row["tokens"][: int(row["prompt"])]
         longest = config.model.max_sequence_length - len(prompt)
-        options = replace(config.sampling, length=min(config.sampling.length, longest))
+        options = replace(config.sampling, max_new_tokens=min(config.sampling.max_new_tokens, longest))
         ids = torch.tensor([number], device=bench.world.device)
         generating = bench.world.activity.doing("generate")
         with generating, task.weights_in_use(), task.learner.inference() as module:

@@ -22,7 +22,7 @@ from samestep.data.feed import Feed, MicroBatches
 from samestep.data.loading import Rows, RowWeights
 from samestep.data.order import VALIDATION_EPOCH, Order, Sequential
 from samestep.data.order_choice import OrderChoice, choose_order
-from samestep.data.rollout import Make, moments, produce, split_rows
+from samestep.data.rollout import Make, Moments, moments, produce, split_rows
 from samestep.parallel.blocks import checkpoint_activations
 from samestep.parallel.build import FillFunction
 from samestep.parallel.precision import COMPUTE_DTYPES
@@ -166,7 +166,7 @@ class Bench:
         """Rows in parts for several updates, split alike at any world size; another `turn` is another split."""
         return split_rows(self.world, rows, parts, turn)
 
-    def moments(self, rows: MicroBatches, name: str) -> tuple[float, float]:
+    def moments(self, rows: MicroBatches, name: str) -> Moments:
         """Mean and variance of a value a row over the global batch, equal on all ranks and at any world size."""
         return moments(self.world, rows, name)
 

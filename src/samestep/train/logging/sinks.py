@@ -5,7 +5,6 @@ After a resume, rows after the checkpoint are cut off first, so each step is wri
 
 import secrets
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from samestep.core.errors import UserError
+from samestep.core.pages.html import element
 from samestep.core.records import JsonLines, read_object, write_json
 from samestep.core.rundir import RunDir
 from samestep.train.logging.metrics import MetricValues
@@ -155,7 +155,7 @@ class WandbSink:
         """Keep the text until a row of metrics goes."""
         from wandb import Html
 
-        self._media.append((step, {name: Html(f"<pre>{escape(text)}</pre>")}))
+        self._media.append((step, {name: Html(element("pre", text))}))
 
     def write_image(self, step: int, name: str, image: np.ndarray) -> None:
         """Keep the image until a row of metrics goes."""

@@ -4,14 +4,16 @@ Which rows are computed together can change the last bits of what a network says
 made first, of rows of similar length, and then shared out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from samestep.core.errors import print_error
 from samestep.parallel.precision import COMPUTE_DTYPES, autocast, cast_for_good
 from samestep.train.api.generation import LocalGenerator
+from samestep.train.api.whole_set import gather_tensors
 from samestep.train.trained.trained_model import Trained
 from samestep.world.world import World
 
@@ -41,6 +43,30 @@ def my_batches(lengths: Sequence[int], rows: int, world: World, most: int | None
         batches[-1].append(number)
     batches += [[] for _ in range(-len(batches) % world.size)]
     return batches[world.rank :: world.size]
+
+
+def compute_rows(
+    lengths: Sequence[int], rows: int, world: World, compute: Callable[[list[int]], Mapping[str, Tensor]]
+) -> dict[str, Tensor]:
+    """What `compute` gives for the rows of each batch, on the CPU of every rank, in the order of the rows. Collective.
+
+    A rank without a batch computes a row all the same: a sharded network must be called by all.
+    """
+    parts: list[dict[str, Tensor]] = []
+    for batch in my_batches(lengths, rows, world):
+        with torch.no_grad():
+            found = {**compute(batch or [0]), "number": torch.tensor(batch or [0])}
+        parts.append({name: value[: len(batch)].cpu() for name, value in found.items()})
+    joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    gathered = gather_tensors(world, joined)
+    order = gathered.pop("number").argsort()
+    return {name: value[order] for name, value in gathered.items()}
+
+
+def say_idle(idle: int, world: World) -> None:
+    """Say on rank 0 that some ranks have nothing to do."""
+    if idle and world.is_main:
+        print_error(f"{idle} of {world.size} ranks have nothing to do; a smaller --batch_size helps")
 
 
 def in_order(parts: Sequence[Sequence[Any]]) -> list[Any]:

@@ -1,0 +1,99 @@
+"""Prompts on a command line, and the requests that they become: the same in all recipes that generate.
+
+@dataclass(frozen=True)
+class SampleOptions(PromptOptions):  # --prompt, --prompts, --samples
+    chat: bool = False
+
+requests = options.requests()
+texts = write(requests.each(tokens), requests.ids())
+return requests.records({"text": text} for text in texts)
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from samestep.core.config.bounds import Count
+from samestep.core.config.checked import CheckedConfig
+from samestep.core.errors import UserError
+from samestep.core.records import Json
+from samestep.data.records.reading import read_prompts
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class PromptOptions(CheckedConfig):
+    """What to generate from, and how often."""
+
+    needs_prompt: ClassVar[bool] = False
+    """Whether there is nothing to do without one."""
+    prompt: str | None = None
+    """The text to go on from."""
+    prompts: Path | None = None
+    """A text file with one prompt per line, or records with a column `prompt` (or `text`)."""
+    samples: Count = 1
+    """Texts for each prompt."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be, before the model is opened."""
+        if self.prompt and self.prompts is not None:
+            raise UserError("Give --prompt or --prompts, not both.")
+        if self.needs_prompt:
+            self.require_prompt()
+
+    def require_prompt(self) -> None:
+        """Refuse to go on without any."""
+        if not self.prompt and self.prompts is None:
+            raise UserError("Give a text with --prompt, or a file with one on each line with --prompts.")
+
+    def requests(self, otherwise: Iterable[str] = ("",)) -> "Requests":
+        """One for each sample of each prompt that was given, or of these."""
+        if self.prompts is not None:
+            return Requests(read_prompts(self.prompts), self.samples)
+        return Requests([self.prompt] if self.prompt else list(otherwise), self.samples)
+
+
+class Request(NamedTuple):
+    """One sample of one prompt, by their numbers."""
+
+    prompt: int
+    sample: int
+
+    @property
+    def id(self) -> int:
+        """One number for both, which no other request has."""
+        return (self.prompt << 32) + self.sample
+
+
+@dataclass(frozen=True)
+class Requests:
+    """Every prompt as often as it is asked for, the samples of one after each other."""
+
+    prompts: Sequence[str]
+    samples: int = 1
+
+    def __iter__(self) -> Iterator[Request]:
+        return (Request(prompt, sample) for prompt in range(len(self.prompts)) for sample in range(self.samples))
+
+    def __len__(self) -> int:
+        return len(self.prompts) * self.samples
+
+    def each(self, of_prompts: Sequence[T]) -> list[T]:
+        """For each request what its prompt has."""
+        return [of_prompts[request.prompt] for request in self]
+
+    def ids(self) -> Tensor:
+        """[requests, 2]: keys of noise, from the numbers of sample and prompt, so other requests make no difference."""
+        return torch.tensor([(request.sample, request.prompt) for request in self]).view(-1, 2)
+
+    def records(self, found: Iterable[Mapping[str, Json]]) -> list[dict[str, Json]]:
+        """A record for each request, with its prompt, its number and what was found."""
+        return [
+            {"prompt": self.prompts[request.prompt], "sample": request.sample, **about}
+            for request, about in zip(self, found, strict=True)
+        ]
