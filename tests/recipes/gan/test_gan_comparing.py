@@ -194,7 +194,7 @@ def test_texts_are_cut_to_what_a_judge_takes() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"samples": 0}, "limit must be a whole number of at least 1"),
+        ({"limit": 0}, "limit must be a whole number of at least 1"),
         ({"criteria": " ; "}, "at least one question"),
         ({"judge_answer_tokens": 0}, "judge_answer_tokens must be a whole number of at least 1"),
         ({"judge_max_tokens": 0}, "judge_max_tokens must be a whole number of at least 1"),

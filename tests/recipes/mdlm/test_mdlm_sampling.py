@@ -76,7 +76,7 @@ def test_any_options_write_exactly_the_masked_tokens(
     prompts = prompts_of(rows, prompt)
     for module in (NETWORK, LovesSpecials()):
         tokens = sample(module, prompts, options, seed=seed)
-        assert tokens.shape == (rows, prompt + options.length)
+        assert tokens.shape == (rows, prompt + options.max_new_tokens)
         assert torch.equal(tokens[:, :prompt], prompts)
         written = tokens[:, prompt:]
         assert bool(((written < 256) | (written == BYTES.eos)).all())
@@ -86,8 +86,8 @@ def test_any_options_write_exactly_the_masked_tokens(
 @given(options_of(), st.data())
 def test_gaps_anywhere_are_filled_and_nothing_else_is_touched(options: SamplingConfig, data: st.DataObject) -> None:
     """Given text may even hold the mask token: what to fill in is passed explicitly."""
-    length = options.length + data.draw(st.integers(0, 6))
-    gaps = [data.draw(st.permutations(range(length)))[: options.length] for _ in range(3)]
+    length = options.max_new_tokens + data.draw(st.integers(0, 6))
+    gaps = [data.draw(st.permutations(range(length)))[: options.max_new_tokens] for _ in range(3)]
     masked = torch.zeros(3, length, dtype=torch.bool)
     for row, gap in enumerate(gaps):
         masked[row, gap] = True
@@ -107,7 +107,7 @@ def test_a_plan_reveals_every_token_once_in_no_more_than_the_steps(options: Samp
     assert sum(len(reveals) for _, _, reveals in blocks) <= options.steps
     assert all(sum(reveals) == last - first and min(reveals) > 0 for first, last, reveals in blocks)
     assert [first for first, _, _ in blocks] == [0, *(last for _, last, _ in blocks[:-1])]
-    assert blocks[-1][1] == options.length
+    assert blocks[-1][1] == options.max_new_tokens
 
 
 def test_evenly() -> None:
