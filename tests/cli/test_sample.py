@@ -98,7 +98,7 @@ def test_watching_shows_the_passes_and_then_the_text(model: Path) -> None:
     [
         (["--samples", "0"], "--samples must be a whole number"),
         (["--prompt", "a", "--prompts", "b"], "--prompt or --prompts, not both"),
-        (["--prompts", "/nowhere"], "/nowhere cannot be read"),
+        (["--prompts", "/nowhere"], "/nowhere does not exist"),
         (["--html", "/nowhere/x.html"], "folder of --html"),
         (["--dtype", "int8"], "float32, bfloat16"),
         (["--temprature", "1"], "did you mean"),
