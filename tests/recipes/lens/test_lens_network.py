@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from language_toys import TOKENS, native, of_transformers
-from samestep import UserError, noise
+from samestep import Lora, UserError, noise
 from samestep.data.feed import MicroBatches
 from samestep.parallel.blocks import checkpoint_activations, find_blocks
 from samestep.recipes.lens.network import OWN, Lens
@@ -281,7 +281,7 @@ def test_a_head_of_its_own_is_the_decoders_alone() -> None:
 
 def test_adapters_act_where_they_should() -> None:
     pytest.importorskip("peft")
-    shape = replace(SHAPE, decoder="lora", encoder="lora", lora_rank=2)
+    shape = replace(SHAPE, decoder="lora", encoder="lora", lora=Lora(rank=2))
     batch, text = batch_of(), torch.tensor([[4, 9, 1]])
     plain = native(n_layers=3)
     lens = lens_of(shape, moved=False)

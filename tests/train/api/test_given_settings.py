@@ -62,7 +62,7 @@ PLANTED = {
     "lens grpo.max_steps=0 grpo.learning_rate=1e-3": "grpo.learning_rate has no effect: .* set grpo.max_steps",
     "lens activation_dumper.source=x activation_dumper.num_samples=9": "num_samples has no effect: the activations of",
     "lens model_name=x pretrain.max_steps=9": "pretrain.max_steps has no effect: it is for the built-in model",
-    "lens trainable_components.lora.rank=2": "trainable_components.lora.rank has no effect: no part",
+    "lens trainable_components.lora_rank=2": "trainable_components.lora_rank has no effect: no part",
     "lens alpha_schedule.end=0.5": "alpha_schedule.end has no effect: a constant schedule",
 }
 

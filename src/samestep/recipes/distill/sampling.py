@@ -41,8 +41,7 @@ def embed_texts(
         tokens = pad_tokens(rows, {STUDENT: reading})
         ids, mask = (tokens[name].to(world.device) for name in ("text_ids", "text_mask"))
         with autocast(world.device, compute):
-            found = vectors_of(network, ids, mask).cpu()
-        return found.to(torch.promote_types(found.dtype, torch.float32))
+            return vectors_of(network, ids, mask).cpu()
 
     mine = [batch for batch in my_batches([len(text.text) for text in texts], batch_size, world) if batch]
     vectors = torch.cat([embed(batch) for batch in mine] or [embed([0])[:0]])  # without any, still of their size

@@ -8,6 +8,7 @@ from samestep import CausalConfig, Config, NoEffect, UserError, free
 from samestep.core.config.bounds import Bounds, Count, CountOrZero, NotNegative, PartialShare, Positive
 from samestep.core.config.checked import CheckedConfig
 from samestep.core.paths import expand_home
+from samestep.kit.model_settings import OF_ADAPTERS, TrainedModelSettings
 from samestep.models.protein_mpnn import ProteinMPNNConfig
 from samestep.recipes.dpo.objective import Objective
 
@@ -34,20 +35,25 @@ class DataConfig(CheckedConfig):
 
 
 @dataclass(frozen=True)
-class ModelConfig(CheckedConfig):
-    """The network that is trained, and that it is compared with."""
+class ModelConfig(TrainedModelSettings):
+    """The network that is trained, and that it is compared with; adapters and dtype are for texts."""
 
     name: str | None = None
-    """protein: v_48_020 or another weight file of ProteinMPNN; text: a folder with a causal model of transformers, or a
-    model of the Hub (org/name). null: a small network with random weights."""
+    """protein: v_48_020 or another weight file of ProteinMPNN; text: a folder with a causal model of transformers, a
+    model of the Hub (org/name or org/name@revision), or a run. null: a small network with random weights."""
     dir: str | None = None
     """The folder that the model or weight file is in."""
     protein: ProteinMPNNConfig = field(default_factory=ProteinMPNNConfig)
     """protein: the shape of the network, where no weight file is named."""
     text: CausalConfig = field(default_factory=lambda: CausalConfig(tied_head=True))
     """text: the shape of the built-in network, which reads bytes."""
-    lora_rank: CountOrZero = 0
-    """text: train adapters of this rank instead of the whole network; 0: the whole network."""
+
+    @property
+    def path(self) -> str | None:
+        """The name, in the folder that it is in."""
+        if self.dir is None:
+            return self.name
+        return str(Path(self.dir) / self.name) if self.name else self.dir
 
 
 @dataclass(frozen=True)
@@ -191,9 +197,14 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 NO_EFFECT = (
     NoEffect(
-        ("model.text.*", "model.lora_rank", "padding_free"),
+        ("model.text.*", "model.lora_*", "model.dtype", "padding_free"),
         lambda c: c.family == "protein",
         "it is for texts, and the pairs are proteins; leave it out",
+    ),
+    NoEffect(
+        tuple(f"model.{name}" for name in OF_ADAPTERS),
+        lambda c: not c.model.lora_rank,
+        "the whole network is trained, in float32; set model.lora_rank, or leave it out",
     ),
     NoEffect(
         ("model.protein.*", "decoding_order", "sampling_temperature"),

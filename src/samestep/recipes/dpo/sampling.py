@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samestep import GenerationConfig, LocalGenerator, Trained, UserError, World, noise, pad_rows
+from samestep import GenerationConfig, Trained, UserError, World, noise, pad_rows
 from samestep.core.errors import print_error
 from samestep.core.output import print_text
 from samestep.core.paths import expand_home
 from samestep.core.records import Json, write_atomically, write_json
 from samestep.data.prompt_files import read_prompts
+from samestep.kit.generation import generator_outside
 from samestep.models.decoding import position_limit
 from samestep.models.protein_mpnn import LETTERS, UNKNOWN, ProteinMPNN
 from samestep.models.protein_mpnn_sampling import decoding_order, sample
@@ -33,7 +34,6 @@ from samestep.recipes.dpo.protein_family import cache_folder
 from samestep.recipes.dpo.structures import read_structure
 from samestep.recipes.dpo.task import POLICY
 from samestep.recipes.dpo.text_family import open_text_model
-from samestep.train.learner.draws import Draws
 from samestep.train.trained.batch_inference import complete, my_batches, network_of
 
 _SEED = noise.purpose("dpo/decoding seed")
@@ -72,11 +72,11 @@ def complete_prompts(trained: Trained, options: SampleOptions, world: World) -> 
     given: dict[str, Any] = {"max_new_tokens": options.max_new_tokens, "temperature": options.temperature}
     how = GenerationConfig(**{name: value for name, value in given.items() if value is not None})
     model = open_text_model(trained.config.model, world)
-    prompts = [model.prompt(({"role": "user", "content": text},) if options.chat else text) for text in texts]
+    prompts = [model.begin(({"role": "user", "content": text},) if options.chat else text) for text in texts]
     network, compute = network_of(trained, POLICY, world.device)
     _check_room(max(map(len, prompts)), how.max_new_tokens, position_limit(network))
-    draws = Draws("dpo/sampled texts", trained.config.seed)
-    generator = LocalGenerator(how, draws, world, model.eos, model.pad, model.forbidden, options.batch_size)
+    seed = trained.config.seed
+    generator = generator_outside(model, "dpo/sampled texts", how, seed, world, options.batch_size)
     requests = [(number, sample) for number in range(len(texts)) for sample in range(options.num_samples)]
     ids = torch.tensor([(sample, number) for number, sample in requests])
     found = complete(generator, network, compute, [prompts[number] for number, _ in requests], ids)

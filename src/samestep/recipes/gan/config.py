@@ -8,6 +8,7 @@ from typing import Any
 from samestep import Config, GenerationConfig, NoEffect, UserError, free
 from samestep.core.config.bounds import Count, CountOrZero, NotNegative, Share
 from samestep.core.config.checked import CheckedConfig
+from samestep.kit.model_settings import OF_ADAPTERS
 from samestep.recipes.gan.data import DataConfig, load
 from samestep.recipes.gan.evaluation import BenchmarkConfig
 from samestep.recipes.gan.judges import JudgeConfig
@@ -39,7 +40,7 @@ class GanConfig(Config):
     data: DataConfig = field(default_factory=DataConfig)
     """Prompts, and what people wrote for them."""
     model_name: str | None = None
-    """The model of both players, where they name none of their own: a folder, or org/name of the Hub."""
+    """The model of both players, where they name none of their own: a folder, org/name of the Hub, or a run."""
     generator: PlayerConfig = field(default_factory=PlayerConfig)
     """The model that writes."""
     judge: PlayerConfig = field(default_factory=PlayerConfig)
@@ -254,6 +255,16 @@ NO_EFFECT = (
         "judge.network.*",
         lambda c: bool(c.judge.model or c.model_name),
         "it is the shape of the built-in network, and a model is named; leave out one of the two",
+    ),
+    NoEffect(
+        tuple(f"generator.{name}" for name in OF_ADAPTERS),
+        lambda c: not c.generator.lora_rank,
+        "the whole network is trained, in float32; set generator.lora_rank, or leave it out",
+    ),
+    NoEffect(
+        tuple(f"judge.{name}" for name in OF_ADAPTERS),
+        lambda c: not c.judge.lora_rank,
+        "the whole network is trained, in float32; set judge.lora_rank, or leave it out",
     ),
     NoEffect(
         "model_name",

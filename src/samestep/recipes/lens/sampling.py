@@ -6,16 +6,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from samestep import Trained, UserError, World
+from samestep import LanguageModel, Trained, UserError, World
 from samestep.core.config.bounds import Count, NotNegative
 from samestep.core.config.checked import CheckedConfig
 from samestep.core.output import print_text
 from samestep.core.records import Json
+from samestep.kit.language_model import first_tokens
 from samestep.parallel.precision import autocast
 from samestep.recipes.lens.activations import model_of
 from samestep.recipes.lens.config import LensConfig
 from samestep.recipes.lens.evaluation import context_of, visible
-from samestep.recipes.lens.language_model import LanguageModel
 from samestep.recipes.lens.network import Lens, relative_error
 from samestep.recipes.lens.task import LEARNER
 from samestep.train.trained.batch_inference import in_order, my_batches, network_of
@@ -75,7 +75,7 @@ def explain_text(trained: Trained, options: SampleOptions, world: World) -> list
         for number, written, error in zip(numbers, found["tokens"].tolist(), errors, strict=True):
             position, sample = requests[number]
             context = context_of(model, tokens, position)
-            text = model.decode(written)
+            text = model.spell(written)
             about = {"position": position - first, "sample": sample, **context, "explanation": text, "error": error}
             mine.append((number, {**about, "layer": config.layer_l, "text": _line(context, text, error)}))
     return in_order(world.gather(mine))
@@ -84,7 +84,7 @@ def explain_text(trained: Trained, options: SampleOptions, world: World) -> list
 def _chosen(model: LanguageModel, options: SampleOptions) -> tuple[list[int], list[int]]:
     """The tokens of the text as the model reads them, and which of them are explained."""
     own = model.encode(options.text or "")
-    first = [] if model.bos is None else [model.bos]
+    first = first_tokens(model)
     position = -1 if options.position is None else options.position
     if not -len(own) <= position < len(own):
         raise UserError(f"Set --position from 0 to {len(own) - 1}, or from the end; the text has {len(own)} tokens.")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from samestep import Batch, Bench, CausalTransformer, Dump, Fit, UserError
+from samestep import Batch, Bench, CausalTransformer, Dump, Fit, LanguageModel, UserError
 from samestep.core.paths import expand_home
 from samestep.core.records import read_object, write_json
 from samestep.data.data_file import DataFile
@@ -26,8 +26,9 @@ from samestep.data.pydoc_topics import distinct, passages, pydoc_topics
 from samestep.data.saved_datasets import dataset_files, is_saved_dataset
 from samestep.data.table_files import EVERY_KIND, read_table
 from samestep.data.text import existing_file
+from samestep.kit.language_model import first_tokens
 from samestep.recipes.lens.config import DataConfig, LensConfig
-from samestep.recipes.lens.language_model import LanguageModel, open_language_model
+from samestep.recipes.lens.language_model import LANGUAGE_MODEL, open_model
 from samestep.train.artifacts.array_rows import ArrayRows
 from samestep.train.learner.frozen import write_copy
 
@@ -144,7 +145,7 @@ class PieceRows:
 
     def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
         """`tokens` [rows, columns] and `length`."""
-        first = [] if self._model.bos is None else [self._model.bos]
+        first = first_tokens(self._model)
         tokens = torch.full((len(indices), self._columns), self._model.pad)
         length = torch.zeros(len(indices), dtype=torch.int64)
         for row, index in enumerate(indices):
@@ -166,7 +167,7 @@ def texts_of(config: LensConfig, model: LanguageModel) -> Texts:
 def build_pretokenize(bench: Bench) -> Dump:
     """Tokens of all texts: those for training first."""
     config: LensConfig = bench.config
-    model = open_language_model(config, bench.world)
+    model = open_model(config, bench.world)
     texts, columns = texts_of(config, model), config.activation_dumper.seq_len
     if bench.world.is_main:
         key = {"texts": texts.digest(), "tokenizer": model.tokenizer_digest, "seq_len": columns}
@@ -200,8 +201,8 @@ class TokenRows:
 def build_pretrain(bench: Bench) -> Fit:
     """The model, fitted to the next byte of each text."""
     config: LensConfig = bench.config
-    learner = bench.learner(lambda: CausalTransformer(config.pretrain.network), name="language_model")
-    model = open_language_model(config, bench.world)
+    learner = bench.learner(lambda: CausalTransformer(config.pretrain.network), name=LANGUAGE_MODEL)
+    model = open_model(config, bench.world)
     texts, columns = texts_of(config, model), config.activation_dumper.seq_len
     train, validation = (PieceRows(texts, part, model, columns) for part in (texts.train, texts.validation))
 

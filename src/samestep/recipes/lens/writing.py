@@ -9,6 +9,7 @@ from torch.nn.functional import log_softmax, one_hot, softmax
 
 from samestep import noise
 from samestep.models.residual_stream import ResidualStream
+from samestep.models.wide import wide
 
 
 def straight_through(logits: Tensor, gumbel: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
@@ -28,11 +29,6 @@ def kl_divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
 def entropy_of(log_probs: Tensor) -> Tensor:
     """Of distributions, as log-probabilities [..., vocabulary]."""
     return -(log_probs.exp() * log_probs).sum(-1)
-
-
-def wide(values: Tensor) -> Tensor:
-    """In at least float32."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 class Explanation(NamedTuple):

@@ -27,7 +27,7 @@ def build_fresh(make: Callable[[], nn.Module], seed: int, learner: str) -> tuple
     blank = try_build_on_meta(make)
     can_stay_on_meta = isinstance(blank, ParameterInit) and not any(True for _ in blank.buffers())
     module = blank if blank is not None and can_stay_on_meta else make()
-    has_init = isinstance(module, ParameterInit)
+    has_init = isinstance(module, ParameterInit) and not getattr(module, "has_weights", False)
     return module, partial(draw_parameters, seed=seed, learner=learner) if has_init else None
 
 
