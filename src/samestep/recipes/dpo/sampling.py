@@ -23,6 +23,7 @@ from samestep.core.paths import expand_home
 from samestep.core.records import Json, write_atomically, write_json
 from samestep.data.prompt_files import read_prompts
 from samestep.kit.generation import generator_outside
+from samestep.kit.prompts import sample_texts
 from samestep.models.decoding import position_limit
 from samestep.models.protein_mpnn import LETTERS, UNKNOWN, ProteinMPNN
 from samestep.models.protein_mpnn_sampling import decoding_order, sample
@@ -77,13 +78,12 @@ def complete_prompts(trained: Trained, options: SampleOptions, world: World) -> 
     _check_room(max(map(len, prompts)), how.max_new_tokens, position_limit(network))
     seed = trained.config.seed
     generator = generator_outside(model, "dpo/sampled texts", how, seed, world, options.batch_size)
-    requests = [(number, sample) for number in range(len(texts)) for sample in range(options.num_samples)]
-    ids = torch.tensor([(sample, number) for number, sample in requests])
-    found = complete(generator, network, compute, [prompts[number] for number, _ in requests], ids)
-    return [
-        {"prompt": texts[number], "sample": sample, "text": model.decode(tokens), "finished": ended}
-        for (number, sample), (tokens, ended) in zip(requests, found, strict=True)
-    ]
+
+    def written(numbers: list[int], ids: Tensor) -> Iterator[tuple[str, bool]]:
+        found = complete(generator, network, compute, [prompts[number] for number in numbers], ids)
+        return ((model.decode(tokens), ended) for tokens, ended in found)
+
+    return sample_texts(texts, options.num_samples, written)
 
 
 def _check_room(longest: int, new_tokens: int, limit: int | None) -> None:

@@ -1,18 +1,14 @@
 """What `samestep sample` does: the trained generator completes prompts, the same bits on any number of ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from samestep import Trained, UserError, World
-from samestep.core.config.bounds import Count
-from samestep.core.config.checked import CheckedConfig
+from samestep import Trained, World
 from samestep.core.records import Json
-from samestep.data.prompt_files import read_prompts
 from samestep.kit.generation import generator_outside
+from samestep.kit.prompts import PromptOptions, sample_texts
 from samestep.models.decoding import position_limit
 from samestep.recipes.gan.config import GanConfig
 from samestep.recipes.gan.data import load
@@ -51,33 +47,22 @@ def complete_prompts(
 
 
 @dataclass(frozen=True)
-class SampleOptions(CheckedConfig):
+class SampleOptions(PromptOptions):
     """Which texts to generate."""
 
     prompt: str = ""
-    """What to write about; by default, the first prompts that were kept for validation."""
-    prompts: Path | None = None
-    """A file with one prompt per line, or a .jsonl file whose lines hold "prompt" (or "text")."""
-    samples: Count = 1
-    """Texts for each prompt."""
-
-    def __post_init__(self) -> None:
-        if self.prompt and self.prompts is not None:
-            raise UserError("Give --prompt or --prompts, not both.")
-
-    def texts(self) -> list[str]:
-        named = [self.prompt] if self.prompt else []
-        return named if self.prompts is None else read_prompts(self.prompts)
+    """What to write about; by default, the first prompt that was kept for validation."""
 
 
 def generate(trained: Trained, options: SampleOptions, world: World) -> list[dict[str, Json]]:
     """Complete each prompt `samples` times: one record per text, in order, on every rank."""
     config = trained.config
-    texts = options.texts() or [record.prompt for record in load(config.data, config.seed).validation.records[:1]]
-    requests = [(number, sample) for number in range(len(texts)) for sample in range(options.samples)]
-    ids = torch.tensor([(sample, number) for number, sample in requests])
-    written = complete_prompts(trained, config, "gan/sample", [texts[number] for number, _ in requests], ids, world)
-    return [
-        {"prompt": texts[number], "sample": sample, "text": text}
-        for (number, sample), text in zip(requests, written.texts, strict=True)
-    ]
+    texts = options.texts()
+    if not any(texts):
+        texts = [load(config.data, config.seed).validation.records[0].prompt]
+
+    def written(numbers: list[int], ids: Tensor) -> Iterator[tuple[str, bool]]:
+        found = complete_prompts(trained, config, "gan/sample", [texts[number] for number in numbers], ids, world)
+        return zip(found.texts, [not cut for cut in found.cut], strict=True)
+
+    return sample_texts(texts, options.samples, written)

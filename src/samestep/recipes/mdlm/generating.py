@@ -21,16 +21,14 @@ import torch
 from torch import nn
 
 from samestep import Trained, UserError, World
-from samestep.core.config.bounds import Count
-from samestep.core.config.checked import CheckedConfig
 from samestep.core.console import PlainConsole
 from samestep.core.errors import print_error
 from samestep.core.paths import check_new_file
 from samestep.core.records import Json
 from samestep.core.safe_files import write_text
 from samestep.data.prepared.chats import ChatMessage, chat_prompt
-from samestep.data.prompt_files import read_prompts
 from samestep.data.tokenizer.vocabulary import Tokenizer, Vocabulary
+from samestep.kit.prompts import PromptOptions
 from samestep.models.transformer import Transformer, TransformerConfig
 from samestep.parallel.precision import autocast, cast_weights
 from samestep.recipes.mdlm.animation import AnimatedText, RevealTrace, glyphs, html_page, show_passes
@@ -45,17 +43,13 @@ NUMBERED = re.compile(r"\[\[(\d+)\]\]")
 
 
 @dataclass(frozen=True)
-class SampleOptions(CheckedConfig):
+class SampleOptions(PromptOptions):
     """Which texts to generate, and how to show them."""
 
     prompt: str = ""
     """Text to continue; [[8]] in it is a gap of 8 tokens to fill in, and then nothing is appended."""
     gap: str | None = None
     """A marker for gaps in place of [[8]], such as ___; each gets --length tokens."""
-    prompts: Path | None = None
-    """A file with one prompt per line, or a .jsonl file whose lines hold "prompt" (or "text")."""
-    samples: Count = 1
-    """Texts for each prompt."""
     chat: bool = False
     """The prompt is a question to an instruction-tuned model, and only its answer is printed."""
     watch: bool = False
@@ -67,8 +61,7 @@ class SampleOptions(CheckedConfig):
 
     def __post_init__(self) -> None:
         """Refuse options that do not go together, before the model is opened."""
-        if self.prompt and self.prompts is not None:
-            raise UserError("Give --prompt or --prompts, not both.")
+        self.refuse_both()
         if self.chat and self.gap is not None:
             raise UserError("Leave out --gap or --chat; an answer has no gaps.")
         if self.html is not None:
@@ -254,8 +247,7 @@ def open_network(trained: Trained, device: torch.device, dtype: str | None = Non
 
 def _requests(options: SampleOptions, length: int, tokenizer: Tokenizer) -> list[SampleRequest]:
     requests = []
-    prompts = [options.prompt] if options.prompts is None else read_prompts(options.prompts)
-    for number, prompt in enumerate(prompts):
+    for number, prompt in enumerate(options.texts()):
         if options.chat:
             template = answer_template(prompt, length, tokenizer)
         else:
