@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from samestep.data.order_choice import Bucketed as Bucketed
     from samestep.data.order_choice import Weighted as Weighted
     from samestep.kit.language_model import LanguageModel as LanguageModel
+    from samestep.kit.model_settings import TrainedModelSettings as TrainedModelSettings
     from samestep.kit.named_model import open_language_model as open_language_model
     from samestep.launching.call import launch as launch
     from samestep.models.causal_folder import open_causal_lm as open_causal_lm

@@ -15,6 +15,8 @@ from player_folders import CHATML, player_folder
 from samestep import CausalConfig, LanguageModel, UserError, World, load, open_language_model
 from samestep.cli.main import main
 from samestep.kit.named_model import is_at_hand
+from samestep.train.learner.content_hash import content_hash
+from toys import run_on_ranks
 
 SHAPE = TwoConfig().network
 SMALL = ["--preset", "verify", "max_steps=2", "learning_rate=0.1", "distributed.dtype=float32", "log.quiet=true"]
@@ -97,11 +99,24 @@ def test_a_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_at_hand("run:early")
 
 
+def open_on_ranks(name: str) -> None:
+    world = World.join(device="cpu", timeout=60)
+    model = open_language_model(name, world, shape=CausalConfig())
+    assert len(set(world.gather(content_hash(model.network().state_dict())))) == 1
+    with pytest.raises(UserError, match="names none of them"):  # on every rank, though rank 0 alone looks
+        open_language_model(f"{name}st", world, shape=CausalConfig())
+    world.leave()
+
+
+def test_the_same_on_all_ranks(run: Path, tmp_path: Path) -> None:
+    run_on_ranks(open_on_ranks, 2, f"{run}:late", logs=tmp_path)
+
+
 @pytest.mark.parametrize(
     ("end", "sentence"),
     [
         ("", r"Say which language model of .*run is meant: .*run:early or .*run:late"),
-        (":middle", r"has no learner 'middle'|names none of them"),
+        (":middle", r"Say which language model of .*run is meant: .*; .*run:middle names none of them"),
     ],
 )
 def test_a_run_with_several(run: Path, end: str, sentence: str) -> None:

@@ -15,11 +15,11 @@ from samestep import (
     LanguageModel,
     Recipe,
     Stage,
+    TrainedModelSettings,
     World,
     completion_log_probs,
     open_language_model,
 )
-from samestep.kit.model_settings import TrainedModelSettings
 
 SHAPE = {"d_model": 16, "n_layers": 1, "n_heads": 2, "mlp_hidden_size": 24, "vocab_size": 259, "init_std": 0.1}
 

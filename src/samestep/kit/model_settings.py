@@ -1,8 +1,10 @@
 """Settings of a language model that is trained; recipes inherit them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+from samestep.core.config import NoEffect
 from samestep.core.config.bounds import Bounds, CountOrZero, Positive
 from samestep.core.config.checked import CheckedConfig
 from samestep.train.learner.lora import ALL_LINEAR, Lora
@@ -43,5 +45,26 @@ class TrainedModelSettings(LoraSettings):
         return self.dtype if self.lora_rank else "float32"
 
 
-OF_ADAPTERS = ("lora_alpha", "lora_targets", "lora_dropout", "dtype")
-"""What has no effect without adapters."""
+def without_effect(
+    section: str, settings: Callable[[Any], TrainedModelSettings], is_named: Callable[[Any], bool], shape: str
+) -> tuple[NoEffect, ...]:
+    """What has no effect of the settings in a section of a configuration; `is_named` says whether a model is named, and
+    `shape` is the setting in it that holds the shape of the built-in network."""
+    of_adapters = ("lora_alpha", "lora_targets", "lora_dropout", "dtype")
+    return (
+        NoEffect(
+            tuple(f"{section}.{name}" for name in of_adapters),
+            lambda config: not settings(config).lora_rank,
+            f"the whole network is trained, in float32; set {section}.lora_rank, or leave it out",
+        ),
+        NoEffect(
+            f"{section}.dtype",
+            lambda config: not is_named(config),
+            "it is the type of a model that is named, and none is; leave it out",
+        ),
+        NoEffect(
+            f"{section}.{shape}.*",
+            is_named,
+            "it is the shape of the built-in network, and a model is named; leave out one of the two",
+        ),
+    )

@@ -99,7 +99,7 @@ def _is_exported(path: Path) -> bool:
 
 def _choose(name: str, source: str, learner: str | None) -> _Named:
     """The checkpoint and the learner that are meant."""
-    trained = open_trained(source, learner=learner)
+    trained = open_trained(source)
     known = _models_of(trained)
     if not is_run(Path(source)):
         known = {learner: model for learner, model in known.items() if learner in trained.learners()}

@@ -8,7 +8,7 @@ from samestep import CausalConfig, Config, NoEffect, UserError, free
 from samestep.core.config.bounds import Bounds, Count, CountOrZero, NotNegative, PartialShare, Positive
 from samestep.core.config.checked import CheckedConfig
 from samestep.core.paths import expand_home
-from samestep.kit.model_settings import OF_ADAPTERS, TrainedModelSettings
+from samestep.kit.model_settings import TrainedModelSettings, without_effect
 from samestep.models.protein_mpnn import ProteinMPNNConfig
 from samestep.recipes.dpo.objective import Objective
 
@@ -201,19 +201,15 @@ NO_EFFECT = (
         lambda c: c.family == "protein",
         "it is for texts, and the pairs are proteins; leave it out",
     ),
-    NoEffect(
-        tuple(f"model.{name}" for name in OF_ADAPTERS),
-        lambda c: not c.model.lora_rank,
-        "the whole network is trained, in float32; set model.lora_rank, or leave it out",
-    ),
+    *without_effect("model", lambda c: c.model, lambda c: c.model.path is not None, shape="text"),
     NoEffect(
         ("model.protein.*", "decoding_order", "sampling_temperature"),
         lambda c: c.family == "text",
         "it is for proteins, and the pairs are texts; leave it out",
     ),
     NoEffect(
-        ("model.protein.*", "model.text.*"),
-        lambda c: c.model.name is not None or c.model.dir is not None,
+        "model.protein.*",
+        lambda c: c.model.path is not None,
         "the model that base_model_name names has its own shape; leave out one of the two",
     ),
     NoEffect(

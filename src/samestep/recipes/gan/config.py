@@ -8,7 +8,7 @@ from typing import Any
 from samestep import Config, GenerationConfig, NoEffect, UserError, free
 from samestep.core.config.bounds import Count, CountOrZero, NotNegative, Share
 from samestep.core.config.checked import CheckedConfig
-from samestep.kit.model_settings import OF_ADAPTERS
+from samestep.kit.model_settings import without_effect
 from samestep.recipes.gan.data import DataConfig, load
 from samestep.recipes.gan.evaluation import BenchmarkConfig
 from samestep.recipes.gan.judges import JudgeConfig
@@ -246,26 +246,10 @@ NO_EFFECT = (
         lambda c: not c.benchmark.size and not c.mle_epochs,
         "there is no benchmark to run; set benchmark.size, or leave it out",
     ),
-    NoEffect(
-        "generator.network.*",
-        lambda c: bool(c.generator.model or c.model_name),
-        "it is the shape of the built-in network, and a model is named; leave out one of the two",
+    *without_effect(
+        "generator", lambda c: c.generator, lambda c: bool(c.generator.model or c.model_name), shape="network"
     ),
-    NoEffect(
-        "judge.network.*",
-        lambda c: bool(c.judge.model or c.model_name),
-        "it is the shape of the built-in network, and a model is named; leave out one of the two",
-    ),
-    NoEffect(
-        tuple(f"generator.{name}" for name in OF_ADAPTERS),
-        lambda c: not c.generator.lora_rank,
-        "the whole network is trained, in float32; set generator.lora_rank, or leave it out",
-    ),
-    NoEffect(
-        tuple(f"judge.{name}" for name in OF_ADAPTERS),
-        lambda c: not c.judge.lora_rank,
-        "the whole network is trained, in float32; set judge.lora_rank, or leave it out",
-    ),
+    *without_effect("judge", lambda c: c.judge, lambda c: bool(c.judge.model or c.model_name), shape="network"),
     NoEffect(
         "model_name",
         lambda c: bool(c.generator.model and c.judge.model),

@@ -12,12 +12,12 @@ from samestep import (
     Batch,
     CausalConfig,
     LanguageModel,
+    TrainedModelSettings,
     UserError,
     World,
     completion_log_probs,
     open_language_model,
 )
-from samestep.kit.model_settings import TrainedModelSettings
 from samestep.models.decoding import position_limit
 from samestep.recipes.gan.data import TextRows
 
