@@ -194,13 +194,13 @@ def test_columns_that_nearly_have_a_known_name_are_refused(tmp_path: Path, caplo
         records.check()
     left_out = f"2 of 3 records of {records.path}; left out: 1 because of columns"
     assert records.check(skip_invalid=True) == left_out
-    assert [line.getMessage() for line in caplog.records] == [
-        f"{records.path}: columns that are not used: 'id', 'prompts'"
-    ]
+    unused = f"{records.path}: columns that are not used: 'id', 'prompts'"
+    assert [line.getMessage() for line in caplog.records] == [unused, left_out]
     again = Records(records.path)
     again.expect(["prompt", "question", "answer"])
     assert len(list(again)) == 1, "the same when rows are read one by one"
-    assert len(caplog.records) == 1 or caplog.records[1].getMessage() != caplog.records[0].getMessage()
+    assert records.check(skip_invalid=True) == left_out
+    assert [line.getMessage() for line in caplog.records].count(left_out) == 1, "it is said once"
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from samestep.data.prepared.config import PrepareConfig
 from samestep.data.prepared.prepare import prepare
 from samestep.data.prepared.sources import find_sources
 from samestep.data.pydoc_topics import pydoc_text
+from samestep.data.token_rows import TextRows
 from samestep.data.tokenizer.vocabulary import BYTES, ByteTokenizer
-from samestep.recipes.mdlm.corpus import DataConfig, TextRows, data_tokenizer, load, row_length
+from samestep.recipes.mdlm.corpus import DataConfig, data_tokenizer, load, row_length
 
 
 @pytest.fixture(scope="module")
