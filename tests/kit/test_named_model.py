@@ -113,7 +113,7 @@ def test_what_a_trained_model_follows_from(run: Path, adapted: Path, folder: Pat
     assert main(["export", str(run), str(tmp_path / "one.safetensors"), "--learner", "late", "--which", "last"]) == 0
     assert sole_file(named(tmp_path / "one.safetensors")) == tmp_path / "one.safetensors"
     assert main(["export", str(run), str(tmp_path / "model"), "--learner", "late", "--which", "last"]) == 0
-    assert set(named(tmp_path / "model").files["weights"]) == {"model.safetensors", "samestep.json"}
+    assert set(named(tmp_path / "model").files["weights"]) == {"late.safetensors", "samestep.json"}
 
 
 def sole_file(model: LanguageModel) -> Path:
