@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from samestep.data.records.reading import RecordsConfig as RecordsConfig
     from samestep.data.split import split_records as split_records
     from samestep.kit import policy as policy
+    from samestep.kit.language_model import LanguageModel as LanguageModel
+    from samestep.kit.model_settings import TrainedModelSettings as TrainedModelSettings
+    from samestep.kit.named_model import open_language_model as open_language_model
     from samestep.launching.call import launch as launch
     from samestep.models.causal_folder import open_causal_lm as open_causal_lm
     from samestep.models.causal_lm import CausalConfig as CausalConfig

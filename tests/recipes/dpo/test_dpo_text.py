@@ -14,10 +14,11 @@ from samestep import UserError, World, open_causal_lm
 from samestep.cli.main import main
 from samestep.data.collate import pad_rows
 from samestep.data.records.reading import Records
+from samestep.kit.language_model import ByteModel, FolderModel
 from samestep.recipes.dpo.config import DataConfig, DpoConfig, ModelConfig
 from samestep.recipes.dpo.families import family_of
 from samestep.recipes.dpo.text_data import TextPair, pydoc_pairs, read_pair
-from samestep.recipes.dpo.text_family import BuiltInModel, FolderModel, TextFamily, without_dropout
+from samestep.recipes.dpo.text_family import TextFamily, encode_pair
 
 
 def says(role: str, content: str) -> dict[str, str]:
@@ -113,10 +114,11 @@ def test_a_prompt_is_on_one_side_only(tmp_path: Path) -> None:
 
 
 def test_the_built_in_network_reads_bytes() -> None:
-    tokens = BuiltInModel(DpoConfig().model.text).encode(TextPair("ab", "c", "d"))
+    model = ByteModel(DpoConfig().model.text)
+    tokens = encode_pair(model, TextPair("ab", "c", "d"))
     assert tokens == ([258, 97, 98], [99, 257], [100, 257])
     with pytest.raises(UserError, match="Name a chat model"):
-        BuiltInModel(DpoConfig().model.text).encode(TextPair((says("user", "a"),), (says("assistant", "b"),), ()))
+        encode_pair(model, TextPair((says("user", "a"),), (says("assistant", "b"),), ()))
 
 
 @pytest.fixture(scope="module")
@@ -131,15 +133,15 @@ def text_of(tokens: list[int]) -> str:
 
 def test_chats_go_through_the_template(model: FolderModel) -> None:
     prompt, answers = (says("user", "Why?"),), [(says("assistant", text),) for text in ("Because.", "No.")]
-    found = model.encode(TextPair(prompt, *answers))
+    found = encode_pair(model, TextPair(prompt, *answers))
     start = "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
     assert list(map(text_of, found)) == [start, "Because.<|im_end|>\n", "No.<|im_end|>\n"]
 
 
 def test_texts_are_taken_as_they_are_and_end(model: FolderModel) -> None:
-    found = model.encode(TextPair("Why", " the", " no"))
+    found = encode_pair(model, TextPair("Why", " the", " no"))
     assert list(map(text_of, found)) == ["Why", " the<|end|>", " no<|end|>"]
-    joined = model.encode(TextPair("Why t", "he", "o"))  # "the" is one token
+    joined = encode_pair(model, TextPair("Why t", "he", "o"))  # "the" is one token
     assert list(map(text_of, joined)) == ["Why", " the<|end|>", " to<|end|>"], "prompt and completion grow together"
 
 
@@ -200,9 +202,3 @@ def test_the_loss_temperature_is_that_of_the_scores() -> None:
     wanted = (network(tokens[None])[0, -size - 1 : -1] / 2).log_softmax(-1).gather(1, tokens[-size:, None]).sum()
     assert float(warm.scores(network, batch).log_probs.chosen[0]) == pytest.approx(float(wanted), abs=1e-9)
     assert float(plain.scores(network, batch).log_probs.chosen[0]) != pytest.approx(float(wanted), abs=1e-3)
-
-
-def test_no_kind_of_dropout_is_left() -> None:
-    network = torch.nn.Sequential(torch.nn.Dropout(0.3), torch.nn.Linear(2, 2))
-    network[1].attention_dropout, network[1].layerdrop = 0.1, 0.2  # as models of transformers have them
-    assert without_dropout(network)[0].p == network[1].attention_dropout == network[1].layerdrop == 0

@@ -15,7 +15,7 @@ from samestep.cli.main import main
 from samestep.core.records import read_json, write_json
 from samestep.models.causal_lm import CausalConfig
 from samestep.recipes.lens.activations import ActivationReader
-from samestep.recipes.lens.language_model import BuiltInModel
+from samestep.recipes.lens.language_model import pretrained
 from samestep.train.artifacts.array_rows import ArrayRows
 
 FLOAT = "distributed.dtype=float32"
@@ -48,9 +48,8 @@ def test_what_is_dumped(run: Path) -> None:
         "layer": (20,),
     }
     config = read_json(run / "config.json")["config"]["pretrain"]["network"]
-    model = BuiltInModel(CausalConfig(**config), run / "artifacts" / "pretrain" / "model.safetensors")
     with torch.no_grad():
-        network = model.network()
+        network = pretrained(CausalConfig(**config), run / "artifacts" / "pretrain" / "model.safetensors")
         blocks = network.transformer.blocks  # type: ignore[union-attr]
         seen: list[Tensor] = []
         blocks[0].register_forward_hook(lambda block, args, output: seen.append(output))  # type: ignore[union-attr, index]

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from samestep import ArtifactKey, Batch, Bench, Dump, UserError, World
+from samestep.models.wide import wide
 from samestep.recipes.distill.config import DistillConfig, MiningConfig
 from samestep.recipes.distill.data import DistillData, Origin, Text, digest_of, load_data
 from samestep.recipes.distill.models import TEACHER, Models, TextRows, by_length, collate_for, open_models, vectors_of
@@ -40,8 +41,7 @@ class CachedVectors:
 
     def of(self, texts: Sequence[int]) -> Tensor:
         """[texts, dim], in float32 at least."""
-        found = self.as_stored(texts)
-        return found.to(torch.promote_types(found.dtype, torch.float32))
+        return wide(self.as_stored(texts))
 
     def as_stored(self, texts: Sequence[int]) -> Tensor:
         """The same in the type of the cache, for many at once."""

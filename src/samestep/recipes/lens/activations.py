@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from samestep import ArtifactKey, Batch, Bench, Dump, Mixed, Trained, UserError, World, noise
+from samestep import ArtifactKey, Batch, Bench, Dump, LanguageModel, Mixed, Trained, UserError, World, noise
 from samestep.core.paths import expand_home
 from samestep.core.records import Json
 from samestep.core.rundir import RunDir
 from samestep.models.residual_stream import ResidualStream
 from samestep.recipes.lens.config import ActivationDumper, LensConfig
-from samestep.recipes.lens.language_model import LanguageModel, open_language_model
+from samestep.recipes.lens.language_model import open_model
 from samestep.recipes.lens.texts import PRETOKENIZE, PRETRAIN, TOKENS, TRAIN, VALIDATION, WEIGHTS, tokens_key
 from samestep.train.artifacts.array_rows import ArrayRows, open_array_rows
 from samestep.train.record.run_record import run_path
@@ -118,17 +118,17 @@ def frozen_model(bench: Bench) -> LanguageModel:
     """The language model, with the weights that the first stage trained if it is the built-in one. Collective."""
     source = dump_folder(bench.config)
     weights = trained_beside(source) if source else bench.artifact(WEIGHTS, stage=PRETRAIN)
-    return open_language_model(bench.config, bench.world, weights)
+    return open_model(bench.config, bench.world, weights)
 
 
 def model_of(trained: Trained, world: World) -> LanguageModel:
     """The language model of a trained network. Collective."""
     config: LensConfig = trained.config
     if config.model_name is not None or trained.run is None:  # an exported network has the weights itself
-        return open_language_model(config, world)
+        return open_model(config, world)
     source = dump_folder(config)
     weights = trained_beside(source) if source else trained.run.artifacts(PRETRAIN) / WEIGHTS
-    return open_language_model(config, world, weights)
+    return open_model(config, world, weights)
 
 
 def dump_folder(config: LensConfig) -> Path | None:

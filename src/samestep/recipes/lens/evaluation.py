@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from samestep import Batch, Bench, Dump, Trained, World
+from samestep import Batch, Bench, Dump, LanguageModel, Trained, World
 from samestep.core.config.bounds import Count
 from samestep.core.config.checked import CheckedConfig
 from samestep.core.output import print_text
@@ -27,7 +27,6 @@ from samestep.core.safe_files import write_text
 from samestep.parallel.precision import autocast
 from samestep.recipes.lens.activations import ActivationRows, frozen_model, model_of, open_activations, rows_of
 from samestep.recipes.lens.config import LensConfig
-from samestep.recipes.lens.language_model import LanguageModel
 from samestep.recipes.lens.measuring import (
     LENS,
     METHODS,
@@ -184,7 +183,7 @@ def records_of(values: Mapping[str, Tensor], rows: SpreadRows, model: LanguageMo
     for row in range(len(rows)):
         tokens, position = given["tokens"][row].tolist(), int(given["position"][row])
         texts: dict[str, Any] = {
-            name: model.decode(values[name][row].tolist()) for name in ("sampled", "greedy", "best")
+            name: model.spell(values[name][row].tolist()) for name in ("sampled", "greedy", "best")
         }
         metrics = {
             "error": float(error["sampled"][row] / square[row]),
@@ -204,9 +203,9 @@ def context_of(model: LanguageModel, tokens: Sequence[int], position: int) -> di
     while stop > position + 1 and tokens[stop - 1] == model.pad:
         stop -= 1
     return {
-        "before": model.decode(tokens[start:position]),
-        "token": model.decode(tokens[position : position + 1]),
-        "after": model.decode(tokens[position + 1 : stop]),
+        "before": model.spell(tokens[start:position]),
+        "token": model.spell(tokens[position : position + 1]),
+        "after": model.spell(tokens[position + 1 : stop]),
     }
 
 

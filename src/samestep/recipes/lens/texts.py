@@ -17,13 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from samestep import ArtifactKey, Batch, Bench, CausalTransformer, Dump, Fit, UserError, World
+from samestep import ArtifactKey, Batch, Bench, CausalTransformer, Dump, Fit, LanguageModel, UserError, World
 from samestep.data.data_file import DataFile
 from samestep.data.pydoc_topics import BUILT_IN_TEXT, distinct, passages, pydoc_topics
 from samestep.data.split import split_records
 from samestep.data.text import documents, plain_file
+from samestep.kit.language_model import first_tokens
 from samestep.recipes.lens.config import DataConfig, LensConfig
-from samestep.recipes.lens.language_model import LanguageModel, open_language_model
+from samestep.recipes.lens.language_model import LANGUAGE_MODEL, open_model
 from samestep.train.learner.frozen import write_copy
 
 PRETOKENIZE, PRETRAIN = "pretokenize", "pretrain"
@@ -127,7 +128,7 @@ class PieceRows:
 
     def rows(self, indices: np.ndarray) -> dict[str, Tensor]:
         """`tokens` [rows, columns] and `length`."""
-        first = [] if self._model.bos is None else [self._model.bos]
+        first = first_tokens(self._model)
         tokens = torch.full((len(indices), self._columns), self._model.pad)
         length = torch.zeros(len(indices), dtype=torch.int64)
         for row, index in enumerate(indices):
@@ -149,7 +150,7 @@ def texts_of(config: LensConfig, model: LanguageModel) -> Texts:
 def build_pretokenize(bench: Bench) -> Dump:
     """Tokens of all texts: those for training first."""
     config: LensConfig = bench.config
-    model = open_language_model(config, bench.world)
+    model = open_model(config, bench.world)
     texts, columns = texts_of(config, model), config.activation_dumper.seq_len
     counts = {TRAIN: len(texts.train), VALIDATION: len(texts.validation)}
     key = tokens_key(bench.world, config, model, {"texts": texts.digest(), **counts})
@@ -179,8 +180,8 @@ def tokens_key(
 def build_pretrain(bench: Bench) -> Fit:
     """The model, fitted to the next byte of each text."""
     config: LensConfig = bench.config
-    learner = bench.learner(lambda: CausalTransformer(config.pretrain.network), name="language_model")
-    model = open_language_model(config, bench.world)
+    learner = bench.learner(lambda: CausalTransformer(config.pretrain.network), name=LANGUAGE_MODEL)
+    model = open_model(config, bench.world)
     texts, columns = texts_of(config, model), config.activation_dumper.seq_len
     train, validation = (PieceRows(texts, part, model, columns) for part in (texts.train, texts.validation))
 
