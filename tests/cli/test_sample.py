@@ -8,7 +8,7 @@ import pytest
 
 from samestep.cli.main import main
 from samestep.core.errors import UserError
-from samestep.data.records.reading import read_prompts
+from samestep.kit.prompts import read_prompts
 from samestep.launching import local
 
 pytestmark = pytest.mark.timeout(900)

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from data.records.test_reading import write
 from samestep.cli.model_verbs import ModelVerb
 from samestep.core.config import fields_of, paths_of
 from samestep.core.errors import UserError
-from samestep.kit.prompts import PromptOptions, Request, Requests
+from samestep.kit.prompts import PromptOptions, Request, Requests, read_prompts
 from samestep.train.api.recipe import Verb
 from samestep.train.api.recipe_registry import find_recipe, known_recipes
 
@@ -85,3 +86,12 @@ def test_all_recipes_have_the_same_names(recipe: str, verb: str) -> None:
     if verb == "sample":
         assert issubclass(found.options, PromptOptions)
     assert "out" in ModelVerb(verb, "", "", print, lambda *_: None).options
+
+
+def test_a_file_of_prompts(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n\ntwo\n")
+    assert read_prompts(tmp_path / "a.txt") == ["one", "two"]
+    assert read_prompts(write(tmp_path / "a.csv", [{"prompt": "a\nb"}, {"prompt": "c"}])) == ["a\nb", "c"]
+    assert read_prompts(write(tmp_path / "a.jsonl", [{"text": "a"}, {"prompt": "b"}])) == ["a", "b"]
+    with pytest.raises(UserError, match="line 1: 'prompt' is missing"):
+        read_prompts(write(tmp_path / "b.jsonl", [{"other": "a"}]))

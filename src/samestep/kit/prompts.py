@@ -21,7 +21,8 @@ from samestep.core.config.bounds import Count
 from samestep.core.config.checked import CheckedConfig
 from samestep.core.errors import UserError
 from samestep.core.records import Json
-from samestep.data.records.reading import read_prompts
+from samestep.data.data_file import existing_file
+from samestep.data.records.reading import Records, is_record_file
 
 T = TypeVar("T")
 
@@ -97,3 +98,27 @@ class Requests:
             {"prompt": self.prompts[request.prompt], "sample": request.sample, **about}
             for request, about in zip(self, found, strict=True)
         ]
+
+
+def read_prompts(path: str | Path, columns: Sequence[str] = ("prompt", "text")) -> list[str]:
+    """The prompts of a text file, one a line; or of records, in the first of `columns` that a record has."""
+    if not is_record_file(Path(path)) and not Path(path).is_dir():
+        return _lines_of(existing_file(str(path)))
+    records = Records(str(path), section=None)
+    records.expect([columns])
+    prompts = []
+    for row in records.rows:
+        name = next((name for name in columns if name in row.values), columns[0])
+        prompts.append(records.texts(row, [name]))
+    records.check()
+    return [text for prompt in prompts if prompt for text in prompt.values()]
+
+
+def _lines_of(file: Path) -> list[str]:
+    try:
+        lines = [line for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    except UnicodeDecodeError:
+        raise UserError(f"Save {file} as UTF-8; it is not.") from None
+    if not lines:
+        raise UserError(f"Put at least one prompt into {file}; it is empty.")
+    return lines

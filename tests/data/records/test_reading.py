@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from samestep.core.errors import UserError
-from samestep.data.records.reading import Records, edits, is_near, read_prompts
+from samestep.data.records.reading import Records, edits, is_near
 
 ROWS: list[dict[str, Any]] = [{"a": f'text {n}\nof "two" lines, été', "b": f"{n}"} for n in range(5)]
 
@@ -260,15 +260,6 @@ def test_all_problems_are_said_at_once_in_their_order(tmp_path: Path) -> None:
     assert lines[1] == "  line 2: 'a' is no text but 1"
     assert lines[-1] == "  and 6 more problems: 1 about format, 5 about texts"
     assert records.check(skip_invalid=True).endswith("left out: 1 because of format, 25 because of texts")
-
-
-def test_a_file_of_prompts(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("one\n\ntwo\n")
-    assert read_prompts(tmp_path / "a.txt") == ["one", "two"]
-    assert read_prompts(write(tmp_path / "a.csv", [{"prompt": "a\nb"}, {"prompt": "c"}])) == ["a\nb", "c"]
-    assert read_prompts(write(tmp_path / "a.jsonl", [{"text": "a"}, {"prompt": "b"}])) == ["a", "b"]
-    with pytest.raises(UserError, match="line 1: 'prompt' is missing"):
-        read_prompts(write(tmp_path / "b.jsonl", [{"other": "a"}]))
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "."])

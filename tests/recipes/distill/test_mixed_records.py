@@ -1,12 +1,14 @@
 """Several data sets: how they are spelled, and how many records of each are kept."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from samestep import Mixed, UserError
-from samestep.recipes.distill.records import parse_sources, read_mixture
+from samestep.data.records.mixture import parse_sources, read_mixture
+from samestep.recipes.distill.records import read_records
 
 
 def write(path: Path, count: int) -> str:
@@ -42,9 +44,9 @@ def test_spellings_that_are_refused(named: list[str], sentence: str) -> None:
 
 def test_weights_are_shares_of_the_draws(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{name}.jsonl", count) for name, count in (("a", 300), ("b", 900))]
-    plain = read_mixture(paths)
+    plain = read_mixture(paths, read_records)
     assert [(source.weight, len(source.records)) for source in plain] == [(300, 300), (900, 900)]
-    sources = read_mixture([f"{paths[0]}:3", f"{paths[1]}:1"])
+    sources = read_mixture([f"{paths[0]}:3", f"{paths[1]}:1"], read_records)
     assert [(source.path, source.weight) for source in sources] == [(paths[0], 3.0), (paths[1], 1.0)]
     mixed = Mixed([source.records for source in sources], [source.weight for source in sources])
     order = mixed.order(batch=1024, seed=0)
@@ -66,7 +68,9 @@ def test_weights_are_shares_of_the_draws(tmp_path: Path) -> None:
 )
 def test_a_limit_is_shared(weights: tuple[str, str], limit: int, kept: list[int], tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{name}.jsonl", count) for name, count in (("a", 30), ("b", 90))]
-    sources = read_mixture([path + weight for path, weight in zip(paths, weights)], limit)
+    sources = read_mixture(
+        [path + weight for path, weight in zip(paths, weights)], partial(read_records, limit=limit), limit
+    )
     assert [len(source.records) for source in sources] == kept
     assert [source.records[-1].query for source in sources] == [f"a {kept[0] - 1}", f"b {kept[1] - 1}"]
 
@@ -77,7 +81,7 @@ def test_problems_of_all_files_at_once(tmp_path: Path) -> None:
     for path in bad:
         Path(path).write_text('{"query": "q", "passage": ""}\n')
     with pytest.raises(UserError) as caught:
-        read_mixture([good, *bad])
+        read_mixture([good, *bad], read_records)
     assert all(f"Fix 1 of 1 records of {path}, " in str(caught.value) for path in bad)
     with pytest.raises(UserError, match="at least one record for each of the 2 data sets; the limit is 1"):
-        read_mixture([good, write(tmp_path / "d.jsonl", 2)], limit=1)
+        read_mixture([good, write(tmp_path / "d.jsonl", 2)], read_records, limit=1)

@@ -4,7 +4,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -15,10 +15,11 @@ from samestep.core.paths import expand_home
 from samestep.core.records import read_object
 from samestep.data.data_file import DataFile
 from samestep.data.pydoc_topics import BUILT_IN_TEXT
+from samestep.data.records.mixture import parse_sources, read_mixture
 from samestep.data.split import split_records
 from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.python_docs import python_docs
-from samestep.recipes.distill.records import Record, parse_sources, read_mixture
+from samestep.recipes.distill.records import Record, read_records
 from samestep.recipes.distill.retrieval import RetrievalSet, read_beir
 
 _SENTENCE_END = re.compile(r"(?<=[.?!;])\s+")
@@ -147,7 +148,8 @@ def load_data(config: DistillConfig) -> DistillData:
     """Read the records, keep some for validation, and cut to what the phases use."""
     data = config.data
     if data.named:
-        mixture = read_mixture(data.named, data.limit, data.columns, data.skip_invalid)
+        read_file = partial(read_records, limit=data.limit, columns=data.columns, skip_invalid=data.skip_invalid)
+        mixture = read_mixture(data.named, read_file, data.limit)
         read, weights = [source.records for source in mixture], [source.weight for source in mixture]
         name = ", ".join(source.path for source in mixture)
     else:

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from samestep import Trained, World
 from samestep.core.config.bounds import Count
 from samestep.core.records import Json
-from samestep.data.records.reading import read_prompts
-from samestep.kit.prompts import PromptOptions
+from samestep.kit.prompts import PromptOptions, read_prompts
 from samestep.parallel.precision import autocast
 from samestep.recipes.distill.config import DistillConfig
 from samestep.recipes.distill.data import Text, data_of
