@@ -54,9 +54,8 @@ class RecordsConfig(CheckedConfig):
 
 
 def only_for_records(when: Callable[[Any], bool]) -> NoEffect:
-    """These settings do nothing where no records are named: `when` says so for a configuration."""
-    why = "it is for records; name a file of them, or leave it out"
-    return NoEffect(("data.columns*", "data.skip_invalid"), when, why)
+    """Names of columns do nothing where no records are named: `when` says so for a configuration."""
+    return NoEffect("data.columns*", when, "it is for records; name a file of them, or leave it out")
 
 
 class Records:
